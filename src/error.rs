@@ -1,0 +1,61 @@
+//! What can go wrong, each with a code that never changes.
+
+/// Why a sandbox refused or could not finish a call. What Python code does wrong is not an [`Error`]: that is a
+/// [`CodeExecution`](crate::CodeExecution) with an `error`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// An option or argument is unknown, ill-typed or out of range. Nothing was done; the state is kept.
+    #[error("{name}: {problem}")]
+    InvalidOption {
+        /// The option or argument at fault.
+        name: String,
+        /// What is wrong with it, and what would be right.
+        problem: String,
+    },
+    /// `initialize` has not been called. Nothing was done.
+    #[error("the sandbox has no context yet: call initialize(context) first, with null if there is none")]
+    NotInitialized,
+    /// The sandbox was destroyed, before or during the call. Its state is gone.
+    #[error("the sandbox was destroyed; create a new one")]
+    Destroyed,
+    /// The guest could not start. A later call tries again.
+    #[error("the guest could not start: {0}")]
+    BootFailed(String),
+    /// A file that the guest is made of could not be fetched or is damaged. Nothing was started.
+    #[error("{0}")]
+    AssetFailed(String),
+    /// The guest broke the protocol and was ended; its state is lost, a fresh guest takes over.
+    #[error("the guest broke the protocol and was ended, its variables are lost: {0}")]
+    Protocol(String),
+    /// A value cannot cross between the page and Python. Nothing was changed.
+    #[error("{0}")]
+    NotSerializable(String),
+    /// The guest ended, or had to be ended, during the call; its state is lost, a fresh guest takes over.
+    #[error("the guest was lost during the call and its variables with it: {0}")]
+    GuestLost(String),
+    /// The call did not finish in time and was interrupted; the state is kept.
+    #[error("{0}")]
+    Timeout(String),
+}
+
+impl Error {
+    /// The stable code that callers may branch on.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::InvalidOption { .. } => "invalid_option",
+            Self::NotInitialized => "not_initialized",
+            Self::Destroyed => "destroyed",
+            Self::BootFailed(_) => "boot_failed",
+            Self::AssetFailed(_) => "asset_failed",
+            Self::Protocol(_) => "protocol",
+            Self::NotSerializable(_) => "not_serializable",
+            Self::GuestLost(_) => "guest_lost",
+            Self::Timeout(_) => "timeout",
+        }
+    }
+
+    /// An [`Error::InvalidOption`].
+    pub fn invalid(name: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::InvalidOption { name: name.into(), problem: problem.into() }
+    }
+}

@@ -1,0 +1,133 @@
+//! What an execution resolves to.
+
+use serde::{Deserialize, Serialize};
+
+/// One execution and all that is known about how it went.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub struct CodeExecution {
+    /// The execution's number, from 1.
+    pub id: u32,
+    /// Its source.
+    pub code: String,
+    /// What was printed, even before an error, a timeout or a crash; truncated with a notice.
+    pub stdout: String,
+    /// What was written to `sys.stderr`, likewise.
+    pub stderr: String,
+    /// Present when it did not end well: the exception's last line as Python prints it; a timeout's begins with
+    /// `TimeoutError:`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "wasm", tsify(optional))]
+    pub error: Option<String>,
+    /// The exception's class name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "wasm", tsify(optional))]
+    pub error_type: Option<String>,
+    /// The traceback, with the guest's frames only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "wasm", tsify(optional))]
+    pub traceback: Option<String>,
+    /// Wall time, in milliseconds.
+    pub duration: f64,
+    /// The part of it that the timeout counts, in milliseconds.
+    pub guest_time: f64,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// What became of the variables.
+    pub state: StateReport,
+    /// The last expression's value as text (`repr`), when it is not `None`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "wasm", tsify(optional))]
+    pub result: Option<String>,
+    /// How many characters were left out.
+    pub truncated: Truncated,
+    /// How many host calls it made.
+    pub host_calls: u32,
+}
+
+/// How an execution ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub enum Outcome {
+    /// The code ran to its end.
+    Ok,
+    /// An exception ended it.
+    Error,
+    /// It ran out of time.
+    Timeout,
+    /// The user stopped it.
+    Interrupted,
+    /// The guest died.
+    Crashed,
+    /// A limit other than time ended it.
+    Limit,
+}
+
+/// What became of the variables.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub struct StateReport {
+    /// Whether they are as the code left them.
+    pub status: StateStatus,
+    /// The execution after which the restored state was saved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "wasm", tsify(optional))]
+    pub restored_to: Option<u32>,
+    /// The variables that are gone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "wasm", tsify(optional))]
+    pub lost: Option<Vec<LostVariable>>,
+}
+
+/// Whether the variables survived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub enum StateStatus {
+    /// They are as the code left them.
+    Kept,
+    /// They are as an earlier execution left them.
+    Restored,
+    /// They are gone; only `context` is there again.
+    Lost,
+}
+
+/// A variable that is gone, and why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub struct LostVariable {
+    /// Its name.
+    pub name: String,
+    /// Why it could not be kept.
+    pub reason: String,
+}
+
+/// Characters left out of the two output streams.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub struct Truncated {
+    /// Of `stdout`.
+    #[cfg_attr(feature = "wasm", tsify(type = "number"))]
+    pub stdout: u64,
+    /// Of `stderr`.
+    #[cfg_attr(feature = "wasm", tsify(type = "number"))]
+    pub stderr: u64,
+}
+
+impl StateReport {
+    /// The variables are as the code left them.
+    pub fn kept() -> Self {
+        Self { status: StateStatus::Kept, restored_to: None, lost: None }
+    }
+
+    /// The variables `names` are gone, because of `reason`.
+    pub fn lost(names: impl IntoIterator<Item = String>, reason: &str) -> Self {
+        let lost = names.into_iter().map(|name| LostVariable { name, reason: reason.to_owned() }).collect();
+        Self { status: StateStatus::Lost, restored_to: None, lost: Some(lost) }
+    }
+}

@@ -1,0 +1,35 @@
+//! Sandglass: a Python REPL sandbox for Recursive Language Models.
+//!
+//! The core is sans-IO and knows no browser: a [`Session`] turns [`Input`]s into [`Effect`]s, a driver carries them out.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`protocol`] | what host and guest say to each other |
+//! | [`session`] | the state machine of one guest |
+//! | [`deadline`] | when to interrupt, when to kill |
+//! | [`output`] | all truncation |
+//! | [`limits`] | every default |
+//! | [`value`] | how Python values are written as bytes |
+//! | [`execution`] | what an execution resolves to |
+//! | [`error`] | what can go wrong |
+//! | [`guest`] | the Python runtime, embedded |
+//! | `wasm` | the browser's front door (feature `wasm`) |
+
+pub mod deadline;
+pub mod error;
+pub mod execution;
+pub mod guest;
+pub mod limits;
+pub mod output;
+#[expect(missing_docs, reason = "the fields of messages are named after what the variants' docs explain")]
+pub mod protocol;
+pub mod session;
+pub mod value;
+#[cfg(feature = "wasm")]
+mod wasm;
+
+pub use error::Error;
+pub use execution::CodeExecution;
+pub use limits::Limits;
+pub use protocol::PROTOCOL_VERSION;
+pub use session::{Effect, Input, Session};

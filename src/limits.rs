@@ -1,0 +1,155 @@
+//! Every default, with its unit and its range. Neither JavaScript nor Python holds numbers of its own.
+
+use crate::error::Error;
+
+/// The bounds a session lives under. Build one with [`Limits::default`] and [`Limits::set`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Limits {
+    /// Guest time of one execution, in milliseconds (`timeout`).
+    pub timeout_ms: f64,
+    /// Total time of one execution with its host calls, in milliseconds (`wallTimeout`); none by default.
+    pub wall_timeout_ms: Option<f64>,
+    /// Time one host call may take, in milliseconds (`hostCallTimeout`).
+    pub host_call_timeout_ms: f64,
+    /// Time between the soft interrupt and termination, in milliseconds (`gracePeriod`).
+    pub grace_period_ms: f64,
+    /// Time a guest may take to start, in milliseconds (`bootTimeout`).
+    pub boot_timeout_ms: f64,
+    /// Characters (code points) kept of each output stream (`maxOutputLength`).
+    pub max_output_chars: u32,
+    /// Host calls of one execution (`maxHostCalls`).
+    pub max_host_calls: u32,
+    /// Host calls that run at the same time (`maxConcurrentHostCalls`).
+    pub max_concurrent_host_calls: u32,
+    /// Characters of source that one execution may have (`maxCodeLength`). Compiling cannot be interrupted, so a huge
+    /// source would cost the state; data belongs into `setVariable`.
+    pub max_code_chars: u32,
+    /// Bytes that one value may take when it crosses (`maxValueSize`).
+    pub max_value_bytes: f64,
+}
+
+/// Time that reading, listing or assigning variables may take, in milliseconds.
+pub const VALUE_TIMEOUT_MS: f64 = 60_000.0;
+/// Nesting depth of a value that crosses.
+pub const MAX_VALUE_DEPTH: u32 = 200;
+/// Characters of past cells' source kept in the guest for tracebacks.
+pub const MAX_SOURCE_CACHE_CHARS: u32 = 8_000_000;
+/// UTF-8 bytes of one `Output` event's text. A guest sends at most 64 Ki characters.
+pub const MAX_OUTPUT_EVENT_BYTES: usize = 4 * 64 * 1024;
+/// Variable names that a guest may report, and bytes of each.
+pub const MAX_NAMES: usize = 10_000;
+/// Bytes of a name (variable, host function, exception type) in an event.
+pub const MAX_NAME_BYTES: usize = 1_000;
+/// Bytes of a message (a failure's text) in an event.
+pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
+/// Events that one turn may send at once, and per second after that: a well-behaved guest sends a few dozen a second.
+pub const EVENT_BURST: f64 = 4_000.0;
+/// See [`EVENT_BURST`].
+pub const EVENTS_PER_SECOND: f64 = 1_000.0;
+/// Bytes of output that one turn may send at once beyond `max_output_chars`, and per second after that.
+pub const OUTPUT_BURST_BYTES: f64 = 32.0 * 1024.0 * 1024.0;
+/// See [`OUTPUT_BURST_BYTES`].
+pub const OUTPUT_BYTES_PER_SECOND: f64 = 64.0 * 1024.0 * 1024.0;
+/// Calls that may wait in a session's queue.
+pub const MAX_QUEUED_COMMANDS: usize = 10_000;
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            timeout_ms: 30_000.0,
+            wall_timeout_ms: None,
+            host_call_timeout_ms: 600_000.0,
+            grace_period_ms: 1_000.0,
+            boot_timeout_ms: 120_000.0,
+            max_output_chars: 50_000,
+            max_host_calls: 10_000,
+            max_concurrent_host_calls: 8,
+            max_code_chars: 1_000_000,
+            max_value_bytes: 512.0 * 1024.0 * 1024.0,
+        }
+    }
+}
+
+/// The longest time that a browser's timers can count.
+const MAX_MS: f64 = 2_147_483_647.0;
+
+impl Limits {
+    /// The option names that [`Limits::set`] knows.
+    pub const NAMES: [&'static str; 10] = [
+        "timeout",
+        "wallTimeout",
+        "hostCallTimeout",
+        "gracePeriod",
+        "bootTimeout",
+        "maxOutputLength",
+        "maxHostCalls",
+        "maxConcurrentHostCalls",
+        "maxCodeLength",
+        "maxValueSize",
+    ];
+
+    /// Sets the limit of a public option name.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] for an unknown name or a value outside its range; nothing is changed then.
+    pub fn set(&mut self, name: &str, value: f64) -> Result<(), Error> {
+        let ms = |least: f64| range(name, value, least, MAX_MS, "milliseconds");
+        let count = |least: f64, most: f64, unit| whole(name, value, least, most, unit);
+        match name {
+            "timeout" => self.timeout_ms = ms(1.0)?,
+            "wallTimeout" => self.wall_timeout_ms = Some(ms(1.0)?),
+            "hostCallTimeout" => self.host_call_timeout_ms = ms(1.0)?,
+            "gracePeriod" => self.grace_period_ms = ms(0.0)?,
+            "bootTimeout" => self.boot_timeout_ms = ms(1.0)?,
+            "maxOutputLength" => self.max_output_chars = count(0.0, 1e8, "characters")?,
+            "maxHostCalls" => self.max_host_calls = count(0.0, 1e9, "calls")?,
+            "maxConcurrentHostCalls" => self.max_concurrent_host_calls = count(1.0, 1e4, "calls")?,
+            "maxCodeLength" => self.max_code_chars = count(1.0, 1e8, "characters")?,
+            "maxValueSize" => self.max_value_bytes = range(name, value, 1.0, 2_000_000_000.0, "bytes")?,
+            _ => return Err(Error::invalid(name, "there is no such limit")),
+        }
+        Ok(())
+    }
+}
+
+fn range(name: &str, value: f64, least: f64, most: f64, unit: &str) -> Result<f64, Error> {
+    if (least..=most).contains(&value) {
+        Ok(value)
+    } else {
+        Err(Error::invalid(name, format!("must be a number from {least} to {most} ({unit}), not {value}")))
+    }
+}
+
+fn whole(name: &str, value: f64, least: f64, most: f64, unit: &str) -> Result<u32, Error> {
+    let value = range(name, value, least, most, unit)?;
+    if value.fract() != 0.0 {
+        return Err(Error::invalid(name, format!("must be a whole number of {unit}, not {value}")));
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole, and within u32 by its range")]
+    Ok(value as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_listed_name_can_be_set_and_no_other() {
+        let mut limits = Limits::default();
+        for name in Limits::NAMES {
+            assert_eq!(limits.set(name, 7.0), Ok(()), "{name}");
+        }
+        assert_eq!(limits.set("tiemout", 1.0).map_err(|e| e.code()), Err("invalid_option"));
+    }
+
+    #[test]
+    fn a_bad_value_names_its_option_and_changes_nothing() {
+        let mut limits = Limits::default();
+        for bad in [f64::NAN, f64::INFINITY, -1.0, 0.0] {
+            let error = limits.set("timeout", bad).unwrap_err().to_string();
+            assert!(error.starts_with("timeout: must be a number from 1"), "{error}");
+        }
+        assert!(limits.set("maxOutputLength", 1.5).unwrap_err().to_string().contains("whole"));
+        assert_eq!(limits, Limits::default());
+    }
+}

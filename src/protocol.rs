@@ -1,0 +1,203 @@
+//! The wire between host and guest: the only definition there is. TypeScript's is generated from it.
+//!
+//! A message is a header ([`Request`] or [`Event`]) and at most one body, which is bytes. In the browser it is the array
+//! `[header, body?]` posted over a private `MessagePort`; natively it will be a length-prefixed frame of JSON and bytes.
+//!
+//! Ordering rules:
+//!
+//! 1. The host sends [`Request::Init`] first; the guest answers [`Event::Ready`] or [`Event::BootFailed`].
+//! 2. Then one *turn* at a time: a request with a `turn` number, answered by exactly one event that carries the number
+//!    ([`Event::Executed`], [`Event::Value`], [`Event::Done`] or [`Event::Refused`]) and ends the turn. Numbers grow.
+//! 3. During an `Execute` turn the guest sends [`Event::Output`] and [`Event::HostCall`]s with fresh, growing numbers; the
+//!    host answers each call by one [`Request::HostReply`]. A guest is suspended while it has calls pending.
+//! 4. [`Request::Interrupt`] may come at any time and may overtake; one for a turn that is over has no effect.
+//! 5. A body may be cut: any number of `Part` messages precede the message it belongs to, and the body is the
+//!    concatenation of their bodies and its own. A message without a body may come between.
+//! 6. [`Event::Fatal`] is a guest's last word.
+//!
+//! Anything else a guest sends is a violation and ends it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::deadline::StopReason;
+
+/// Changes whenever a message does. Host and guest refuse to talk to another version.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// Host to guest.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub enum Request {
+    /// The first message. No other state reaches a guest before it.
+    Init { version: u32, config: GuestConfig },
+    /// Run `code` as `<cell {execution}>`; the guest interrupts itself after `timeout_ms` of guest time.
+    Execute { turn: u32, execution: u32, code: String, timeout_ms: f64 },
+    /// Answered by `Value`.
+    GetVariable { turn: u32, name: String, timeout_ms: f64 },
+    /// The body is the value. Answered by `Done`.
+    SetVariable { turn: u32, name: String, encoding: Encoding, timeout_ms: f64 },
+    /// Answered by `Value`, a list of dicts `name`, `type`, `length`.
+    ListVariables { turn: u32, timeout_ms: f64 },
+    /// Answers a host call: the body is the result, or `message` says why there is none.
+    HostReply {
+        call: u32,
+        status: ReplyStatus,
+        encoding: Encoding,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        #[cfg_attr(feature = "wasm", tsify(optional))]
+        message: Option<String>,
+    },
+    /// Stop the turn: a pending wait is rejected, running code gets a `KeyboardInterrupt`.
+    Interrupt { turn: u32, reason: StopReason },
+    /// A piece of a body.
+    Part,
+}
+
+/// What a guest has to know before it runs anything.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub struct GuestConfig {
+    /// Characters of each output stream that are sent in full; see [`Event::Output`].
+    pub max_output_chars: u32,
+    /// Bytes that an encoded value may take.
+    pub max_value_bytes: f64,
+    /// Nesting depth of a value.
+    pub max_value_depth: u32,
+    /// Characters of past cells' source that tracebacks can show.
+    pub max_source_cache: u32,
+    /// Names of the user's host functions.
+    pub host_functions: Vec<String>,
+}
+
+/// How a host call went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub enum ReplyStatus {
+    /// The body is the result.
+    Ok,
+    /// The host function failed.
+    Error,
+    /// It took longer than `hostCallTimeout`.
+    Timeout,
+    /// A limit forbids the call.
+    Limit,
+}
+
+/// How a value is written in a body. [`crate::value`] describes the last two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub enum Encoding {
+    /// No value at all; the body is empty.
+    None,
+    /// There is no such variable; the body is empty.
+    Missing,
+    /// A string as UTF-8, lone surrogates encoded like other code points.
+    Text,
+    /// Bytes as they are.
+    Bytes,
+    /// Python's `marshal` format, version 2, of plain values.
+    Marshal,
+    /// The same with extension tuples.
+    Tagged,
+}
+
+/// Guest to host. Everything in it is untrusted.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub enum Event {
+    /// The guest runs and has read `Init`.
+    Ready { version: u32, guest: GuestInfo },
+    /// The guest could not start.
+    BootFailed { message: String },
+    /// Text on a stream, in order. `skipped` characters before it were left out: allowed once `max_output_chars`
+    /// characters were sent, and only if this text holds the last `max_output_chars` up to here.
+    Output {
+        turn: u32,
+        stream: Stream,
+        #[cfg_attr(feature = "wasm", tsify(type = "number"))]
+        skipped: u64,
+        text: String,
+    },
+    /// Python called the host function `name` and waits; the body is the list of arguments.
+    HostCall { turn: u32, call: u32, name: String, encoding: Encoding },
+    /// An execution ended; the body is the final answer where there is one.
+    Executed { turn: u32, execution: ExecutionReport, encoding: Encoding },
+    /// The body is the value asked for.
+    Value { turn: u32, encoding: Encoding },
+    /// What was asked for is done.
+    Done { turn: u32 },
+    /// What was asked for cannot be done; nothing was changed.
+    Refused { turn: u32, message: String },
+    /// The interpreter is beyond use.
+    Fatal { message: String },
+    /// A piece of a body.
+    Part,
+}
+
+/// What a guest is and can do.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub struct GuestInfo {
+    /// How Python waits for the host: `jspi`, `atomics`, `jspi+atomics` or `none`.
+    pub bridge: String,
+    /// Whether running code can be stopped with its state kept.
+    pub soft_interrupt: bool,
+    /// Python's version.
+    pub python: String,
+    /// Pyodide's version, in the browser.
+    pub pyodide: Option<String>,
+}
+
+/// The streams of an execution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub enum Stream {
+    /// What was printed.
+    Stdout,
+    /// What was written to `sys.stderr`.
+    Stderr,
+    /// The `repr` of the last expression.
+    Result,
+    /// The exception's last line.
+    Error,
+    /// The traceback.
+    Traceback,
+}
+
+/// How an execution ended, as the guest tells it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub struct ExecutionReport {
+    /// Whether an exception ended it, and of what kind.
+    pub ended: Ended,
+    /// The exception's class name.
+    pub error_type: Option<String>,
+    /// Why the guest interrupted it, if it did.
+    pub stopped: Option<StopReason>,
+    /// Whether a final answer was declared; it is the body.
+    #[serde(rename = "final")]
+    pub has_final: bool,
+    /// The user's variables, when they are not the same as the last time.
+    pub names: Option<Vec<String>>,
+}
+
+/// How the code of an execution ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub enum Ended {
+    /// It ran to its end.
+    Ok,
+    /// An exception ended it.
+    Error,
+    /// A limit ended it.
+    Limit,
+}

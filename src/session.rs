@@ -1,0 +1,493 @@
+//! One guest's life as a state machine: [`Input`]s in, [`Effect`]s out. It knows no clock, no worker and no socket.
+//!
+//! Every command is resolved exactly once, whatever the guest does. A guest that breaks the protocol, dies or does not
+//! stop is ended; a fresh one is booted, given the last `context`, and the next command goes on there.
+
+mod call;
+mod turn;
+
+use std::collections::VecDeque;
+
+use crate::deadline::{StopReason, Verdict, earliest};
+use crate::error::Error;
+use crate::execution::{CodeExecution, StateReport};
+use crate::limits::{
+    Limits, MAX_MESSAGE_BYTES, MAX_NAME_BYTES, MAX_NAMES, MAX_OUTPUT_EVENT_BYTES, MAX_QUEUED_COMMANDS,
+    MAX_SOURCE_CACHE_CHARS, MAX_VALUE_DEPTH,
+};
+use crate::protocol::{Encoding, Event, GuestConfig, GuestInfo, PROTOCOL_VERSION, Request, Stream};
+use turn::{Task, Turn};
+
+pub use call::HostFailure;
+
+/// The bytes of a message, as the driver holds them.
+pub trait Body: Clone {
+    /// Its size in bytes.
+    fn size(&self) -> usize;
+}
+
+impl Body for Vec<u8> {
+    fn size(&self) -> usize {
+        self.len()
+    }
+}
+
+/// What the driver calls a command by; it never uses one twice.
+pub type Ticket = u32;
+
+/// A value in a body.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Encoded<B> {
+    /// How it is written.
+    pub encoding: Encoding,
+    /// Its bytes.
+    pub body: B,
+}
+
+/// What a user asks for.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Command<B> {
+    /// Start the guest; resolved when it is ready.
+    Start,
+    /// Make this the variable `context`, in this guest and in every later one.
+    Initialize(Encoded<B>),
+    /// Run code.
+    Execute {
+        /// The source.
+        code: String,
+        /// Guest time in milliseconds, where it is not the session's `timeout`.
+        timeout_ms: Option<f64>,
+    },
+    /// Read a variable.
+    GetVariable(String),
+    /// Assign a variable.
+    SetVariable(String, Encoded<B>),
+    /// List the variables.
+    ListVariables,
+}
+
+/// What happens to a session.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Input<B> {
+    /// The user asks for something.
+    Command(Ticket, Command<B>),
+    /// The user takes a command back: a running one is interrupted, a waiting one never runs.
+    Cancel(Ticket),
+    /// The user stops what is running.
+    Interrupt,
+    /// The user is done with the sandbox.
+    Destroy,
+    /// The guest sent a message.
+    Guest(Event, Option<B>),
+    /// The guest sent something that is no message.
+    BadMessage(String),
+    /// The guest is gone, or never came up.
+    GuestLost(Error),
+    /// A host call came back.
+    HostReturned(u32, Result<Encoded<B>, HostFailure>),
+    /// Time has passed: [`Session::wake_at`] is reached.
+    Tick,
+}
+
+/// What the driver is to do, in this order.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Effect<B> {
+    /// Start a fresh guest. Messages posted from now on are for it.
+    Boot,
+    /// End the guest, now. Nothing that it sent may arrive any more.
+    Kill,
+    /// Send the guest a message.
+    Post(Request, Option<B>),
+    /// Call the user's function and feed its return as [`Input::HostReturned`] with this number.
+    CallHost {
+        /// The call's number; never used twice.
+        call: u32,
+        /// The function.
+        name: String,
+        /// The list of arguments.
+        args: Encoded<B>,
+    },
+    /// Nobody waits for this host call any more: abort it.
+    AbortHost(u32),
+    /// Show printed text to whoever asked for it.
+    Print(Ticket, Stream, String),
+    /// The one answer to a command.
+    Resolve(Ticket, Result<Reply<B>, Error>),
+}
+
+/// The answer to a command that went well.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Reply<B> {
+    /// Done.
+    Done,
+    /// A value.
+    Value(Encoded<B>),
+    /// An execution, and its final answer where it declared one.
+    Execution(Box<CodeExecution>, Option<Encoded<B>>),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Guest {
+    /// There is none; the next command boots one.
+    Down,
+    /// Booting, until this time at most.
+    Booting(f64),
+    /// Ready, or in a turn.
+    Up,
+    /// The user is done with the sandbox.
+    Destroyed,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Session<B> {
+    limits: Limits,
+    host_functions: Vec<String>,
+    guest: Guest,
+    info: GuestInfo,
+    turn: Option<Turn<B>>,
+    queue: VecDeque<(Ticket, Task<B>)>,
+    starting: Vec<Ticket>,
+    initialized: bool,
+    context: Option<Encoded<B>>,
+    /// The user's variables as last reported.
+    names: Vec<String>,
+    /// A loss of state that no execution has told of yet.
+    untold_loss: Option<StateReport>,
+    last_turn: u32,
+    last_execution: u32,
+    last_call: u32,
+    wake_at: Option<f64>,
+    effects: Vec<Effect<B>>,
+}
+
+impl<B: Body> Session<B> {
+    /// A session without a guest. `host_functions` are the names that Python may call.
+    pub fn new(limits: Limits, host_functions: Vec<String>) -> Self {
+        Self {
+            limits,
+            host_functions,
+            guest: Guest::Down,
+            info: GuestInfo::default(),
+            turn: None,
+            queue: VecDeque::new(),
+            starting: Vec::new(),
+            initialized: false,
+            context: None,
+            names: Vec::new(),
+            untold_loss: None,
+            last_turn: 0,
+            last_execution: 0,
+            last_call: 0,
+            wake_at: None,
+            effects: Vec::new(),
+        }
+    }
+
+    /// What the guest said of itself when it was last ready.
+    pub fn info(&self) -> &GuestInfo {
+        &self.info
+    }
+
+    /// When the driver has to feed [`Input::Tick`], if nothing else happens.
+    pub fn wake_at(&self) -> Option<f64> {
+        self.wake_at
+    }
+
+    /// Takes one input at time `now` (milliseconds, never going back).
+    pub fn handle(&mut self, now: f64, input: Input<B>) -> Vec<Effect<B>> {
+        match input {
+            Input::Command(ticket, command) => self.submit(now, ticket, command),
+            Input::Destroy => self.destroy(),
+            _ if self.guest == Guest::Destroyed => {}
+            Input::Cancel(ticket) => self.cancel(now, ticket),
+            Input::Interrupt => self.stop_turn(now, StopReason::Interrupt),
+            Input::Guest(event, body) => self.guest_event(now, event, body),
+            Input::BadMessage(what) => self.violation(now, &what),
+            Input::GuestLost(error) => self.guest_gone(now, error),
+            Input::HostReturned(call, result) => self.host_returned(now, call, result),
+            Input::Tick => {}
+        }
+        self.check_time(now);
+        self.pump(now);
+        std::mem::take(&mut self.effects)
+    }
+
+    fn submit(&mut self, now: f64, ticket: Ticket, command: Command<B>) {
+        let refusal = match &command {
+            _ if self.guest == Guest::Destroyed => Some(Error::Destroyed),
+            Command::Start | Command::Initialize(_) => None,
+            _ if !self.initialized => Some(Error::NotInitialized),
+            _ if self.queue.len() >= MAX_QUEUED_COMMANDS => {
+                Some(Error::invalid("execute", format!("{MAX_QUEUED_COMMANDS} calls are waiting already; nothing was done")))
+            }
+            _ => None,
+        };
+        if let Some(error) = refusal {
+            return self.resolve(ticket, Err(error));
+        }
+        if matches!(command, Command::Start) {
+            if self.guest == Guest::Up {
+                return self.resolve(ticket, Ok(Reply::Done));
+            }
+            self.starting.push(ticket);
+        } else {
+            self.initialized |= matches!(command, Command::Initialize(_));
+            let task = match self.task(command) {
+                Ok(task) => task,
+                Err(reply) => return self.resolve(ticket, Ok(reply)),
+            };
+            self.queue.push_back((ticket, task));
+        }
+        if self.guest == Guest::Down {
+            self.boot(now);
+        }
+    }
+
+    fn cancel(&mut self, now: f64, ticket: Ticket) {
+        if self.turn.as_ref().is_some_and(|turn| turn.ticket == Some(ticket)) {
+            self.stop_turn(now, StopReason::Interrupt);
+        } else if let Some(at) = self.queue.iter().position(|(waiting, _)| *waiting == ticket)
+            && let Some((_, task)) = self.queue.remove(at)
+        {
+            self.resolve(ticket, task.never_ran());
+        }
+    }
+
+    fn destroy(&mut self) {
+        if self.guest == Guest::Destroyed {
+            return;
+        }
+        self.end_guest(Guest::Destroyed);
+        let turn = self.turn.take().and_then(|turn| turn.ticket);
+        let queued = std::mem::take(&mut self.queue).into_iter().map(|(ticket, _)| ticket);
+        let starting = std::mem::take(&mut self.starting);
+        for ticket in turn.into_iter().chain(queued).chain(starting) {
+            self.resolve(ticket, Err(Error::Destroyed));
+        }
+        self.context = None;
+    }
+
+    // ---- the guest's life ----
+
+    fn boot(&mut self, now: f64) {
+        self.guest = Guest::Booting(now + self.limits.boot_timeout_ms);
+        self.effects.push(Effect::Boot);
+        let config = GuestConfig {
+            max_output_chars: self.limits.max_output_chars,
+            max_value_bytes: self.limits.max_value_bytes,
+            max_value_depth: MAX_VALUE_DEPTH,
+            max_source_cache: MAX_SOURCE_CACHE_CHARS,
+            host_functions: self.host_functions.clone(),
+        };
+        self.post(Request::Init { version: PROTOCOL_VERSION, config }, None);
+    }
+
+    fn ready(&mut self, now: f64, version: u32, info: GuestInfo) {
+        if version != PROTOCOL_VERSION {
+            let what = format!("it speaks protocol {version}, this host {PROTOCOL_VERSION}; install both from one release");
+            return self.boot_failed(Error::BootFailed(what));
+        }
+        self.guest = Guest::Up;
+        self.info = info;
+        for ticket in std::mem::take(&mut self.starting) {
+            self.resolve(ticket, Ok(Reply::Done));
+        }
+        if let Some(context) = self.context.clone() {
+            self.begin(now, None, Task::Set { name: "context".to_owned(), value: context, initialize: true });
+        }
+    }
+
+    /// Without a guest that starts, everything that waits for one is refused; the next command tries again.
+    fn boot_failed(&mut self, error: Error) {
+        self.end_guest(Guest::Down);
+        self.turn = None;
+        let waiting = std::mem::take(&mut self.queue);
+        let starting = std::mem::take(&mut self.starting);
+        for ticket in waiting.into_iter().map(|(ticket, _)| ticket).chain(starting) {
+            self.resolve(ticket, Err(error.clone()));
+        }
+    }
+
+    fn guest_gone(&mut self, now: f64, error: Error) {
+        let restoring = self.turn.as_ref().is_some_and(|turn| turn.ticket.is_none());
+        match self.guest {
+            Guest::Down | Guest::Destroyed => {}
+            Guest::Booting(_) => self.boot_failed(error),
+            Guest::Up if restoring => self.boot_failed(Error::BootFailed(format!("context was not restored: {error}"))),
+            Guest::Up => self.lose_guest(now, &error),
+        }
+    }
+
+    /// Ends the guest and resolves the turn that it was in, then boots a fresh one.
+    fn lose_guest(&mut self, now: f64, error: &Error) {
+        let names = std::mem::take(&mut self.names);
+        let restored = |name: &String| self.context.is_some() && name == "context";
+        let names = names.into_iter().filter(|name| !restored(name));
+        let reason = match error {
+            Error::Timeout(_) => "the guest did not stop and was terminated",
+            Error::Protocol(_) => "the guest broke the protocol and was terminated",
+            _ => "the guest crashed",
+        };
+        let loss = StateReport::lost(names, reason);
+        self.end_guest(Guest::Down);
+        match self.turn.take() {
+            Some(Turn { task: Task::Execute(execution), deadline, ticket: Some(ticket), .. }) => {
+                let execution = execution.lost(&deadline, now, error, loss);
+                self.resolve(ticket, Ok(Reply::Execution(Box::new(execution), None)));
+            }
+            turn => {
+                self.untold_loss = Some(loss);
+                if let Some(ticket) = turn.and_then(|turn| turn.ticket) {
+                    let error = match error {
+                        Error::Protocol(_) => error.clone(),
+                        _ => Error::GuestLost(error.to_string()),
+                    };
+                    self.resolve(ticket, Err(error));
+                }
+            }
+        }
+        self.boot(now);
+    }
+
+    fn end_guest(&mut self, next: Guest) {
+        self.abort_calls();
+        if matches!(self.guest, Guest::Booting(_) | Guest::Up) {
+            self.effects.push(Effect::Kill);
+        }
+        self.guest = next;
+        self.names.clear();
+    }
+
+    fn violation(&mut self, now: f64, what: &str) {
+        let what: String = what.chars().take(300).collect();
+        match self.guest {
+            Guest::Booting(_) => self.boot_failed(Error::BootFailed(format!("it broke the protocol: {what}"))),
+            _ => self.guest_gone(now, Error::Protocol(what)),
+        }
+    }
+
+    // ---- time ----
+
+    fn check_time(&mut self, now: f64) {
+        if let Guest::Booting(ends_at) = self.guest
+            && now >= ends_at
+        {
+            let ms = self.limits.boot_timeout_ms;
+            self.boot_failed(Error::BootFailed(format!("it was not ready after {ms} ms (bootTimeout)")));
+        }
+        self.expire_calls(now);
+        match self.turn.as_mut().map(|turn| turn.deadline.check(now)) {
+            Some(Verdict::Interrupt(reason)) => self.ask_to_stop(reason),
+            Some(Verdict::Kill(reason)) => {
+                let why = match reason {
+                    StopReason::Interrupt => "it was interrupted",
+                    StopReason::Timeout => "its guest time was over",
+                    StopReason::WallTimeout => "its total time was over",
+                };
+                let ms = self.limits.grace_period_ms;
+                self.guest_gone(now, Error::Timeout(format!("it did not stop within {ms} ms after {why}")));
+            }
+            _ => {}
+        }
+    }
+
+    fn plan_wake(&mut self) {
+        let boot = if let Guest::Booting(ends_at) = self.guest { Some(ends_at) } else { None };
+        let turn = self.turn.as_ref().and_then(|turn| earliest(turn.deadline.wake_at(), turn.calls.next_expiry()));
+        self.wake_at = earliest(boot, turn);
+    }
+
+    fn stop_turn(&mut self, now: f64, reason: StopReason) {
+        if self.turn.as_mut().is_some_and(|turn| turn.ticket.is_some() && turn.deadline.stop(now, reason)) {
+            self.ask_to_stop(reason);
+        }
+    }
+
+    fn ask_to_stop(&mut self, reason: StopReason) {
+        self.abort_calls();
+        if let Some(turn) = &self.turn {
+            let turn = turn.number;
+            self.post(Request::Interrupt { turn, reason }, None);
+        }
+    }
+
+    // ---- turns ----
+
+    fn pump(&mut self, now: f64) {
+        if self.guest == Guest::Up
+            && self.turn.is_none()
+            && let Some((ticket, task)) = self.queue.pop_front()
+        {
+            self.begin(now, Some(ticket), task);
+        }
+        self.plan_wake();
+    }
+
+    fn guest_event(&mut self, now: f64, event: Event, body: Option<B>) {
+        #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+        if body.as_ref().is_some_and(|body| body.size() as f64 > self.limits.max_value_bytes) {
+            return self.violation(now, "a body larger than maxValueSize");
+        }
+        if let Some(what) = oversized(&event) {
+            return self.violation(now, what);
+        }
+        match (self.guest, event) {
+            (Guest::Down | Guest::Destroyed, _) => {}
+            (Guest::Booting(_), Event::Ready { version, guest }) => self.ready(now, version, guest),
+            (Guest::Booting(_), Event::BootFailed { message } | Event::Fatal { message }) => {
+                self.boot_failed(Error::BootFailed(message));
+            }
+            (Guest::Up, Event::Fatal { message }) => self.guest_gone(now, Error::GuestLost(message)),
+            (Guest::Up, event) => self.turn_event(now, event, body),
+            (Guest::Booting(_), event) => self.violation(now, &format!("{} before it was ready", kind(&event))),
+        }
+    }
+
+    fn post(&mut self, request: Request, body: Option<B>) {
+        self.effects.push(Effect::Post(request, body));
+    }
+
+    fn resolve(&mut self, ticket: Ticket, reply: Result<Reply<B>, Error>) {
+        self.effects.push(Effect::Resolve(ticket, reply));
+    }
+}
+
+/// An event's name, for messages.
+fn kind(event: &Event) -> &'static str {
+    match event {
+        Event::Ready { .. } => "`ready`",
+        Event::BootFailed { .. } => "`bootFailed`",
+        Event::Output { .. } => "`output`",
+        Event::HostCall { .. } => "`hostCall`",
+        Event::Executed { .. } => "`executed`",
+        Event::Value { .. } => "`value`",
+        Event::Done { .. } => "`done`",
+        Event::Refused { .. } => "`refused`",
+        Event::Fatal { .. } => "`fatal`",
+        Event::Part => "`part`",
+    }
+}
+
+/// What in an event is larger than a guest of ours would ever make it.
+fn oversized(event: &Event) -> Option<&'static str> {
+    let too_long = match event {
+        Event::Output { text, .. } => text.len() > MAX_OUTPUT_EVENT_BYTES,
+        Event::HostCall { name, .. } => name.len() > MAX_NAME_BYTES,
+        Event::BootFailed { message } | Event::Fatal { message } | Event::Refused { message, .. } => {
+            message.len() > MAX_MESSAGE_BYTES
+        }
+        Event::Ready { guest, .. } => {
+            let texts = [&guest.bridge, &guest.python, guest.pyodide.as_ref().unwrap_or(&guest.python)];
+            texts.iter().any(|text| text.len() > MAX_NAME_BYTES)
+        }
+        Event::Executed { execution, .. } => {
+            let names = execution.names.as_deref().unwrap_or_default();
+            execution.error_type.as_ref().is_some_and(|name| name.len() > MAX_NAME_BYTES)
+                || names.len() > MAX_NAMES
+                || names.iter().any(|name| name.len() > MAX_NAME_BYTES)
+        }
+        Event::Value { .. } | Event::Done { .. } | Event::Part => false,
+    };
+    too_long.then_some("an oversized event")
+}

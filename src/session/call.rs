@@ -1,0 +1,155 @@
+//! The host calls of a turn: counted, a few at a time, each with its own timeout.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::turn::Task;
+use super::{Body, Effect, Encoded, Session};
+use crate::protocol::{Encoding, ReplyStatus, Request};
+
+/// Why the user's function gave no result, as Python is to read it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostFailure(pub String);
+
+/// The host calls of one turn that are not answered yet.
+#[derive(Debug)]
+pub(super) struct Calls<B> {
+    /// Waiting for a place, in order.
+    waiting: VecDeque<Waiting<B>>,
+    /// Under way, by the host's number.
+    running: BTreeMap<u32, Running>,
+    /// The highest number that the guest has used.
+    last: u32,
+    waiting_bytes: usize,
+}
+
+#[derive(Debug)]
+struct Waiting<B> {
+    guest_call: u32,
+    name: String,
+    args: Encoded<B>,
+}
+
+#[derive(Debug)]
+struct Running {
+    guest_call: u32,
+    name: String,
+    expires_at: f64,
+}
+
+impl<B> Default for Calls<B> {
+    fn default() -> Self {
+        Self { waiting: VecDeque::new(), running: BTreeMap::new(), last: 0, waiting_bytes: 0 }
+    }
+}
+
+impl<B> Calls<B> {
+    /// When the first call under way runs out of time.
+    pub(super) fn next_expiry(&self) -> Option<f64> {
+        self.running.values().map(|call| call.expires_at).reduce(f64::min)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+}
+
+impl<B: Body> Session<B> {
+    /// The guest called `name` and waits.
+    pub(super) fn host_call(&mut self, now: f64, call: u32, name: String, encoding: Encoding, args: Option<B>) {
+        let Some(turn) = &mut self.turn else { return };
+        let Task::Execute(execution) = &mut turn.task else { return };
+        if call <= turn.calls.last {
+            return self.violation(now, &format!("host call {call} twice"));
+        }
+        let Some(body) = args else {
+            return self.violation(now, "a host call without arguments");
+        };
+        turn.calls.last = call;
+        let made = execution.count_host_call();
+        let most = self.limits.max_host_calls;
+        #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+        let bytes = turn.calls.waiting_bytes.saturating_add(body.size()) as f64;
+        let refusal = if turn.deadline.stop_reason().is_some() {
+            Some((ReplyStatus::Error, "the execution is being stopped".to_owned()))
+        } else if !self.host_functions.contains(&name) {
+            Some((ReplyStatus::Error, format!("the host has no function {name}")))
+        } else if made > most {
+            Some((ReplyStatus::Limit, format!("the execution has used its {most} host calls (maxHostCalls)")))
+        } else if bytes > self.limits.max_value_bytes {
+            Some((ReplyStatus::Limit, "the arguments of the calls that wait are too large (maxValueSize)".to_owned()))
+        } else {
+            None
+        };
+        if let Some((status, message)) = refusal {
+            return self.reply(call, status, Encoding::None, Some(message), None);
+        }
+        turn.calls.waiting_bytes += body.size();
+        turn.calls.waiting.push_back(Waiting { guest_call: call, name, args: Encoded { encoding, body } });
+        turn.deadline.pause(now);
+        self.start_calls(now);
+    }
+
+    pub(super) fn host_returned(&mut self, now: f64, call: u32, result: Result<Encoded<B>, HostFailure>) {
+        let Some(turn) = &mut self.turn else { return };
+        let Some(running) = turn.calls.running.remove(&call) else { return };
+        match result {
+            Ok(Encoded { encoding, body }) => {
+                self.reply(running.guest_call, ReplyStatus::Ok, encoding, None, Some(body));
+            }
+            Err(HostFailure(message)) => {
+                self.reply(running.guest_call, ReplyStatus::Error, Encoding::None, Some(message), None);
+            }
+        }
+        self.start_calls(now);
+    }
+
+    /// Answers the calls whose time is over.
+    pub(super) fn expire_calls(&mut self, now: f64) {
+        let ms = self.limits.host_call_timeout_ms;
+        let Some(turn) = &mut self.turn else { return };
+        let expired: Vec<u32> =
+            turn.calls.running.iter().filter(|(_, call)| now >= call.expires_at).map(|(number, _)| *number).collect();
+        if expired.is_empty() {
+            return;
+        }
+        for number in expired {
+            let Some(call) = self.turn.as_mut().and_then(|turn| turn.calls.running.remove(&number)) else { continue };
+            self.effects.push(Effect::AbortHost(number));
+            let message = format!("{} took longer than {ms} ms (hostCallTimeout)", call.name);
+            self.reply(call.guest_call, ReplyStatus::Timeout, Encoding::None, Some(message), None);
+        }
+        self.start_calls(now);
+    }
+
+    /// Nobody waits for any of the turn's calls any more.
+    pub(super) fn abort_calls(&mut self) {
+        let Some(turn) = &mut self.turn else { return };
+        turn.calls.waiting.clear();
+        turn.calls.waiting_bytes = 0;
+        for number in std::mem::take(&mut turn.calls.running).into_keys() {
+            self.effects.push(Effect::AbortHost(number));
+        }
+    }
+
+    /// Starts what has a place, and lets the guest's clock run when nothing is left to wait for.
+    fn start_calls(&mut self, now: f64) {
+        let Some(turn) = &mut self.turn else { return };
+        while turn.calls.running.len() < self.limits.max_concurrent_host_calls as usize
+            && let Some(Waiting { guest_call, name, args }) = turn.calls.waiting.pop_front()
+        {
+            turn.calls.waiting_bytes = turn.calls.waiting_bytes.saturating_sub(args.body.size());
+            self.last_call += 1;
+            let call = self.last_call;
+            let expires_at = now + self.limits.host_call_timeout_ms;
+            turn.calls.running.insert(call, Running { guest_call, name: name.clone(), expires_at });
+            self.effects.push(Effect::CallHost { call, name, args });
+        }
+        if turn.calls.is_empty() {
+            turn.deadline.resume(now);
+        }
+    }
+
+    fn reply(&mut self, call: u32, status: ReplyStatus, encoding: Encoding, message: Option<String>, body: Option<B>) {
+        self.post(Request::HostReply { call, status, encoding, message }, body);
+    }
+}

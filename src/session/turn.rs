@@ -1,0 +1,331 @@
+//! One turn: a request that the guest has to answer.
+
+use super::call::Calls;
+use super::{Body, Command, Effect, Encoded, Reply, Session, Ticket, kind};
+use crate::deadline::{Deadline, StopReason};
+use crate::error::Error;
+use crate::execution::{CodeExecution, Outcome, StateReport, StateStatus, Truncated};
+use crate::limits::{EVENT_BURST, EVENTS_PER_SECOND, OUTPUT_BURST_BYTES, OUTPUT_BYTES_PER_SECOND, VALUE_TIMEOUT_MS};
+use crate::output::{OutputBuffer, omission_notice};
+use crate::protocol::{Encoding, Ended, Event, ExecutionReport, Request, Stream};
+
+/// What the guest is asked to do.
+#[derive(Debug)]
+pub(super) enum Task<B> {
+    Execute(Box<Execution>),
+    Get(String),
+    Set { name: String, value: Encoded<B>, initialize: bool },
+    List,
+}
+
+/// A task that the guest is at.
+#[derive(Debug)]
+pub(super) struct Turn<B> {
+    pub(super) number: u32,
+    /// Nobody's for the session's own.
+    pub(super) ticket: Option<Ticket>,
+    pub(super) task: Task<B>,
+    pub(super) deadline: Deadline,
+    pub(super) calls: Calls<B>,
+    flow: Flow,
+}
+
+/// An execution under way.
+#[derive(Debug)]
+pub(super) struct Execution {
+    id: u32,
+    code: String,
+    timeout_ms: f64,
+    host_calls: u32,
+    stdout: OutputBuffer,
+    stderr: OutputBuffer,
+    result: OutputBuffer,
+    error: OutputBuffer,
+    traceback: OutputBuffer,
+}
+
+/// How much a guest has sent in a turn. Ours batches its output; one that floods is ended.
+#[derive(Debug, Default)]
+struct Flow {
+    events: f64,
+    bytes: f64,
+}
+
+impl Flow {
+    fn floods(&mut self, bytes: usize, elapsed_ms: f64) -> bool {
+        #[expect(clippy::cast_precision_loss, reason = "one event's size")]
+        let bytes = bytes as f64;
+        self.events += 1.0;
+        self.bytes += bytes;
+        let seconds = elapsed_ms / 1_000.0;
+        self.events > EVENT_BURST + EVENTS_PER_SECOND * seconds
+            || self.bytes > OUTPUT_BURST_BYTES + OUTPUT_BYTES_PER_SECOND * seconds
+    }
+}
+
+impl<B> Task<B> {
+    /// The answer to a command that is taken back before its turn.
+    pub(super) fn never_ran(self) -> Result<Reply<B>, Error> {
+        match self {
+            Self::Execute(execution) => {
+                let error = "KeyboardInterrupt: interrupted before it began; nothing was run";
+                Ok(execution.refused(Outcome::Interrupted, "KeyboardInterrupt", error))
+            }
+            _ => Err(Error::Timeout("interrupted before it began; nothing was changed".to_owned())),
+        }
+    }
+}
+
+impl Execution {
+    /// The reply for code that is not run at all.
+    fn refused<B>(self, outcome: Outcome, error_type: &str, error: &str) -> Reply<B> {
+        let mut execution = self.report(outcome, 0.0, 0.0, StateReport::kept());
+        execution.error_type = Some(error_type.to_owned());
+        execution.error = Some(error.to_owned());
+        Reply::Execution(Box::new(execution), None)
+    }
+
+    /// The execution that took the guest's life, or was there when it ended.
+    pub(super) fn lost(self, deadline: &Deadline, now: f64, why: &Error, loss: StateReport) -> CodeExecution {
+        let consequence = "variables are lost, context is restored";
+        let (outcome, error_type, message) = match (deadline.stop_reason(), why) {
+            (Some(StopReason::Interrupt), Error::Timeout(why)) => {
+                (Outcome::Interrupted, "KeyboardInterrupt", format!("{why}, so the guest was terminated"))
+            }
+            (Some(_), Error::Timeout(why)) => {
+                (Outcome::Timeout, "TimeoutError", format!("{why}, so the guest was terminated"))
+            }
+            (_, Error::Protocol(what)) => {
+                (Outcome::Crashed, "ProtocolError", format!("the guest broke the protocol and was terminated ({what})"))
+            }
+            (_, why) => (Outcome::Crashed, "GuestCrashed", why.to_string()),
+        };
+        let mut execution = self.report(outcome, deadline.wall_ms(now), deadline.guest_ms(now), loss);
+        execution.error_type = Some(error_type.to_owned());
+        execution.error = Some(format!("{error_type}: {message}; {consequence}"));
+        execution
+    }
+
+    fn ended(self, deadline: &Deadline, now: f64, report: &ExecutionReport, state: StateReport) -> CodeExecution {
+        let interrupted = report.ended != Ended::Ok && report.error_type.as_deref() == Some("KeyboardInterrupt");
+        // A guest may say that its own clock ran out, or that it delivered what the host asked for, and nothing else.
+        let stopped = match report.stopped {
+            Some(StopReason::Timeout) => deadline.stop_reason().or(report.stopped),
+            Some(_) => deadline.stop_reason(),
+            None if interrupted => deadline.stop_reason(),
+            None => None,
+        };
+        let (outcome, stop_error) = match (stopped, report.ended) {
+            (Some(StopReason::Interrupt), _) => {
+                (Outcome::Interrupted, Some(("KeyboardInterrupt", "interrupted; variables are kept".to_owned())))
+            }
+            (Some(StopReason::Timeout), _) => {
+                let ms = self.timeout_ms;
+                (Outcome::Timeout, Some(("TimeoutError", format!("stopped after {ms} ms of guest time; variables are kept"))))
+            }
+            (Some(StopReason::WallTimeout), _) => {
+                let ms = deadline.wall_ms(now).round();
+                (Outcome::Timeout, Some(("TimeoutError", format!("stopped after {ms} ms in all (wallTimeout); variables are kept"))))
+            }
+            (None, Ended::Ok) => (Outcome::Ok, None),
+            (None, Ended::Error) => (Outcome::Error, None),
+            (None, Ended::Limit) => (Outcome::Limit, None),
+        };
+        let mut execution = self.report(outcome, deadline.wall_ms(now), deadline.guest_ms(now), state);
+        if let Some((error_type, message)) = stop_error {
+            execution.error_type = Some(error_type.to_owned());
+            execution.error = Some(format!("{error_type}: {message}"));
+        } else if outcome != Outcome::Ok {
+            execution.error_type.clone_from(&report.error_type);
+            execution.error.get_or_insert_with(|| report.error_type.clone().unwrap_or_else(|| "Exception".to_owned()));
+        }
+        if execution.state.status == StateStatus::Lost
+            && let Some(error) = &mut execution.error
+        {
+            error.push_str(" (variables were lost before it began)");
+        }
+        execution
+    }
+
+    fn report(self, outcome: Outcome, duration: f64, guest_time: f64, state: StateReport) -> CodeExecution {
+        let text = |buffer: &OutputBuffer| if buffer.is_empty() { None } else { Some(buffer.text()) };
+        CodeExecution {
+            id: self.id,
+            stdout: self.stdout.text(),
+            stderr: self.stderr.text(),
+            error: text(&self.error),
+            error_type: None,
+            traceback: text(&self.traceback),
+            duration,
+            guest_time,
+            outcome,
+            state,
+            result: text(&self.result),
+            truncated: Truncated { stdout: self.stdout.omitted(), stderr: self.stderr.omitted() },
+            host_calls: self.host_calls,
+            code: self.code,
+        }
+    }
+
+    fn buffer(&mut self, stream: Stream) -> &mut OutputBuffer {
+        match stream {
+            Stream::Stdout => &mut self.stdout,
+            Stream::Stderr => &mut self.stderr,
+            Stream::Result => &mut self.result,
+            Stream::Error => &mut self.error,
+            Stream::Traceback => &mut self.traceback,
+        }
+    }
+
+    /// Counts a host call; the number so far.
+    pub(super) fn count_host_call(&mut self) -> u32 {
+        self.host_calls = self.host_calls.saturating_add(1);
+        self.host_calls
+    }
+}
+
+impl<B: Body> Session<B> {
+    /// What a command asks of the guest, or the reply to one that is not put to it.
+    pub(super) fn task(&mut self, command: Command<B>) -> Result<Task<B>, Reply<B>> {
+        Ok(match command {
+            Command::Start => return Err(Reply::Done),
+            Command::GetVariable(name) => Task::Get(name),
+            Command::ListVariables => Task::List,
+            Command::SetVariable(name, value) => Task::Set { name, value, initialize: false },
+            Command::Initialize(value) => Task::Set { name: "context".to_owned(), value, initialize: true },
+            Command::Execute { code, timeout_ms } => {
+                self.last_execution += 1;
+                let buffer = || OutputBuffer::new(self.limits.max_output_chars);
+                let chars = code.chars().count();
+                let execution = Box::new(Execution {
+                    id: self.last_execution,
+                    code,
+                    timeout_ms: timeout_ms.unwrap_or(self.limits.timeout_ms),
+                    host_calls: 0,
+                    stdout: buffer(),
+                    stderr: buffer(),
+                    result: buffer(),
+                    error: buffer(),
+                    traceback: buffer(),
+                });
+                let most = self.limits.max_code_chars;
+                if chars > most as usize {
+                    let error = format!(
+                        "LimitError: the code has {chars} characters, maxCodeLength is {most}; nothing was run. Pass data with setVariable",
+                    );
+                    return Err(execution.refused(Outcome::Limit, "LimitError", &error));
+                }
+                Task::Execute(execution)
+            }
+        })
+    }
+
+    pub(super) fn begin(&mut self, now: f64, ticket: Option<Ticket>, task: Task<B>) {
+        self.last_turn += 1;
+        let turn = self.last_turn;
+        let timeout_ms = match &task {
+            Task::Execute(execution) => execution.timeout_ms,
+            _ => VALUE_TIMEOUT_MS,
+        };
+        let (request, body) = match &task {
+            Task::Execute(execution) => {
+                let code = execution.code.clone();
+                (Request::Execute { turn, execution: execution.id, code, timeout_ms }, None)
+            }
+            Task::Get(name) => (Request::GetVariable { turn, name: name.clone(), timeout_ms }, None),
+            Task::List => (Request::ListVariables { turn, timeout_ms }, None),
+            Task::Set { name, value, initialize } => {
+                if *initialize {
+                    self.context = Some(value.clone());
+                }
+                let encoding = value.encoding;
+                let request = Request::SetVariable { turn, name: name.clone(), encoding, timeout_ms };
+                (request, Some(value.body.clone()))
+            }
+        };
+        let wall_timeout_ms = match &task {
+            Task::Execute(_) => self.limits.wall_timeout_ms,
+            _ => None,
+        };
+        let deadline = Deadline::start(now, timeout_ms, wall_timeout_ms, self.limits.grace_period_ms);
+        self.turn = Some(Turn { number: turn, ticket, task, deadline, calls: Calls::default(), flow: Flow::default() });
+        self.post(request, body);
+    }
+
+    /// An event of a guest that is up. Whatever does not fit the turn is a violation.
+    pub(super) fn turn_event(&mut self, now: f64, event: Event, body: Option<B>) {
+        let (number, bytes) = match &event {
+            Event::Output { turn, text, .. } => (*turn, text.len()),
+            Event::HostCall { turn, .. }
+            | Event::Executed { turn, .. }
+            | Event::Value { turn, .. }
+            | Event::Done { turn }
+            | Event::Refused { turn, .. } => (*turn, 0),
+            _ => return self.violation(now, &format!("{} out of order", kind(&event))),
+        };
+        let Some(turn) = self.turn.as_mut().filter(|turn| turn.number == number) else {
+            return self.violation(now, &format!("{} for turn {number}, which is not under way", kind(&event)));
+        };
+        if turn.flow.floods(bytes, turn.deadline.wall_ms(now)) {
+            return self.violation(now, "it flooded the host with messages");
+        }
+        match (event, &mut turn.task) {
+            (Event::Output { stream, skipped, text, .. }, Task::Execute(execution)) => {
+                execution.buffer(stream).push(skipped, &text);
+                if let (Some(ticket), Stream::Stdout | Stream::Stderr) = (turn.ticket, stream) {
+                    let text = if skipped > 0 { omission_notice(skipped) + &text } else { text };
+                    self.effects.push(Effect::Print(ticket, stream, text));
+                }
+            }
+            (Event::HostCall { call, name, encoding, .. }, Task::Execute(_)) => {
+                self.host_call(now, call, name, encoding, body);
+            }
+            (Event::Executed { execution: report, encoding, .. }, Task::Execute(_)) => {
+                self.executed(now, report, encoding, body);
+            }
+            (Event::Value { encoding, .. }, Task::Get(_) | Task::List) => match (encoding, body) {
+                (Encoding::None, _) | (_, None) => self.violation(now, "a value without a body"),
+                (encoding, Some(body)) => self.end_turn(Ok(Reply::Value(Encoded { encoding, body }))),
+            },
+            (Event::Done { .. }, Task::Set { .. }) => self.end_turn(Ok(Reply::Done)),
+            (Event::Refused { message, .. }, task @ (Task::Get(_) | Task::List | Task::Set { .. })) => {
+                let error = if turn.deadline.stop_reason().is_some() {
+                    Error::Timeout(format!("stopped before it was done; variables are kept: {message}"))
+                } else if let Task::Set { .. } = task {
+                    Error::invalid("setVariable", message)
+                } else {
+                    Error::NotSerializable(message)
+                };
+                self.end_turn(Err(error));
+            }
+            (event, _) => self.violation(now, &format!("{} does not fit what was asked", kind(&event))),
+        }
+    }
+
+    fn executed(&mut self, now: f64, report: ExecutionReport, encoding: Encoding, body: Option<B>) {
+        let Some(Turn { ticket: Some(ticket), task: Task::Execute(execution), deadline, .. }) = self.finish_turn() else {
+            return;
+        };
+        let state = self.untold_loss.take().unwrap_or_else(StateReport::kept);
+        let ended = execution.ended(&deadline, now, &report, state);
+        let last = body.filter(|_| report.has_final && encoding != Encoding::None);
+        if let Some(names) = report.names {
+            self.names = names;
+        }
+        let last = last.map(|body| Encoded { encoding, body });
+        self.resolve(ticket, Ok(Reply::Execution(Box::new(ended), last)));
+    }
+
+    fn end_turn(&mut self, reply: Result<Reply<B>, Error>) {
+        if let Some(Turn { ticket: Some(ticket), .. }) = self.finish_turn() {
+            self.resolve(ticket, reply);
+        }
+    }
+
+    /// Takes the turn, and its host calls back.
+    fn finish_turn(&mut self) -> Option<Turn<B>> {
+        self.abort_calls();
+        self.turn.take()
+    }
+}
+

@@ -97,7 +97,11 @@ impl Deadline {
             return Verdict::Kill(reason);
         }
         let guest_time_is_over = self.soft_at().is_some_and(|at| now >= at);
-        let reason = if guest_time_is_over { StopReason::Timeout } else { StopReason::WallTimeout };
+        let reason = if guest_time_is_over {
+            StopReason::Timeout
+        } else {
+            StopReason::WallTimeout
+        };
         self.stop(now, reason);
         Verdict::Interrupt(reason)
     }

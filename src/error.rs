@@ -56,6 +56,9 @@ impl Error {
 
     /// An [`Error::InvalidOption`].
     pub fn invalid(name: impl Into<String>, problem: impl Into<String>) -> Self {
-        Self::InvalidOption { name: name.into(), problem: problem.into() }
+        Self::InvalidOption {
+            name: name.into(),
+            problem: problem.into(),
+        }
     }
 }

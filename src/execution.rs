@@ -122,12 +122,26 @@ pub struct Truncated {
 impl StateReport {
     /// The variables are as the code left them.
     pub fn kept() -> Self {
-        Self { status: StateStatus::Kept, restored_to: None, lost: None }
+        Self {
+            status: StateStatus::Kept,
+            restored_to: None,
+            lost: None,
+        }
     }
 
     /// The variables `names` are gone, because of `reason`.
     pub fn lost(names: impl IntoIterator<Item = String>, reason: &str) -> Self {
-        let lost = names.into_iter().map(|name| LostVariable { name, reason: reason.to_owned() }).collect();
-        Self { status: StateStatus::Lost, restored_to: None, lost: Some(lost) }
+        let lost = names
+            .into_iter()
+            .map(|name| LostVariable {
+                name,
+                reason: reason.to_owned(),
+            })
+            .collect();
+        Self {
+            status: StateStatus::Lost,
+            restored_to: None,
+            lost: Some(lost),
+        }
     }
 }

@@ -1,4 +1,43 @@
 //! The Python runtime, embedded: the same files that native backends mount.
 
-/// Every file of the package `sandglass`, by its name.
-pub const FILES: &[(&str, &str)] = &[];
+macro_rules! file {
+    ($name:literal) => {
+        ($name, include_str!(concat!("../pyodide-glue/python/sandglass/", $name)))
+    };
+}
+
+/// Every file of the package `sandglass`: name and source.
+pub const FILES: &[(&str, &str)] = &[
+    file!("__init__.py"),
+    file!("bridge.py"),
+    file!("browser.py"),
+    file!("errors.py"),
+    file!("execution.py"),
+    file!("guards.py"),
+    file!("helpers.py"),
+    file!("loop.py"),
+    file!("namespace.py"),
+    file!("output.py"),
+    file!("pristine.py"),
+    file!("runtime.py"),
+    file!("tracebacks.py"),
+    file!("values.py"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::FILES;
+
+    #[test]
+    fn every_file_of_the_package_is_embedded() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/pyodide-glue/python/sandglass");
+        let mut names: Vec<String> = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| name.ends_with(".py"))
+            .collect();
+        names.sort();
+        let embedded: Vec<&str> = FILES.iter().map(|(name, _)| *name).collect();
+        assert_eq!(embedded, names);
+    }
+}

@@ -21,7 +21,10 @@ pub mod execution;
 pub mod guest;
 pub mod limits;
 pub mod output;
-#[expect(missing_docs, reason = "the fields of messages are named after what the variants' docs explain")]
+#[expect(
+    missing_docs,
+    reason = "the fields of messages are named after what the variants' docs explain"
+)]
 pub mod protocol;
 pub mod session;
 pub mod value;

@@ -116,16 +116,26 @@ fn range(name: &str, value: f64, least: f64, most: f64, unit: &str) -> Result<f6
     if (least..=most).contains(&value) {
         Ok(value)
     } else {
-        Err(Error::invalid(name, format!("must be a number from {least} to {most} ({unit}), not {value}")))
+        Err(Error::invalid(
+            name,
+            format!("must be a number from {least} to {most} ({unit}), not {value}"),
+        ))
     }
 }
 
 fn whole(name: &str, value: f64, least: f64, most: f64, unit: &str) -> Result<u32, Error> {
     let value = range(name, value, least, most, unit)?;
     if value.fract() != 0.0 {
-        return Err(Error::invalid(name, format!("must be a whole number of {unit}, not {value}")));
+        return Err(Error::invalid(
+            name,
+            format!("must be a whole number of {unit}, not {value}"),
+        ));
     }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole, and within u32 by its range")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "whole, and within u32 by its range"
+    )]
     Ok(value as u32)
 }
 
@@ -149,7 +159,13 @@ mod tests {
             let error = limits.set("timeout", bad).unwrap_err().to_string();
             assert!(error.starts_with("timeout: must be a number from 1"), "{error}");
         }
-        assert!(limits.set("maxOutputLength", 1.5).unwrap_err().to_string().contains("whole"));
+        assert!(
+            limits
+                .set("maxOutputLength", 1.5)
+                .unwrap_err()
+                .to_string()
+                .contains("whole")
+        );
         assert_eq!(limits, Limits::default());
     }
 }

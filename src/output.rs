@@ -120,8 +120,14 @@ mod tests {
 
     #[test]
     fn longer_output_keeps_head_and_tail_around_a_notice() {
-        assert_eq!(filled(4, &["abcdef", "ghij"]).text(), "ab\n... [6 characters omitted] ...\nij");
-        assert_eq!(filled(5, &["abcdefghij"]).text(), "abc\n... [5 characters omitted] ...\nij");
+        assert_eq!(
+            filled(4, &["abcdef", "ghij"]).text(),
+            "ab\n... [6 characters omitted] ...\nij"
+        );
+        assert_eq!(
+            filled(5, &["abcdefghij"]).text(),
+            "abc\n... [5 characters omitted] ...\nij"
+        );
         assert_eq!(filled(0, &["abc"]).text(), "\n... [3 characters omitted] ...\n");
     }
 

@@ -32,11 +32,21 @@ pub enum Request {
     /// The first message. No other state reaches a guest before it.
     Init { version: u32, config: GuestConfig },
     /// Run `code` as `<cell {execution}>`; the guest interrupts itself after `timeout_ms` of guest time.
-    Execute { turn: u32, execution: u32, code: String, timeout_ms: f64 },
+    Execute {
+        turn: u32,
+        execution: u32,
+        code: String,
+        timeout_ms: f64,
+    },
     /// Answered by `Value`.
     GetVariable { turn: u32, name: String, timeout_ms: f64 },
     /// The body is the value. Answered by `Done`.
-    SetVariable { turn: u32, name: String, encoding: Encoding, timeout_ms: f64 },
+    SetVariable {
+        turn: u32,
+        name: String,
+        encoding: Encoding,
+        timeout_ms: f64,
+    },
     /// Answered by `Value`, a list of dicts `name`, `type`, `length`.
     ListVariables { turn: u32, timeout_ms: f64 },
     /// Answers a host call: the body is the result, or `message` says why there is none.
@@ -123,10 +133,21 @@ pub enum Event {
         skipped: u64,
         text: String,
     },
-    /// Python called the host function `name` and waits; the body is the list of arguments.
-    HostCall { turn: u32, call: u32, name: String, encoding: Encoding },
+    /// Python called the host function `name` and waits; the body is the list of arguments. A guest that waits `blocking`
+    /// hears nothing but what the driver puts into its mailbox.
+    HostCall {
+        turn: u32,
+        call: u32,
+        name: String,
+        encoding: Encoding,
+        blocking: bool,
+    },
     /// An execution ended; the body is the final answer where there is one.
-    Executed { turn: u32, execution: ExecutionReport, encoding: Encoding },
+    Executed {
+        turn: u32,
+        execution: ExecutionReport,
+        encoding: Encoding,
+    },
     /// The body is the value asked for.
     Value { turn: u32, encoding: Encoding },
     /// What was asked for is done.

@@ -148,7 +148,7 @@ pub struct Session<B> {
     turn: Option<Turn<B>>,
     queue: VecDeque<(Ticket, Task<B>)>,
     starting: Vec<Ticket>,
-    initialized: bool,
+    /// What `context` is in this guest and in every later one.
     context: Option<Encoded<B>>,
     /// The user's variables as last reported.
     names: Vec<String>,
@@ -172,7 +172,6 @@ impl<B: Body> Session<B> {
             turn: None,
             queue: VecDeque::new(),
             starting: Vec::new(),
-            initialized: false,
             context: None,
             names: Vec::new(),
             untold_loss: None,
@@ -216,11 +215,12 @@ impl<B: Body> Session<B> {
     fn submit(&mut self, now: f64, ticket: Ticket, command: Command<B>) {
         let refusal = match &command {
             _ if self.guest == Guest::Destroyed => Some(Error::Destroyed),
+            _ if self.queue.len() + self.starting.len() >= MAX_QUEUED_COMMANDS => Some(Error::invalid(
+                "execute",
+                format!("{MAX_QUEUED_COMMANDS} calls are waiting already; nothing was done"),
+            )),
             Command::Start | Command::Initialize(_) => None,
-            _ if !self.initialized => Some(Error::NotInitialized),
-            _ if self.queue.len() >= MAX_QUEUED_COMMANDS => {
-                Some(Error::invalid("execute", format!("{MAX_QUEUED_COMMANDS} calls are waiting already; nothing was done")))
-            }
+            _ if !self.has_or_awaits_context() => Some(Error::NotInitialized),
             _ => None,
         };
         if let Some(error) = refusal {
@@ -232,7 +232,6 @@ impl<B: Body> Session<B> {
             }
             self.starting.push(ticket);
         } else {
-            self.initialized |= matches!(command, Command::Initialize(_));
             let task = match self.task(command) {
                 Ok(task) => task,
                 Err(reply) => return self.resolve(ticket, Ok(reply)),
@@ -242,6 +241,14 @@ impl<B: Body> Session<B> {
         if self.guest == Guest::Down {
             self.boot(now);
         }
+    }
+
+    fn has_or_awaits_context(&self) -> bool {
+        let turn = self.turn.iter().map(|turn| &turn.task);
+        self.context.is_some()
+            || turn
+                .chain(self.queue.iter().map(|(_, task)| task))
+                .any(Task::initializes)
     }
 
     fn cancel(&mut self, now: f64, ticket: Ticket) {
@@ -280,12 +287,19 @@ impl<B: Body> Session<B> {
             max_source_cache: MAX_SOURCE_CACHE_CHARS,
             host_functions: self.host_functions.clone(),
         };
-        self.post(Request::Init { version: PROTOCOL_VERSION, config }, None);
+        self.post(
+            Request::Init {
+                version: PROTOCOL_VERSION,
+                config,
+            },
+            None,
+        );
     }
 
     fn ready(&mut self, now: f64, version: u32, info: GuestInfo) {
         if version != PROTOCOL_VERSION {
-            let what = format!("it speaks protocol {version}, this host {PROTOCOL_VERSION}; install both from one release");
+            let what =
+                format!("it speaks protocol {version}, this host {PROTOCOL_VERSION}; install both from one release");
             return self.boot_failed(Error::BootFailed(what));
         }
         self.guest = Guest::Up;
@@ -294,7 +308,15 @@ impl<B: Body> Session<B> {
             self.resolve(ticket, Ok(Reply::Done));
         }
         if let Some(context) = self.context.clone() {
-            self.begin(now, None, Task::Set { name: "context".to_owned(), value: context, initialize: true });
+            self.begin(
+                now,
+                None,
+                Task::Set {
+                    name: "context".to_owned(),
+                    value: context,
+                    initialize: true,
+                },
+            );
         }
     }
 
@@ -313,10 +335,22 @@ impl<B: Body> Session<B> {
         let restoring = self.turn.as_ref().is_some_and(|turn| turn.ticket.is_none());
         match self.guest {
             Guest::Down | Guest::Destroyed => {}
-            Guest::Booting(_) => self.boot_failed(error),
-            Guest::Up if restoring => self.boot_failed(Error::BootFailed(format!("context was not restored: {error}"))),
+            Guest::Booting(_) => self.boot_failed(match error {
+                Error::GuestLost(why) => Error::BootFailed(why),
+                error => error,
+            }),
+            Guest::Up if restoring => self.not_restored(&error),
             Guest::Up => self.lose_guest(now, &error),
         }
+    }
+
+    pub(super) fn not_restored(&mut self, why: &Error) {
+        let why = if let Error::GuestLost(why) = why {
+            why.clone()
+        } else {
+            why.to_string()
+        };
+        self.boot_failed(Error::BootFailed(format!("context was not restored: {why}")));
     }
 
     /// Ends the guest and resolves the turn that it was in, then boots a fresh one.
@@ -329,10 +363,18 @@ impl<B: Body> Session<B> {
             Error::Protocol(_) => "the guest broke the protocol and was terminated",
             _ => "the guest crashed",
         };
-        let loss = StateReport::lost(names, reason);
+        let mut loss = StateReport::lost(names, reason);
+        if let (Some(lost), Some(untold)) = (&mut loss.lost, self.untold_loss.take().and_then(|loss| loss.lost)) {
+            lost.splice(..0, untold);
+        }
         self.end_guest(Guest::Down);
         match self.turn.take() {
-            Some(Turn { task: Task::Execute(execution), deadline, ticket: Some(ticket), .. }) => {
+            Some(Turn {
+                task: Task::Execute(execution),
+                deadline,
+                ticket: Some(ticket),
+                ..
+            }) => {
                 let execution = execution.lost(&deadline, now, error, loss);
                 self.resolve(ticket, Ok(Reply::Execution(Box::new(execution), None)));
             }
@@ -340,7 +382,7 @@ impl<B: Body> Session<B> {
                 self.untold_loss = Some(loss);
                 if let Some(ticket) = turn.and_then(|turn| turn.ticket) {
                     let error = match error {
-                        Error::Protocol(_) => error.clone(),
+                        Error::Protocol(_) | Error::GuestLost(_) => error.clone(),
                         _ => Error::GuestLost(error.to_string()),
                     };
                     self.resolve(ticket, Err(error));
@@ -374,7 +416,9 @@ impl<B: Body> Session<B> {
             && now >= ends_at
         {
             let ms = self.limits.boot_timeout_ms;
-            self.boot_failed(Error::BootFailed(format!("it was not ready after {ms} ms (bootTimeout)")));
+            self.boot_failed(Error::BootFailed(format!(
+                "it was not ready after {ms} ms (bootTimeout)"
+            )));
         }
         self.expire_calls(now);
         match self.turn.as_mut().map(|turn| turn.deadline.check(now)) {
@@ -386,20 +430,34 @@ impl<B: Body> Session<B> {
                     StopReason::WallTimeout => "its total time was over",
                 };
                 let ms = self.limits.grace_period_ms;
-                self.guest_gone(now, Error::Timeout(format!("it did not stop within {ms} ms after {why}")));
+                self.guest_gone(
+                    now,
+                    Error::Timeout(format!("it did not stop within {ms} ms after {why}")),
+                );
             }
             _ => {}
         }
     }
 
     fn plan_wake(&mut self) {
-        let boot = if let Guest::Booting(ends_at) = self.guest { Some(ends_at) } else { None };
-        let turn = self.turn.as_ref().and_then(|turn| earliest(turn.deadline.wake_at(), turn.calls.next_expiry()));
+        let boot = if let Guest::Booting(ends_at) = self.guest {
+            Some(ends_at)
+        } else {
+            None
+        };
+        let turn = self
+            .turn
+            .as_ref()
+            .and_then(|turn| earliest(turn.deadline.wake_at(), turn.calls.next_expiry()));
         self.wake_at = earliest(boot, turn);
     }
 
     fn stop_turn(&mut self, now: f64, reason: StopReason) {
-        if self.turn.as_mut().is_some_and(|turn| turn.ticket.is_some() && turn.deadline.stop(now, reason)) {
+        if self
+            .turn
+            .as_mut()
+            .is_some_and(|turn| turn.ticket.is_some() && turn.deadline.stop(now, reason))
+        {
             self.ask_to_stop(reason);
         }
     }
@@ -415,18 +473,26 @@ impl<B: Body> Session<B> {
     // ---- turns ----
 
     fn pump(&mut self, now: f64) {
-        if self.guest == Guest::Up
+        while self.guest == Guest::Up
             && self.turn.is_none()
             && let Some((ticket, task)) = self.queue.pop_front()
         {
-            self.begin(now, Some(ticket), task);
+            if self.context.is_some() || task.initializes() {
+                self.begin(now, Some(ticket), task);
+            } else {
+                // The `initialize` that it waited for failed.
+                self.resolve(ticket, Err(Error::NotInitialized));
+            }
         }
         self.plan_wake();
     }
 
     fn guest_event(&mut self, now: f64, event: Event, body: Option<B>) {
         #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
-        if body.as_ref().is_some_and(|body| body.size() as f64 > self.limits.max_value_bytes) {
+        if body
+            .as_ref()
+            .is_some_and(|body| body.size() as f64 > self.limits.max_value_bytes)
+        {
             return self.violation(now, "a body larger than maxValueSize");
         }
         if let Some(what) = oversized(&event) {
@@ -478,12 +544,19 @@ fn oversized(event: &Event) -> Option<&'static str> {
             message.len() > MAX_MESSAGE_BYTES
         }
         Event::Ready { guest, .. } => {
-            let texts = [&guest.bridge, &guest.python, guest.pyodide.as_ref().unwrap_or(&guest.python)];
+            let texts = [
+                &guest.bridge,
+                &guest.python,
+                guest.pyodide.as_ref().unwrap_or(&guest.python),
+            ];
             texts.iter().any(|text| text.len() > MAX_NAME_BYTES)
         }
         Event::Executed { execution, .. } => {
             let names = execution.names.as_deref().unwrap_or_default();
-            execution.error_type.as_ref().is_some_and(|name| name.len() > MAX_NAME_BYTES)
+            execution
+                .error_type
+                .as_ref()
+                .is_some_and(|name| name.len() > MAX_NAME_BYTES)
                 || names.len() > MAX_NAMES
                 || names.iter().any(|name| name.len() > MAX_NAME_BYTES)
         }

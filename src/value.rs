@@ -86,9 +86,17 @@ pub enum DecodeError {
 /// # Errors
 /// A [`DecodeError`] for anything that is not exactly one value.
 pub fn read<B: Build>(bytes: &[u8], tagged: bool, depth: u32, build: &mut B) -> Result<B::Value, DecodeError> {
-    let mut reader = Reader { bytes, tagged, max_depth: depth };
+    let mut reader = Reader {
+        bytes,
+        tagged,
+        max_depth: depth,
+    };
     let value = reader.value(depth, build)?;
-    if reader.bytes.is_empty() { Ok(value) } else { Err(DecodeError::Trailing) }
+    if reader.bytes.is_empty() {
+        Ok(value)
+    } else {
+        Err(DecodeError::Trailing)
+    }
 }
 
 struct Reader<'a> {
@@ -186,7 +194,9 @@ impl<'a> Reader<'a> {
             return Err(DecodeError::Unknown(b'l'));
         }
         if digits.unsigned_abs() <= 4 {
-            let magnitude = digits_of().rev().fold(0_i64, |value, digit| value << 15 | i64::from(digit));
+            let magnitude = digits_of()
+                .rev()
+                .fold(0_i64, |value, digit| value << 15 | i64::from(digit));
             return Ok(build.int(if digits < 0 { -magnitude } else { magnitude }));
         }
         let mut hex = Vec::with_capacity(bytes.len() * 2);
@@ -430,7 +440,8 @@ impl Writer {
 
     fn sized(&mut self, tag: u8, length: usize) {
         self.bytes.push(tag);
-        self.bytes.extend(u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes());
+        self.bytes
+            .extend(u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes());
     }
 }
 

@@ -38,7 +38,12 @@ struct Running {
 
 impl<B> Default for Calls<B> {
     fn default() -> Self {
-        Self { waiting: VecDeque::new(), running: BTreeMap::new(), last: 0, waiting_bytes: 0 }
+        Self {
+            waiting: VecDeque::new(),
+            running: BTreeMap::new(),
+            last: 0,
+            waiting_bytes: 0,
+        }
     }
 }
 
@@ -57,7 +62,9 @@ impl<B: Body> Session<B> {
     /// The guest called `name` and waits.
     pub(super) fn host_call(&mut self, now: f64, call: u32, name: String, encoding: Encoding, args: Option<B>) {
         let Some(turn) = &mut self.turn else { return };
-        let Task::Execute(execution) = &mut turn.task else { return };
+        let Task::Execute(execution) = &mut turn.task else {
+            return;
+        };
         if call <= turn.calls.last {
             return self.violation(now, &format!("host call {call} twice"));
         }
@@ -74,9 +81,15 @@ impl<B: Body> Session<B> {
         } else if !self.host_functions.contains(&name) {
             Some((ReplyStatus::Error, format!("the host has no function {name}")))
         } else if made > most {
-            Some((ReplyStatus::Limit, format!("the execution has used its {most} host calls (maxHostCalls)")))
+            Some((
+                ReplyStatus::Limit,
+                format!("the execution has used its {most} host calls (maxHostCalls)"),
+            ))
         } else if bytes > self.limits.max_value_bytes {
-            Some((ReplyStatus::Limit, "the arguments of the calls that wait are too large (maxValueSize)".to_owned()))
+            Some((
+                ReplyStatus::Limit,
+                "the arguments of the calls that wait are too large (maxValueSize)".to_owned(),
+            ))
         } else {
             None
         };
@@ -84,20 +97,32 @@ impl<B: Body> Session<B> {
             return self.reply(call, status, Encoding::None, Some(message), None);
         }
         turn.calls.waiting_bytes += body.size();
-        turn.calls.waiting.push_back(Waiting { guest_call: call, name, args: Encoded { encoding, body } });
+        turn.calls.waiting.push_back(Waiting {
+            guest_call: call,
+            name,
+            args: Encoded { encoding, body },
+        });
         turn.deadline.pause(now);
         self.start_calls(now);
     }
 
     pub(super) fn host_returned(&mut self, now: f64, call: u32, result: Result<Encoded<B>, HostFailure>) {
         let Some(turn) = &mut self.turn else { return };
-        let Some(running) = turn.calls.running.remove(&call) else { return };
+        let Some(running) = turn.calls.running.remove(&call) else {
+            return;
+        };
         match result {
             Ok(Encoded { encoding, body }) => {
                 self.reply(running.guest_call, ReplyStatus::Ok, encoding, None, Some(body));
             }
             Err(HostFailure(message)) => {
-                self.reply(running.guest_call, ReplyStatus::Error, Encoding::None, Some(message), None);
+                self.reply(
+                    running.guest_call,
+                    ReplyStatus::Error,
+                    Encoding::None,
+                    Some(message),
+                    None,
+                );
             }
         }
         self.start_calls(now);
@@ -107,16 +132,29 @@ impl<B: Body> Session<B> {
     pub(super) fn expire_calls(&mut self, now: f64) {
         let ms = self.limits.host_call_timeout_ms;
         let Some(turn) = &mut self.turn else { return };
-        let expired: Vec<u32> =
-            turn.calls.running.iter().filter(|(_, call)| now >= call.expires_at).map(|(number, _)| *number).collect();
+        let expired: Vec<u32> = turn
+            .calls
+            .running
+            .iter()
+            .filter(|(_, call)| now >= call.expires_at)
+            .map(|(number, _)| *number)
+            .collect();
         if expired.is_empty() {
             return;
         }
         for number in expired {
-            let Some(call) = self.turn.as_mut().and_then(|turn| turn.calls.running.remove(&number)) else { continue };
+            let Some(call) = self.turn.as_mut().and_then(|turn| turn.calls.running.remove(&number)) else {
+                continue;
+            };
             self.effects.push(Effect::AbortHost(number));
             let message = format!("{} took longer than {ms} ms (hostCallTimeout)", call.name);
-            self.reply(call.guest_call, ReplyStatus::Timeout, Encoding::None, Some(message), None);
+            self.reply(
+                call.guest_call,
+                ReplyStatus::Timeout,
+                Encoding::None,
+                Some(message),
+                None,
+            );
         }
         self.start_calls(now);
     }
@@ -141,7 +179,14 @@ impl<B: Body> Session<B> {
             self.last_call += 1;
             let call = self.last_call;
             let expires_at = now + self.limits.host_call_timeout_ms;
-            turn.calls.running.insert(call, Running { guest_call, name: name.clone(), expires_at });
+            turn.calls.running.insert(
+                call,
+                Running {
+                    guest_call,
+                    name: name.clone(),
+                    expires_at,
+                },
+            );
             self.effects.push(Effect::CallHost { call, name, args });
         }
         if turn.calls.is_empty() {
@@ -150,6 +195,14 @@ impl<B: Body> Session<B> {
     }
 
     fn reply(&mut self, call: u32, status: ReplyStatus, encoding: Encoding, message: Option<String>, body: Option<B>) {
-        self.post(Request::HostReply { call, status, encoding, message }, body);
+        self.post(
+            Request::HostReply {
+                call,
+                status,
+                encoding,
+                message,
+            },
+            body,
+        );
     }
 }

@@ -14,7 +14,11 @@ use crate::protocol::{Encoding, Ended, Event, ExecutionReport, Request, Stream};
 pub(super) enum Task<B> {
     Execute(Box<Execution>),
     Get(String),
-    Set { name: String, value: Encoded<B>, initialize: bool },
+    Set {
+        name: String,
+        value: Encoded<B>,
+        initialize: bool,
+    },
     List,
 }
 
@@ -64,6 +68,10 @@ impl Flow {
 }
 
 impl<B> Task<B> {
+    pub(super) fn initializes(&self) -> bool {
+        matches!(self, Self::Set { initialize: true, .. })
+    }
+
     /// The answer to a command that is taken back before its turn.
     pub(super) fn never_ran(self) -> Result<Reply<B>, Error> {
         match self {
@@ -71,7 +79,9 @@ impl<B> Task<B> {
                 let error = "KeyboardInterrupt: interrupted before it began; nothing was run";
                 Ok(execution.refused(Outcome::Interrupted, "KeyboardInterrupt", error))
             }
-            _ => Err(Error::Timeout("interrupted before it began; nothing was changed".to_owned())),
+            _ => Err(Error::Timeout(
+                "interrupted before it began; nothing was changed".to_owned(),
+            )),
         }
     }
 }
@@ -89,15 +99,22 @@ impl Execution {
     pub(super) fn lost(self, deadline: &Deadline, now: f64, why: &Error, loss: StateReport) -> CodeExecution {
         let consequence = "variables are lost, context is restored";
         let (outcome, error_type, message) = match (deadline.stop_reason(), why) {
-            (Some(StopReason::Interrupt), Error::Timeout(why)) => {
-                (Outcome::Interrupted, "KeyboardInterrupt", format!("{why}, so the guest was terminated"))
-            }
-            (Some(_), Error::Timeout(why)) => {
-                (Outcome::Timeout, "TimeoutError", format!("{why}, so the guest was terminated"))
-            }
-            (_, Error::Protocol(what)) => {
-                (Outcome::Crashed, "ProtocolError", format!("the guest broke the protocol and was terminated ({what})"))
-            }
+            (Some(StopReason::Interrupt), Error::Timeout(why)) => (
+                Outcome::Interrupted,
+                "KeyboardInterrupt",
+                format!("{why}, so the guest was terminated"),
+            ),
+            (Some(_), Error::Timeout(why)) => (
+                Outcome::Timeout,
+                "TimeoutError",
+                format!("{why}, so the guest was terminated"),
+            ),
+            (_, Error::Protocol(what)) => (
+                Outcome::Crashed,
+                "ProtocolError",
+                format!("the guest broke the protocol and was terminated ({what})"),
+            ),
+            (_, Error::GuestLost(why)) => (Outcome::Crashed, "GuestCrashed", why.clone()),
             (_, why) => (Outcome::Crashed, "GuestCrashed", why.to_string()),
         };
         let mut execution = self.report(outcome, deadline.wall_ms(now), deadline.guest_ms(now), loss);
@@ -116,16 +133,29 @@ impl Execution {
             None => None,
         };
         let (outcome, stop_error) = match (stopped, report.ended) {
-            (Some(StopReason::Interrupt), _) => {
-                (Outcome::Interrupted, Some(("KeyboardInterrupt", "interrupted; variables are kept".to_owned())))
-            }
+            (Some(StopReason::Interrupt), _) => (
+                Outcome::Interrupted,
+                Some(("KeyboardInterrupt", "interrupted; variables are kept".to_owned())),
+            ),
             (Some(StopReason::Timeout), _) => {
                 let ms = self.timeout_ms;
-                (Outcome::Timeout, Some(("TimeoutError", format!("stopped after {ms} ms of guest time; variables are kept"))))
+                (
+                    Outcome::Timeout,
+                    Some((
+                        "TimeoutError",
+                        format!("stopped after {ms} ms of guest time; variables are kept"),
+                    )),
+                )
             }
             (Some(StopReason::WallTimeout), _) => {
                 let ms = deadline.wall_ms(now).round();
-                (Outcome::Timeout, Some(("TimeoutError", format!("stopped after {ms} ms in all (wallTimeout); variables are kept"))))
+                (
+                    Outcome::Timeout,
+                    Some((
+                        "TimeoutError",
+                        format!("stopped after {ms} ms in all (wallTimeout); variables are kept"),
+                    )),
+                )
             }
             (None, Ended::Ok) => (Outcome::Ok, None),
             (None, Ended::Error) => (Outcome::Error, None),
@@ -135,9 +165,13 @@ impl Execution {
         if let Some((error_type, message)) = stop_error {
             execution.error_type = Some(error_type.to_owned());
             execution.error = Some(format!("{error_type}: {message}"));
-        } else if outcome != Outcome::Ok {
+        } else if outcome == Outcome::Ok {
+            (execution.error, execution.traceback) = (None, None);
+        } else {
             execution.error_type.clone_from(&report.error_type);
-            execution.error.get_or_insert_with(|| report.error_type.clone().unwrap_or_else(|| "Exception".to_owned()));
+            execution
+                .error
+                .get_or_insert_with(|| report.error_type.clone().unwrap_or_else(|| "Exception".to_owned()));
         }
         if execution.state.status == StateStatus::Lost
             && let Some(error) = &mut execution.error
@@ -161,7 +195,10 @@ impl Execution {
             outcome,
             state,
             result: text(&self.result),
-            truncated: Truncated { stdout: self.stdout.omitted(), stderr: self.stderr.omitted() },
+            truncated: Truncated {
+                stdout: self.stdout.omitted(),
+                stderr: self.stderr.omitted(),
+            },
             host_calls: self.host_calls,
             code: self.code,
         }
@@ -191,8 +228,16 @@ impl<B: Body> Session<B> {
             Command::Start => return Err(Reply::Done),
             Command::GetVariable(name) => Task::Get(name),
             Command::ListVariables => Task::List,
-            Command::SetVariable(name, value) => Task::Set { name, value, initialize: false },
-            Command::Initialize(value) => Task::Set { name: "context".to_owned(), value, initialize: true },
+            Command::SetVariable(name, value) => Task::Set {
+                name,
+                value,
+                initialize: false,
+            },
+            Command::Initialize(value) => Task::Set {
+                name: "context".to_owned(),
+                value,
+                initialize: true,
+            },
             Command::Execute { code, timeout_ms } => {
                 self.last_execution += 1;
                 let buffer = || OutputBuffer::new(self.limits.max_output_chars);
@@ -230,16 +275,33 @@ impl<B: Body> Session<B> {
         let (request, body) = match &task {
             Task::Execute(execution) => {
                 let code = execution.code.clone();
-                (Request::Execute { turn, execution: execution.id, code, timeout_ms }, None)
+                (
+                    Request::Execute {
+                        turn,
+                        execution: execution.id,
+                        code,
+                        timeout_ms,
+                    },
+                    None,
+                )
             }
-            Task::Get(name) => (Request::GetVariable { turn, name: name.clone(), timeout_ms }, None),
+            Task::Get(name) => (
+                Request::GetVariable {
+                    turn,
+                    name: name.clone(),
+                    timeout_ms,
+                },
+                None,
+            ),
             Task::List => (Request::ListVariables { turn, timeout_ms }, None),
-            Task::Set { name, value, initialize } => {
-                if *initialize {
-                    self.context = Some(value.clone());
-                }
+            Task::Set { name, value, .. } => {
                 let encoding = value.encoding;
-                let request = Request::SetVariable { turn, name: name.clone(), encoding, timeout_ms };
+                let request = Request::SetVariable {
+                    turn,
+                    name: name.clone(),
+                    encoding,
+                    timeout_ms,
+                };
                 (request, Some(value.body.clone()))
             }
         };
@@ -248,7 +310,14 @@ impl<B: Body> Session<B> {
             _ => None,
         };
         let deadline = Deadline::start(now, timeout_ms, wall_timeout_ms, self.limits.grace_period_ms);
-        self.turn = Some(Turn { number: turn, ticket, task, deadline, calls: Calls::default(), flow: Flow::default() });
+        self.turn = Some(Turn {
+            number: turn,
+            ticket,
+            task,
+            deadline,
+            calls: Calls::default(),
+            flow: Flow::default(),
+        });
         self.post(request, body);
     }
 
@@ -264,30 +333,60 @@ impl<B: Body> Session<B> {
             _ => return self.violation(now, &format!("{} out of order", kind(&event))),
         };
         let Some(turn) = self.turn.as_mut().filter(|turn| turn.number == number) else {
-            return self.violation(now, &format!("{} for turn {number}, which is not under way", kind(&event)));
+            return self.violation(
+                now,
+                &format!("{} for turn {number}, which is not under way", kind(&event)),
+            );
         };
-        if turn.flow.floods(bytes, turn.deadline.wall_ms(now)) {
+        // Calls have a limit of their own.
+        let is_allowed_call = matches!((&event, &turn.task), (Event::HostCall { .. }, Task::Execute(execution))
+            if execution.host_calls < self.limits.max_host_calls);
+        if !is_allowed_call && turn.flow.floods(bytes, turn.deadline.wall_ms(now)) {
             return self.violation(now, "it flooded the host with messages");
         }
         match (event, &mut turn.task) {
-            (Event::Output { stream, skipped, text, .. }, Task::Execute(execution)) => {
+            (
+                Event::Output {
+                    stream, skipped, text, ..
+                },
+                Task::Execute(execution),
+            ) => {
                 execution.buffer(stream).push(skipped, &text);
                 if let (Some(ticket), Stream::Stdout | Stream::Stderr) = (turn.ticket, stream) {
-                    let text = if skipped > 0 { omission_notice(skipped) + &text } else { text };
+                    let text = if skipped > 0 {
+                        omission_notice(skipped) + &text
+                    } else {
+                        text
+                    };
                     self.effects.push(Effect::Print(ticket, stream, text));
                 }
             }
-            (Event::HostCall { call, name, encoding, .. }, Task::Execute(_)) => {
+            (
+                Event::HostCall {
+                    call, name, encoding, ..
+                },
+                Task::Execute(_),
+            ) => {
                 self.host_call(now, call, name, encoding, body);
             }
-            (Event::Executed { execution: report, encoding, .. }, Task::Execute(_)) => {
+            (
+                Event::Executed {
+                    execution: report,
+                    encoding,
+                    ..
+                },
+                Task::Execute(_),
+            ) => {
                 self.executed(now, report, encoding, body);
             }
-            (Event::Value { encoding, .. }, Task::Get(_) | Task::List) => match (encoding, body) {
-                (Encoding::None, _) | (_, None) => self.violation(now, "a value without a body"),
-                (encoding, Some(body)) => self.end_turn(Ok(Reply::Value(Encoded { encoding, body }))),
+            (Event::Value { encoding, .. }, Task::Get(_) | Task::List) => match body {
+                None => self.violation(now, "a value without a body"),
+                Some(body) => self.end_turn(Ok(Reply::Value(Encoded { encoding, body }))),
             },
-            (Event::Done { .. }, Task::Set { .. }) => self.end_turn(Ok(Reply::Done)),
+            (Event::Done { .. }, Task::Set { .. }) => self.assigned(),
+            (Event::Refused { message, .. }, _) if turn.ticket.is_none() => {
+                self.not_restored(&Error::GuestLost(message));
+            }
             (Event::Refused { message, .. }, task @ (Task::Get(_) | Task::List | Task::Set { .. })) => {
                 let error = if turn.deadline.stop_reason().is_some() {
                     Error::Timeout(format!("stopped before it was done; variables are kept: {message}"))
@@ -303,12 +402,18 @@ impl<B: Body> Session<B> {
     }
 
     fn executed(&mut self, now: f64, report: ExecutionReport, encoding: Encoding, body: Option<B>) {
-        let Some(Turn { ticket: Some(ticket), task: Task::Execute(execution), deadline, .. }) = self.finish_turn() else {
+        let Some(Turn {
+            ticket: Some(ticket),
+            task: Task::Execute(execution),
+            deadline,
+            ..
+        }) = self.finish_turn()
+        else {
             return;
         };
         let state = self.untold_loss.take().unwrap_or_else(StateReport::kept);
         let ended = execution.ended(&deadline, now, &report, state);
-        let last = body.filter(|_| report.has_final && encoding != Encoding::None);
+        let last = body.filter(|_| report.has_final);
         if let Some(names) = report.names {
             self.names = names;
         }
@@ -316,8 +421,36 @@ impl<B: Body> Session<B> {
         self.resolve(ticket, Ok(Reply::Execution(Box::new(ended), last)));
     }
 
+    /// The guest has the variable that it was given.
+    fn assigned(&mut self) {
+        let Some(Turn {
+            ticket,
+            task: Task::Set {
+                name,
+                value,
+                initialize,
+            },
+            ..
+        }) = self.finish_turn()
+        else {
+            return;
+        };
+        if !self.names.contains(&name) {
+            self.names.push(name);
+        }
+        if initialize {
+            self.context = Some(value);
+        }
+        if let Some(ticket) = ticket {
+            self.resolve(ticket, Ok(Reply::Done));
+        }
+    }
+
     fn end_turn(&mut self, reply: Result<Reply<B>, Error>) {
-        if let Some(Turn { ticket: Some(ticket), .. }) = self.finish_turn() {
+        if let Some(Turn {
+            ticket: Some(ticket), ..
+        }) = self.finish_turn()
+        {
             self.resolve(ticket, reply);
         }
     }
@@ -328,4 +461,3 @@ impl<B: Body> Session<B> {
         self.turn.take()
     }
 }
-

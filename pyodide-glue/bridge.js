@@ -1,0 +1,256 @@
+// The crossing between Python and the host: the only code that makes Python wait, and the only code that stops it.
+//
+// Waiting: under JSPI the whole interpreter is suspended while a promise is pending. Where a JavaScript frame is in the
+// way, or there is no JSPI, `Atomics.wait` on the mailbox does it; that needs a cross-origin isolated frame.
+//
+// Stopping: the interpreter polls the "interrupt buffer" while it runs. Ours is a getter that looks at the clock. Every
+// BREATH_MS it asks Python's signal handler (browser.py) for a *breath*: the handler suspends the interpreter for one
+// trip through the event loop, so that an `interrupt` message is heard although Python is computing. It works in loops,
+// in regular expressions and in sort keys, in any page; only a single long call into C goes on until it is done.
+
+import { readMailbox } from "./mailbox.js";
+
+/** @import { Encoding, Event, Request, StopReason, Stream } from "../pkg/sandglass.js" */
+
+const BREATH_MS = 50;
+/** Python may swallow an interrupt; it is repeated until the host's grace period is over. */
+const REPEAT_MS = 200;
+/** The signal that stands for "look here" (SIGALRM; nothing else can raise it in a browser). */
+const SIGNAL = 14;
+
+const canSuspend = "Suspending" in WebAssembly;
+const now = performance.now.bind(performance);
+const { setTimeout, clearTimeout, queueMicrotask } = self;
+
+class Interrupted extends Error {
+  name = "Interrupted";
+}
+
+/** @typedef {{ ok: boolean, kind: string, body: Uint8Array }} Answer */
+
+/**
+ * @param {(event: Event, body?: Uint8Array) => void} post
+ * @param {SharedArrayBuffer | undefined} mailbox
+ */
+export function createBridge(post, mailbox) {
+  /** The turn under way, 0 between turns. */
+  let turn = 0;
+  let deadline = Infinity;
+  let nextLook = Infinity;
+  /** @type {StopReason | null} Why Python is to stop. */
+  let stopping = null;
+  /** @type {((error: Error) => void) | null} Ends the wait that Python is in. */
+  let endWait = null;
+
+  let lastCall = 0;
+  /** Calls whose answer Python waits for. @type {Map<number, Answer | null>} */
+  const calls = new Map();
+  /** Calls that are posted once Python really waits. @type {[number, string, Encoding, Uint8Array][]} */
+  let unsent = [];
+  /** @type {(() => void) | null} */
+  let allAnswered = null;
+
+  const breath = new MessageChannel();
+  /** @type {() => void} */
+  let breathTaken = () => {};
+  breath.port1.onmessage = () => breathTaken();
+
+  /**
+   * A promise that Python waits for; `interrupt` rejects it.
+   * @template T
+   * @param {(resolve: (value: T) => void) => (() => void) | void} start
+   * @returns {Promise<T>}
+   */
+  const wait = (start) =>
+    new Promise((resolve, reject) => {
+      if (stopping) return reject(new Interrupted());
+      const stop = start((value) => {
+        endWait = null;
+        resolve(value);
+      });
+      endWait = (error) => {
+        endWait = null;
+        stop?.();
+        reject(error);
+      };
+    });
+
+  /** @param {StopReason} reason */
+  const stop = (reason) => {
+    stopping ??= reason;
+    nextLook = 0;
+    endWait?.(new Interrupted());
+  };
+
+  /** Posts the registered calls. @param {boolean} blocking whether the answers have to come by mailbox */
+  const send = (blocking) => {
+    const events = unsent;
+    unsent = [];
+    for (const [call, name, encoding, body] of events) {
+      post({ type: "hostCall", turn, call, name, encoding, blocking }, body);
+    }
+  };
+
+  /** @param {Extract<Request, { type: "hostReply" }>} reply @param {Uint8Array} body */
+  const accept = ({ call, status, encoding, message }, body) => {
+    if (!calls.has(call)) return;
+    const ok = status === "ok";
+    calls.set(call, ok ? { ok, kind: encoding, body } : { ok, kind: status, body: new TextEncoder().encode(message) });
+    for (const answer of calls.values()) if (!answer) return;
+    allAnswered?.();
+  };
+
+  const read = mailbox && readMailbox(mailbox);
+
+  /** Blocks for one message, at most `ms`. @param {number} ms */
+  const block = (ms) => {
+    const message = read?.(ms);
+    if (message?.request.type === "hostReply") accept(message.request, message.body);
+    if (message?.request.type === "interrupt" && message.request.turn === turn) stopping ??= message.request.reason;
+  };
+
+  return {
+    capabilities: {
+      bridge: [canSuspend && "jspi", mailbox && "atomics"].filter(Boolean).join("+") || "none",
+      softInterrupt: canSuspend || mailbox !== undefined,
+    },
+
+    // ---- for worker.js ----
+
+    /** @param {number} number @param {number} timeoutMs */
+    begin(number, timeoutMs) {
+      turn = number;
+      stopping = null;
+      deadline = now() + timeoutMs;
+      nextLook = Math.min(deadline, now() + BREATH_MS);
+    },
+
+    /** Ends the turn; why Python was told to stop, if it was. */
+    end() {
+      const reason = stopping;
+      turn = 0;
+      stopping = null;
+      nextLook = deadline = Infinity;
+      calls.clear();
+      unsent = [];
+      return reason;
+    },
+
+    reply: accept,
+
+    /** @param {number} number @param {StopReason} reason */
+    interrupt(number, reason) {
+      if (number === turn) stop(reason);
+    },
+
+    // ---- for Pyodide ----
+
+    /** Polled by the interpreter while it runs. */
+    interruptBuffer: {
+      get 0() {
+        return now() < nextLook ? 0 : SIGNAL;
+      },
+      set 0(_value) {},
+    },
+
+    // ---- for browser.py ----
+
+    /** @type {(stream: Stream, skipped: number, text: string) => void} */
+    output(stream, skipped, text) {
+      if (turn) post({ type: "output", turn, stream, skipped, text: text.toWellFormed() });
+    },
+
+    /**
+     * Registers a host call of the wait that follows. It is posted when Python is really suspended, so that nothing runs
+     * while the host believes that Python waits.
+     * @param {string} name @param {Encoding} encoding @param {Uint8Array} body
+     */
+    call(name, encoding, body) {
+      lastCall += 1;
+      calls.set(lastCall, null);
+      unsent.push([lastCall, name, encoding, body]);
+    },
+
+    /** Resolves when all registered calls are answered. */
+    answered() {
+      const begun = now();
+      queueMicrotask(() => send(false));
+      return wait((resolve) => {
+        allAnswered = () => {
+          const waited = now() - begun;
+          deadline += waited;
+          nextLook = Math.min(deadline, now() + BREATH_MS);
+          resolve(takeAnswers());
+        };
+      });
+    },
+
+    /** The same without JSPI. */
+    answeredBlocking() {
+      const begun = now();
+      send(true);
+      while ([...calls.values()].some((answer) => !answer)) {
+        if (stopping) throw new Interrupted();
+        block(Infinity);
+      }
+      deadline += now() - begun;
+      return takeAnswers();
+    },
+
+    /** Forgets registered calls that Python could not wait for. */
+    forget() {
+      calls.clear();
+      unsent = [];
+    },
+
+    /** @param {number | undefined} ms */
+    sleep(ms) {
+      return wait((resolve) => {
+        const left = deadline - now();
+        const overdue = ms === undefined || ms > left;
+        const timer = setTimeout(() => (overdue ? stop("timeout") : resolve(undefined)), overdue ? left : ms);
+        return () => clearTimeout(timer);
+      });
+    },
+
+    /** @param {number | undefined} ms */
+    sleepBlocking(ms) {
+      const until = Math.min(ms === undefined ? Infinity : now() + ms, deadline);
+      while (now() < until && !stopping) block(until - now());
+      if (now() >= deadline) stopping ??= "timeout";
+      if (stopping) throw new Interrupted();
+    },
+
+    canBlock: mailbox !== undefined,
+
+    /** Whether Python is to stop now; asked by its signal handler. */
+    overdue() {
+      const time = now();
+      if (time >= deadline) stopping ??= "timeout";
+      if (!canSuspend) block(0);
+      nextLook = stopping ? time + REPEAT_MS : Math.min(deadline, time + BREATH_MS);
+      return stopping !== null;
+    },
+
+    /** One trip through the event loop. */
+    breathe() {
+      return wait((resolve) => {
+        breathTaken = () => resolve(undefined);
+        breath.port2.postMessage(null);
+      });
+    },
+
+    /** The moment was bad: ask for a breath again at the next poll. */
+    lookAgain() {
+      nextLook = 0;
+    },
+  };
+
+  /** @returns {[boolean, string, Uint8Array][]} */
+  function takeAnswers() {
+    allAnswered = null;
+    const answers = [...calls.values()].map((answer) => /** @type {Answer} */ (answer));
+    calls.clear();
+    return answers.map(({ ok, kind, body }) => [ok, kind, body]);
+  }
+}

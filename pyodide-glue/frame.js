@@ -1,0 +1,8 @@
+// The script of the guest's frame, a document of an opaque origin: it starts the worker and stays out of the way.
+
+import { startWorker } from "./start-worker.js";
+
+self.onmessage = ({ data, ports: [port, control] }) => {
+  self.onmessage = null;
+  startWorker(data.script, { ...data.message, port }, control);
+};

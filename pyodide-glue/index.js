@@ -1,0 +1,37 @@
+// The package's entry: loads the supervisor and hands out sandboxes.
+
+import init, { startSandbox } from "../pkg/sandglass.js";
+import { frame, integrity } from "../dist/assets.js";
+import { startWorker } from "./start-worker.js";
+
+/** @import { Sandbox, SandboxOptions } from "../pkg/sandglass.js" */
+
+/** What is thrown when a sandbox cannot do what it was asked to; `code` never changes for a kind of error. */
+export class SandboxError extends Error {
+  name = "SandboxError";
+
+  /** @param {string} code @param {string} message */
+  constructor(code, message) {
+    super(message);
+    this.code = code;
+  }
+}
+
+/** What the supervisor needs of JavaScript. */
+const glue = {
+  SandboxError,
+  integrity,
+  frameScript: frame,
+  assetsUrl: new URL("../dist/", import.meta.url).href,
+  startWorker,
+};
+
+/**
+ * Starts a sandbox; resolves when Python is ready.
+ * @param {SandboxOptions} [options]
+ * @returns {Promise<Sandbox>}
+ */
+export async function createSandbox(options) {
+  await init();
+  return startSandbox(glue, options);
+}

@@ -1,0 +1,30 @@
+// Takes from the worker what guest code must not have. The frame's policy already closes the network and `eval`; this
+// makes the same true of `isolation: "worker"` as far as a worker can, and keeps what the glue stands on from being
+// changed under it.
+
+/** What is left on the global object; everything else is removed along its whole prototype chain. */
+const KEPT = new Set(
+  `AggregateError Array ArrayBuffer BigInt BigInt64Array BigUint64Array Boolean DataView Date Error EvalError
+  Float32Array Float64Array Infinity Int16Array Int32Array Int8Array Intl Iterator JSON Map Math NaN Number Object Promise
+  Proxy RangeError ReferenceError Reflect RegExp Set String Symbol SyntaxError TypeError URIError Uint16Array Uint32Array
+  Uint8Array Uint8ClampedArray WeakMap WeakRef WeakSet FinalizationRegistry decodeURI decodeURIComponent encodeURI
+  encodeURIComponent escape unescape isFinite isNaN parseFloat parseInt undefined globalThis self console crypto performance
+  TextDecoder TextEncoder DOMException WebAssembly constructor toString hasOwnProperty valueOf`.split(/\s+/),
+);
+
+/** Prototypes that the glue relies on; frozen. */
+const FROZEN = [Object, Array, Function, Promise, Map, String, RegExp, Error, MessagePort, MessageEvent, EventTarget];
+
+export function lockDown() {
+  const frozen = FROZEN.map((type) => type.prototype);
+  for (let holder = self; holder && holder !== Object.prototype; holder = Object.getPrototypeOf(holder)) {
+    for (const name of Reflect.ownKeys(holder)) {
+      if (typeof name !== "string" || KEPT.has(name)) continue;
+      if (!Reflect.deleteProperty(holder, name)) {
+        Reflect.defineProperty(holder, name, { value: undefined, writable: false });
+      }
+    }
+  }
+  for (const prototype of frozen) Object.freeze(prototype);
+  Object.freeze(JSON);
+}

@@ -1,0 +1,90 @@
+// The second way to a guest: shared memory, for a worker that is blocked in `Atomics.wait` and hears no message.
+//
+// Layout: three 32-bit numbers (state, size of the message, size of this piece), then the piece. A message is the size of
+// its header as a 32-bit number, the header as UTF-8 JSON, and the body. The reader asks for the next piece by a message
+// to whoever started it.
+
+/** @import { Request } from "../pkg/sandglass.js" */
+
+const EMPTY = 0;
+const FULL = 1;
+const HEADER_BYTES = 12;
+const MAILBOX_BYTES = 1 << 20;
+
+// Taken before any guest code runs: lockDown removes them.
+const { load, notify, store, wait } = Atomics;
+const askForMore = self.postMessage?.bind(self);
+
+/** Memory for a mailbox, where this context may share memory with its workers. */
+export function createMailbox() {
+  return self.crossOriginIsolated ? new SharedArrayBuffer(MAILBOX_BYTES) : undefined;
+}
+
+/**
+ * The relay's end. It lives in the thread that started the worker: the frame, or the page.
+ * @param {SharedArrayBuffer} mailbox
+ * @param {Worker} worker
+ */
+export function createMailboxWriter(mailbox, worker) {
+  const state = new Int32Array(mailbox, 0, 3);
+  const piece = new Uint8Array(mailbox, HEADER_BYTES);
+  /** @type {Uint8Array[]} */
+  const queue = [];
+  let offset = 0;
+
+  const fill = () => {
+    const [message] = queue;
+    if (!message || load(state, 0) === FULL) return;
+    const part = message.subarray(offset, offset + piece.length);
+    piece.set(part);
+    state[1] = message.length;
+    state[2] = part.length;
+    offset += part.length;
+    if (offset === message.length) {
+      queue.shift();
+      offset = 0;
+    }
+    store(state, 0, FULL);
+    notify(state, 0);
+  };
+  worker.addEventListener("message", fill);
+
+  /** @param {[string, Uint8Array?]} message */
+  return ([header, body = new Uint8Array(0)]) => {
+    const head = new TextEncoder().encode(header);
+    const message = new Uint8Array(4 + head.length + body.length);
+    new DataView(message.buffer).setUint32(0, head.length, true);
+    message.set(head, 4);
+    message.set(body, 4 + head.length);
+    queue.push(message);
+    fill();
+  };
+}
+
+/**
+ * The worker's end.
+ * @param {SharedArrayBuffer} mailbox
+ * @returns {(ms: number) => { request: Request, body: Uint8Array } | null} waits for one message, at most `ms`
+ */
+export function readMailbox(mailbox) {
+  const state = new Int32Array(mailbox, 0, 3);
+  const piece = new Uint8Array(mailbox, HEADER_BYTES);
+  const { parse } = JSON;
+  const decoder = new TextDecoder();
+
+  return (ms) => {
+    /** @type {Uint8Array | undefined} */
+    let message;
+    let offset = 0;
+    do {
+      if (wait(state, 0, EMPTY, message ? Infinity : ms) === "timed-out") return null;
+      message ??= new Uint8Array(state[1]);
+      message.set(piece.subarray(0, state[2]), offset);
+      offset += state[2];
+      store(state, 0, EMPTY);
+      askForMore(null);
+    } while (offset < message.length);
+    const end = 4 + new DataView(message.buffer).getUint32(0, true);
+    return { request: parse(decoder.decode(message.subarray(4, end))), body: message.slice(end) };
+  };
+}

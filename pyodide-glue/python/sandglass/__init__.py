@@ -1,0 +1,22 @@
+"""The Python side of Sandglass: runs cells inside the sandbox and talks to the host through a `Bridge`.
+
+Where things are:
+
+- `runtime.py`    `Runtime`, the one object a backend drives: configure, execute, get and set variables
+- `bridge.py`     `Bridge`, what a backend provides: output, host calls, sleep
+- `browser.py`    the backend in the browser: adapts the worker's JS bridge, and boots
+- `execution.py`  compiles and runs a cell;  `tracebacks.py` turns an exception into text
+- `namespace.py`  the user's `__main__`, reserved names, the final answer
+- `helpers.py`    `llm_query`, `FINAL`, `chunk_text`, …: what user code can call
+- `output.py`     stdout and stderr, bounded;  `loop.py` asyncio on top of `Bridge.sleep`
+- `values.py`     how values cross: the wire format;  `guards.py` undoes what a cell did to the interpreter
+
+Standard library only, CPython 3.11 … 3.14.
+"""
+
+from sandglass.bridge import Bridge
+from sandglass.errors import HostCallError, LimitError, NotSerializable
+from sandglass.runtime import Runtime
+
+__version__ = "0.1.0"
+__all__ = ["Bridge", "HostCallError", "LimitError", "NotSerializable", "Runtime", "__version__"]

@@ -1,0 +1,24 @@
+"""What a backend gives the runtime. The browser's is in `browser.py`; tests use a fake."""
+
+from typing import Protocol
+
+
+class Bridge(Protocol):
+    """The crossing to the host. Called from the interpreter's main thread only."""
+
+    def output(self, stream: str, skipped: int, text: str) -> None:
+        """Sends text of `stream` (stdout, stderr, result, error or traceback), at most 64 Ki characters.
+
+        `skipped` characters of the same stream were dropped right before it. Must not raise.
+        """
+
+    def host_call(self, name: str, calls: list[tuple[str, bytes]]) -> list[tuple[bool, str, bytes]]:
+        """Calls the host function `name` once for each encoded argument list and blocks until all are answered.
+
+        Answers come in order: `(True, encoding, body)`, or `(False, kind, utf8_message)` with `kind` one of "error",
+        "timeout" and "limit". Raises KeyboardInterrupt when the execution is interrupted.
+        """
+        ...
+
+    def sleep(self, seconds: float | None) -> None:
+        """Blocks for `seconds`; None means until something wakes it. Raises KeyboardInterrupt when interrupted."""

@@ -1,0 +1,131 @@
+"""The backend in the browser: `bridge.js` as a `Bridge`, and what `worker.js` calls.
+
+Imported inside Pyodide only.
+"""
+
+from __future__ import annotations
+
+import json
+import os.path
+import signal
+from typing import TYPE_CHECKING, Any
+
+from pyodide.ffi import JsException, can_run_sync, run_sync, to_js  # type: ignore[import-not-found]
+
+from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.runtime import Runtime
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+_PACKAGE = os.path.dirname(__file__)
+_HELPERS = os.path.join(_PACKAGE, "helpers.py")
+
+
+class BrowserBridge:
+    """Adapts `bridge.js`: its promises become blocking calls, and its interruptions KeyboardInterrupt."""
+
+    def __init__(self, js: Any) -> None:
+        self._js = js
+        self.output = js.output
+
+    def host_call(self, name: str, calls: list[tuple[str, bytes]]) -> list[tuple[bool, str, bytes]]:
+        js = self._js
+        for encoding, body in calls:
+            js.call(name, encoding, to_js(body))
+        try:
+            answers = self._wait(js.answered, js.answeredBlocking)
+        except BaseException:
+            js.forget()
+            raise
+        return [(ok, kind, body.to_bytes()) for ok, kind, body in answers]
+
+    def sleep(self, seconds: float | None) -> None:
+        ms = None if seconds is None else seconds * 1000
+        self._wait(self._js.sleep, self._js.sleepBlocking, ms)
+
+    def _wait(self, suspend: Any, block: Any, *args: Any) -> Any:
+        try:
+            if can_run_sync():
+                try:
+                    return run_sync(suspend(*args))
+                except RuntimeError:
+                    if not self._js.canBlock:
+                        raise
+            if self._js.canBlock:
+                return block(*args)
+        except JsException as error:
+            if error.name == "Interrupted":
+                raise KeyboardInterrupt from None
+            raise
+        raise RuntimeError(
+            "Python cannot wait here: a JavaScript function is on the stack, or the browser lacks JSPI. Call it outside of "
+            "JavaScript callbacks, or serve the page cross-origin isolated. Nothing was sent; variables are kept"
+        )
+
+    def watch(self) -> None:
+        """Listens for the signal by which `bridge.js` asks for a breath."""
+        signal.signal(signal.SIGALRM, self._breathe)
+
+    def _breathe(self, _signal: int, frame: FrameType | None) -> None:
+        js = self._js
+        if not _in_user_code(frame):
+            js.lookAgain()
+            return
+        if js.overdue():
+            raise KeyboardInterrupt
+        if can_run_sync():
+            try:
+                run_sync(js.breathe())
+            except JsException as error:
+                if error.name == "Interrupted":
+                    raise KeyboardInterrupt from None
+            except RuntimeError:
+                pass  # a JavaScript frame is in the way; the deadline still holds
+
+
+class Guest:
+    """What `worker.js` calls. Results are JavaScript values."""
+
+    def __init__(self, js_bridge: Any) -> None:
+        self._bridge = BrowserBridge(js_bridge)
+        self._runtime = Runtime(self._bridge)
+        self._runtime.install()
+
+    def configure(self, config: str) -> None:
+        self._runtime.configure(json.loads(config))
+
+    def execute(self, execution: int, source: str) -> Any:
+        """The header alone, or `[header, encoding, final]`."""
+        self._bridge.watch()
+        header, encoding, body = self._runtime.execute(execution, source)
+        return header if encoding == "none" else to_js([header, encoding, body])
+
+    def get_variable(self, name: str) -> Any:
+        return to_js(self._runtime.get_variable(name))
+
+    def set_variable(self, name: str, encoding: str, body: Any) -> None:
+        self._runtime.set_variable(name, encoding, body.to_bytes())
+
+    def list_variables(self) -> Any:
+        return to_js(self._runtime.list_variables())
+
+    def write_fd(self, fd: int, data: Any) -> None:
+        self._runtime.write_fd(fd, data.to_bytes())
+
+
+def _in_user_code(frame: FrameType | None) -> bool:
+    """Whether an exception raised here goes through the user's code, and not through ours at an awkward moment."""
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if filename.startswith("<cell ") or filename == _HELPERS:
+            return True
+        if filename.startswith(_PACKAGE):
+            return False
+        frame = frame.f_back
+    return False
+
+
+def boot(js_bridge: Any) -> Guest:
+    """Makes this interpreter a guest. Called once by `worker.js`, which then calls `configure`."""
+    return Guest(js_bridge)

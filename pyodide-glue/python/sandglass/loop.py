@@ -1,0 +1,219 @@
+"""asyncio for cells: a deterministic event loop whose only way to wait is `Bridge.sleep`.
+
+The same loop runs on every backend. Nothing of it runs while Python is blocked in a host call, and nothing of it
+outlives the cell: `EventLoops.end_cell` treats leftover tasks as `asyncio.run` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import events, tasks
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+
+CANCEL_ROUNDS = 3  # tasks that are cancelled may start others; after this many rounds they are dropped
+
+
+class CellLoop(asyncio.BaseEventLoop):
+    """An event loop that sleeps through the bridge."""
+
+    def __init__(self, sleep: Callable[[float | None], None]) -> None:
+        super().__init__()
+        self._sleep = sleep
+        self._selector = self
+        self._main: asyncio.Future[Any] | None = None
+        self._external = 0
+
+    def select(self, timeout: float | None) -> list[Any]:
+        """What BaseEventLoop calls to wait: this loop is its own selector."""
+        try:
+            if timeout is None and not self._external:
+                raise RuntimeError(
+                    "deadlock: the cell waits for something that nothing can complete: no task is ready, no timer set"
+                )
+            if timeout is None or timeout > 0:
+                self._sleep(timeout)
+        except (RuntimeError, KeyboardInterrupt) as error:
+            self._fail_main(error)
+        return []
+
+    def expect_wake(self, delta: int) -> None:
+        """Hook for backends with asynchronous events: above 0, an idle loop waits for one instead of failing.
+
+        The event itself arrives through `call_soon_threadsafe`.
+        """
+        self._external += delta
+
+    def _fail_main(self, error: BaseException) -> None:
+        """Raises the error at the await where the main task stands, so that the traceback shows that line."""
+        waiter: Any = self._main
+        while isinstance(waiter, asyncio.Task):
+            waiter = getattr(waiter, "_fut_waiter", None)
+        if waiter is None or waiter.done():
+            raise error
+        waiter.set_exception(error.with_traceback(None))
+
+    def run_until_complete(self, future: Any) -> Any:
+        if self.is_running() and asyncio.iscoroutine(future):
+            return self._run_beside(future)
+        main = asyncio.ensure_future(future, loop=self)
+        main.add_done_callback(_stop)
+        self._main = main
+        try:
+            self.run_forever()
+        except BaseException:
+            if main.done() and not main.cancelled():
+                main.exception()  # it is on its way to the caller: mark it as seen
+            raise
+        finally:
+            main.remove_done_callback(_stop)
+            self._main = None
+        if not main.done():
+            raise RuntimeError("Event loop stopped before Future completed.")
+        return main.result()
+
+    def _run_beside(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """`loop.run_until_complete()` inside a coroutine of this loop: a loop of its own runs it meanwhile."""
+        other = CellLoop(self._sleep)
+        try:
+            return other.run_until_complete(coroutine)
+        finally:
+            other.finish()
+
+    def run_forever(self) -> None:
+        with _outer_loop_suspended():
+            super().run_forever()
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
+        """There are no threads: the function runs here and now, and the future that is returned is done."""
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def finish(self, main: asyncio.Future[Any] | None = None) -> int:
+        """Cancels what is left, shuts down async generators, closes. Returns how many tasks but `main` were left."""
+        if self.is_closed():
+            return 0
+        left: set[Any] = set()
+        try:
+            for _ in range(CANCEL_ROUNDS):
+                pending = asyncio.all_tasks(self)
+                if not pending:
+                    break
+                left |= pending
+                for task in pending:
+                    task.cancel()
+                self.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+            self.run_until_complete(self.shutdown_asyncgens())
+        except RuntimeError:
+            pass  # a task refused to be cancelled and waits forever
+        finally:
+            for task in asyncio.all_tasks(self):
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+            self.close()
+        return len(left - {main})
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        """Part of BaseEventLoop: there are no I/O events."""
+
+    def _write_to_self(self) -> None:
+        """Part of BaseEventLoop: there is no other thread to be woken from."""
+
+
+def _stop(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled() and isinstance(future.exception(), (SystemExit, KeyboardInterrupt)):
+        return  # already propagates out of run_forever
+    future.get_loop().stop()
+
+
+@contextmanager
+def _outer_loop_suspended() -> Iterator[None]:
+    """Lets a loop run inside a callback of another one."""
+    outer = events._get_running_loop()
+    if outer is None:
+        yield
+        return
+    task = asyncio.current_task(outer)
+    if task is not None:
+        tasks._leave_task(outer, task)
+    events._set_running_loop(None)
+    try:
+        yield
+    finally:
+        events._set_running_loop(outer)
+        if task is not None:
+            tasks._enter_task(outer, task)
+
+
+class EventLoops:
+    """The asyncio policy: hands out `CellLoop`s, and ends them with the cell that made them."""
+
+    def __init__(self, sleep: Callable[[float | None], None]) -> None:
+        self._sleep = sleep
+        self._made: list[CellLoop] = []
+        self._current: asyncio.AbstractEventLoop | None = None
+        self._main: asyncio.Future[Any] | None = None
+
+    def get_event_loop(self) -> asyncio.AbstractEventLoop:
+        if self._current is None or self._current.is_closed():
+            self._current = self.new_event_loop()
+        return self._current
+
+    def set_event_loop(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._current = loop
+
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        loop = CellLoop(self._sleep)
+        self._made.append(loop)
+        return loop
+
+    def run(self, main: Any, *, debug: bool | None = None, loop_factory: Callable[[], Any] | None = None) -> Any:
+        """asyncio.run(), which here also works inside a running loop.
+
+        CPython's would also take over SIGINT, so that an interrupt would not stop a busy coroutine.
+        """
+        if not asyncio.iscoroutine(main):
+            raise ValueError(f"a coroutine was expected, got {main!r}")
+        loop = loop_factory() if loop_factory else CellLoop(self._sleep)
+        if debug is not None:
+            loop.set_debug(debug)
+        try:
+            return loop.run_until_complete(main)
+        finally:
+            if isinstance(loop, CellLoop):
+                loop.finish()
+            else:
+                loop.close()
+
+    def run_cell(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Runs a cell that awaits."""
+        loop = self.get_event_loop()
+        self._main = loop.create_task(coroutine)
+        return loop.run_until_complete(self._main)
+
+    def begin_cell(self) -> None:
+        """The backend may have a loop of its own (Pyodide's counts as always running); cells do not see it."""
+        if events._get_running_loop() is not None:
+            events._set_running_loop(None)
+
+    def end_cell(self) -> int:
+        """Ends every loop of the cell. Returns how many background tasks that cancelled."""
+        if not self._made:
+            self._current = None
+            return 0
+        made, self._made, self._current = self._made, [], None
+        main, self._main = self._main, None
+        try:
+            return sum(loop.finish(main) for loop in made)
+        finally:
+            for loop in made:
+                if not loop.is_closed() and not loop.is_running():
+                    loop.close()

@@ -1,0 +1,113 @@
+"""The user's namespace: the dictionary of the module `__main__`, so that pickle, dataclasses and inspect work.
+
+User variables are its names that are identifiers, not dunder names and not reserved (the helpers and `answer`).
+`context` is a user variable. A cell may overwrite reserved names; they are put back when it ends.
+"""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+from types import ModuleType
+from typing import Any
+
+from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.values import type_name
+
+MAX_NAMES = 10_000
+MAX_NAME_CHARS = 200
+_LENGTH_TYPES = (str, bytes, list, tuple, dict, set)
+MISSING = object()
+
+
+class Namespace:
+    """What user code sees as its globals, and the final answer it declares there."""
+
+    def __init__(self) -> None:
+        self.module = ModuleType("__main__")
+        self.globals: dict[str, Any] = vars(self.module)
+        self.globals["__builtins__"] = builtins
+        self._essentials = dict(self.globals)
+        self.helpers: dict[str, Any] = {}
+        self.answer: dict[Any, Any] = {"content": "", "ready": False}
+        self.final: Any = MISSING
+        self._reported: set[Any] = set()
+
+    def set_helpers(self, helpers: dict[str, Any]) -> None:
+        for name in self.helpers:
+            self.globals.pop(name, None)
+        self.helpers = helpers
+        self.restore()
+        self._reported = set(self.globals)
+
+    def restore(self) -> None:
+        """Puts reserved names back."""
+        self.globals.update(self._essentials)
+        self.globals.update(self.helpers)
+        self.globals["answer"] = self.answer
+
+    def take_answer(self) -> None:
+        """Reads `answer` at the end of a cell: a true `ready` makes `content` the final value.
+
+        A cell may rebind `answer` to a dict of its own, which is used from then on. Anything else that was assigned to
+        it becomes the content, so that `answer = "42"` is not lost when the dict is put back.
+        """
+        answer = self.globals.get("answer", self.answer)
+        if not isinstance(answer, dict):
+            self.answer = {"content": answer, "ready": False}
+            return
+        self.answer = answer
+        ready = dict.get(answer, "ready", False)
+        if ready is False:
+            return
+        dict.__setitem__(answer, "ready", False)
+        try:
+            if not ready:
+                return
+        except Exception:  # an array, say: its truth is undefined, but it was set
+            pass
+        if self.final is MISSING:
+            self.final = dict.get(answer, "content", "")
+
+    def names(self) -> list[str]:
+        """User variables in order of creation."""
+        return [name for name in list(self.globals) if self._is_user_name(name)]
+
+    def changed_names(self) -> list[str] | None:
+        """User variables, bounded for the host; None when there are the same names as in the last report."""
+        if self.globals.keys() == self._reported:
+            return None
+        self._reported = set(self.globals)
+        return [name for name in self.names() if len(name) <= MAX_NAME_CHARS][:MAX_NAMES]
+
+    def find(self, name: str) -> Any:
+        """A variable for FINAL_VAR or the host; MISSING when there is none. Helpers do not count unless overwritten."""
+        value = self.globals.get(name, MISSING)
+        if value is MISSING or name[:2] == name[-2:] == "__":
+            return MISSING
+        return MISSING if value is self.helpers.get(name, self) else value
+
+    def assign(self, name: str, value: Any) -> None:
+        """Sets a variable for the host. ValueError when that is no name for a user variable."""
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise ValueError(f"{name[:MAX_NAME_CHARS]!r} is not a valid Python variable name")
+        if name in self.helpers or name[:2] == name[-2:] == "__":
+            raise ValueError(f"{name[:MAX_NAME_CHARS]!r} is reserved and cannot be set")
+        self.globals[name] = value
+        if name == "answer":
+            self.take_answer()
+            self.restore()
+
+    def listing(self) -> list[dict[str, Any]]:
+        """`[{name, type, length}]` of user variables; length of str, bytes and plain containers only, else None."""
+        rows = []
+        for name in self.names()[:MAX_NAMES]:
+            value = self.globals[name]
+            length = len(value) if type(value) in _LENGTH_TYPES else None
+            rows.append({"name": name[:MAX_NAME_CHARS], "type": type_name(value), "length": length})
+        return rows
+
+    def _is_user_name(self, name: Any) -> bool:
+        if type(name) is not str or name in self.helpers or name == "answer":
+            return False
+        return name.isidentifier() and not name[:2] == name[-2:] == "__"

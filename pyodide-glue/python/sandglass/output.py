@@ -1,0 +1,240 @@
+"""Captures what Python prints, in order, and sends it to the host in bounded messages.
+
+Per stream, the first `limit` characters of an execution are sent in full. What comes after goes through a tail buffer
+of `limit` characters that keeps the newest ones between two flushes and counts what it drops. So a host that keeps the
+first and the last `limit / 2` characters always gets the right ones, and printing without end costs bounded memory and
+a bounded rate of messages. Order between streams is exact until one of them exceeds its limit.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import sys
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sandglass.bridge import Bridge
+
+FLUSH_CHARS = 32 * 1024
+FLUSH_SECONDS = 0.05
+MAX_MESSAGE_CHARS = 64 * 1024
+STREAMS = ("stdout", "stderr", "result", "error", "traceback")
+
+
+class Channel:
+    """State of one stream within one execution."""
+
+    __slots__ = ("head_left", "name", "skipped", "tail", "tail_chars")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.reset(0)
+
+    def reset(self, limit: int) -> None:
+        self.head_left = limit
+        self.tail: list[str] = []
+        self.tail_chars = 0
+        self.skipped = 0
+
+
+class Emitter:
+    """Collects text of all streams and sends it when there is enough of it, when 50 ms have passed, or on `flush`."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+        self._limit = 0
+        self._active = False
+        self._due = 0.0
+        self._head: list[tuple[Channel, str]] = []
+        self._head_chars = 0
+        self.channels = {name: Channel(name) for name in STREAMS}
+
+    def begin(self, limit: int) -> None:
+        """Starts an execution: counts anew and accepts text."""
+        self._limit = limit
+        self._head = []
+        self._head_chars = 0
+        for channel in self.channels.values():
+            channel.reset(limit)
+        self._due = monotonic() + FLUSH_SECONDS
+        self._active = True
+
+    def end(self) -> None:
+        """Sends what is left; text written from now on (by finalizers, say) belongs to no execution and is dropped."""
+        self.flush()
+        self._active = False
+
+    def write(self, channel: Channel, text: str) -> None:
+        # The hot path of print(): every call here counts four times in WebAssembly.
+        if not self._active:
+            return
+        size = len(text)
+        if size <= channel.head_left:
+            channel.head_left -= size
+            self._head.append((channel, text))
+            self._head_chars += size
+            if self._head_chars >= FLUSH_CHARS:
+                self.flush()
+                return
+        elif channel.head_left:
+            head = channel.head_left
+            self.write(channel, text[:head])
+            self._keep_tail(channel, text, size - head)
+        else:
+            self._keep_tail(channel, text, size)
+        if monotonic() >= self._due:
+            self.flush()
+
+    def _keep_tail(self, channel: Channel, text: str, size: int) -> None:
+        """Keeps the last `size` characters of text; trims only when the buffer is twice the limit."""
+        limit = self._limit
+        if size > limit:
+            channel.skipped += size - limit
+            size = limit
+        if size < len(text):
+            text = text[len(text) - size :]
+        channel.tail.append(text)
+        channel.tail_chars += size
+        if channel.tail_chars > 2 * limit:
+            kept = "".join(channel.tail)
+            channel.tail = [kept[len(kept) - limit :]]
+            channel.skipped += len(kept) - limit
+            channel.tail_chars = limit
+
+    def flush(self) -> None:
+        """Sends all pending text."""
+        pending, self._head, self._head_chars = self._head, [], 0
+        start = 0
+        while start < len(pending):
+            channel = pending[start][0]
+            end = start + 1
+            while end < len(pending) and pending[end][0] is channel:
+                end += 1
+            self._send(channel.name, 0, "".join([text for _, text in pending[start:end]]))
+            start = end
+        for channel in self.channels.values():
+            if channel.tail_chars or channel.skipped:
+                self._flush_tail(channel)
+        self._due = monotonic() + FLUSH_SECONDS
+
+    def _flush_tail(self, channel: Channel) -> None:
+        kept = "".join(channel.tail)
+        extra = max(0, len(kept) - self._limit)
+        skipped = channel.skipped + extra
+        channel.tail, channel.tail_chars, channel.skipped = [], 0, 0
+        self._send(channel.name, skipped, kept[extra:])
+
+    def _send(self, stream: str, skipped: int, text: str) -> None:
+        if not text.isascii():
+            text = printable(text)
+        self._bridge.output(stream, skipped, text[:MAX_MESSAGE_CHARS])
+        for start in range(MAX_MESSAGE_CHARS, len(text), MAX_MESSAGE_CHARS):
+            self._bridge.output(stream, 0, text[start : start + MAX_MESSAGE_CHARS])
+
+
+def printable(text: str) -> str:
+    """Text that UTF-8 can carry: lone surrogates are written as `\\udc80`."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace").decode()
+    return text
+
+
+class TextStream(io.TextIOBase):
+    """sys.stdout or sys.stderr of user code."""
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+    newlines = None
+    line_buffering = False
+    write_through = False
+    mode = "w"
+
+    def __init__(self, emitter: Emitter, name: str) -> None:
+        self.name = f"<{name}>"
+        self._emitter = emitter
+        self._channel = emitter.channels[name]
+        self.buffer = ByteStream(self)
+
+    def write(self, text: str, /) -> int:
+        if type(text) is not str:
+            if not isinstance(text, str):
+                raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+            text = str.__str__(text)  # the plain text of a subclass, without calling into it
+        if text:
+            self._emitter.write(self._channel, text)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str], /) -> None:  # type: ignore[override]
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Nothing to do: text is sent within 50 ms, and a flush on every print must not cost a message."""
+
+    def close(self) -> None:
+        """Nothing to do: the stream outlives a cell that closes it."""
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return False
+
+    def reconfigure(self, **_options: Any) -> None:
+        """Accepted for compatibility; the stream is always UTF-8."""
+
+
+class ByteStream(io.BufferedIOBase):
+    """`sys.stdout.buffer`, and where bytes written to file descriptors 1 and 2 arrive."""
+
+    def __init__(self, text: TextStream) -> None:
+        self.raw = self
+        self.name = text.name
+        self._text = text
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        self._partial = False
+
+    def write(self, data: Any, /) -> int:
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), MAX_MESSAGE_CHARS):  # so that 100 MB are never decoded at once
+            self._text.write(self._decoder.decode(view[start : start + MAX_MESSAGE_CHARS]))
+        self._partial = True
+        return len(view)
+
+    def finish(self) -> None:
+        """Writes out what looks like the beginning of a character."""
+        if self._partial:
+            self._partial = False
+            self._text.write(self._decoder.decode(b"", True))
+            self._decoder.reset()
+
+    def flush(self) -> None:
+        """Nothing to do, as in `TextStream`."""
+
+    def close(self) -> None:
+        """Nothing to do, as in `TextStream`."""
+
+    def writable(self) -> bool:
+        return True
+
+
+def empty_stdin() -> io.TextIOWrapper:
+    """sys.stdin of user code: at its end from the start, so that pdb and others quit instead of hanging."""
+    return io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+
+
+def no_input(prompt: object = "", /) -> str:
+    """Stands for input(): nobody is there to answer."""
+    sys.audit("builtins.input", prompt)
+    raise EOFError("input() is not available in this sandbox: assign the value in code instead")
+
+
+no_input.__name__ = no_input.__qualname__ = "input"

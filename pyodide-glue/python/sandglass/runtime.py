@@ -1,0 +1,243 @@
+"""`Runtime`: the one object that a backend drives."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import json
+import linecache
+import operator
+import sys
+import threading
+import time
+import traceback
+from asyncio import events
+from json import dumps as to_json
+from typing import TYPE_CHECKING, Any
+
+from sandglass import execution as cells
+from sandglass import values
+from sandglass.errors import HostCallError, LimitError, Submitted
+from sandglass.guards import Guards
+from sandglass.helpers import Helpers
+from sandglass.loop import EventLoops
+from sandglass.namespace import MISSING, Namespace
+from sandglass.output import Emitter, TextStream, empty_stdin, no_input
+from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.tracebacks import describe
+
+if TYPE_CHECKING:
+    from sandglass.bridge import Bridge
+
+_OK = to_json({"ended": "ok", "errorType": None, "final": False, "names": None})
+_NAME_LIMIT = 200
+
+
+class Runtime:
+    """Runs cells in one namespace and reports through `bridge`. One per interpreter; not thread-safe.
+
+    Order of calls: `install` once, `configure`, then the rest in any order. Nothing but `execute` runs user code on
+    purpose (`get_variable` may call a `__repr__`).
+    """
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+        self._max_output_chars = 0
+        self._max_value_bytes = 0
+        self._max_value_depth = 0
+        self._sources = cells.Sources()
+        self._output = Emitter(bridge)
+        self._namespace = Namespace()
+        self._helpers = Helpers(self._namespace, self._call_host)
+        self._loops = EventLoops(self._sleep)
+        self._stdout = TextStream(self._output, "stdout")
+        self._stderr = TextStream(self._output, "stderr")
+        self._guards = self._make_guards()
+        self._clock_sleep = time.sleep
+        self._clock_sleep_thread = threading.get_ident()
+        self._error: BaseException | None = None
+        self._described = False
+
+    def install(self) -> None:
+        """Takes over sys.stdout, `__main__`, time.sleep, asyncio, … of this interpreter."""
+        self._guards.install()
+
+    def uninstall(self) -> None:
+        """Gives back what `install` took over; for tests."""
+        self._loops.end_cell()
+        self._guards.uninstall()
+
+    def configure(self, config: dict[str, Any]) -> None:
+        """Sets limits and host functions.
+
+        Keys: `maxOutputChars`, `maxValueBytes`, `maxValueDepth`, `maxSourceCache` (characters of source kept for
+        tracebacks), `hostFunctions` (names), `profile`. Unknown keys are for other parts of the guest. Raises KeyError
+        or ValueError, and then changes nothing.
+        """
+        profile = config.get("profile", "default")
+        if profile != "default":
+            raise ValueError(f"unknown profile {profile!r}")
+        limits = [int(config[key]) for key in ("maxOutputChars", "maxValueBytes", "maxValueDepth", "maxSourceCache")]
+        helpers = self._helpers.table(list(config.get("hostFunctions", ())))
+        self._max_output_chars, self._max_value_bytes, self._max_value_depth, self._sources.limit = limits
+        self._namespace.set_helpers(helpers)
+
+    def execute(self, execution: int, source: str) -> tuple[str, str, bytes]:
+        """Runs a cell to its end. Never raises, whatever it does.
+
+        Returns `(header, encoding, body)`. The header is JSON: `ended` ("ok", "error" or "limit"), `errorType`,
+        `final`, and `names` of user variables, null when they are those of the last report. When `final`, encoding and
+        body hold the declared final value (as it is at the end of the cell), else they are `("none", b"")`.
+        """
+        self._error = None
+        self._described = False
+        try:
+            try:
+                self._run(f"<cell {execution}>", source)
+            except Submitted:
+                pass
+            except BaseException as error:
+                self._error = error
+            return self._finish()
+        except BaseException as late:  # an interrupt that arrived while finishing, or a fault of ours
+            return self._finish_after(late)
+
+    def get_variable(self, name: str) -> tuple[str, bytes]:
+        """A variable as `(encoding, body)`; `("missing", b"")` when there is none. Raises NotSerializable."""
+        value = self._namespace.find(name)
+        if value is MISSING:
+            return "missing", b""
+        return self._encode(value, name)
+
+    def set_variable(self, name: str, encoding: str, body: bytes) -> None:
+        """Sets a variable. ValueError for what is no variable name, a reserved name, or a malformed value."""
+        self._namespace.assign(name, values.decode(encoding, body))
+
+    def list_variables(self) -> tuple[str, bytes]:
+        """User variables, encoded: a list of `{name, type, length}`, at most 10,000."""
+        return self._encode(self._namespace.listing(), "the list of variables")
+
+    def write_fd(self, fd: int, data: bytes) -> None:
+        """Takes what user code wrote to file descriptor 1 or 2 itself (`os.write(1, …)`)."""
+        (self._stderr if fd == 2 else self._stdout).buffer.write(data)
+
+    def _run(self, filename: str, source: str) -> None:
+        for stream in (self._stdout, self._stderr):
+            stream.buffer.finish()  # drops half a character that was written between executions
+        self._output.begin(self._max_output_chars)
+        self._namespace.final = MISSING
+        self._loops.begin_cell()
+        self._sources.add(filename, source)
+        codes = cells.compile_cell(source, filename)
+        try:
+            value = cells.run(codes, self._namespace.globals, self._loops)
+            if value is not None:
+                self._write("result", values.safe_repr(value))
+        finally:
+            cancelled = self._loops.end_cell()
+            if cancelled:
+                tasks = "1 background task was" if cancelled == 1 else f"{cancelled} background tasks were"
+                self._stderr.write(f"sandglass: {tasks} cancelled at the end of the cell\n")
+
+    def _finish(self) -> tuple[str, str, bytes]:
+        self._guards.repair()
+        self._loops.begin_cell()
+        namespace = self._namespace
+        namespace.take_answer()
+        namespace.restore()
+        encoding, body = "none", b""
+        final = namespace.final is not MISSING
+        if final:
+            try:
+                encoding, body = self._encode(namespace.final, "the final value")
+            except Exception as error:
+                final = False
+                self._error = self._error or error
+            namespace.final = MISSING
+        error, names = self._error, namespace.changed_names()  # type: ignore[misc]
+        if error is not None:
+            self._describe(error)
+        self._stdout.buffer.finish()
+        self._stderr.buffer.finish()
+        self._output.end()
+        self._error = None
+        if error is None and names is None and not final:
+            return _OK, encoding, body
+        ended = "ok" if error is None else "limit" if isinstance(error, LimitError) else "error"
+        error_type = None if error is None else values.type_name(error)[:_NAME_LIMIT]
+        header = {"ended": ended, "errorType": error_type, "final": final, "names": names}
+        return to_json(header), encoding, body
+
+    def _finish_after(self, late: BaseException) -> tuple[str, str, bytes]:
+        error = self._error = self._error or late
+        try:
+            return self._finish()
+        except BaseException:
+            header = {"ended": "error", "errorType": values.type_name(error), "final": False, "names": None}
+            return to_json(header), "none", b""
+
+    def _describe(self, error: BaseException) -> None:
+        if self._described:
+            return
+        self._described = True
+        text, full = describe(error)
+        self._write("error", text)
+        self._write("traceback", full)
+
+    def _write(self, stream: str, text: str) -> None:
+        self._output.write(self._output.channels[stream], text)
+
+    def _encode(self, value: object, name: str) -> tuple[str, bytes]:
+        return values.encode(value, max_bytes=self._max_value_bytes, max_depth=self._max_value_depth, name=name)
+
+    def _call_host(self, name: str, calls: list[list[Any]]) -> list[tuple[bool, Any]]:
+        encoded = [self._encode(arguments, f"{name}() arguments") for arguments in calls]
+        self._output.flush()
+        replies: list[tuple[bool, Any]] = []
+        for ok, encoding, body in self._bridge.host_call(name, encoded):
+            if ok:
+                replies.append((True, values.decode(encoding, body)))
+            else:
+                message = bytes(body).decode("utf-8", "replace")
+                failure = LimitError(message) if encoding == "limit" else HostCallError(message, encoding)
+                replies.append((False, failure))
+        return replies
+
+    def _sleep(self, seconds: float | None) -> None:
+        self._output.flush()
+        self._bridge.sleep(seconds)
+
+    def _time_sleep(self, seconds: float, /) -> None:
+        """Delays execution for a number of seconds; the host can interrupt it. Checks its argument as CPython does."""
+        duration = seconds if isinstance(seconds, float) else operator.index(seconds)
+        if duration != duration:
+            raise ValueError("Invalid value NaN (not a number)")
+        if duration < 0:
+            raise ValueError("sleep length must be non-negative")
+        if duration > threading.TIMEOUT_MAX:
+            raise OverflowError("timestamp too large to convert to C PyTime_t")
+        if threading.get_ident() != self._clock_sleep_thread:
+            self._clock_sleep(duration)
+        else:
+            self._sleep(float(duration))
+
+    def _make_guards(self) -> Guards:
+        def sleep(seconds: float, /) -> None:
+            self._time_sleep(seconds)
+
+        sleep.__doc__ = self._time_sleep.__doc__
+        guards = Guards()
+        for name, stream in (("stdout", self._stdout), ("stderr", self._stderr), ("stdin", empty_stdin())):
+            guards.own(vars(sys), name, stream)
+            guards.own(vars(sys), f"__{name}__", stream)
+        guards.own(vars(sys), "modules", sys.modules)
+        for module in (sys, builtins, time, asyncio, linecache, traceback, json):
+            guards.own(sys.modules, module.__name__, module)
+        guards.own(vars(linecache), "cache", linecache.cache)
+        guards.own(sys.modules, "__main__", self._namespace.module)
+        guards.own(vars(builtins), "input", no_input)
+        guards.own(vars(time), "sleep", sleep)
+        guards.own(vars(asyncio), "run", self._loops.run)
+        guards.own(vars(asyncio.runners), "run", self._loops.run)
+        guards.own(vars(events), "_event_loop_policy", self._loops)
+        return guards

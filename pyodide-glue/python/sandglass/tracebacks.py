@@ -1,0 +1,74 @@
+"""Exceptions as text, with guest frames only: cells and the library code they call."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import TYPE_CHECKING
+
+from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.values import type_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CELL_PREFIX = "<cell "
+_OURS = os.path.dirname(__file__) + os.sep
+_PYODIDE = (f"{os.sep}pyodide{os.sep}", f"{os.sep}_pyodide{os.sep}")
+_FALLBACK_CHARS = 2000
+
+
+def describe(error: BaseException) -> tuple[str, str]:
+    """The last line(s) of the traceback (`ZeroDivisionError: division by zero`), and the full traceback.
+
+    Survives exceptions whose `__str__`, attributes or causes are broken.
+    """
+    try:
+        summary = traceback.TracebackException(
+            type(error), error, error.__traceback__, lookup_lines=False, compact=True
+        )
+        for part in _chain(summary):
+            _keep_guest_frames(part)
+        return _last_line(summary, error), "".join(summary.format())
+    except Exception:
+        text = f"{type_name(error)}: {_message(error)}"
+        return text, text + "\n"
+
+
+def _chain(summary: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
+    todo, seen = [summary], set()
+    while todo:
+        part = todo.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        todo += [other for other in (part.__cause__, part.__context__, *(part.exceptions or ())) if other is not None]
+
+
+def _keep_guest_frames(part: traceback.TracebackException) -> None:
+    frames = [frame for frame in part.stack if not _is_ours(frame.filename)]
+    for start, frame in enumerate(frames):
+        if frame.filename.startswith(CELL_PREFIX):
+            frames = frames[start:]  # what led to the cell (the event loop, say) is not the guest's
+            break
+    part.stack = traceback.StackSummary.from_list(frames) if frames else None  # type: ignore[assignment]
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith(_OURS) or any(part in filename for part in _PYODIDE)
+
+
+def _last_line(summary: traceback.TracebackException, error: BaseException) -> str:
+    lines = list(summary.format_exception_only())
+    if isinstance(error, SyntaxError):  # the file, line and caret come first
+        name = type_name(error)
+        lines = [line for line in lines if line.startswith(name)] or lines[-1:]
+    return lines[0].rstrip("\n")
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str.__str__(str(error))[:_FALLBACK_CHARS]
+    except Exception:
+        return "<exception str() failed>"

@@ -1,0 +1,84 @@
+// Loads Pyodide from bytes, without a network, and the Python runtime into it.
+
+import { loadPyodide } from "pyodide";
+import createPyodideModule from "pyodide/pyodide.asm.mjs";
+import { info as lock } from "pyodide/pyodide-lock.json";
+
+/** @import { Encoding, GuestInfo } from "../pkg/sandglass.js" */
+/** @import { createBridge } from "./bridge.js" */
+
+/** The protocol's version; src/protocol.rs refuses another. */
+const PROTOCOL_VERSION = 1;
+
+// Pyodide builds absolute addresses of its files from this. Nothing is ever fetched from there.
+const ASSETS = "https://guest.invalid/";
+
+/**
+ * @param {Record<string, Uint8Array>} assets
+ * @param {[string, string][]} files
+ * @param {ReturnType<typeof createBridge>} bridge
+ */
+export async function loadRuntime(assets, files, bridge) {
+  // The only `fetch` there will be: it knows the assets and nothing else.
+  self.fetch = async (request) => {
+    const name = String(request instanceof Request ? request.url : request).replace(ASSETS, "");
+    const bytes = assets[name];
+    if (!bytes) throw new TypeError(`the guest has no ${name}`);
+    const type = name.endsWith(".wasm") ? "application/wasm" : "application/octet-stream";
+    return new Response(/** @type {BufferSource} */ (bytes), { headers: { "content-type": type } });
+  };
+  const pyodide = await loadPyodide({
+    indexURL: ASSETS,
+    createPyodideModule,
+    lockFileContents: JSON.stringify({ info: lock, packages: {} }),
+    stdLibURL: `${ASSETS}python_stdlib.zip`,
+    env: { HOME: "/home/pyodide", MPLBACKEND: "agg" },
+  });
+
+  const [major, minor] = lock.python.split(".");
+  const home = `/lib/python${major}.${minor}/site-packages/sandglass`;
+  pyodide.FS.mkdirTree(home);
+  for (const [name, source] of files) pyodide.FS.writeFile(`${home}/${name}`, source);
+
+  const guest = pyodide.pyimport("sandglass.browser").boot(bridge);
+  pyodide.setInterruptBuffer(/** @type {any} */ (bridge.interruptBuffer));
+  for (const [stream, fd] of /** @type {const} */ ([
+    ["setStdout", 1],
+    ["setStderr", 2],
+  ])) {
+    pyodide[stream]({ write: (bytes) => (guest.write_fd(fd, bytes), bytes.length), isatty: false });
+  }
+  const { PythonError } = pyodide.ffi;
+
+  return {
+    python: createCalls(guest, PythonError),
+    info: {
+      version: PROTOCOL_VERSION,
+      guest: /** @type {Pick<GuestInfo, "python" | "pyodide">} */ ({ python: lock.python, pyodide: pyodide.version }),
+    },
+  };
+}
+
+/**
+ * The runtime's methods as functions that may suspend.
+ * @param {any} guest @param {any} PythonError
+ */
+function createCalls(guest, PythonError) {
+  const { configure, execute, get_variable, set_variable, list_variables } = guest;
+  return {
+    /** @type {(config: string) => void} */
+    configure: (config) => configure(config),
+    /** @type {(execution: number, code: string) => Promise<[report: string, encoding: string, final?: Uint8Array]>} */
+    execute: (execution, code) => execute.callPromising(execution, code),
+    /** @type {(name: string) => Promise<[encoding: string, body: Uint8Array]>} */
+    getVariable: (name) => get_variable.callPromising(name),
+    /** @type {(name: string, encoding: Encoding, body: Uint8Array) => Promise<void>} */
+    setVariable: (name, encoding, body) => set_variable.callPromising(name, encoding, body),
+    /** @type {() => Promise<[encoding: string, body: Uint8Array]>} */
+    listVariables: () => list_variables.callPromising(),
+    /** Whether Python said no, as opposed to having died. @type {(error: unknown) => boolean} */
+    isRefusal: (error) => error instanceof PythonError,
+    /** The last line of a Python error. @type {(error: any) => string} */
+    reason: (error) => error.message.trimEnd().split("\n").at(-1).replace(/^[\w.]+: /, "").slice(0, 4000),
+  };
+}

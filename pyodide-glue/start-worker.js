@@ -1,0 +1,35 @@
+// Starts a guest's worker: in the guest's frame, or in the page itself (`isolation: "worker"`).
+
+import { createMailbox, createMailboxWriter } from "./mailbox.js";
+
+/**
+ * @typedef {object} BootMessage
+ * @property {Record<string, Uint8Array>} assets  Pyodide's files, by name
+ * @property {[string, string][]} files  the Python runtime: names and sources
+ * @property {MessagePort} port  the private way to the host
+ * @property {SharedArrayBuffer} [mailbox]  memory shared with whoever started the worker
+ */
+
+/**
+ * Starts a guest.
+ * @param {Uint8Array} script  dist/guest.js
+ * @param {BootMessage} message
+ * @param {MessagePort} control  takes messages for a blocked worker, and tells when the worker fails
+ */
+export function startWorker(script, message, control) {
+  const url = URL.createObjectURL(new Blob([/** @type {BlobPart} */ (script)], { type: "text/javascript" }));
+  const worker = new Worker(url);
+  worker.addEventListener("error", (event) => {
+    event.preventDefault();
+    control.postMessage(event.message ?? "the worker could not be started");
+  });
+  const mailbox = createMailbox();
+  if (mailbox) {
+    const write = createMailboxWriter(mailbox, worker);
+    control.onmessage = ({ data }) => write(data);
+  }
+  worker.postMessage({ ...message, mailbox }, [message.port]);
+  // The worker has begun to load by then, or has failed.
+  setTimeout(() => URL.revokeObjectURL(url), 60_000);
+  return worker;
+}

@@ -1,0 +1,64 @@
+// Rules about the tree that no compiler knows.
+import { execFileSync } from "node:child_process";
+import { existsSync, readFileSync } from "node:fs";
+import { homedir } from "node:os";
+import { join } from "node:path";
+import { environment, root } from "./project.mjs";
+
+const output = (/** @type {string} */ program, /** @type {string[]} */ ...args) =>
+  execFileSync(program, args, { cwd: root, env: environment, encoding: "utf8", maxBuffer: 1 << 26 });
+
+/** What is committed or about to be. */
+const files = output("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+  .split("\0")
+  .filter((file) => file && existsSync(join(root, file)));
+const read = (/** @type {string} */ file) => readFileSync(join(root, file), "utf8");
+
+/** Each rule returns what breaks it. @type {Record<string, () => string[]>} */
+const RULES = {
+  "only src/wasm.rs, src/wasm/ and tests/web.rs name the browser": () =>
+    files
+      .filter((file) => file.endsWith(".rs") && !/^(src\/wasm(\.rs$|\/)|tests\/web\.rs$)/.test(file))
+      .flatMap((file) => linesWith(file, /\b(web_sys|js_sys|wasm_bindgen|gloo_timers|serde_wasm_bindgen)\b/)),
+
+  "the core without the feature `wasm` depends on no browser crate": () =>
+    output("cargo", "tree", "--workspace", "--locked", "--edges", "normal", "--prefix", "none")
+      .split("\n")
+      .filter((line) => /^(web-sys|js-sys|wasm-bindgen|gloo-)/.test(line)),
+
+  "nothing that is generated is committed": () =>
+    files.filter((file) => /^(pkg|dist|target|node_modules|\.setup|\.venv)\//.test(file)),
+
+  "no file names a path of this machine": () => {
+    const paths = [root, homedir()].filter((path) => path !== "/").map((path) => `${path}/`);
+    return files.filter((file) => paths.some((path) => read(file).includes(path)));
+  },
+
+  "package-lock.json names no registry": () => linesWith("package-lock.json", /"resolved"/),
+
+  "the npm package carries what it promises": () => {
+    const { exports, files: kept, version } = JSON.parse(read("package.json"));
+    const entry = exports["."].default.replace("./", "");
+    const missing = [entry, "LICENSE-MIT", "LICENSE-APACHE"].filter((file) => !files.includes(file));
+    for (const folder of ["pkg", "dist"]) if (!kept.includes(folder)) missing.push(`files: ${folder}`);
+    if (!read("Cargo.toml").includes(`version = "${version}"`)) missing.push(`Cargo.toml: version ${version}`);
+    return missing;
+  },
+};
+
+const failed = Object.entries(RULES).filter(([rule, check]) => {
+  const broken = check();
+  if (broken.length > 0) console.log(`${rule}, but:\n${broken.map((line) => `  ${line}`).join("\n")}`);
+  return broken.length > 0;
+}).length;
+console.log(`${Object.keys(RULES).length - failed} passed, ${failed} failed, 0 skipped`);
+process.exitCode = failed > 0 ? 1 : 0;
+
+/** @param {string} file @param {RegExp} pattern */
+function linesWith(file, pattern) {
+  return read(file)
+    .split("\n")
+    .flatMap((line, index) =>
+      pattern.test(line) && !/^\s*\/\//.test(line) ? [`${file}:${index + 1}: ${line.trim()}`] : [],
+    );
+}

@@ -1,0 +1,67 @@
+// Where things are, and how scripts run other programs.
+import { spawn } from "node:child_process";
+import { createWriteStream, mkdirSync } from "node:fs";
+import { delimiter, dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
+
+/** The repository's folder. */
+export const root = dirname(dirname(fileURLToPath(import.meta.url)));
+
+/** The environment of every program a script runs: what scripts/setup chose comes first on PATH. */
+export const environment = {
+  ...process.env,
+  PATH: [join(root, ".setup/bin"), join(root, "node_modules/.bin"), process.env.PATH].join(delimiter),
+};
+
+/**
+ * Runs a program in its own process group and streams what it prints into a file.
+ * @param {string[]} command
+ * @param {{ log: string, cwd?: string, timeoutSeconds?: number, env?: Record<string, string> }} options
+ * @returns {Promise<{ ok: boolean, output: string }>} `output` ends with the reason when it could not run or took too long
+ */
+export function run([program, ...args], { log, cwd = root, timeoutSeconds = 1200, env = {} }) {
+  mkdirSync(dirname(log), { recursive: true });
+  const file = createWriteStream(log);
+  return new Promise((resolve) => {
+    let output = "";
+    const write = (/** @type {string} */ text) => {
+      output += text;
+      file.write(text);
+    };
+    const child = spawn(program, args, {
+      cwd,
+      env: { ...environment, ...env },
+      stdio: ["ignore", "pipe", "pipe"],
+      detached: true,
+    });
+    const killGroup = () => {
+      try {
+        process.kill(-(/** @type {number} */ (child.pid)), "SIGKILL");
+      } catch {
+        // it is gone already
+      }
+    };
+    // Ctrl-C does not reach another process group by itself.
+    const interrupted = () => {
+      killGroup();
+      process.exit(130);
+    };
+    process.once("SIGINT", interrupted);
+    const timer = setTimeout(() => {
+      write(`\nstopped: it ran for more than ${timeoutSeconds} s\n`);
+      killGroup();
+    }, timeoutSeconds * 1000);
+    const end = (/** @type {boolean} */ ok) => {
+      clearTimeout(timer);
+      process.off("SIGINT", interrupted);
+      file.end(() => resolve({ ok, output }));
+    };
+    child.stdout.setEncoding("utf8").on("data", write);
+    child.stderr.setEncoding("utf8").on("data", write);
+    child.once("error", (error) => {
+      write(`${program} could not start: ${error.message}\n`);
+      end(false);
+    });
+    child.once("close", (code) => end(code === 0));
+  });
+}

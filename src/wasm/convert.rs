@@ -1,0 +1,372 @@
+//! Values between JavaScript and bodies.
+//!
+//! | Python | JavaScript |
+//! |---|---|
+//! | `None` | `null` (and from `undefined`) |
+//! | bool, float, str | boolean, number, string |
+//! | int | number; `BigInt` past 2^53 |
+//! | bytes | `Uint8Array` (and from `ArrayBuffer`) |
+//! | list, tuple | `Array` |
+//! | dict | `Object`; `Map` when a key is no string |
+//! | set, frozenset | `Set` |
+//! | aware datetime | `Date` |
+//! | numpy array | `{ dtype, shape, data }`; from a typed array: list |
+//! | DataFrame | `{ columns, index, data }` |
+//! | anything else | `{ type, repr }` |
+
+use js_sys::{Array, ArrayBuffer, BigInt, Date, Function, JsString, Map, Number, Object, Reflect, Set, Uint8Array};
+use wasm_bindgen::prelude::*;
+use web_sys::{TextDecoder, TextDecoderOptions};
+
+use super::glue::{bytes, is_plain, object};
+use super::outbox::JsBody;
+use crate::error::Error;
+use crate::limits::MAX_VALUE_DEPTH;
+use crate::protocol::Encoding;
+use crate::session::Encoded;
+use crate::value::{Build, Writer, read, utf16_from_wtf8};
+
+/// A JavaScript value as a body. `what` names it in errors.
+pub(super) fn encode(value: &JsValue, what: &str, max_bytes: f64) -> Result<Encoded<JsBody>, Error> {
+    let too_large = |size: f64| {
+        Error::NotSerializable(format!(
+            "{what} takes {size} bytes, maxValueSize is {max_bytes}; nothing was changed"
+        ))
+    };
+    let encoded = if let Some(text) = value.dyn_ref::<JsString>() {
+        Encoded {
+            encoding: Encoding::Text,
+            body: JsBody::Text(text.clone()),
+        }
+    } else if let Some(data) = as_bytes(value) {
+        Encoded {
+            encoding: Encoding::Bytes,
+            body: JsBody::Bytes(data.slice(0, data.length())),
+        }
+    } else {
+        let mut encoder = Encoder {
+            writer: Writer::default(),
+            path: what.to_owned(),
+            open: Vec::new(),
+            max_bytes,
+            tagged: false,
+        };
+        encoder.value(value)?;
+        let encoding = if encoder.tagged {
+            Encoding::Tagged
+        } else {
+            Encoding::Marshal
+        };
+        Encoded {
+            encoding,
+            body: JsBody::Bytes(bytes(&encoder.writer.into_bytes())),
+        }
+    };
+    #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+    let size = crate::session::Body::size(&encoded.body) as f64;
+    if size > max_bytes {
+        Err(too_large(size))
+    } else {
+        Ok(encoded)
+    }
+}
+
+fn as_bytes(value: &JsValue) -> Option<Uint8Array> {
+    match value.dyn_ref::<ArrayBuffer>() {
+        Some(buffer) => Some(Uint8Array::new(buffer)),
+        None => value.dyn_ref::<Uint8Array>().cloned(),
+    }
+}
+
+/// A body as a JavaScript value; `undefined` when it is missing.
+pub(super) fn decode(value: &Encoded<JsBody>) -> Result<JsValue, Error> {
+    let JsBody::Bytes(data) = &value.body else {
+        return Ok(match &value.body {
+            JsBody::Text(text) => text.into(),
+            JsBody::Bytes(data) => data.into(),
+        });
+    };
+    match value.encoding {
+        Encoding::None | Encoding::Missing => Ok(JsValue::UNDEFINED),
+        Encoding::Bytes => Ok(data.into()),
+        Encoding::Text => Ok(decode_text(data)),
+        Encoding::Marshal | Encoding::Tagged => {
+            let tagged = value.encoding == Encoding::Tagged;
+            // The guest counts levels as Python does; an extension adds one.
+            read(&data.to_vec(), tagged, 2 * MAX_VALUE_DEPTH, &mut JsBuilder)
+                .map_err(|error| Error::NotSerializable(error.to_string()))
+        }
+    }
+}
+
+fn decode_text(data: &Uint8Array) -> JsValue {
+    let options: TextDecoderOptions = object(&[("fatal", &true.into()), ("ignoreBOM", &true.into())]).unchecked_into();
+    let decoded = TextDecoder::new_with_label_and_options("utf-8", &options)
+        .and_then(|decoder| decoder.decode_with_js_u8_array(data))
+        .map(JsValue::from);
+    decoded.unwrap_or_else(|_| from_utf16(&utf16_from_wtf8(&data.to_vec())))
+}
+
+fn from_utf16(utf16: &[u16]) -> JsValue {
+    // In pieces: `fromCharCode` takes its input as arguments, which live on the stack.
+    let pieces: Array = utf16
+        .chunks(8_192)
+        .map(|piece| JsValue::from(JsString::from_char_code(piece)))
+        .collect();
+    pieces.join("").into()
+}
+
+struct Encoder {
+    writer: Writer,
+    path: String,
+    /// The containers that the value is in, to find cycles.
+    open: Vec<JsValue>,
+    max_bytes: f64,
+    tagged: bool,
+}
+
+impl Encoder {
+    fn value(&mut self, value: &JsValue) -> Result<(), Error> {
+        if value.is_null() || value.is_undefined() {
+            self.writer.none();
+        } else if let Some(flag) = value.as_bool() {
+            self.writer.bool(flag);
+        } else if let Some(number) = value.as_f64() {
+            self.number(number);
+        } else if let Some(text) = value.dyn_ref::<JsString>() {
+            self.text(text);
+        } else if let Some(int) = value.dyn_ref::<BigInt>() {
+            self.big_int(int)?;
+        } else if let Some(data) = as_bytes(value) {
+            self.check_size(f64::from(data.length()))?;
+            self.writer.bytes(&data.to_vec());
+        } else if let Some(date) = value.dyn_ref::<Date>() {
+            self.tagged = true;
+            if date.get_time().is_nan() {
+                return Err(self.refuse("is an invalid Date"));
+            }
+            self.writer.date(date.get_time());
+        } else {
+            self.container(value)?;
+        }
+        self.check_size(0.0)
+    }
+
+    fn number(&mut self, number: f64) {
+        let whole = number.fract() == 0.0 && number.abs() <= Number::MAX_SAFE_INTEGER;
+        if whole && !(number == 0.0 && number.is_sign_negative()) {
+            #[expect(clippy::cast_possible_truncation, reason = "a safe integer")]
+            self.writer.int(number as i64);
+        } else {
+            self.writer.float(number);
+        }
+    }
+
+    fn text(&mut self, text: &JsString) {
+        if super::glue::well_formed(text) {
+            self.writer.text(&String::from(text));
+        } else {
+            self.writer.ill_formed_text(&text.iter().collect::<Vec<u16>>());
+        }
+    }
+
+    fn big_int(&mut self, int: &BigInt) -> Result<(), Error> {
+        let text = int.to_string(16).map_err(|_| self.refuse("is a BigInt too large"))?;
+        let text = String::from(text);
+        match text.strip_prefix('-') {
+            Some(magnitude) => self.writer.big_int(true, magnitude),
+            None => self.writer.big_int(false, &text),
+        }
+        Ok(())
+    }
+
+    fn container(&mut self, value: &JsValue) -> Result<(), Error> {
+        if self.open.len() >= MAX_VALUE_DEPTH as usize {
+            return Err(self.refuse(&format!("nests more than {MAX_VALUE_DEPTH} levels deep")));
+        }
+        if self.open.iter().any(|open| Object::is(open, value)) {
+            return Err(self.refuse("contains itself"));
+        }
+        self.open.push(value.clone());
+        if let Some(items) = value.dyn_ref::<Array>() {
+            self.writer.list(items.length() as usize);
+            for (index, item) in items.iter().enumerate() {
+                self.inner(&format!("[{index}]"), &item)?;
+            }
+        } else if let Some(map) = value.dyn_ref::<Map>() {
+            let entries = Array::from(map);
+            self.writer.dict();
+            for entry in entries.iter() {
+                let entry: Array = entry.unchecked_into();
+                self.inner(" key", &entry.get(0))?;
+                self.inner(" value", &entry.get(1))?;
+            }
+            self.writer.end_dict();
+        } else if let Some(set) = value.dyn_ref::<Set>() {
+            let items = Array::from(set);
+            self.writer.set(items.length() as usize);
+            for item in items.iter() {
+                self.inner(" item", &item)?;
+            }
+        } else if ArrayBuffer::is_view(value) {
+            let items = Array::from(value);
+            self.writer.list(items.length() as usize);
+            for item in items.iter() {
+                self.inner(" element", &item)?;
+            }
+        } else if is_plain(value) {
+            self.writer.dict();
+            for entry in Object::entries(value.unchecked_ref()).iter() {
+                let entry: Array = entry.unchecked_into();
+                let key: JsString = entry.get(0).unchecked_into();
+                self.text(&key);
+                self.inner(&format!(".{}", String::from(key)), &entry.get(1))?;
+            }
+            self.writer.end_dict();
+        } else {
+            let kind = value.js_typeof().as_string().unwrap_or_default();
+            let class = Reflect::get(value, &"constructor".into())
+                .ok()
+                .and_then(|constructor| constructor.dyn_into::<Function>().ok())
+                .map_or(kind, |constructor| String::from(constructor.name()));
+            return Err(self.refuse(&format!(
+                "is a {class}, which Python has no counterpart for; pass plain objects, arrays, Maps, Sets, Dates, bytes, strings and numbers"
+            )));
+        }
+        self.open.pop();
+        Ok(())
+    }
+
+    fn inner(&mut self, step: &str, value: &JsValue) -> Result<(), Error> {
+        let length = self.path.len();
+        self.path.push_str(step);
+        self.value(value)?;
+        self.path.truncate(length);
+        Ok(())
+    }
+
+    fn check_size(&self, more: f64) -> Result<(), Error> {
+        #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+        if self.writer.len() as f64 + more > self.max_bytes {
+            return Err(self.refuse(&format!("takes more than {} bytes (maxValueSize)", self.max_bytes)));
+        }
+        Ok(())
+    }
+
+    fn refuse(&self, problem: &str) -> Error {
+        let path: String = self.path.chars().take(300).collect();
+        Error::NotSerializable(format!("{path} {problem}; nothing was changed"))
+    }
+}
+
+struct JsBuilder;
+
+impl Build for JsBuilder {
+    type Value = JsValue;
+
+    fn none(&mut self) -> JsValue {
+        JsValue::NULL
+    }
+
+    fn bool(&mut self, value: bool) -> JsValue {
+        value.into()
+    }
+
+    fn int(&mut self, value: i64) -> JsValue {
+        #[expect(clippy::cast_precision_loss, reason = "a safe integer is exact")]
+        if value.unsigned_abs() <= Number::MAX_SAFE_INTEGER as u64 {
+            (value as f64).into()
+        } else {
+            value.into()
+        }
+    }
+
+    fn big_int(&mut self, negative: bool, hex: &str) -> JsValue {
+        // Digits from 0 to f are a BigInt's syntax.
+        let magnitude = BigInt::new(&format!("0x{hex}").into()).unwrap_or_default();
+        if negative {
+            (-&magnitude).into()
+        } else {
+            magnitude.into()
+        }
+    }
+
+    fn float(&mut self, value: f64) -> JsValue {
+        value.into()
+    }
+
+    fn text(&mut self, value: &str) -> JsValue {
+        value.into()
+    }
+
+    fn ill_formed_text(&mut self, utf16: &[u16]) -> JsValue {
+        from_utf16(utf16)
+    }
+
+    fn bytes(&mut self, value: &[u8]) -> JsValue {
+        bytes(value).into()
+    }
+
+    fn list(&mut self, items: Vec<JsValue>) -> JsValue {
+        items.into_iter().collect::<Array>().into()
+    }
+
+    fn dict(&mut self, entries: Vec<(JsValue, JsValue)>) -> JsValue {
+        if entries.iter().all(|(key, _)| key.is_string()) {
+            // `fromEntries` defines own properties, so that a key "__proto__" is just a key.
+            let pairs: Array = entries.iter().map(|(key, value)| Array::of2(key, value)).collect();
+            if let Ok(object) = Object::from_entries(&pairs) {
+                return object.into();
+            }
+        }
+        let map = Map::new();
+        for (key, value) in &entries {
+            map.set(key, value);
+        }
+        map.into()
+    }
+
+    fn set(&mut self, items: Vec<JsValue>) -> JsValue {
+        Set::new(&items.into_iter().collect::<Array>().into()).into()
+    }
+
+    fn date(&mut self, ms: f64) -> JsValue {
+        Date::new(&ms.into()).into()
+    }
+
+    fn array(&mut self, dtype: &str, shape: &[u32], data: &[u8]) -> Option<JsValue> {
+        let width = match dtype {
+            "bool" | "uint8" | "int8" => 1,
+            "int16" | "uint16" => 2,
+            "int32" | "uint32" | "float32" => 4,
+            "int64" | "uint64" | "float64" => 8,
+            _ => return None,
+        };
+        if !data.len().is_multiple_of(width) {
+            return None;
+        }
+        let buffer = bytes(data).buffer();
+        let data: JsValue = match dtype {
+            "int8" => js_sys::Int8Array::new(&buffer).into(),
+            "int16" => js_sys::Int16Array::new(&buffer).into(),
+            "uint16" => js_sys::Uint16Array::new(&buffer).into(),
+            "int32" => js_sys::Int32Array::new(&buffer).into(),
+            "uint32" => js_sys::Uint32Array::new(&buffer).into(),
+            "float32" => js_sys::Float32Array::new(&buffer).into(),
+            "float64" => js_sys::Float64Array::new(&buffer).into(),
+            "int64" => js_sys::BigInt64Array::new(&buffer).into(),
+            "uint64" => js_sys::BigUint64Array::new(&buffer).into(),
+            _ => Uint8Array::new(&buffer).into(),
+        };
+        let shape: Array = shape.iter().map(|size| JsValue::from(*size)).collect();
+        Some(object(&[("dtype", &dtype.into()), ("shape", &shape), ("data", &data)]).into())
+    }
+
+    fn frame(&mut self, columns: JsValue, index: JsValue, rows: JsValue) -> JsValue {
+        object(&[("columns", &columns), ("index", &index), ("data", &rows)]).into()
+    }
+
+    fn opaque(&mut self, type_name: &str, repr: &str) -> JsValue {
+        object(&[("type", &type_name.into()), ("repr", &repr.into())]).into()
+    }
+}

@@ -1,0 +1,470 @@
+//! Carries out what the session wants: the only part that has side effects.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::rc::{Rc, Weak};
+
+use gloo_timers::callback::Timeout;
+use js_sys::{Array, Function, JsString, Promise, Reflect, Uint8Array};
+use serde::Serialize;
+use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::{JsFuture, spawn_local};
+use web_sys::AbortController;
+
+use super::assets::{self, Assets};
+use super::convert::{decode, encode};
+use super::glue::{Glue, describe, now, object, thrown};
+use super::guest_frame::Guest;
+use super::options::{ExecuteOptions, Options};
+use super::outbox::{JsBody, join};
+use crate::error::Error;
+use crate::protocol::{Event, GuestInfo, Request, Stream};
+use crate::session::{Command, Effect, Encoded, HostFailure, Input, Reply, Session, Ticket};
+
+/// UTF-16 units of an event's header. The longest that a guest of ours sends holds its variables' names.
+const MAX_HEADER: u32 = 4 << 20;
+
+/// One session and everything around it.
+pub(super) struct Driver {
+    this: Weak<Self>,
+    glue: Glue,
+    options: Options,
+    session: RefCell<Session<JsBody>>,
+    guest: RefCell<Option<Guest>>,
+    /// Counts the guests, so that nothing of an earlier one arrives.
+    generation: Cell<u32>,
+    effects: RefCell<VecDeque<Effect<JsBody>>>,
+    busy: Cell<bool>,
+    last_ticket: Cell<Ticket>,
+    waiters: RefCell<HashMap<Ticket, Waiter>>,
+    calls: RefCell<HashMap<u32, AbortController>>,
+    /// The guest's numbers of calls that it is blocked in.
+    blocked: RefCell<HashSet<u32>>,
+    timer: RefCell<Option<(f64, Timeout)>>,
+    /// Pieces of a body that is still to come, and their size.
+    parts: RefCell<(Vec<Uint8Array>, f64)>,
+}
+
+/// Who waits for a command.
+struct Waiter {
+    resolve: Function,
+    reject: Function,
+    on_stdout: Option<Function>,
+    on_stderr: Option<Function>,
+}
+
+impl Driver {
+    pub(super) fn new(glue: Glue, options: Options) -> Rc<Self> {
+        let mut names: Vec<String> = options.host_functions.iter().map(|(name, _)| name.clone()).collect();
+        names.extend(options.on_llm_query.is_some().then(|| "llm_query".to_owned()));
+        names.extend(options.on_rlm_query.is_some().then(|| "rlm_query".to_owned()));
+        let session = Session::new(options.limits.clone(), names);
+        Rc::new_cyclic(|this| Self {
+            this: this.clone(),
+            glue,
+            options,
+            session: RefCell::new(session),
+            guest: RefCell::default(),
+            generation: Cell::default(),
+            effects: RefCell::default(),
+            busy: Cell::default(),
+            last_ticket: Cell::default(),
+            waiters: RefCell::default(),
+            calls: RefCell::default(),
+            blocked: RefCell::default(),
+            timer: RefCell::default(),
+            parts: RefCell::default(),
+        })
+    }
+
+    pub(super) fn glue(&self) -> &Glue {
+        &self.glue
+    }
+
+    pub(super) fn options(&self) -> &Options {
+        &self.options
+    }
+
+    pub(super) fn guest_info(&self) -> GuestInfo {
+        self.session.borrow().info().clone()
+    }
+
+    /// A promise of what becomes of a command.
+    pub(super) fn submit(&self, command: Command<JsBody>, options: ExecuteOptions) -> Promise {
+        let ticket = self.last_ticket.get() + 1;
+        self.last_ticket.set(ticket);
+        let ExecuteOptions {
+            signal,
+            on_stdout,
+            on_stderr,
+            ..
+        } = options;
+        let (mut on_stdout, mut on_stderr) = (on_stdout, on_stderr);
+        let promise = Promise::new(&mut |resolve, reject| {
+            let waiter = Waiter {
+                resolve,
+                reject,
+                on_stdout: on_stdout.take(),
+                on_stderr: on_stderr.take(),
+            };
+            self.waiters.borrow_mut().insert(ticket, waiter);
+        });
+        self.feed(Input::Command(ticket, command));
+        match signal {
+            Some(signal) if signal.aborted() => self.feed(Input::Cancel(ticket)),
+            Some(signal) => self.cancel_on(&signal, ticket, &promise),
+            None => {}
+        }
+        promise
+    }
+
+    /// Takes the command back when `signal` says so; listens no longer than it runs.
+    fn cancel_on(&self, signal: &web_sys::AbortSignal, ticket: Ticket, promise: &Promise) {
+        let this = self.this.clone();
+        let abort = Closure::<dyn FnMut()>::new(move || {
+            if let Some(driver) = this.upgrade() {
+                driver.feed(Input::Cancel(ticket));
+            }
+        });
+        if signal
+            .add_event_listener_with_callback("abort", abort.as_ref().unchecked_ref())
+            .is_err()
+        {
+            return;
+        }
+        let (signal, promise) = (signal.clone(), promise.clone());
+        spawn_local(async move {
+            let _ = JsFuture::from(promise).await;
+            let _ = signal.remove_event_listener_with_callback("abort", abort.as_ref().unchecked_ref());
+        });
+    }
+
+    /// Gives the session an input and does what follows from it.
+    pub(super) fn feed(&self, input: Input<JsBody>) {
+        let effects = self.session.borrow_mut().handle(now(), input);
+        self.effects.borrow_mut().extend(effects);
+        // A callback of the user's may come back in here; its effects wait for their turn.
+        if !self.busy.replace(true) {
+            while let Some(effect) = self.next_effect() {
+                self.carry_out(effect);
+            }
+            self.busy.set(false);
+            self.set_timer();
+        }
+    }
+
+    fn next_effect(&self) -> Option<Effect<JsBody>> {
+        self.effects.borrow_mut().pop_front()
+    }
+
+    /// Keeps one timer that goes off no later than the session wants to be woken.
+    fn set_timer(&self) {
+        let Some(at) = self.session.borrow().wake_at() else {
+            return;
+        };
+        if self
+            .timer
+            .borrow()
+            .as_ref()
+            .is_some_and(|(set, _)| *set <= at && *set > now())
+        {
+            return;
+        }
+        let this = self.this.clone();
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "clamped to what a timer can count"
+        )]
+        let ms = (at - now()).ceil().clamp(0.0, f64::from(i32::MAX)) as u32;
+        let timeout = Timeout::new(ms, move || {
+            if let Some(driver) = this.upgrade() {
+                driver.timer.replace(None);
+                driver.feed(Input::Tick);
+            }
+        });
+        self.timer.replace(Some((at, timeout)));
+    }
+
+    fn carry_out(&self, effect: Effect<JsBody>) {
+        match effect {
+            Effect::Boot => self.boot(),
+            Effect::Kill => self.kill(),
+            Effect::Post(request, body) => self.post(request, body),
+            Effect::CallHost { call, name, args } => self.call_host(call, &name, &args),
+            Effect::AbortHost(call) => {
+                if let Some(controller) = self.calls.borrow_mut().remove(&call) {
+                    controller.abort();
+                }
+            }
+            Effect::Print(ticket, stream, text) => self.print(ticket, stream, &text),
+            Effect::Resolve(ticket, reply) => {
+                let waiter = self.waiters.borrow_mut().remove(&ticket);
+                if let Some(Waiter { resolve, reject, .. }) = waiter {
+                    let _ = match reply.and_then(present) {
+                        Ok(value) => resolve.call1(&JsValue::UNDEFINED, &value),
+                        Err(error) => reject.call1(&JsValue::UNDEFINED, &thrown(&self.glue, &error)),
+                    };
+                }
+            }
+        }
+    }
+
+    // ---- the guest ----
+
+    fn boot(&self) {
+        let generation = self.generation.get() + 1;
+        self.generation.set(generation);
+        let (messages, failures) = (self.of_generation(generation), self.of_generation(generation));
+        let opened = Guest::open(
+            move |data| messages(&|driver| driver.receive(&data)),
+            move |why| failures(&|driver| driver.feed(Input::GuestLost(Error::GuestLost(why.clone())))),
+        );
+        match opened {
+            Ok(guest) => self.guest.replace(Some(guest)),
+            Err(error) => return self.feed(Input::GuestLost(Error::BootFailed(describe(&error)))),
+        };
+        self.progress("assets");
+        let this = self.of_generation(generation);
+        let base = self
+            .options
+            .assets_url
+            .clone()
+            .unwrap_or_else(|| self.glue.assets_url());
+        let glue = self.glue.clone();
+        spawn_local(async move {
+            let assets = assets::load(&base, &glue).await;
+            this(&|driver| {
+                let launched = assets.clone().and_then(|assets| driver.launch(&assets));
+                if let Err(error) = launched {
+                    driver.feed(Input::GuestLost(error));
+                }
+            });
+        });
+    }
+
+    fn launch(&self, assets: &Assets) -> Result<(), Error> {
+        self.progress("python");
+        let mut guest = self.guest.borrow_mut();
+        let Some(guest) = guest.as_mut() else { return Ok(()) };
+        let launched = guest.launch(&self.glue, self.options.isolation, assets);
+        launched.map_err(|error| Error::BootFailed(describe(&error)))
+    }
+
+    /// Runs something on the driver, as long as it is there and its guest is still this one.
+    fn of_generation(&self, generation: u32) -> impl Fn(&dyn Fn(&Self)) + 'static {
+        let this = self.this.clone();
+        move |act| {
+            if let Some(driver) = this.upgrade()
+                && driver.generation.get() == generation
+            {
+                act(&driver);
+            }
+        }
+    }
+
+    fn kill(&self) {
+        self.generation.set(self.generation.get() + 1);
+        self.guest.replace(None);
+        self.parts.take();
+        self.blocked.take();
+    }
+
+    fn post(&self, request: Request, body: Option<JsBody>) {
+        let guest = self.guest.borrow();
+        let Some(guest) = guest.as_ref() else { return };
+        let blocked = match &request {
+            Request::HostReply { call, .. } => self.blocked.borrow_mut().remove(call),
+            // A guest may be blocked or suspended; it takes the first and ignores the second.
+            Request::Interrupt { .. } if !self.blocked.take().is_empty() => {
+                guest.post_blocked(&request, None);
+                false
+            }
+            _ => false,
+        };
+        if blocked {
+            guest.post_blocked(&request, body)
+        } else {
+            guest.post(request, body)
+        }
+    }
+
+    /// A message from the guest; it is not to be trusted.
+    fn receive(&self, data: &JsValue) {
+        match self.read(data) {
+            Ok(Some((event, body))) => {
+                if let Event::HostCall {
+                    call, blocking: true, ..
+                } = &event
+                {
+                    self.blocked.borrow_mut().insert(*call);
+                }
+                let ready = matches!(event, Event::Ready { .. });
+                self.feed(Input::Guest(event, body));
+                if ready {
+                    self.progress("ready");
+                }
+            }
+            Ok(None) => {}
+            Err(what) => self.feed(Input::BadMessage(what)),
+        }
+    }
+
+    fn read(&self, data: &JsValue) -> Result<Option<(Event, Option<JsBody>)>, String> {
+        let message: &Array = data.dyn_ref().ok_or("a message that is no array")?;
+        let header: JsString = message.get(0).dyn_into().map_err(|_| "a header that is no text")?;
+        if header.length() > MAX_HEADER {
+            return Err("an oversized header".to_owned());
+        }
+        let event: Event = serde_json::from_str(&String::from(header)).map_err(|error| error.to_string())?;
+        let body = match message.get(1) {
+            body if body.is_undefined() => None,
+            body => Some(body.dyn_into::<Uint8Array>().map_err(|_| "a body that is not bytes")?),
+        };
+        let mut pending = self.parts.borrow_mut();
+        let (parts, size) = &mut *pending;
+        *size += body.as_ref().map_or(0.0, |body| f64::from(body.length()));
+        if *size > self.options.limits.max_value_bytes {
+            return Err("a body larger than maxValueSize".to_owned());
+        }
+        match (event, body) {
+            (Event::Part, Some(body)) => {
+                parts.push(body);
+                Ok(None)
+            }
+            (event, None) => Ok(Some((event, None))),
+            (event, Some(last)) => {
+                parts.push(last);
+                let body = join(parts);
+                *pending = Default::default();
+                Ok(Some((event, Some(JsBody::Bytes(body)))))
+            }
+        }
+    }
+
+    // ---- the user's functions ----
+
+    fn print(&self, ticket: Ticket, stream: Stream, text: &str) {
+        let waiters = self.waiters.borrow();
+        let waiter = waiters.get(&ticket);
+        let (own, all) = match stream {
+            Stream::Stderr => (
+                waiter.and_then(|waiter| waiter.on_stderr.clone()),
+                &self.options.on_stderr,
+            ),
+            _ => (
+                waiter.and_then(|waiter| waiter.on_stdout.clone()),
+                &self.options.on_stdout,
+            ),
+        };
+        drop(waiters);
+        for callback in own.iter().chain(all) {
+            notify(callback, &text.into());
+        }
+    }
+
+    fn progress(&self, stage: &str) {
+        if let Some(callback) = &self.options.on_progress {
+            notify(callback, &object(&[("stage", &stage.into())]));
+        }
+    }
+
+    fn call_host(&self, call: u32, name: &str, args: &Encoded<JsBody>) {
+        let signal = match AbortController::new() {
+            Ok(controller) => {
+                let signal = controller.signal();
+                self.calls.borrow_mut().insert(call, controller);
+                signal
+            }
+            Err(error) => return self.returned(call, Err(HostFailure(describe(&error)))),
+        };
+        let promise = decode(args)
+            .map_err(|error| JsValue::from_str(&error.to_string()))
+            .and_then(|args| self.invoke(name, &args.unchecked_into(), &signal));
+        let name = name.to_owned();
+        let this = self.this.clone();
+        spawn_local(async move {
+            let result = match promise {
+                Ok(value) => JsFuture::from(Promise::resolve(&value)).await,
+                Err(error) => Err(error),
+            };
+            let Some(driver) = this.upgrade() else { return };
+            let result = result.map_err(|error| HostFailure(describe(&error)));
+            let result = result.and_then(|value| driver.result(&name, &value));
+            driver.returned(call, result);
+        });
+    }
+
+    fn returned(&self, call: u32, result: Result<Encoded<JsBody>, HostFailure>) {
+        self.calls.borrow_mut().remove(&call);
+        self.feed(Input::HostReturned(call, result));
+    }
+
+    fn invoke(&self, name: &str, args: &Array, signal: &JsValue) -> Result<JsValue, JsValue> {
+        let nobody = JsValue::UNDEFINED;
+        if let Some((_, function)) = self.options.host_functions.iter().find(|(own, _)| own == name) {
+            return function.apply(&nobody, args);
+        }
+        match (name, &self.options.on_llm_query, &self.options.on_rlm_query) {
+            ("llm_query", Some(function), _) => {
+                let model = args.get(1);
+                let model = if model.is_null() { JsValue::UNDEFINED } else { model };
+                function.call2(&nobody, &args.get(0), &object(&[("model", &model), ("signal", signal)]))
+            }
+            ("rlm_query", _, Some(function)) => {
+                function.call3(&nobody, &args.get(0), &args.get(1), &object(&[("signal", signal)]))
+            }
+            _ => Err(JsValue::from_str("there is no such function")),
+        }
+    }
+
+    /// What a host function returned, as Python gets it.
+    fn result(&self, name: &str, value: &JsValue) -> Result<Encoded<JsBody>, HostFailure> {
+        let callback = match name {
+            "llm_query" => Some("onLLMQuery"),
+            "rlm_query" => Some("onRLMQuery"),
+            _ => None,
+        };
+        match callback.filter(|_| !value.is_string()) {
+            Some(callback) => {
+                let kind = if value.is_null() {
+                    "null".to_owned()
+                } else {
+                    value.js_typeof().as_string().unwrap_or_default()
+                };
+                Err(HostFailure(format!("{callback} returned {kind}, not a string")))
+            }
+            None => encode(
+                value,
+                &format!("the result of {name}"),
+                self.options.limits.max_value_bytes,
+            )
+            .map_err(|error| HostFailure(error.to_string())),
+        }
+    }
+}
+
+/// What a reply resolves to.
+fn present(reply: Reply<JsBody>) -> Result<JsValue, Error> {
+    match reply {
+        Reply::Done => Ok(JsValue::UNDEFINED),
+        Reply::Value(value) => decode(&value),
+        Reply::Execution(execution, last) => {
+            let object = execution
+                .serialize(&serde_wasm_bindgen::Serializer::json_compatible())
+                .map_err(|error| Error::NotSerializable(error.to_string()))?;
+            if let Some(last) = last {
+                let value = decode(&last)?;
+                let _ = Reflect::set(&object, &"final".into(), &self::object(&[("value", &value)]));
+            }
+            Ok(object)
+        }
+    }
+}
+
+/// Calls a function that only wants to know; what it throws is its own affair.
+fn notify(callback: &Function, value: &JsValue) {
+    if let Err(error) = callback.call1(&JsValue::UNDEFINED, value) {
+        web_sys::console::error_1(&error);
+    }
+}

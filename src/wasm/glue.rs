@@ -1,0 +1,104 @@
+//! What `pyodide-glue/index.js` gives, and small things that web-sys lacks.
+
+use js_sys::{Function, JsString, Object, Promise, Reflect, Uint8Array};
+use wasm_bindgen::prelude::*;
+use web_sys::MessagePort;
+
+use crate::error::Error;
+
+#[wasm_bindgen]
+extern "C" {
+    /// The part of the page that only JavaScript can be.
+    #[derive(Clone)]
+    pub type Glue;
+
+    /// Where the assets are, unless `assetsUrl` says otherwise.
+    #[wasm_bindgen(method, getter, js_name = assetsUrl)]
+    pub(super) fn assets_url(this: &Glue) -> String;
+    /// The SHA-256 of every asset, as subresource integrity metadata, by its name.
+    #[wasm_bindgen(method, getter)]
+    pub(super) fn integrity(this: &Glue) -> Object;
+    /// The script of the guest's frame.
+    #[wasm_bindgen(method, getter, js_name = frameScript)]
+    pub(super) fn frame_script(this: &Glue) -> String;
+    /// The class of the errors that are thrown.
+    #[wasm_bindgen(method, getter, js_name = SandboxError)]
+    fn sandbox_error(this: &Glue) -> Function;
+    /// Starts a worker in the page itself; returns it.
+    #[wasm_bindgen(method, js_name = startWorker)]
+    pub(super) fn start_worker(
+        this: &Glue,
+        script: &JsValue,
+        message: &Object,
+        control: &MessagePort,
+    ) -> web_sys::Worker;
+
+    type Text;
+    #[wasm_bindgen(method, js_name = isWellFormed)]
+    fn is_well_formed(this: &Text) -> bool;
+
+    #[wasm_bindgen(js_namespace = Object, js_name = getPrototypeOf)]
+    fn prototype_of(value: &JsValue) -> JsValue;
+
+    #[wasm_bindgen(js_name = fetch, catch)]
+    pub(super) fn fetch(url: &str, init: &Object) -> Result<Promise, JsValue>;
+
+    /// The performance clock of a page or a worker.
+    #[wasm_bindgen(thread_local_v2, js_name = performance)]
+    static PERFORMANCE: web_sys::Performance;
+}
+
+/// Milliseconds on a monotonic clock.
+pub(super) fn now() -> f64 {
+    PERFORMANCE.with(web_sys::Performance::now)
+}
+
+/// An object with these properties.
+pub(super) fn object(entries: &[(&str, &JsValue)]) -> Object {
+    let object = Object::new();
+    for (name, value) in entries {
+        // Defining a property on a fresh ordinary object cannot fail.
+        let _ = Reflect::set(&object, &JsValue::from_str(name), value);
+    }
+    object
+}
+
+/// A property, or undefined.
+pub(super) fn get(object: &JsValue, name: &str) -> JsValue {
+    Reflect::get(object, &JsValue::from_str(name)).unwrap_or(JsValue::UNDEFINED)
+}
+
+/// Bytes as JavaScript holds them.
+pub(super) fn bytes(bytes: &[u8]) -> Uint8Array {
+    Uint8Array::new_from_slice(bytes)
+}
+
+/// An [`Error`] as what is thrown.
+pub(super) fn thrown(glue: &Glue, error: &Error) -> JsValue {
+    let arguments = js_sys::Array::of2(&JsValue::from_str(error.code()), &JsValue::from_str(&error.to_string()));
+    Reflect::construct(&glue.sandbox_error(), &arguments).unwrap_or_else(|failure| failure)
+}
+
+/// Whether a string has no lone surrogates.
+pub(super) fn well_formed(text: &JsString) -> bool {
+    text.unchecked_ref::<Text>().is_well_formed()
+}
+
+/// Whether a value is an object that is nobody's instance: a literal, `JSON.parse`d, or of `Object.create(null)`, of
+/// this realm or another.
+pub(super) fn is_plain(value: &JsValue) -> bool {
+    if !value.is_object() {
+        return false;
+    }
+    let prototype = prototype_of(value);
+    prototype.is_null() || prototype_of(&prototype).is_null()
+}
+
+/// What a thrown value says, for people.
+pub(super) fn describe(thrown: &JsValue) -> String {
+    let text = match thrown.dyn_ref::<js_sys::Error>() {
+        Some(error) => String::from(error.to_string()),
+        None => thrown.as_string().unwrap_or_else(|| format!("{thrown:?}")),
+    };
+    text.chars().take(10_000).collect()
+}

@@ -1,0 +1,157 @@
+//! A guest in the browser: a worker in a hidden frame of an opaque origin, or in the page itself.
+
+use js_sys::{Array, Object};
+use wasm_bindgen::prelude::*;
+use web_sys::{Document, HtmlElement, HtmlIFrameElement, MessageChannel, MessageEvent, MessagePort};
+
+use super::assets::Assets;
+use super::glue::{Glue, describe, get, object};
+use super::options::Isolation;
+use super::outbox::{JsBody, Outbox};
+use crate::guest;
+use crate::protocol::Request;
+
+/// No network, no storage, no `eval`: nothing but wasm, in a worker made of what the page passed in. The worker inherits
+/// the policy.
+const POLICY: &str =
+    "default-src 'none'; script-src 'nonce-sandglass' 'wasm-unsafe-eval'; worker-src blob:; connect-src 'none'";
+
+/// A guest: the way to it, and from [`Guest::launch`] on its worker. Dropping it ends it.
+#[must_use = "dropping a guest ends it"]
+pub(super) struct Guest {
+    port: MessagePort,
+    control: MessagePort,
+    /// The ends that go to the worker and to who starts it.
+    far_ends: [MessagePort; 2],
+    outbox: Outbox,
+    home: Option<Home>,
+    _on_message: Closure<dyn FnMut(MessageEvent)>,
+    _on_failure: Closure<dyn FnMut(MessageEvent)>,
+}
+
+enum Home {
+    Frame {
+        element: HtmlIFrameElement,
+        _on_load: Closure<dyn FnMut()>,
+    },
+    Worker(web_sys::Worker),
+}
+
+impl Guest {
+    /// Opens the way to a guest that is still to be launched; what is posted waits for it. `on_message` gets what it
+    /// posts, `on_failure` why its worker failed.
+    pub(super) fn open(
+        mut on_message: impl FnMut(JsValue) + 'static,
+        mut on_failure: impl FnMut(String) + 'static,
+    ) -> Result<Self, JsValue> {
+        let (channel, control) = (MessageChannel::new()?, MessageChannel::new()?);
+        let on_message = Closure::<dyn FnMut(_)>::new(move |event: MessageEvent| on_message(event.data()));
+        let on_failure = Closure::<dyn FnMut(_)>::new(move |event: MessageEvent| on_failure(describe(&event.data())));
+        channel.port1().set_onmessage(Some(on_message.as_ref().unchecked_ref()));
+        control.port1().set_onmessage(Some(on_failure.as_ref().unchecked_ref()));
+        Ok(Self {
+            outbox: Outbox::new(channel.port1())?,
+            port: channel.port1(),
+            control: control.port1(),
+            far_ends: [channel.port2(), control.port2()],
+            home: None,
+            _on_message: on_message,
+            _on_failure: on_failure,
+        })
+    }
+
+    /// Starts the worker.
+    pub(super) fn launch(&mut self, glue: &Glue, isolation: Isolation, assets: &Assets) -> Result<(), JsValue> {
+        let files: Array = guest::FILES
+            .iter()
+            .map(|(name, source)| Array::of2(&JsValue::from_str(name), &JsValue::from_str(source)))
+            .collect();
+        let message = object(&[("assets", &assets.pyodide), ("files", &files)]);
+        let [port, control] = &self.far_ends;
+        self.home = Some(match isolation {
+            Isolation::Worker => {
+                js_sys::Reflect::set(&message, &"port".into(), port)?;
+                Home::Worker(glue.start_worker(&assets.script, &message, control))
+            }
+            Isolation::Frame => open_frame(glue, assets, &message, port, control)?,
+        });
+        Ok(())
+    }
+
+    /// Sends a message.
+    pub(super) fn post(&self, request: Request, body: Option<JsBody>) {
+        self.outbox.post(request, body);
+    }
+
+    /// Sends a message to a guest that is blocked, by its mailbox.
+    pub(super) fn post_blocked(&self, request: &Request, body: Option<JsBody>) {
+        let body = body.map(|body| self.outbox.whole(&body));
+        let header = serde_json::to_string(request).unwrap_or_default();
+        let message = Array::of2(&header.into(), &body.map_or(JsValue::UNDEFINED, JsValue::from));
+        if let Err(error) = self.control.post_message(&message) {
+            web_sys::console::error_1(&error);
+        }
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.outbox.clear();
+        for port in [&self.port, &self.control] {
+            port.set_onmessage(None);
+            port.close();
+        }
+        match &self.home {
+            Some(Home::Frame { element, .. }) => element.remove(),
+            Some(Home::Worker(worker)) => worker.terminate(),
+            None => {}
+        }
+    }
+}
+
+fn open_frame(
+    glue: &Glue,
+    assets: &Assets,
+    message: &Object,
+    port: &MessagePort,
+    control: &MessagePort,
+) -> Result<Home, JsValue> {
+    let document: Document = get(&js_sys::global(), "document")
+        .dyn_into()
+        .map_err(|_| JsValue::from_str("isolation \"frame\" needs a document; use isolation \"worker\" here"))?;
+    let frame: HtmlIFrameElement = document.create_element("iframe")?.unchecked_into();
+    frame.set_attribute("sandbox", "allow-scripts")?;
+    frame.set_attribute("allow", "cross-origin-isolated *")?;
+    frame.set_attribute("title", "Sandglass guest")?;
+    frame.set_attribute("aria-hidden", "true")?;
+    frame.set_attribute("style", "display:none")?;
+    frame.set_srcdoc(&format!(
+        "<!doctype html><meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\"><script nonce=\"sandglass\">{}</script>",
+        glue.frame_script()
+    ));
+    let on_load = Closure::<dyn FnMut()>::new({
+        let (frame, script, message) = (frame.clone(), assets.script.clone(), message.clone());
+        let ports = Array::of2(port, control);
+        move || {
+            frame.set_onload(None);
+            let message = object(&[("script", &script), ("message", &message)]);
+            let window = frame.content_window();
+            if let Some(Err(error)) = window.map(|window| window.post_message_with_transfer(&message, "*", &ports)) {
+                web_sys::console::error_1(&error);
+            }
+        }
+    });
+    frame.set_onload(Some(on_load.as_ref().unchecked_ref()));
+    let parent: HtmlElement = match document.body() {
+        Some(body) => body,
+        None => document
+            .document_element()
+            .ok_or("the document is empty")?
+            .unchecked_into(),
+    };
+    parent.append_child(&frame)?;
+    Ok(Home::Frame {
+        element: frame,
+        _on_load: on_load,
+    })
+}

@@ -1,0 +1,171 @@
+//! `createSandbox`'s options, checked: an unknown or ill-typed one is an error that names it.
+
+use js_sys::{Array, Function, Object};
+use wasm_bindgen::prelude::*;
+
+use super::glue::is_plain;
+use crate::error::Error;
+use crate::limits::Limits;
+
+/// How far a guest is kept from the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Isolation {
+    /// A worker in a frame of an opaque origin, without network or storage.
+    Frame,
+    /// A worker of the page's own origin.
+    Worker,
+}
+
+impl Isolation {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Frame => "frame",
+            Self::Worker => "worker",
+        }
+    }
+}
+
+/// What a sandbox was asked to be.
+#[derive(Debug)]
+pub(super) struct Options {
+    pub(super) limits: Limits,
+    pub(super) isolation: Isolation,
+    pub(super) assets_url: Option<String>,
+    pub(super) on_llm_query: Option<Function>,
+    pub(super) on_rlm_query: Option<Function>,
+    pub(super) host_functions: Vec<(String, Function)>,
+    pub(super) on_stdout: Option<Function>,
+    pub(super) on_stderr: Option<Function>,
+    pub(super) on_progress: Option<Function>,
+}
+
+impl Options {
+    pub(super) fn parse(value: &JsValue) -> Result<Self, Error> {
+        let mut options = Self {
+            limits: Limits::default(),
+            isolation: Isolation::Frame,
+            assets_url: None,
+            on_llm_query: None,
+            on_rlm_query: None,
+            host_functions: Vec::new(),
+            on_stdout: None,
+            on_stderr: None,
+            on_progress: None,
+        };
+        for (name, value) in entries(value, "options")? {
+            options.set(&name, &value)?;
+        }
+        Ok(options)
+    }
+
+    fn set(&mut self, name: &str, value: &JsValue) -> Result<(), Error> {
+        match name {
+            _ if value.is_undefined() => {}
+            "isolation" => {
+                self.isolation = match value.as_string().as_deref() {
+                    Some("frame") => Isolation::Frame,
+                    Some("worker") => Isolation::Worker,
+                    _ => return Err(Error::invalid(name, "must be \"frame\" or \"worker\"")),
+                }
+            }
+            "assetsUrl" => {
+                let url = value
+                    .as_string()
+                    .ok_or_else(|| Error::invalid(name, "must be a string"))?;
+                self.assets_url = Some(if url.ends_with('/') { url } else { url + "/" });
+            }
+            "onLLMQuery" => self.on_llm_query = Some(function(name, value)?),
+            "onRLMQuery" => self.on_rlm_query = Some(function(name, value)?),
+            "onStdout" => self.on_stdout = Some(function(name, value)?),
+            "onStderr" => self.on_stderr = Some(function(name, value)?),
+            "onProgress" => self.on_progress = Some(function(name, value)?),
+            "hostFunctions" => {
+                for (inner, value) in entries(value, name)? {
+                    if !is_python_name(&inner) {
+                        return Err(Error::invalid(
+                            name,
+                            format!("\"{inner}\" is no name that Python code can call"),
+                        ));
+                    }
+                    let function = function(&format!("hostFunctions.{inner}"), &value)?;
+                    self.host_functions.push((inner, function));
+                }
+            }
+            _ if Limits::NAMES.contains(&name) => {
+                let number = value.as_f64().ok_or_else(|| Error::invalid(name, "must be a number"))?;
+                self.limits.set(name, number)?;
+            }
+            _ => return Err(Error::invalid(name, "there is no such option")),
+        }
+        Ok(())
+    }
+}
+
+/// Options of one `execute`.
+#[derive(Debug, Default)]
+pub(super) struct ExecuteOptions {
+    pub(super) timeout_ms: Option<f64>,
+    pub(super) signal: Option<web_sys::AbortSignal>,
+    pub(super) on_stdout: Option<Function>,
+    pub(super) on_stderr: Option<Function>,
+}
+
+impl ExecuteOptions {
+    pub(super) fn parse(value: &JsValue) -> Result<Self, Error> {
+        let mut options = Self::default();
+        for (name, value) in entries(value, "options")? {
+            match name.as_str() {
+                _ if value.is_undefined() => {}
+                "timeout" => {
+                    let number = value
+                        .as_f64()
+                        .ok_or_else(|| Error::invalid(&name, "must be a number"))?;
+                    let mut limits = Limits::default();
+                    limits.set("timeout", number)?;
+                    options.timeout_ms = Some(limits.timeout_ms);
+                }
+                "signal" => {
+                    let signal = value
+                        .dyn_into()
+                        .map_err(|_| Error::invalid(&name, "must be an AbortSignal"))?;
+                    options.signal = Some(signal);
+                }
+                "onStdout" => options.on_stdout = Some(function(&name, &value)?),
+                "onStderr" => options.on_stderr = Some(function(&name, &value)?),
+                _ => return Err(Error::invalid(name, "there is no such option of execute")),
+            }
+        }
+        Ok(options)
+    }
+}
+
+fn entries(value: &JsValue, what: &str) -> Result<Vec<(String, JsValue)>, Error> {
+    if value.is_undefined() {
+        return Ok(Vec::new());
+    }
+    if !is_plain(value) {
+        return Err(Error::invalid(what, "must be an object"));
+    }
+    let entries = Object::entries(value.unchecked_ref());
+    Ok(entries
+        .iter()
+        .map(|entry| {
+            let entry: Array = entry.unchecked_into();
+            (entry.get(0).as_string().unwrap_or_default(), entry.get(1))
+        })
+        .collect())
+}
+
+fn function(name: &str, value: &JsValue) -> Result<Function, Error> {
+    value
+        .dyn_ref::<Function>()
+        .cloned()
+        .ok_or_else(|| Error::invalid(name, "must be a function"))
+}
+
+/// Whether Python code can name something so.
+fn is_python_name(name: &str) -> bool {
+    let mut chars = name.chars();
+    chars.next().is_some_and(|first| first.is_alphabetic() || first == '_')
+        && chars.all(|char| char.is_alphanumeric() || char == '_')
+}

@@ -1,0 +1,251 @@
+//! The public API: what `createSandbox` returns.
+
+use std::rc::Rc;
+
+use js_sys::Promise;
+use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::JsFuture;
+
+use super::convert::encode;
+use super::driver::Driver;
+use super::glue::{Glue, object, thrown};
+use super::options::{ExecuteOptions, Options};
+use crate::error::Error;
+use crate::session::{Command, Input};
+
+#[wasm_bindgen(typescript_custom_section)]
+const TYPES: &str = r#"
+/** What `createSandbox` takes. An unknown or ill-typed option rejects with code `invalid_option`. */
+export interface SandboxOptions {
+  /** Milliseconds of guest time per execution: Python running, not waiting for the host. Default 30 000. */
+  timeout?: number;
+  /** Milliseconds per execution in all, host calls included. Default none. */
+  wallTimeout?: number;
+  /** Milliseconds per host call. Default 600 000. */
+  hostCallTimeout?: number;
+  /** Milliseconds between the soft interrupt and termination. Default 1 000. */
+  gracePeriod?: number;
+  /** Milliseconds that a guest may take to start. Default 120 000. */
+  bootTimeout?: number;
+  /** Characters (code points) kept of stdout, and of stderr. Default 50 000. */
+  maxOutputLength?: number;
+  /** Host calls per execution. Default 10 000. */
+  maxHostCalls?: number;
+  /** Host calls at the same time. Default 8. */
+  maxConcurrentHostCalls?: number;
+  /** Characters of source per execution. Default 1 000 000. */
+  maxCodeLength?: number;
+  /** Bytes that one value may take when it crosses. Default 512 MiB. */
+  maxValueSize?: number;
+  /** Answers `llm_query(prompt, model)`. */
+  onLLMQuery?: (prompt: string, info: { model?: string; signal: AbortSignal }) => string | Promise<string>;
+  /** Answers `rlm_query(task, context)`. */
+  onRLMQuery?: (task: string, context: unknown, info: { signal: AbortSignal }) => string | Promise<string>;
+  /** Functions that Python calls by name. */
+  hostFunctions?: Record<string, (...args: any[]) => unknown>;
+  /** `"frame"` (default): an opaque origin without network. `"worker"`: a plain worker, where there is no DOM. */
+  isolation?: "frame" | "worker";
+  /** Where the package's `dist/` is served. Default: beside the package's entry. */
+  assetsUrl?: string;
+  /** Gets what is printed, as it comes. */
+  onStdout?: (text: string) => void;
+  /** Gets what is written to `sys.stderr`, as it comes. */
+  onStderr?: (text: string) => void;
+  /** Hears how far the boot is. */
+  onProgress?: (progress: { stage: "assets" | "python" | "ready" }) => void;
+}
+
+/** What one `execute` takes. */
+export interface ExecuteOptions {
+  /** Milliseconds of guest time, instead of the sandbox's `timeout`. */
+  timeout?: number;
+  /** Interrupts the execution, or keeps it from beginning. */
+  signal?: AbortSignal;
+  /** Gets what this execution prints, as it comes. */
+  onStdout?: (text: string) => void;
+  /** Gets what this execution writes to `sys.stderr`, as it comes. */
+  onStderr?: (text: string) => void;
+}
+
+export interface CodeExecution {
+  /** The final answer, when the code declared one by `FINAL`, `FINAL_VAR`, `SUBMIT` or `answer`. */
+  final?: { value: unknown };
+}
+
+/** A user's variable. */
+export interface Variable {
+  name: string;
+  /** The class name of its value. */
+  type: string;
+  /** `len()` of a built-in container or string, else null. */
+  length: number | null;
+}
+
+/** What a sandbox is and can do. */
+export interface Capabilities {
+  isolation: "frame" | "worker";
+  /** How Python waits for the host: `jspi`, `atomics`, `jspi+atomics` or `none`. */
+  bridge: string;
+  /** Whether running code can be stopped with its state kept. */
+  softInterrupt: boolean;
+  python: string;
+  pyodide: string | null;
+}
+"#;
+
+#[wasm_bindgen]
+extern "C" {
+    #[wasm_bindgen(typescript_type = "SandboxOptions | undefined")]
+    pub type SandboxOptionsValue;
+    #[wasm_bindgen(typescript_type = "ExecuteOptions | undefined")]
+    pub type ExecuteOptionsValue;
+    #[wasm_bindgen(typescript_type = "Promise<void>")]
+    pub type VoidPromise;
+    #[wasm_bindgen(typescript_type = "Promise<unknown>")]
+    pub type ValuePromise;
+    #[wasm_bindgen(typescript_type = "Promise<CodeExecution>")]
+    pub type ExecutionPromise;
+    #[wasm_bindgen(typescript_type = "Promise<Variable[]>")]
+    pub type VariablesPromise;
+    #[wasm_bindgen(typescript_type = "Capabilities")]
+    pub type CapabilitiesValue;
+}
+
+/// A Python interpreter with a context, in a worker of its own.
+#[wasm_bindgen]
+pub struct Sandbox {
+    driver: Rc<Driver>,
+}
+
+/// Starts a sandbox; resolves when Python is ready.
+#[wasm_bindgen(js_name = startSandbox)]
+pub async fn start_sandbox(glue: Glue, options: SandboxOptionsValue) -> Result<Sandbox, JsValue> {
+    console_error_panic_hook::set_once();
+    let options = Options::parse(&options).map_err(|error| thrown(&glue, &error))?;
+    let driver = Driver::new(glue, options);
+    JsFuture::from(driver.submit(Command::Start, ExecuteOptions::default())).await?;
+    Ok(Sandbox { driver })
+}
+
+#[wasm_bindgen]
+impl Sandbox {
+    /// Makes `context` the Python variable `context`, of any size; it survives every restart of the guest. Call it
+    /// before the first `execute`, with `null` if there is none.
+    pub fn initialize(&self, context: &JsValue) -> VoidPromise {
+        self.put(Command::Initialize, context, "context")
+    }
+
+    /// Runs Python code. Calls queue in order. It rejects only when the sandbox itself cannot run code; what goes wrong
+    /// in Python is told by the result.
+    pub fn execute(&self, code: &JsValue, options: ExecuteOptionsValue) -> ExecutionPromise {
+        let promise = source(code).and_then(|code| {
+            let options = ExecuteOptions::parse(&options)?;
+            Ok(self.driver.submit(
+                Command::Execute {
+                    code,
+                    timeout_ms: options.timeout_ms,
+                },
+                options,
+            ))
+        });
+        self.promise(promise).unchecked_into()
+    }
+
+    /// A variable's value; `undefined` when there is none.
+    #[wasm_bindgen(js_name = getVariable)]
+    pub fn get_variable(&self, #[wasm_bindgen(unchecked_param_type = "string")] name: &JsValue) -> ValuePromise {
+        let promise = text("name", name).map(|name| self.submit(Command::GetVariable(name)));
+        self.promise(promise).unchecked_into()
+    }
+
+    /// Assigns a variable.
+    #[wasm_bindgen(js_name = setVariable)]
+    pub fn set_variable(
+        &self,
+        #[wasm_bindgen(unchecked_param_type = "string")] name: &JsValue,
+        value: &JsValue,
+    ) -> VoidPromise {
+        match text("name", name) {
+            Ok(name) => self.put(|value| Command::SetVariable(name.clone(), value), value, &name),
+            Err(error) => self.promise(Err(error)).unchecked_into(),
+        }
+    }
+
+    /// The user's variables.
+    #[wasm_bindgen(js_name = listVariables)]
+    pub fn list_variables(&self) -> VariablesPromise {
+        self.submit(Command::ListVariables).unchecked_into()
+    }
+
+    /// Stops the execution that is running, if any. What it had printed and what it had assigned is kept, unless it
+    /// does not stop within `gracePeriod`. Its `execute` resolves with outcome `interrupted`.
+    pub fn interrupt(&self) {
+        self.driver.feed(Input::Interrupt);
+    }
+
+    /// Ends everything: the worker, its frame and all pending calls. Later calls reject.
+    pub fn destroy(&self) -> VoidPromise {
+        self.driver.feed(Input::Destroy);
+        Promise::resolve(&JsValue::UNDEFINED).unchecked_into()
+    }
+
+    /// What the sandbox is and can do.
+    #[wasm_bindgen(getter)]
+    pub fn capabilities(&self) -> CapabilitiesValue {
+        let info = self.driver.guest_info();
+        object(&[
+            ("isolation", &self.driver.options().isolation.name().into()),
+            ("bridge", &info.bridge.into()),
+            ("softInterrupt", &info.soft_interrupt.into()),
+            ("python", &info.python.into()),
+            ("pyodide", &info.pyodide.map_or(JsValue::NULL, JsValue::from)),
+        ])
+        .unchecked_into()
+    }
+
+    fn submit(&self, command: Command<super::outbox::JsBody>) -> Promise {
+        self.driver.submit(command, ExecuteOptions::default())
+    }
+
+    fn put(
+        &self,
+        command: impl Fn(crate::session::Encoded<super::outbox::JsBody>) -> Command<super::outbox::JsBody>,
+        value: &JsValue,
+        name: &str,
+    ) -> VoidPromise {
+        let encoded = encode(value, name, self.driver.options().limits.max_value_bytes);
+        self.promise(encoded.map(|value| self.submit(command(value))))
+            .unchecked_into()
+    }
+
+    fn promise(&self, promise: Result<Promise, Error>) -> Promise {
+        promise.unwrap_or_else(|error| Promise::reject(&thrown(self.driver.glue(), &error)))
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        self.driver.feed(Input::Destroy);
+    }
+}
+
+fn text(name: &str, value: &JsValue) -> Result<String, Error> {
+    value
+        .as_string()
+        .ok_or_else(|| Error::invalid(name, "must be a string"))
+}
+
+/// The source of an execution. One that Python could not even read is refused before it is changed on the way.
+fn source(code: &JsValue) -> Result<String, Error> {
+    let text = code
+        .dyn_ref()
+        .ok_or_else(|| Error::invalid("code", "must be a string; nothing was run"))?;
+    if super::glue::well_formed(text) {
+        Ok(text.into())
+    } else {
+        Err(Error::invalid(
+            "code",
+            "holds a lone surrogate, which is no text that Python can read; nothing was run",
+        ))
+    }
+}

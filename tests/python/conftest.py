@@ -1,0 +1,133 @@
+"""A runtime on a fake bridge: what the host would see is recorded, and the clock of sleeps is virtual."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "pyodide-glue" / "python"))
+
+from sandglass import values
+from sandglass.runtime import Runtime
+
+settings.register_profile("untimed", deadline=None)  # a slow machine is not a failure
+settings.load_profile("untimed")
+
+CONFIG = {
+    "maxOutputChars": 50_000,
+    "maxValueBytes": 64 * 1024 * 1024,
+    "maxValueDepth": 100,
+    "maxSourceCache": 1_000_000,
+    "hostFunctions": ["fetch_page"],
+}
+
+
+class Reply:
+    """A host reply that is a failure."""
+
+    def __init__(self, message: str, kind: str = "error") -> None:
+        self.message, self.kind = message, kind
+
+
+class FakeBridge:
+    def __init__(self) -> None:
+        self.messages: list[tuple[str, int, str]] = []
+        self.calls: list[tuple[str, list[Any]]] = []
+        self.events: list[str] = []
+        self.slept: list[float | None] = []
+        self.answer: Callable[..., Any] = lambda *args: f"answer to {args[0]}"
+        self.interrupt_sleep = False
+        self.interrupt_call = False
+
+    def output(self, stream: str, skipped: int, text: str) -> None:
+        assert len(text) <= 64 * 1024
+        text.encode()  # what crosses is valid UTF-8
+        self.messages.append((stream, skipped, text))
+        self.events.append(stream)
+
+    def host_call(self, name: str, calls: list[tuple[str, bytes]]) -> list[tuple[bool, str, bytes]]:
+        self.events.append("call")
+        if self.interrupt_call:
+            raise KeyboardInterrupt
+        arguments = [values.decode(encoding, body) for encoding, body in calls]
+        self.calls.append((name, arguments))
+        replies = []
+        for args in arguments:
+            reply = self.answer(*args)
+            if isinstance(reply, Reply):
+                replies.append((False, reply.kind, reply.message.encode()))
+            else:
+                replies.append((True, *values.encode(reply, max_bytes=10**8, max_depth=100)))
+        return replies
+
+    def sleep(self, seconds: float | None) -> None:
+        self.events.append("sleep")
+        self.slept.append(seconds)
+        if self.interrupt_sleep:
+            raise KeyboardInterrupt
+
+    def text(self, stream: str) -> str:
+        return "".join(text for name, _, text in self.messages if name == stream)
+
+
+class Cell:
+    """What the host learned of one execution."""
+
+    def __init__(self, header: str, encoding: str, body: bytes, bridge: FakeBridge) -> None:
+        assert len(header) < 10_000_000
+        self.header = json.loads(header)
+        self.ended = self.header["ended"]
+        self.error_type = self.header["errorType"]
+        self.names = self.header["names"]
+        self.final = values.decode(encoding, body) if self.header["final"] else None
+        self.has_final = self.header["final"]
+        self.stdout, self.stderr = bridge.text("stdout"), bridge.text("stderr")
+        self.result, self.error = bridge.text("result"), bridge.text("error")
+        self.traceback = bridge.text("traceback")
+        self.messages = bridge.messages
+
+
+class Guest:
+    def __init__(self) -> None:
+        self.bridge = FakeBridge()
+        self.runtime = Runtime(self.bridge)
+        self.count = 0
+
+    def run(self, source: str) -> Cell:
+        self.bridge.messages = []
+        self.count += 1
+        self.runtime.install()  # for this cell only: pytest has its own ideas about sys.stdout between phases
+        try:
+            reply = self.runtime.execute(self.count, source)
+        finally:
+            self.runtime.uninstall()
+        return Cell(*reply, self.bridge)
+
+    def ok(self, source: str) -> Cell:
+        cell = self.run(source)
+        assert cell.ended == "ok", cell.traceback
+        return cell
+
+    def get(self, name: str) -> Any:
+        return values.decode(*self.runtime.get_variable(name))
+
+    def put(self, name: str, value: Any) -> None:
+        self.runtime.set_variable(name, *values.encode(value, max_bytes=10**9, max_depth=100))
+
+
+@pytest.fixture
+def guest() -> Iterator[Guest]:
+    guest = Guest()
+    guest.runtime.configure(CONFIG)
+    recursion_limit, modules, builtin_names = sys.getrecursionlimit(), dict(sys.modules), dict(vars(builtins))
+    yield guest
+    sys.setrecursionlimit(recursion_limit)
+    sys.modules.update(modules)
+    vars(builtins).update(builtin_names)

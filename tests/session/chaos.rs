@@ -1,0 +1,363 @@
+//! Anything in any order. [`World`] checks what a driver may rely on after every step; here is what comes at the end.
+
+use proptest::prelude::*;
+use sandglass::Error;
+use sandglass::deadline::StopReason;
+use sandglass::limits::{MAX_NAMES, MAX_OUTPUT_EVENT_BYTES};
+use sandglass::protocol::{Encoding, Ended, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, Request, Stream};
+use sandglass::session::{Command, HostFailure, Input};
+
+use crate::world::{Bytes, World, limits, text};
+
+/// Something that happens. Guests, calls and tickets are meant relative to what there is.
+#[derive(Debug, Clone)]
+enum Step {
+    Command(Command<Bytes>),
+    Cancel {
+        back: u32,
+    },
+    Interrupt,
+    Destroy,
+    /// The guest answers what it was asked.
+    Answers {
+        ended: Ended,
+        stopped: Option<StopReason>,
+        names: Option<Vec<String>>,
+    },
+    /// The guest says something about the turn that is `ahead` of its own.
+    Says {
+        ahead: i32,
+        what: Saying,
+    },
+    /// Something that is about no turn.
+    Sends(Event, Option<Bytes>),
+    BadMessage,
+    GuestLost,
+    /// The host call under way at `position` comes back.
+    Returns {
+        position: usize,
+        well: bool,
+    },
+    ReturnsUnknown(u32),
+    Wait(f64),
+    /// The clock jumps, and nobody is told.
+    Sleep(f64),
+    Wake,
+}
+
+#[derive(Debug, Clone)]
+enum Saying {
+    Output {
+        skipped: u64,
+        bytes: usize,
+        stream: Stream,
+    },
+    Call {
+        name: &'static str,
+        repeat: bool,
+        body: Option<usize>,
+    },
+    Executed(ExecutionReport, Option<Bytes>),
+    Value(Encoding, Option<Bytes>),
+    Done,
+    Refused,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        12 => command().prop_map(Step::Command),
+        3 => (0..4_u32).prop_map(|back| Step::Cancel { back }),
+        2 => Just(Step::Interrupt),
+        1 => prop_oneof![9 => Just(Step::Wake), 1 => Just(Step::Destroy)],
+        20 => (ended(), reason(), names()).prop_map(|(ended, stopped, names)| Step::Answers { ended, stopped, names }),
+        20 => saying().prop_map(|what| Step::Says { ahead: 0, what }),
+        1 => (-2..3, saying()).prop_map(|(ahead, what)| Step::Says { ahead, what }),
+        2 => aside().prop_map(|(event, body)| Step::Sends(event, body)),
+        12 => Just(Step::Sends(ready(PROTOCOL_VERSION), None)),
+        1 => Just(Step::BadMessage),
+        1 => Just(Step::GuestLost),
+        10 => (0..3_usize, any::<bool>()).prop_map(|(position, well)| Step::Returns { position, well }),
+        2 => (0..9_u32).prop_map(Step::ReturnsUnknown),
+        6 => (0.0..2_000.0_f64).prop_map(Step::Wait),
+        2 => (0.0..1e5_f64).prop_map(Step::Sleep),
+        4 => Just(Step::Wake),
+    ]
+}
+
+fn command() -> impl Strategy<Value = Command<Bytes>> {
+    let execute = (
+        prop_oneof![9 => 0..50_usize, 1 => Just(2_000)],
+        prop::option::of(1.0..3_000.0_f64),
+    );
+    prop_oneof![
+        2 => Just(Command::Start),
+        3 => Just(Command::Initialize(text("context"))),
+        8 => execute.prop_map(|(length, timeout_ms)| Command::Execute { code: "x".repeat(length), timeout_ms }),
+        2 => Just(Command::GetVariable("x".to_owned())),
+        2 => Just(Command::SetVariable("x".to_owned(), text("value"))),
+        1 => Just(Command::ListVariables),
+    ]
+}
+
+fn saying() -> impl Strategy<Value = Saying> {
+    let stream = prop::sample::select(vec![
+        Stream::Stdout,
+        Stream::Stderr,
+        Stream::Result,
+        Stream::Error,
+        Stream::Traceback,
+    ]);
+    let skipped = prop_oneof![4 => Just(0), 1 => any::<u64>()];
+    let bytes = prop_oneof![20 => 0..200_usize, 1 => Just(MAX_OUTPUT_EVENT_BYTES + 1)];
+    let name = prop::sample::select(vec!["ask", "ask", "look", "unknown"]);
+    let args = prop_oneof![20 => (0..300_usize).prop_map(Some), 1 => Just(Some(1_001)), 1 => Just(None)];
+    let body = prop::option::of(prop::collection::vec(any::<u8>(), 0..20));
+    let encoding = || {
+        prop::sample::select(vec![
+            Encoding::None,
+            Encoding::Missing,
+            Encoding::Text,
+            Encoding::Tagged,
+        ])
+    };
+    let output =
+        (skipped, bytes, stream).prop_map(|(skipped, bytes, stream)| Saying::Output { skipped, bytes, stream });
+    let call = (name, prop::bool::weighted(0.05), args);
+    prop_oneof![
+        12 => output,
+        12 => call.prop_map(|(name, repeat, body)| Saying::Call { name, repeat, body }),
+        1 => (report(), body.clone()).prop_map(|(report, body)| Saying::Executed(report, body)),
+        1 => (encoding(), body).prop_map(|(encoding, body)| Saying::Value(encoding, body)),
+        1 => Just(Saying::Done),
+        1 => Just(Saying::Refused),
+    ]
+}
+
+/// What belongs to no turn, or is nothing that a guest of ours would send.
+fn aside() -> impl Strategy<Value = (Event, Option<Bytes>)> {
+    let message = || "x".repeat(100);
+    let event = prop::sample::select(vec![
+        ready(PROTOCOL_VERSION + 1),
+        Event::BootFailed { message: message() },
+        Event::Fatal { message: message() },
+        Event::Fatal {
+            message: "x".repeat(100_000),
+        },
+        Event::Part,
+    ]);
+    (
+        event,
+        prop::option::of(prop::sample::select(vec![vec![], vec![0; 10], vec![0; 1_001]])),
+    )
+}
+
+fn report() -> impl Strategy<Value = ExecutionReport> {
+    (ended(), reason(), names(), any::<bool>()).prop_map(|(ended, stopped, names, has_final)| ExecutionReport {
+        ended,
+        error_type: (ended != Ended::Ok).then(|| "KeyboardInterrupt".to_owned()),
+        stopped,
+        has_final,
+        names,
+    })
+}
+
+fn ended() -> impl Strategy<Value = Ended> {
+    prop::sample::select(vec![Ended::Ok, Ended::Error, Ended::Limit])
+}
+
+fn reason() -> impl Strategy<Value = Option<StopReason>> {
+    let reasons = vec![StopReason::Timeout, StopReason::WallTimeout, StopReason::Interrupt];
+    prop::option::weighted(0.2, prop::sample::select(reasons))
+}
+
+fn names() -> impl Strategy<Value = Option<Vec<String>>> {
+    prop_oneof![
+        10 => Just(None),
+        10 => prop::sample::subsequence(vec!["context", "x", "y", "z"], 0..4)
+            .prop_map(|names| Some(names.into_iter().map(str::to_owned).collect())),
+        1 => Just(Some(vec!["x".to_owned(); MAX_NAMES + 1])),
+    ]
+}
+
+fn ready(version: u32) -> Event {
+    Event::Ready {
+        version,
+        guest: GuestInfo::default(),
+    }
+}
+
+impl World {
+    fn take(&mut self, step: Step) {
+        match step {
+            Step::Command(command) => drop(self.command(command)),
+            Step::Cancel { back } => self.feed(Input::Cancel(self.tickets().saturating_sub(back))),
+            Step::Interrupt => self.feed(Input::Interrupt),
+            Step::Destroy => self.feed(Input::Destroy),
+            Step::Answers { ended, stopped, names } => self.answers_its_turn(ended, stopped, names),
+            Step::Says { ahead, what } => self.says(ahead, what),
+            // A guest that is ready says so once; what happens if it does not is in `violations`.
+            Step::Sends(Event::Ready { .. }, _) if self.guest.as_ref().is_none_or(|guest| guest.ready) => {}
+            Step::Sends(event, body) => self.feed(Input::Guest(event, body)),
+            Step::BadMessage => self.feed(Input::BadMessage("x".repeat(1_000))),
+            Step::GuestLost => self.feed(Input::GuestLost(Error::GuestLost("gone".to_owned()))),
+            Step::Returns { position, well } => {
+                let Some(&call) = self.under_way().get(position) else {
+                    return;
+                };
+                let result = if well {
+                    Ok(text("returned"))
+                } else {
+                    Err(HostFailure("failed".to_owned()))
+                };
+                self.feed(Input::HostReturned(call, result));
+            }
+            Step::ReturnsUnknown(call) => self.returns(call, "stale"),
+            Step::Wait(ms) => self.wait(ms),
+            Step::Sleep(ms) => self.now += ms,
+            Step::Wake => drop(self.wake()),
+        }
+    }
+
+    /// The guest ends its turn, as ours would.
+    fn answers_its_turn(&mut self, ended: Ended, stopped: Option<StopReason>, names: Option<Vec<String>>) {
+        let Some(guest) = &self.guest else { return };
+        let asked = guest.inbox.iter().rev().map(|(request, _)| request);
+        let asked = asked.clone().find(|request| {
+            !matches!(
+                request,
+                Request::HostReply { .. } | Request::Interrupt { .. } | Request::Init { .. }
+            )
+        });
+        let (Some(turn), Some(asked)) = (guest.turn, asked) else {
+            return;
+        };
+        let (event, body) = match asked {
+            Request::Execute { .. } => {
+                let error_type = (ended != Ended::Ok).then(|| "KeyboardInterrupt".to_owned());
+                let execution = ExecutionReport {
+                    ended,
+                    error_type,
+                    stopped,
+                    has_final: false,
+                    names,
+                };
+                (
+                    Event::Executed {
+                        turn,
+                        execution,
+                        encoding: Encoding::None,
+                    },
+                    None,
+                )
+            }
+            _ if ended == Ended::Error => (
+                Event::Refused {
+                    turn,
+                    message: "no".to_owned(),
+                },
+                None,
+            ),
+            Request::SetVariable { .. } => (Event::Done { turn }, None),
+            _ => (
+                Event::Value {
+                    turn,
+                    encoding: Encoding::Text,
+                },
+                Some(b"value".to_vec()),
+            ),
+        };
+        self.feed(Input::Guest(event, body));
+    }
+
+    fn says(&mut self, ahead: i32, what: Saying) {
+        let current = self.guest.as_ref().and_then(|guest| guest.turn);
+        let Some(turn) = current.map(|turn| turn.saturating_add_signed(ahead)) else {
+            return;
+        };
+        let (event, body) = match what {
+            Saying::Output { skipped, bytes, stream } => (
+                Event::Output {
+                    turn,
+                    stream,
+                    skipped,
+                    text: "x".repeat(bytes),
+                },
+                None,
+            ),
+            Saying::Call { name, repeat, body } => {
+                let call = self.fresh_call() - u32::from(repeat);
+                let (name, encoding) = (name.to_owned(), Encoding::Marshal);
+                let body = body.map(|bytes| vec![0; bytes]);
+                (
+                    Event::HostCall {
+                        turn,
+                        call,
+                        name,
+                        encoding,
+                        blocking: repeat,
+                    },
+                    body,
+                )
+            }
+            Saying::Executed(execution, body) => (
+                Event::Executed {
+                    turn,
+                    execution,
+                    encoding: Encoding::Text,
+                },
+                body,
+            ),
+            Saying::Value(encoding, body) => (Event::Value { turn, encoding }, body),
+            Saying::Done => (Event::Done { turn }, None),
+            Saying::Refused => (
+                Event::Refused {
+                    turn,
+                    message: "no".to_owned(),
+                },
+                None,
+            ),
+        };
+        self.feed(Input::Guest(event, body));
+    }
+
+    /// Runs the clock until nothing is left to wait for. Every wait ends, so this does, too.
+    fn settle(&mut self, guest_helps: bool) {
+        for _ in 0..100 + 10 * self.tickets() {
+            if guest_helps {
+                self.take(Step::Sends(ready(PROTOCOL_VERSION), None));
+                self.take(Step::Answers {
+                    ended: Ended::Ok,
+                    stopped: None,
+                    names: None,
+                });
+            }
+            if !self.wake() {
+                return;
+            }
+        }
+        panic!("it never comes to rest: {self:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_command_is_answered_exactly_once_whatever_happens(
+        steps in prop::collection::vec(step(), 0..120),
+        initialized in any::<bool>(),
+        wall_timeout_ms in prop::option::of(500.0..5_000.0_f64),
+        guest_helps in any::<bool>(),
+    ) {
+        let limits = sandglass::Limits { wall_timeout_ms, ..limits() };
+        let mut world = if initialized { World::ready_with(limits) } else { World::new(limits) };
+        for step in steps {
+            world.take(step);
+        }
+        world.settle(guest_helps);
+        prop_assert_eq!(world.answers.len(), world.tickets() as usize);
+        prop_assert!(world.calls.is_empty());
+        let held = format!("{:?}", world.session).len();
+        prop_assert!(held < 5_000, "{} characters are held by a session at rest", held);
+    }
+}

@@ -1,0 +1,10 @@
+//! The session state machine, on a fake clock and with a scripted guest. Every step is checked by [`world::World`].
+#![expect(clippy::expect_used, clippy::panic, reason = "helpers of tests")]
+
+mod chaos;
+mod executions;
+mod host_calls;
+mod lifecycle;
+mod stopping;
+mod violations;
+mod world;

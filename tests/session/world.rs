@@ -1,0 +1,478 @@
+//! A host and a guest for a session to live between. What a driver may rely on is asserted after every single input.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sandglass::Error;
+use sandglass::execution::CodeExecution;
+use sandglass::limits::Limits;
+use sandglass::protocol::{
+    Encoding, Ended, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, ReplyStatus, Request, Stream,
+};
+use sandglass::session::{Command, Effect, Encoded, HostFailure, Input, Reply, Session, Ticket};
+
+pub(crate) type Bytes = Vec<u8>;
+pub(crate) type Answer = Result<Reply<Bytes>, Error>;
+
+/// What the world knows of the guest that lives.
+#[derive(Debug, Default)]
+pub(crate) struct Guest {
+    /// What the session sent it, in order.
+    pub(crate) inbox: Vec<(Request, Option<Bytes>)>,
+    /// The number of the request that it has to answer.
+    pub(crate) turn: Option<u32>,
+    /// The turn that it was asked to stop.
+    pub(crate) interrupted: Option<u32>,
+    /// Its calls that are not answered.
+    pub(crate) asked: BTreeSet<u32>,
+    pub(crate) ready: bool,
+}
+
+/// A session, the driver's side of it, and a clock.
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) session: Session<Bytes>,
+    pub(crate) now: f64,
+    pub(crate) guest: Option<Guest>,
+    pub(crate) boots: usize,
+    pub(crate) answers: BTreeMap<Ticket, Answer>,
+    /// Host calls under way: what was called with what.
+    pub(crate) calls: BTreeMap<u32, (String, Bytes)>,
+    pub(crate) aborted: BTreeSet<u32>,
+    pub(crate) printed: String,
+    pub(crate) destroyed: bool,
+    limits: Limits,
+    tickets: Ticket,
+    last_turn: u32,
+    last_call: u32,
+    last_guest_call: u32,
+}
+
+/// Small limits, so that tests reach them.
+pub(crate) fn limits() -> Limits {
+    Limits {
+        timeout_ms: 1_000.0,
+        wall_timeout_ms: None,
+        host_call_timeout_ms: 5_000.0,
+        grace_period_ms: 100.0,
+        boot_timeout_ms: 10_000.0,
+        max_output_chars: 100,
+        max_host_calls: 5,
+        max_concurrent_host_calls: 2,
+        max_code_chars: 1_000,
+        max_value_bytes: 1_000.0,
+    }
+}
+
+impl World {
+    /// A session without a guest.
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self {
+            session: Session::new(limits.clone(), vec!["ask".to_owned(), "look".to_owned()]),
+            now: 1_000.0,
+            guest: None,
+            boots: 0,
+            answers: BTreeMap::new(),
+            calls: BTreeMap::new(),
+            aborted: BTreeSet::new(),
+            printed: String::new(),
+            destroyed: false,
+            limits,
+            tickets: 0,
+            last_turn: 0,
+            last_call: 0,
+            last_guest_call: 0,
+        }
+    }
+
+    /// A session whose guest runs and has its context.
+    pub(crate) fn ready() -> Self {
+        Self::ready_with(limits())
+    }
+
+    pub(crate) fn ready_with(limits: Limits) -> Self {
+        let mut world = Self::new(limits);
+        let ticket = world.command(Command::Initialize(text("the context")));
+        world.boot();
+        world.done();
+        assert_eq!(world.answer(ticket), &Ok(Reply::Done));
+        world
+    }
+
+    // ---- the user ----
+
+    pub(crate) fn command(&mut self, command: Command<Bytes>) -> Ticket {
+        self.tickets += 1;
+        self.feed(Input::Command(self.tickets, command));
+        self.tickets
+    }
+
+    pub(crate) fn execute(&mut self, code: &str) -> Ticket {
+        self.command(Command::Execute {
+            code: code.to_owned(),
+            timeout_ms: None,
+        })
+    }
+
+    pub(crate) fn get(&mut self, name: &str) -> Ticket {
+        self.command(Command::GetVariable(name.to_owned()))
+    }
+
+    /// How many commands were given.
+    pub(crate) fn tickets(&self) -> Ticket {
+        self.tickets
+    }
+
+    pub(crate) fn is_pending(&self, ticket: Ticket) -> bool {
+        !self.answers.contains_key(&ticket)
+    }
+
+    pub(crate) fn answer(&self, ticket: Ticket) -> &Answer {
+        self.answers.get(&ticket).expect("the command is not resolved")
+    }
+
+    pub(crate) fn error(&self, ticket: Ticket) -> &Error {
+        self.answer(ticket).as_ref().expect_err("the command went well")
+    }
+
+    pub(crate) fn code_of(&self, ticket: Ticket) -> &'static str {
+        self.error(ticket).code()
+    }
+
+    pub(crate) fn execution(&self, ticket: Ticket) -> &CodeExecution {
+        match self.answer(ticket) {
+            Ok(Reply::Execution(execution, _)) => execution,
+            other => panic!("not an execution: {other:?}"),
+        }
+    }
+
+    /// The message of an execution that did not end well.
+    pub(crate) fn failure(&self, ticket: Ticket) -> &str {
+        self.execution(ticket)
+            .error
+            .as_deref()
+            .expect("the execution went well")
+    }
+
+    /// The names that an execution said were lost.
+    pub(crate) fn lost(&self, ticket: Ticket) -> Vec<&str> {
+        let lost = self.execution(ticket).state.lost.iter().flatten();
+        lost.map(|variable| variable.name.as_str()).collect()
+    }
+
+    // ---- the guest ----
+
+    /// The guest says that it is ready.
+    pub(crate) fn boot(&mut self) {
+        self.event(Event::Ready {
+            version: PROTOCOL_VERSION,
+            guest: GuestInfo::default(),
+        });
+    }
+
+    pub(crate) fn event(&mut self, event: Event) {
+        self.feed(Input::Guest(event, None));
+    }
+
+    pub(crate) fn event_with(&mut self, event: Event, body: &[u8]) {
+        self.feed(Input::Guest(event, Some(body.to_vec())));
+    }
+
+    /// The turn that the guest is in.
+    pub(crate) fn turn(&self) -> u32 {
+        self.guest
+            .as_ref()
+            .and_then(|guest| guest.turn)
+            .expect("the guest is idle")
+    }
+
+    pub(crate) fn done(&mut self) {
+        self.event(Event::Done { turn: self.turn() });
+    }
+
+    pub(crate) fn print(&mut self, text: &str) {
+        self.event(output(self.turn(), Stream::Stdout, text));
+    }
+
+    /// The execution ends as `report` says.
+    pub(crate) fn ends(&mut self, report: ExecutionReport) {
+        self.event(Event::Executed {
+            turn: self.turn(),
+            execution: report,
+            encoding: Encoding::None,
+        });
+    }
+
+    /// The execution ends well, and these are the user's variables now.
+    pub(crate) fn ends_well(&mut self, names: &[&str]) {
+        let names = Some(names.iter().map(|&name| name.to_owned()).collect());
+        self.ends(ExecutionReport { names, ..ok() });
+    }
+
+    /// The guest calls a host function; the guest's number of the call.
+    pub(crate) fn calls(&mut self, name: &str) -> u32 {
+        let (call, turn) = (self.fresh_call(), self.turn());
+        let name = name.to_owned();
+        self.event_with(
+            Event::HostCall {
+                turn,
+                call,
+                name,
+                encoding: Encoding::Marshal,
+                blocking: false,
+            },
+            b"args",
+        );
+        call
+    }
+
+    /// A number for a call that no call had before.
+    pub(crate) fn fresh_call(&mut self) -> u32 {
+        self.last_guest_call += 1;
+        self.last_guest_call
+    }
+
+    /// The guest is gone, and a fresh one takes over.
+    pub(crate) fn fresh_guest(&mut self) {
+        self.boot();
+        assert_eq!(self.asked_for(), "set context", "the context is restored first");
+        self.done();
+    }
+
+    /// The last request that the guest got, in words.
+    pub(crate) fn asked_for(&self) -> String {
+        match self.guest.as_ref().and_then(|guest| guest.inbox.last()) {
+            Some((Request::Execute { code, .. }, _)) => format!("execute {code}"),
+            Some((Request::GetVariable { name, .. }, _)) => format!("get {name}"),
+            Some((Request::SetVariable { name, .. }, _)) => format!("set {name}"),
+            Some((Request::Interrupt { reason, .. }, _)) => format!("interrupt {reason:?}"),
+            Some((request, _)) => format!("{request:?}"),
+            None => "nothing".to_owned(),
+        }
+    }
+
+    /// How the session answered a call of the guest's.
+    pub(crate) fn reply(&self, to: u32) -> Option<(ReplyStatus, &str)> {
+        self.guest
+            .as_ref()?
+            .inbox
+            .iter()
+            .find_map(|(request, body)| match request {
+                Request::HostReply {
+                    call, status, message, ..
+                } if *call == to => {
+                    let body = body.as_ref().map(|body| std::str::from_utf8(body).expect("text"));
+                    Some((
+                        *status,
+                        body.or(message.as_deref()).expect("a reply has a body or a message"),
+                    ))
+                }
+                _ => None,
+            })
+    }
+
+    // ---- the host functions ----
+
+    /// A host call comes back with a text.
+    pub(crate) fn returns(&mut self, call: u32, value: &str) {
+        self.feed(Input::HostReturned(call, Ok(text(value))));
+    }
+
+    pub(crate) fn fails(&mut self, call: u32, why: &str) {
+        self.feed(Input::HostReturned(call, Err(HostFailure(why.to_owned()))));
+    }
+
+    /// The numbers of the host calls under way.
+    pub(crate) fn under_way(&self) -> Vec<u32> {
+        self.calls.keys().copied().collect()
+    }
+
+    // ---- time ----
+
+    /// Lets time pass, waking the session when it wants to be.
+    pub(crate) fn wait(&mut self, ms: f64) {
+        let until = self.now + ms;
+        while let Some(at) = self.session.wake_at().filter(|at| *at <= until) {
+            self.now = self.now.max(at);
+            self.feed(Input::Tick);
+        }
+        self.now = until;
+    }
+
+    /// Jumps to when the session wants to be woken; false if it does not.
+    pub(crate) fn wake(&mut self) -> bool {
+        let Some(at) = self.session.wake_at() else { return false };
+        self.now = self.now.max(at);
+        self.feed(Input::Tick);
+        true
+    }
+
+    // ---- what a driver may rely on ----
+
+    /// Hands the session an input and carries out its effects.
+    pub(crate) fn feed(&mut self, input: Input<Bytes>) {
+        let (destroys, ends_turn) = (matches!(input, Input::Destroy), self.ends_turn(&input));
+        match (&input, &mut self.guest) {
+            (Input::HostReturned(call, _), _) => drop(self.calls.remove(call)),
+            (Input::Guest(Event::HostCall { call, .. }, _), Some(guest)) => drop(guest.asked.insert(*call)),
+            (Input::Guest(Event::Ready { .. }, _), Some(guest)) => guest.ready = true,
+            _ => {}
+        }
+        let effects = self.session.handle(self.now, input);
+        if ends_turn && let Some(guest) = &mut self.guest {
+            guest.turn = None;
+            guest.asked.clear();
+        }
+        for effect in effects {
+            assert!(
+                !self.destroyed || matches!(effect, Effect::Resolve(_, Err(Error::Destroyed))),
+                "{effect:?}"
+            );
+            self.carry_out(effect);
+        }
+        self.destroyed |= destroys;
+        assert!(self.calls.len() <= self.limits.max_concurrent_host_calls as usize);
+        let idle = self.guest.as_ref().is_none_or(|guest| guest.turn.is_none());
+        assert!(!idle || self.calls.is_empty(), "host calls outlive their turn");
+        assert!(
+            self.session.wake_at().is_none_or(|at| at > self.now),
+            "it wants to be woken in the past"
+        );
+        assert!(
+            self.guest.is_some() || self.session.wake_at().is_none(),
+            "it waits for a guest that is not there"
+        );
+        let waits = idle && self.guest.as_ref().is_none_or(|guest| guest.ready);
+        assert!(
+            !waits || self.answers.len() == self.tickets as usize,
+            "a command waits for nothing"
+        );
+    }
+
+    fn ends_turn(&self, input: &Input<Bytes>) -> bool {
+        let current = self.guest.as_ref().and_then(|guest| guest.turn);
+        match input {
+            Input::Guest(
+                Event::Executed { turn, .. }
+                | Event::Value { turn, .. }
+                | Event::Done { turn }
+                | Event::Refused { turn, .. },
+                _,
+            ) => current == Some(*turn),
+            _ => false,
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect<Bytes>) {
+        match effect {
+            Effect::Boot => {
+                assert!(self.guest.is_none(), "booted beside a guest that lives");
+                self.guest = Some(Guest::default());
+                self.boots += 1;
+            }
+            Effect::Kill => {
+                assert!(self.guest.take().is_some(), "killed a guest that was not there");
+                assert!(self.calls.is_empty(), "host calls outlive their guest");
+            }
+            Effect::Post(request, body) => self.deliver(request, body),
+            Effect::CallHost { call, name, args } => {
+                assert!(call > self.last_call, "a call's number is used twice");
+                self.last_call = call;
+                self.calls.insert(call, (name, args.body));
+            }
+            Effect::AbortHost(call) => {
+                assert!(
+                    self.calls.remove(&call).is_some(),
+                    "aborted a call that is not under way"
+                );
+                self.aborted.insert(call);
+            }
+            Effect::Print(ticket, _, text) => {
+                assert!(self.is_pending(ticket), "printed for a command that is over");
+                self.printed.push_str(&text);
+            }
+            Effect::Resolve(ticket, answer) => {
+                assert!(ticket <= self.tickets, "answered a command that was never given");
+                assert!(
+                    self.answers.insert(ticket, answer).is_none(),
+                    "answered a command twice"
+                );
+            }
+        }
+    }
+
+    fn deliver(&mut self, request: Request, body: Option<Bytes>) {
+        let guest = self.guest.as_mut().expect("posted to nobody");
+        let begins = match &request {
+            Request::Init { .. } => {
+                assert!(guest.inbox.is_empty(), "`init` is not the first message");
+                None
+            }
+            Request::Execute { turn, .. }
+            | Request::GetVariable { turn, .. }
+            | Request::SetVariable { turn, .. }
+            | Request::ListVariables { turn, .. } => Some(*turn),
+            Request::HostReply { call, .. } => {
+                assert!(guest.asked.remove(call), "answered a call that does not wait");
+                None
+            }
+            Request::Interrupt { turn, .. } => {
+                assert_eq!(guest.turn, Some(*turn), "interrupted a turn that is over");
+                assert_ne!(guest.interrupted, Some(*turn), "interrupted twice");
+                guest.interrupted = Some(*turn);
+                guest.asked.clear();
+                None
+            }
+            Request::Part => panic!("bodies are cut by drivers"),
+        };
+        assert!(
+            !guest.inbox.is_empty() || matches!(request, Request::Init { .. }),
+            "`init` is not the first message"
+        );
+        if let Some(turn) = begins {
+            assert!(guest.ready, "a turn before the guest is ready");
+            assert_eq!(guest.turn, None, "two turns at a time");
+            assert!(turn > self.last_turn, "a turn's number is used twice");
+            self.last_turn = turn;
+            guest.turn = Some(turn);
+        }
+        guest.inbox.push((request, body));
+    }
+}
+
+// ---- values and messages ----
+
+pub(crate) fn text(text: &str) -> Encoded<Bytes> {
+    Encoded {
+        encoding: Encoding::Text,
+        body: text.as_bytes().to_vec(),
+    }
+}
+
+/// An execution that ended well.
+pub(crate) fn ok() -> ExecutionReport {
+    ExecutionReport {
+        ended: Ended::Ok,
+        error_type: None,
+        stopped: None,
+        has_final: false,
+        names: None,
+    }
+}
+
+/// An execution that an exception ended.
+pub(crate) fn raised(error_type: &str) -> ExecutionReport {
+    ExecutionReport {
+        ended: Ended::Error,
+        error_type: Some(error_type.to_owned()),
+        ..ok()
+    }
+}
+
+pub(crate) fn output(turn: u32, stream: Stream, text: &str) -> Event {
+    Event::Output {
+        turn,
+        stream,
+        skipped: 0,
+        text: text.to_owned(),
+    }
+}

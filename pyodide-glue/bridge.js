@@ -148,7 +148,10 @@ export function createBridge(post, mailbox) {
     /** Polled by the interpreter while it runs. */
     interruptBuffer: {
       get 0() {
-        return now() < nextLook ? 0 : SIGNAL;
+        const time = now();
+        if (time < nextLook) return 0;
+        nextLook = time + BREATH_MS; // or the handler itself would be interrupted, again and again
+        return SIGNAL;
       },
       set 0(_value) {},
     },
@@ -240,9 +243,9 @@ export function createBridge(post, mailbox) {
       });
     },
 
-    /** The moment was bad: ask for a breath again at the next poll. */
+    /** The moment was bad: ask again soon, but not within the handler that says so. */
     lookAgain() {
-      nextLook = 0;
+      nextLook = now() + 1;
     },
   };
 

@@ -5,15 +5,15 @@
 /** What is left on the global object; everything else is removed along its whole prototype chain. */
 const KEPT = new Set(
   `AggregateError Array ArrayBuffer BigInt BigInt64Array BigUint64Array Boolean DataView Date Error EvalError
-  Float32Array Float64Array Infinity Int16Array Int32Array Int8Array Intl Iterator JSON Map Math NaN Number Object Promise
+  Float32Array Float64Array Function Infinity Int16Array Int32Array Int8Array Intl Iterator JSON Map Math NaN Number Object Promise
   Proxy RangeError ReferenceError Reflect RegExp Set String Symbol SyntaxError TypeError URIError Uint16Array Uint32Array
   Uint8Array Uint8ClampedArray WeakMap WeakRef WeakSet FinalizationRegistry decodeURI decodeURIComponent encodeURI
   encodeURIComponent escape unescape isFinite isNaN parseFloat parseInt undefined globalThis self console crypto performance
   TextDecoder TextEncoder DOMException WebAssembly constructor toString hasOwnProperty valueOf`.split(/\s+/),
 );
 
-/** Prototypes that the glue relies on; frozen. */
-const FROZEN = [Object, Array, Function, Promise, Map, String, RegExp, Error, MessagePort, MessageEvent, EventTarget];
+/** What messages and waiting rely on; frozen. (Pyodide itself cannot live with a frozen `Object.prototype`.) */
+const FROZEN = [Promise, Map, MessagePort, MessageEvent, Event, EventTarget];
 
 export function lockDown() {
   const frozen = FROZEN.map((type) => type.prototype);

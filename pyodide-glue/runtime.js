@@ -48,10 +48,9 @@ export async function loadRuntime(assets, files, bridge) {
   ])) {
     pyodide[stream]({ write: (bytes) => (guest.write_fd(fd, bytes), bytes.length), isatty: false });
   }
-  const { PythonError } = pyodide.ffi;
 
   return {
-    python: createCalls(guest, PythonError),
+    python: createCalls(guest),
     info: {
       version: PROTOCOL_VERSION,
       guest: /** @type {Pick<GuestInfo, "python" | "pyodide">} */ ({ python: lock.python, pyodide: pyodide.version }),
@@ -59,26 +58,24 @@ export async function loadRuntime(assets, files, bridge) {
   };
 }
 
+/** @typedef {[encoding: Encoding, body: Uint8Array] | ["refused", why: string]} Answer */
+
 /**
- * The runtime's methods as functions that may suspend.
- * @param {any} guest @param {any} PythonError
+ * The runtime's methods as functions that may suspend. What they throw is fatal.
+ * @param {any} guest  `sandglass.browser.Guest`
  */
-function createCalls(guest, PythonError) {
+function createCalls(guest) {
   const { configure, execute, get_variable, set_variable, list_variables } = guest;
   return {
-    /** @type {(config: string) => void} */
+    /** @type {(config: string) => Answer} */
     configure: (config) => configure(config),
-    /** @type {(execution: number, code: string) => Promise<[report: string, encoding: string, final?: Uint8Array]>} */
+    /** @type {(execution: number, code: string) => Promise<string | [report: string, encoding: Encoding, final: Uint8Array]>} */
     execute: (execution, code) => execute.callPromising(execution, code),
-    /** @type {(name: string) => Promise<[encoding: string, body: Uint8Array]>} */
+    /** @type {(name: string) => Promise<Answer>} */
     getVariable: (name) => get_variable.callPromising(name),
-    /** @type {(name: string, encoding: Encoding, body: Uint8Array) => Promise<void>} */
+    /** @type {(name: string, encoding: Encoding, body: Uint8Array) => Promise<Answer>} */
     setVariable: (name, encoding, body) => set_variable.callPromising(name, encoding, body),
-    /** @type {() => Promise<[encoding: string, body: Uint8Array]>} */
+    /** @type {() => Promise<Answer>} */
     listVariables: () => list_variables.callPromising(),
-    /** Whether Python said no, as opposed to having died. @type {(error: unknown) => boolean} */
-    isRefusal: (error) => error instanceof PythonError,
-    /** The last line of a Python error. @type {(error: any) => string} */
-    reason: (error) => error.message.trimEnd().split("\n").at(-1).replace(/^[\w.]+: /, "").slice(0, 4000),
   };
 }

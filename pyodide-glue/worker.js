@@ -70,52 +70,58 @@ function assembleBodies(handle) {
  * @param {ReturnType<typeof createBridge>} bridge
  * @param {Awaited<ReturnType<typeof loadRuntime>>} runtime
  */
-function createHandler(post, bridge, runtime) {
-  const { python, info } = runtime;
-
-  /** @type {(request: Request, body: Uint8Array) => Promise<void>} */
-  const turn = async (request, body) => {
-    if (!("turn" in request) || request.type === "interrupt") return;
-    const { turn } = request;
-    bridge.begin(turn, request.timeoutMs);
-    try {
-      if (request.type === "execute") {
-        const [report, encoding, final] = await python.execute(request.execution, request.code);
-        const execution = parse(report);
-        execution.stopped = bridge.end();
-        post({ type: "executed", turn, execution, encoding: /** @type {Encoding} */ (encoding) }, final);
-      } else if (request.type === "setVariable") {
-        await python.setVariable(request.name, request.encoding, body);
-        bridge.end();
-        post({ type: "done", turn });
-      } else {
-        const asked = request.type === "getVariable" ? python.getVariable(request.name) : python.listVariables();
-        const [encoding, value] = await asked;
-        bridge.end();
-        post({ type: "value", turn, encoding: /** @type {Encoding} */ (encoding) }, value);
-      }
-    } catch (error) {
-      bridge.end();
-      if (python.isRefusal(error)) post({ type: "refused", turn, message: python.reason(error) });
-      else post({ type: "fatal", message: text(error) });
-    }
+function createHandler(post, bridge, { python, info }) {
+  /** @param {Extract<Request, { type: "init" }>} request */
+  const init = ({ version, config }) => {
+    const [encoding, why] = version === info.version ? python.configure(stringify(config)) : ["none"];
+    if (encoding === "refused") return post({ type: "bootFailed", message: String(why) });
+    post({ type: "ready", version: info.version, guest: { ...info.guest, ...bridge.capabilities } });
   };
 
-  /** @type {(request: Request, body: Uint8Array) => void} */
-  return (request, body) => {
+  /** @param {Extract<Request, { type: "execute" }>} request */
+  const execute = async ({ turn, execution: id, code }) => {
+    const ended = await python.execute(id, code);
+    const [report, encoding, final] = typeof ended === "string" ? [ended, /** @type {const} */ ("none")] : ended;
+    const execution = { ...parse(report), stopped: bridge.end() };
+    post({ type: "executed", turn, execution, encoding }, final);
+  };
+
+  /** @param {Extract<Request, { turn: number, name: string }> | Extract<Request, { type: "listVariables" }>} request @param {Uint8Array} body */
+  const variables = async (request, body) => {
+    const { turn } = request;
+    const [encoding, result] = await (request.type === "setVariable"
+      ? python.setVariable(request.name, request.encoding, body)
+      : request.type === "getVariable"
+        ? python.getVariable(request.name)
+        : python.listVariables());
+    bridge.end();
+    if (encoding === "refused") post({ type: "refused", turn, message: result.slice(0, 4000).toWellFormed() });
+    else if (request.type === "setVariable") post({ type: "done", turn });
+    else post({ type: "value", turn, encoding }, result);
+  };
+
+  /** @param {Promise<void>} turn */
+  const orDie = (turn) => turn.catch((error) => post({ type: "fatal", message: text(error) }));
+
+  return (/** @type {Request} */ request, /** @type {Uint8Array} */ body) => {
     switch (request.type) {
+      case "part":
+        return;
       case "init":
-        if (request.version === info.version) python.configure(stringify(request.config));
-        return post({ type: "ready", version: info.version, guest: { ...info.guest, ...bridge.capabilities } });
+        return init(request);
       case "hostReply":
         return bridge.reply(request, body);
       case "interrupt":
         return bridge.interrupt(request.turn, request.reason);
+      case "execute":
+        bridge.begin(request.turn, request.timeoutMs);
+        return void orDie(execute(request));
       default:
-        void turn(request, body);
+        bridge.begin(request.turn, request.timeoutMs);
+        return void orDie(variables(request, body));
     }
   };
 }
 
 /** @param {unknown} error */
-const text = (error) => String(error instanceof Error && error.stack ? error.stack : error).slice(0, 4000);
+const text = (error) => String(error).slice(-4000).toWellFormed();

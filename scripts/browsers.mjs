@@ -98,7 +98,12 @@ function isExecutable(path) {
 
 // The set-up asks which are missing this way, so that it and the tests agree.
 if (process.argv[2] === "--missing" && process.argv[1] === fileURLToPath(import.meta.url)) {
-  for (const name of /** @type {(keyof typeof PROGRAMS)[]} */ (Object.keys(PROGRAMS))) {
-    if (!find(name)) console.log(name);
+  try {
+    for (const name of /** @type {(keyof typeof PROGRAMS)[]} */ (Object.keys(PROGRAMS))) {
+      if (!find(name)) console.log(name);
+    }
+  } catch (error) {
+    console.error(`setup: ${/** @type {Error} */ (error).message}`);
+    process.exitCode = 1;
   }
 }

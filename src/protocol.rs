@@ -24,6 +24,9 @@ use crate::deadline::StopReason;
 /// Changes whenever a message does. Host and guest refuse to talk to another version.
 pub const PROTOCOL_VERSION: u32 = 1;
 
+/// The host functions that the guest has helpers for; others are the user's own.
+pub const QUERIES: [&str; 2] = ["llm_query", "rlm_query"];
+
 /// Host to guest.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
@@ -77,7 +80,7 @@ pub struct GuestConfig {
     pub max_value_depth: u32,
     /// Characters of past cells' source that tracebacks can show.
     pub max_source_cache: u32,
-    /// Names of the user's host functions.
+    /// Names of the user's own host functions.
     pub host_functions: Vec<String>,
 }
 

@@ -15,7 +15,7 @@ use crate::limits::{
     Limits, MAX_MESSAGE_BYTES, MAX_NAME_BYTES, MAX_NAMES, MAX_OUTPUT_EVENT_BYTES, MAX_QUEUED_COMMANDS,
     MAX_SOURCE_CACHE_CHARS, MAX_VALUE_DEPTH,
 };
-use crate::protocol::{Encoding, Event, GuestConfig, GuestInfo, PROTOCOL_VERSION, Request, Stream};
+use crate::protocol::{Encoding, Event, GuestConfig, GuestInfo, PROTOCOL_VERSION, QUERIES, Request, Stream};
 use turn::{Task, Turn};
 
 pub use call::HostFailure;
@@ -285,7 +285,12 @@ impl<B: Body> Session<B> {
             max_value_bytes: self.limits.max_value_bytes,
             max_value_depth: MAX_VALUE_DEPTH,
             max_source_cache: MAX_SOURCE_CACHE_CHARS,
-            host_functions: self.host_functions.clone(),
+            host_functions: self
+                .host_functions
+                .iter()
+                .filter(|name| !QUERIES.contains(&name.as_str()))
+                .cloned()
+                .collect(),
         };
         self.post(
             Request::Init {

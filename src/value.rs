@@ -36,7 +36,7 @@ pub trait Build {
     fn none(&mut self) -> Self::Value;
     /// A bool.
     fn bool(&mut self, value: bool) -> Self::Value;
-    /// An int of at most 64 bits.
+    /// An int of at most 60 bits.
     fn int(&mut self, value: i64) -> Self::Value;
     /// Any other int, by its sign and the hexadecimal digits of its magnitude.
     fn big_int(&mut self, negative: bool, hex: &str) -> Self::Value;
@@ -98,6 +98,8 @@ pub fn read<B: Build>(bytes: &[u8], tagged: bool, depth: u32, build: &mut B) -> 
         Err(DecodeError::Trailing)
     }
 }
+
+const HEX: &[u8; 16] = b"0123456789abcdef";
 
 struct Reader<'a> {
     bytes: &'a [u8],
@@ -178,8 +180,8 @@ impl<'a> Reader<'a> {
 
     fn items<B: Build>(&mut self, depth: u32, build: &mut B) -> Result<Vec<B::Value>, DecodeError> {
         let length = self.length()?;
-        // Every item takes at least a byte, so a length that lies cannot reserve more than what is there.
-        let mut items = Vec::with_capacity(length.min(self.bytes.len()));
+        // A length may lie, at every level: memory is taken for the items that are there.
+        let mut items = Vec::with_capacity(length.min(16));
         for _ in 0..length {
             items.push(self.value(depth, build)?);
         }
@@ -190,7 +192,7 @@ impl<'a> Reader<'a> {
         let digits = i32::from_le_bytes(self.array()?);
         let bytes = self.take((digits.unsigned_abs() as usize).saturating_mul(2))?;
         let digits_of = || bytes.as_chunks::<2>().0.iter().map(|pair| u16::from_le_bytes(*pair));
-        if digits_of().any(|digit| digit >> 15 != 0) {
+        if digits_of().any(|digit| digit >> 15 != 0) || digits_of().next_back() == Some(0) {
             return Err(DecodeError::Unknown(b'l'));
         }
         if digits.unsigned_abs() <= 4 {
@@ -205,13 +207,14 @@ impl<'a> Reader<'a> {
             pending |= u32::from(digit) << bits;
             bits += 15;
             while bits >= 4 {
-                hex.push(char::from_digit(pending & 15, 16).unwrap_or('0'));
+                hex.push(HEX[pending as usize & 15]);
                 pending >>= 4;
                 bits -= 4;
             }
         }
-        hex.push(char::from_digit(pending & 15, 16).unwrap_or('0'));
-        let hex: String = hex.into_iter().rev().collect();
+        hex.push(HEX[pending as usize & 15]);
+        hex.reverse();
+        let hex = std::str::from_utf8(&hex).unwrap_or_default();
         Ok(build.big_int(digits < 0, hex.trim_start_matches('0')))
     }
 

@@ -86,6 +86,7 @@ fn calls_beyond_their_number_are_refused_and_the_execution_goes_on() {
 fn as_many_calls_as_the_limit_allows_are_no_flood() {
     let mut world = World::ready_with(Limits {
         max_host_calls: 10_000,
+        max_value_bytes: 1e6,
         ..limits()
     });
     let ticket = world.execute("llm_query_batched(prompts)");

@@ -16,6 +16,7 @@ from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pris
 from sandglass.runtime import Runtime
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
 _PACKAGE = os.path.dirname(__file__)
@@ -28,6 +29,7 @@ class BrowserBridge:
     def __init__(self, js: Any) -> None:
         self._js = js
         self.output = js.output
+        self.before_breath: Callable[[], None] = lambda: None
 
     def host_call(self, name: str, calls: list[tuple[str, bytes]]) -> list[tuple[bool, str, bytes]]:
         js = self._js
@@ -72,6 +74,7 @@ class BrowserBridge:
         if not _in_user_code(frame):
             js.lookAgain()
             return
+        self.before_breath()
         if js.overdue():
             raise KeyboardInterrupt
         if can_run_sync():
@@ -85,15 +88,17 @@ class BrowserBridge:
 
 
 class Guest:
-    """What `worker.js` calls. Results are JavaScript values."""
+    """What `worker.js` calls. Results are JavaScript values, refusals too: whatever is raised here is fatal."""
 
     def __init__(self, js_bridge: Any) -> None:
         self._bridge = BrowserBridge(js_bridge)
         self._runtime = Runtime(self._bridge)
         self._runtime.install()
+        # What was printed shows while Python computes, and is not lost should it have to be killed.
+        self._bridge.before_breath = self._runtime.flush
 
-    def configure(self, config: str) -> None:
-        self._runtime.configure(json.loads(config))
+    def configure(self, config: str) -> Any:
+        return _answer(lambda: self._runtime.configure(json.loads(config)))
 
     def execute(self, execution: int, source: str) -> Any:
         """The header alone, or `[header, encoding, final]`."""
@@ -102,16 +107,24 @@ class Guest:
         return header if encoding == "none" else to_js([header, encoding, body])
 
     def get_variable(self, name: str) -> Any:
-        return to_js(self._runtime.get_variable(name))
+        return _answer(lambda: self._runtime.get_variable(name))
 
-    def set_variable(self, name: str, encoding: str, body: Any) -> None:
-        self._runtime.set_variable(name, encoding, body.to_bytes())
+    def set_variable(self, name: str, encoding: str, body: Any) -> Any:
+        return _answer(lambda: self._runtime.set_variable(name, encoding, body.to_bytes()))
 
     def list_variables(self) -> Any:
-        return to_js(self._runtime.list_variables())
+        return _answer(self._runtime.list_variables)
 
     def write_fd(self, fd: int, data: Any) -> None:
         self._runtime.write_fd(fd, data.to_bytes())
+
+
+def _answer(ask: Callable[[], tuple[str, bytes] | None]) -> Any:
+    """`[encoding, body]`, or `["refused", why]`."""
+    try:
+        return to_js(ask() or ("none", b""))
+    except BaseException as error:
+        return to_js(["refused", str(error) or type(error).__name__])
 
 
 def _in_user_code(frame: FrameType | None) -> bool:

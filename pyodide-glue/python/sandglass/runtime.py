@@ -121,6 +121,10 @@ class Runtime:
         """Takes what user code wrote to file descriptor 1 or 2 itself (`os.write(1, …)`)."""
         (self._stderr if fd == 2 else self._stdout).buffer.write(data)
 
+    def flush(self) -> None:
+        """Sends what was printed so far."""
+        self._output.flush()
+
     def _run(self, filename: str, source: str) -> None:
         for stream in (self._stdout, self._stderr):
             stream.buffer.finish()  # drops half a character that was written between executions

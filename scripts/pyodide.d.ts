@@ -1,0 +1,5 @@
+// Pyodide ships no types for its Emscripten module, which `loadPyodide` takes as it is.
+declare module "pyodide/pyodide.asm.mjs" {
+  const createPyodideModule: any;
+  export default createPyodideModule;
+}

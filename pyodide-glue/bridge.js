@@ -22,10 +22,6 @@ const canSuspend = "Suspending" in WebAssembly;
 const now = performance.now.bind(performance);
 const { setTimeout, clearTimeout, queueMicrotask } = self;
 
-class Interrupted extends Error {
-  name = "Interrupted";
-}
-
 /** @typedef {{ ok: boolean, kind: string, body: Uint8Array }} Answer */
 
 /**
@@ -39,7 +35,7 @@ export function createBridge(post, mailbox) {
   let nextLook = Infinity;
   /** @type {StopReason | null} Why Python is to stop. */
   let stopping = null;
-  /** @type {((error: Error) => void) | null} Ends the wait that Python is in. */
+  /** @type {(() => void) | null} Ends the wait that Python is in. */
   let endWait = null;
 
   let lastCall = 0;
@@ -56,22 +52,22 @@ export function createBridge(post, mailbox) {
   breath.port1.onmessage = () => breathTaken();
 
   /**
-   * A promise that Python waits for; `interrupt` rejects it.
+   * A promise that Python waits for. It never rejects: `undefined` says that Python is to stop.
    * @template T
-   * @param {(resolve: (value: T) => void) => (() => void) | void} start
-   * @returns {Promise<T>}
+   * @param {(resolve: (value: T) => void) => (() => void) | void} start  returns how to give up
+   * @returns {Promise<T | undefined>}
    */
   const wait = (start) =>
-    new Promise((resolve, reject) => {
-      if (stopping) return reject(new Interrupted());
-      const stop = start((value) => {
+    new Promise((resolve) => {
+      if (stopping) return resolve(undefined);
+      const giveUp = start((value) => {
         endWait = null;
         resolve(value);
       });
-      endWait = (error) => {
+      endWait = () => {
         endWait = null;
-        stop?.();
-        reject(error);
+        giveUp?.();
+        resolve(undefined);
       };
     });
 
@@ -79,7 +75,7 @@ export function createBridge(post, mailbox) {
   const stop = (reason) => {
     stopping ??= reason;
     nextLook = 0;
-    endWait?.(new Interrupted());
+    endWait?.();
   };
 
   /** Posts the registered calls. @param {boolean} blocking whether the answers have to come by mailbox */
@@ -174,7 +170,7 @@ export function createBridge(post, mailbox) {
       unsent.push([lastCall, name, encoding, body]);
     },
 
-    /** Resolves when all registered calls are answered. */
+    /** The answers of all registered calls. */
     answered() {
       const begun = now();
       queueMicrotask(() => send(false));
@@ -193,7 +189,7 @@ export function createBridge(post, mailbox) {
       const begun = now();
       send(true);
       while ([...calls.values()].some((answer) => !answer)) {
-        if (stopping) throw new Interrupted();
+        if (stopping) return undefined;
         block(Infinity);
       }
       deadline += now() - begun;
@@ -211,7 +207,7 @@ export function createBridge(post, mailbox) {
       return wait((resolve) => {
         const left = deadline - now();
         const overdue = ms === undefined || ms > left;
-        const timer = setTimeout(() => (overdue ? stop("timeout") : resolve(undefined)), overdue ? left : ms);
+        const timer = setTimeout(() => (overdue ? stop("timeout") : resolve(true)), overdue ? left : ms);
         return () => clearTimeout(timer);
       });
     },
@@ -221,7 +217,7 @@ export function createBridge(post, mailbox) {
       const until = Math.min(ms === undefined ? Infinity : now() + ms, deadline);
       while (now() < until && !stopping) block(until - now());
       if (now() >= deadline) stopping ??= "timeout";
-      if (stopping) throw new Interrupted();
+      return stopping ? undefined : true;
     },
 
     canBlock: mailbox !== undefined,
@@ -238,7 +234,7 @@ export function createBridge(post, mailbox) {
     /** One trip through the event loop. */
     breathe() {
       return wait((resolve) => {
-        breathTaken = () => resolve(undefined);
+        breathTaken = () => resolve(true);
         breath.port2.postMessage(null);
       });
     },

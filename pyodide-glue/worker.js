@@ -12,7 +12,6 @@ import { loadRuntime } from "./runtime.js";
 /** @import { BootMessage } from "./start-worker.js" */
 
 const { parse, stringify } = JSON;
-const NOTHING = new Uint8Array(0);
 
 self.onmessage = async ({ data }) => {
   self.onmessage = null;
@@ -47,9 +46,9 @@ function assembleBodies(handle) {
   /** @param {Request} request @param {Uint8Array | undefined} body */
   return (request, body) => {
     if (request.type === "part") {
-      parts.push(body ?? NOTHING);
+      if (body) parts.push(body);
     } else if (!body || parts.length === 0) {
-      handle(request, body ?? NOTHING);
+      handle(request, body ?? new Uint8Array(0));
     } else {
       parts.push(body);
       const whole = new Uint8Array(parts.reduce((total, part) => total + part.length, 0));
@@ -83,7 +82,7 @@ function createHandler(post, bridge, { python, info }) {
     const ended = await python.execute(id, code);
     const [report, encoding, final] = typeof ended === "string" ? [ended, /** @type {const} */ ("none")] : ended;
     const execution = { ...parse(report), stopped: bridge.end() };
-    post({ type: "executed", turn, execution, encoding }, final);
+    post({ type: "executed", turn, execution, encoding }, execution.final ? (final ?? new Uint8Array(0)) : undefined);
   };
 
   /** @param {Extract<Request, { turn: number, name: string }> | Extract<Request, { type: "listVariables" }>} request @param {Uint8Array} body */

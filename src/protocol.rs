@@ -104,7 +104,7 @@ pub enum ReplyStatus {
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
 pub enum Encoding {
-    /// No value at all; the body is empty.
+    /// `None`, or no value where none is asked for; the body is empty.
     None,
     /// There is no such variable; the body is empty.
     Missing,

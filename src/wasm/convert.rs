@@ -87,7 +87,8 @@ pub(super) fn decode(value: &Encoded<JsBody>) -> Result<JsValue, Error> {
         });
     };
     match value.encoding {
-        Encoding::None | Encoding::Missing => Ok(JsValue::UNDEFINED),
+        Encoding::None => Ok(JsValue::NULL),
+        Encoding::Missing => Ok(JsValue::UNDEFINED),
         Encoding::Bytes => Ok(data.into()),
         Encoding::Text => Ok(decode_text(data)),
         Encoding::Marshal | Encoding::Tagged => {

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import os.path
 import signal
+from asyncio.events import _get_running_loop, _set_running_loop
 from typing import TYPE_CHECKING, Any
 
-from pyodide.ffi import JsException, can_run_sync, run_sync, to_js  # type: ignore[import-not-found]
+from pyodide.ffi import can_run_sync, run_sync, to_js  # type: ignore[import-not-found]
 
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.runtime import Runtime
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _PACKAGE = os.path.dirname(__file__)
 _HELPERS = os.path.join(_PACKAGE, "helpers.py")
+_CANNOT_WAIT = object()
 
 
 class BrowserBridge:
@@ -28,6 +30,7 @@ class BrowserBridge:
 
     def __init__(self, js: Any) -> None:
         self._js = js
+        self._pyodide_loop = _get_running_loop()
         self.output = js.output
         self.before_breath: Callable[[], None] = lambda: None
 
@@ -47,23 +50,32 @@ class BrowserBridge:
         self._wait(self._js.sleep, self._js.sleepBlocking, ms)
 
     def _wait(self, suspend: Any, block: Any, *args: Any) -> Any:
+        """Waits one way or the other. Nothing comes back when Python is to stop."""
+        result = _CANNOT_WAIT
+        if can_run_sync():
+            try:
+                result = self._suspend(suspend, *args)
+            except RuntimeError:
+                pass  # a JavaScript frame is in the way
+        if result is _CANNOT_WAIT and self._js.canBlock:
+            result = block(*args)
+        if result is _CANNOT_WAIT:
+            raise RuntimeError(
+                "Python cannot wait here: a JavaScript function is on the stack, or the browser lacks JSPI. Call it "
+                "outside of JavaScript callbacks, or serve the page cross-origin isolated. Nothing was sent"
+            )
+        if result is None:
+            raise KeyboardInterrupt
+        return result
+
+    def _suspend(self, start: Any, *args: Any) -> Any:
+        """`run_sync`. It resumes only if the promise was made while Pyodide's own event loop counted as running."""
+        loop = _get_running_loop()
+        _set_running_loop(self._pyodide_loop)
         try:
-            if can_run_sync():
-                try:
-                    return run_sync(suspend(*args))
-                except RuntimeError:
-                    if not self._js.canBlock:
-                        raise
-            if self._js.canBlock:
-                return block(*args)
-        except JsException as error:
-            if error.name == "Interrupted":
-                raise KeyboardInterrupt from None
-            raise
-        raise RuntimeError(
-            "Python cannot wait here: a JavaScript function is on the stack, or the browser lacks JSPI. Call it outside of "
-            "JavaScript callbacks, or serve the page cross-origin isolated. Nothing was sent; variables are kept"
-        )
+            return run_sync(start(*args))
+        finally:
+            _set_running_loop(loop)
 
     def watch(self) -> None:
         """Listens for the signal by which `bridge.js` asks for a breath."""
@@ -79,10 +91,8 @@ class BrowserBridge:
             raise KeyboardInterrupt
         if can_run_sync():
             try:
-                run_sync(js.breathe())
-            except JsException as error:
-                if error.name == "Interrupted":
-                    raise KeyboardInterrupt from None
+                if self._suspend(js.breathe) is None:
+                    raise KeyboardInterrupt
             except RuntimeError:
                 pass  # a JavaScript frame is in the way; the deadline still holds
 

@@ -145,6 +145,8 @@ pub struct Session<B> {
     host_functions: Vec<String>,
     guest: Guest,
     info: GuestInfo,
+    /// Whether a guest has finished a turn since the last loss.
+    proven: bool,
     turn: Option<Turn<B>>,
     queue: VecDeque<(Ticket, Task<B>)>,
     starting: Vec<Ticket>,
@@ -169,6 +171,7 @@ impl<B: Body> Session<B> {
             host_functions,
             guest: Guest::Down,
             info: GuestInfo::default(),
+            proven: false,
             turn: None,
             queue: VecDeque::new(),
             starting: Vec::new(),
@@ -312,7 +315,8 @@ impl<B: Body> Session<B> {
         for ticket in std::mem::take(&mut self.starting) {
             self.resolve(ticket, Ok(Reply::Done));
         }
-        if let Some(context) = self.context.clone() {
+        let replaced = matches!(self.queue.front(), Some((_, Task::Set { initialize: true, .. })));
+        if let Some(context) = self.context.clone().filter(|_| !replaced) {
             self.begin(
                 now,
                 None,
@@ -394,7 +398,10 @@ impl<B: Body> Session<B> {
                 }
             }
         }
-        self.boot(now);
+        // A guest that dies before it has done anything would do so again: then the next command boots one.
+        if std::mem::take(&mut self.proven) || !self.queue.is_empty() {
+            self.boot(now);
+        }
     }
 
     fn end_guest(&mut self, next: Guest) {
@@ -427,7 +434,7 @@ impl<B: Body> Session<B> {
         }
         self.expire_calls(now);
         match self.turn.as_mut().map(|turn| turn.deadline.check(now)) {
-            Some(Verdict::Interrupt(reason)) => self.ask_to_stop(reason),
+            Some(Verdict::Interrupt(reason)) => self.ask_to_stop(now, reason),
             Some(Verdict::Kill(reason)) => {
                 let why = match reason {
                     StopReason::Interrupt => "it was interrupted",
@@ -463,13 +470,14 @@ impl<B: Body> Session<B> {
             .as_mut()
             .is_some_and(|turn| turn.ticket.is_some() && turn.deadline.stop(now, reason))
         {
-            self.ask_to_stop(reason);
+            self.ask_to_stop(now, reason);
         }
     }
 
-    fn ask_to_stop(&mut self, reason: StopReason) {
+    fn ask_to_stop(&mut self, now: f64, reason: StopReason) {
         self.abort_calls();
-        if let Some(turn) = &self.turn {
+        if let Some(turn) = &mut self.turn {
+            turn.deadline.resume(now);
             let turn = turn.number;
             self.post(Request::Interrupt { turn, reason }, None);
         }

@@ -273,8 +273,11 @@ impl<'a> Reader<'a> {
     fn shape(&mut self) -> Result<Vec<u32>, DecodeError> {
         match self.array()? {
             [b'[' | b'('] => {
-                let length = self.length()?;
-                (0..length.min(64)).map(|_| self.dimension()).collect()
+                // numpy has at most 64 dimensions.
+                match self.length()? {
+                    length @ ..=64 => (0..length).map(|_| self.dimension()).collect(),
+                    _ => Err(DecodeError::Unknown(b'S')),
+                }
             }
             [tag] => Err(DecodeError::Unknown(tag)),
         }

@@ -458,6 +458,7 @@ impl<B: Body> Session<B> {
     /// Takes the turn, and its host calls back.
     fn finish_turn(&mut self) -> Option<Turn<B>> {
         self.abort_calls();
+        self.proven = true;
         self.turn.take()
     }
 }

@@ -10,9 +10,12 @@
 
 import { readMailbox } from "./mailbox.js";
 
-/** @import { Encoding, Event, Request, StopReason, Stream } from "../pkg/sandglass.js" */
+/** @import { Encoding, Request, StopReason, Stream } from "../pkg/sandglass.js" */
+/** @import { Post } from "./worker.js" */
 
 const BREATH_MS = 50;
+/** Output that follows a message or the begin of a turn so soon waits for the next message. */
+const HOLD_MS = 20;
 /** Python may swallow an interrupt; it is repeated until the host's grace period is over. */
 const REPEAT_MS = 200;
 /** The signal that stands for "look here" (SIGALRM; nothing else can raise it in a browser). */
@@ -20,12 +23,24 @@ const SIGNAL = 14;
 
 const canSuspend = "Suspending" in WebAssembly;
 const now = performance.now.bind(performance);
+/** What C code writes within one cell beyond this is dropped. */
+const MAX_WRITTEN_BYTES = 16_000_000;
+const SHORT_TEXT = 10_000;
+const decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+/** The text, or false where it has lone surrogates. @param {Uint8Array} body */
+const decode = (body) => {
+  try {
+    return decoder.decode(body);
+  } catch {
+    return false;
+  }
+};
 const { setTimeout, clearTimeout, queueMicrotask } = self;
 
-/** @typedef {{ ok: boolean, kind: string, body: Uint8Array }} Answer */
+/** @typedef {{ ok: boolean, kind: string, body: Uint8Array | string }} Answer */
 
 /**
- * @param {(event: Event, body?: Uint8Array) => void} post
+ * @param {Post} post
  * @param {SharedArrayBuffer | undefined} mailbox
  */
 export function createBridge(post, mailbox) {
@@ -38,7 +53,14 @@ export function createBridge(post, mailbox) {
   /** @type {(() => void) | null} Ends the wait that Python is in. */
   let endWait = null;
 
+  let holdUntil = 0;
+
+  /** @type {[fd: number, bytes: Uint8Array][]} */
+  let written = [];
+  let writtenBytes = 0;
+
   let lastCall = 0;
+  let unanswered = 0;
   /** Calls whose answer Python waits for. @type {Map<number, Answer | null>} */
   const calls = new Map();
   /** Calls that are posted once Python really waits. @type {[number, string, Encoding, Uint8Array][]} */
@@ -59,6 +81,7 @@ export function createBridge(post, mailbox) {
    */
   const wait = (start) =>
     new Promise((resolve) => {
+      post(null);
       if (stopping) return resolve(undefined);
       const giveUp = start((value) => {
         endWait = null;
@@ -85,15 +108,18 @@ export function createBridge(post, mailbox) {
     for (const [call, name, encoding, body] of events) {
       post({ type: "hostCall", turn, call, name, encoding, blocking }, body);
     }
+    holdUntil = now() + HOLD_MS;
   };
 
   /** @param {Extract<Request, { type: "hostReply" }>} reply @param {Uint8Array} body */
   const accept = ({ call, status, encoding, message }, body) => {
-    if (!calls.has(call)) return;
+    if (calls.get(call) !== null) return;
     const ok = status === "ok";
-    calls.set(call, ok ? { ok, kind: encoding, body } : { ok, kind: status, body: new TextEncoder().encode(message) });
-    for (const answer of calls.values()) if (!answer) return;
-    allAnswered?.();
+    // A short text crosses as a string at once; what is long is copied as bytes and decoded by Python, which is faster.
+    const text = ok ? encoding === "text" && body.length < SHORT_TEXT && decode(body) : (message ?? "");
+    calls.set(call, { ok, kind: ok ? encoding : status, body: text === false ? body : text });
+    unanswered -= 1;
+    if (unanswered === 0) allAnswered?.();
   };
 
   const read = mailbox && readMailbox(mailbox);
@@ -115,10 +141,12 @@ export function createBridge(post, mailbox) {
 
     /** @param {number} number @param {number} timeoutMs */
     begin(number, timeoutMs) {
+      const time = now();
       turn = number;
       stopping = null;
-      deadline = now() + timeoutMs;
-      nextLook = Math.min(deadline, now() + BREATH_MS);
+      deadline = time + timeoutMs;
+      nextLook = Math.min(deadline, time + BREATH_MS);
+      holdUntil = time + HOLD_MS;
     },
 
     /** Ends the turn; why Python was told to stop, if it was. */
@@ -127,8 +155,7 @@ export function createBridge(post, mailbox) {
       turn = 0;
       stopping = null;
       nextLook = deadline = Infinity;
-      calls.clear();
-      unsent = [];
+      forget();
       return reason;
     },
 
@@ -156,7 +183,29 @@ export function createBridge(post, mailbox) {
 
     /** @type {(stream: Stream, skipped: number, text: string) => void} */
     output(stream, skipped, text) {
-      if (turn) post({ type: "output", turn, stream, skipped, text: text.toWellFormed() });
+      if (!turn) return;
+      const time = now();
+      const hold = time < holdUntil;
+      if (!hold) holdUntil = time + HOLD_MS;
+      post({ type: "output", turn, stream, skipped, text: text.toWellFormed() }, undefined, hold);
+    },
+
+    /**
+     * Keeps what C code writes to file descriptor 1 or 2: it does so without the interpreter's lock, so that Python
+     * cannot take it then.
+     * @param {number} fd @param {Uint8Array} bytes
+     */
+    write(fd, bytes) {
+      writtenBytes += bytes.length;
+      if (writtenBytes <= MAX_WRITTEN_BYTES) written.push([fd, bytes.slice()]);
+      return bytes.length;
+    },
+
+    takeWritten() {
+      const taken = written;
+      written = [];
+      writtenBytes = 0;
+      return taken;
     },
 
     /**
@@ -167,6 +216,7 @@ export function createBridge(post, mailbox) {
     call(name, encoding, body) {
       lastCall += 1;
       calls.set(lastCall, null);
+      unanswered += 1;
       unsent.push([lastCall, name, encoding, body]);
     },
 
@@ -188,7 +238,7 @@ export function createBridge(post, mailbox) {
     answeredBlocking() {
       const begun = now();
       send(true);
-      while ([...calls.values()].some((answer) => !answer)) {
+      while (unanswered > 0) {
         if (stopping) return undefined;
         block(Infinity);
       }
@@ -196,11 +246,8 @@ export function createBridge(post, mailbox) {
       return takeAnswers();
     },
 
-    /** Forgets registered calls that Python could not wait for. */
-    forget() {
-      calls.clear();
-      unsent = [];
-    },
+    /** Takes back registered calls that Python does not wait for after all. */
+    forget,
 
     /** @param {number | undefined} ms */
     sleep(ms) {
@@ -245,11 +292,18 @@ export function createBridge(post, mailbox) {
     },
   };
 
-  /** @returns {[boolean, string, Uint8Array][]} */
+  /** Three elements a call, in order: whether it went well; the encoding, or the kind of failure; the body, or a text. */
   function takeAnswers() {
     allAnswered = null;
-    const answers = [...calls.values()].map((answer) => /** @type {Answer} */ (answer));
+    const answers = [...calls.values()].flatMap((answer) => (answer ? [answer.ok, answer.kind, answer.body] : []));
     calls.clear();
-    return answers.map(({ ok, kind, body }) => [ok, kind, body]);
+    return answers;
+  }
+
+  function forget() {
+    allAnswered = null;
+    unanswered = 0;
+    calls.clear();
+    unsent = [];
   }
 }

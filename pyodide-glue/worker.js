@@ -11,17 +11,30 @@ import { loadRuntime } from "./runtime.js";
 /** @import { Encoding, Event, Request } from "../pkg/sandglass.js" */
 /** @import { BootMessage } from "./start-worker.js" */
 
+/**
+ * Posts an event and its body, with what was held before it; `null` only posts what was held.
+ * @typedef {(event: Event | null, body?: Uint8Array, hold?: boolean) => void} Post
+ */
+
 const { parse, stringify } = JSON;
+const SMALL_BODY = 100_000;
 
 self.onmessage = async ({ data }) => {
   self.onmessage = null;
   const { assets, files, port, mailbox } = /** @type {BootMessage} */ (data);
   const postMessage = MessagePort.prototype.postMessage.bind(port);
 
-  /** @type {(event: Event, body?: Uint8Array) => void} */
-  const post = (event, body) => {
-    if (body) postMessage([stringify(event), body], [body.buffer]);
-    else postMessage([stringify(event)]);
+  /** Events that leave with the next message: each message costs the page a task. @type {Event[]} */
+  let held = [];
+  /** @type {Post} */
+  const post = (event, body, hold) => {
+    if (event) held.push(event);
+    if (hold || held.length === 0) return;
+    const header = stringify(held);
+    held = [];
+    // Moving a small buffer costs more than copying it.
+    if (!body) postMessage([header]);
+    else postMessage([header, body], body.length > SMALL_BODY ? [body.buffer] : []);
   };
 
   try {
@@ -65,7 +78,7 @@ function assembleBodies(handle) {
 
 /**
  * Puts requests to Python, one turn at a time.
- * @param {(event: Event, body?: Uint8Array) => void} post
+ * @param {Post} post
  * @param {ReturnType<typeof createBridge>} bridge
  * @param {Awaited<ReturnType<typeof loadRuntime>>} runtime
  */
@@ -100,7 +113,13 @@ function createHandler(post, bridge, { python, info }) {
   };
 
   /** @param {Promise<void>} turn */
-  const orDie = (turn) => turn.catch((error) => post({ type: "fatal", message: text(error) }));
+  const orDie = (turn) =>
+    turn.catch((error) => {
+      try {
+        python.flush(); // an interpreter that has failed can often still say what was printed
+      } catch {}
+      post({ type: "fatal", message: text(error) });
+    });
 
   return (/** @type {Request} */ request, /** @type {Uint8Array} */ body) => {
     switch (request.type) {

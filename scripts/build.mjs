@@ -107,7 +107,7 @@ async function editor() {
   const contents = `
     export { basicSetup, EditorView } from "codemirror";
     export { Compartment, EditorState, Prec } from "@codemirror/state";
-    export { keymap } from "@codemirror/view";
+    export { keymap, placeholder } from "@codemirror/view";
     export { indentWithTab } from "@codemirror/commands";
     export { HighlightStyle, indentUnit, syntaxHighlighting } from "@codemirror/language";
     export { python } from "@codemirror/lang-python";
@@ -121,6 +121,8 @@ async function editor() {
     minify: true,
     logLevel: "silent",
   });
+  // The same lines are its types.
+  await writeFile(join(dist, "www/codemirror.d.ts"), contents);
 }
 
 /**

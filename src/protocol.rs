@@ -1,7 +1,8 @@
 //! The wire between host and guest: the only definition there is. TypeScript's is generated from it.
 //!
-//! A message is a header ([`Request`] or [`Event`]) and at most one body, which is bytes. In the browser it is the array
-//! `[header, body?]` posted over a private `MessagePort`; natively it will be a length-prefixed frame of JSON and bytes.
+//! A message is a header and at most one body, which is bytes. The header is JSON: a [`Request`], or an array of
+//! [`Event`]s of which the last one owns the body. In the browser it is the array `[header, body?]` posted over a private
+//! `MessagePort`; natively it will be a length-prefixed frame.
 //!
 //! Ordering rules:
 //!

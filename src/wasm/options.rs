@@ -6,6 +6,7 @@ use wasm_bindgen::prelude::*;
 use super::glue::is_plain;
 use crate::error::Error;
 use crate::limits::Limits;
+use crate::protocol::QUERIES;
 
 /// How far a guest is kept from the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,6 +86,12 @@ impl Options {
                         return Err(Error::invalid(
                             name,
                             format!("\"{inner}\" is no name that Python code can call"),
+                        ));
+                    }
+                    if QUERIES.contains(&inner.as_str()) {
+                        return Err(Error::invalid(
+                            name,
+                            format!("\"{inner}\" is a helper: pass onLLMQuery or onRLMQuery"),
                         ));
                     }
                     let function = function(&format!("hostFunctions.{inner}"), &value)?;

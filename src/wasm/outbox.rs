@@ -17,6 +17,8 @@ use crate::value::wtf8_from_utf16;
 
 /// UTF-16 units of text, or bytes, that are sent as one piece.
 const PIECE: u32 = 1 << 20;
+/// Moving a smaller buffer costs more than copying it, in bytes.
+const SMALL_BODY: u32 = 100_000;
 /// The longest that the page is held up at a time, in milliseconds.
 const SLICE_MS: f64 = 8.0;
 
@@ -161,6 +163,10 @@ impl Outbox {
         let message = Array::of1(&header.into());
         let posted = match body {
             None => self.port.post_message(&message),
+            Some(body) if body.length() < SMALL_BODY => {
+                message.push(body);
+                self.port.post_message(&message)
+            }
             Some(body) => {
                 message.push(body);
                 self.port

@@ -5,9 +5,9 @@ Imported inside Pyodide only.
 
 from __future__ import annotations
 
+import _signal
 import json
 import os.path
-import signal
 from asyncio.events import _get_running_loop, _set_running_loop
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from pyodide.ffi import can_run_sync, run_sync, to_js  # type: ignore[import-not
 
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.runtime import Runtime
+from sandglass.values import type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +44,8 @@ class BrowserBridge:
         except BaseException:
             js.forget()
             raise
-        return [(ok, kind, body.to_bytes()) for ok, kind, body in answers]
+        flat = iter(answers.to_py())
+        return [(ok, kind, _bytes(body)) for ok, kind, body in zip(flat, flat, flat, strict=True)]
 
     def sleep(self, seconds: float | None) -> None:
         ms = None if seconds is None else seconds * 1000
@@ -79,7 +81,7 @@ class BrowserBridge:
 
     def watch(self) -> None:
         """Listens for the signal by which `bridge.js` asks for a breath."""
-        signal.signal(signal.SIGALRM, self._breathe)
+        _signal.signal(_signal.SIGALRM, self._breathe)  # the module `signal` adds 20 µs of enums
 
     def _breathe(self, _signal: int, frame: FrameType | None) -> None:
         js = self._js
@@ -106,9 +108,13 @@ class Guest:
         self._runtime.install()
         # What was printed shows while Python computes, and is not lost should it have to be killed.
         self._bridge.before_breath = self._runtime.flush
+        self._runtime.take_written = lambda: [(fd, data.to_bytes()) for fd, data in js_bridge.takeWritten()]
 
     def configure(self, config: str) -> Any:
         return _answer(lambda: self._runtime.configure(json.loads(config)))
+
+    def prepare(self, execution: int, source: str) -> None:
+        self._runtime.prepare(execution, source)
 
     def execute(self, execution: int, source: str) -> Any:
         """The header alone, or `[header, encoding, final]`."""
@@ -125,8 +131,13 @@ class Guest:
     def list_variables(self) -> Any:
         return _answer(self._runtime.list_variables)
 
-    def write_fd(self, fd: int, data: Any) -> None:
-        self._runtime.write_fd(fd, data.to_bytes())
+    def flush(self) -> None:
+        """The last words of an interpreter that has failed."""
+        self._runtime.flush()
+
+
+def _bytes(body: Any) -> bytes:
+    return body.encode() if isinstance(body, str) else bytes(body)
 
 
 def _answer(ask: Callable[[], tuple[str, bytes] | None]) -> Any:
@@ -134,7 +145,14 @@ def _answer(ask: Callable[[], tuple[str, bytes] | None]) -> Any:
     try:
         return to_js(ask() or ("none", b""))
     except BaseException as error:
-        return to_js(["refused", str(error) or type(error).__name__])
+        return to_js(["refused", _describe(error)])
+
+
+def _describe(error: BaseException) -> str:
+    try:
+        return str.__str__(str(error)) or type_name(error)
+    except BaseException:
+        return type_name(error)
 
 
 def _in_user_code(frame: FrameType | None) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import io
 import linecache
+from ast import Expr, Expression, PyCF_ALLOW_TOP_LEVEL_AWAIT, PyCF_ONLY_AST
 from collections import deque
 from inspect import CO_COROUTINE
 from typing import TYPE_CHECKING, Any
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 
 if TYPE_CHECKING:
+    from ast import Module
     from types import CodeType
 
     from sandglass.loop import EventLoops
 
-_FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+_FLAGS = PyCF_ALLOW_TOP_LEVEL_AWAIT
 _FUTURES = 0x1FF0000  # the bits of co_flags that `from __future__ import …` sets
 
 
@@ -38,16 +39,16 @@ def compile_cell(source: str, filename: str) -> list[CodeType]:
 
 
 def _compile(source: str, filename: str) -> list[CodeType]:
-    tree: ast.Module = compile(source, filename, "exec", _FLAGS | ast.PyCF_ONLY_AST, True)
+    tree: Module = compile(source, filename, "exec", _FLAGS | PyCF_ONLY_AST, True)
     codes: list[CodeType] = []
     last = tree.body[-1] if tree.body else None
-    if isinstance(last, ast.Expr):
+    if isinstance(last, Expr):
         tree.body.pop()
     if tree.body:
         codes.append(compile(tree, filename, "exec", _FLAGS, True))
-    if isinstance(last, ast.Expr):
+    if isinstance(last, Expr):
         flags = _FLAGS | (codes[0].co_flags & _FUTURES if codes else 0)
-        codes.append(compile(ast.Expression(last.value), filename, "eval", flags, True))
+        codes.append(compile(Expression(last.value), filename, "eval", flags, True))
     return codes
 
 

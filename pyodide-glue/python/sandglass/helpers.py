@@ -11,6 +11,7 @@ because models write both `llm_query(x)` and `await llm_query(x)`; results of ot
 from __future__ import annotations
 
 import re
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
 from sandglass.errors import HostCallError, LimitError, Submitted
@@ -94,6 +95,8 @@ class Helpers:
         for name in host_functions:
             if name in table or name in ("answer", "context"):
                 raise ValueError(f"host function {name!r} has the name of a built-in helper")
+            if iskeyword(name):
+                raise ValueError(f"host function {name!r} has the name of a Python keyword")
             table[name] = self._host_function(name)
         return table
 

@@ -226,9 +226,14 @@ class ByteStream(io.BufferedIOBase):
         return True
 
 
-def empty_stdin() -> io.TextIOWrapper:
+class EmptyStdin(io.TextIOWrapper):
     """sys.stdin of user code: at its end from the start, so that pdb and others quit instead of hanging."""
-    return io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), encoding="utf-8")
+
+    def close(self) -> None:
+        """Nothing to do, as in `TextStream`; `exit()` calls it."""
 
 
 def no_input(prompt: object = "", /) -> str:

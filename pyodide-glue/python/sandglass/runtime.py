@@ -7,6 +7,7 @@ import builtins
 import json
 import linecache
 import operator
+import os
 import sys
 import threading
 import time
@@ -22,11 +23,13 @@ from sandglass.guards import Guards
 from sandglass.helpers import Helpers
 from sandglass.loop import EventLoops
 from sandglass.namespace import MISSING, Namespace
-from sandglass.output import Emitter, TextStream, empty_stdin, no_input
+from sandglass.output import Emitter, EmptyStdin, TextStream, no_input
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.tracebacks import describe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from sandglass.bridge import Bridge
 
 _OK = to_json({"ended": "ok", "errorType": None, "final": False, "names": None})
@@ -55,8 +58,11 @@ class Runtime:
         self._guards = self._make_guards()
         self._clock_sleep = time.sleep
         self._clock_sleep_thread = threading.get_ident()
+        self._prepared: tuple[str, list[CodeType] | BaseException] | None = None
         self._error: BaseException | None = None
         self._described = False
+        #: Takes what went to file descriptors 1 and 2 past `os.write`; a backend that hears of it sets this.
+        self.take_written: Callable[[], Iterable[tuple[int, bytes]]] = tuple
 
     def install(self) -> None:
         """Takes over sys.stdout, `__main__`, time.sleep, asyncio, … of this interpreter."""
@@ -81,6 +87,17 @@ class Runtime:
         helpers = self._helpers.table(list(config.get("hostFunctions", ())))
         self._max_output_chars, self._max_value_bytes, self._max_value_depth, self._sources.limit = limits
         self._namespace.set_helpers(helpers)
+
+    def prepare(self, execution: int, source: str) -> None:
+        """Compiles a cell ahead of its `execute`; what is wrong with it is told there.
+
+        For a backend that gives cells a stack of their own, where the compiler, which needs a deep one, is slow.
+        """
+        filename = f"<cell {execution}>"
+        try:
+            self._prepared = filename, cells.compile_cell(source, filename)
+        except BaseException as error:
+            self._prepared = filename, error
 
     def execute(self, execution: int, source: str) -> tuple[str, str, bytes]:
         """Runs a cell to its end. Never raises, whatever it does.
@@ -132,7 +149,13 @@ class Runtime:
         self._namespace.final = MISSING
         self._loops.begin_cell()
         self._sources.add(filename, source)
-        codes = cells.compile_cell(source, filename)
+        prepared, self._prepared = self._prepared, None
+        if prepared is None or prepared[0] != filename:
+            codes = cells.compile_cell(source, filename)
+        elif isinstance(prepared[1], BaseException):
+            raise prepared[1]
+        else:
+            codes = prepared[1]
         try:
             value = cells.run(codes, self._namespace.globals, self._loops)
             if value is not None:
@@ -161,13 +184,15 @@ class Runtime:
         error, names = self._error, namespace.changed_names()  # type: ignore[misc]
         if error is not None:
             self._describe(error)
+        for fd, data in self.take_written():
+            self.write_fd(fd, data)
         self._stdout.buffer.finish()
         self._stderr.buffer.finish()
         self._output.end()
         self._error = None
         if error is None and names is None and not final:
             return _OK, encoding, body
-        ended = "ok" if error is None else "limit" if isinstance(error, LimitError) else "error"
+        ended = "ok" if error is None else "limit" if issubclass(type(error), LimitError) else "error"
         error_type = None if error is None else values.type_name(error)[:_NAME_LIMIT]
         header = {"ended": ended, "errorType": error_type, "final": final, "names": names}
         return to_json(header), encoding, body
@@ -229,9 +254,19 @@ class Runtime:
         def sleep(seconds: float, /) -> None:
             self._time_sleep(seconds)
 
+        system_write = os.write
+
+        def write(fd: int, data: Any, /) -> int:
+            """Writes data to a file descriptor; 1 and 2 are those of `sys.stdout` and `sys.stderr`, in order."""
+            if fd != 1 and fd != 2:
+                return system_write(fd, data)
+            size = memoryview(data).nbytes
+            self.write_fd(fd, data)
+            return size
+
         sleep.__doc__ = self._time_sleep.__doc__
         guards = Guards()
-        for name, stream in (("stdout", self._stdout), ("stderr", self._stderr), ("stdin", empty_stdin())):
+        for name, stream in (("stdout", self._stdout), ("stderr", self._stderr), ("stdin", EmptyStdin())):
             guards.own(vars(sys), name, stream)
             guards.own(vars(sys), f"__{name}__", stream)
         guards.own(vars(sys), "modules", sys.modules)
@@ -241,6 +276,7 @@ class Runtime:
         guards.own(sys.modules, "__main__", self._namespace.module)
         guards.own(vars(builtins), "input", no_input)
         guards.own(vars(time), "sleep", sleep)
+        guards.own(vars(os), "write", write)
         guards.own(vars(asyncio), "run", self._loops.run)
         guards.own(vars(asyncio.runners), "run", self._loops.run)
         guards.own(vars(events), "_event_loop_policy", self._loops)

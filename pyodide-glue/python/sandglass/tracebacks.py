@@ -61,7 +61,7 @@ def _is_ours(filename: str) -> bool:
 
 def _last_line(summary: traceback.TracebackException, error: BaseException) -> str:
     lines = list(summary.format_exception_only())
-    if isinstance(error, SyntaxError):  # the file, line and caret come first
+    if issubclass(type(error), SyntaxError):  # the file, line and caret come first
         name = type_name(error)
         lines = [line for line in lines if line.startswith(name)] or lines[-1:]
     return lines[0].rstrip("\n")

@@ -36,8 +36,8 @@ memoryview as bytes. A value that is too deep, too large or contains itself is `
 
 from __future__ import annotations
 
-import marshal
 import sys
+from marshal import dumps, loads
 from struct import pack
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +68,7 @@ def encode(value: Any, *, max_bytes: int, max_depth: int, name: str = "value") -
     elif kind is bytes:
         encoding, body = "bytes", value
     elif _is_plain(value, max_bytes, max_depth):
-        encoding, body = "marshal", marshal.dumps(value, 2)
+        encoding, body = "marshal", dumps(value, 2)
     else:
         encoding, body = _Writer(max_bytes, max_depth, name).encode(value)
     if len(body) > max_bytes:
@@ -87,7 +87,7 @@ def decode(encoding: str, body: bytes) -> Any:
     if encoding not in ("marshal", "tagged"):
         raise ValueError(f"unknown encoding {encoding!r}")
     try:
-        value = marshal.loads(body, **_NO_CODE)
+        value = loads(body, **_NO_CODE)
     except (EOFError, TypeError) as error:
         raise ValueError(f"malformed value: {error}") from None
     if encoding == "marshal":
@@ -186,11 +186,11 @@ class _Writer:
         self._write(value)
         return ("tagged" if self._tagged else "marshal"), b"".join(self._parts)
 
-    def _measure(self, value: object) -> tuple[int, int]:
+    def _measure(self, value: Any) -> tuple[int, int]:
         """Height, and a lower bound of the size in bytes; linear in the number of distinct containers."""
-        if isinstance(value, (str, bytes, bytearray)):
+        if issubclass(type(value), (str, bytes, bytearray)):
             return 0, len(value) + 5 if type(value) in _SIZED else 5
-        if not isinstance(value, (list, tuple, dict, set, frozenset)):
+        if not issubclass(type(value), (list, tuple, dict, set, frozenset)):
             return 0, 1
         known = self._measured.get(id(value))
         if known is not None:
@@ -237,24 +237,24 @@ class _Writer:
     def _write(self, value: Any) -> None:
         kind = type(value)
         if (kind not in _CONTAINERS and kind in _PLAIN) or _is_plain(value, self._max_bytes, self._max_depth):
-            self._put(marshal.dumps(value, 2))
-        elif isinstance(value, dict):
+            self._put(dumps(value, 2))
+        elif issubclass(type(value), dict):
             self._put(b"{")
             for key, item in list(dict.items(value)):
                 self._write(key)
                 self._write(item)
             self._put(b"0")
-        elif isinstance(value, list):
+        elif issubclass(type(value), list):
             self._write_all(b"[", list.copy(value))
-        elif isinstance(value, tuple):
+        elif issubclass(type(value), tuple):
             self._write_all(b"(", tuple.__getitem__(value, slice(None)))
-        elif isinstance(value, (set, frozenset)):
-            tag = b"<" if isinstance(value, set) else b">"
-            self._write_all(tag, list((set if tag == b"<" else frozenset).__iter__(value)))  # type: ignore[arg-type]
+        elif issubclass(type(value), (set, frozenset)):
+            tag = b"<" if issubclass(type(value), set) else b">"
+            self._write_all(tag, list((set if tag == b"<" else frozenset).__iter__(value)))
         else:
             base = _scalar_base(value)
             if base is not None:
-                self._put(marshal.dumps(base, 2))
+                self._put(dumps(base, 2))
             else:
                 self._write_extension(value)
 
@@ -268,13 +268,13 @@ class _Writer:
         self._tagged = True
         kind, *payload = _date(value) or self._array(value) or self._frame(value) or _opaque(value)
         self._put(b"(" + pack("<I", 2 + len(payload)) + b"S")
-        self._put(marshal.dumps(kind, 2))
+        self._put(dumps(kind, 2))
         for item in payload:
             self._write(item)
 
     def _array(self, value: Any) -> tuple[Any, ...] | None:
         numpy = sys.modules.get("numpy")
-        if numpy is None or not isinstance(value, numpy.ndarray) or isinstance(value, numpy.ma.MaskedArray):
+        if numpy is None or not issubclass(type(value), numpy.ndarray) or issubclass(type(value), numpy.ma.MaskedArray):
             return None
         array = numpy.asarray(value)
         if array.dtype.kind not in _ARRAY_KINDS or array.dtype.itemsize > 8:
@@ -286,7 +286,7 @@ class _Writer:
 
     def _frame(self, value: Any) -> tuple[Any, ...] | None:
         pandas = sys.modules.get("pandas")
-        if pandas is None or not isinstance(value, pandas.DataFrame):
+        if pandas is None or not issubclass(type(value), pandas.DataFrame):
             return None
         rows, width = value.shape
         if rows * (width + 1) > self._max_bytes - self._size:
@@ -298,17 +298,17 @@ class _Writer:
 
 def _steps(value: Any) -> Iterable[tuple[str, object]]:
     """What a container holds, each with how it is reached; never calls overridden methods."""
-    if isinstance(value, dict):
+    if issubclass(type(value), dict):
         for key, item in list(dict.items(value)):
             if type(key) not in _SCALARS:
                 yield ".keys()", key
             shown = repr(key) if type(key) in _PLAIN and type(key) not in _CONTAINERS else type_name(key)
             yield f"[{shown if len(shown) <= 40 else shown[:40] + '…'}]", item
-    elif isinstance(value, (set, frozenset)):
-        for item in (set if isinstance(value, set) else frozenset).__iter__(value):  # type: ignore[arg-type]
+    elif issubclass(type(value), (set, frozenset)):
+        for item in (set if issubclass(type(value), set) else frozenset).__iter__(value):
             yield "{…}", item
     else:
-        items = list.copy(value) if isinstance(value, list) else tuple.__getitem__(value, slice(None))
+        items = list.copy(value) if issubclass(type(value), list) else tuple.__getitem__(value, slice(None))
         for index, item in enumerate(items):
             yield f"[{index}]", item
 
@@ -316,25 +316,25 @@ def _steps(value: Any) -> Iterable[tuple[str, object]]:
 def _scalar_base(value: Any) -> Any:
     """The plain value of a subclass of a scalar type or of a numpy scalar; None when it is neither."""
     numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in _ARRAY_KINDS:
+    if numpy is not None and issubclass(type(value), numpy.generic) and value.dtype.kind in _ARRAY_KINDS:
         item = value.item()
         return item if type(item) in _SCALARS else None
-    if isinstance(value, str):
+    if issubclass(type(value), str):
         return str.__str__(value)
-    if isinstance(value, int):
+    if issubclass(type(value), int):
         return int.__pos__(value)
-    if isinstance(value, float):
+    if issubclass(type(value), float):
         return float.__pos__(value)
-    if isinstance(value, bytes):
+    if issubclass(type(value), bytes):
         return bytes.__getitem__(value, slice(None))
-    if isinstance(value, (bytearray, memoryview)):
+    if issubclass(type(value), (bytearray, memoryview)):
         return bytes(value)
     return None
 
 
 def _date(value: Any) -> tuple[str, float] | None:
     datetime = sys.modules.get("datetime")
-    if datetime is None or not isinstance(value, datetime.datetime) or value.tzinfo is None:
+    if datetime is None or not issubclass(type(value), datetime.datetime) or value.tzinfo is None:
         return None
     try:
         delta = value - datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)

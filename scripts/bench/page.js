@@ -1,0 +1,152 @@
+// What the benchmarks do in the page. Every function returns samples in milliseconds; scripts/bench.mjs prints them.
+
+import { createSandbox } from "../../pyodide-glue/index.js";
+
+const MB = 1_000_000;
+const INDEX_URL = new URL("../../node_modules/pyodide/", import.meta.url).href;
+
+/** Main-thread tasks over 50 ms since the last look. @type {number[]} */
+let longTasks = [];
+if (PerformanceObserver.supportedEntryTypes.includes("longtask")) {
+  new PerformanceObserver((list) => longTasks.push(...list.getEntries().map((entry) => entry.duration))).observe({
+    type: "longtask",
+  });
+}
+
+/** @param {number} ms */
+const idle = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+/** A worker that answers one message at a time. */
+function startRival() {
+  const worker = new Worker(new URL("pyodide-worker.js", import.meta.url), { type: "module" });
+  return {
+    /** @param {unknown[]} message @returns {Promise<any>} */
+    ask: (...message) =>
+      new Promise((resolve) => {
+        worker.onmessage = ({ data }) => resolve(data);
+        worker.postMessage(message);
+      }),
+    stop: () => worker.terminate(),
+  };
+}
+
+/** @param {() => Promise<unknown>} work */
+async function time(work) {
+  const begin = performance.now();
+  await work();
+  return performance.now() - begin;
+}
+
+/**
+ * Times competitors in turn, so that what else the machine does hits all of them.
+ * @param {number} rounds
+ * @param {Record<string, () => Promise<unknown>>} competitors
+ * @param {number} gap  ms of rest before each, as between the cells of a model that thinks; 0 for none
+ */
+async function race(rounds, competitors, gap = 0) {
+  /** @type {Record<string, number[]>} */
+  const samples = {};
+  for (let round = 0; round < rounds; round++) {
+    for (const [name, work] of Object.entries(competitors)) {
+      if (gap) await idle(gap);
+      (samples[name] ??= []).push(await time(work));
+    }
+  }
+  return samples;
+}
+
+const benchmarks = {
+  /** From nothing to the first result; files come from the browser's cache. */
+  boot: (rounds = 5) =>
+    race(rounds, {
+      sandglass: async () => {
+        const sandbox = await createSandbox();
+        await sandbox.initialize(null);
+        await sandbox.execute("1+1");
+        await sandbox.destroy();
+      },
+      loadPyodide: async () => {
+        const rival = startRival();
+        await rival.ask("boot", INDEX_URL);
+        rival.stop();
+      },
+    }),
+
+  /** Round trips: an empty message, `1+1`, one host call, and the rival's `1+1`. */
+  async roundTrip(rounds = 300, gap = 0) {
+    const sandbox = await createSandbox({ onLLMQuery: (prompt) => prompt });
+    await sandbox.initialize(null);
+    const rival = startRival();
+    await rival.ask("boot", INDEX_URL);
+    // A host call's price is what a cell with calls costs more than one without.
+    const calls = gap ? 1 : 20;
+    const competitors = {
+      echo: () => rival.ask("echo"),
+      execute: () => sandbox.execute("1+1"),
+      pyodide: () => rival.ask("run", "1+1"),
+      withCalls: () => sandbox.execute(`for _ in range(${calls}): llm_query("x")`),
+      withoutCalls: () => sandbox.execute(`for _ in range(${calls}): str("x")`),
+    };
+    await race(30, competitors);
+    const { withCalls, withoutCalls, ...samples } = await race(rounds, competitors, gap);
+    const base = median(withoutCalls);
+    await sandbox.destroy();
+    rival.stop();
+    return { ...samples, hostCall: withCalls.map((ms) => (ms - base) / calls) };
+  },
+
+  /** A context of so many megabytes, into Python. @param {number} megabytes */
+  async initialize(megabytes, rounds = 3) {
+    const context = text(megabytes * MB);
+    const sandbox = await createSandbox();
+    const rival = startRival();
+    await rival.ask("boot", INDEX_URL);
+    const samples = await race(rounds, {
+      sandglass: () => sandbox.initialize(context),
+      globalsSet: () => rival.ask("set", context),
+    });
+    const { stdout } = await sandbox.execute("print(len(context))");
+    if (Number(stdout) !== context.length) throw new Error(`the context arrived with ${stdout} characters`);
+    await sandbox.destroy();
+    rival.stop();
+    return samples;
+  },
+
+  /** A text of 10 MB out of Python. */
+  async getVariable(rounds = 7) {
+    const context = text(10 * MB);
+    const sandbox = await createSandbox();
+    await sandbox.initialize(context);
+    const rival = startRival();
+    await rival.ask("boot", INDEX_URL);
+    await rival.ask("set", context);
+    const samples = await race(rounds, {
+      sandglass: () => sandbox.getVariable("context"),
+      globalsGet: () => rival.ask("get"),
+    });
+    await sandbox.destroy();
+    rival.stop();
+    return samples;
+  },
+};
+
+/** Words of every length, of which one in twenty is not ASCII; the same every time. @param {number} length */
+function text(length) {
+  const words = ["sand", "glass", "a", "context", "is", "longer", "than", "prompts", "größer", "砂時計"];
+  const paragraph = Array.from({ length: 2000 }, (_, i) => words[(i * 7 + (i >> 3)) % (i % 20 ? 8 : 10)]).join(" ");
+  return (paragraph + "\n").repeat(Math.ceil(length / paragraph.length)).slice(0, length);
+}
+
+/** @param {number[]} samples */
+const median = (samples) => samples.toSorted((a, b) => a - b)[samples.length >> 1];
+
+Object.assign(window, {
+  /** Runs a benchmark. @param {keyof typeof benchmarks} name @param {any[]} args */
+  async bench(name, ...args) {
+    longTasks = [];
+    // @ts-expect-error: each takes arguments of its own
+    const samples = await benchmarks[name](...args);
+    await idle(100);
+    return { samples, longTasks };
+  },
+});

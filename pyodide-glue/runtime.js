@@ -14,7 +14,7 @@ const PROTOCOL_VERSION = 1;
 const ASSETS = "https://guest.invalid/";
 
 /**
- * @param {Record<string, Uint8Array>} assets
+ * @param {Record<string, Blob>} assets
  * @param {[string, string][]} files
  * @param {ReturnType<typeof createBridge>} bridge
  */
@@ -22,10 +22,10 @@ export async function loadRuntime(assets, files, bridge) {
   // The only `fetch` there will be: it knows the assets and nothing else.
   self.fetch = async (request) => {
     const name = String(request instanceof Request ? request.url : request).replace(ASSETS, "");
-    const bytes = assets[name];
-    if (!bytes) throw new TypeError(`the guest has no ${name}`);
+    const file = assets[name];
+    if (!file) throw new TypeError(`the guest has no ${name}`);
     const type = name.endsWith(".wasm") ? "application/wasm" : "application/octet-stream";
-    return new Response(/** @type {BufferSource} */ (bytes), { headers: { "content-type": type } });
+    return new Response(file, { headers: { "content-type": type } });
   };
   const pyodide = await loadPyodide({
     indexURL: ASSETS,

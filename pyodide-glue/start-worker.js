@@ -4,7 +4,7 @@ import { createMailbox, createMailboxWriter } from "./mailbox.js";
 
 /**
  * @typedef {object} BootMessage
- * @property {Record<string, Uint8Array>} assets  Pyodide's files, by name
+ * @property {Record<string, Blob>} assets  Pyodide's files, by name
  * @property {[string, string][]} files  the Python runtime: names and sources
  * @property {MessagePort} port  the private way to the host
  * @property {SharedArrayBuffer} [mailbox]  memory shared with whoever started the worker
@@ -12,12 +12,12 @@ import { createMailbox, createMailboxWriter } from "./mailbox.js";
 
 /**
  * Starts a guest.
- * @param {Uint8Array} script  dist/guest.js
+ * @param {Blob} script  dist/guest.js
  * @param {BootMessage} message
  * @param {MessagePort} control  takes messages for a blocked worker, and tells when the worker fails
  */
 export function startWorker(script, message, control) {
-  const url = URL.createObjectURL(new Blob([/** @type {BlobPart} */ (script)], { type: "text/javascript" }));
+  const url = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
   const worker = new Worker(url);
   worker.addEventListener("error", (event) => {
     event.preventDefault();

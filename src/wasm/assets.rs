@@ -6,15 +6,15 @@ use std::collections::HashMap;
 use js_sys::{Object, Promise, Reflect, Uint8Array};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, future_to_promise};
-use web_sys::Response;
+use web_sys::{Blob, Response, SubtleCrypto};
 
-use super::glue::{Glue, describe, fetch, get, object};
+use super::glue::{Glue, btoa, describe, fetch, get, object};
 use crate::error::Error;
 
 const GUEST: &str = "guest.js";
 const PYODIDE: [&str; 2] = ["pyodide.asm.wasm", "python_stdlib.zip"];
 
-/// All assets, as bytes.
+/// All assets, as `Blob`s: the browser keeps their bytes, and handing them to a guest copies nothing.
 #[derive(Clone)]
 pub(super) struct Assets {
     /// The worker's script.
@@ -28,21 +28,21 @@ pub(super) async fn load(base: &str, glue: &Glue) -> Result<Assets, Error> {
     let integrity = glue.integrity();
     let fetch = |name| load_one(base, name, &integrity);
     let (script, pyodide) = (fetch(GUEST), PYODIDE.map(|name| (name, fetch(name))));
-    let script = bytes(script).await?;
+    let script = loaded(script).await?;
     let files = Object::new();
     for (name, promise) in pyodide {
-        let _ = Reflect::set(&files, &name.into(), &bytes(promise).await?);
+        let _ = Reflect::set(&files, &name.into(), &loaded(promise).await?);
     }
     Ok(Assets { script, pyodide: files })
 }
 
-async fn bytes(promise: Promise) -> Result<JsValue, Error> {
+async fn loaded(promise: Promise) -> Result<JsValue, Error> {
     JsFuture::from(promise)
         .await
         .map_err(|message| Error::AssetFailed(describe(&message)))
 }
 
-/// A promise of one file's bytes. One that failed is forgotten, so that the next sandbox tries again.
+/// A promise of one file. One that failed is forgotten, so that the next sandbox tries again.
 fn load_one(base: &str, name: &'static str, integrity: &Object) -> Promise {
     thread_local! {
         static LOADED: RefCell<HashMap<String, Promise>> = RefCell::default();
@@ -66,24 +66,46 @@ fn load_one(base: &str, name: &'static str, integrity: &Object) -> Promise {
     promise
 }
 
-/// The browser checks the file's SHA-256 (subresource integrity).
+/// Fetches a file and checks its SHA-256 against `integrity`.
 async fn download(url: &str, integrity: &JsValue) -> Result<JsValue, String> {
-    let damaged = |error: JsValue| {
+    let failed = |error: JsValue| {
         format!(
             "could not be fetched, or is not the file of this release ({})",
             describe(&error)
         )
     };
-    let init = object(&[("integrity", integrity)]);
-    let response = JsFuture::from(fetch(url, &init).map_err(damaged)?)
+    let subtle = get(&get(&js_sys::global(), "crypto"), "subtle")
+        .dyn_into::<SubtleCrypto>()
+        .ok();
+    // Off the main thread where the page's context is secure; else the browser does it while it fetches.
+    let init = match subtle {
+        Some(_) => Object::new(),
+        None => object(&[("integrity", integrity)]),
+    };
+    let response = JsFuture::from(fetch(url, &init).map_err(failed)?)
         .await
-        .map_err(damaged)?;
+        .map_err(failed)?;
     let response: Response = response.unchecked_into();
     if !response.ok() {
         return Err(format!("the server answered {}", response.status()));
     }
-    let buffer = JsFuture::from(response.array_buffer().map_err(damaged)?)
-        .await
-        .map_err(damaged)?;
-    Ok(Uint8Array::new(&buffer).into())
+    let blob = JsFuture::from(response.blob().map_err(failed)?).await.map_err(failed)?;
+    if let Some(subtle) = subtle {
+        let bytes = blob.unchecked_ref::<Blob>().array_buffer();
+        let bytes = JsFuture::from(bytes).await.map_err(failed)?;
+        let digest = subtle
+            .digest_with_str_and_buffer_source("SHA-256", bytes.unchecked_ref())
+            .map_err(failed)?;
+        let digest = Uint8Array::new(&JsFuture::from(digest).await.map_err(failed)?).to_vec();
+        let found = format!(
+            "sha256-{}",
+            btoa(&digest.into_iter().map(char::from).collect::<String>())
+        );
+        if integrity.as_string().as_deref() != Some(found.as_str()) {
+            return Err(format!(
+                "is not the file of this release (its SHA-256 is {found}); serve the package's dist/ whole"
+            ));
+        }
+    }
+    Ok(blob)
 }

@@ -43,6 +43,8 @@ extern "C" {
     #[wasm_bindgen(js_name = fetch, catch)]
     pub(super) fn fetch(url: &str, init: &Object) -> Result<Promise, JsValue>;
 
+    pub(super) fn btoa(binary: &str) -> String;
+
     /// The performance clock of a page or a worker.
     #[wasm_bindgen(thread_local_v2, js_name = performance)]
     static PERFORMANCE: web_sys::Performance;

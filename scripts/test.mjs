@@ -59,6 +59,7 @@ const SUITES = [
   },
   ...inBrowsers("cases"),
   ...inBrowsers("isolation"),
+  { name: "readme", command: e2e("readme", "--browser", "chromium"), count: sumLine },
   { name: "playground", command: e2e("playground", "--browser", "chromium"), count: sumLine },
 ];
 

@@ -38,8 +38,8 @@ async function demo() {
   build();
   const begin = Date.now();
   const text = asText(JSON.parse(readFileSync(join(root, TEXT_FILE), "utf8")));
-  const server = await serve(root);
   const browser = await launch("chromium");
+  const server = await serve(root);
   try {
     const page = await open(browser, `${server.url}/demo/page.html`);
     await introduce(page, text, model);

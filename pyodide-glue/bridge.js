@@ -149,8 +149,12 @@ export function createBridge(post, mailbox) {
       holdUntil = time + HOLD_MS;
     },
 
+    /** Whether Python is in a turn. */
+    busy: () => turn !== 0,
+
     /** Ends the turn; why Python was told to stop, if it was. */
     end() {
+      endWait?.();
       const reason = stopping;
       turn = 0;
       stopping = null;
@@ -179,17 +183,6 @@ export function createBridge(post, mailbox) {
       set 0(_value) {},
     },
 
-    // ---- for browser.py ----
-
-    /** @type {(stream: Stream, skipped: number, text: string) => void} */
-    output(stream, skipped, text) {
-      if (!turn) return;
-      const time = now();
-      const hold = time < holdUntil;
-      if (!hold) holdUntil = time + HOLD_MS;
-      post({ type: "output", turn, stream, skipped, text: text.toWellFormed() }, undefined, hold);
-    },
-
     /**
      * Keeps what C code writes to file descriptor 1 or 2: it does so without the interpreter's lock, so that Python
      * cannot take it then.
@@ -201,94 +194,106 @@ export function createBridge(post, mailbox) {
       return bytes.length;
     },
 
-    takeWritten() {
-      const taken = written;
-      written = [];
-      writtenBytes = 0;
-      return taken;
-    },
+    /** For browser.py, where user code can reach it: nothing here answers a call or ends a turn. */
+    python: {
+      /** @type {(stream: Stream, skipped: number, text: string) => void} */
+      output(stream, skipped, text) {
+        if (!turn) return;
+        const time = now();
+        const hold = time < holdUntil;
+        if (!hold) holdUntil = time + HOLD_MS;
+        post({ type: "output", turn, stream, skipped, text: text.toWellFormed() }, undefined, hold);
+      },
 
-    /**
-     * Registers a host call of the wait that follows. It is posted when Python is really suspended, so that nothing runs
-     * while the host believes that Python waits.
-     * @param {string} name @param {Encoding} encoding @param {Uint8Array} body
-     */
-    call(name, encoding, body) {
-      lastCall += 1;
-      calls.set(lastCall, null);
-      unanswered += 1;
-      unsent.push([lastCall, name, encoding, body]);
-    },
+      takeWritten() {
+        const taken = written;
+        written = [];
+        writtenBytes = 0;
+        return taken;
+      },
 
-    /** The answers of all registered calls. */
-    answered() {
-      const begun = now();
-      queueMicrotask(() => send(false));
-      return wait((resolve) => {
-        allAnswered = () => {
-          const waited = now() - begun;
-          deadline += waited;
-          nextLook = Math.min(deadline, now() + BREATH_MS);
-          resolve(takeAnswers());
-        };
-      });
-    },
+      /**
+       * Registers a host call of the wait that follows. It is posted when Python is really suspended, so that nothing runs
+       * while the host believes that Python waits.
+       * @param {string} name @param {Encoding} encoding @param {Uint8Array} body
+       */
+      call(name, encoding, body) {
+        lastCall += 1;
+        calls.set(lastCall, null);
+        unanswered += 1;
+        unsent.push([lastCall, name, encoding, body]);
+      },
 
-    /** The same without JSPI. */
-    answeredBlocking() {
-      const begun = now();
-      send(true);
-      while (unanswered > 0) {
-        if (stopping) return undefined;
-        block(Infinity);
-      }
-      deadline += now() - begun;
-      return takeAnswers();
-    },
+      /** The answers of all registered calls. */
+      answered() {
+        const begun = now();
+        queueMicrotask(() => send(false));
+        return wait((resolve) => {
+          allAnswered = () => {
+            const waited = now() - begun;
+            deadline += waited;
+            nextLook = Math.min(deadline, now() + BREATH_MS);
+            resolve(takeAnswers());
+          };
+        });
+      },
 
-    /** Takes back registered calls that Python does not wait for after all. */
-    forget,
+      /** The same without JSPI. */
+      answeredBlocking() {
+        const begun = now();
+        send(true);
+        while (unanswered > 0) {
+          if (stopping) return undefined;
+          block(Infinity);
+        }
+        deadline += now() - begun;
+        return takeAnswers();
+      },
 
-    /** @param {number | undefined} ms */
-    sleep(ms) {
-      return wait((resolve) => {
-        const left = deadline - now();
-        const overdue = ms === undefined || ms > left;
-        const timer = setTimeout(() => (overdue ? stop("timeout") : resolve(true)), overdue ? left : ms);
-        return () => clearTimeout(timer);
-      });
-    },
+      /** Takes back registered calls that Python does not wait for after all. */
+      forget,
 
-    /** @param {number | undefined} ms */
-    sleepBlocking(ms) {
-      const until = Math.min(ms === undefined ? Infinity : now() + ms, deadline);
-      while (now() < until && !stopping) block(until - now());
-      if (now() >= deadline) stopping ??= "timeout";
-      return stopping ? undefined : true;
-    },
+      /** @param {number | undefined} ms */
+      sleep(ms) {
+        return wait((resolve) => {
+          const left = deadline - now();
+          const overdue = ms === undefined || ms > left;
+          const timer = setTimeout(() => (overdue ? stop("timeout") : resolve(true)), overdue ? left : ms);
+          return () => clearTimeout(timer);
+        });
+      },
 
-    canBlock: mailbox !== undefined,
+      /** @param {number | undefined} ms */
+      sleepBlocking(ms) {
+        const until = Math.min(ms === undefined ? Infinity : now() + ms, deadline);
+        while (now() < until && !stopping) block(until - now());
+        if (now() >= deadline) stopping ??= "timeout";
+        return stopping ? undefined : true;
+      },
 
-    /** Whether Python is to stop now; asked by its signal handler. */
-    overdue() {
-      const time = now();
-      if (time >= deadline) stopping ??= "timeout";
-      if (!canSuspend) block(0);
-      nextLook = stopping ? time + REPEAT_MS : Math.min(deadline, time + BREATH_MS);
-      return stopping !== null;
-    },
+      canBlock: mailbox !== undefined,
 
-    /** One trip through the event loop. */
-    breathe() {
-      return wait((resolve) => {
-        breathTaken = () => resolve(true);
-        breath.port2.postMessage(null);
-      });
-    },
+      /** Whether Python is to stop now; asked by its signal handler. */
+      overdue() {
+        const time = now();
+        if (time >= deadline) stopping ??= "timeout";
+        if (!canSuspend) block(0);
+        nextLook = stopping ? time + REPEAT_MS : Math.min(deadline, time + BREATH_MS);
+        return stopping !== null;
+      },
 
-    /** The moment was bad: ask again soon, but not within the handler that says so. */
-    lookAgain() {
-      nextLook = now() + 1;
+      /** One trip through the event loop. */
+      breathe() {
+        return wait((resolve) => {
+          breathTaken = () => resolve(true);
+          breath.port2.postMessage(null);
+        });
+      },
+
+      /** The moment was bad: ask again soon, but not within the handler that says so. */
+      lookAgain() {
+        nextLook = now() + 1;
+      },
     },
   };
 

@@ -12,11 +12,11 @@ const KEPT = new Set(
   TextDecoder TextEncoder DOMException WebAssembly constructor toString hasOwnProperty valueOf`.split(/\s+/),
 );
 
-/** What messages and waiting rely on; frozen. (Pyodide itself cannot live with a frozen `Object.prototype`.) */
-const FROZEN = [Promise, Map, MessagePort, MessageEvent, Event, EventTarget];
+/** What messages and waiting rely on; frozen. */
+const FROZEN = [Promise, Map, Array, MessagePort, MessageEvent, Event, EventTarget].map((type) => type.prototype);
+const ITERATORS = [new Map().values(), [].values()].map((iterator) => Object.getPrototypeOf(iterator));
 
 export function lockDown() {
-  const frozen = FROZEN.map((type) => type.prototype);
   for (let holder = self; holder && holder !== Object.prototype; holder = Object.getPrototypeOf(holder)) {
     for (const name of Reflect.ownKeys(holder)) {
       if (typeof name !== "string" || KEPT.has(name)) continue;
@@ -25,6 +25,7 @@ export function lockDown() {
       }
     }
   }
-  for (const prototype of frozen) Object.freeze(prototype);
-  Object.freeze(JSON);
+  for (const object of [...FROZEN, ...ITERATORS, JSON]) Object.freeze(object);
+  // Pyodide cannot live with a frozen one. This much keeps `toJSON` and setters out of the messages that are made here.
+  Object.preventExtensions(Object.prototype);
 }

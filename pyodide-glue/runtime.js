@@ -40,7 +40,7 @@ export async function loadRuntime(assets, files, bridge) {
   pyodide.FS.mkdirTree(home);
   for (const [name, source] of files) pyodide.FS.writeFile(`${home}/${name}`, source);
 
-  const guest = pyodide.pyimport("sandglass.browser").boot(bridge);
+  const guest = pyodide.pyimport("sandglass.browser").boot(bridge.python);
   pyodide.setInterruptBuffer(/** @type {any} */ (bridge.interruptBuffer));
   for (const [stream, fd] of /** @type {const} */ ([
     ["setStdout", 1],
@@ -49,8 +49,10 @@ export async function loadRuntime(assets, files, bridge) {
     pyodide[stream]({ write: (bytes) => bridge.write(fd, bytes), isatty: false });
   }
 
+  // A call into C that failed may have left without the interpreter's lock.
+  const takeLock = /** @type {any} */ (pyodide)._module._PyGILState_Ensure;
   return {
-    python: createCalls(guest),
+    python: createCalls(guest, takeLock),
     info: {
       version: PROTOCOL_VERSION,
       guest: /** @type {Pick<GuestInfo, "python" | "pyodide">} */ ({ python: lock.python, pyodide: pyodide.version }),
@@ -63,9 +65,10 @@ export async function loadRuntime(assets, files, bridge) {
 /**
  * The runtime's methods as functions that may suspend. What they throw is fatal.
  * @param {any} guest  `sandglass.browser.Guest`
+ * @param {() => void} takeLock
  */
-function createCalls(guest) {
-  const { configure, prepare, execute, get_variable, set_variable, list_variables, flush } = guest;
+function createCalls(guest, takeLock) {
+  const { configure, prepare, execute, get_variable, take_text, set_variable, list_variables, flush } = guest;
   return {
     /** @type {(config: string) => Answer} */
     configure: (config) => configure(config),
@@ -77,11 +80,16 @@ function createCalls(guest) {
     },
     /** @type {(name: string) => Promise<Answer>} */
     getVariable: (name) => get_variable.callPromising(name),
+    /** The pieces of a text, of which `setVariable` brings the last. @type {(piece: Uint8Array) => void} */
+    takeText: (piece) => take_text(piece),
     /** @type {(name: string, encoding: Encoding, body: Uint8Array) => Promise<Answer>} */
     setVariable: (name, encoding, body) => set_variable.callPromising(name, encoding, body),
     /** @type {() => Promise<Answer>} */
     listVariables: () => list_variables.callPromising(),
-    /** @type {() => void} */
-    flush: () => flush(),
+    /** The last words of an interpreter that has failed: it can often still say what was printed. */
+    flush: () => {
+      takeLock();
+      flush();
+    },
   };
 }

@@ -42,7 +42,7 @@ self.onmessage = async ({ data }) => {
     const runtime = await loadRuntime(assets, files, bridge);
     lockDown();
     const handle = createHandler(post, bridge, runtime);
-    const receive = assembleBodies(handle);
+    const receive = assembleBodies(handle, (piece) => !bridge.busy() && (runtime.python.takeText(piece), true));
     port.onmessage = ({ data: [header, body] }) => receive(parse(header), body);
   } catch (error) {
     post({ type: "bootFailed", message: text(error) });
@@ -52,14 +52,15 @@ self.onmessage = async ({ data }) => {
 /**
  * Joins the pieces of a body with the message that they precede.
  * @param {(request: Request, body: Uint8Array) => void} handle
+ * @param {(piece: Uint8Array) => boolean} takeText  gives Python a piece of text ahead, if it is at leisure
  */
-function assembleBodies(handle) {
+function assembleBodies(handle, takeText) {
   /** @type {Uint8Array[]} */
   let parts = [];
   /** @param {Request} request @param {Uint8Array | undefined} body */
   return (request, body) => {
     if (request.type === "part") {
-      if (body) parts.push(body);
+      if (body && !(request.encoding === "text" && takeText(body))) parts.push(body);
     } else if (!body || parts.length === 0) {
       handle(request, body ?? new Uint8Array(0));
     } else {
@@ -116,7 +117,7 @@ function createHandler(post, bridge, { python, info }) {
   const orDie = (turn) =>
     turn.catch((error) => {
       try {
-        python.flush(); // an interpreter that has failed can often still say what was printed
+        python.flush();
       } catch {}
       post({ type: "fatal", message: text(error) });
     });

@@ -64,8 +64,8 @@ pub enum Request {
     },
     /// Stop the turn: a pending wait is rejected, running code gets a `KeyboardInterrupt`.
     Interrupt { turn: u32, reason: StopReason },
-    /// A piece of a body.
-    Part,
+    /// A piece of a body; the encoding lets a guest decode text while the rest is on its way.
+    Part { encoding: Encoding },
 }
 
 /// What a guest has to know before it runs anything.

@@ -11,7 +11,7 @@ use wasm_bindgen_futures::{JsFuture, spawn_local};
 use web_sys::{MessageChannel, MessagePort, TextEncoder};
 
 use super::glue::{bytes, now, well_formed};
-use crate::protocol::Request;
+use crate::protocol::{Encoding, Request};
 use crate::session::Body;
 use crate::value::wtf8_from_utf16;
 
@@ -143,7 +143,11 @@ impl Outbox {
             };
             let (piece, next) = body.piece(start, &self.encoder);
             if next < body.length() {
-                self.post_piece(&Request::Part, Some(&piece));
+                let encoding = match &body {
+                    JsBody::Text(_) => Encoding::Text,
+                    JsBody::Bytes(_) => Encoding::Bytes,
+                };
+                self.post_piece(&Request::Part { encoding }, Some(&piece));
                 start = next;
             } else {
                 self.post_piece(&request, Some(&piece));

@@ -97,8 +97,6 @@ export interface Capabilities {
 extern "C" {
     #[wasm_bindgen(typescript_type = "SandboxOptions | undefined")]
     pub type SandboxOptionsValue;
-    #[wasm_bindgen(typescript_type = "ExecuteOptions | undefined")]
-    pub type ExecuteOptionsValue;
     #[wasm_bindgen(typescript_type = "Promise<void>")]
     pub type VoidPromise;
     #[wasm_bindgen(typescript_type = "Promise<unknown>")]
@@ -137,9 +135,13 @@ impl Sandbox {
 
     /// Runs Python code. Calls queue in order. It rejects only when the sandbox itself cannot run code; what goes wrong
     /// in Python is told by the result.
-    pub fn execute(&self, code: &JsValue, options: ExecuteOptionsValue) -> ExecutionPromise {
+    pub fn execute(
+        &self,
+        #[wasm_bindgen(unchecked_param_type = "string")] code: &JsValue,
+        #[wasm_bindgen(unchecked_optional_param_type = "ExecuteOptions")] options: &JsValue,
+    ) -> ExecutionPromise {
         let promise = source(code).and_then(|code| {
-            let options = ExecuteOptions::parse(&options)?;
+            let options = ExecuteOptions::parse(options)?;
             Ok(self.driver.submit(
                 Command::Execute {
                     code,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyodide.ffi import can_run_sync, run_sync, to_js  # type: ignore[import-not-found]
 
+from sandglass import values
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.runtime import Runtime
 from sandglass.values import type_name
@@ -105,6 +106,7 @@ class Guest:
     def __init__(self, js_bridge: Any) -> None:
         self._bridge = BrowserBridge(js_bridge)
         self._runtime = Runtime(self._bridge)
+        self._pieces: list[Any] = []
         self._runtime.install()
         # What was printed shows while Python computes, and is not lost should it have to be killed.
         self._bridge.before_breath = self._runtime.flush
@@ -125,14 +127,22 @@ class Guest:
     def get_variable(self, name: str) -> Any:
         return _answer(lambda: self._runtime.get_variable(name))
 
+    def take_text(self, piece: Any) -> None:
+        """A piece of the text that `set_variable` will bring the end of, decoded while the rest is on its way."""
+        self._pieces.append(values.decode("text", piece.to_bytes()))
+
     def set_variable(self, name: str, encoding: str, body: Any) -> Any:
-        return _answer(lambda: self._runtime.set_variable(name, encoding, body.to_bytes()))
+        pieces, self._pieces = self._pieces, []
+        if not pieces:
+            return _answer(lambda: self._runtime.set_variable(name, encoding, body.to_bytes()))
+        pieces.append(values.decode("text", body.to_bytes()))
+        return _answer(lambda: self._runtime.assign(name, "".join(pieces)))
 
     def list_variables(self) -> Any:
         return _answer(self._runtime.list_variables)
 
     def flush(self) -> None:
-        """The last words of an interpreter that has failed."""
+        """Sends what was printed so far."""
         self._runtime.flush()
 
 

@@ -128,7 +128,11 @@ class Runtime:
 
     def set_variable(self, name: str, encoding: str, body: bytes) -> None:
         """Sets a variable. ValueError for what is no variable name, a reserved name, or a malformed value."""
-        self._namespace.assign(name, values.decode(encoding, body))
+        self.assign(name, values.decode(encoding, body))
+
+    def assign(self, name: str, value: object) -> None:
+        """The same for a value that is decoded already."""
+        self._namespace.assign(name, value)
 
     def list_variables(self) -> tuple[str, bytes]:
         """User variables, encoded: a list of `{name, type, length}`, at most 10,000."""

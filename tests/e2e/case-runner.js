@@ -1,0 +1,424 @@
+// Runs the cases of tests/cases/ through the public API, inside a page. tests/cases/README.md describes their format.
+
+import { createSandbox } from "/pyodide-glue/index.js";
+import { parse } from "/node_modules/smol-toml/dist/index.js";
+
+const CASE_SECONDS = 120;
+/** Texts that come within this time count as one. */
+const TOGETHER_MS = 100;
+const CASE_KEYS = ["name", "options", "host", "context", "fresh", "backends", "step"];
+const STEP_KEYS = [
+  ...["create", "initialize", "execute", "get", "set", "to", "list", "interrupt", "destroy", "together"],
+  ...["timeout", "abort", "interrupt_after_ms", "with", "expect", "value", "throws"],
+];
+/** Forgets what the case before left behind, so that it need not pay for a new interpreter. */
+const RESET = "answer.clear(); answer.update(content='', ready=False); globals().clear()";
+
+// ---- values ----
+
+/** Tagged notations for what TOML cannot write. @type {Record<string, (content: any) => unknown>} */
+const TAGS = {
+  $null: () => null,
+  $undefined: () => undefined,
+  $int: (digits) => BigInt(digits),
+  $hex: (digits) => Uint8Array.from(digits.match(/../g) ?? [], (/** @type {string} */ byte) => parseInt(byte, 16)),
+  $json: (text) => JSON.parse(text),
+  $repeat: ([text, times]) => text.repeat(times),
+  $join: (parts) => parts.map(decode).join(""),
+  $set: (items) => new Set(items.map(decode)),
+  $map: (/** @type {any[][]} */ entries) => new Map(entries.map(([key, value]) => [decode(key), decode(value)])),
+  $nested: (levels) => {
+    /** @type {unknown[]} */
+    let value = [];
+    for (let level = 1; level < levels; level += 1) value = [value];
+    return value;
+  },
+  $special: (name) => SPECIALS[name](),
+};
+
+/** Values without a notation, by name. @type {Record<string, () => unknown>} */
+const SPECIALS = {
+  cycle: () => {
+    /** @type {unknown[]} */
+    const list = [];
+    list.push(list);
+    return list;
+  },
+  function: () => () => 1,
+  symbol: () => Symbol("s"),
+  promise: () => Promise.resolve(1),
+  instance: () => new (class Point {})(),
+  invalid_date: () => new Date(NaN),
+  typed_array: () => new Float64Array([1.5, 2]),
+  array_buffer: () => new Uint8Array([1, 2]).buffer,
+};
+
+/** @param {any} value a TOML value @returns {unknown} */
+function decode(value) {
+  if (value instanceof Date) return new Date(+value);
+  if (Array.isArray(value)) return value.map(decode);
+  if (value === null || typeof value !== "object") return value;
+  const keys = Object.keys(value);
+  if (keys.length === 1 && keys[0] in TAGS) return TAGS[keys[0]](value[keys[0]]);
+  return Object.fromEntries(keys.map((key) => [key, decode(value[key])]));
+}
+
+/** @param {unknown} value */
+function show(value) {
+  const text = typeof value === "string" ? JSON.stringify(value) : describe(value, 0);
+  return text.length <= 400 ? text : `${text.slice(0, 250)} …(${text.length} characters)… ${text.slice(-100)}`;
+}
+
+/** @param {any} value @param {number} depth @returns {string} */
+function describe(value, depth) {
+  if (depth > 6) return "…";
+  const inner = (/** @type {any} */ item) => describe(item, depth + 1);
+  if (typeof value === "string") return JSON.stringify(value);
+  if (typeof value === "bigint") return `${value}n`;
+  if (Object.is(value, -0)) return "-0";
+  if (value instanceof Date) return `Date(${+value})`;
+  if (value instanceof Map) return `Map{${[...value].slice(0, 20).map((entry) => entry.map(inner).join(": "))}}`;
+  if (value instanceof Set) return `Set{${[...value].slice(0, 20).map(inner)}}`;
+  if (ArrayBuffer.isView(value)) return `${value.constructor.name}[${value}]`;
+  if (Array.isArray(value)) return `[${value.slice(0, 20).map(inner)}]`;
+  if (value === null || typeof value !== "object") return String(value);
+  return `{${Object.entries(value)
+    .slice(0, 20)
+    .map(([key, item]) => `${key}: ${inner(item)}`)}}`;
+}
+
+/** Whether two values are the same, types included. @param {any} a @param {any} b @returns {boolean} */
+function same(a, b) {
+  if (Object.is(a, b)) return true;
+  if (typeof a !== "object" || typeof b !== "object" || !a || !b) return false;
+  if (Object.prototype.toString.call(a) !== Object.prototype.toString.call(b)) return false;
+  if (a instanceof Date) return +a === +b;
+  if (a instanceof Map || a instanceof Set) return same([...a], [...b]);
+  const keys = Reflect.ownKeys(a);
+  return (
+    keys.length === Reflect.ownKeys(b).length && keys.every((key) => Object.hasOwn(b, key) && same(a[key], b[key]))
+  );
+}
+
+// ---- expectations ----
+
+/** Each returns whether `actual` is as wanted. @type {Record<string, (actual: any, wanted: any) => boolean>} */
+const MATCHERS = {
+  contains: (actual, wanted) => typeof actual === "string" && [wanted].flat().every((part) => actual.includes(part)),
+  lacks: (actual, wanted) => [wanted].flat().every((part) => !String(actual).includes(part)),
+  starts: (actual, wanted) => typeof actual === "string" && actual.startsWith(wanted),
+  ends: (actual, wanted) => typeof actual === "string" && actual.endsWith(wanted),
+  matches: (actual, wanted) => typeof actual === "string" && new RegExp(wanted, "su").test(actual),
+  absent: (actual) => actual === undefined,
+  length: (actual, wanted) =>
+    differences(wanted, typeof actual === "string" ? [...actual].length : actual?.length, "", 0).length === 0,
+  min: (actual, wanted) => actual >= wanted,
+  max: (actual, wanted) => actual <= wanted,
+  any: (actual, wanted) => wanted.some((/** @type {any} */ one) => differences(one, actual, "", 0).length === 0),
+  equals: (actual, wanted) => same(actual, decode(wanted)),
+};
+
+/**
+ * How `actual` differs from what was expected; partial for tables.
+ * @param {any} expected @param {any} actual @param {string} path @param {number} id  stands for `{id}` in texts
+ * @returns {string[]}
+ */
+function differences(expected, actual, path, id) {
+  if (expected === null || typeof expected !== "object" || expected instanceof Date) {
+    const wanted = decode(typeof expected === "string" ? expected.replaceAll("{id}", String(id)) : expected);
+    return same(wanted, actual) ? [] : [`${path}: expected ${show(wanted)}, got ${show(actual)}`];
+  }
+  if (Array.isArray(expected)) {
+    if (!Array.isArray(actual) || actual.length !== expected.length)
+      return [`${path}: expected ${expected.length} items, got ${show(actual)}`];
+    return expected.flatMap((item, index) => differences(item, actual[index], `${path}[${index}]`, id));
+  }
+  const keys = Object.keys(expected);
+  if (keys.length > 0 && keys.every((key) => key in MATCHERS)) {
+    return keys.flatMap((key) => {
+      const wanted = JSON.parse(JSON.stringify(expected[key]).replaceAll("{id}", String(id)));
+      return MATCHERS[key](actual, key === "equals" ? expected[key] : wanted)
+        ? []
+        : [`${path}: expected ${key} ${show(wanted)}, got ${show(actual)}`];
+    });
+  }
+  if (keys.length === 1 && keys[0] in TAGS) {
+    const wanted = decode(expected);
+    return same(wanted, actual) ? [] : [`${path}: expected ${show(wanted)}, got ${show(actual)}`];
+  }
+  if (actual === null || typeof actual !== "object") return [`${path}: expected a table, got ${show(actual)}`];
+  return keys.flatMap((key) => differences(expected[key], actual[key], path ? `${path}.${key}` : key, id));
+}
+
+// ---- host functions ----
+
+const sleep = (/** @type {number} */ ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+/**
+ * What callbacks do, by name. Queries get `(prompt, …, { model, signal })`, other functions Python's arguments.
+ * @type {Record<string, (world: World) => (...args: any[]) => any>}
+ */
+const BEHAVIOURS = {
+  echo: () => (prompt) => `echo: ${prompt}`,
+  upper: () => async (prompt) => prompt.toUpperCase(),
+  model: () => (_prompt, info) => `model: ${info.model}`,
+  about: () => (task, context) => `${task}: ${typeof context} ${JSON.stringify(context)}`,
+  throw: () => (prompt) => {
+    throw new Error(`no answer to ${prompt}`);
+  },
+  reject: () => (prompt) => Promise.reject(new Error(`no answer to ${prompt}`)),
+  reject_with_text: () => () => Promise.reject("just text"),
+  never: () => () => new Promise(() => {}),
+  until_aborted: (world) => (_prompt, info) =>
+    new Promise((_, reject) =>
+      info.signal.addEventListener("abort", () => {
+        world.log.push("aborted");
+        reject(new Error("aborted"));
+      }),
+    ),
+  interrupt: (world) => () => {
+    setTimeout(() => world.sandbox?.interrupt(), 50);
+    return new Promise(() => {});
+  },
+  destroy: (world) => () => {
+    setTimeout(() => world.sandbox?.destroy(), 50);
+    return new Promise(() => {});
+  },
+  huge: () => () => "é".repeat(25_000_000),
+  number: () => () => 42,
+  null: () => () => null,
+  nothing: () => () => undefined,
+  slow: () => async (prompt) => (await sleep(1000), `slow: ${prompt}`),
+  // "200 a" is answered after 200 ms; "… bad" not at all.
+  timed: () => async (prompt) => {
+    await sleep(parseInt(prompt, 10));
+    if (prompt.includes("bad")) throw new Error("a bad one");
+    return `done: ${prompt}`;
+  },
+  // Answers how many calls of it are under way.
+  crowd: (world) => async () => {
+    world.crowd += 1;
+    world.most = Math.max(world.most, world.crowd);
+    await sleep(100);
+    world.crowd -= 1;
+    return String(world.most);
+  },
+  add:
+    () =>
+    (...numbers) =>
+      numbers.reduce((a, b) => a + b),
+  args:
+    () =>
+    (...args) =>
+      args,
+  first: () => (value) => value,
+  kind: () => (value) => Object.prototype.toString.call(value),
+  function: () => () => () => 1,
+};
+
+/** @typedef {{ sandbox: any, log: string[], crowd: number, most: number }} World */
+
+/** @param {any} options @param {any} host @param {World} world */
+function makeOptions(options = {}, host = {}, world) {
+  const { functions, ...queries } = host;
+  const made = /** @type {any} */ (decode(options));
+  const find = (/** @type {string} */ name) => {
+    if (!BEHAVIOURS[name]) throw new Error(`there is no behaviour "${name}"`);
+    return BEHAVIOURS[name](world);
+  };
+  for (const [query, name] of Object.entries(queries)) {
+    const option = { llm_query: "onLLMQuery", rlm_query: "onRLMQuery" }[query];
+    if (!option) throw new Error(`there is no query "${query}"`);
+    made[option] = find(/** @type {string} */ (name));
+  }
+  if (functions) {
+    const entries = Object.entries(functions).map(([name, behaviour]) => [
+      name,
+      find(/** @type {string} */ (behaviour)),
+    ]);
+    made.hostFunctions = Object.fromEntries(entries);
+  }
+  return made;
+}
+
+// ---- steps ----
+
+/** @param {any} step */
+function describeStep(step) {
+  const action = STEP_KEYS.slice(0, 10).find((key) => key in step) ?? "?";
+  return `${action} ${show(typeof step[action] === "string" ? step[action] : (step[action] ?? ""))}`.slice(0, 160);
+}
+
+/**
+ * Does what a step says; what it resolves to.
+ * @param {any} step @param {World} world
+ */
+async function act(step, world) {
+  const { sandbox } = world;
+  if ("create" in step) {
+    const made = await createSandbox(/** @type {any} */ (decode(step.create)));
+    await made.destroy();
+    return undefined;
+  }
+  if ("initialize" in step) return sandbox.initialize(decode(step.initialize));
+  if ("get" in step) return sandbox.getVariable(decode(step.get));
+  if ("set" in step) return sandbox.setVariable(decode(step.set), decode(step.to));
+  if ("list" in step) return sandbox.listVariables();
+  if ("interrupt" in step) return sandbox.interrupt();
+  if ("destroy" in step) return sandbox.destroy();
+  if (!("execute" in step)) throw new Error("a step without an action");
+
+  /** @type {any} */
+  const options = { .../** @type {any} */ (decode(step.with ?? {})) };
+  const streamed = { stdout: /** @type {string[]} */ ([]), stderr: /** @type {string[]} */ ([]) };
+  let last = -Infinity;
+  const keep = (/** @type {string[]} */ texts) => (/** @type {string} */ text) => {
+    if (performance.now() - last > TOGETHER_MS || texts.length === 0) texts.push("");
+    texts[texts.length - 1] += text;
+    last = performance.now();
+  };
+  if (!step.with) {
+    options.onStdout = keep(streamed.stdout);
+    options.onStderr = keep(streamed.stderr);
+  }
+  if ("timeout" in step) options.timeout = step.timeout;
+  if (step.abort === "before") options.signal = AbortSignal.abort();
+  else if (step.abort !== undefined) {
+    const controller = new AbortController();
+    options.signal = controller.signal;
+    setTimeout(() => controller.abort(), step.abort);
+  }
+  if (step.interrupt_after_ms !== undefined) setTimeout(() => sandbox.interrupt(), step.interrupt_after_ms);
+  const run = await sandbox.execute(decode(step.execute), options);
+  return { ...run, streamed, aborted: world.log.splice(0).length };
+}
+
+/** @param {any} step @param {World} world @returns {Promise<string[]>} */
+async function runStep(step, world) {
+  const unknown = Object.keys(step).filter((key) => !STEP_KEYS.includes(key));
+  if (unknown.length > 0) return [`unknown keys: ${unknown}`];
+  if (step.together) {
+    const all = await Promise.all(step.together.map((/** @type {any} */ one) => runStep(one, world)));
+    return all.flatMap((problems, index) => problems.map((problem) => `[${index}] ${problem}`));
+  }
+  let result;
+  try {
+    result = await act(step, world);
+  } catch (error) {
+    const { name, code, message } = /** @type {any} */ (error);
+    if (!step.throws) return [`threw ${name} ${code ?? ""}: ${message}`];
+    if (name !== "SandboxError" || code !== step.throws)
+      return [`threw ${name} ${code}: ${message}, not ${step.throws}`];
+    return step.expect ? differences(step.expect, { message }, "", 0) : [];
+  }
+  if (step.throws) return [`threw nothing, not ${step.throws}; got ${show(result)}`];
+  if ("value" in step) {
+    const wanted = decode(step.value);
+    if (!same(wanted, result)) return [`expected the value ${show(wanted)}, got ${show(result)}`];
+  }
+  if (!("execute" in step)) return step.expect ? differences(step.expect, result, "", 0) : [];
+  // What is not said otherwise: it went well.
+  const { outcome = "ok", state, ...expect } = step.expect ?? {};
+  const problems = differences({ outcome, state: state ?? { status: "kept" }, ...expect }, result, "", result.id);
+  if (outcome === "ok" && result.error !== undefined) problems.push(`error: ${show(result.error)}`);
+  if (problems.length > 0 && result.error && !expect.error) problems.push(`(its error: ${show(result.error)})`);
+  if (problems.length > 0 && result.traceback && outcome === "ok") problems.push(`(${show(result.traceback)})`);
+  return problems;
+}
+
+/** @param {any} test @param {World} world @returns {Promise<string[]>} */
+async function runSteps(test, world) {
+  const { sandbox } = world;
+  world.log.length = world.most = world.crowd = 0;
+  if (test.context !== false) await sandbox.initialize(decode(test.context ?? { $null: true }));
+  for (const [index, step] of test.step.entries()) {
+    const problems = await runStep(step, world);
+    if (problems.length > 0) return [`step ${index + 1}, ${describeStep(step)}`, ...problems];
+  }
+  if (!isOver(test)) {
+    const after = await sandbox.execute("1 + 1");
+    const { outcome, result, state, error } = after;
+    if (outcome !== "ok" || result !== "2" || state.status !== "kept")
+      return [`afterwards 1 + 1 gave ${show({ outcome, result, state, error })}`];
+  }
+  return [];
+}
+
+/** Whether a case must not share its sandbox. @param {any} test */
+const needsOwn = (test) => test.fresh || test.context === false;
+
+/** Whether nothing can be run after a case. @param {any} test */
+const isOver = (test) => JSON.stringify(test.step).includes('"destroy');
+
+// ---- cases ----
+
+/** @param {string[]} files @param {string} only */
+export async function load(files, only) {
+  const tests = [];
+  for (const file of files) {
+    const text = await (await fetch(`/tests/cases/${file}`)).text();
+    for (const test of /** @type {any[]} */ (parse(text).case)) {
+      const unknown = Object.keys(test).filter((key) => !CASE_KEYS.includes(key) && !STEP_KEYS.includes(key));
+      if (unknown.length > 0) throw new Error(`${file}: ${test.name}: unknown keys: ${unknown}`);
+      if (!test.step) test.step = [Object.fromEntries(Object.entries(test).filter(([key]) => STEP_KEYS.includes(key)))];
+      tests.push({ ...test, name: `${file.replace(".toml", "")}/${test.name}` });
+    }
+  }
+  const names = tests.map((test) => test.name);
+  const twice = names.find((name, index) => names.indexOf(name) !== index);
+  if (twice) throw new Error(`there are two cases ${twice}`);
+  return tests.filter((test) => test.name.includes(only));
+}
+
+/**
+ * Runs the cases of these files; `report` hears of each.
+ * @param {string[]} files
+ * @param {{ only: string, lanes: number, backend: string }} options
+ * @param {(line: { name: string, problems: string[], skipped?: string, ms: number }) => void} report
+ */
+export async function run(files, { only, lanes, backend }, report) {
+  const tests = await load(files, only);
+  const keyOf = (/** @type {any} */ test) => JSON.stringify([test.options, test.host, needsOwn(test) && test.name]);
+  const waiting = tests.map((test) => ({ test, key: keyOf(test) }));
+  const next = (/** @type {string | undefined} */ key) => {
+    const own = waiting.findIndex((one) => one.key === key);
+    return waiting.splice(Math.max(own, 0), 1)[0];
+  };
+
+  const lane = async () => {
+    /** @type {{ key: string, world: World } | undefined} */
+    let held;
+    for (let job = next(undefined); job; job = next(held?.key)) {
+      const { test, key } = job;
+      const begin = performance.now();
+      if (test.backends && !test.backends.includes(backend)) {
+        report({ name: test.name, problems: [], skipped: `it is for ${test.backends}`, ms: 0 });
+        continue;
+      }
+      let problems;
+      try {
+        if (held && held.key !== key) {
+          await held.world.sandbox.destroy();
+          held = undefined;
+        }
+        if (held) await held.world.sandbox.execute(RESET);
+        else {
+          const world = /** @type {World} */ ({ sandbox: null, log: [], crowd: 0, most: 0 });
+          world.sandbox = await createSandbox(makeOptions(test.options, test.host, world));
+          held = { key, world };
+        }
+        const late = sleep(CASE_SECONDS * 1000).then(() => [`it did not end within ${CASE_SECONDS} s`]);
+        problems = await Promise.race([runSteps(test, held.world), late]);
+      } catch (error) {
+        problems = [`unexpected ${/** @type {Error} */ (error).stack ?? error}`];
+      }
+      if (held && (problems.length > 0 || isOver(test) || needsOwn(test))) {
+        await held.world.sandbox.destroy();
+        held = undefined;
+      }
+      report({ name: test.name, problems, ms: Math.round(performance.now() - begin) });
+    }
+    await held?.world.sandbox.destroy();
+  };
+  await Promise.all(Array.from({ length: lanes }, lane));
+}

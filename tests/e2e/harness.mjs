@@ -1,0 +1,79 @@
+// What the tests in real browsers share: the command line, a page of the package, and counting.
+import { parseArgs } from "node:util";
+import { find, launch } from "../../scripts/browsers.mjs";
+import { root } from "../../scripts/project.mjs";
+import { serve } from "../../scripts/serve.mjs";
+
+export { find, root, serve };
+
+/** The arguments every suite takes: `--browser chromium|firefox`, `--only <part of a name>`. */
+export function readArguments() {
+  const { values } = parseArgs({
+    options: { browser: { type: "string", default: "chromium" }, only: { type: "string", default: "" } },
+  });
+  return { browser: /** @type {"chromium" | "firefox"} */ (values.browser), only: values.only };
+}
+
+/**
+ * A browser with a server of the repository; `page()` opens an empty page from which `/pyodide-glue/index.js` can be
+ * imported. Everything that a page reports as an uncaught error is kept in `uncaught`.
+ * @param {"chromium" | "firefox"} name
+ * @param {Parameters<typeof launch>[1]} [options]
+ */
+export async function openBrowser(name, options) {
+  const site = await serve(root);
+  const browser = await launch(name, options);
+  /** @type {string[]} */
+  const uncaught = [];
+  return {
+    browser,
+    site,
+    uncaught,
+    /** @param {string} [url] */
+    async page(url = `${site.url}/tests/e2e/page.html`) {
+      const page = await browser.newPage();
+      page.on("pageerror", (error) => uncaught.push(String(/** @type {any} */ (error).stack ?? error)));
+      page.on("console", (message) => {
+        if (process.env.VERBOSE) console.log(`  [console] ${message.text().slice(0, 500)}`);
+      });
+      await page.goto(url);
+      return page;
+    },
+    async close() {
+      await browser.close().catch(() => {});
+      await site.close();
+    },
+  };
+}
+
+/** Counts tests and prints the failed ones; ends the process with the sum. */
+export class Score {
+  passed = 0;
+  failed = 0;
+  skipped = 0;
+
+  /** @param {string} name @param {string[]} problems none when it passed */
+  add(name, problems) {
+    if (problems.length === 0) this.passed += 1;
+    else this.fail(name, problems);
+  }
+
+  /** @param {string} name @param {string[]} problems */
+  fail(name, problems) {
+    this.failed += 1;
+    const shown = problems.slice(0, 8).map((problem) => `    ${problem.replaceAll("\n", "\n    ").slice(0, 1500)}`);
+    console.log(`✗ ${name}\n${shown.join("\n")}`);
+  }
+
+  /** @param {string} name @param {string} why */
+  skip(name, why) {
+    this.skipped += 1;
+    console.log(`- ${name}: skipped, ${why}`);
+  }
+
+  /** @returns {never} */
+  end() {
+    console.log(`${this.passed} passed, ${this.failed} failed, ${this.skipped} skipped`);
+    process.exit(this.failed > 0 ? 1 : 0);
+  }
+}

@@ -1,0 +1,496 @@
+// Clicks through the playground in a real browser, as a visitor would.
+//   node tests/e2e/playground.mjs --browser chromium|firefox
+// Leaves screenshots in test-results/ and lists what held up the page's main thread for more than 50 ms.
+import { createHash } from "node:crypto";
+import { mkdir, readFile, writeFile } from "node:fs/promises";
+import { createServer } from "node:http";
+import { join } from "node:path";
+import { frame } from "../../dist/assets.js";
+import { openBrowser, readArguments, root, Score } from "./harness.mjs";
+
+const { browser: name, only } = readArguments();
+const results = join(root, "test-results");
+await mkdir(results, { recursive: true });
+const score = new Score();
+const endpoint = await modelEndpoint();
+const { browser, site, close } = await openBrowser(name);
+const page = await browser.newPage();
+page.setDefaultTimeout(60_000);
+
+/** What a visitor's console would show. @type {string[]} */
+const complaints = [];
+page.on("pageerror", (error) => complaints.push(String(error)));
+page.on("console", (message) => {
+  if (message.type() === "error" || message.type() === "warn") complaints.push(message.text());
+});
+// Runs in the page before anything of it does.
+await page.evaluateOnNewDocument(() => {
+  const seen = /** @type {any} */ (window);
+  seen.states = [];
+  seen.longTasks = [];
+  addEventListener("DOMContentLoaded", () => {
+    const html = document.documentElement;
+    new MutationObserver(() => seen.states.push(html.dataset.state)).observe(html, { attributeFilter: ["data-state"] });
+  });
+  if (!PerformanceObserver.supportedEntryTypes.includes("longtask")) return;
+  new PerformanceObserver((list) => {
+    for (const { duration } of list.getEntries()) seen.longTasks.push({ step: seen.step, duration });
+  }).observe({ type: "longtask", buffered: true });
+});
+
+/** @typedef {(check: (what: string, holds: unknown) => void) => Promise<void>} Step */
+
+/** In this order: each finds the page as the one before left it. @type {Record<string, Step>} */
+const STEPS = {
+  "the policy has the hash of the frame's script": async (check) => {
+    const policy = await readFile(join(root, "www/index.html"), "utf8");
+    const hash = `'sha256-${createHash("sha256").update(frame).digest("base64")}'`;
+    check(`script-src in www/index.html has to allow ${hash}`, policy.includes(hash));
+  },
+
+  "boots to ready, shows the way there and what it can do": async (check) => {
+    await page.goto(`${site.url}/www/`);
+    await page.waitForSelector("#steps:not([hidden]) .reached");
+    await state("ready");
+    check("it was booting before", (await states()).includes("booting"));
+    const detail = await text("#state-detail");
+    check(`isolated, with its versions: ${detail}`, /isolated frame.*bridge.*Python 3\.\d+\.\d+.*Pyodide/.test(detail));
+    check("three cells are there", (await page.$$(".cell")).length === 3);
+    check("the sample says that it is generated", /generated/.test(await text("#context-name")));
+    check("the context's size is shown", /characters · 5,000 lines/.test(await text("#context-size")));
+  },
+
+  "peeks at the context and searches it": async (check) => {
+    const { badge, output } = await run(1);
+    check("it went well", badge === "ok");
+    check(`the context was read: ${output}`, /^\d{3},\d{3} characters/.test(output));
+    check("the search found the sentence", output.includes("found aboard the Meridian"));
+  },
+
+  "asks the model about all chunks and logs every call": async (check) => {
+    const { badge, final, facts } = await run(2);
+    check("it went well", badge === "ok");
+    check(`the answer is right: ${final}`, final.includes("under the sailcloth in hold 3"));
+    check(`host calls are counted: ${facts}`, /12 host calls/.test(facts));
+    const calls = await logged();
+    check("all calls are in the log, answered", calls.length === 12 && calls.every((call) => call.state === "ok"));
+    check(
+      "with their time",
+      calls.every((call) => /ms|s/.test(call.shown)),
+    );
+    check("prompt and answer can be read", /found\?/.test(calls[0].prompt) && /hold 3/.test(calls[0].answer));
+  },
+
+  "lists variables and shows the value of one": async (check) => {
+    await page.waitForSelector("#variable-rows tr");
+    const rows = await page.$$eval("#variable-rows tr", (trs) => trs.map((tr) => tr.innerText.replace(/\s+/g, " ")));
+    check(`chunks is a list of 11: ${rows}`, rows.includes("chunks list 11"));
+    await page.click('#variable-rows button[title="Show question"]');
+    await includes("#variable-value", "Where was the missing crate");
+    check("it opened", await page.$("#variable-view:not([hidden])"));
+  },
+
+  "streams output while a cell runs, and stops it with its variables kept": async (check) => {
+    await page.click(cell(3, ".run"));
+    await includes(cell(3, ".output"), "2,000,000 grains");
+    check("it still runs", (await page.$eval(cell(3), (it) => it.dataset.state)) === "running");
+    check("its clock runs", /running · [\d.]+ m?s of 10\.0 s/.test(await text(cell(3, ".clock"))));
+    check("the badge says so", (await text("#state-name")) === "running");
+    await screenshot("running");
+    await page.click("#stop");
+    const { badge, words, output } = await ended(3);
+    check(`it was interrupted: ${badge}`, badge === "interrupted");
+    check(`in plain words: ${words}`, words === "You stopped it. All variables are kept.");
+    check("its output is kept", output.includes("2,000,000 grains"));
+    await page.waitForSelector('#variable-rows button[title="Show grains"]');
+  },
+
+  "looks right in light and dark, wide and narrow": async (check) => {
+    await screenshot("light", 1360);
+    if (name === "chromium") {
+      await page.emulateMediaFeatures([
+        { name: "prefers-color-scheme", value: "dark" },
+        { name: "prefers-reduced-motion", value: "reduce" },
+      ]);
+      const dark = await page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+      check(`the dark theme is dark: ${dark}`, dark === "rgb(20, 18, 14)");
+      await screenshot("dark", 1360);
+      await page.emulateMediaFeatures([{ name: "prefers-reduced-motion", value: "reduce" }]);
+    }
+    await screenshot("phone", 390);
+    const [inner, scroll] = await page.evaluate(() => [innerWidth, document.documentElement.scrollWidth]);
+    check(`nothing is wider than a phone: ${scroll} > ${inner}`, scroll <= inner);
+    await page.setViewport({ width: 1360, height: 1000 });
+  },
+
+  "ends a runaway loop at the time limit": async (check) => {
+    await page.locator("#timeout").fill("0.5");
+    const { badge, words } = await run(3);
+    check(`outcome: ${badge}`, badge === "timeout");
+    check(`in plain words: ${words}`, /The time limit of 500 ms was reached.*All variables are kept/.test(words));
+    const { value } = await run(3, "grains > 0, len(chunks)");
+    check(`the variables are there: ${value}`, value === "(True, 11)");
+  },
+
+  "shows errors with their traceback folded, and printed HTML as text": async (check) => {
+    await page.locator("#timeout").fill("10");
+    const html = '<img src=x onerror="document.title=1">';
+    const code = `import sys\nprint(${JSON.stringify(html)})\nprint("to stderr", file=sys.stderr)\n1 / 0`;
+    const { badge, error, output, stderr } = await run(3, code);
+    check(`outcome: ${badge}`, badge === "error");
+    check(`the error: ${error}`, error === "ZeroDivisionError: division by zero");
+    check("the HTML is text", output.includes(html) && !(await page.$(".output img")));
+    check("stderr is told apart", stderr === "to stderr\n");
+    check("the traceback is folded", await page.$(cell(3, ".failure details:not([open])")));
+    check("and has the line", /1 \/ 0/.test(await text(cell(3, ".failure details pre"))));
+    await page.click(cell(3, ".failure summary"));
+  },
+
+  "prints 100 MB without a big page": async (check) => {
+    const { badge, output, facts } = await run(
+      3,
+      'for _ in range(1000):\n    print("sand " * 20_000)\nprint("the end")',
+    );
+    check(`outcome: ${badge}`, badge === "ok");
+    check(`what is left out is counted: ${facts}`, /99,\d{3},\d{3} characters of output left out/.test(facts));
+    check(`the page keeps little: ${output.length}`, output.length < 45_000);
+    check("the beginning and the end", output.startsWith("sand sand") && output.endsWith("the end\n"));
+    const code = "import sys\nfor n in range(2_000):\n    print(n, file=sys.stderr if n % 2 else sys.stdout)";
+    const mixed = await run(3, code);
+    check(`outcome: ${mixed.badge}`, mixed.badge === "ok");
+    const nodes = await page.$eval(cell(3, ".output"), (it) => it.getElementsByTagName("*").length);
+    check(`few elements: ${nodes}`, nodes < 1_000);
+    check("the first and the last", mixed.output.startsWith("0\n1\n2\n") && mixed.output.endsWith("1998\n1999\n"));
+    check("and that something is not shown", await page.$(cell(3, ".gap:not(:empty)")));
+    const lines = (await run(3, "print('x\\n' * 20_000)")).output.split("\n").length;
+    check(`few lines: ${lines}`, lines < 1_000);
+  },
+
+  "says which variables are lost when Python has to be ended": async (check) => {
+    await page.locator("#timeout").fill("0.5");
+    const stubborn = "while True:\n    try:\n        while True: pass\n    except BaseException: pass";
+    const { badge, words, lost } = await run(3, `kept = [1]\n${stubborn}`);
+    check(`outcome: ${badge}`, badge === "timeout");
+    check(
+      `in plain words: ${words}`,
+      /The time limit.*Python was ended and restarted.*The context is kept.*gone, and so are:/.test(words),
+    );
+    check(`the names: ${lost}`, lost.includes("chunks") && lost.includes("grains"));
+    check("no stale variables are listed", !(await page.$('#variable-rows button[title="Show chunks"]')));
+    await screenshot("lost", 1360);
+    await page.setViewport({ width: 1360, height: 1000 });
+    const { value } = await run(3, "len(context) > 400_000, 'chunks' in globals()");
+    check(`the context is back, and nothing else: ${value}`, value === "(True, False)");
+    check("the restart was shown", (await states()).includes("restarting"));
+    await page.locator("#timeout").fill("10");
+  },
+
+  "takes a file and pasted text as the context": async (check) => {
+    const file = join(results, "context.txt");
+    await writeFile(file, "Größe: zwölf\n".repeat(100_000));
+    const input = /** @type {import("puppeteer-core").ElementHandle<HTMLInputElement>} */ (
+      await page.$("#context-file")
+    );
+    await input.uploadFile(file);
+    await includes("#context-size", "1,300,000 characters · 100,000 lines");
+    check("its name is shown", (await text("#context-name")) === "context.txt");
+    check("Python has it", (await run(3, "len(context), context[-7:]")).value === "(1300000, ' zwölf\\n')");
+    await page.click("#context-paste summary");
+    await page.locator("#context-text").fill("one\ntwo");
+    await page.click("#context-use");
+    await includes("#context-size", "7 characters · 2 lines");
+    check("Python has that too", (await run(3, "context")).value === "'one\\ntwo'");
+    await page.click("#context-sample");
+    await includes("#context-size", "5,000 lines");
+  },
+
+  "answers rlm_query by a sandbox of its own": async (check) => {
+    await page.click("#clear-calls");
+    await page.click("#add-rlm");
+    const { badge, output } = await run(4);
+    check(`it went well: ${badge}`, badge === "ok");
+    check(`both answers: ${output}`, /missing from the Petrel/.test(output) && /under the sailcloth/.test(output));
+    const calls = await logged();
+    check(`calls of the sub-sandboxes: ${calls.length}`, calls.filter(({ nested }) => nested).length === 2);
+    check("no sandbox is left over", (await page.$$("iframe")).length === 1);
+  },
+
+  "asks an OpenAI-compatible endpoint, and lets go of it when stopped": async (check) => {
+    await page.click('input[value="endpoint"]');
+    await page.locator('input[name="base-url"]').fill(endpoint.url);
+    await page.locator('input[name="model-name"]').fill("tiny");
+    await page.locator('input[name="key"]').fill("secret");
+    const { value } = await run(4, 'llm_query("Say hello")');
+    check(`the endpoint's answer: ${value}`, value === "'tiny, Bearer secret: Say hello'");
+    await paste(4, 'llm_query("never answer")');
+    await page.click(cell(4, ".run"));
+    await page.waitForSelector('.call[data-state="pending"]');
+    await includes(cell(4, ".clock"), "waiting for the model");
+    await page.click(cell(4, ".run"));
+    check("the cell was interrupted", (await ended(4)).badge === "interrupted");
+    check("the log says aborted", (await logged())[0].state === "aborted");
+    await endpoint.abandoned;
+    const stored = await page.evaluate(() => JSON.stringify([{ ...localStorage }, { ...sessionStorage }]));
+    check(`the key is nowhere stored: ${stored}`, stored === "[{},{}]" && !(await page.cookies()).length);
+    const refused = await run(4, 'llm_query("fail")');
+    check(`a failure is told: ${refused.error}`, /HostCallError.*answered 500/.test(refused.error));
+    await page.click('input[value="built-in"]');
+  },
+
+  "adds, deletes and runs cells by keyboard": async (check) => {
+    await paste(4, "first = 1");
+    await keys("Control", "Enter");
+    check("Ctrl+Enter runs", (await ended(4)).badge === "ok");
+    check("and adds no cell", (await page.$$(".cell")).length === 4);
+    await keys("Shift", "Enter");
+    await page.waitForSelector(cell(5));
+    await ended(4);
+    const focused = await page.evaluate(() => document.activeElement?.closest(".cell")?.getAttribute("aria-label"));
+    check(`Shift+Enter moves on to a new cell: ${focused}`, focused === "Cell 5");
+    await page.keyboard.type("first + 1");
+    await keys("Control", "Enter");
+    check("what is typed is run", (await ended(5)).value === "2");
+    await page.hover(cell(5));
+    await page.click(cell(5, ".delete"));
+    check("it is gone", (await page.$$(".cell")).length === 4);
+  },
+
+  "runs all cells up to the first that fails": async (check) => {
+    await paste(3, "raise ValueError('stop here')");
+    await page.click("#run-all");
+    check("the first two ran", (await ended(1)).badge === "ok" && (await ended(2)).badge === "ok");
+    check("the third failed", (await ended(3)).badge === "error");
+    await state("ready");
+    const ids = await page.$$eval(".count", (counts) => counts.map((it) => Number(it.textContent?.slice(1, -1))));
+    check(`the fourth did not run: ${ids}`, ids[2] > ids[1] && ids[1] > ids[0] && ids[3] < ids[0]);
+  },
+
+  "restarts with the context and without the variables": async (check) => {
+    await page.waitForSelector('#variable-rows button[title="Show chunks"]');
+    await paste(3, "print('begun')\nwhile True: pass");
+    await page.click(cell(3, ".run"));
+    await includes(cell(3, ".output"), "begun");
+    await page.click("#restart");
+    await state("restarting");
+    await includes(cell(3, ".result"), "It did not finish: the sandbox was restarted or shut down.");
+    check("with what it had printed", (await text(cell(3, ".output"))) === "begun\n");
+    await state("ready");
+    const { value } = await run(4, "len(context) > 400_000, 'chunks' in globals()");
+    check(`as it should be: ${value}`, value === "(True, False)");
+    await page.waitForSelector('#variable-rows button[title="Show chunks"]', { hidden: true });
+    check("the old frame is gone", (await page.$$("iframe")).length === 1);
+    await page.click(cell(3, ".run"));
+    await state("running");
+    await page.click(cell(3, ".run"));
+    check("cells run and stop as before", (await ended(3)).badge === "interrupted");
+  },
+
+  "shuts down and starts again": async (check) => {
+    await page.click("#shut-down");
+    await state("destroyed");
+    check("no frame is left", (await page.$$("iframe")).length === 0);
+    await page.click(cell(4, ".run"));
+    await includes(cell(4, ".result"), "It did not finish");
+    await page.click("#start");
+    await state("ready");
+    check("it runs", (await run(4, "6 * 7")).value === "42");
+  },
+
+  "says why it could not start, and tries again": async (check) => {
+    const other = await browser.newPage();
+    let offline = true;
+    await other.setRequestInterception(true);
+    other.on("request", (request) =>
+      offline && request.url().endsWith("python_stdlib.zip") ? request.abort() : request.continue(),
+    );
+    await other.goto(`${site.url}/www/`);
+    await other.waitForSelector('#state[data-state="failed"]');
+    const detail = await other.$eval("#state-detail", (it) => it.textContent ?? "");
+    check(`what is missing: ${detail}`, detail.includes("python_stdlib.zip"));
+    offline = false;
+    await other.click("#start");
+    await other.waitForSelector('#state[data-state="ready"]');
+    await other.close();
+  },
+
+  "leaves the console clean": async (check) => {
+    for (const complaint of complaints) check(complaint, expected(complaint));
+  },
+};
+
+/** @type {Error | undefined} */
+let broken;
+for (const [step, act] of Object.entries(STEPS)) {
+  if (broken) {
+    score.fail(step, ["not reached"]);
+    continue;
+  }
+  if (only && !/boots|console/.test(step) && !step.includes(only)) continue;
+  const begin = Date.now();
+  /** @type {string[]} */
+  const problems = [];
+  try {
+    await page.evaluate((step) => void Object.assign(window, { step }), step);
+    await act((what, holds) => void (holds || problems.push(what)));
+  } catch (error) {
+    broken = /** @type {Error} */ (error);
+    problems.push(String(broken.stack), ...complaints);
+    await screenshot("failed").catch(() => {});
+  }
+  score.add(step, problems);
+  if (problems.length === 0) console.log(`✓ ${step} (${((Date.now() - begin) / 1000).toFixed(1)} s)`);
+}
+await reportLongTasks().catch(() => {});
+await close();
+endpoint.close();
+score.end();
+
+// ---- the page ----
+
+/** @param {number} n from 1 @param {string} [inside] */
+function cell(n, inside = "") {
+  return `.cell:nth-child(${n}) ${inside}`.trim();
+}
+
+/** @param {string} selector */
+function text(selector) {
+  return page.$eval(selector, (it) => it.textContent ?? "");
+}
+
+/** @param {string} selector @param {string} part */
+function includes(selector, part) {
+  const has = (/** @type {string} */ selector, /** @type {string} */ part) =>
+    document.querySelector(selector)?.textContent?.includes(part);
+  return page.waitForFunction(has, {}, selector, part);
+}
+
+/** @param {string} wanted */
+function state(wanted) {
+  return page.waitForSelector(`#state[data-state="${wanted}"]`);
+}
+
+/** Every state there was. @returns {Promise<string[]>} */
+function states() {
+  return page.evaluate(() => /** @type {any} */ (window).states);
+}
+
+/** @param {string} modifier @param {string} key */
+async function keys(modifier, key) {
+  await page.keyboard.down(/** @type {any} */ (modifier));
+  await page.keyboard.press(/** @type {any} */ (key));
+  await page.keyboard.up(/** @type {any} */ (modifier));
+}
+
+/** Replaces a cell's code. @param {number} n @param {string} code */
+async function paste(n, code) {
+  await page.click(cell(n, ".editor >>> .cm-content"));
+  await keys("Control", "a");
+  await page.$eval(
+    cell(n, ".editor"),
+    (editor, code) => {
+      const clipboardData = new DataTransfer();
+      clipboardData.setData("text/plain", code);
+      // Firefox has no way to make a ClipboardEvent with data.
+      const event = Object.assign(new Event("paste", { bubbles: true, cancelable: true }), { clipboardData });
+      editor.shadowRoot?.querySelector(".cm-content")?.dispatchEvent(event);
+    },
+    code,
+  );
+}
+
+/** Runs a cell, with new code or as it is. @param {number} n @param {string} [code] */
+async function run(n, code) {
+  if (code !== undefined) await paste(n, code);
+  await page.click(cell(n, ".run"));
+  return ended(n);
+}
+
+/** What a cell shows when it is done. @param {number} n */
+async function ended(n) {
+  await page.waitForSelector(`${cell(n)}[data-state="idle"] .badge`);
+  return page.$eval(cell(n), (it) => {
+    const of = (/** @type {string} */ selector) => it.querySelector(selector)?.textContent ?? "";
+    return {
+      badge: of(".badge"),
+      facts: of(".facts"),
+      words: of(".words"),
+      output: of(".output"),
+      stderr: of(".output .stderr"),
+      value: of(".value pre"),
+      final: of(".final pre"),
+      error: of(".failure p"),
+      lost: [...it.querySelectorAll(".lost code")].map((name) => name.textContent),
+    };
+  });
+}
+
+/** The log of host calls, newest first. */
+function logged() {
+  return page.$$eval(".call", (calls) =>
+    calls.map((call) => ({
+      state: /** @type {HTMLElement} */ (call).dataset.state,
+      nested: call.classList.contains("nested"),
+      shown: call.querySelector(".call-state")?.textContent ?? "",
+      prompt: call.querySelectorAll("pre")[0].textContent ?? "",
+      answer: call.querySelectorAll("pre")[1].textContent ?? "",
+    })),
+  );
+}
+
+/** Of what is in view, or of the whole page at a width. @param {string} what @param {number} [width] */
+async function screenshot(what, width) {
+  if (width) {
+    await page.setViewport({ width, height: 1000, deviceScaleFactor: width < 500 ? 2 : 1 });
+    await page.evaluate(() => scrollTo(0, 0));
+    // The side panel is as tall as the window; so the window becomes as tall as the page.
+    const height = await page.evaluate(() => Math.ceil(document.body.getBoundingClientRect().height));
+    await page.setViewport({ width, height, deviceScaleFactor: width < 500 ? 2 : 1 });
+  }
+  await page.screenshot({ path: join(results, `playground-${name}-${what}.png`) });
+}
+
+/** A failed request is the browser's own message; the endpoint's failure was asked for. @param {string} complaint */
+function expected(complaint) {
+  return /status of 500/.test(complaint);
+}
+
+async function reportLongTasks() {
+  /** @type {{ step: string, duration: number }[]} */
+  const tasks = await page.evaluate(() => /** @type {any} */ (window).longTasks);
+  if (tasks.length === 0)
+    console.log(name === "chromium" ? "no task held up the page for 50 ms" : "long tasks: not measured");
+  for (const { step, duration } of tasks)
+    console.log(`long task: ${Math.round(duration)} ms in "${step ?? "loading"}"`);
+}
+
+/** An OpenAI-compatible endpoint that repeats what it is asked. */
+async function modelEndpoint() {
+  let letGo = () => {};
+  const abandoned = new Promise((resolve) => (letGo = () => resolve(undefined)));
+  const server = createServer((request, response) => {
+    const cors = { "Access-Control-Allow-Origin": "*", "Access-Control-Allow-Headers": "*" };
+    if (request.method === "OPTIONS") {
+      const headers = { ...cors, "Access-Control-Allow-Headers": "authorization, content-type" };
+      return void response.writeHead(204, headers).end();
+    }
+    let body = "";
+    request.setEncoding("utf8").on("data", (chunk) => (body += chunk));
+    request.on("end", () => {
+      const { model, messages } = JSON.parse(body);
+      const prompt = messages[0].content;
+      if (prompt === "never answer") return void response.on("close", letGo);
+      if (prompt === "fail") return void response.writeHead(500, cors).end("out of sand");
+      const content = `${model}, ${request.headers.authorization}: ${prompt}`;
+      response.writeHead(200, { ...cors, "Content-Type": "application/json" });
+      response.end(JSON.stringify({ choices: [{ message: { role: "assistant", content } }] }));
+    });
+  });
+  await new Promise((resolve) => server.listen(0, "127.0.0.1", () => resolve(undefined)));
+  const { port } = /** @type {import("node:net").AddressInfo} */ (server.address());
+  return {
+    url: `http://127.0.0.1:${port}/v1`,
+    /** Resolves when the page has let go of the question that is never answered. */
+    abandoned,
+    close: () => (server.close(), server.closeAllConnections()),
+  };
+}

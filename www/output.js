@@ -1,0 +1,143 @@
+// What a cell prints, as it comes. The page keeps the beginning and the end, so that printing 100 MB costs it no more
+// than printing a few pages.
+
+import { el } from "./dom.js";
+
+/** @typedef {"stdout" | "stderr"} Stream */
+/** @typedef {{ stream: Stream, text: string }} Piece */
+
+/** Of the beginning, and of the end: */
+const MAX_CHARS = 20_000;
+const MAX_LINES = 400;
+const MAX_PIECES = 200;
+const PAINT_MS = 60;
+const GAP = "\n⋯ the middle of the output is not shown ⋯\n";
+
+export class Output {
+  /** @type {Piece[]} */
+  #head = [];
+  #headChars = MAX_CHARS;
+  #headLines = MAX_LINES;
+  #headPieces = MAX_PIECES;
+  /** @type {Piece[]} */
+  #tail = [];
+  #tailChars = 0;
+  #tailChanged = false;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #timer;
+
+  #headView = el("span");
+  #gap = el("span", { class: "gap" });
+  #tailView = el("span");
+  element = el(
+    "pre",
+    { class: "output", role: "log", "aria-label": "Output", tabindex: "0", hidden: true },
+    this.#headView,
+    this.#gap,
+    this.#tailView,
+  );
+
+  /** @param {Stream} stream @param {string} text */
+  push(stream, text) {
+    const rest = this.#fillHead(stream, text);
+    if (rest) {
+      const end = rest.slice(-MAX_CHARS);
+      this.#tail.push({ stream, text: end });
+      this.#tailChars += end.length;
+      // The start of the first piece is cut off even when there is no other.
+      if (end.length < rest.length) this.#gap.textContent = GAP;
+      this.#tailChanged = true;
+      // Trimmed at twice the bound, so that the cost of it is that of what was printed.
+      if (this.#tail.length > 2 * MAX_PIECES || this.#tailChars > 2 * MAX_CHARS) this.#trimTail();
+    }
+    this.#timer ??= setTimeout(() => this.paint(), PAINT_MS);
+  }
+
+  /** Shows what has come so far. */
+  paint() {
+    clearTimeout(this.#timer);
+    this.#timer = undefined;
+    const pre = this.element;
+    if (this.#head.length + this.#tail.length > 0) pre.hidden = false;
+    const atEnd = pre.scrollTop + pre.clientHeight >= pre.scrollHeight - 24;
+    append(this.#headView, this.#head);
+    this.#head = [];
+    if (this.#tailChanged) {
+      this.#tailChanged = false;
+      this.#trimTail();
+      this.#tailView.replaceChildren();
+      append(this.#tailView, this.#tail);
+    }
+    if (atEnd) pre.scrollTop = pre.scrollHeight;
+  }
+
+  /** Takes what still fits at the beginning; returns the rest. @param {Stream} stream @param {string} text */
+  #fillHead(stream, text) {
+    const room = Math.min(this.#headChars, endOfLines(text, this.#headLines));
+    const fits = this.#headPieces > 0 ? text.slice(0, room) : "";
+    if (fits) {
+      this.#headChars -= fits.length;
+      this.#headLines -= fits.split("\n").length - 1;
+      const last = this.#head.at(-1);
+      if (last?.stream === stream) last.text += fits;
+      else if (this.#head.push({ stream, text: fits })) this.#headPieces--;
+    }
+    // Once something did not fit, all that follows belongs to the end.
+    if (fits.length < text.length) this.#headChars = 0;
+    return text.slice(fits.length);
+  }
+
+  #trimTail() {
+    let chars = MAX_CHARS;
+    let lines = MAX_LINES;
+    /** @type {Piece[]} */
+    const kept = [];
+    let cut = false;
+    for (const { stream, text } of this.#tail.toReversed()) {
+      if (kept.length === MAX_PIECES || chars <= 0 || lines <= 0) {
+        cut = true;
+        break;
+      }
+      const end = lastOf(text, chars, lines);
+      cut ||= end.length < text.length;
+      kept.unshift({ stream, text: end });
+      chars -= end.length;
+      lines -= end.split("\n").length - 1;
+      if (cut) break;
+    }
+    if (cut) this.#gap.textContent = GAP;
+    this.#tail = kept;
+    this.#tailChars = MAX_CHARS - chars;
+  }
+}
+
+/** Where the first `lines` lines end. @param {string} text @param {number} lines */
+function endOfLines(text, lines) {
+  let end = 0;
+  for (; lines > 0; lines--) {
+    const next = text.indexOf("\n", end);
+    if (next < 0) return text.length;
+    end = next + 1;
+  }
+  return end;
+}
+
+/** The last `lines` lines, of at most `chars` characters. @param {string} text @param {number} chars @param {number} lines */
+function lastOf(text, chars, lines) {
+  const least = Math.max(0, text.length - chars);
+  let start = text.length;
+  while (lines > 0 && start > least) {
+    start = text.lastIndexOf("\n", start - 2) + 1;
+    lines--;
+  }
+  return text.slice(Math.max(least, start));
+}
+
+/** @param {HTMLElement} view @param {Piece[]} pieces */
+function append(view, pieces) {
+  for (const { stream, text } of pieces) {
+    const last = view.lastElementChild;
+    if (last?.className === stream) last.append(text);
+    else view.append(el("span", { class: stream, text }));
+  }
+}

@@ -1,0 +1,96 @@
+// How a run ended, in plain words.
+
+import { el } from "./dom.js";
+import { clip, count, preview, time } from "./format.js";
+
+/** @import { CodeExecution, LostVariable } from "../pkg/sandglass.js" */
+
+const MAX_CHARS = 20_000;
+const MAX_NAMES = 60;
+
+/**
+ * Everything below the output of a run.
+ * @param {CodeExecution} run
+ * @param {number} timeout  the limit that it ran under, in milliseconds
+ * @returns {HTMLElement[]}
+ */
+export function describeRun(run, timeout) {
+  const parts = [];
+  if (run.result !== undefined) parts.push(labelled("value", "value", run.result));
+  if (run.final) parts.push(labelled("final", "final answer", preview(run.final.value)));
+  if (run.error !== undefined && run.outcome === "error") {
+    const failure = el("div", { class: "failure" }, el("p", { text: clip(run.error, 2_000) }));
+    if (run.traceback) {
+      const trace = el("pre", { text: clip(run.traceback, MAX_CHARS), tabindex: "0" });
+      failure.append(el("details", {}, el("summary", { text: "Traceback" }), trace));
+    }
+    parts.push(failure);
+  }
+  parts.push(outcome(run, timeout));
+  return parts;
+}
+
+/** @param {string} name @param {string} label @param {string} text */
+function labelled(name, label, text) {
+  const value = el("pre", { text: clip(text, MAX_CHARS), tabindex: "0" });
+  return el("div", { class: `labelled ${name}` }, el("span", { class: "label", text: label }), value);
+}
+
+/** @param {CodeExecution} run @param {number} timeout */
+function outcome(run, timeout) {
+  const facts = [`${time(run.guestTime)} of Python`];
+  if (run.duration - run.guestTime > 50) facts.push(`${time(run.duration)} in all`);
+  if (run.hostCalls > 0) facts.push(count(run.hostCalls, "host call"));
+  const left = run.truncated.stdout + run.truncated.stderr;
+  if (left > 0) facts.push(`${count(left, "character")} of output left out`);
+  const footer = el(
+    "footer",
+    { class: "outcome" },
+    el("span", { class: `badge ${run.outcome}`, text: run.outcome }),
+    el("span", { class: "facts", text: facts.join(" · ") }),
+  );
+  const words = [why(run, timeout), stateOf(run)].filter(Boolean).join(" ");
+  if (words) footer.append(el("p", { class: "words", text: words }));
+  const lost = run.state.lost ?? [];
+  if (lost.length > 0) footer.append(lostNames(lost));
+  return footer;
+}
+
+/** @param {CodeExecution} run @param {number} timeout */
+function why({ outcome, error }, timeout) {
+  switch (outcome) {
+    case "timeout":
+      return `The time limit of ${time(timeout)} was reached, so it was stopped.`;
+    case "interrupted":
+      return "You stopped it.";
+    case "crashed":
+      return `Python itself broke down${error ? `: ${clip(error, 500)}.` : "."}`;
+    case "limit":
+      return `It reached a limit of the sandbox${error ? `: ${clip(error, 500)}.` : "."}`;
+    default:
+      return "";
+  }
+}
+
+/** @param {CodeExecution} run */
+function stateOf({ outcome, state }) {
+  if (state.status === "restored") {
+    return `Python was restarted and its variables are as they were after run ${state.restoredTo}.`;
+  }
+  if (state.status === "lost") {
+    const how =
+      outcome === "crashed" ? "A fresh one took over." : "It did not let go, so Python was ended and restarted.";
+    const names = state.lost?.length ? ", and so are:" : ".";
+    return `${how} The context is kept; what this cell assigned is gone${names}`;
+  }
+  return outcome === "ok" || outcome === "error" ? "" : "All variables are kept.";
+}
+
+/** @param {LostVariable[]} lost */
+function lostNames(lost) {
+  const items = lost
+    .slice(0, MAX_NAMES)
+    .map(({ name, reason }) => el("li", { title: reason }, el("code", { text: name })));
+  if (lost.length > MAX_NAMES) items.push(el("li", { text: `and ${lost.length - MAX_NAMES} more` }));
+  return el("ul", { class: "lost" }, ...items);
+}

@@ -4,5 +4,6 @@ import { startWorker } from "./start-worker.js";
 
 self.onmessage = ({ data, ports: [port, control] }) => {
   self.onmessage = null;
+  control.postMessage(null); // the script runs; see guest_frame.rs
   startWorker(data.script, { ...data.message, port }, control);
 };

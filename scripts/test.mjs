@@ -60,7 +60,7 @@ const SUITES = [
   ...inBrowsers("cases"),
   ...inBrowsers("isolation"),
   { name: "readme", command: e2e("readme", "--browser", "chromium"), count: sumLine },
-  { name: "playground", command: e2e("playground", "--browser", "chromium"), count: sumLine },
+  ...inBrowsers("playground"),
 ];
 
 const { values: options } = parseArgs({ options: { only: { type: "string" }, list: { type: "boolean" } } });

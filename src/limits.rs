@@ -42,10 +42,8 @@ pub const MAX_NAMES: usize = 10_000;
 pub const MAX_NAME_BYTES: usize = 1_000;
 /// Bytes of a message (a failure's text) in an event.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
-/// Events that one turn may send at once, and per second after that: a well-behaved guest sends a few dozen a second.
-pub const EVENT_BURST: f64 = 4_000.0;
-/// See [`EVENT_BURST`].
-pub const EVENTS_PER_SECOND: f64 = 1_000.0;
+/// What an output event counts beyond its text, in bytes.
+pub const EVENT_BYTES: f64 = 512.0;
 /// Bytes of output that one turn may send at once beyond `max_output_chars`, and per second after that.
 pub const OUTPUT_BURST_BYTES: f64 = 32.0 * 1024.0 * 1024.0;
 /// See [`OUTPUT_BURST_BYTES`].

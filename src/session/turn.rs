@@ -5,7 +5,7 @@ use super::{Body, Command, Effect, Encoded, Reply, Session, Ticket, kind};
 use crate::deadline::{Deadline, StopReason};
 use crate::error::Error;
 use crate::execution::{CodeExecution, Outcome, StateReport, StateStatus, Truncated};
-use crate::limits::{EVENT_BURST, EVENTS_PER_SECOND, OUTPUT_BURST_BYTES, OUTPUT_BYTES_PER_SECOND, VALUE_TIMEOUT_MS};
+use crate::limits::{EVENT_BYTES, OUTPUT_BURST_BYTES, OUTPUT_BYTES_PER_SECOND, VALUE_TIMEOUT_MS};
 use crate::output::{OutputBuffer, omission_notice};
 use crate::protocol::{Encoding, Ended, Event, ExecutionReport, Request, Stream};
 
@@ -48,10 +48,9 @@ pub(super) struct Execution {
     traceback: OutputBuffer,
 }
 
-/// How much a guest has sent in a turn. Ours batches its output; one that floods is ended.
+/// How many bytes a guest has sent in a turn. Ours batches its output; one that floods is ended.
 #[derive(Debug, Default)]
 struct Flow {
-    events: f64,
     bytes: f64,
 }
 
@@ -59,11 +58,8 @@ impl Flow {
     fn floods(&mut self, bytes: usize, elapsed_ms: f64) -> bool {
         #[expect(clippy::cast_precision_loss, reason = "one event's size")]
         let bytes = bytes as f64;
-        self.events += 1.0;
-        self.bytes += bytes;
-        let seconds = elapsed_ms / 1_000.0;
-        self.events > EVENT_BURST + EVENTS_PER_SECOND * seconds
-            || self.bytes > OUTPUT_BURST_BYTES + OUTPUT_BYTES_PER_SECOND * seconds
+        self.bytes += bytes + EVENT_BYTES;
+        self.bytes > OUTPUT_BURST_BYTES + OUTPUT_BYTES_PER_SECOND * elapsed_ms / 1_000.0
     }
 }
 

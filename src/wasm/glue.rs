@@ -99,7 +99,8 @@ pub(super) fn is_plain(value: &JsValue) -> bool {
 /// What a thrown value says, for people.
 pub(super) fn describe(thrown: &JsValue) -> String {
     let text = match thrown.dyn_ref::<js_sys::Error>() {
-        Some(error) => String::from(error.to_string()),
+        Some(error) if error.name() == "Error" => error.message().into(),
+        Some(error) => error.to_string().into(),
         None => thrown.as_string().unwrap_or_else(|| format!("{thrown:?}")),
     };
     text.chars().take(10_000).collect()

@@ -1,5 +1,9 @@
 //! A guest in the browser: a worker in a hidden frame of an opaque origin, or in the page itself.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use gloo_timers::callback::Timeout;
 use js_sys::{Array, Object};
 use wasm_bindgen::prelude::*;
 use web_sys::{Document, HtmlElement, HtmlIFrameElement, MessageChannel, MessageEvent, MessagePort};
@@ -16,6 +20,11 @@ use crate::protocol::Request;
 const POLICY: &str =
     "default-src 'none'; script-src 'nonce-sandglass' 'wasm-unsafe-eval'; worker-src blob:; connect-src 'none'";
 
+/// Time that the frame may take to run its script, in milliseconds.
+const FRAME_MS: u32 = 20_000;
+const FRAME_IS_BLOCKED: &str = "its frame does not run. Does the page have a Content-Security-Policy? The frame inherits \
+    it: allow its script in script-src (its hash is `frameHash` in dist/assets.js) with 'wasm-unsafe-eval', and worker-src blob:";
+
 /// A guest: the way to it, and from [`Guest::launch`] on its worker. Dropping it ends it.
 #[must_use = "dropping a guest ends it"]
 pub(super) struct Guest {
@@ -25,8 +34,11 @@ pub(super) struct Guest {
     far_ends: [MessagePort; 2],
     outbox: Outbox,
     home: Option<Home>,
+    on_failure: Rc<dyn Fn(String)>,
+    /// Gone once the frame has said that its script runs.
+    frame_watch: Rc<RefCell<Option<Timeout>>>,
     _on_message: Closure<dyn FnMut(MessageEvent)>,
-    _on_failure: Closure<dyn FnMut(MessageEvent)>,
+    _on_control: Closure<dyn FnMut(MessageEvent)>,
 }
 
 enum Home {
@@ -42,21 +54,31 @@ impl Guest {
     /// posts, `on_failure` why its worker failed.
     pub(super) fn open(
         mut on_message: impl FnMut(JsValue) + 'static,
-        mut on_failure: impl FnMut(String) + 'static,
+        on_failure: impl Fn(String) + 'static,
     ) -> Result<Self, JsValue> {
         let (channel, control) = (MessageChannel::new()?, MessageChannel::new()?);
+        let on_failure: Rc<dyn Fn(String)> = Rc::new(on_failure);
+        let frame_watch: Rc<RefCell<Option<Timeout>>> = Rc::default();
         let on_message = Closure::<dyn FnMut(_)>::new(move |event: MessageEvent| on_message(event.data()));
-        let on_failure = Closure::<dyn FnMut(_)>::new(move |event: MessageEvent| on_failure(describe(&event.data())));
+        let on_control = Closure::<dyn FnMut(_)>::new({
+            let (on_failure, frame_watch) = (on_failure.clone(), frame_watch.clone());
+            move |event: MessageEvent| match event.data() {
+                data if data.is_null() => drop(frame_watch.take()),
+                why => on_failure(describe(&why)),
+            }
+        });
         channel.port1().set_onmessage(Some(on_message.as_ref().unchecked_ref()));
-        control.port1().set_onmessage(Some(on_failure.as_ref().unchecked_ref()));
+        control.port1().set_onmessage(Some(on_control.as_ref().unchecked_ref()));
         Ok(Self {
             outbox: Outbox::new(channel.port1())?,
             port: channel.port1(),
             control: control.port1(),
             far_ends: [channel.port2(), control.port2()],
             home: None,
+            on_failure,
+            frame_watch,
             _on_message: on_message,
-            _on_failure: on_failure,
+            _on_control: on_control,
         })
     }
 
@@ -73,7 +95,12 @@ impl Guest {
                 js_sys::Reflect::set(&message, &"port".into(), port)?;
                 Home::Worker(glue.start_worker(&assets.script, &message, control))
             }
-            Isolation::Frame => open_frame(glue, assets, &message, port, control)?,
+            Isolation::Frame => {
+                let on_failure = self.on_failure.clone();
+                let watch = Timeout::new(FRAME_MS, move || on_failure(FRAME_IS_BLOCKED.to_owned()));
+                self.frame_watch.replace(Some(watch));
+                open_frame(glue, assets, &message, port, control)?
+            }
         });
         Ok(())
     }
@@ -124,7 +151,7 @@ fn open_frame(
     frame.set_attribute("allow", "cross-origin-isolated *")?;
     frame.set_attribute("title", "Sandglass guest")?;
     frame.set_attribute("aria-hidden", "true")?;
-    frame.set_attribute("style", "display:none")?;
+    frame.set_hidden(true);
     frame.set_srcdoc(&format!(
         "<!doctype html><meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\"><script nonce=\"sandglass\">{}</script>",
         glue.frame_script()

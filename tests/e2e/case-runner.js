@@ -216,29 +216,38 @@ const BEHAVIOURS = {
   function: () => () => () => 1,
 };
 
-/** @typedef {{ sandbox: any, log: string[], crowd: number, most: number }} World */
+/** @typedef {{ sandbox: any, host: any, log: string[], crowd: number, most: number }} World */
 
-/** @param {any} options @param {any} host @param {World} world */
-function makeOptions(options = {}, host = {}, world) {
-  const { functions, ...queries } = host;
+const QUERIES = { llm_query: "onLLMQuery", rlm_query: "onRLMQuery" };
+
+/**
+ * Options whose callbacks do what the case under way says, so that cases with different ones can share a sandbox.
+ * `host = {}` has no callbacks at all.
+ * @param {any} test @param {World} world
+ */
+function makeOptions({ options = {}, host }, world) {
   const made = /** @type {any} */ (decode(options));
-  const find = (/** @type {string} */ name) => {
-    if (!BEHAVIOURS[name]) throw new Error(`there is no behaviour "${name}"`);
-    return BEHAVIOURS[name](world);
+  if (host && Object.keys(host).length === 0) return made;
+  const perform = (/** @type {(host: any) => string | undefined} */ choose) => {
+    return (/** @type {any[]} */ ...args) => {
+      const name = choose(world.host);
+      if (!name || !BEHAVIOURS[name]) throw new Error(`there is no behaviour "${name}"`);
+      return BEHAVIOURS[name](world)(...args);
+    };
   };
-  for (const [query, name] of Object.entries(queries)) {
-    const option = { llm_query: "onLLMQuery", rlm_query: "onRLMQuery" }[query];
-    if (!option) throw new Error(`there is no query "${query}"`);
-    made[option] = find(/** @type {string} */ (name));
-  }
-  if (functions) {
-    const entries = Object.entries(functions).map(([name, behaviour]) => [
-      name,
-      find(/** @type {string} */ (behaviour)),
-    ]);
-    made.hostFunctions = Object.fromEntries(entries);
+  for (const [query, option] of Object.entries(QUERIES)) made[option] = perform((host) => host[query]);
+  if (host?.functions) {
+    const names = Object.keys(host.functions);
+    made.hostFunctions = Object.fromEntries(names.map((name) => [name, perform((host) => host.functions[name])]));
   }
   return made;
+}
+
+/** What two cases that can share a sandbox have in common. @param {any} test */
+function keyOf({ name, options, host, fresh, context }) {
+  const alone = fresh || context === false;
+  const callbacks = host && (Object.keys(host).length === 0 ? "none" : Object.keys(host.functions ?? {}));
+  return JSON.stringify([options ?? {}, callbacks ?? [], alone && name]);
 }
 
 // ---- steps ----
@@ -329,6 +338,7 @@ async function runStep(step, world) {
 /** @param {any} test @param {World} world @returns {Promise<string[]>} */
 async function runSteps(test, world) {
   const { sandbox } = world;
+  world.host = test.host ?? {};
   world.log.length = world.most = world.crowd = 0;
   if (test.context !== false) await sandbox.initialize(decode(test.context ?? { $null: true }));
   for (const [index, step] of test.step.entries()) {
@@ -343,9 +353,6 @@ async function runSteps(test, world) {
   }
   return [];
 }
-
-/** Whether a case must not share its sandbox. @param {any} test */
-const needsOwn = (test) => test.fresh || test.context === false;
 
 /** Whether nothing can be run after a case. @param {any} test */
 const isOver = (test) => JSON.stringify(test.step).includes('"destroy');
@@ -378,7 +385,6 @@ export async function load(files, only) {
  */
 export async function run(files, { only, lanes, backend }, report) {
   const tests = await load(files, only);
-  const keyOf = (/** @type {any} */ test) => JSON.stringify([test.options, test.host, needsOwn(test) && test.name]);
   const waiting = tests.map((test) => ({ test, key: keyOf(test) }));
   const next = (/** @type {string | undefined} */ key) => {
     const own = waiting.findIndex((one) => one.key === key);
@@ -403,8 +409,8 @@ export async function run(files, { only, lanes, backend }, report) {
         }
         if (held) await held.world.sandbox.execute(RESET);
         else {
-          const world = /** @type {World} */ ({ sandbox: null, log: [], crowd: 0, most: 0 });
-          world.sandbox = await createSandbox(makeOptions(test.options, test.host, world));
+          const world = /** @type {World} */ ({ sandbox: null, host: {}, log: [], crowd: 0, most: 0 });
+          world.sandbox = await createSandbox(makeOptions(test, world));
           held = { key, world };
         }
         const late = sleep(CASE_SECONDS * 1000).then(() => [`it did not end within ${CASE_SECONDS} s`]);
@@ -412,7 +418,7 @@ export async function run(files, { only, lanes, backend }, report) {
       } catch (error) {
         problems = [`unexpected ${/** @type {Error} */ (error).stack ?? error}`];
       }
-      if (held && (problems.length > 0 || isOver(test) || needsOwn(test))) {
+      if (held && (problems.length > 0 || isOver(test))) {
         await held.world.sandbox.destroy();
         held = undefined;
       }

@@ -3,7 +3,7 @@
 use sandglass::deadline::StopReason;
 use sandglass::execution::Outcome;
 use sandglass::limits::{
-    EVENT_BURST, MAX_MESSAGE_BYTES, MAX_NAME_BYTES, MAX_NAMES, MAX_OUTPUT_EVENT_BYTES, OUTPUT_BURST_BYTES,
+    EVENT_BYTES, MAX_MESSAGE_BYTES, MAX_NAME_BYTES, MAX_NAMES, MAX_OUTPUT_EVENT_BYTES, OUTPUT_BURST_BYTES,
 };
 use sandglass::protocol::{Encoding, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, Stream};
 use sandglass::session::{Command, Input};
@@ -173,7 +173,7 @@ fn a_flood_of_events_or_bytes() {
         clippy::cast_sign_loss,
         reason = "small and positive"
     )]
-    let (events, bytes) = (EVENT_BURST as usize, OUTPUT_BURST_BYTES as usize);
+    let (events, bytes) = ((OUTPUT_BURST_BYTES / EVENT_BYTES) as usize, OUTPUT_BURST_BYTES as usize);
     is_a_violation("flooded", |world| {
         (0..=events).take_while(|_| floods(world, "")).for_each(drop)
     });

@@ -422,7 +422,7 @@ impl World {
                 guest.asked.clear();
                 None
             }
-            Request::Part => panic!("bodies are cut by drivers"),
+            Request::Part { .. } => panic!("bodies are cut by drivers"),
         };
         assert!(
             !guest.inbox.is_empty() || matches!(request, Request::Init { .. }),

@@ -34,7 +34,7 @@ class BrowserBridge:
         self._js = js
         self._pyodide_loop = _get_running_loop()
         self.output = js.output
-        self.before_breath: Callable[[], None] = lambda: None
+        self.runtime: Runtime
 
     def host_call(self, name: str, calls: list[tuple[str, bytes]]) -> list[tuple[bool, str, bytes]]:
         js = self._js
@@ -74,11 +74,13 @@ class BrowserBridge:
     def _suspend(self, start: Any, *args: Any) -> Any:
         """`run_sync`. It resumes only if the promise was made while Pyodide's own event loop counted as running."""
         loop = _get_running_loop()
+        paused = self.runtime.pause()
         _set_running_loop(self._pyodide_loop)
         try:
             return run_sync(start(*args))
         finally:
             _set_running_loop(loop)
+            self.runtime.resume(paused)
 
     def watch(self) -> None:
         """Listens for the signal by which `bridge.js` asks for a breath."""
@@ -89,10 +91,10 @@ class BrowserBridge:
         if not _in_user_code(frame):
             js.lookAgain()
             return
-        self.before_breath()
+        self.runtime.flush()  # so that it shows while Python computes, and is not lost should it have to be killed
         if js.overdue():
             raise KeyboardInterrupt
-        if can_run_sync():
+        if can_run_sync() and self.runtime.is_current:
             try:
                 if self._suspend(js.breathe) is None:
                     raise KeyboardInterrupt
@@ -108,8 +110,7 @@ class Guest:
         self._runtime = Runtime(self._bridge)
         self._pieces: list[Any] = []
         self._runtime.install()
-        # What was printed shows while Python computes, and is not lost should it have to be killed.
-        self._bridge.before_breath = self._runtime.flush
+        self._bridge.runtime = self._runtime
         self._runtime.take_written = lambda: [(fd, data.to_bytes()) for fd, data in js_bridge.takeWritten()]
 
     def configure(self, config: str) -> Any:

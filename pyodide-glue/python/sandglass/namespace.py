@@ -99,11 +99,13 @@ class Namespace:
             self.restore()
 
     def listing(self) -> list[dict[str, Any]]:
-        """`[{name, type, length}]` of user variables; length of str, bytes and plain containers only, else None."""
+        """`[{name, type, length}]` of user variables; length of str, bytes and built-in containers, else None."""
         rows = []
         for name in self.names()[:MAX_NAMES]:
             value = self.globals[name]
-            length = len(value) if type(value) in _LENGTH_TYPES else None
+            # Never a subclass's own `__len__`, which is user code.
+            base = next((base for base in _LENGTH_TYPES if isinstance(value, base)), None)
+            length = None if base is None else base.__len__(value)
             rows.append({"name": name[:MAX_NAME_CHARS], "type": type_name(value), "length": length})
         return rows
 

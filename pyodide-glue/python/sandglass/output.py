@@ -49,7 +49,7 @@ class Emitter:
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
         self._limit = 0
-        self._active = False
+        self.active = False  # whether what is written belongs to an execution
         self._due = 0.0
         self._head: list[tuple[Channel, str]] = []
         self._head_chars = 0
@@ -63,16 +63,16 @@ class Emitter:
         for channel in self.channels.values():
             channel.reset(limit)
         self._due = monotonic() + FLUSH_SECONDS
-        self._active = True
+        self.active = True
 
     def end(self) -> None:
         """Sends what is left; text written from now on (by finalizers, say) belongs to no execution and is dropped."""
         self.flush()
-        self._active = False
+        self.active = False
 
     def write(self, channel: Channel, text: str) -> None:
         # The hot path of print(): every call here counts four times in WebAssembly.
-        if not self._active:
+        if not self.active:
             return
         size = len(text)
         if size <= channel.head_left:

@@ -61,6 +61,8 @@ class Runtime:
         self._prepared: tuple[str, list[CodeType] | BaseException] | None = None
         self._error: BaseException | None = None
         self._described = False
+        self._open: int | None = None  # the execution under way
+        self._current: int | None = None  # the execution whose code runs now
         #: Takes what went to file descriptors 1 and 2 past `os.write`; a backend that hears of it sets this.
         self.take_written: Callable[[], Iterable[tuple[int, bytes]]] = tuple
 
@@ -108,6 +110,7 @@ class Runtime:
         """
         self._error = None
         self._described = False
+        self._open = self._current = execution
         try:
             try:
                 self._run(f"<cell {execution}>", source)
@@ -118,6 +121,8 @@ class Runtime:
             return self._finish()
         except BaseException as late:  # an interrupt that arrived while finishing, or a fault of ours
             return self._finish_after(late)
+        finally:
+            self._open = self._current = None
 
     def get_variable(self, name: str) -> tuple[str, bytes]:
         """A variable as `(encoding, body)`; `("missing", b"")` when there is none. Raises NotSerializable."""
@@ -145,6 +150,31 @@ class Runtime:
     def flush(self) -> None:
         """Sends what was printed so far."""
         self._output.flush()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the code that runs now is that of the execution under way, and no leftover of an earlier one."""
+        return self._current == self._open
+
+    def pause(self) -> tuple[int | None, Any]:
+        """For a backend that suspends Python so that other Python code can run meanwhile, such as callbacks.
+
+        Until `resume`, what is printed belongs to no execution, and nothing that is declared final counts.
+        """
+        current, self._current = self._current, None
+        self._output.active = False
+        return current, self._namespace.final
+
+    def resume(self, paused: tuple[int | None, Any]) -> None:
+        """Takes what `pause` returned."""
+        self._current, final = paused
+        if self._current is not None and self._current == self._open:
+            self._output.active = True
+            self._namespace.final = final
+
+    def _require_execution(self) -> None:
+        if self._open is None or self._current != self._open:
+            raise RuntimeError("this code is part of no execution that is under way: it cannot wait, or call the host")
 
     def _run(self, filename: str, source: str) -> None:
         for stream in (self._stdout, self._stderr):
@@ -224,6 +254,7 @@ class Runtime:
         return values.encode(value, max_bytes=self._max_value_bytes, max_depth=self._max_value_depth, name=name)
 
     def _call_host(self, name: str, calls: list[list[Any]]) -> list[tuple[bool, Any]]:
+        self._require_execution()
         encoded = [self._encode(arguments, f"{name}() arguments") for arguments in calls]
         self._output.flush()
         replies: list[tuple[bool, Any]] = []
@@ -237,6 +268,7 @@ class Runtime:
         return replies
 
     def _sleep(self, seconds: float | None) -> None:
+        self._require_execution()
         self._output.flush()
         self._bridge.sleep(seconds)
 

@@ -39,7 +39,9 @@ try {
   if (name === "chromium") {
     console.log("Main-thread tasks over 50 ms");
     for (const [what, tasks] of blocked) {
-      console.log(`  ${what.padEnd(24)} ${tasks.length ? tasks.map((ms) => `${ms.toFixed(0)} ms`).join(", ") : "none"}`);
+      console.log(
+        `  ${what.padEnd(24)} ${tasks.length ? tasks.map((ms) => `${ms.toFixed(0)} ms`).join(", ") : "none"}`,
+      );
     }
   }
 } finally {
@@ -82,7 +84,9 @@ function table(title, samples, baseline) {
     const ratio = competitor === baseline ? "" : `${(p50 / base).toFixed(2)} × ${baseline}`;
     const faster = base / p50 > 1.5 ? `  (${(base / p50).toFixed(1)} times faster)` : "";
     const [mid, high] = [p50, quantile(times, 0.9)].map((ms) => ms.toFixed(ms < 10 ? 3 : 0).padStart(9));
-    console.log(`  ${competitor.padEnd(14)} p50 ${mid}   p90 ${high}   n ${String(times.length).padEnd(4)} ${ratio}${faster}`);
+    console.log(
+      `  ${competitor.padEnd(14)} p50 ${mid}   p90 ${high}   n ${String(times.length).padEnd(4)} ${ratio}${faster}`,
+    );
   }
   console.log();
 }

@@ -5,10 +5,11 @@ Imported inside Pyodide only.
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]
 import json
 import os.path
 from asyncio.events import _get_running_loop, _set_running_loop
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pyodide.ffi import can_run_sync, run_sync, to_js  # type: ignore[import-not-found]
@@ -52,14 +53,12 @@ class BrowserBridge:
         ms = None if seconds is None else seconds * 1000
         self._wait(self._js.sleep, self._js.sleepBlocking, ms)
 
-    def _wait(self, suspend: Any, block: Any, *args: Any) -> Any:
+    def _wait(self, start: Any, block: Any, *args: Any) -> Any:
         """Waits one way or the other. Nothing comes back when Python is to stop."""
         result = _CANNOT_WAIT
         if can_run_sync():
-            try:
-                result = self._suspend(suspend, *args)
-            except RuntimeError:
-                pass  # a JavaScript frame is in the way
+            with suppress(RuntimeError):  # a JavaScript frame may be in the way
+                result = self._suspend(start, *args)
         if result is _CANNOT_WAIT and self._js.canBlock:
             result = block(*args)
         if result is _CANNOT_WAIT:

@@ -29,6 +29,7 @@ from sandglass.tracebacks import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from types import CodeType
 
     from sandglass.bridge import Bridge
 

@@ -376,7 +376,7 @@ def _untag_extension(kind: object = None, *payload: Any) -> Any:
         dtype, shape, data = payload
         return numpy.frombuffer(data, numpy.dtype(dtype).newbyteorder("<")).astype(dtype).reshape(shape)
     if kind == "frame" and len(payload) == 3:
-        import pandas  # type: ignore[import-untyped]
+        import pandas
 
         columns, index, rows = _untag(list(payload))
         return pandas.DataFrame(rows, index=index, columns=columns)

@@ -333,5 +333,5 @@ def test_list_variables(guest: Guest) -> None:
         {"name": "L", "type": "type", "length": None},
         {"name": "x", "type": "list", "length": 2},
         {"name": "y", "type": "int", "length": None},
-        {"name": "z", "type": "L", "length": None},
+        {"name": "z", "type": "L", "length": 0},  # of the list, not by its own __len__
     ]

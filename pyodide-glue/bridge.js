@@ -26,6 +26,7 @@ const now = performance.now.bind(performance);
 /** What C code writes within one cell beyond this is dropped. */
 const MAX_WRITTEN_BYTES = 16_000_000;
 const SHORT_TEXT = 10_000;
+const encoder = new TextEncoder();
 const decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 /** The text, or false where it has lone surrogates. @param {Uint8Array} body */
 const decode = (body) => {
@@ -221,7 +222,7 @@ export function createBridge(post, mailbox) {
         lastCall += 1;
         calls.set(lastCall, null);
         unanswered += 1;
-        unsent.push([lastCall, name, encoding, body]);
+        unsent.push([lastCall, name, encoding, typeof body === "string" ? encoder.encode(body) : body]);
       },
 
       /** The answers of all registered calls. */

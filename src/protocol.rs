@@ -137,7 +137,8 @@ pub enum Event {
         skipped: u64,
         text: String,
     },
-    /// Python called the host function `name` and waits; the body is the list of arguments. A guest that waits `blocking`
+    /// Python called the host function `name` and waits; the body is the list of arguments, or the only one when that is a
+    /// str. A guest that waits `blocking`
     /// hears nothing but what the driver puts into its mailbox.
     HostCall {
         turn: u32,

@@ -380,7 +380,14 @@ impl Driver {
         };
         let promise = decode(args)
             .map_err(|error| JsValue::from_str(&error.to_string()))
-            .and_then(|args| self.invoke(name, &args.unchecked_into(), &signal));
+            .and_then(|args| {
+                let args = if args.is_string() {
+                    Array::of1(&args)
+                } else {
+                    args.unchecked_into()
+                };
+                self.invoke(name, &args, &signal)
+            });
         let name = name.to_owned();
         let this = self.this.clone();
         spawn_local(async move {
@@ -408,7 +415,6 @@ impl Driver {
         match (name, &self.options.on_llm_query, &self.options.on_rlm_query) {
             ("llm_query", Some(function), _) => {
                 let model = args.get(1);
-                let model = if model.is_null() { JsValue::UNDEFINED } else { model };
                 function.call2(&nobody, &args.get(0), &object(&[("model", &model), ("signal", signal)]))
             }
             ("rlm_query", _, Some(function)) => {

@@ -56,7 +56,8 @@ class FakeBridge:
         self.events.append("call")
         if self.interrupt_call:
             raise KeyboardInterrupt
-        arguments = [values.decode(encoding, body) for encoding, body in calls]
+        decoded = [values.decode(encoding, body) for encoding, body in calls]
+        arguments = [[value] if isinstance(value, str) else value for value in decoded]
         self.calls.append((name, arguments))
         replies = []
         for args in arguments:

@@ -16,7 +16,7 @@ from sandglass.helpers import _search, chunk_text
 def test_llm_query_sends_prompt_and_model(guest: Guest) -> None:
     assert guest.ok("llm_query('hi', model='m')").result == "'answer to hi'"
     assert guest.ok("await llm_query('hi')").result == "'answer to hi'"
-    assert guest.bridge.calls == [("llm_query", [["hi", "m"]]), ("llm_query", [["hi", None]])]
+    assert guest.bridge.calls == [("llm_query", [["hi", "m"]]), ("llm_query", [["hi"]])]
 
 
 def test_answers_are_strings(guest: Guest) -> None:

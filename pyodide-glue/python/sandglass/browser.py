@@ -40,7 +40,8 @@ class BrowserBridge:
     def host_call(self, name: str, calls: list[tuple[str, bytes]]) -> list[tuple[bool, str, bytes]]:
         js = self._js
         for encoding, body in calls:
-            js.call(name, encoding, to_js(body))
+            # A short text is cheaper as a string.
+            js.call(name, encoding, body.decode() if encoding == "text" and body.isascii() else to_js(body))
         try:
             answers = self._wait(js.answered, js.answeredBlocking)
         except BaseException:

@@ -6,6 +6,7 @@ import io
 import linecache
 from ast import Expr, Expression, PyCF_ALLOW_TOP_LEVEL_AWAIT, PyCF_ONLY_AST
 from collections import deque
+from contextlib import suppress
 from inspect import CO_COROUTINE
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,9 @@ def compile_cell(source: str, filename: str) -> list[CodeType]:
 
 
 def _compile(source: str, filename: str) -> list[CodeType]:
+    if "\n" not in source and "=" not in source:  # most likely a single expression, which needs no tree
+        with suppress(SyntaxError):
+            return [compile(source, filename, "eval", _FLAGS, True)]
     tree: Module = compile(source, filename, "exec", _FLAGS | PyCF_ONLY_AST, True)
     codes: list[CodeType] = []
     last = tree.body[-1] if tree.body else None

@@ -52,7 +52,10 @@ class Guards:
         if sys.getprofile() is not None:
             sys.setprofile(None)
         namespace = vars(builtins)
-        if not all(map(operator.is_, map(namespace.get, self._names), self._builtins)):
+        # As long as nobody touched them, the values stand in their old order, and what was added behind them.
+        if not all(map(operator.is_, namespace.values(), self._builtins)) and not all(
+            map(operator.is_, map(namespace.get, self._names), self._builtins)
+        ):
             namespace.update(zip(self._names, self._builtins, strict=True))
         for namespace, name, value in self._slots:
             if namespace.get(name) is not value:

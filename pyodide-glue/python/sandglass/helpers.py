@@ -1,6 +1,6 @@
 """What user code can call: sub-model queries, final answers, and tools for reading a large context.
 
-Host functions are called with a list of arguments: `llm_query` with `[prompt, model]`, `rlm_query` with `[task,
+Host functions are called with a list of arguments: `llm_query` with `[prompt]` or `[prompt, model]`, `rlm_query` with `[task,
 context]`, a user's function with its positional arguments and, when there are keyword arguments, one object with them
 at the end.
 
@@ -104,7 +104,7 @@ class Helpers:
         """Asks the sub-model; returns its answer. Raises HostCallError."""
         _need("llm_query", "prompt", prompt, str)
         _need_model("llm_query", model)
-        return self._one("llm_query", [prompt, model])
+        return self._one("llm_query", [prompt] if model is None else [prompt, model])
 
     def llm_query_batched(self, prompts: list[Any], model: str | None = None) -> list[str]:
         """Asks the sub-model all prompts at once; answers in order, a failed one as `Error: LM query failed - …`.

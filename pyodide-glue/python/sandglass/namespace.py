@@ -104,7 +104,7 @@ class Namespace:
         for name in self.names()[:MAX_NAMES]:
             value = self.globals[name]
             # Never a subclass's own `__len__`, which is user code.
-            base = next((base for base in _LENGTH_TYPES if isinstance(value, base)), None)
+            base = next((base for base in _LENGTH_TYPES if issubclass(type(value), base)), None)
             length = None if base is None else base.__len__(value)
             rows.append({"name": name[:MAX_NAME_CHARS], "type": type_name(value), "length": length})
         return rows

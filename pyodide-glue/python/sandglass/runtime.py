@@ -256,7 +256,12 @@ class Runtime:
 
     def _call_host(self, name: str, calls: list[list[Any]]) -> list[tuple[bool, Any]]:
         self._require_execution()
-        encoded = [self._encode(arguments, f"{name}() arguments") for arguments in calls]
+        what = f"{name}() arguments"
+        encoded = [
+            # A lone str crosses as what it is.
+            self._encode(arguments[0] if len(arguments) == 1 and type(arguments[0]) is str else arguments, what)
+            for arguments in calls
+        ]
         self._output.flush()
         replies: list[tuple[bool, Any]] = []
         for ok, encoding, body in self._bridge.host_call(name, encoded):

@@ -1,0 +1,272 @@
+// The programs of isolation.mjs: Python that attacks its guest, its page and whatever else it can reach.
+
+/** @typedef {{ url: string, ws: string, port: number }} Canary */
+
+/**
+ * Python that tries; it prints `REACHED` when it got somewhere.
+ * @param {Canary} canary @returns {Record<string, string>}
+ */
+export function attacks(canary) {
+  const { url, port } = canary;
+  const names = `fetch XMLHttpRequest WebSocket WebSocketStream EventSource WebTransport importScripts indexedDB IDBFactory
+    caches BroadcastChannel Worker SharedWorker ServiceWorker postMessage navigator location origin open close Request
+    Response Headers FileReaderSync setTimeout setInterval queueMicrotask requestAnimationFrame onmessage onerror
+    addEventListener dispatchEvent MessageChannel MessagePort Atomics SharedArrayBuffer storage cookieStore document
+    window parent top frames opener localStorage sessionStorage webkitRequestFileSystem webkitRequestFileSystemSync
+    OffscreenCanvas createImageBitmap FontFace Blob URL FileReader eval trustedTypes scheduler reportError
+    structuredClone RTCPeerConnection Notification crossOriginIsolated`;
+  return {
+    "no api of network, storage, messages or page is left": `
+left = [name for name in """${names}""".split() if getattr(js, name, None) is not None]
+if left: print("REACHED", left)`,
+    "calls to removed apis": `
+for call in (lambda: js.fetch("${url}/fetch"), lambda: js.XMLHttpRequest.new(), lambda: js.WebSocket.new("${canary.ws}"),
+             lambda: js.EventSource.new("${url}/events"), lambda: js.WebTransport.new("https://127.0.0.1:${port}/"),
+             lambda: js.importScripts("${url}/script"), lambda: js.navigator.sendBeacon("${url}/beacon"),
+             lambda: js.indexedDB.open("x"), lambda: js.caches.open("x"), lambda: js.BroadcastChannel.new("x").postMessage("REACHED"),
+             lambda: js.Worker.new("${url}/worker"), lambda: js.postMessage("REACHED"), lambda: js.self.parent.postMessage("REACHED", "*"),
+             lambda: js.document.cookie, lambda: js.localStorage.getItem("secret")):
+    attempt(call)`,
+    "python's own network": `
+import socket, urllib.request, http.client
+attempt(lambda: urllib.request.urlopen("${url}/urllib", timeout=1).read())
+attempt(lambda: socket.create_connection(("127.0.0.1", ${port}), 1).send(b"GET /socket HTTP/1.0\\r\\n\\r\\n"))
+attempt(lambda: http.client.HTTPConnection("127.0.0.1", ${port}, timeout=1).request("GET", "/http"))
+from pyodide import http as pyodide_http
+attempt(lambda: pyodide_http.open_url("${url}/open_url").read())
+attempt(lambda: js_await(pyodide_http.pyfetch("${url}/pyfetch")))`,
+    "pyodide's loaders": `
+import pyodide_js
+api, module = pyodide_js._api, pyodide_js._module
+attempt(lambda: pyodide_js.loadPackage("${url}/package.whl"))
+attempt(lambda: pyodide_js.loadPackagesFromImports("import numpy"))
+attempt(lambda: api.loadBinaryFile("${url}/binary"))
+attempt(lambda: api.loadDynlib("${url}/lib.so"))
+attempt(lambda: module.FS.createLazyFile("/", "lazy", "${url}/lazy", True, False))
+attempt(lambda: open("/lazy").read())
+attempt(lambda: module.FS.createPreloadedFile("/", "pre", "${url}/preloaded", True, False))
+attempt(lambda: module.readAsync("${url}/readAsync"))
+attempt(lambda: module.loadDynamicLibrary("${url}/dynamic", to_js({"loadAsync": True}, dict_converter=js.Object.fromEntries)))
+attempt(lambda: pyodide_js.mountNativeFS("/mnt", js.Object.new()))
+attempt(lambda: module.FS.mount(module.FS.filesystems.IDBFS, js.Object.new(), "/tmp"))
+attempt(lambda: module.FS.syncfs(True, create_proxy(lambda *a: None)))
+attempt(lambda: js.WebAssembly.compileStreaming(js.fetch("${url}/wasm")))`,
+    "the constructor.constructor ladder": `
+bodies = ["return fetch('${url}/ladder')", "return new XMLHttpRequest()", "return new Worker('${url}/ladder-worker')",
+          "return indexedDB.open('x')", "return caches.open('x')", "postMessage('REACHED')", "return self.parent.postMessage('REACHED', '*')",
+          "return document.cookie", "return localStorage.secret", "importScripts('${url}/ladder-script')",
+          "return navigator.sendBeacon('${url}/ladder-beacon')", "return new WebSocket('${canary.ws}')",
+          "return new BroadcastChannel('sandglass').postMessage('REACHED')"]
+makers = [to_js([1]).constructor.constructor, js.Function, js.Object.constructor, pyodide_proxy().constructor.constructor]
+for maker in makers:
+    for body in bodies:
+        attempt(lambda: maker(body)())`,
+    "eval by ctypes": `
+import ctypes
+library = ctypes.CDLL(None)
+for function in ("emscripten_run_script", "emscripten_run_script_int", "emscripten_run_script_string", "emscripten_async_run_script"):
+    attempt(lambda: getattr(library, function)(b"fetch('${url}/ctypes')", 0))`,
+    "python run by pyodide itself": `
+import pyodide_js
+attempt(lambda: pyodide_js.runPython("import js; js.fetch('${url}/runPython')"))
+attempt(lambda: pyodide_js.runPythonAsync("import js; await js.fetch('${url}/runPythonAsync')"))
+attempt(lambda: pyodide_js._api.rawRun("import js; js.fetch('${url}/rawRun')"))
+attempt(lambda: pyodide_js._api.public_api.loadPackage("${url}/public.whl"))
+attempt(lambda: pyodide_js._api.saveState())
+attempt(lambda: pyodide_js.unpackArchive(b"x", "zip"))
+attempt(lambda: pyodide_js.registerComlink(js.Object.new()))`,
+    "the bridge, found by gc, has no port and answers nothing": `
+import gc, sys
+found = [o for o in gc.get_objects() if type(o).__name__ in ("BrowserBridge", "Guest")]
+print(len(found))
+bridge = next(o for o in found if type(o).__name__ == "BrowserBridge")._js
+reachable = set(js.Object.keys(bridge).to_py())
+if reachable & {"reply", "begin", "end", "interrupt", "post", "port", "write"}: print("REACHED", reachable)
+seen, todo = [], [bridge, js.globalThis]
+while todo and len(seen) < 5000:
+    here = todo.pop()
+    if any(here.js_id == other for other in seen): continue
+    seen.append(here.js_id)
+    try: keys = js.Reflect.ownKeys(here)
+    except Exception: continue
+    for key in keys:
+        try: value = js.Reflect.get(here, key)
+        except Exception: continue
+        if "MessagePort" in str(value) or "DedicatedWorkerGlobalScope" in str(value) and here.js_id != js.globalThis.js_id and False: print("REACHED", key)
+        if hasattr(value, "js_id"): todo.append(value)`,
+    "frames of the glue show no port": `
+import sys, gc
+frame, found = sys._getframe(), []
+while frame:
+    found += [value for value in frame.f_locals.values()]
+    frame = frame.f_back
+found += gc.get_objects()
+for value in found:
+    if type(value).__name__ == "JsProxy":
+        try: text = str(value)
+        except Exception: continue
+        if "MessagePort" in text: print("REACHED", text)`,
+    "signals, exits and limits of the emscripten module": `
+import pyodide_js
+pyodide_js.setInterruptBuffer(None)
+pyodide_js._module.Py_EmscriptenSignalBuffer = None
+pyodide_js._module._Py_EMSCRIPTEN_SIGNAL_HANDLING = 0
+attempt(lambda: pyodide_js.setStdout(js.Object.new()))`,
+    "asyncio's and pyodide's event loops": `
+import pyodide.webloop as webloop
+loop = webloop.WebLoop()
+attempt(lambda: loop.call_later(0.01, lambda: js.fetch("${url}/webloop")))
+attempt(lambda: loop.run_in_executor(None, js.fetch, "${url}/executor"))`,
+  };
+}
+
+/**
+ * Only what a frame's policy stops.
+ * @param {Canary} canary @param {string} secret @returns {Record<string, string>}
+ */
+export function frameOnlyAttacks({ url }, secret) {
+  return {
+    "import() in a function built from text": `
+for maker in (js.Function, to_js([1]).constructor.constructor):
+    attempt(lambda: maker("return import('${url}/import.js')")())
+    attempt(lambda: maker("u", "return import(u)")("${url}/import2.js?" + "${secret}"))
+import ctypes
+attempt(lambda: ctypes.CDLL(None).emscripten_run_script(b"import('${url}/import3.js')"))`,
+    "no function can be built from text": `
+for maker in (js.Function, to_js([1]).constructor.constructor, js.Object.getPrototypeOf(js.Object.getOwnPropertyDescriptor(js.Map.prototype, "size").get).constructor):
+    try:
+        maker("return 1")()
+        print("REACHED a function")
+    except Exception as error:
+        print(str(error)[:60])`,
+  };
+}
+
+/** Changes to what the glue and Pyodide stand on. None may change a result, though it may end the guest. */
+export const POLLUTIONS = [
+  "js.Object.prototype.toJSON = create_proxy(lambda *a: to_js({'type': 'executed', 'turn': 99}, dict_converter=js.Object.fromEntries))",
+  "js.Array.prototype.toJSON = create_proxy(lambda *a: 'forged')",
+  "js.Object.defineProperty(js.Object.prototype, '0', js.Object.fromEntries(to_js([['set', create_proxy(lambda *a: None)]])))",
+  "js.Object.defineProperty(js.Array.prototype, '0', js.Object.fromEntries(to_js([['set', create_proxy(lambda *a: None)]])))",
+  "js.Object.defineProperty(js.Object.prototype, 'turn', js.Object.fromEntries(to_js([['get', create_proxy(lambda *a: 1)], ['set', create_proxy(lambda *a: None)]])))",
+  "js.Array.prototype.push = create_proxy(lambda *a: 0)",
+  "js.Array.prototype.map = js.Array.prototype.flatMap = create_proxy(lambda *a: js.Array.new())",
+  "js.Reflect.set(js.Array.prototype, js.Symbol.iterator, create_proxy(lambda *a: None))",
+  "js.Promise.prototype.then = create_proxy(lambda *a: None)",
+  "js.Promise.resolve = js.Promise.all = None",
+  "js.Promise = js.Map = js.Uint8Array = js.MessagePort = js.MessageChannel = None",
+  "js.Map.prototype.get = js.Map.prototype.set = create_proxy(lambda *a: None)",
+  "js.JSON.stringify = js.JSON.parse = create_proxy(lambda *a: 'forged')",
+  "js.JSON = None",
+  "js.String.prototype.toWellFormed = create_proxy(lambda *a: 'forged')",
+  "js.performance.now = create_proxy(lambda *a: 0)",
+  "js.Date.now = create_proxy(lambda *a: 0)",
+  "js.TextDecoder.prototype.decode = create_proxy(lambda *a: 'forged')",
+  "js.Uint8Array.prototype.slice = create_proxy(lambda *a: None)",
+  "js.Object.entries = js.Object.keys = js.Object.fromEntries = None",
+  "js.Function.prototype.bind = create_proxy(lambda *a: None)",
+  "js.Object.getPrototypeOf(js.Map.new().values()).next = create_proxy(lambda *a: None)",
+  "js.Object.setPrototypeOf(js.Array.prototype, js.Object.new())",
+  "js.Math.min = create_proxy(lambda *a: 1e18)",
+  "js.WebAssembly.Suspending = js.WebAssembly.promising = None",
+];
+
+/** What is done with the bridge's functions once they are found. */
+export const ABUSES = [
+  "bridge.output('stdout', -5, 'x')",
+  "bridge.output('stdout', float('nan'), 'x')",
+  "bridge.output('stdout', 2**60, 'x')",
+  "bridge.output('nowhere', 0, 'x')",
+  "bridge.output('stdout', 0, js.Object.new())",
+  "bridge.output('stdout', 0, 'x' * 10_000_000)",
+  "bridge.output(js.Object.new(), js.Object.new(), 'x')",
+  "bridge.output()",
+  "bridge.call('llm_query', 'text', js.Object.new())\nbridge.answered()",
+  "bridge.call('llm_query', 'nonsense', to_js(b'x'))\nbridge.answered()",
+  "bridge.call('llm_query', 'marshal', to_js(b'garbage'))\nbridge.answered()",
+  "bridge.call('llm_query', 'marshal', to_js(b'['))\nbridge.answered()",
+  "bridge.call(js.Object.new(), 'text', to_js(b'x'))\nbridge.answered()",
+  "bridge.call('x' * 5_000_000, 'text', to_js(b'x'))\nbridge.answered()",
+  "bridge.call('no_such_function', 'none', to_js(b''))\nbridge.answered()",
+  "for _ in range(3000): bridge.call('llm_query', 'marshal', to_js(b'['))\nbridge.answered()",
+  "for _ in range(3): bridge.answered()",
+  "for _ in range(1000): bridge.breathe()",
+  "for _ in range(1000): bridge.sleep(-1)",
+  "bridge.sleep('x')\nbridge.sleep(js.Object.new())\nbridge.sleep(1e300)",
+  "bridge.answeredBlocking()",
+  "bridge.sleepBlocking(10)",
+  "bridge.forget()\nbridge.takeWritten()\nbridge.overdue()\nbridge.lookAgain()",
+  "while True: bridge.output('stdout', 0, 'x')",
+  "while True: bridge.output('stdout', 0, 'x' * 60_000)",
+];
+
+export const PRELUDE = `
+import js
+from pyodide.ffi import create_proxy, to_js
+def attempt(call):
+    try: print(str(call())[:300])
+    except BaseException as error: print(type(error).__name__, str(error)[:200])
+def js_await(coroutine): coroutine.send(None)
+def pyodide_proxy(): return create_proxy(print)
+`;
+export const FIND_BRIDGE = `import gc, js
+from pyodide.ffi import to_js
+bridge = next(o for o in gc.get_objects() if type(o).__name__ == "BrowserBridge")._js
+`;
+
+/** Python called by a JavaScript function that Python called. */
+export const CALL_BACK = `import js, time
+from pyodide.ffi import create_proxy, to_js
+def back(f): return list(js.Array["from"](to_js([1, 2])).map(create_proxy(lambda value, *_: f(value))))
+`;
+
+/** What a cell leaves behind to act in the next one; `stray` prints and answers. */
+export const LEFTOVERS = {
+  "a callback scheduled by pyodide": "pyodide_js._api.scheduleCallback(create_proxy(stray), 100)",
+  "a callback that schedules itself for ever": `
+def again(*_):
+    stray()
+    pyodide_js._api.scheduleCallback(create_proxy(again), 20)
+again_first = pyodide_js._api.scheduleCallback(create_proxy(again), 20)`,
+  "callbacks of promises": `
+promise = js.Promise.resolve(1)
+def chain(n):
+    global promise
+    for _ in range(n): promise = promise.then(create_proxy(stray))
+chain(200)`,
+  "python started beside the cell, which sleeps": "pyodide_js.runPythonAsync('import time; time.sleep(0.2); stray()')",
+  "python started beside the cell in its own namespace": `
+import __main__
+__main__.stray = stray
+pyodide_js.runPythonAsync('import time, __main__\\ntime.sleep(0.2)\\n__main__.stray()')`,
+  "python started beside the cell that asks for ever": `
+pyodide_js.runPythonAsync('import __main__\\nfor _ in range(100):\\n    try: __main__.llm_query("stray")\\n    except Exception: pass')`,
+  "a task of pyodide's loop": `
+import pyodide.webloop
+loop = pyodide.webloop.WebLoop()
+loop.call_later(0.1, stray)
+loop.call_soon(stray)`,
+  "an asyncio task that ignores its cancellation": `
+import asyncio
+async def stubborn():
+    for _ in range(50):
+        try: await asyncio.sleep(0.05)
+        except asyncio.CancelledError: pass
+        stray()
+task = asyncio.ensure_future(stubborn())
+await asyncio.sleep(0)`,
+  finalizers: `
+class D:
+    def __del__(self): stray()
+d = D(); d.d = d; del d`,
+};
+
+/** Stands before each of them. */
+export const STRAY = `import js, pyodide_js
+from pyodide.ffi import create_proxy
+def stray(*_):
+    for act in (lambda: print("STRAY"), lambda: FINAL("STRAY"), lambda: answer.update(ready=True), lambda: llm_query("STRAY"),
+                lambda: SUBMIT("STRAY"), lambda: __import__("sys").stdout.buffer.write(b"STRAY")):
+        try: act()
+        except BaseException: pass
+`;

@@ -190,6 +190,8 @@ export function createBridge(post, mailbox) {
      * @param {number} fd @param {Uint8Array} bytes
      */
     write(fd, bytes) {
+      // While Python waits, it is not the cell that writes.
+      if (!turn || endWait) return bytes.length;
       writtenBytes += bytes.length;
       if (writtenBytes <= MAX_WRITTEN_BYTES) written.push([fd, bytes.slice()]);
       return bytes.length;
@@ -278,7 +280,7 @@ export function createBridge(post, mailbox) {
       overdue() {
         const time = now();
         if (time >= deadline) stopping ??= "timeout";
-        if (!canSuspend) block(0);
+        block(0); // where a breath is not possible
         nextLook = stopping ? time + REPEAT_MS : Math.min(deadline, time + BREATH_MS);
         return stopping !== null;
       },

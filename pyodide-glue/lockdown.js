@@ -13,7 +13,7 @@ const KEPT = new Set(
 );
 
 /** What messages and waiting rely on; frozen. */
-const FROZEN = [Promise, Map, Array, MessagePort, MessageEvent, Event, EventTarget].map((type) => type.prototype);
+const FROZEN = [Promise, Map, Array, String, MessagePort, MessageEvent, Event, EventTarget];
 const ITERATORS = [new Map().values(), [].values()].map((iterator) => Object.getPrototypeOf(iterator));
 
 export function lockDown() {
@@ -25,7 +25,7 @@ export function lockDown() {
       }
     }
   }
-  for (const object of [...FROZEN, ...ITERATORS, JSON]) Object.freeze(object);
+  for (const object of [...FROZEN, ...FROZEN.map((type) => type.prototype), ...ITERATORS, JSON]) Object.freeze(object);
   // Pyodide cannot live with a frozen one. This much keeps `toJSON` and setters out of the messages that are made here.
   Object.preventExtensions(Object.prototype);
 }

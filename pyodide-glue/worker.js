@@ -18,6 +18,7 @@ import { loadRuntime } from "./runtime.js";
 
 const { parse, stringify } = JSON;
 const SMALL_BODY = 100_000;
+const PIECE = 1 << 20;
 
 self.onmessage = async ({ data }) => {
   self.onmessage = null;
@@ -36,12 +37,23 @@ self.onmessage = async ({ data }) => {
     if (!body) postMessage([header]);
     else postMessage([header, body], body.length > SMALL_BODY ? [body.buffer] : []);
   };
+  /** Posts an event whose body may be long: in pieces, which the page takes one at a time. @type {Post} */
+  const postLong = (event, body) => {
+    let start = 0;
+    for (; body && event && "encoding" in event && body.length - start > PIECE;) {
+      let end = start + PIECE;
+      while ((body[end] & 0xc0) === 0x80) end -= 1; // a character of UTF-8 stays together
+      post({ type: "part", encoding: event.encoding }, body.slice(start, end));
+      start = end;
+    }
+    post(event, body && start ? body.slice(start) : body);
+  };
 
   try {
     const bridge = createBridge(post, mailbox);
     const runtime = await loadRuntime(assets, files, bridge);
     lockDown();
-    const handle = createHandler(post, bridge, runtime);
+    const handle = createHandler(postLong, bridge, runtime);
     const receive = assembleBodies(handle, (piece) => !bridge.busy() && (runtime.python.takeText(piece), true));
     port.onmessage = ({ data: [header, body] }) => receive(parse(header), body);
   } catch (error) {

@@ -161,8 +161,8 @@ pub enum Event {
     Refused { turn: u32, message: String },
     /// The interpreter is beyond use.
     Fatal { message: String },
-    /// A piece of a body.
-    Part,
+    /// A piece of a body, of the same encoding.
+    Part { encoding: Encoding },
 }
 
 /// What a guest is and can do.

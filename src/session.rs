@@ -544,7 +544,7 @@ fn kind(event: &Event) -> &'static str {
         Event::Done { .. } => "`done`",
         Event::Refused { .. } => "`refused`",
         Event::Fatal { .. } => "`fatal`",
-        Event::Part => "`part`",
+        Event::Part { .. } => "`part`",
     }
 }
 
@@ -573,7 +573,7 @@ fn oversized(event: &Event) -> Option<&'static str> {
                 || names.len() > MAX_NAMES
                 || names.iter().any(|name| name.len() > MAX_NAME_BYTES)
         }
-        Event::Value { .. } | Event::Done { .. } | Event::Part => false,
+        Event::Value { .. } | Event::Done { .. } | Event::Part { .. } => false,
     };
     too_long.then_some("an oversized event")
 }

@@ -100,7 +100,8 @@ pub(super) fn decode(value: &Encoded<JsBody>) -> Result<JsValue, Error> {
     }
 }
 
-fn decode_text(data: &Uint8Array) -> JsValue {
+/// UTF-8 as text, lone surrogates and all.
+pub(super) fn decode_text(data: &Uint8Array) -> JsValue {
     let options: TextDecoderOptions = object(&[("fatal", &true.into()), ("ignoreBOM", &true.into())]).unchecked_into();
     let decoded = TextDecoder::new_with_label_and_options("utf-8", &options)
         .and_then(|decoder| decoder.decode_with_js_u8_array(data))

@@ -11,13 +11,13 @@ use wasm_bindgen_futures::{JsFuture, spawn_local};
 use web_sys::AbortController;
 
 use super::assets::{self, Assets};
-use super::convert::{decode, encode};
+use super::convert::{decode, decode_text, encode};
 use super::glue::{Glue, describe, now, object, thrown};
 use super::guest_frame::Guest;
 use super::options::{ExecuteOptions, Options};
 use super::outbox::{JsBody, join};
 use crate::error::Error;
-use crate::protocol::{Event, GuestInfo, Request, Stream};
+use crate::protocol::{Encoding, Event, GuestInfo, Request, Stream};
 use crate::session::{Command, Effect, Encoded, HostFailure, Input, Reply, Session, Ticket};
 
 /// UTF-16 units of an event's header. The longest that a guest of ours sends holds its variables' names.
@@ -40,8 +40,15 @@ pub(super) struct Driver {
     /// The guest's numbers of calls that it is blocked in.
     blocked: RefCell<HashSet<u32>>,
     timer: RefCell<Option<(f64, Timeout)>>,
-    /// Pieces of a body that is still to come, and their size.
-    parts: RefCell<(Vec<Uint8Array>, f64)>,
+    parts: RefCell<Parts>,
+}
+
+/// The pieces of a body that is still to come.
+#[derive(Default)]
+struct Parts {
+    text: Option<JsString>,
+    bytes: Vec<Uint8Array>,
+    size: f64,
 }
 
 /// Who waits for a command.
@@ -274,9 +281,12 @@ impl Driver {
         let Some(guest) = guest.as_ref() else { return };
         let blocked = match &request {
             Request::HostReply { call, .. } => self.blocked.borrow_mut().remove(call),
-            // A guest may be blocked or suspended; it takes the first and ignores the second.
-            Request::Interrupt { .. } if !self.blocked.take().is_empty() => {
-                guest.post_blocked(&request, None);
+            Request::Interrupt { .. } => {
+                self.blocked.take();
+                // It may be blocked or not; it takes the first that it hears and ignores the second.
+                if self.session.borrow().info().bridge.contains("atomics") {
+                    guest.post_blocked(&request, None);
+                }
                 false
             }
             _ => false,
@@ -328,18 +338,37 @@ impl Driver {
             body => body.dyn_into::<Uint8Array>().map_err(|_| "a body that is not bytes")?,
         };
         let mut pending = self.parts.borrow_mut();
-        let (parts, size) = &mut *pending;
+        let Parts { text, bytes, size } = &mut *pending;
         *size += f64::from(body.length());
         if *size > self.options.limits.max_value_bytes {
             return Err("a body larger than maxValueSize".to_owned());
         }
-        parts.push(body);
-        if matches!(events[..], [Event::Part]) {
-            return Ok((Vec::new(), None));
+        match events[..] {
+            // A long text is decoded a piece at a time, and never holds the page up.
+            [
+                Event::Part {
+                    encoding: Encoding::Text,
+                },
+            ] => {
+                let so_far = text.take().unwrap_or_else(|| "".into());
+                *text = Some(so_far.concat(&decode_text(&body)));
+                return Ok((Vec::new(), None));
+            }
+            [Event::Part { .. }] => {
+                bytes.push(body);
+                return Ok((Vec::new(), None));
+            }
+            _ => {}
         }
-        let body = join(parts);
-        *pending = Default::default();
-        Ok((events, Some(JsBody::Bytes(body))))
+        let body = match text.take() {
+            Some(text) => JsBody::Text(text.concat(&decode_text(&body))),
+            None => {
+                bytes.push(body);
+                JsBody::Bytes(join(bytes))
+            }
+        };
+        *pending = Parts::default();
+        Ok((events, Some(body)))
     }
 
     // ---- the user's functions ----

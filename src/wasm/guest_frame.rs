@@ -70,7 +70,7 @@ impl Guest {
         channel.port1().set_onmessage(Some(on_message.as_ref().unchecked_ref()));
         control.port1().set_onmessage(Some(on_control.as_ref().unchecked_ref()));
         Ok(Self {
-            outbox: Outbox::new(channel.port1())?,
+            outbox: Outbox::new(channel.port1()),
             port: channel.port1(),
             control: control.port1(),
             far_ends: [channel.port2(), control.port2()],

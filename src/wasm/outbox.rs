@@ -8,15 +8,17 @@ use std::rc::Rc;
 use js_sys::{Array, JsString, Promise, Uint8Array};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, spawn_local};
-use web_sys::{MessageChannel, MessagePort, TextEncoder};
+use web_sys::{MessageChannel, MessagePort};
 
 use super::glue::{bytes, now, well_formed};
 use crate::protocol::{Encoding, Request};
 use crate::session::Body;
 use crate::value::wtf8_from_utf16;
 
-/// UTF-16 units of text, or bytes, that are sent as one piece.
+/// Bytes that are sent as one piece, at most.
 const PIECE: u32 = 1 << 20;
+/// UTF-16 units of text that are encoded at once.
+const STEP: u32 = 1 << 16;
 /// Moving a smaller buffer costs more than copying it, in bytes.
 const SMALL_BODY: u32 = 100_000;
 /// The longest that the page is held up at a time, in milliseconds.
@@ -47,38 +49,100 @@ impl JsBody {
             Self::Bytes(data) => data.length(),
         }
     }
+}
 
-    /// The piece that begins at `start`, and where the next one begins.
-    fn piece(&self, start: u32, encoder: &TextEncoder) -> (Uint8Array, u32) {
-        let mut end = self.length().min(start.saturating_add(PIECE));
-        match self {
-            Self::Bytes(data) => (data.slice(start, end), end),
-            Self::Text(text) => {
-                let last = text.char_code_at(end.saturating_sub(1));
-                if end < text.length() && (f64::from(0xD800)..f64::from(0xDC00)).contains(&last) {
-                    end -= 1; // a pair of surrogates stays together
+/// A piece of a body on its way out.
+struct Piece {
+    bytes: Uint8Array,
+    /// Where the next piece begins.
+    next: u32,
+    /// Whether `bytes` are nobody else's, and may be moved instead of copied.
+    owned: bool,
+}
+
+/// Cuts bodies into pieces.
+#[derive(Clone)]
+struct Cutter {
+    encoder: Encoder,
+    /// Large texts are encoded in here: a fresh buffer for every piece costs five times as much.
+    buffer: Uint8Array,
+}
+
+#[wasm_bindgen]
+extern "C" {
+    /// A `TextEncoder` that takes JavaScript's own strings, without a copy through this module's memory.
+    #[derive(Clone)]
+    #[wasm_bindgen(js_name = TextEncoder)]
+    type Encoder;
+    #[wasm_bindgen(constructor, js_class = "TextEncoder")]
+    fn new() -> Encoder;
+    #[wasm_bindgen(method)]
+    fn encode(this: &Encoder, text: &JsString) -> Uint8Array;
+    #[wasm_bindgen(method, js_name = encodeInto)]
+    fn encode_into(this: &Encoder, text: &JsString, target: &Uint8Array) -> Encoded;
+
+    type Encoded;
+    #[wasm_bindgen(method, getter)]
+    fn read(this: &Encoded) -> u32;
+    #[wasm_bindgen(method, getter)]
+    fn written(this: &Encoded) -> u32;
+}
+
+impl Cutter {
+    /// The piece of `body` that begins at `start`.
+    fn piece(&self, body: &JsBody, start: u32) -> Piece {
+        match body {
+            JsBody::Bytes(data) => {
+                let next = data.length().min(start.saturating_add(PIECE));
+                Piece {
+                    bytes: data.slice(start, next),
+                    next,
+                    owned: true,
                 }
-                let slice = text.slice(start, end);
-                if well_formed(&slice) {
-                    let encoded: JsValue = encode_text(encoder, &slice);
-                    return (encoded.unchecked_into(), end);
-                }
-                (bytes(&wtf8_from_utf16(&slice.iter().collect::<Vec<u16>>())), end)
             }
+            JsBody::Text(text) => self.text_piece(text, start),
+        }
+    }
+
+    fn text_piece(&self, text: &JsString, start: u32) -> Piece {
+        let (mut next, mut written) = (start, 0);
+        while next < text.length() && written + 3 * STEP <= PIECE {
+            let slice = text.slice(next, pair_boundary(text, next.saturating_add(STEP)));
+            if !well_formed(&slice) {
+                if written > 0 {
+                    break;
+                }
+                let bytes = bytes(&wtf8_from_utf16(&slice.iter().collect::<Vec<u16>>()));
+                return Piece {
+                    bytes,
+                    next: next + slice.length(),
+                    owned: true,
+                };
+            }
+            if start == 0 && slice.length() == text.length() {
+                return Piece {
+                    bytes: self.encoder.encode(&slice),
+                    next: slice.length(),
+                    owned: true,
+                };
+            }
+            let encoded = self.encoder.encode_into(&slice, &self.buffer.subarray(written, PIECE));
+            next += encoded.read();
+            written += encoded.written();
+        }
+        Piece {
+            bytes: self.buffer.subarray(0, written),
+            next,
+            owned: false,
         }
     }
 }
 
-/// `TextEncoder.encode` without a copy of the text through this module's memory.
-fn encode_text(encoder: &TextEncoder, text: &JsString) -> JsValue {
-    #[wasm_bindgen]
-    extern "C" {
-        #[wasm_bindgen(js_name = TextEncoder)]
-        type Encoder;
-        #[wasm_bindgen(method)]
-        fn encode(this: &Encoder, text: &JsString) -> JsValue;
-    }
-    encoder.unchecked_ref::<Encoder>().encode(text)
+/// `end`, or the place before it where it would part a pair of surrogates.
+fn pair_boundary(text: &JsString, end: u32) -> u32 {
+    let last = text.char_code_at(end.saturating_sub(1));
+    let parts_a_pair = end < text.length() && (f64::from(0xD800)..f64::from(0xDC00)).contains(&last);
+    if parts_a_pair { end - 1 } else { end.min(text.length()) }
 }
 
 /// Where messages to one guest leave, in order. One without a body may overtake.
@@ -86,17 +150,21 @@ fn encode_text(encoder: &TextEncoder, text: &JsString) -> JsValue {
 pub(super) struct Outbox {
     port: MessagePort,
     waiting: Rc<RefCell<VecDeque<(Request, JsBody)>>>,
-    encoder: TextEncoder,
+    cutter: Cutter,
 }
 
 impl Outbox {
     /// An outbox to the other end of `port`.
-    pub(super) fn new(port: MessagePort) -> Result<Self, JsValue> {
-        Ok(Self {
+    pub(super) fn new(port: MessagePort) -> Self {
+        let cutter = Cutter {
+            encoder: Encoder::new(),
+            buffer: Uint8Array::new_with_length(PIECE),
+        };
+        Self {
             port,
             waiting: Rc::default(),
-            encoder: TextEncoder::new()?,
-        })
+            cutter,
+        }
     }
 
     /// Sends a message.
@@ -105,8 +173,8 @@ impl Outbox {
             return self.post_piece(&request, None);
         };
         let busy = !self.waiting.borrow().is_empty();
-        if !busy && body.length() <= PIECE {
-            let (piece, _) = body.piece(0, &self.encoder);
+        if !busy && body.length() <= STEP {
+            let piece = self.cutter.piece(&body, 0);
             return self.post_piece(&request, Some(&piece));
         }
         self.waiting.borrow_mut().push_back((request, body));
@@ -120,8 +188,8 @@ impl Outbox {
     pub(super) fn whole(&self, body: &JsBody) -> Uint8Array {
         let (mut pieces, mut start) = (Vec::new(), 0);
         loop {
-            let (piece, next) = body.piece(start, &self.encoder);
-            pieces.push(piece);
+            let Piece { bytes, next, owned } = self.cutter.piece(body, start);
+            pieces.push(if owned { bytes } else { bytes.slice(0, bytes.length()) });
             if next >= body.length() {
                 return join(&pieces);
             }
@@ -141,14 +209,14 @@ impl Outbox {
             let Some((request, body)) = self.waiting.borrow().front().cloned() else {
                 return;
             };
-            let (piece, next) = body.piece(start, &self.encoder);
-            if next < body.length() {
+            let piece = self.cutter.piece(&body, start);
+            if piece.next < body.length() {
                 let encoding = match &body {
                     JsBody::Text(_) => Encoding::Text,
                     JsBody::Bytes(_) => Encoding::Bytes,
                 };
                 self.post_piece(&Request::Part { encoding }, Some(&piece));
-                start = next;
+                start = piece.next;
             } else {
                 self.post_piece(&request, Some(&piece));
                 self.waiting.borrow_mut().pop_front();
@@ -161,20 +229,20 @@ impl Outbox {
         }
     }
 
-    fn post_piece(&self, request: &Request, body: Option<&Uint8Array>) {
+    fn post_piece(&self, request: &Request, piece: Option<&Piece>) {
         // A request is plain data, which JSON can always hold.
         let header = serde_json::to_string(request).unwrap_or_default();
         let message = Array::of1(&header.into());
-        let posted = match body {
+        let posted = match piece {
             None => self.port.post_message(&message),
-            Some(body) if body.length() < SMALL_BODY => {
-                message.push(body);
-                self.port.post_message(&message)
-            }
-            Some(body) => {
-                message.push(body);
-                self.port
-                    .post_message_with_transferable(&message, &Array::of1(&body.buffer()))
+            Some(Piece { bytes, owned, .. }) => {
+                message.push(bytes);
+                if *owned && bytes.length() >= SMALL_BODY {
+                    self.port
+                        .post_message_with_transferable(&message, &Array::of1(&bytes.buffer()))
+                } else {
+                    self.port.post_message(&message)
+                }
             }
         };
         if let Err(error) = posted {

@@ -217,7 +217,7 @@ bridge = next(o for o in gc.get_objects() if type(o).__name__ == "BrowserBridge"
 /** Python called by a JavaScript function that Python called. */
 export const CALL_BACK = `import js, time
 from pyodide.ffi import create_proxy, to_js
-def back(f): return list(js.Array["from"](to_js([1, 2])).map(create_proxy(lambda value, *_: f(value))))
+def back(f): return list(to_js([1, 2]).map(create_proxy(lambda value, *_: f(value))))
 `;
 
 /** What a cell leaves behind to act in the next one; `stray` prints and answers. */

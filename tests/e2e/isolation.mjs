@@ -112,7 +112,7 @@ async function attack(isolation) {
   });
   await sandbox.destroy();
   await bystander.destroy();
-  await new Promise((resolve) => setTimeout(resolve, 500));
+  await pause(500);
   await test(title("nothing reached the network"), () => canary.hits.splice(0).map((hit) => `the canary saw ${hit}`));
   await test(title("the page is as it was"), async () => {
     const after = await snapshot(page);
@@ -381,7 +381,10 @@ function unequal(actual, wanted, what = "got") {
   return actual === wanted ? [] : [`${what}: ${JSON.stringify(actual)?.slice(0, 500)}, not ${JSON.stringify(wanted)}`];
 }
 
-const pause = (/** @type {number} */ ms) => new Promise((resolve) => setTimeout(resolve, ms));
+/** @param {number} ms */
+function pause(ms) {
+  return new Promise((resolve) => setTimeout(resolve, ms));
+}
 
 /** A page with secrets, which hears whatever anybody says to it. @param {string} [site] */
 async function openPage(site = host.site.url) {

@@ -444,6 +444,7 @@ impl Driver {
         match (name, &self.options.on_llm_query, &self.options.on_rlm_query) {
             ("llm_query", Some(function), _) => {
                 let model = args.get(1);
+                let model = if model.is_null() { JsValue::UNDEFINED } else { model };
                 function.call2(&nobody, &args.get(0), &object(&[("model", &model), ("signal", signal)]))
             }
             ("rlm_query", _, Some(function)) => {

@@ -16,6 +16,8 @@ import { readMailbox } from "./mailbox.js";
 const BREATH_MS = 50;
 /** Output that follows a message or the begin of a turn so soon waits for the next message. */
 const HOLD_MS = 20;
+/** Longer output never waits. */
+const MAX_HELD = 4096;
 /** Python may swallow an interrupt; it is repeated until the host's grace period is over. */
 const REPEAT_MS = 200;
 /** The signal that stands for "look here" (SIGALRM; nothing else can raise it in a browser). */
@@ -160,6 +162,8 @@ export function createBridge(post, mailbox) {
       turn = 0;
       stopping = null;
       nextLook = deadline = Infinity;
+      written = [];
+      writtenBytes = 0;
       forget();
       return reason;
     },
@@ -203,7 +207,7 @@ export function createBridge(post, mailbox) {
       output(stream, skipped, text) {
         if (!turn) return;
         const time = now();
-        const hold = time < holdUntil;
+        const hold = time < holdUntil && text.length < MAX_HELD;
         if (!hold) holdUntil = time + HOLD_MS;
         post({ type: "output", turn, stream, skipped, text: text.toWellFormed() }, undefined, hold);
       },
@@ -218,13 +222,15 @@ export function createBridge(post, mailbox) {
       /**
        * Registers a host call of the wait that follows. It is posted when Python is really suspended, so that nothing runs
        * while the host believes that Python waits.
-       * @param {string} name @param {Encoding} encoding @param {Uint8Array} body
+       * @param {string} name @param {Encoding} encoding @param {Uint8Array | string} body
        */
       call(name, encoding, body) {
+        const bytes = typeof body === "string" ? encoder.encode(body) : body;
+        if (!(bytes instanceof Uint8Array)) throw new TypeError("a body is text or bytes");
         lastCall += 1;
         calls.set(lastCall, null);
         unanswered += 1;
-        unsent.push([lastCall, name, encoding, typeof body === "string" ? encoder.encode(body) : body]);
+        unsent.push([lastCall, `${name}`, /** @type {Encoding} */ (`${encoding}`), bytes]);
       },
 
       /** The answers of all registered calls. */

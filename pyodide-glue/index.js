@@ -32,6 +32,11 @@ const glue = {
  * @returns {Promise<Sandbox>}
  */
 export async function createSandbox(options) {
-  await init();
+  try {
+    await init();
+  } catch (error) {
+    const what = `the supervisor (pkg/sandglass_bg.wasm) could not be loaded; serve the package's pkg/ beside its entry`;
+    throw new SandboxError("asset_failed", `${what}: ${error}`);
+  }
   return startSandbox(glue, options);
 }

@@ -25,13 +25,13 @@ self.onmessage = async ({ data }) => {
   const { assets, files, port, mailbox } = /** @type {BootMessage} */ (data);
   const postMessage = MessagePort.prototype.postMessage.bind(port);
 
-  /** Events that leave with the next message: each message costs the page a task. @type {Event[]} */
+  /** Events that leave with the next message: each message costs the page a task. @type {string[]} */
   let held = [];
   /** @type {Post} */
   const post = (event, body, hold) => {
-    if (event) held.push(event);
+    if (event) held.push(stringify(event));
     if (hold || held.length === 0) return;
-    const header = stringify(held);
+    const header = `[${held.join()}]`;
     held = [];
     // Moving a small buffer costs more than copying it.
     if (!body) postMessage([header]);
@@ -40,11 +40,15 @@ self.onmessage = async ({ data }) => {
   /** Posts an event whose body may be long: in pieces, which the page takes one at a time. @type {Post} */
   const postLong = (event, body) => {
     let start = 0;
-    for (; body && event && "encoding" in event && body.length - start > PIECE;) {
-      let end = start + PIECE;
-      while ((body[end] & 0xc0) === 0x80) end -= 1; // a character of UTF-8 stays together
-      post({ type: "part", encoding: event.encoding }, body.slice(start, end));
-      start = end;
+    if (event && "encoding" in event && body && body.length > PIECE) {
+      post(null); // a piece travels alone
+      while (body.length - start > PIECE) {
+        let end = start + PIECE;
+        // A character of UTF-8 stays together; it has at most four bytes.
+        if (event.encoding === "text") for (let n = 0; n < 3 && (body[end] & 0xc0) === 0x80; n++) end -= 1;
+        post({ type: "part", encoding: event.encoding }, body.slice(start, end));
+        start = end;
+      }
     }
     post(event, body && start ? body.slice(start) : body);
   };
@@ -54,7 +58,7 @@ self.onmessage = async ({ data }) => {
     const runtime = await loadRuntime(assets, files, bridge);
     lockDown();
     const handle = createHandler(postLong, bridge, runtime);
-    const receive = assembleBodies(handle, (piece) => !bridge.busy() && (runtime.python.takeText(piece), true));
+    const receive = assembleBodies(handle, runtime.python.takeText);
     port.onmessage = ({ data: [header, body] }) => receive(parse(header), body);
   } catch (error) {
     post({ type: "bootFailed", message: text(error) });
@@ -64,7 +68,7 @@ self.onmessage = async ({ data }) => {
 /**
  * Joins the pieces of a body with the message that they precede.
  * @param {(request: Request, body: Uint8Array) => void} handle
- * @param {(piece: Uint8Array) => boolean} takeText  gives Python a piece of text ahead, if it is at leisure
+ * @param {(piece: Uint8Array) => void} takeText  gives Python a piece of a text that `setVariable` will bring the end of
  */
 function assembleBodies(handle, takeText) {
   /** @type {Uint8Array[]} */
@@ -72,7 +76,8 @@ function assembleBodies(handle, takeText) {
   /** @param {Request} request @param {Uint8Array | undefined} body */
   return (request, body) => {
     if (request.type === "part") {
-      if (body && !(request.encoding === "text" && takeText(body))) parts.push(body);
+      if (body && request.encoding === "text") takeText(body);
+      else if (body) parts.push(body);
     } else if (!body || parts.length === 0) {
       handle(request, body ?? new Uint8Array(0));
     } else {

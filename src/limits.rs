@@ -30,6 +30,8 @@ pub struct Limits {
 
 /// Time that reading, listing or assigning variables may take, in milliseconds.
 pub const VALUE_TIMEOUT_MS: f64 = 60_000.0;
+/// Bytes of a value that is not a str or bytes and comes out of Python: reading it holds the page up.
+pub const MAX_STRUCTURED_BYTES: u32 = 64 << 20;
 /// Nesting depth of a value that crosses.
 pub const MAX_VALUE_DEPTH: u32 = 200;
 /// Characters of past cells' source kept in the guest for tracebacks.
@@ -44,7 +46,7 @@ pub const MAX_NAME_BYTES: usize = 1_000;
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 /// What an output event counts beyond its text, in bytes.
 pub const EVENT_BYTES: f64 = 512.0;
-/// Bytes of output that one turn may send at once beyond `max_output_chars`, and per second after that.
+/// Bytes of output that one turn may send at once beyond what is kept of it, and per second after that.
 pub const OUTPUT_BURST_BYTES: f64 = 32.0 * 1024.0 * 1024.0;
 /// See [`OUTPUT_BURST_BYTES`].
 pub const OUTPUT_BYTES_PER_SECOND: f64 = 64.0 * 1024.0 * 1024.0;

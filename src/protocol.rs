@@ -64,7 +64,7 @@ pub enum Request {
     },
     /// Stop the turn: a pending wait is rejected, running code gets a `KeyboardInterrupt`.
     Interrupt { turn: u32, reason: StopReason },
-    /// A piece of a body; the encoding lets a guest decode text while the rest is on its way.
+    /// A piece of a body. `Text` says that it is a variable's, which a guest may decode while the rest is on its way.
     Part { encoding: Encoding },
 }
 

@@ -71,6 +71,8 @@ pub enum Command<B> {
 pub enum Input<B> {
     /// The user asks for something.
     Command(Ticket, Command<B>),
+    /// The user asks for something, and has taken it back already: it never runs.
+    Aborted(Ticket, Command<B>),
     /// The user takes a command back: a running one is interrupted, a waiting one never runs.
     Cancel(Ticket),
     /// The user stops what is running.
@@ -199,7 +201,8 @@ impl<B: Body> Session<B> {
     /// Takes one input at time `now` (milliseconds, never going back).
     pub fn handle(&mut self, now: f64, input: Input<B>) -> Vec<Effect<B>> {
         match input {
-            Input::Command(ticket, command) => self.submit(now, ticket, command),
+            Input::Command(ticket, command) => self.submit(now, ticket, command, false),
+            Input::Aborted(ticket, command) => self.submit(now, ticket, command, true),
             Input::Destroy => self.destroy(),
             _ if self.guest == Guest::Destroyed => {}
             Input::Cancel(ticket) => self.cancel(now, ticket),
@@ -215,7 +218,7 @@ impl<B: Body> Session<B> {
         std::mem::take(&mut self.effects)
     }
 
-    fn submit(&mut self, now: f64, ticket: Ticket, command: Command<B>) {
+    fn submit(&mut self, now: f64, ticket: Ticket, command: Command<B>, aborted: bool) {
         let refusal = match &command {
             _ if self.guest == Guest::Destroyed => Some(Error::Destroyed),
             _ if self.queue.len() + self.starting.len() >= MAX_QUEUED_COMMANDS => Some(Error::invalid(
@@ -239,6 +242,9 @@ impl<B: Body> Session<B> {
                 Ok(task) => task,
                 Err(reply) => return self.resolve(ticket, Ok(reply)),
             };
+            if aborted {
+                return self.resolve(ticket, task.never_ran());
+            }
             self.queue.push_back((ticket, task));
         }
         if self.guest == Guest::Down {
@@ -468,7 +474,7 @@ impl<B: Body> Session<B> {
         if self
             .turn
             .as_mut()
-            .is_some_and(|turn| turn.ticket.is_some() && turn.deadline.stop(now, reason))
+            .is_some_and(|turn| turn.can_be_stopped() && turn.deadline.stop(now, reason))
         {
             self.ask_to_stop(now, reason);
         }

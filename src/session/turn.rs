@@ -34,6 +34,13 @@ pub(super) struct Turn<B> {
     flow: Flow,
 }
 
+impl<B> Turn<B> {
+    /// Whether the user may stop it. An assignment cannot be stopped half-way: the guest may not even have all of it.
+    pub(super) fn can_be_stopped(&self) -> bool {
+        self.ticket.is_some() && !matches!(self.task, Task::Set { .. })
+    }
+}
+
 /// An execution under way.
 #[derive(Debug)]
 pub(super) struct Execution {
@@ -49,9 +56,10 @@ pub(super) struct Execution {
 }
 
 /// How many bytes a guest has sent in a turn. Ours batches its output; one that floods is ended.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Flow {
     bytes: f64,
+    burst: f64,
 }
 
 impl Flow {
@@ -59,7 +67,7 @@ impl Flow {
         #[expect(clippy::cast_precision_loss, reason = "one event's size")]
         let bytes = bytes as f64;
         self.bytes += bytes + EVENT_BYTES;
-        self.bytes > OUTPUT_BURST_BYTES + OUTPUT_BYTES_PER_SECOND * elapsed_ms / 1_000.0
+        self.bytes > self.burst + OUTPUT_BYTES_PER_SECOND * elapsed_ms / 1_000.0
     }
 }
 
@@ -312,7 +320,10 @@ impl<B: Body> Session<B> {
             task,
             deadline,
             calls: Calls::default(),
-            flow: Flow::default(),
+            flow: Flow {
+                bytes: 0.0,
+                burst: OUTPUT_BURST_BYTES + 8.0 * f64::from(self.limits.max_output_chars),
+            },
         });
         self.post(request, body);
     }
@@ -454,7 +465,7 @@ impl<B: Body> Session<B> {
     /// Takes the turn, and its host calls back.
     fn finish_turn(&mut self) -> Option<Turn<B>> {
         self.abort_calls();
-        self.proven = true;
+        self.proven |= self.turn.as_ref().is_some_and(|turn| turn.ticket.is_some());
         self.turn.take()
     }
 }

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use js_sys::{Object, Promise, Reflect, Uint8Array};
+use js_sys::{Array, Object, Promise, Uint8Array};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, future_to_promise};
 use web_sys::{Blob, Response, SubtleCrypto};
@@ -26,27 +26,31 @@ pub(super) struct Assets {
 /// Fetches everything below `base`, at most once per page.
 pub(super) async fn load(base: &str, glue: &Glue) -> Result<Assets, Error> {
     let integrity = glue.integrity();
-    let fetch = |name| load_one(base, name, &integrity);
-    let (script, pyodide) = (fetch(GUEST), PYODIDE.map(|name| (name, fetch(name))));
-    let script = loaded(script).await?;
-    let files = Object::new();
-    for (name, promise) in pyodide {
-        let _ = Reflect::set(&files, &name.into(), &loaded(promise).await?);
-    }
-    Ok(Assets { script, pyodide: files })
+    let names = [GUEST].into_iter().chain(PYODIDE);
+    let all: Array = names.map(|name| load_one(base, name, &integrity)).collect();
+    let loaded = JsFuture::from(Promise::all(&all)).await;
+    let loaded: Array = loaded
+        .map_err(|message| Error::AssetFailed(describe(&message)))?
+        .unchecked_into();
+    let files: Vec<JsValue> = loaded.iter().skip(1).collect();
+    let pyodide: Vec<(&str, &JsValue)> = PYODIDE.into_iter().zip(&files).collect();
+    Ok(Assets {
+        script: loaded.get(0),
+        pyodide: object(&pyodide),
+    })
 }
 
-async fn loaded(promise: Promise) -> Result<JsValue, Error> {
-    JsFuture::from(promise)
-        .await
-        .map_err(|message| Error::AssetFailed(describe(&message)))
+/// Forgets what is being fetched, and what was.
+pub(super) fn forget() {
+    LOADED.with_borrow_mut(HashMap::clear);
+}
+
+thread_local! {
+    static LOADED: RefCell<HashMap<String, Promise>> = RefCell::default();
 }
 
 /// A promise of one file. One that failed is forgotten, so that the next sandbox tries again.
 fn load_one(base: &str, name: &'static str, integrity: &Object) -> Promise {
-    thread_local! {
-        static LOADED: RefCell<HashMap<String, Promise>> = RefCell::default();
-    }
     let url = format!("{base}{name}");
     if let Some(promise) = LOADED.with_borrow(|loaded| loaded.get(&url).cloned()) {
         return promise;

@@ -18,10 +18,10 @@ use js_sys::{Array, ArrayBuffer, BigInt, Date, Function, JsString, Map, Number, 
 use wasm_bindgen::prelude::*;
 use web_sys::{TextDecoder, TextDecoderOptions};
 
-use super::glue::{bytes, is_plain, object};
+use super::glue::{bytes, describe, entries, is_plain, object};
 use super::outbox::JsBody;
 use crate::error::Error;
-use crate::limits::MAX_VALUE_DEPTH;
+use crate::limits::{MAX_STRUCTURED_BYTES, MAX_VALUE_DEPTH};
 use crate::protocol::Encoding;
 use crate::session::Encoded;
 use crate::value::{Build, Writer, read, utf16_from_wtf8};
@@ -92,6 +92,12 @@ pub(super) fn decode(value: &Encoded<JsBody>) -> Result<JsValue, Error> {
         Encoding::Bytes => Ok(data.into()),
         Encoding::Text => Ok(decode_text(data)),
         Encoding::Marshal | Encoding::Tagged => {
+            let (size, most) = (data.length(), MAX_STRUCTURED_BYTES);
+            if size > most {
+                return Err(Error::NotSerializable(format!(
+                    "the value takes {size} bytes, more than {most} for one that is not a str or bytes; take parts of it"
+                )));
+            }
             let tagged = value.encoding == Encoding::Tagged;
             // The guest counts levels as Python does; an extension adds one.
             read(&data.to_vec(), tagged, 2 * MAX_VALUE_DEPTH, &mut JsBuilder)
@@ -218,7 +224,9 @@ impl Encoder {
             }
         } else if is_plain(value) {
             self.writer.dict();
-            for entry in Object::entries(value.unchecked_ref()).iter() {
+            let entries =
+                entries(value).map_err(|error| self.refuse(&format!("cannot be read: {}", describe(&error))))?;
+            for entry in entries.iter() {
                 let entry: Array = entry.unchecked_into();
                 let key: JsString = entry.get(0).unchecked_into();
                 self.text(&key);
@@ -285,7 +293,11 @@ impl Build for JsBuilder {
 
     fn big_int(&mut self, negative: bool, hex: &str) -> JsValue {
         // Digits from 0 to f are a BigInt's syntax.
-        let magnitude = BigInt::new(&format!("0x{hex}").into()).unwrap_or_default();
+        let Ok(magnitude) = BigInt::new(&format!("0x{hex}").into()) else {
+            let sign = if negative { "-" } else { "" };
+            let start: String = hex.chars().take(40).collect();
+            return self.opaque("int", &format!("{sign}0x{start}… ({} hexadecimal digits)", hex.len()));
+        };
         if negative {
             (-&magnitude).into()
         } else {

@@ -17,11 +17,15 @@ use super::guest_frame::Guest;
 use super::options::{ExecuteOptions, Options};
 use super::outbox::{JsBody, join};
 use crate::error::Error;
+use crate::execution::Outcome;
 use crate::protocol::{Encoding, Event, GuestInfo, Request, Stream};
 use crate::session::{Command, Effect, Encoded, HostFailure, Input, Reply, Session, Ticket};
 
 /// UTF-16 units of an event's header. The longest that a guest of ours sends holds its variables' names.
 const MAX_HEADER: u32 = 4 << 20;
+
+/// Bytes of a piece of a body, at least.
+const MIN_PIECE: u32 = 1 << 19;
 
 /// One session and everything around it.
 pub(super) struct Driver {
@@ -40,6 +44,8 @@ pub(super) struct Driver {
     /// The guest's numbers of calls that it is blocked in.
     blocked: RefCell<HashSet<u32>>,
     timer: RefCell<Option<(f64, Timeout)>>,
+    /// Itself, once nobody holds the sandbox any more but somebody still waits for an answer.
+    abandoned: RefCell<Option<Rc<Self>>>,
     parts: RefCell<Parts>,
 }
 
@@ -79,6 +85,7 @@ impl Driver {
             calls: RefCell::default(),
             blocked: RefCell::default(),
             timer: RefCell::default(),
+            abandoned: RefCell::default(),
             parts: RefCell::default(),
         })
     }
@@ -115,11 +122,13 @@ impl Driver {
             };
             self.waiters.borrow_mut().insert(ticket, waiter);
         });
-        self.feed(Input::Command(ticket, command));
         match signal {
-            Some(signal) if signal.aborted() => self.feed(Input::Cancel(ticket)),
-            Some(signal) => self.cancel_on(&signal, ticket, &promise),
-            None => {}
+            Some(signal) if signal.aborted() => self.feed(Input::Aborted(ticket, command)),
+            Some(signal) => {
+                self.feed(Input::Command(ticket, command));
+                self.cancel_on(&signal, ticket, &promise);
+            }
+            None => self.feed(Input::Command(ticket, command)),
         }
         promise
     }
@@ -145,6 +154,15 @@ impl Driver {
         });
     }
 
+    /// The sandbox was dropped: it ends when the last answer is given.
+    pub(super) fn abandon(self: &Rc<Self>) {
+        if self.waiters.borrow().is_empty() {
+            self.feed(Input::Destroy);
+        } else {
+            self.abandoned.replace(Some(self.clone()));
+        }
+    }
+
     /// Gives the session an input and does what follows from it.
     pub(super) fn feed(&self, input: Input<JsBody>) {
         let effects = self.session.borrow_mut().handle(now(), input);
@@ -156,6 +174,11 @@ impl Driver {
             }
             self.busy.set(false);
             self.set_timer();
+            if self.waiters.borrow().is_empty()
+                && let Some(driver) = self.abandoned.take()
+            {
+                driver.feed(Input::Destroy);
+            }
         }
     }
 
@@ -270,6 +293,9 @@ impl Driver {
     }
 
     fn kill(&self) {
+        if self.guest.borrow().as_ref().is_some_and(|guest| !guest.is_launched()) {
+            assets::forget(); // a fetch that hangs must not hold up the next sandbox
+        }
         self.generation.set(self.generation.get() + 1);
         self.guest.replace(None);
         self.parts.take();
@@ -333,10 +359,19 @@ impl Driver {
             return Err("an oversized header".to_owned());
         }
         let events: Vec<Event> = serde_json::from_str(&String::from(header)).map_err(|error| error.to_string())?;
+        if events.is_empty() {
+            return Err("a message without an event".to_owned());
+        }
         let body = match message.get(1) {
             body if body.is_undefined() => return Ok((events, None)),
             body => body.dyn_into::<Uint8Array>().map_err(|_| "a body that is not bytes")?,
         };
+        // A piece is alone in its message and of full size, so that their number is bounded with their sum.
+        if let Some(Event::Part { .. }) = events.iter().find(|event| matches!(event, Event::Part { .. }))
+            && (events.len() > 1 || body.length() < MIN_PIECE)
+        {
+            return Err("a piece of a body that is none".to_owned());
+        }
         let mut pending = self.parts.borrow_mut();
         let Parts { text, bytes, size } = &mut *pending;
         *size += f64::from(body.length());
@@ -410,10 +445,9 @@ impl Driver {
         let promise = decode(args)
             .map_err(|error| JsValue::from_str(&error.to_string()))
             .and_then(|args| {
-                let args = if args.is_string() {
-                    Array::of1(&args)
-                } else {
-                    args.unchecked_into()
+                let args = match args.dyn_into::<Array>() {
+                    Ok(args) => args,
+                    Err(only) => Array::of1(&only),
                 };
                 self.invoke(name, &args, &signal)
             });
@@ -440,6 +474,9 @@ impl Driver {
         let nobody = JsValue::UNDEFINED;
         if let Some((_, function)) = self.options.host_functions.iter().find(|(own, _)| own == name) {
             return function.apply(&nobody, args);
+        }
+        if !args.get(0).is_string() {
+            return Err(JsValue::from_str("the first argument must be a str"));
         }
         match (name, &self.options.on_llm_query, &self.options.on_rlm_query) {
             ("llm_query", Some(function), _) => {
@@ -485,14 +522,19 @@ fn present(reply: Reply<JsBody>) -> Result<JsValue, Error> {
     match reply {
         Reply::Done => Ok(JsValue::UNDEFINED),
         Reply::Value(value) => decode(&value),
-        Reply::Execution(execution, last) => {
+        Reply::Execution(mut execution, last) => {
+            let last = last.map(|last| decode(&last)).transpose().unwrap_or_else(|error| {
+                execution.outcome = Outcome::Error;
+                execution.error_type = Some("NotSerializable".to_owned());
+                execution.error = Some(format!("NotSerializable: the final value: {error}"));
+                None
+            });
             // One text and one parse cross faster than a property at a time.
             let object = serde_json::to_string(&execution)
                 .ok()
                 .and_then(|json| js_sys::JSON::parse(&json).ok())
                 .ok_or_else(|| Error::NotSerializable("the execution could not be shown".to_owned()))?;
-            if let Some(last) = last {
-                let value = decode(&last)?;
+            if let Some(value) = last {
                 let _ = Reflect::set(&object, &"final".into(), &self::object(&[("value", &value)]));
             }
             Ok(object)

@@ -1,6 +1,6 @@
 //! What `pyodide-glue/index.js` gives, and small things that web-sys lacks.
 
-use js_sys::{Function, JsString, Object, Promise, Reflect, Uint8Array};
+use js_sys::{Array, Function, JsString, Object, Promise, Reflect, Uint8Array};
 use wasm_bindgen::prelude::*;
 use web_sys::MessagePort;
 
@@ -25,20 +25,24 @@ extern "C" {
     #[wasm_bindgen(method, getter, js_name = SandboxError)]
     fn sandbox_error(this: &Glue) -> Function;
     /// Starts a worker in the page itself; returns it.
-    #[wasm_bindgen(method, js_name = startWorker)]
+    #[wasm_bindgen(method, catch, js_name = startWorker)]
     pub(super) fn start_worker(
         this: &Glue,
         script: &JsValue,
         message: &Object,
         control: &MessagePort,
-    ) -> web_sys::Worker;
+    ) -> Result<web_sys::Worker, JsValue>;
 
     type Text;
     #[wasm_bindgen(method, js_name = isWellFormed)]
     fn is_well_formed(this: &Text) -> bool;
 
-    #[wasm_bindgen(js_namespace = Object, js_name = getPrototypeOf)]
-    fn prototype_of(value: &JsValue) -> JsValue;
+    #[wasm_bindgen(catch, js_namespace = Object, js_name = getPrototypeOf)]
+    fn prototype_of(value: &JsValue) -> Result<JsValue, JsValue>;
+
+    /// `Object.entries`; a getter may throw.
+    #[wasm_bindgen(catch, js_namespace = Object)]
+    pub(super) fn entries(value: &JsValue) -> Result<Array, JsValue>;
 
     #[wasm_bindgen(js_name = fetch, catch)]
     pub(super) fn fetch(url: &str, init: &Object) -> Result<Promise, JsValue>;
@@ -77,7 +81,7 @@ pub(super) fn bytes(bytes: &[u8]) -> Uint8Array {
 
 /// An [`Error`] as what is thrown.
 pub(super) fn thrown(glue: &Glue, error: &Error) -> JsValue {
-    let arguments = js_sys::Array::of2(&JsValue::from_str(error.code()), &JsValue::from_str(&error.to_string()));
+    let arguments = Array::of2(&JsValue::from_str(error.code()), &JsValue::from_str(&error.to_string()));
     Reflect::construct(&glue.sandbox_error(), &arguments).unwrap_or_else(|failure| failure)
 }
 
@@ -92,15 +96,20 @@ pub(super) fn is_plain(value: &JsValue) -> bool {
     if !value.is_object() {
         return false;
     }
-    let prototype = prototype_of(value);
-    prototype.is_null() || prototype_of(&prototype).is_null()
+    let is_last = |prototype: &JsValue| prototype.is_null() || prototype_of(prototype).is_ok_and(|next| next.is_null());
+    prototype_of(value).is_ok_and(|prototype| is_last(&prototype))
 }
 
 /// What a thrown value says, for people.
 pub(super) fn describe(thrown: &JsValue) -> String {
     let text = match thrown.dyn_ref::<js_sys::Error>() {
-        Some(error) if error.name() == "Error" => error.message().into(),
-        Some(error) => error.to_string().into(),
+        Some(error) => {
+            let text = |name| get(error, name).as_string().unwrap_or_default();
+            match text("name").as_str() {
+                "Error" | "" => text("message"),
+                name => format!("{name}: {}", text("message")),
+            }
+        }
         None => thrown.as_string().unwrap_or_else(|| format!("{thrown:?}")),
     };
     text.chars().take(10_000).collect()

@@ -93,7 +93,7 @@ impl Guest {
         self.home = Some(match isolation {
             Isolation::Worker => {
                 js_sys::Reflect::set(&message, &"port".into(), port)?;
-                Home::Worker(glue.start_worker(&assets.script, &message, control))
+                Home::Worker(glue.start_worker(&assets.script, &message, control)?)
             }
             Isolation::Frame => {
                 let on_failure = self.on_failure.clone();
@@ -103,6 +103,11 @@ impl Guest {
             }
         });
         Ok(())
+    }
+
+    /// Whether there is a worker.
+    pub(super) fn is_launched(&self) -> bool {
+        self.home.is_some()
     }
 
     /// Sends a message.

@@ -1,9 +1,9 @@
 //! `createSandbox`'s options, checked: an unknown or ill-typed one is an error that names it.
 
-use js_sys::{Array, Function, Object};
+use js_sys::{Array, Function};
 use wasm_bindgen::prelude::*;
 
-use super::glue::is_plain;
+use super::glue::{self, describe, is_plain};
 use crate::error::Error;
 use crate::limits::Limits;
 use crate::protocol::QUERIES;
@@ -153,7 +153,8 @@ fn entries(value: &JsValue, what: &str) -> Result<Vec<(String, JsValue)>, Error>
     if !is_plain(value) {
         return Err(Error::invalid(what, "must be an object"));
     }
-    let entries = Object::entries(value.unchecked_ref());
+    let entries =
+        glue::entries(value).map_err(|error| Error::invalid(what, format!("cannot be read: {}", describe(&error))))?;
     Ok(entries
         .iter()
         .map(|entry| {
@@ -175,4 +176,5 @@ fn is_python_name(name: &str) -> bool {
     let mut chars = name.chars();
     chars.next().is_some_and(|first| first.is_alphabetic() || first == '_')
         && chars.all(|char| char.is_alphanumeric() || char == '_')
+        && !name.starts_with("__")
 }

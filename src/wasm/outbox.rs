@@ -105,6 +105,13 @@ impl Cutter {
     }
 
     fn text_piece(&self, text: &JsString, start: u32) -> Piece {
+        if text.length() <= STEP && well_formed(text) {
+            return Piece {
+                bytes: self.encoder.encode(text),
+                next: text.length(),
+                owned: true,
+            };
+        }
         let (mut next, mut written) = (start, 0);
         while next < text.length() && written + 3 * STEP <= PIECE {
             let slice = text.slice(next, pair_boundary(text, next.saturating_add(STEP)));
@@ -116,13 +123,6 @@ impl Cutter {
                 return Piece {
                     bytes,
                     next: next + slice.length(),
-                    owned: true,
-                };
-            }
-            if start == 0 && slice.length() == text.length() {
-                return Piece {
-                    bytes: self.encoder.encode(&slice),
-                    next: slice.length(),
                     owned: true,
                 };
             }
@@ -211,9 +211,9 @@ impl Outbox {
             };
             let piece = self.cutter.piece(&body, start);
             if piece.next < body.length() {
-                let encoding = match &body {
-                    JsBody::Text(_) => Encoding::Text,
-                    JsBody::Bytes(_) => Encoding::Bytes,
+                let encoding = match (&body, &request) {
+                    (JsBody::Text(_), Request::SetVariable { .. }) => Encoding::Text,
+                    _ => Encoding::Bytes,
                 };
                 self.post_piece(&Request::Part { encoding }, Some(&piece));
                 start = piece.next;
@@ -267,20 +267,12 @@ pub(super) fn join(pieces: &[Uint8Array]) -> Uint8Array {
 
 /// Lets the page do everything else that is waiting, and comes back.
 async fn next_task() {
-    thread_local! {
-        static CHANNEL: Option<MessageChannel> = MessageChannel::new().ok();
-    }
-    let promise = CHANNEL.with(|channel| {
-        let channel = channel.as_ref()?;
-        Some(Promise::new(&mut |resolve, _| {
-            let done = Closure::once_into_js(move || {
-                let _ = resolve.call0(&JsValue::UNDEFINED);
-            });
-            channel.port1().set_onmessage(Some(done.unchecked_ref()));
-            let _ = channel.port2().post_message(&JsValue::NULL);
-        }))
+    let Ok(channel) = MessageChannel::new() else { return };
+    let port = channel.port1();
+    let promise = Promise::new(&mut |resolve, _| {
+        port.set_onmessage(Some(&resolve));
+        let _ = channel.port2().post_message(&JsValue::NULL);
     });
-    if let Some(promise) = promise {
-        let _ = JsFuture::from(promise).await;
-    }
+    let _ = JsFuture::from(promise).await;
+    port.close();
 }

@@ -227,7 +227,7 @@ impl Sandbox {
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
-        self.driver.feed(Input::Destroy);
+        self.driver.abandon();
     }
 }
 

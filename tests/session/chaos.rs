@@ -143,7 +143,9 @@ fn aside() -> impl Strategy<Value = (Event, Option<Bytes>)> {
         Event::Fatal {
             message: "x".repeat(100_000),
         },
-        Event::Part,
+        Event::Part {
+            encoding: Encoding::Bytes,
+        },
     ]);
     (
         event,

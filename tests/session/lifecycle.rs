@@ -247,7 +247,12 @@ fn after_destroy_nothing_happens_any_more() {
     for input in [
         Input::Interrupt,
         Input::Tick,
-        Input::Guest(Event::Part, None),
+        Input::Guest(
+            Event::Part {
+                encoding: Encoding::Bytes,
+            },
+            None,
+        ),
         Input::GuestLost(Error::Destroyed),
         Input::HostReturned(1, Ok(text("late"))),
         Input::BadMessage("what".to_owned()),

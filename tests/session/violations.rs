@@ -93,7 +93,14 @@ fn events_out_of_order() {
     is_a_violation("`bootFailed` out of order", |world| {
         world.event(Event::BootFailed { message: String::new() })
     });
-    is_a_violation("`part` out of order", |world| world.event_with(Event::Part, b"x"));
+    is_a_violation("`part` out of order", |world| {
+        world.event_with(
+            Event::Part {
+                encoding: Encoding::Bytes,
+            },
+            b"x",
+        )
+    });
 }
 
 #[test]

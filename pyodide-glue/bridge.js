@@ -85,7 +85,7 @@ export function createBridge(post, mailbox) {
   const wait = (start) =>
     new Promise((resolve) => {
       post(null);
-      if (stopping) return resolve(undefined);
+      if (stopping) return resolve(interrupted());
       const giveUp = start((value) => {
         endWait = null;
         resolve(value);
@@ -93,9 +93,15 @@ export function createBridge(post, mailbox) {
       endWait = () => {
         endWait = null;
         giveUp?.();
-        resolve(undefined);
+        resolve(interrupted());
       };
     });
+
+  /** What a wait comes back with when Python is to stop. That is an interrupt of its own, so the next one has time. */
+  const interrupted = () => {
+    nextLook = now() + REPEAT_MS;
+    return undefined;
+  };
 
   /** @param {StopReason} reason */
   const stop = (reason) => {
@@ -252,7 +258,7 @@ export function createBridge(post, mailbox) {
         const begun = now();
         send(true);
         while (unanswered > 0) {
-          if (stopping) return undefined;
+          if (stopping) return interrupted();
           block(Infinity);
         }
         deadline += now() - begun;
@@ -277,7 +283,7 @@ export function createBridge(post, mailbox) {
         const until = Math.min(ms === undefined ? Infinity : now() + ms, deadline);
         while (now() < until && !stopping) block(until - now());
         if (now() >= deadline) stopping ??= "timeout";
-        return stopping ? undefined : true;
+        return stopping ? interrupted() : true;
       },
 
       canBlock: mailbox !== undefined,

@@ -127,7 +127,7 @@ pub(crate) fn earliest(a: Option<f64>, b: Option<f64>) -> Option<f64> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(target_arch = "wasm32")))]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -24,7 +24,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("values.py"),
 ];
 
-#[cfg(test)]
+#[cfg(all(test, not(target_arch = "wasm32")))]
 mod tests {
     use super::FILES;
 

@@ -29,7 +29,7 @@ pub mod protocol;
 pub mod session;
 pub mod value;
 #[cfg(feature = "wasm")]
-mod wasm;
+pub mod wasm;
 
 pub use error::Error;
 pub use execution::CodeExecution;

@@ -139,7 +139,7 @@ fn whole(name: &str, value: f64, least: f64, most: f64, unit: &str) -> Result<u3
     Ok(value as u32)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(target_arch = "wasm32")))]
 mod tests {
     use super::*;
 

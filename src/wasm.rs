@@ -8,3 +8,27 @@ mod guest_frame;
 mod options;
 mod outbox;
 mod sandbox;
+
+/// What `tests/web.rs` looks at; no part of the API.
+#[doc(hidden)]
+pub mod testing {
+    use wasm_bindgen::JsValue;
+
+    use crate::error::Error;
+
+    /// Checks what `createSandbox` would be given.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`].
+    pub fn check_options(options: &JsValue) -> Result<(), Error> {
+        super::options::Options::parse(options).map(drop)
+    }
+
+    /// A value as it comes back from a guest that only keeps it.
+    ///
+    /// # Errors
+    /// [`Error::NotSerializable`].
+    pub fn round_trip(value: &JsValue, max_bytes: f64) -> Result<JsValue, Error> {
+        super::convert::encode(value, "value", max_bytes).and_then(|encoded| super::convert::decode(&encoded))
+    }
+}

@@ -1,4 +1,5 @@
 //! Values as bytes: what CPython writes, what we write, and what nobody should.
+#![cfg(not(target_arch = "wasm32"))]
 #![expect(clippy::expect_used, reason = "helpers of tests")]
 
 use proptest::prelude::*;

@@ -95,16 +95,22 @@ export interface Capabilities {
 
 #[wasm_bindgen]
 extern "C" {
+    /// TypeScript's `SandboxOptions | undefined`.
     #[wasm_bindgen(typescript_type = "SandboxOptions | undefined")]
     pub type SandboxOptionsValue;
+    /// TypeScript's `Promise<void>`.
     #[wasm_bindgen(typescript_type = "Promise<void>")]
     pub type VoidPromise;
+    /// TypeScript's `Promise<unknown>`.
     #[wasm_bindgen(typescript_type = "Promise<unknown>")]
     pub type ValuePromise;
+    /// TypeScript's `Promise<CodeExecution>`.
     #[wasm_bindgen(typescript_type = "Promise<CodeExecution>")]
     pub type ExecutionPromise;
+    /// TypeScript's `Promise<Variable[]>`.
     #[wasm_bindgen(typescript_type = "Promise<Variable[]>")]
     pub type VariablesPromise;
+    /// TypeScript's `Capabilities`.
     #[wasm_bindgen(typescript_type = "Capabilities")]
     pub type CapabilitiesValue;
 }

@@ -222,12 +222,12 @@ def back(f): return list(to_js([1, 2]).map(create_proxy(lambda value, *_: f(valu
 
 /** What a cell leaves behind to act in the next one; `stray` prints and answers. */
 export const LEFTOVERS = {
-  "a callback scheduled by pyodide": "pyodide_js._api.scheduleCallback(create_proxy(stray), 100)",
+  "a callback scheduled by pyodide": "pyodide_js._api.scheduleCallback(create_proxy(stray), 0)",
   "a callback that schedules itself for ever": `
 def again(*_):
     stray()
-    pyodide_js._api.scheduleCallback(create_proxy(again), 20)
-again_first = pyodide_js._api.scheduleCallback(create_proxy(again), 20)`,
+    pyodide_js._api.scheduleCallback(create_proxy(again), 0)
+pyodide_js._api.scheduleCallback(create_proxy(again), 0)`,
   "callbacks of promises": `
 promise = js.Promise.resolve(1)
 def chain(n):
@@ -244,8 +244,8 @@ pyodide_js.runPythonAsync('import __main__\\nfor _ in range(100):\\n    try: __m
   "a task of pyodide's loop": `
 import pyodide.webloop
 loop = pyodide.webloop.WebLoop()
-loop.call_later(0.1, stray)
-loop.call_soon(stray)`,
+loop.call_soon(stray)
+loop.call_later(0.001, stray)`,
   "an asyncio task that ignores its cancellation": `
 import asyncio
 async def stubborn():

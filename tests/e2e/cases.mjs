@@ -2,6 +2,7 @@
 //   node tests/e2e/cases.mjs --browser chromium|firefox [--only part-of-a-name]
 import { readdirSync } from "node:fs";
 import { join } from "node:path";
+import { testAssets } from "./assets.mjs";
 import { openBrowser, readArguments, root, Score } from "./harness.mjs";
 
 const LANES = 2;
@@ -35,6 +36,7 @@ try {
   );
   const failure = await finished;
   if (failure) score.fail("the cases could not be run", [failure]);
+  await testAssets(page, score, only);
   const frames = await page.evaluate(() => document.querySelectorAll("iframe").length);
   score.add("destroyed sandboxes leave no frame behind", frames === 0 ? [] : [`${frames} frames are left`]);
   score.add("nothing is thrown into the page", uncaught);

@@ -14,6 +14,9 @@ export function readArguments() {
   return { browser: /** @type {"chromium" | "firefox"} */ (values.browser), only: values.only };
 }
 
+/** Firefox reports requests and code that were stopped like errors of the page. */
+const REPORTS = /Content-Security-Policy|Cross-Origin Request Blocked/;
+
 /**
  * A browser with a server of the repository; `page()` opens an empty page from which `/pyodide-glue/index.js` can be
  * imported. Everything that a page reports as an uncaught error is kept in `uncaught`.
@@ -32,7 +35,10 @@ export async function openBrowser(name, options) {
     /** @param {string} [url] */
     async page(url = `${site.url}/tests/e2e/page.html`) {
       const page = await browser.newPage();
-      page.on("pageerror", (error) => uncaught.push(String(/** @type {any} */ (error).stack ?? error)));
+      page.on("pageerror", (error) => {
+        const text = String(/** @type {any} */ (error).stack ?? error);
+        if (!REPORTS.test(text)) uncaught.push(text);
+      });
       page.on("console", (message) => {
         if (process.env.VERBOSE) console.log(`  [console] ${message.text().slice(0, 500)}`);
       });

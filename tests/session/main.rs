@@ -1,4 +1,5 @@
 //! The session state machine, on a fake clock and with a scripted guest. Every step is checked by [`world::World`].
+#![cfg(not(target_arch = "wasm32"))]
 #![expect(clippy::expect_used, clippy::panic, reason = "helpers of tests")]
 
 mod chaos;

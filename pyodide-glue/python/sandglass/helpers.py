@@ -1,8 +1,8 @@
 """What user code can call: sub-model queries, final answers, and tools for reading a large context.
 
-Host functions are called with a list of arguments: `llm_query` with `[prompt]` or `[prompt, model]`, `rlm_query` with `[task,
-context]`, a user's function with its positional arguments and, when there are keyword arguments, one object with them
-at the end.
+Host functions are called with a list of arguments: `llm_query` with `[prompt]` or `[prompt, model]`, `rlm_query` with
+`[task, context]`, a user's function with its positional arguments and, when there are keyword arguments, one object
+with them at the end.
 
 Everything blocks and returns plain results. A str that came from the host, and lists of them, can also be awaited,
 because models write both `llm_query(x)` and `await llm_query(x)`; results of other types are returned as they are.

@@ -1,0 +1,82 @@
+// Sandboxes whose assets are missing, damaged or out of reach. A part of cases.mjs.
+import { readFile } from "node:fs/promises";
+import { createServer } from "node:http";
+import { join } from "node:path";
+import { root } from "./harness.mjs";
+
+/** What a server may do to a file. @type {Record<string, (body: Buffer) => { status?: number, body: Buffer } | "hang up">} */
+const FAULTS = {
+  missing: () => ({ status: 404, body: Buffer.from("not found") }),
+  truncated: (body) => ({ body: body.subarray(0, body.length / 2) }),
+  damaged: (body) => {
+    const copy = Buffer.from(body);
+    copy[copy.length >> 1] ^= 1;
+    return { body: copy };
+  },
+  "another page": () => ({ body: Buffer.from("<!doctype html><title>Welcome</title>") }),
+  "cut off": () => "hang up",
+};
+
+/**
+ * @param {import("puppeteer-core").Page} page
+ * @param {import("./harness.mjs").Score} score
+ * @param {string} only
+ */
+export async function testAssets(page, score, only) {
+  /** @type {{ file?: string, fault?: string }} */
+  let now = {};
+  const server = createServer(async (request, response) => {
+    const name = (request.url ?? "/").slice(1);
+    const body = await readFile(join(root, "dist", name)).catch(() => undefined);
+    const made = body && (name === now.file ? FAULTS[now.fault ?? ""](body) : { body });
+    if (made === "hang up") return void response.destroy();
+    response.writeHead(made?.status ?? (made ? 200 : 404), {
+      "Access-Control-Allow-Origin": "*",
+      "Content-Type": name.endsWith(".wasm") ? "application/wasm" : "application/octet-stream",
+    });
+    response.end(made?.body);
+  });
+  await new Promise((resolve) => {
+    server.listen(0, "127.0.0.1", () => resolve(undefined));
+  });
+  const { port } = /** @type {import("node:net").AddressInfo} */ (server.address());
+  const create = () =>
+    page.evaluate(async (assetsUrl) => {
+      const { createSandbox, SandboxError } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
+      try {
+        const sandbox = await createSandbox({ assetsUrl });
+        await sandbox.initialize("c");
+        const { result } = await sandbox.execute("context");
+        await sandbox.destroy();
+        return { result };
+      } catch (error) {
+        const { code, message } = /** @type {any} */ (error);
+        return { ours: error instanceof SandboxError, code, message };
+      }
+    }, `http://127.0.0.1:${port}`);
+
+  const cases = [
+    ...Object.keys(FAULTS).map((fault) => ({ file: "pyodide.asm.wasm", fault })),
+    { file: "python_stdlib.zip", fault: "damaged" },
+    { file: "guest.js", fault: "missing" },
+    { file: "guest.js", fault: "damaged" },
+  ];
+  for (const one of cases) {
+    const name = `assets: ${one.file} that is ${one.fault} is refused by name`;
+    if (!name.includes(only)) continue;
+    now = one;
+    const { ours, code, message } = await create();
+    const right = ours && code === "asset_failed" && message.includes(one.file);
+    score.add(name, right ? [] : [`got ${code}: ${message}`]);
+  }
+  now = {};
+  const name = "assets: once they are good, the next sandbox starts";
+  if (name.includes(only)) {
+    const made = await create();
+    score.add(name, made.result === "'c'" ? [] : [`got ${JSON.stringify(made)}`]);
+  }
+  await new Promise((resolve) => {
+    server.close(resolve);
+    server.closeAllConnections();
+  });
+}

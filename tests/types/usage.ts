@@ -1,0 +1,47 @@
+// The public types, used rightly and wrongly; `tsc` is the test.
+
+import { createSandbox, SandboxError } from "../../pyodide-glue/index.js";
+
+export async function rightly(): Promise<void> {
+  const sandbox = await createSandbox({
+    timeout: 1_000,
+    onLLMQuery: async (prompt, { model, signal }) => `${prompt.length} ${model ?? "default"} ${signal.aborted}`,
+    onRLMQuery: (task, context) => `${task} ${typeof context}`,
+    hostFunctions: { add: (a: number, b: number) => a + b },
+    isolation: "worker",
+    onProgress: ({ stage }) => stage satisfies "assets" | "python" | "ready",
+  });
+  await sandbox.initialize({ any: ["value", 1n, new Map()] });
+  const run = await sandbox.execute("1+1", { timeout: 10, signal: new AbortController().signal });
+  run.outcome satisfies "ok" | "error" | "timeout" | "interrupted" | "crashed" | "limit";
+  run.error satisfies string | undefined;
+  run.final satisfies { value: unknown } | undefined;
+  run.state.lost satisfies { name: string; reason: string }[] | undefined;
+  run.truncated.stdout satisfies number;
+  (await sandbox.getVariable("x")) satisfies unknown;
+  (await sandbox.listVariables()) satisfies { name: string; type: string; length: number | null }[];
+  sandbox.capabilities.softInterrupt satisfies boolean;
+  sandbox.interrupt();
+  await sandbox.destroy();
+  new SandboxError("destroyed", "…").code satisfies string;
+}
+
+export async function wrongly(): Promise<void> {
+  // @ts-expect-error: there is no such option
+  await createSandbox({ tiemout: 1 });
+  // @ts-expect-error: milliseconds are a number
+  await createSandbox({ timeout: "1" });
+  // @ts-expect-error: an answer is a string
+  await createSandbox({ onLLMQuery: async () => 42 });
+  // @ts-expect-error: frame or worker
+  await createSandbox({ isolation: "none" });
+  const sandbox = await createSandbox();
+  // @ts-expect-error: code is text
+  await sandbox.execute(1);
+  // @ts-expect-error: execute has no such option
+  await sandbox.execute("1", { maxOutputLength: 1 });
+  // @ts-expect-error: a value is unknown until it is looked at
+  (await sandbox.getVariable("x")).length;
+  // @ts-expect-error: what a sandbox is cannot be changed
+  sandbox.capabilities = {};
+}

@@ -106,7 +106,8 @@ export function createBridge(post, mailbox) {
   /** @param {StopReason} reason */
   const stop = (reason) => {
     stopping ??= reason;
-    nextLook = 0;
+    // A wait that ends raises KeyboardInterrupt itself; the next one leaves time to clean up.
+    nextLook = endWait ? now() + REPEAT_MS : 0;
     endWait?.();
   };
 

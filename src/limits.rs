@@ -46,10 +46,16 @@ pub const MAX_NAME_BYTES: usize = 1_000;
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 /// What an output event counts beyond its text, in bytes.
 pub const EVENT_BYTES: f64 = 512.0;
-/// Bytes of output that one turn may send at once beyond what is kept of it, and per second after that.
+/// Bytes of output that one turn may send at once, and per second after that, whatever is kept of it. Per character that is
+/// kept (`maxOutputLength`) come [`OUTPUT_BURST_PER_CHAR`] and [`OUTPUT_PER_SECOND_PER_CHAR`]: a guest of ours sends the tail
+/// of two streams twenty times a second at most.
 pub const OUTPUT_BURST_BYTES: f64 = 32.0 * 1024.0 * 1024.0;
 /// See [`OUTPUT_BURST_BYTES`].
-pub const OUTPUT_BYTES_PER_SECOND: f64 = 64.0 * 1024.0 * 1024.0;
+pub const OUTPUT_BYTES_PER_SECOND: f64 = 8.0 * 1024.0 * 1024.0;
+/// See [`OUTPUT_BURST_BYTES`].
+pub const OUTPUT_BURST_PER_CHAR: f64 = 8.0;
+/// See [`OUTPUT_BURST_BYTES`].
+pub const OUTPUT_PER_SECOND_PER_CHAR: f64 = 160.0;
 /// Calls that may wait in a session's queue.
 pub const MAX_QUEUED_COMMANDS: usize = 10_000;
 

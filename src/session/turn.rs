@@ -5,7 +5,10 @@ use super::{Body, Command, Effect, Encoded, Reply, Session, Ticket, kind};
 use crate::deadline::{Deadline, StopReason};
 use crate::error::Error;
 use crate::execution::{CodeExecution, Outcome, StateReport, StateStatus, Truncated};
-use crate::limits::{EVENT_BYTES, OUTPUT_BURST_BYTES, OUTPUT_BYTES_PER_SECOND, VALUE_TIMEOUT_MS};
+use crate::limits::{
+    EVENT_BYTES, OUTPUT_BURST_BYTES, OUTPUT_BURST_PER_CHAR, OUTPUT_BYTES_PER_SECOND, OUTPUT_PER_SECOND_PER_CHAR,
+    VALUE_TIMEOUT_MS,
+};
 use crate::output::{OutputBuffer, omission_notice};
 use crate::protocol::{Encoding, Ended, Event, ExecutionReport, Request, Stream};
 
@@ -60,14 +63,24 @@ pub(super) struct Execution {
 struct Flow {
     bytes: f64,
     burst: f64,
+    per_second: f64,
 }
 
 impl Flow {
+    fn new(max_output_chars: u32) -> Self {
+        let kept = f64::from(max_output_chars);
+        Self {
+            bytes: 0.0,
+            burst: OUTPUT_BURST_BYTES + OUTPUT_BURST_PER_CHAR * kept,
+            per_second: OUTPUT_BYTES_PER_SECOND + OUTPUT_PER_SECOND_PER_CHAR * kept,
+        }
+    }
+
     fn floods(&mut self, bytes: usize, elapsed_ms: f64) -> bool {
         #[expect(clippy::cast_precision_loss, reason = "one event's size")]
         let bytes = bytes as f64;
         self.bytes += bytes + EVENT_BYTES;
-        self.bytes > self.burst + OUTPUT_BYTES_PER_SECOND * elapsed_ms / 1_000.0
+        self.bytes > self.burst + self.per_second * elapsed_ms / 1_000.0
     }
 }
 
@@ -320,10 +333,7 @@ impl<B: Body> Session<B> {
             task,
             deadline,
             calls: Calls::default(),
-            flow: Flow {
-                bytes: 0.0,
-                burst: OUTPUT_BURST_BYTES + 8.0 * f64::from(self.limits.max_output_chars),
-            },
+            flow: Flow::new(self.limits.max_output_chars),
         });
         self.post(request, body);
     }

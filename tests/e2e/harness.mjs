@@ -14,9 +14,6 @@ export function readArguments() {
   return { browser: /** @type {"chromium" | "firefox"} */ (values.browser), only: values.only };
 }
 
-/** Firefox reports requests and code that were stopped like errors of the page. */
-const REPORTS = /Content-Security-Policy|Cross-Origin Request Blocked/;
-
 /**
  * A browser with a server of the repository; `page()` opens an empty page from which `/pyodide-glue/index.js` can be
  * imported. Everything that a page reports as an uncaught error is kept in `uncaught`.
@@ -35,14 +32,17 @@ export async function openBrowser(name, options) {
     /** @param {string} [url] */
     async page(url = `${site.url}/tests/e2e/page.html`) {
       const page = await browser.newPage();
-      page.on("pageerror", (error) => {
-        const text = String(/** @type {any} */ (error).stack ?? error);
-        if (!REPORTS.test(text)) uncaught.push(text);
-      });
       page.on("console", (message) => {
         if (process.env.VERBOSE) console.log(`  [console] ${message.text().slice(0, 500)}`);
       });
       await page.goto(url);
+      // In the page itself: what a browser reports beyond that, it also reports of frames and workers, which are the guest's.
+      await page.exposeFunction("reportUncaught", (/** @type {string} */ text) => uncaught.push(text));
+      await page.evaluate(() => {
+        const report = /** @type {any} */ (globalThis).reportUncaught;
+        addEventListener("error", (event) => report(String(event.error?.stack ?? event.message)));
+        addEventListener("unhandledrejection", (event) => report(String(event.reason?.stack ?? event.reason)));
+      });
       return page;
     },
     async close() {

@@ -74,7 +74,7 @@ function createCalls(guest, takeLock) {
     configure: (config) => configure(config),
     /** @type {(execution: number, code: string) => Promise<string | [report: string, encoding: Encoding, final: Uint8Array]>} */
     execute: (execution, code) => {
-      // Not on the stack of its own that `callPromising` makes: Python's compiler takes five times as long there.
+      // Not on the stack of its own that `callPromising` makes: Python's compiler is several times slower there.
       prepare(execution, code);
       return execute.callPromising(execution, code);
     },

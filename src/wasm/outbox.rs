@@ -64,7 +64,7 @@ struct Piece {
 #[derive(Clone)]
 struct Cutter {
     encoder: Encoder,
-    /// Large texts are encoded in here: a fresh buffer for every piece costs five times as much.
+    /// Large texts are encoded in here: a fresh buffer for every piece costs much more.
     buffer: Uint8Array,
 }
 

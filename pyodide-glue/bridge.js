@@ -1,7 +1,7 @@
 // The crossing between Python and the host: the only code that makes Python wait, and the only code that stops it.
 //
-// Waiting: under JSPI the whole interpreter is suspended while a promise is pending. Where a JavaScript frame is in the
-// way, or there is no JSPI, `Atomics.wait` on the mailbox does it; that needs a cross-origin isolated frame.
+// Waiting: where there is a mailbox (a cross-origin isolated frame), Python blocks in `Atomics.wait`. Elsewhere JSPI
+// suspends the whole interpreter while a promise is pending.
 //
 // Stopping: the interpreter polls the "interrupt buffer" while it runs. Ours is a getter that looks at the clock. Every
 // BREATH_MS it asks Python's signal handler (browser.py) for a *breath*: the handler suspends the interpreter for one
@@ -219,6 +219,10 @@ export function createBridge(post, mailbox) {
         post({ type: "output", turn, stream, skipped, text: text.toWellFormed() }, undefined, hold);
       },
 
+      get hasWritten() {
+        return written.length > 0;
+      },
+
       takeWritten() {
         const taken = written;
         written = [];
@@ -254,7 +258,7 @@ export function createBridge(post, mailbox) {
         });
       },
 
-      /** The same without JSPI. */
+      /** The same by blocking. */
       answeredBlocking() {
         const begun = now();
         send(true);
@@ -281,6 +285,7 @@ export function createBridge(post, mailbox) {
 
       /** @param {number | undefined} ms */
       sleepBlocking(ms) {
+        post(null);
         const until = Math.min(ms === undefined ? Infinity : now() + ms, deadline);
         while (now() < until && !stopping) block(until - now());
         if (now() >= deadline) stopping ??= "timeout";
@@ -293,7 +298,7 @@ export function createBridge(post, mailbox) {
       overdue() {
         const time = now();
         if (time >= deadline) stopping ??= "timeout";
-        block(0); // where a breath is not possible
+        block(0);
         nextLook = stopping ? time + REPEAT_MS : Math.min(deadline, time + BREATH_MS);
         return stopping !== null;
       },

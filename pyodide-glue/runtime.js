@@ -52,7 +52,7 @@ export async function loadRuntime(assets, files, bridge) {
   // A call into C that failed may have left without the interpreter's lock.
   const takeLock = /** @type {any} */ (pyodide)._module._PyGILState_Ensure;
   return {
-    python: createCalls(guest, takeLock),
+    python: createCalls(guest, takeLock, bridge.python.canBlock),
     info: {
       version: PROTOCOL_VERSION,
       guest: /** @type {Pick<GuestInfo, "python" | "pyodide">} */ ({ python: lock.python, pyodide: pyodide.version }),
@@ -63,29 +63,33 @@ export async function loadRuntime(assets, files, bridge) {
 /** @typedef {[encoding: Encoding, body: Uint8Array] | ["refused", why: string]} Answer */
 
 /**
- * The runtime's methods as functions that may suspend. What they throw is fatal.
+ * The runtime's methods as functions that may wait. What they throw is fatal.
  * @param {any} guest  `sandglass.browser.Guest`
  * @param {() => void} takeLock
+ * @param {boolean} canBlock  whether Python waits by blocking; if not, it is suspended, for which it needs `callPromising`
  */
-function createCalls(guest, takeLock) {
+function createCalls(guest, takeLock, canBlock) {
+  /** @param {any} method @returns {(...args: unknown[]) => Promise<any>} */
+  const waiting = (method) => (canBlock ? async (...args) => method(...args) : (...args) => method.callPromising(...args));
   const { configure, prepare, execute, get_variable, take_text, set_variable, list_variables, flush } = guest;
+  const runCell = waiting(execute);
   return {
     /** @type {(config: string) => Answer} */
     configure: (config) => configure(config),
     /** @type {(execution: number, code: string) => Promise<string | [report: string, encoding: Encoding, final: Uint8Array]>} */
     execute: (execution, code) => {
       // Not on the stack of its own that `callPromising` makes: Python's compiler is several times slower there.
-      prepare(execution, code);
-      return execute.callPromising(execution, code);
+      if (!canBlock) prepare(execution, code);
+      return runCell(execution, code);
     },
     /** @type {(name: string) => Promise<Answer>} */
-    getVariable: (name) => get_variable.callPromising(name),
+    getVariable: waiting(get_variable),
     /** The pieces of a text, of which `setVariable` brings the last. @type {(piece: Uint8Array) => void} */
     takeText: (piece) => take_text(piece),
     /** @type {(name: string, encoding: Encoding, body: Uint8Array) => Promise<Answer>} */
-    setVariable: (name, encoding, body) => set_variable.callPromising(name, encoding, body),
+    setVariable: waiting(set_variable),
     /** @type {() => Promise<Answer>} */
-    listVariables: () => list_variables.callPromising(),
+    listVariables: waiting(list_variables),
     /** The last words of an interpreter that has failed: it can often still say what was printed. */
     flush: () => {
       takeLock();

@@ -21,10 +21,10 @@ const BROWSERS = ["chromium", "firefox"];
 const PYTHON = "pyodide-glue/python";
 const wasm = ["--features", "wasm"];
 const e2e = (/** @type {string} */ name, /** @type {string[]} */ ...args) => ["node", `tests/e2e/${name}.mjs`, ...args];
-const inBrowsers = (/** @type {string} */ name) =>
+const inBrowsers = (/** @type {string} */ name, /** @type {string[]} */ ...args) =>
   BROWSERS.map((browser) => ({
-    name: `${name} in ${browser}`,
-    command: e2e(name, "--browser", browser),
+    name: [name, "in", browser, ...args].join(" ").replace("--", ""),
+    command: e2e(name, "--browser", browser, ...args),
     count: sumLine,
   }));
 
@@ -58,6 +58,7 @@ const SUITES = [
     count: cargoLines,
   },
   ...inBrowsers("cases"),
+  ...inBrowsers("cases", "--shared"),
   ...inBrowsers("isolation"),
   { name: "readme", command: e2e("readme", "--browser", "chromium"), count: sumLine },
   ...inBrowsers("playground"),

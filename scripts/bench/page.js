@@ -13,7 +13,7 @@ if (PerformanceObserver.supportedEntryTypes.includes("longtask")) {
   new PerformanceObserver((list) => longTasks.push(...list.getEntries())).observe({ type: "longtask" });
 }
 
-const RIVALS = new Set(["loadPyodide", "globalsSet", "globalsGet", "pyodide", "echo"]);
+const RIVALS = new Set(["loadPyodide", "globalsSet", "globalsGet", "pyodide", "bareEval", "echo"]);
 
 /** @param {number} ms */
 const idle = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
@@ -88,6 +88,7 @@ const benchmarks = {
       echo: () => rival.ask("echo"),
       execute: () => sandbox.execute("1+1"),
       pyodide: () => rival.ask("run", "1+1"),
+      bareEval: () => rival.ask("eval", "1+1"),
       withCalls: () => sandbox.execute(`for _ in range(${calls}): llm_query("x")`),
       withoutCalls: () => sandbox.execute(`for _ in range(${calls}): str("x")`),
     };

@@ -1,5 +1,5 @@
 // Runs tests/cases/ in a browser, through the public API.
-//   node tests/e2e/cases.mjs --browser chromium|firefox [--only part-of-a-name]
+//   node tests/e2e/cases.mjs --browser chromium|firefox [--shared] [--only part-of-a-name]
 import { readdirSync } from "node:fs";
 import { join } from "node:path";
 import { testAssets } from "./assets.mjs";
@@ -7,10 +7,10 @@ import { openBrowser, readArguments, root, Score } from "./harness.mjs";
 
 const LANES = 2;
 
-const { browser: name, only } = readArguments();
+const { browser: name, only, shared } = readArguments();
 const files = readdirSync(join(root, "tests/cases")).filter((file) => file.endsWith(".toml"));
 const score = new Score();
-const { page: openPage, uncaught, close } = await openBrowser(name);
+const { page: openPage, uncaught, close } = await openBrowser(name, { shared });
 try {
   const page = await openPage();
   const finished = new Promise((resolve) => {

@@ -2,26 +2,34 @@
 import { parseArgs } from "node:util";
 import { find, launch } from "../../scripts/browsers.mjs";
 import { root } from "../../scripts/project.mjs";
-import { serve } from "../../scripts/serve.mjs";
+import { CROSS_ORIGIN_ISOLATED, serve } from "../../scripts/serve.mjs";
 
 export { find, root, serve };
 
-/** The arguments every suite takes: `--browser chromium|firefox`, `--only <part of a name>`. */
+/**
+ * The arguments every suite takes: `--browser chromium|firefox`, `--only <part of a name>`, and `--shared` for pages that
+ * are cross-origin isolated, where Python waits by shared memory.
+ */
 export function readArguments() {
   const { values } = parseArgs({
-    options: { browser: { type: "string", default: "chromium" }, only: { type: "string", default: "" } },
+    options: {
+      browser: { type: "string", default: "chromium" },
+      only: { type: "string", default: "" },
+      shared: { type: "boolean", default: false },
+    },
   });
-  return { browser: /** @type {"chromium" | "firefox"} */ (values.browser), only: values.only };
+  const { only, shared } = values;
+  return { browser: /** @type {"chromium" | "firefox"} */ (values.browser), only, shared };
 }
 
 /**
  * A browser with a server of the repository; `page()` opens an empty page from which `/pyodide-glue/index.js` can be
  * imported. Everything that a page reports as an uncaught error is kept in `uncaught`.
  * @param {"chromium" | "firefox"} name
- * @param {Parameters<typeof launch>[1]} [options]
+ * @param {Parameters<typeof launch>[1] & { shared?: boolean }} [options]  `shared`: the pages are cross-origin isolated
  */
-export async function openBrowser(name, options) {
-  const site = await serve(root);
+export async function openBrowser(name, { shared, ...options } = {}) {
+  const site = await serve(root, { headers: shared ? CROSS_ORIGIN_ISOLATED : {} });
   const browser = await launch(name, options);
   /** @type {string[]} */
   const uncaught = [];

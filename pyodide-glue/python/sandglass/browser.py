@@ -34,6 +34,7 @@ class BrowserBridge:
     def __init__(self, js: Any) -> None:
         self._js = js
         self._pyodide_loop = _get_running_loop()
+        self._can_block = bool(js.canBlock)
         self.output = js.output
         self.runtime: Runtime
 
@@ -57,11 +58,11 @@ class BrowserBridge:
     def _wait(self, start: Any, block: Any, *args: Any) -> Any:
         """Waits one way or the other. Nothing comes back when Python is to stop."""
         result = _CANNOT_WAIT
-        if can_run_sync():
+        if self._can_block:
+            result = block(*args)
+        elif can_run_sync():
             with suppress(RuntimeError):  # a JavaScript frame may be in the way
                 result = self._suspend(start, *args)
-        if result is _CANNOT_WAIT and self._js.canBlock:
-            result = block(*args)
         if result is _CANNOT_WAIT:
             raise RuntimeError(
                 "Python cannot wait here: a JavaScript function is on the stack, or the browser lacks JSPI. Call it "
@@ -94,7 +95,7 @@ class BrowserBridge:
         self.runtime.flush()  # so that it shows while Python computes, and is not lost should it have to be killed
         if js.overdue():
             raise KeyboardInterrupt
-        if can_run_sync() and self.runtime.is_current:
+        if not self._can_block and can_run_sync() and self.runtime.is_current:
             try:
                 if self._suspend(js.breathe) is None:
                     raise KeyboardInterrupt
@@ -106,12 +107,17 @@ class Guest:
     """What `worker.js` calls. Results are JavaScript values, refusals too: whatever is raised here is fatal."""
 
     def __init__(self, js_bridge: Any) -> None:
+        self._js = js_bridge
         self._bridge = BrowserBridge(js_bridge)
         self._runtime = Runtime(self._bridge)
         self._pieces: list[Any] = []
         self._runtime.install()
         self._bridge.runtime = self._runtime
-        self._runtime.take_written = lambda: [(fd, data.to_bytes()) for fd, data in js_bridge.takeWritten()]
+        self._runtime.take_written = self._take_written
+
+    def _take_written(self) -> list[tuple[int, bytes]]:
+        js = self._js
+        return [(fd, data.to_bytes()) for fd, data in js.takeWritten()] if js.hasWritten else []
 
     def configure(self, config: str) -> Any:
         return _answer(lambda: self._runtime.configure(json.loads(config)))

@@ -143,7 +143,7 @@ export function createBridge(post, mailbox) {
 
   return {
     capabilities: {
-      bridge: [canSuspend && "jspi", mailbox && "atomics"].filter(Boolean).join("+") || "none",
+      bridge: mailbox ? "atomics" : canSuspend ? "jspi" : "none",
       softInterrupt: canSuspend || mailbox !== undefined,
     },
 

@@ -70,7 +70,8 @@ export async function loadRuntime(assets, files, bridge) {
  */
 function createCalls(guest, takeLock, canBlock) {
   /** @param {any} method @returns {(...args: unknown[]) => Promise<any>} */
-  const waiting = (method) => (canBlock ? async (...args) => method(...args) : (...args) => method.callPromising(...args));
+  const waiting = (method) =>
+    canBlock ? async (...args) => method(...args) : (...args) => method.callPromising(...args);
   const { configure, prepare, execute, get_variable, take_text, set_variable, list_variables, flush } = guest;
   const runCell = waiting(execute);
   return {

@@ -170,7 +170,7 @@ pub enum Event {
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
 pub struct GuestInfo {
-    /// How Python waits for the host: `jspi`, `atomics`, `jspi+atomics` or `none`.
+    /// How Python waits for the host: `atomics`, `jspi` or `none`.
     pub bridge: String,
     /// Whether running code can be stopped with its state kept.
     pub soft_interrupt: bool,

@@ -310,7 +310,7 @@ impl Driver {
             Request::Interrupt { .. } => {
                 self.blocked.take();
                 // It may be blocked or not; it takes the first that it hears and ignores the second.
-                if self.session.borrow().info().bridge.contains("atomics") {
+                if self.session.borrow().info().bridge == "atomics" {
                     guest.post_blocked(&request, None);
                 }
                 false

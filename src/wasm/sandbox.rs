@@ -84,7 +84,7 @@ export interface Variable {
 /** What a sandbox is and can do. */
 export interface Capabilities {
   isolation: "frame" | "worker";
-  /** How Python waits for the host: `jspi`, `atomics`, `jspi+atomics` or `none`. */
+  /** How Python waits for the host: `atomics`, `jspi` or `none`. */
   bridge: string;
   /** Whether running code can be stopped with its state kept. */
   softInterrupt: boolean;

@@ -6,7 +6,6 @@ import io
 import linecache
 from ast import Expr, Expression, PyCF_ALLOW_TOP_LEVEL_AWAIT, PyCF_ONLY_AST
 from collections import deque
-from contextlib import suppress
 from inspect import CO_COROUTINE
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +40,10 @@ def compile_cell(source: str, filename: str) -> list[CodeType]:
 
 def _compile(source: str, filename: str) -> list[CodeType]:
     if "\n" not in source and "=" not in source:  # most likely a single expression, which needs no tree
-        with suppress(SyntaxError):
+        try:
             return [compile(source, filename, "eval", _FLAGS, True)]
+        except SyntaxError:
+            pass
     tree: Module = compile(source, filename, "exec", _FLAGS | PyCF_ONLY_AST, True)
     codes: list[CodeType] = []
     last = tree.body[-1] if tree.body else None
@@ -113,6 +114,8 @@ class Sources:
 
 def _lines(source: str) -> list[str]:
     """Lines as the compiler counts them: str.splitlines would also split at form feeds and U+2028."""
+    if "\n" not in source and "\r" not in source:
+        return [source + "\n"] if source else []
     lines = io.StringIO(source, newline=None).readlines()
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"

@@ -61,7 +61,8 @@ class Emitter:
         self._head = []
         self._head_chars = 0
         for channel in self.channels.values():
-            channel.reset(limit)
+            if channel.head_left != limit or channel.tail_chars or channel.skipped:
+                channel.reset(limit)
         self._due = monotonic() + FLUSH_SECONDS
         self.active = True
 

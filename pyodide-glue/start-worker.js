@@ -6,6 +6,7 @@ import { createMailbox, createMailboxWriter } from "./mailbox.js";
  * @typedef {object} BootMessage
  * @property {Record<string, Blob>} assets  Pyodide's files, by name
  * @property {[string, string][]} files  the Python runtime: names and sources
+ * @property {Blob} [snapshot]  memory to start from
  * @property {MessagePort} port  the private way to the host
  * @property {SharedArrayBuffer} [mailbox]  memory shared with whoever started the worker
  */

@@ -22,7 +22,7 @@ const PIECE = 1 << 20;
 
 self.onmessage = async ({ data }) => {
   self.onmessage = null;
-  const { assets, files, port, mailbox } = /** @type {BootMessage} */ (data);
+  const { assets, files, snapshot, port, mailbox } = /** @type {BootMessage} */ (data);
   const postMessage = MessagePort.prototype.postMessage.bind(port);
 
   /** Events that leave with the next message: each message costs the page a task. @type {string[]} */
@@ -55,9 +55,11 @@ self.onmessage = async ({ data }) => {
 
   try {
     const bridge = createBridge(post, mailbox);
-    const runtime = await loadRuntime(assets, files, bridge);
+    const runtime = await loadRuntime(assets, files, bridge, snapshot);
     lockDown();
-    const handle = createHandler(postLong, bridge, runtime);
+    if (runtime.snapshot) postMessage([stringify([{ type: "snapshot" }]), runtime.snapshot]);
+    const send = (/** @type {Event} */ event, /** @type {Blob | undefined} */ blob) => postMessage([stringify([event]), blob]);
+    const handle = createHandler(postLong, send, bridge, runtime);
     const receive = assembleBodies(handle, runtime.python.takeText);
     port.onmessage = ({ data: [header, body] }) => receive(parse(header), body);
   } catch (error) {
@@ -97,10 +99,11 @@ function assembleBodies(handle, takeText) {
 /**
  * Puts requests to Python, one turn at a time.
  * @param {Post} post
+ * @param {(event: Event, blob?: Blob) => void} send
  * @param {ReturnType<typeof createBridge>} bridge
  * @param {Awaited<ReturnType<typeof loadRuntime>>} runtime
  */
-function createHandler(post, bridge, { python, info }) {
+function createHandler(post, send, bridge, { python, checkpoints, info }) {
   /** @param {Extract<Request, { type: "init" }>} request */
   const init = ({ version, config }) => {
     const [encoding, why] = version === info.version ? python.configure(stringify(config)) : ["none"];
@@ -130,9 +133,24 @@ function createHandler(post, bridge, { python, info }) {
     else post({ type: "value", turn, encoding }, result);
   };
 
+  /** @param {Extract<Request, { type: "save" }>} request */
+  const save = async ({ checkpoint, full }) => {
+    const blob = await checkpoints.save(full);
+    if (blob) send({ type: "saved", checkpoint }, blob);
+    else send({ type: "notSaved", checkpoint });
+  };
+
+  /** @param {Extract<Request, { type: "restore" }>} request @param {Blob[]} chain */
+  const restore = async ({ turn }, chain) => {
+    await checkpoints.restore(chain);
+    bridge.end();
+    post({ type: "done", turn });
+  };
+
   /** @param {Promise<void>} turn */
   const orDie = (turn) =>
     turn.catch((error) => {
+      console.log("FATAL", error?.stack);
       try {
         python.flush();
       } catch {}
@@ -140,7 +158,13 @@ function createHandler(post, bridge, { python, info }) {
     });
 
   return (/** @type {Request} */ request, /** @type {Uint8Array} */ body) => {
+    if (request.type !== "save") checkpoints.interrupt();
     switch (request.type) {
+      case "save":
+        return void orDie(save(request));
+      case "restore":
+        bridge.begin(request.turn, request.timeoutMs);
+        return void orDie(restore(request, /** @type {any} */ (body)));
       case "part":
         return;
       case "init":

@@ -72,7 +72,7 @@ pub enum Outcome {
 pub struct StateReport {
     /// Whether they are as the code left them.
     pub status: StateStatus,
-    /// The execution after which the restored state was saved.
+    /// The execution after which the restored state was saved; 0 is before the first.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "wasm", tsify(optional))]
     pub restored_to: Option<u32>,
@@ -126,6 +126,16 @@ impl StateReport {
             status: StateStatus::Kept,
             restored_to: None,
             lost: None,
+        }
+    }
+
+    /// The variables are as execution `id` left them; `newer` ones are gone, because of `reason`.
+    pub fn restored(id: u32, newer: impl IntoIterator<Item = String>, reason: &str) -> Self {
+        let Self { lost, .. } = Self::lost(newer, reason);
+        Self {
+            status: StateStatus::Restored,
+            restored_to: Some(id),
+            lost: lost.filter(|lost| !lost.is_empty()),
         }
     }
 

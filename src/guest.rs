@@ -18,6 +18,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("loop.py"),
     file!("namespace.py"),
     file!("output.py"),
+    file!("preload.py"),
     file!("pristine.py"),
     file!("runtime.py"),
     file!("tracebacks.py"),

@@ -26,6 +26,10 @@ pub struct Limits {
     pub max_code_chars: u32,
     /// Bytes that one value may take when it crosses (`maxValueSize`).
     pub max_value_bytes: f64,
+    /// Whether the state is saved between executions (`checkpoints`).
+    pub checkpoints: bool,
+    /// Bytes that the saved state may take.
+    pub max_checkpoint_bytes: f64,
 }
 
 /// Time that reading, listing or assigning variables may take, in milliseconds.
@@ -72,6 +76,8 @@ impl Default for Limits {
             max_concurrent_host_calls: 8,
             max_code_chars: 1_000_000,
             max_value_bytes: 512.0 * 1024.0 * 1024.0,
+            checkpoints: true,
+            max_checkpoint_bytes: 1024.0 * 1024.0 * 1024.0,
         }
     }
 }

@@ -14,7 +14,9 @@
 //! 4. [`Request::Interrupt`] may come at any time and may overtake; one for a turn that is over has no effect.
 //! 5. A body may be cut: any number of `Part` messages precede the message it belongs to, and the body is the
 //!    concatenation of their bodies and its own. A message without a body may come between.
-//! 6. [`Event::Fatal`] is a guest's last word.
+//! 6. Between turns the host may ask for a checkpoint ([`Request::Save`]); the guest works at it while nothing else comes in,
+//!    and says how that ended at any time, once.
+//! 7. [`Event::Fatal`] is a guest's last word.
 //!
 //! Anything else a guest sends is a violation and ends it.
 
@@ -62,6 +64,11 @@ pub enum Request {
         #[cfg_attr(feature = "wasm", tsify(optional))]
         message: Option<String>,
     },
+    /// Save the state when there is nothing else to do; a `full` checkpoint needs no earlier one. No turn: answered by
+    /// `Saved`, or by `NotSaved` when another request comes first.
+    Save { checkpoint: u32, full: bool },
+    /// Become the guest that made a checkpoint. Answered by `Done`.
+    Restore { turn: u32, checkpoint: u32, timeout_ms: f64 },
     /// Stop the turn: a pending wait is rejected, running code gets a `KeyboardInterrupt`.
     Interrupt { turn: u32, reason: StopReason },
     /// A piece of a body. `Text` says that it is a variable's, which a guest may decode while the rest is on its way.
@@ -163,6 +170,12 @@ pub enum Event {
     Fatal { message: String },
     /// A piece of a body, of the same encoding.
     Part { encoding: Encoding },
+    /// The state is saved; in the browser the body is a `Blob`.
+    Saved { checkpoint: u32 },
+    /// It is not: there was something else to do.
+    NotSaved { checkpoint: u32 },
+    /// In the browser, before `Ready`: the body is a `Blob`, memory that later guests start from.
+    Snapshot,
 }
 
 /// What a guest is and can do.

@@ -4,6 +4,7 @@
 //! stop is ended; a fresh one is booted, given the last `context`, and the next command goes on there.
 
 mod call;
+mod checkpoint;
 mod turn;
 
 use std::collections::VecDeque;
@@ -16,6 +17,7 @@ use crate::limits::{
     MAX_SOURCE_CACHE_CHARS, MAX_VALUE_DEPTH,
 };
 use crate::protocol::{Encoding, Event, GuestConfig, GuestInfo, PROTOCOL_VERSION, QUERIES, Request, Stream};
+use checkpoint::Checkpoints;
 use turn::{Task, Turn};
 
 pub use call::HostFailure;
@@ -85,6 +87,8 @@ pub enum Input<B> {
     BadMessage(String),
     /// The guest is gone, or never came up.
     GuestLost(Error),
+    /// The last checkpoint could not be kept.
+    CheckpointDropped,
     /// A host call came back.
     HostReturned(u32, Result<Encoded<B>, HostFailure>),
     /// Time has passed: [`Session::wake_at`] is reached.
@@ -109,6 +113,9 @@ pub enum Effect<B> {
         /// The list of arguments.
         args: Encoded<B>,
     },
+    /// Ask the guest to save its state: `Request::Save` with this number. What comes back is kept by the driver, until the
+    /// next one is complete.
+    Save(u32),
     /// Nobody waits for this host call any more: abort it.
     AbortHost(u32),
     /// Show printed text to whoever asked for it.
@@ -158,6 +165,7 @@ pub struct Session<B> {
     names: Vec<String>,
     /// A loss of state that no execution has told of yet.
     untold_loss: Option<StateReport>,
+    checkpoints: Checkpoints,
     last_turn: u32,
     last_execution: u32,
     last_call: u32,
@@ -180,6 +188,7 @@ impl<B: Body> Session<B> {
             context: None,
             names: Vec::new(),
             untold_loss: None,
+            checkpoints: Checkpoints::default(),
             last_turn: 0,
             last_execution: 0,
             last_call: 0,
@@ -191,6 +200,11 @@ impl<B: Body> Session<B> {
     /// What the guest said of itself when it was last ready.
     pub fn info(&self) -> &GuestInfo {
         &self.info
+    }
+
+    /// Whether there is a guest that is not ready yet, and so has run none of the user's code.
+    pub fn is_booting(&self) -> bool {
+        matches!(self.guest, Guest::Booting(_))
     }
 
     /// When the driver has to feed [`Input::Tick`], if nothing else happens.
@@ -210,6 +224,7 @@ impl<B: Body> Session<B> {
             Input::Guest(event, body) => self.guest_event(now, event, body),
             Input::BadMessage(what) => self.violation(now, &what),
             Input::GuestLost(error) => self.guest_gone(now, error),
+            Input::CheckpointDropped => self.checkpoint_dropped(),
             Input::HostReturned(call, result) => self.host_returned(now, call, result),
             Input::Tick => {}
         }
@@ -321,6 +336,9 @@ impl<B: Body> Session<B> {
         for ticket in std::mem::take(&mut self.starting) {
             self.resolve(ticket, Ok(Reply::Done));
         }
+        if self.restore(now) {
+            return;
+        }
         let replaced = matches!(self.queue.front(), Some((_, Task::Set { initialize: true, .. })));
         if let Some(context) = self.context.clone().filter(|_| !replaced) {
             self.begin(
@@ -354,12 +372,19 @@ impl<B: Body> Session<B> {
                 Error::GuestLost(why) => Error::BootFailed(why),
                 error => error,
             }),
-            Guest::Up if restoring => self.not_restored(&error),
+            Guest::Up if restoring => self.not_restored(now, &error),
             Guest::Up => self.lose_guest(now, &error),
         }
     }
 
-    pub(super) fn not_restored(&mut self, why: &Error) {
+    pub(super) fn not_restored(&mut self, now: f64, why: &Error) {
+        if let Some(Turn {
+            task: Task::Restore { .. },
+            ..
+        }) = self.turn
+        {
+            return self.not_restored_exactly(now, why);
+        }
         let why = if let Error::GuestLost(why) = why {
             why.clone()
         } else {
@@ -370,15 +395,12 @@ impl<B: Body> Session<B> {
 
     /// Ends the guest and resolves the turn that it was in, then boots a fresh one.
     fn lose_guest(&mut self, now: f64, error: &Error) {
-        let names = std::mem::take(&mut self.names);
-        let restored = |name: &String| self.context.is_some() && name == "context";
-        let names = names.into_iter().filter(|name| !restored(name));
         let reason = match error {
             Error::Timeout(_) => "the guest did not stop and was terminated",
             Error::Protocol(_) => "the guest broke the protocol and was terminated",
             _ => "the guest crashed",
         };
-        let mut loss = StateReport::lost(names, reason);
+        let mut loss = self.loss(reason);
         if let (Some(lost), Some(untold)) = (&mut loss.lost, self.untold_loss.take().and_then(|loss| loss.lost)) {
             lost.splice(..0, untold);
         }
@@ -503,6 +525,7 @@ impl<B: Body> Session<B> {
                 self.resolve(ticket, Err(Error::NotInitialized));
             }
         }
+        self.save_when_idle();
         self.plan_wake();
     }
 
@@ -523,6 +546,8 @@ impl<B: Body> Session<B> {
             (Guest::Booting(_), Event::BootFailed { message } | Event::Fatal { message }) => {
                 self.boot_failed(Error::BootFailed(message));
             }
+            (Guest::Up, Event::Saved { checkpoint }) => self.save_ended(now, checkpoint, true),
+            (Guest::Up, Event::NotSaved { checkpoint }) => self.save_ended(now, checkpoint, false),
             (Guest::Up, Event::Fatal { message }) => self.guest_gone(now, Error::GuestLost(message)),
             (Guest::Up, event) => self.turn_event(now, event, body),
             (Guest::Booting(_), event) => self.violation(now, &format!("{} before it was ready", kind(&event))),
@@ -551,6 +576,9 @@ fn kind(event: &Event) -> &'static str {
         Event::Refused { .. } => "`refused`",
         Event::Fatal { .. } => "`fatal`",
         Event::Part { .. } => "`part`",
+        Event::Saved { .. } => "`saved`",
+        Event::NotSaved { .. } => "`notSaved`",
+        Event::Snapshot => "`snapshot`",
     }
 }
 
@@ -579,7 +607,7 @@ fn oversized(event: &Event) -> Option<&'static str> {
                 || names.len() > MAX_NAMES
                 || names.iter().any(|name| name.len() > MAX_NAME_BYTES)
         }
-        Event::Value { .. } | Event::Done { .. } | Event::Part { .. } => false,
+        Event::Value { .. } | Event::Done { .. } | Event::Part { .. } | Event::Snapshot | Event::Saved { .. } | Event::NotSaved { .. } => false,
     };
     too_long.then_some("an oversized event")
 }

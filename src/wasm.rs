@@ -8,6 +8,8 @@ mod guest_frame;
 mod options;
 mod outbox;
 mod sandbox;
+mod snapshot;
+mod vault;
 
 /// What `tests/web.rs` looks at; no part of the API.
 #[doc(hidden)]

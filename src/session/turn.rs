@@ -23,6 +23,10 @@ pub(super) enum Task<B> {
         initialize: bool,
     },
     List,
+    /// Only the session's own.
+    Restore {
+        checkpoint: u32,
+    },
 }
 
 /// A task that the guest is at.
@@ -96,6 +100,7 @@ impl<B> Task<B> {
                 let error = "KeyboardInterrupt: interrupted before it began; nothing was run";
                 Ok(execution.refused(Outcome::Interrupted, "KeyboardInterrupt", error))
             }
+            Self::Restore { .. } => Ok(Reply::Done),
             _ => Err(Error::Timeout(
                 "interrupted before it began; nothing was changed".to_owned(),
             )),
@@ -114,7 +119,11 @@ impl Execution {
 
     /// The execution that took the guest's life, or was there when it ended.
     pub(super) fn lost(self, deadline: &Deadline, now: f64, why: &Error, loss: StateReport) -> CodeExecution {
-        let consequence = "variables are lost, context is restored";
+        let consequence = match loss.restored_to {
+            Some(0) => "variables are as before the first execution".to_owned(),
+            Some(id) => format!("variables are as after execution {id}"),
+            None => "variables are lost, context is restored".to_owned(),
+        };
         let (outcome, error_type, message) = match (deadline.stop_reason(), why) {
             (Some(StopReason::Interrupt), Error::Timeout(why)) => (
                 Outcome::Interrupted,
@@ -289,7 +298,17 @@ impl<B: Body> Session<B> {
             Task::Execute(execution) => execution.timeout_ms,
             _ => VALUE_TIMEOUT_MS,
         };
+        self.checkpoints.dirty |= matches!(task, Task::Execute(_) | Task::Set { .. });
         let (request, body) = match &task {
+            Task::Restore { checkpoint } => {
+                let checkpoint = *checkpoint;
+                let request = Request::Restore {
+                    turn,
+                    checkpoint,
+                    timeout_ms,
+                };
+                (request, None)
+            }
             Task::Execute(execution) => {
                 let code = execution.code.clone();
                 (
@@ -401,8 +420,9 @@ impl<B: Body> Session<B> {
                 Some(body) => self.end_turn(Ok(Reply::Value(Encoded { encoding, body }))),
             },
             (Event::Done { .. }, Task::Set { .. }) => self.assigned(),
+            (Event::Done { .. }, Task::Restore { .. }) => self.restored(),
             (Event::Refused { message, .. }, _) if turn.ticket.is_none() => {
-                self.not_restored(&Error::GuestLost(message));
+                self.not_restored(now, &Error::GuestLost(message));
             }
             (Event::Refused { message, .. }, task @ (Task::Get(_) | Task::List | Task::Set { .. })) => {
                 let error = if turn.deadline.stop_reason().is_some() {
@@ -429,6 +449,7 @@ impl<B: Body> Session<B> {
             return;
         };
         let state = self.untold_loss.take().unwrap_or_else(StateReport::kept);
+        self.checkpoints.execution = execution.id;
         let ended = execution.ended(&deadline, now, &report, state);
         let last = body.filter(|_| report.has_final);
         if let Some(names) = report.names {
@@ -473,7 +494,7 @@ impl<B: Body> Session<B> {
     }
 
     /// Takes the turn, and its host calls back.
-    fn finish_turn(&mut self) -> Option<Turn<B>> {
+    pub(super) fn finish_turn(&mut self) -> Option<Turn<B>> {
         self.abort_calls();
         self.proven |= self.turn.as_ref().is_some_and(|turn| turn.ticket.is_some());
         self.turn.take()

@@ -8,7 +8,7 @@ use gloo_timers::callback::Timeout;
 use js_sys::{Array, Function, JsString, Promise, Reflect, Uint8Array};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, spawn_local};
-use web_sys::AbortController;
+use web_sys::{AbortController, Blob};
 
 use super::assets::{self, Assets};
 use super::convert::{decode, decode_text, encode};
@@ -16,6 +16,8 @@ use super::glue::{Glue, describe, now, object, thrown};
 use super::guest_frame::Guest;
 use super::options::{ExecuteOptions, Options};
 use super::outbox::{JsBody, join};
+use super::snapshot;
+use super::vault::Vault;
 use crate::error::Error;
 use crate::execution::Outcome;
 use crate::protocol::{Encoding, Event, GuestInfo, Request, Stream};
@@ -47,6 +49,7 @@ pub(super) struct Driver {
     /// Itself, once nobody holds the sandbox any more but somebody still waits for an answer.
     abandoned: RefCell<Option<Rc<Self>>>,
     parts: RefCell<Parts>,
+    vault: RefCell<Vault>,
 }
 
 /// The pieces of a body that is still to come.
@@ -87,6 +90,7 @@ impl Driver {
             timer: RefCell::default(),
             abandoned: RefCell::default(),
             parts: RefCell::default(),
+            vault: RefCell::default(),
         })
     }
 
@@ -220,6 +224,10 @@ impl Driver {
             Effect::Boot => self.boot(),
             Effect::Kill => self.kill(),
             Effect::Post(request, body) => self.post(request, body),
+            Effect::Save(checkpoint) => {
+                let full = self.vault.borrow_mut().begin();
+                self.post(Request::Save { checkpoint, full }, None);
+            }
             Effect::CallHost { call, name, args } => self.call_host(call, &name, &args),
             Effect::AbortHost(call) => {
                 if let Some(controller) = self.calls.borrow_mut().remove(&call) {
@@ -255,16 +263,15 @@ impl Driver {
         };
         self.progress("assets");
         let this = self.of_generation(generation);
-        let base = self
-            .options
-            .assets_url
-            .clone()
-            .unwrap_or_else(|| self.glue.assets_url());
+        let base = self.assets_url();
         let glue = self.glue.clone();
         spawn_local(async move {
             let assets = assets::load(&base, &glue).await;
+            let snapshot = snapshot::find(&base, &glue).await;
             this(&|driver| {
-                let launched = assets.clone().and_then(|assets| driver.launch(&assets));
+                let launched = assets
+                    .clone()
+                    .and_then(|assets| driver.launch(&assets, snapshot.as_ref()));
                 if let Err(error) = launched {
                     driver.feed(Input::GuestLost(error));
                 }
@@ -272,11 +279,18 @@ impl Driver {
         });
     }
 
-    fn launch(&self, assets: &Assets) -> Result<(), Error> {
+    fn assets_url(&self) -> String {
+        self.options
+            .assets_url
+            .clone()
+            .unwrap_or_else(|| self.glue.assets_url())
+    }
+
+    fn launch(&self, assets: &Assets, snapshot: Option<&Blob>) -> Result<(), Error> {
         self.progress("python");
         let mut guest = self.guest.borrow_mut();
         let Some(guest) = guest.as_mut() else { return Ok(()) };
-        let launched = guest.launch(&self.glue, self.options.isolation, assets);
+        let launched = guest.launch(&self.glue, self.options.isolation, assets, snapshot);
         launched.map_err(|error| Error::BootFailed(describe(&error)))
     }
 
@@ -300,6 +314,7 @@ impl Driver {
         self.guest.replace(None);
         self.parts.take();
         self.blocked.take();
+        self.vault.borrow_mut().guest_ended();
     }
 
     fn post(&self, request: Request, body: Option<JsBody>) {
@@ -317,7 +332,9 @@ impl Driver {
             }
             _ => false,
         };
-        if blocked {
+        if let Request::Restore { .. } = request {
+            guest.post_blobs(&request, self.vault.borrow().chain());
+        } else if blocked {
             guest.post_blocked(&request, body)
         } else {
             guest.post(request, body)
@@ -330,6 +347,11 @@ impl Driver {
             Ok(message) => message,
             Err(what) => return self.feed(Input::BadMessage(what)),
         };
+        match events[..] {
+            [Event::Snapshot] => return self.take_snapshot(data),
+            [Event::Saved { .. }] => return self.take_checkpoint(data, events[0].clone()),
+            _ => {}
+        }
         let generation = self.generation.get();
         let last = events.len().saturating_sub(1);
         for (index, event) in events.into_iter().enumerate() {
@@ -351,6 +373,26 @@ impl Driver {
         }
     }
 
+    /// Memory that later guests start from. Only a guest that has run no code yet may offer it.
+    fn take_snapshot(&self, message: &JsValue) {
+        let blob = message.unchecked_ref::<Array>().get(1).dyn_into::<Blob>();
+        match blob {
+            Ok(blob) if self.session.borrow().is_booting() => snapshot::keep(&self.assets_url(), &self.glue, blob),
+            _ => self.feed(Input::BadMessage("an unasked snapshot".to_owned())),
+        }
+    }
+
+    fn take_checkpoint(&self, message: &JsValue, event: Event) {
+        let Ok(blob) = message.unchecked_ref::<Array>().get(1).dyn_into::<Blob>() else {
+            return self.feed(Input::BadMessage("a checkpoint that is no Blob".to_owned()));
+        };
+        let kept = self.vault.borrow_mut().keep(blob, self.options.limits.max_checkpoint_bytes);
+        self.feed(Input::Guest(event, None));
+        if !kept {
+            self.feed(Input::CheckpointDropped);
+        }
+    }
+
     /// The events of a message, and the body of the last one.
     fn read(&self, data: &JsValue) -> Result<(Vec<Event>, Option<JsBody>), String> {
         let message: &Array = data.dyn_ref().ok_or("a message that is no array")?;
@@ -363,7 +405,7 @@ impl Driver {
             return Err("a message without an event".to_owned());
         }
         let body = match message.get(1) {
-            body if body.is_undefined() => return Ok((events, None)),
+            body if body.is_undefined() || matches!(events[..], [Event::Snapshot | Event::Saved { .. }]) => return Ok((events, None)),
             body => body.dyn_into::<Uint8Array>().map_err(|_| "a body that is not bytes")?,
         };
         // A piece is alone in its message and of full size, so that their number is bounded with their sum.

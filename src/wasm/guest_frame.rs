@@ -6,7 +6,7 @@ use std::rc::Rc;
 use gloo_timers::callback::Timeout;
 use js_sys::{Array, Object};
 use wasm_bindgen::prelude::*;
-use web_sys::{Document, HtmlElement, HtmlIFrameElement, MessageChannel, MessageEvent, MessagePort};
+use web_sys::{Blob, Document, HtmlElement, HtmlIFrameElement, MessageChannel, MessageEvent, MessagePort};
 
 use super::assets::Assets;
 use super::glue::{Glue, describe, get, object};
@@ -83,12 +83,23 @@ impl Guest {
     }
 
     /// Starts the worker.
-    pub(super) fn launch(&mut self, glue: &Glue, isolation: Isolation, assets: &Assets) -> Result<(), JsValue> {
+    pub(super) fn launch(
+        &mut self,
+        glue: &Glue,
+        isolation: Isolation,
+        assets: &Assets,
+        snapshot: Option<&Blob>,
+    ) -> Result<(), JsValue> {
         let files: Array = guest::FILES
             .iter()
             .map(|(name, source)| Array::of2(&JsValue::from_str(name), &JsValue::from_str(source)))
             .collect();
-        let message = object(&[("assets", &assets.pyodide), ("files", &files)]);
+        let snapshot = snapshot.map_or(JsValue::UNDEFINED, JsValue::from);
+        let message = object(&[
+            ("assets", &assets.pyodide),
+            ("files", &files),
+            ("snapshot", &snapshot),
+        ]);
         let [port, control] = &self.far_ends;
         self.home = Some(match isolation {
             Isolation::Worker => {
@@ -113,6 +124,15 @@ impl Guest {
     /// Sends a message.
     pub(super) fn post(&self, request: Request, body: Option<JsBody>) {
         self.outbox.post(request, body);
+    }
+
+    /// Sends a message with `Blob`s, at once.
+    pub(super) fn post_blobs(&self, request: &Request, blobs: &[Blob]) {
+        let header = serde_json::to_string(request).unwrap_or_default();
+        let message = Array::of2(&header.into(), &blobs.iter().collect::<Array>());
+        if let Err(error) = self.port.post_message(&message) {
+            web_sys::console::error_1(&error);
+        }
     }
 
     /// Sends a message to a guest that is blocked, by its mailbox.

@@ -69,6 +69,13 @@ impl Options {
                     _ => return Err(Error::invalid(name, "must be \"frame\" or \"worker\"")),
                 }
             }
+            "checkpoints" => {
+                self.limits.checkpoints = match value.as_string().as_deref() {
+                    Some("auto") => true,
+                    Some("off") => false,
+                    _ => return Err(Error::invalid(name, "must be \"auto\" or \"off\"")),
+                }
+            }
             "assetsUrl" => {
                 let url = value
                     .as_string()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import json
 import os.path
+import random
 from asyncio.events import _get_running_loop, _set_running_loop
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -31,12 +32,17 @@ _CANNOT_WAIT = object()
 class BrowserBridge:
     """Adapts `bridge.js`: its promises become blocking calls, and its interruptions KeyboardInterrupt."""
 
-    def __init__(self, js: Any) -> None:
+    _js: Any
+    _pyodide_loop: Any
+    _can_block: bool
+    output: Callable[[str, int, str], None]
+    runtime: Runtime
+
+    def connect(self, js: Any) -> None:
         self._js = js
         self._pyodide_loop = _get_running_loop()
         self._can_block = bool(js.canBlock)
         self.output = js.output
-        self.runtime: Runtime
 
     def host_call(self, name: str, calls: list[tuple[str, bytes]]) -> list[tuple[bool, str, bytes]]:
         js = self._js
@@ -106,14 +112,19 @@ class BrowserBridge:
 class Guest:
     """What `worker.js` calls. Results are JavaScript values, refusals too: whatever is raised here is fatal."""
 
-    def __init__(self, js_bridge: Any) -> None:
-        self._js = js_bridge
-        self._bridge = BrowserBridge(js_bridge)
+    _js: Any
+
+    def __init__(self) -> None:
+        self._bridge = BrowserBridge()
         self._runtime = Runtime(self._bridge)
         self._pieces: list[Any] = []
-        self._runtime.install()
         self._bridge.runtime = self._runtime
         self._runtime.take_written = self._take_written
+
+    def connect(self, js_bridge: Any) -> None:
+        self._js = js_bridge
+        self._bridge.connect(js_bridge)
+        self._runtime.install()
 
     def _take_written(self) -> list[tuple[int, bytes]]:
         js = self._js
@@ -184,6 +195,22 @@ def _in_user_code(frame: FrameType | None) -> bool:
     return False
 
 
-def boot(js_bridge: Any) -> Guest:
-    """Makes this interpreter a guest. Called once by `worker.js`, which then calls `configure`."""
-    return Guest(js_bridge)
+#: Part of the snapshot that guests start from.
+GUEST = Guest()
+#: What JavaScript calls. Part of the snapshot as well, so that it is at the same address in every guest.
+CALLS = (
+    GUEST.configure,
+    GUEST.prepare,
+    GUEST.execute,
+    GUEST.get_variable,
+    GUEST.take_text,
+    GUEST.set_variable,
+    GUEST.list_variables,
+    GUEST.flush,
+)
+
+
+def connect(js_bridge: Any) -> None:
+    """Makes this interpreter a guest. Called once by `runtime.js`, which then calls `configure`."""
+    random.seed()  # guests of one snapshot begin with the same state
+    GUEST.connect(js_bridge)

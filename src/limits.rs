@@ -30,6 +30,8 @@ pub struct Limits {
     pub checkpoints: bool,
     /// Bytes that the saved state may take.
     pub max_checkpoint_bytes: f64,
+    /// Guests that are kept ready to take over (`spares`).
+    pub spares: u32,
 }
 
 /// Time that reading, listing or assigning variables may take, in milliseconds.
@@ -78,6 +80,7 @@ impl Default for Limits {
             max_value_bytes: 512.0 * 1024.0 * 1024.0,
             checkpoints: true,
             max_checkpoint_bytes: 1024.0 * 1024.0 * 1024.0,
+            spares: 1,
         }
     }
 }
@@ -87,7 +90,7 @@ const MAX_MS: f64 = 2_147_483_647.0;
 
 impl Limits {
     /// The option names that [`Limits::set`] knows.
-    pub const NAMES: [&'static str; 10] = [
+    pub const NAMES: [&'static str; 11] = [
         "timeout",
         "wallTimeout",
         "hostCallTimeout",
@@ -98,6 +101,7 @@ impl Limits {
         "maxConcurrentHostCalls",
         "maxCodeLength",
         "maxValueSize",
+        "spares",
     ];
 
     /// Sets the limit of a public option name.
@@ -118,6 +122,7 @@ impl Limits {
             "maxConcurrentHostCalls" => self.max_concurrent_host_calls = count(1.0, 1e4, "calls")?,
             "maxCodeLength" => self.max_code_chars = count(1.0, 1e8, "characters")?,
             "maxValueSize" => self.max_value_bytes = range(name, value, 1.0, 2_000_000_000.0, "bytes")?,
+            "spares" => self.spares = count(0.0, 8.0, "guests")?,
             _ => return Err(Error::invalid(name, "there is no such limit")),
         }
         Ok(())

@@ -207,6 +207,16 @@ impl<B: Body> Session<B> {
         matches!(self.guest, Guest::Booting(_))
     }
 
+    /// Whether the user is done with the sandbox.
+    pub fn is_destroyed(&self) -> bool {
+        self.guest == Guest::Destroyed
+    }
+
+    /// Whether a guest that has run something has nothing to do.
+    pub fn is_idle(&self) -> bool {
+        self.guest == Guest::Up && self.turn.is_none() && self.queue.is_empty() && self.last_execution > 0
+    }
+
     /// When the driver has to feed [`Input::Tick`], if nothing else happens.
     pub fn wake_at(&self) -> Option<f64> {
         self.wake_at
@@ -439,6 +449,7 @@ impl<B: Body> Session<B> {
         }
         self.guest = next;
         self.names.clear();
+        self.checkpoints.guest_ended();
     }
 
     fn violation(&mut self, now: f64, what: &str) {
@@ -460,6 +471,7 @@ impl<B: Body> Session<B> {
                 "it was not ready after {ms} ms (bootTimeout)"
             )));
         }
+        self.check_save(now);
         self.expire_calls(now);
         match self.turn.as_mut().map(|turn| turn.deadline.check(now)) {
             Some(Verdict::Interrupt(reason)) => self.ask_to_stop(now, reason),
@@ -489,7 +501,7 @@ impl<B: Body> Session<B> {
             .turn
             .as_ref()
             .and_then(|turn| earliest(turn.deadline.wake_at(), turn.calls.next_expiry()));
-        self.wake_at = earliest(boot, turn);
+        self.wake_at = earliest(earliest(boot, turn), self.save_ends_at());
     }
 
     fn stop_turn(&mut self, now: f64, reason: StopReason) {
@@ -516,6 +528,7 @@ impl<B: Body> Session<B> {
     fn pump(&mut self, now: f64) {
         while self.guest == Guest::Up
             && self.turn.is_none()
+            && !self.waits_for_save()
             && let Some((ticket, task)) = self.queue.pop_front()
         {
             if self.context.is_some() || task.initializes() {
@@ -525,7 +538,7 @@ impl<B: Body> Session<B> {
                 self.resolve(ticket, Err(Error::NotInitialized));
             }
         }
-        self.save_when_idle();
+        self.save(now);
         self.plan_wake();
     }
 

@@ -9,6 +9,7 @@ mod options;
 mod outbox;
 mod sandbox;
 mod snapshot;
+mod spares;
 mod vault;
 
 /// What `tests/web.rs` looks at; no part of the API.

@@ -1,14 +1,22 @@
 //! When the state is saved, and what comes back when a guest dies.
 //!
-//! A save is no turn: the guest works at it while it has nothing else to do, and gives up when a request comes in. So at
-//! rest there is at most one save under way, and a command never waits for it.
+//! A save is no turn: the guest works at it while it has nothing else to do, and gives up when a request comes in. A command
+//! waits for it only when much is at stake: when the work that would be lost took [`WORTH`] times as long as a save does. So
+//! saving takes a twentieth of the time at most, and a guest that is never idle is saved as well.
 
 use super::turn::Task;
 use super::{Body, Effect, Error, Guest, Session};
 use crate::execution::StateReport;
 
+/// How much longer than a save the work took that is worth waiting for it.
+const WORTH: f64 = 20.0;
+/// How long a save takes, in milliseconds, at least, and before one was seen.
+const LEAST_SAVE_MS: f64 = 20.0;
+/// How long a guest may take to save what somebody waits for, in milliseconds.
+const MAX_SAVE_MS: f64 = 20_000.0;
+
 /// What of the state is safe.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Checkpoints {
     /// The last one that is complete.
     saved: Option<Saved>,
@@ -18,6 +26,50 @@ pub(super) struct Checkpoints {
     pub(super) dirty: bool,
     /// The last execution whose effects the state has.
     pub(super) execution: u32,
+    /// Time that turns took since the last checkpoint was begun, in milliseconds.
+    unsaved_ms: f64,
+    /// The state of this guest was too large to be kept.
+    too_large: bool,
+    /// A guest died of the last save: nobody waits for another.
+    failed: bool,
+    /// When the one under way was begun, and how long the last one took.
+    begun_at: f64,
+    save_ms: f64,
+}
+
+impl Default for Checkpoints {
+    fn default() -> Self {
+        Self {
+            saved: None,
+            saving: None,
+            dirty: false,
+            execution: 0,
+            unsaved_ms: 0.0,
+            too_large: false,
+            failed: false,
+            begun_at: 0.0,
+            save_ms: LEAST_SAVE_MS,
+        }
+    }
+}
+
+impl Checkpoints {
+    /// A turn that may have changed something took so long.
+    pub(super) fn worked(&mut self, ms: f64) {
+        self.unsaved_ms += ms;
+    }
+
+    /// The guest is gone, and what it had not saved.
+    pub(super) fn guest_ended(&mut self) {
+        self.saving = None;
+        self.dirty = false;
+        self.unsaved_ms = 0.0;
+        self.too_large = false;
+    }
+
+    fn is_worth_waiting(&self) -> bool {
+        !self.failed && self.unsaved_ms >= WORTH * self.save_ms
+    }
 }
 
 /// What a checkpoint holds.
@@ -28,14 +80,41 @@ struct Saved {
 }
 
 impl<B: Body> Session<B> {
-    /// Begins a checkpoint when there is nothing else to do.
-    pub(super) fn save_when_idle(&mut self) {
+    fn saves(&self) -> bool {
+        self.limits.checkpoints && !self.checkpoints.too_large
+    }
+
+    /// Whether the next command has to wait until the state is saved.
+    pub(super) fn waits_for_save(&self) -> bool {
+        let checkpoints = &self.checkpoints;
+        self.saves() && (checkpoints.dirty || checkpoints.saving.is_some()) && checkpoints.is_worth_waiting()
+    }
+
+    /// When a guest that saves what somebody waits for has taken too long.
+    pub(super) fn save_ends_at(&self) -> Option<f64> {
+        let checkpoints = &self.checkpoints;
+        let waiting = checkpoints.saving.is_some() && self.turn.is_none();
+        waiting.then_some(checkpoints.begun_at + MAX_SAVE_MS)
+    }
+
+    /// Ends a guest that takes too long to save.
+    pub(super) fn check_save(&mut self, now: f64) {
+        if self.save_ends_at().is_some_and(|ends_at| now >= ends_at) {
+            self.checkpoints.failed = true;
+            self.guest_gone(now, Error::GuestLost("it did not finish saving its state".to_owned()));
+        }
+    }
+
+    /// Begins a checkpoint when there is nothing else to do, or too much at stake.
+    pub(super) fn save(&mut self, now: f64) {
+        let idle = self.guest == Guest::Up && self.turn.is_none() && (self.queue.is_empty() || self.waits_for_save());
+        let saves = self.saves();
         let checkpoints = &mut self.checkpoints;
-        let idle = self.guest == Guest::Up && self.turn.is_none() && self.queue.is_empty();
-        if !(self.limits.checkpoints && idle && checkpoints.dirty && checkpoints.saving.is_none()) {
+        if !(saves && idle && checkpoints.dirty && checkpoints.saving.is_none()) {
             return;
         }
         checkpoints.dirty = false;
+        checkpoints.begun_at = now;
         checkpoints.saving = Some(Saved {
             execution: checkpoints.execution,
             names: self.names.clone(),
@@ -49,6 +128,11 @@ impl<B: Body> Session<B> {
             Some(saving) if saving.execution == checkpoint => {
                 if done {
                     self.checkpoints.saved = Some(saving);
+                    self.checkpoints.save_ms = LEAST_SAVE_MS.max(now - self.checkpoints.begun_at);
+                    self.checkpoints.failed = false;
+                    if !self.checkpoints.dirty {
+                        self.checkpoints.unsaved_ms = 0.0;
+                    }
                 } else {
                     self.checkpoints.dirty = true;
                 }
@@ -57,20 +141,21 @@ impl<B: Body> Session<B> {
         }
     }
 
-    /// The driver could not keep the last checkpoint: there is none.
+    /// The last checkpoint was too large to be kept: there is none, and this guest is not asked for another.
     pub(super) fn checkpoint_dropped(&mut self) {
         self.checkpoints.saved = None;
+        self.checkpoints.too_large = true;
     }
 
     /// What becomes of the variables now that the guest is gone. Takes their names.
     pub(super) fn loss(&mut self, reason: &str) -> StateReport {
         let names = std::mem::take(&mut self.names).into_iter();
-        self.checkpoints.saving = None;
-        self.checkpoints.dirty = false;
+        let too_large = self.checkpoints.too_large;
         match &self.checkpoints.saved {
             None => {
                 let restored = |name: &String| self.context.is_some() && name == "context";
-                StateReport::lost(names.filter(|name| !restored(name)), reason)
+                let why = if too_large { ", and its state was too large to be saved" } else { "" };
+                StateReport::lost(names.filter(|name| !restored(name)), &format!("{reason}{why}"))
             }
             Some(saved) => {
                 let reason = format!("it was made after execution {}, and {reason}", saved.execution);
@@ -91,8 +176,9 @@ impl<B: Body> Session<B> {
     }
 
     /// The guest has the state that was saved.
-    pub(super) fn restored(&mut self) {
-        self.finish_turn();
+    pub(super) fn restored(&mut self, now: f64) {
+        self.finish_turn(now);
+        self.checkpoints.unsaved_ms = 0.0;
         self.checkpoints.dirty = false;
         if let Some(saved) = &self.checkpoints.saved {
             self.names.clone_from(&saved.names);

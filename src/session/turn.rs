@@ -417,10 +417,10 @@ impl<B: Body> Session<B> {
             }
             (Event::Value { encoding, .. }, Task::Get(_) | Task::List) => match body {
                 None => self.violation(now, "a value without a body"),
-                Some(body) => self.end_turn(Ok(Reply::Value(Encoded { encoding, body }))),
+                Some(body) => self.end_turn(now, Ok(Reply::Value(Encoded { encoding, body }))),
             },
-            (Event::Done { .. }, Task::Set { .. }) => self.assigned(),
-            (Event::Done { .. }, Task::Restore { .. }) => self.restored(),
+            (Event::Done { .. }, Task::Set { .. }) => self.assigned(now),
+            (Event::Done { .. }, Task::Restore { .. }) => self.restored(now),
             (Event::Refused { message, .. }, _) if turn.ticket.is_none() => {
                 self.not_restored(now, &Error::GuestLost(message));
             }
@@ -432,7 +432,7 @@ impl<B: Body> Session<B> {
                 } else {
                     Error::NotSerializable(message)
                 };
-                self.end_turn(Err(error));
+                self.end_turn(now, Err(error));
             }
             (event, _) => self.violation(now, &format!("{} does not fit what was asked", kind(&event))),
         }
@@ -444,7 +444,7 @@ impl<B: Body> Session<B> {
             task: Task::Execute(execution),
             deadline,
             ..
-        }) = self.finish_turn()
+        }) = self.finish_turn(now)
         else {
             return;
         };
@@ -460,7 +460,7 @@ impl<B: Body> Session<B> {
     }
 
     /// The guest has the variable that it was given.
-    fn assigned(&mut self) {
+    fn assigned(&mut self, now: f64) {
         let Some(Turn {
             ticket,
             task: Task::Set {
@@ -469,7 +469,7 @@ impl<B: Body> Session<B> {
                 initialize,
             },
             ..
-        }) = self.finish_turn()
+        }) = self.finish_turn(now)
         else {
             return;
         };
@@ -484,18 +484,21 @@ impl<B: Body> Session<B> {
         }
     }
 
-    fn end_turn(&mut self, reply: Result<Reply<B>, Error>) {
+    fn end_turn(&mut self, now: f64, reply: Result<Reply<B>, Error>) {
         if let Some(Turn {
             ticket: Some(ticket), ..
-        }) = self.finish_turn()
+        }) = self.finish_turn(now)
         {
             self.resolve(ticket, reply);
         }
     }
 
     /// Takes the turn, and its host calls back.
-    pub(super) fn finish_turn(&mut self) -> Option<Turn<B>> {
+    pub(super) fn finish_turn(&mut self, now: f64) -> Option<Turn<B>> {
         self.abort_calls();
+        if let Some(turn) = &self.turn {
+            self.checkpoints.worked(turn.deadline.guest_ms(now));
+        }
         self.proven |= self.turn.as_ref().is_some_and(|turn| turn.ticket.is_some());
         self.turn.take()
     }

@@ -17,6 +17,7 @@ use super::guest_frame::Guest;
 use super::options::{ExecuteOptions, Options};
 use super::outbox::{JsBody, join};
 use super::snapshot;
+use super::spares::Claim;
 use super::vault::Vault;
 use crate::error::Error;
 use crate::execution::Outcome;
@@ -50,6 +51,8 @@ pub(super) struct Driver {
     abandoned: RefCell<Option<Rc<Self>>>,
     parts: RefCell<Parts>,
     vault: RefCell<Vault>,
+    /// Its share of the page's spare guests.
+    claim: Claim,
 }
 
 /// The pieces of a body that is still to come.
@@ -74,6 +77,7 @@ impl Driver {
         names.extend(options.on_llm_query.is_some().then(|| "llm_query".to_owned()));
         names.extend(options.on_rlm_query.is_some().then(|| "rlm_query".to_owned()));
         let session = Session::new(options.limits.clone(), names);
+        let claim = Claim::new(&glue, &options);
         Rc::new_cyclic(|this| Self {
             this: this.clone(),
             glue,
@@ -91,6 +95,7 @@ impl Driver {
             abandoned: RefCell::default(),
             parts: RefCell::default(),
             vault: RefCell::default(),
+            claim,
         })
     }
 
@@ -178,6 +183,7 @@ impl Driver {
             }
             self.busy.set(false);
             self.set_timer();
+            self.claim.fill_when_idle(self.session.borrow().is_idle());
             if self.waiters.borrow().is_empty()
                 && let Some(driver) = self.abandoned.take()
             {
@@ -222,7 +228,12 @@ impl Driver {
     fn carry_out(&self, effect: Effect<JsBody>) {
         match effect {
             Effect::Boot => self.boot(),
-            Effect::Kill => self.kill(),
+            Effect::Kill => {
+                self.kill();
+                if self.session.borrow().is_destroyed() {
+                    self.claim.release();
+                }
+            }
             Effect::Post(request, body) => self.post(request, body),
             Effect::Save(checkpoint) => {
                 let full = self.vault.borrow_mut().begin();
@@ -252,18 +263,24 @@ impl Driver {
     fn boot(&self) {
         let generation = self.generation.get() + 1;
         self.generation.set(generation);
+        let spare = self.claim.take();
+        let launched = spare.is_some();
+        let guest = match spare.map_or_else(Guest::open, Ok) {
+            Ok(guest) => guest,
+            Err(error) => return self.feed(Input::GuestLost(Error::BootFailed(describe(&error)))),
+        };
         let (messages, failures) = (self.of_generation(generation), self.of_generation(generation));
-        let opened = Guest::open(
+        guest.adopt(
             move |data| messages(&|driver| driver.receive(&data)),
             move |why| failures(&|driver| driver.feed(Input::GuestLost(Error::GuestLost(why.clone())))),
         );
-        match opened {
-            Ok(guest) => self.guest.replace(Some(guest)),
-            Err(error) => return self.feed(Input::GuestLost(Error::BootFailed(describe(&error)))),
-        };
+        self.guest.replace(Some(guest));
+        if launched {
+            return;
+        }
         self.progress("assets");
         let this = self.of_generation(generation);
-        let base = self.assets_url();
+        let base = self.options.assets_url(&self.glue);
         let glue = self.glue.clone();
         spawn_local(async move {
             let assets = assets::load(&base, &glue).await;
@@ -277,13 +294,6 @@ impl Driver {
                 }
             });
         });
-    }
-
-    fn assets_url(&self) -> String {
-        self.options
-            .assets_url
-            .clone()
-            .unwrap_or_else(|| self.glue.assets_url())
     }
 
     fn launch(&self, assets: &Assets, snapshot: Option<&Blob>) -> Result<(), Error> {
@@ -377,7 +387,7 @@ impl Driver {
     fn take_snapshot(&self, message: &JsValue) {
         let blob = message.unchecked_ref::<Array>().get(1).dyn_into::<Blob>();
         match blob {
-            Ok(blob) if self.session.borrow().is_booting() => snapshot::keep(&self.assets_url(), &self.glue, blob),
+            Ok(blob) if self.session.borrow().is_booting() => snapshot::keep(&self.options.assets_url(&self.glue), &self.glue, blob),
             _ => self.feed(Input::BadMessage("an unasked snapshot".to_owned())),
         }
     }

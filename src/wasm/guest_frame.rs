@@ -34,11 +34,42 @@ pub(super) struct Guest {
     far_ends: [MessagePort; 2],
     outbox: Outbox,
     home: Option<Home>,
-    on_failure: Rc<dyn Fn(String)>,
+    inbox: Rc<Inbox>,
     /// Gone once the frame has said that its script runs.
     frame_watch: Rc<RefCell<Option<Timeout>>>,
     _on_message: Closure<dyn FnMut(MessageEvent)>,
     _on_control: Closure<dyn FnMut(MessageEvent)>,
+}
+
+/// Where a guest's messages arrive; they wait there until somebody wants them.
+#[derive(Default)]
+struct Inbox {
+    owner: RefCell<Option<Owner>>,
+    early: RefCell<Vec<Letter>>,
+}
+
+/// Who is told of a guest: what it posts, and why its worker failed.
+#[derive(Clone)]
+struct Owner {
+    on_message: Rc<dyn Fn(JsValue)>,
+    on_failure: Rc<dyn Fn(String)>,
+}
+
+enum Letter {
+    Message(JsValue),
+    Failure(String),
+}
+
+impl Inbox {
+    fn deliver(&self, letter: Letter) {
+        // The owner may let go of the guest in here.
+        let owner = self.owner.borrow().clone();
+        match (owner, letter) {
+            (Some(owner), Letter::Message(message)) => (owner.on_message)(message),
+            (Some(owner), Letter::Failure(why)) => (owner.on_failure)(why),
+            (None, letter) => self.early.borrow_mut().push(letter),
+        }
+    }
 }
 
 enum Home {
@@ -50,21 +81,21 @@ enum Home {
 }
 
 impl Guest {
-    /// Opens the way to a guest that is still to be launched; what is posted waits for it. `on_message` gets what it
-    /// posts, `on_failure` why its worker failed.
-    pub(super) fn open(
-        mut on_message: impl FnMut(JsValue) + 'static,
-        on_failure: impl Fn(String) + 'static,
-    ) -> Result<Self, JsValue> {
+    /// Opens the way to a guest that is still to be launched; what is posted waits for it, and what it posts for an
+    /// owner.
+    pub(super) fn open() -> Result<Self, JsValue> {
         let (channel, control) = (MessageChannel::new()?, MessageChannel::new()?);
-        let on_failure: Rc<dyn Fn(String)> = Rc::new(on_failure);
         let frame_watch: Rc<RefCell<Option<Timeout>>> = Rc::default();
-        let on_message = Closure::<dyn FnMut(_)>::new(move |event: MessageEvent| on_message(event.data()));
+        let inbox: Rc<Inbox> = Rc::default();
+        let on_message = Closure::<dyn FnMut(_)>::new({
+            let inbox = inbox.clone();
+            move |event: MessageEvent| inbox.deliver(Letter::Message(event.data()))
+        });
         let on_control = Closure::<dyn FnMut(_)>::new({
-            let (on_failure, frame_watch) = (on_failure.clone(), frame_watch.clone());
+            let (inbox, frame_watch) = (inbox.clone(), frame_watch.clone());
             move |event: MessageEvent| match event.data() {
                 data if data.is_null() => drop(frame_watch.take()),
-                why => on_failure(describe(&why)),
+                why => inbox.deliver(Letter::Failure(describe(&why))),
             }
         });
         channel.port1().set_onmessage(Some(on_message.as_ref().unchecked_ref()));
@@ -75,11 +106,27 @@ impl Guest {
             control: control.port1(),
             far_ends: [channel.port2(), control.port2()],
             home: None,
-            on_failure,
+            inbox,
             frame_watch,
             _on_message: on_message,
             _on_control: on_control,
         })
+    }
+
+    /// Gives the guest an owner. What it has posted so far arrives at once.
+    pub(super) fn adopt(&self, on_message: impl Fn(JsValue) + 'static, on_failure: impl Fn(String) + 'static) {
+        let owner = Owner {
+            on_message: Rc::new(on_message),
+            on_failure: Rc::new(on_failure),
+        };
+        self.inbox.owner.replace(Some(owner));
+        let early = self.inbox.early.take();
+        if early.is_empty() {
+            return;
+        }
+        let inbox = self.inbox.clone();
+        // In a task of its own: whoever adopts it is not ready to hear of it yet.
+        Timeout::new(0, move || early.into_iter().for_each(|letter| inbox.deliver(letter))).forget();
     }
 
     /// Starts the worker.
@@ -107,8 +154,8 @@ impl Guest {
                 Home::Worker(glue.start_worker(&assets.script, &message, control)?)
             }
             Isolation::Frame => {
-                let on_failure = self.on_failure.clone();
-                let watch = Timeout::new(FRAME_MS, move || on_failure(FRAME_IS_BLOCKED.to_owned()));
+                let inbox = self.inbox.clone();
+                let watch = Timeout::new(FRAME_MS, move || inbox.deliver(Letter::Failure(FRAME_IS_BLOCKED.to_owned())));
                 self.frame_watch.replace(Some(watch));
                 open_frame(glue, assets, &message, port, control)?
             }

@@ -3,13 +3,13 @@
 use js_sys::{Array, Function};
 use wasm_bindgen::prelude::*;
 
-use super::glue::{self, describe, is_plain};
+use super::glue::{self, Glue, describe, is_plain};
 use crate::error::Error;
 use crate::limits::Limits;
 use crate::protocol::QUERIES;
 
 /// How far a guest is kept from the page.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Isolation {
     /// A worker in a frame of an opaque origin, without network or storage.
     Frame,
@@ -57,6 +57,11 @@ impl Options {
             options.set(&name, &value)?;
         }
         Ok(options)
+    }
+
+    /// Where the assets are.
+    pub(super) fn assets_url(&self, glue: &Glue) -> String {
+        self.assets_url.clone().unwrap_or_else(|| glue.assets_url())
     }
 
     fn set(&mut self, name: &str, value: &JsValue) -> Result<(), Error> {

@@ -31,6 +31,10 @@ enum Step {
     },
     /// Something that is about no turn.
     Sends(Event, Option<Bytes>),
+    /// The guest ends the save that it was asked for.
+    Saves(bool),
+    /// The driver could not keep it.
+    CheckpointDropped,
     BadMessage,
     GuestLost,
     /// The host call under way at `position` comes back.
@@ -74,6 +78,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (-2..3, saying()).prop_map(|(ahead, what)| Step::Says { ahead, what }),
         2 => aside().prop_map(|(event, body)| Step::Sends(event, body)),
         12 => Just(Step::Sends(ready(PROTOCOL_VERSION), None)),
+        6 => prop::bool::weighted(0.7).prop_map(Step::Saves),
+        1 => Just(Step::CheckpointDropped),
         1 => Just(Step::BadMessage),
         1 => Just(Step::GuestLost),
         10 => (0..3_usize, any::<bool>()).prop_map(|(position, well)| Step::Returns { position, well }),
@@ -137,6 +143,8 @@ fn saying() -> impl Strategy<Value = Saying> {
 fn aside() -> impl Strategy<Value = (Event, Option<Bytes>)> {
     let message = || "x".repeat(100);
     let event = prop::sample::select(vec![
+        Event::Saved { checkpoint: 1 },
+        Event::NotSaved { checkpoint: 1 },
         ready(PROTOCOL_VERSION + 1),
         Event::BootFailed { message: message() },
         Event::Fatal { message: message() },
@@ -200,6 +208,8 @@ impl World {
             // A guest that is ready says so once; what happens if it does not is in `violations`.
             Step::Sends(Event::Ready { .. }, _) if self.guest.as_ref().is_none_or(|guest| guest.ready) => {}
             Step::Sends(event, body) => self.feed(Input::Guest(event, body)),
+            Step::Saves(well) => drop(self.saves(well)),
+            Step::CheckpointDropped => self.feed(Input::CheckpointDropped),
             Step::BadMessage => self.feed(Input::BadMessage("x".repeat(1_000))),
             Step::GuestLost => self.feed(Input::GuestLost(Error::GuestLost("gone".to_owned()))),
             Step::Returns { position, well } => {
@@ -259,7 +269,7 @@ impl World {
                 },
                 None,
             ),
-            Request::SetVariable { .. } => (Event::Done { turn }, None),
+            Request::SetVariable { .. } | Request::Restore { .. } => (Event::Done { turn }, None),
             _ => (
                 Event::Value {
                     turn,
@@ -326,6 +336,7 @@ impl World {
     fn settle(&mut self, guest_helps: bool) {
         for _ in 0..100 + 10 * self.tickets() {
             if guest_helps {
+                self.saves(true);
                 self.take(Step::Sends(ready(PROTOCOL_VERSION), None));
                 self.take(Step::Answers {
                     ended: Ended::Ok,
@@ -350,8 +361,9 @@ proptest! {
         initialized in any::<bool>(),
         wall_timeout_ms in prop::option::of(500.0..5_000.0_f64),
         guest_helps in any::<bool>(),
+        checkpoints in any::<bool>(),
     ) {
-        let limits = sandglass::Limits { wall_timeout_ms, ..limits() };
+        let limits = sandglass::Limits { wall_timeout_ms, checkpoints, ..limits() };
         let mut world = if initialized { World::ready_with(limits) } else { World::new(limits) };
         for step in steps {
             world.take(step);

@@ -3,6 +3,7 @@
 #![expect(clippy::expect_used, clippy::panic, reason = "helpers of tests")]
 
 mod chaos;
+mod checkpoints;
 mod executions;
 mod host_calls;
 mod lifecycle;

@@ -21,6 +21,8 @@ pub(crate) struct Guest {
     /// The number of the request that it has to answer.
     pub(crate) turn: Option<u32>,
     /// The turn that it was asked to stop.
+    /// The checkpoint that it was asked for.
+    pub(crate) saving: Option<u32>,
     pub(crate) interrupted: Option<u32>,
     /// Its calls that are not answered.
     pub(crate) asked: BTreeSet<u32>,
@@ -60,6 +62,8 @@ pub(crate) fn limits() -> Limits {
         max_concurrent_host_calls: 2,
         max_code_chars: 1_000,
         max_value_bytes: 1_000.0,
+        checkpoints: false,
+        ..Limits::default()
     }
 }
 
@@ -185,6 +189,19 @@ impl World {
             .expect("the guest is idle")
     }
 
+    /// The guest ends the save that it was asked for; whether there was one.
+    pub(crate) fn saves(&mut self, well: bool) -> bool {
+        let Some(checkpoint) = self.guest.as_ref().and_then(|guest| guest.saving) else {
+            return false;
+        };
+        self.event(if well {
+            Event::Saved { checkpoint }
+        } else {
+            Event::NotSaved { checkpoint }
+        });
+        true
+    }
+
     pub(crate) fn done(&mut self) {
         self.event(Event::Done { turn: self.turn() });
     }
@@ -244,6 +261,7 @@ impl World {
             Some((Request::Execute { code, .. }, _)) => format!("execute {code}"),
             Some((Request::GetVariable { name, .. }, _)) => format!("get {name}"),
             Some((Request::SetVariable { name, .. }, _)) => format!("set {name}"),
+            Some((Request::Restore { checkpoint, .. }, _)) => format!("restore {checkpoint}"),
             Some((Request::Interrupt { reason, .. }, _)) => format!("interrupt {reason:?}"),
             Some((request, _)) => format!("{request:?}"),
             None => "nothing".to_owned(),
@@ -315,6 +333,7 @@ impl World {
             (Input::HostReturned(call, _), _) => drop(self.calls.remove(call)),
             (Input::Guest(Event::HostCall { call, .. }, _), Some(guest)) => drop(guest.asked.insert(*call)),
             (Input::Guest(Event::Ready { .. }, _), Some(guest)) => guest.ready = true,
+            (Input::Guest(Event::Saved { .. } | Event::NotSaved { .. }, _), Some(guest)) => guest.saving = None,
             _ => {}
         }
         let effects = self.session.handle(self.now, input);
@@ -341,7 +360,8 @@ impl World {
             self.guest.is_some() || self.session.wake_at().is_none(),
             "it waits for a guest that is not there"
         );
-        let waits = idle && self.guest.as_ref().is_none_or(|guest| guest.ready);
+        let saving = self.guest.as_ref().is_some_and(|guest| guest.saving.is_some());
+        let waits = idle && !saving && self.guest.as_ref().is_none_or(|guest| guest.ready);
         assert!(
             !waits || self.answers.len() == self.tickets as usize,
             "a command waits for nothing"
@@ -374,6 +394,12 @@ impl World {
                 assert!(self.calls.is_empty(), "host calls outlive their guest");
             }
             Effect::Post(request, body) => self.deliver(request, body),
+            Effect::Save(checkpoint) => {
+                let guest = self.guest.as_mut().expect("asked nobody to save");
+                assert!(guest.ready && guest.turn.is_none(), "asked a guest that is busy to save");
+                assert_eq!(guest.saving, None, "asked for two saves at a time");
+                guest.saving = Some(checkpoint);
+            }
             Effect::CallHost { call, name, args } => {
                 assert!(call > self.last_call, "a call's number is used twice");
                 self.last_call = call;
@@ -410,7 +436,8 @@ impl World {
             Request::Execute { turn, .. }
             | Request::GetVariable { turn, .. }
             | Request::SetVariable { turn, .. }
-            | Request::ListVariables { turn, .. } => Some(*turn),
+            | Request::ListVariables { turn, .. }
+            | Request::Restore { turn, .. } => Some(*turn),
             Request::HostReply { call, .. } => {
                 assert!(guest.asked.remove(call), "answered a call that does not wait");
                 None
@@ -422,7 +449,7 @@ impl World {
                 guest.asked.clear();
                 None
             }
-            Request::Part { .. } => panic!("bodies are cut by drivers"),
+            Request::Part { .. } | Request::Save { .. } => panic!("the drivers' own"),
         };
         assert!(
             !guest.inbox.is_empty() || matches!(request, Request::Init { .. }),

@@ -1,0 +1,123 @@
+//! Guests that are started before anybody needs them. Until one is taken it has run nobody's code, so all sandboxes of a page
+//! share them: one that dies is replaced at once, and a new sandbox starts at once.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+
+use gloo_timers::callback::Timeout;
+use wasm_bindgen_futures::spawn_local;
+
+use super::assets;
+use super::glue::Glue;
+use super::guest_frame::Guest;
+use super::options::{Isolation, Options};
+use super::snapshot;
+
+/// How long a sandbox has had nothing to do before a spare is started, in milliseconds: starting one takes a processor.
+const IDLE_MS: u32 = 100;
+
+/// What guests have in common that can replace each other.
+type Kind = (Isolation, String);
+
+#[derive(Default)]
+struct Pool {
+    ready: Vec<Guest>,
+    /// How many each sandbox wants.
+    wanted: HashMap<u32, u32>,
+    filling: bool,
+}
+
+impl Pool {
+    fn missing(&self) -> bool {
+        let most = self.wanted.values().max().copied().unwrap_or(0);
+        self.ready.len() < most as usize
+    }
+}
+
+thread_local! {
+    static POOLS: RefCell<HashMap<Kind, Pool>> = RefCell::default();
+    static LAST_CLAIM: Cell<u32> = const { Cell::new(0) };
+}
+
+/// A sandbox's share in the spares. The last one to be released ends them.
+pub(super) struct Claim {
+    number: u32,
+    kind: Kind,
+    glue: Glue,
+    idle: RefCell<Option<Timeout>>,
+}
+
+impl Claim {
+    pub(super) fn new(glue: &Glue, options: &Options) -> Self {
+        let number = LAST_CLAIM.get() + 1;
+        LAST_CLAIM.set(number);
+        let kind = (options.isolation, options.assets_url(glue));
+        let claim = Self {
+            number,
+            kind,
+            glue: glue.clone(),
+            idle: RefCell::default(),
+        };
+        claim.in_pool(|pool| pool.wanted.insert(number, options.limits.spares));
+        claim
+    }
+
+    fn in_pool<T>(&self, act: impl FnOnce(&mut Pool) -> T) -> T {
+        POOLS.with_borrow_mut(|pools| act(pools.entry(self.kind.clone()).or_default()))
+    }
+
+    /// A guest that is starting, or has started.
+    pub(super) fn take(&self) -> Option<Guest> {
+        self.in_pool(|pool| pool.ready.pop())
+    }
+
+    /// Starts what is missing once the sandbox has been idle for a while.
+    pub(super) fn fill_when_idle(&self, idle: bool) {
+        if !idle {
+            self.idle.take();
+        } else if self.idle.borrow().is_none() && self.in_pool(|pool| pool.missing() && !pool.filling) {
+            let (kind, glue) = (self.kind.clone(), self.glue.clone());
+            let timeout = Timeout::new(IDLE_MS, move || spawn_local(fill(kind, glue)));
+            self.idle.replace(Some(timeout));
+        }
+    }
+
+    /// Gives the share back.
+    pub(super) fn release(&self) {
+        self.idle.take();
+        let spares = self.in_pool(|pool| {
+            pool.wanted.remove(&self.number);
+            let keep = pool.wanted.values().max().copied().unwrap_or(0) as usize;
+            pool.ready.split_off(keep.min(pool.ready.len()))
+        });
+        drop(spares); // outside: ending a guest may come back in here
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+async fn fill(kind: Kind, glue: Glue) {
+    let (isolation, base) = &kind;
+    let in_pool = |act: &dyn Fn(&mut Pool) -> bool| {
+        POOLS.with_borrow_mut(|pools| pools.get_mut(&kind).is_some_and(act))
+    };
+    let begun = in_pool(&|pool| pool.missing() && !std::mem::replace(&mut pool.filling, true));
+    if !begun {
+        return;
+    }
+    // Without a snapshot a spare would cost a whole start: then there is none.
+    if let (Ok(assets), Some(snapshot)) = (assets::load(base, &glue).await, snapshot::find(base, &glue).await) {
+        while in_pool(&|pool| pool.missing()) {
+            let Ok(mut guest) = Guest::open() else { break };
+            if guest.launch(&glue, *isolation, &assets, Some(&snapshot)).is_err() {
+                break;
+            }
+            POOLS.with_borrow_mut(|pools| pools.entry(kind.clone()).or_default().ready.push(guest));
+        }
+    }
+    in_pool(&|pool| std::mem::take(&mut pool.filling));
+}

@@ -9,6 +9,7 @@
 /** @typedef {any} Module  what Emscripten makes; Pyodide's `_module` */
 /**
  * @typedef {object} Header
+ * @property {string} snapshot  what the guest had started from
  * @property {number} length  bytes of memory
  * @property {[first: number, count: number][]} pages  runs of the pages that follow
  * @property {(number | null)[]} references  for each slot the index of one of the glue's objects; -1 for another, null for none
@@ -24,10 +25,11 @@
 const { Blob, MessageChannel } = self;
 const now = performance.now.bind(performance);
 
-const PAGE = 65536;
+/** Bytes of a page of wasm memory. */
+export const PAGE = 65536;
 const WORDS = PAGE / 4;
 /** 32-bit numbers in the hash of a page. */
-const LANES = 4;
+export const HASH_WORDS = 4;
 /** How long the event loop waits at most, in milliseconds. */
 const SLICE_MS = 4;
 /** What the host or the boot puts there. */
@@ -53,7 +55,7 @@ export function hashPages(words, hashes, first, end) {
       c = ((c << 7) | (c >>> 25)) + Math.imul(v, 0xc2b2ae35);
       d = ((d << 11) | (d >>> 21)) + Math.imul(w, 0x27d4eb2f);
     }
-    hashes.set([a, b, c | 0, d | 0], page * LANES);
+    hashes.set([a, b, c | 0, d | 0], page * HASH_WORDS);
   }
 }
 
@@ -61,13 +63,14 @@ export function hashPages(words, hashes, first, end) {
  * @param {object} parts
  * @param {Module} parts.module
  * @param {Int32Array} parts.original  the hashes of the snapshot's pages
- * @param {Blob} parts.image  the snapshot's memory
+ * @param {Blob} parts.memory  the memory in the snapshot
  * @param {object[]} parts.roles  the glue's objects that Python may hold
  * @param {(bytes: number) => void} parts.grow  makes the memory at least so large
  */
-export function createCheckpoints({ module, original, image, roles, grow }) {
+export function createCheckpoints({ module, original, memory, roles, grow }) {
   const { FS } = module;
   const role = new Map(roles.map((object, index) => [object, index]));
+  const snapshot = original.reduce((sum, word) => Math.imul(sum ^ word, 0x9e3779b1), original.length).toString(36);
   const boot = new Map(list(FS).map((file) => [line(file), file.path]));
   /** Of the last checkpoint. @type {Int32Array | null} */
   let last = null;
@@ -84,8 +87,8 @@ export function createCheckpoints({ module, original, image, roles, grow }) {
 
   /** The hashes of all pages as they are; undefined when somebody else needs the thread. @param {{ cancelled: boolean }} job */
   const hashAll = async (job) => {
-    const hashes = new Int32Array((module.HEAP32.length / WORDS) * LANES);
-    const pages = hashes.length / LANES;
+    const hashes = new Int32Array((module.HEAP32.length / WORDS) * HASH_WORDS);
+    const pages = hashes.length / HASH_WORDS;
     for (let first = 0; first < pages; ) {
       const ends = now() + SLICE_MS;
       while (first < pages && now() < ends) {
@@ -116,10 +119,10 @@ export function createCheckpoints({ module, original, image, roles, grow }) {
       const runs = [];
       /** @type {Uint8Array[]} */
       const parts = [];
-      for (let page = 0; page < hashes.length / LANES; page++) {
-        const at = page * LANES;
+      for (let page = 0; page < hashes.length / HASH_WORDS; page++) {
+        const at = page * HASH_WORDS;
         if (
-          at + LANES <= before.length &&
+          at + HASH_WORDS <= before.length &&
           hashes[at] === before[at] &&
           hashes[at + 1] === before[at + 1] &&
           hashes[at + 2] === before[at + 2] &&
@@ -142,6 +145,7 @@ export function createCheckpoints({ module, original, image, roles, grow }) {
       const paths = new Set(all.map(({ path }) => path));
       /** @type {Header} */
       const header = {
+        snapshot,
         length: module.HEAPU8.length,
         pages: runs,
         references: references(),
@@ -173,6 +177,7 @@ export function createCheckpoints({ module, original, image, roles, grow }) {
         const bytes = new Uint8Array(await blob.arrayBuffer());
         const size = new DataView(bytes.buffer).getUint32(0, true);
         header = /** @type {Header} */ (JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + size))));
+        if (header.snapshot !== snapshot) throw new Error("it was made by a guest of another snapshot");
         if (header.length > module.HEAPU8.length) grow(header.length);
         let at = 4 + size;
         for (const [first, count] of header.pages) {
@@ -184,12 +189,12 @@ export function createCheckpoints({ module, original, image, roles, grow }) {
       }
       if (!header || !mine) throw new Error("a checkpoint is empty");
       // What this guest had changed and the other had not.
-      for (let page = 0; page < mine.length / LANES; page++) {
-        const at = page * LANES;
-        if (taken.has(page) || mine.subarray(at, at + LANES).every((word, lane) => word === original[at + lane])) continue;
+      for (let page = 0; page < mine.length / HASH_WORDS; page++) {
+        const at = page * HASH_WORDS;
+        if (taken.has(page) || mine.subarray(at, at + HASH_WORDS).every((word, lane) => word === original[at + lane])) continue;
         const [from, to] = [page * PAGE, (page + 1) * PAGE];
         module.HEAPU8.fill(0, from, to);
-        module.HEAPU8.set(new Uint8Array(await image.slice(from, to).arrayBuffer()), from);
+        module.HEAPU8.set(new Uint8Array(await memory.slice(from, to).arrayBuffer()), from);
       }
       putStrings(header.strings);
       putReferences(header.references);

@@ -1,7 +1,7 @@
 // The package's entry: loads the supervisor and hands out sandboxes.
 
 import init, { startSandbox } from "../pkg/sandglass.js";
-import { frame, integrity } from "../dist/assets.js";
+import { build, frame, integrity } from "../dist/assets.js";
 import { startWorker } from "./start-worker.js";
 
 /** @import { Sandbox, SandboxOptions } from "../pkg/sandglass.js" */
@@ -20,6 +20,7 @@ export class SandboxError extends Error {
 /** What the supervisor needs of JavaScript. */
 const glue = {
   SandboxError,
+  build,
   integrity,
   frameScript: frame,
   assetsUrl: new URL("../dist/", import.meta.url).href,

@@ -3,10 +3,12 @@
 import { loadPyodide } from "pyodide";
 import createPyodideModule from "pyodide/pyodide.asm.mjs";
 import { info as lock } from "pyodide/pyodide-lock.json";
-import { createCheckpoints, hashPages } from "./checkpoint.js";
+import { PAGE, createCheckpoints } from "./checkpoint.js";
+import { makeSnapshot, memoryOf, readSnapshot } from "./snapshot.js";
 
 /** @import { Encoding, GuestInfo } from "../pkg/sandglass.js" */
 /** @import { createBridge } from "./bridge.js" */
+/** @import { Image } from "./snapshot.js" */
 
 /** The protocol's version; src/protocol.rs refuses another. */
 const PROTOCOL_VERSION = 1;
@@ -14,19 +16,18 @@ const PROTOCOL_VERSION = 1;
 // Pyodide builds absolute addresses of its files from this. Nothing is ever fetched from there.
 const ASSETS = "https://guest.invalid/";
 const WASM = "pyodide.asm.wasm";
-const PAGE = 65536;
-/** 32-bit numbers in the hash of a page. */
-const HASH_WORDS = 4;
+const { grow: growMemory } = WebAssembly.Memory.prototype;
+const DAMAGED = "the snapshot is damaged";
 
 /**
  * Starts Python and its runtime.
  * @param {Record<string, Blob>} assets
  * @param {[string, string][]} files
  * @param {ReturnType<typeof createBridge>} bridge
- * @param {Blob | undefined} snapshot  what an earlier guest of the same files made; without it, one is made
+ * @param {Blob | undefined} given  a snapshot that an earlier guest of the same files made; without it, one is made
+ * @param {boolean} proven  whether a guest has started from it before
  */
-export async function loadRuntime(assets, files, bridge, snapshot) {
-  const T = [performance.now()];
+export async function loadRuntime(assets, files, bridge, given, proven) {
   const wasm = new Response(assets[WASM], { headers: { "content-type": "application/wasm" } });
   const compiling = WebAssembly.compileStreaming(wasm);
   // The only `fetch` there will be: it knows the assets and nothing else.
@@ -36,16 +37,16 @@ export async function loadRuntime(assets, files, bridge, snapshot) {
     if (!file) throw new TypeError(`the guest has no ${name}`);
     return new Response(name === WASM ? null : file); // it is being compiled already
   };
-  const found = snapshot && (await snapshot.arrayBuffer());
-  T.push(performance.now());
-  const module = await compiling;
-  T.push(performance.now());
-  const made = found ? undefined : await makeSnapshot(module, files);
-  const whole = snapshot ?? new Blob(made);
-  const image = readImage(found ?? (await whole.arrayBuffer()));
-  T.push(performance.now());
-  const { pyodide, grow } = await load(module, files, { _loadSnapshot: image.pyodide });
-  T.push(performance.now());
+
+  let snapshot = given;
+  let started = given && (await load(compiling, files, readSnapshot(given, proven)));
+  if (!snapshot || !started) {
+    const { pyodide } = /** @type {Loaded} */ (await load(compiling, files));
+    pyodide.runPython("import sandglass.preload, sandglass.browser; del sandglass");
+    snapshot = makeSnapshot(pyodide);
+    started = /** @type {Loaded} */ (await load(compiling, files, readSnapshot(snapshot, true)));
+  }
+  const { pyodide, image, grow, limitMemory } = started;
 
   const python = pyodide.pyimport("sandglass.browser");
   python.connect(bridge.python);
@@ -56,20 +57,20 @@ export async function loadRuntime(assets, files, bridge, snapshot) {
   ])) {
     pyodide[stream]({ write: (bytes) => bridge.write(fd, bytes), isatty: false });
   }
-  T.push(performance.now());
 
-  // A call into C that failed may have left without the interpreter's lock.
-  const takeLock = /** @type {any} */ (pyodide)._module._PyGILState_Ensure;
+  const module = /** @type {any} */ (pyodide)._module;
   return {
-    python: createCalls(python.CALLS, takeLock, bridge.python.canBlock),
+    // A call into C that failed may have left without the interpreter's lock.
+    python: createCalls(python.CALLS, module._PyGILState_Ensure, bridge.python.canBlock),
+    limitMemory,
     checkpoints: createCheckpoints({
-      module: /** @type {any} */ (pyodide)._module,
+      module,
       original: image.hashes,
-      image: whole.slice(image.heapStart, image.heapEnd),
+      memory: memoryOf(snapshot),
       roles: [bridge.python, ...Object.values(bridge.python).filter((value) => typeof value === "function")],
       grow,
     }),
-    snapshot: made && whole,
+    made: snapshot === given ? undefined : { snapshot, reason: given && "the snapshot that was kept is damaged" },
     info: {
       version: PROTOCOL_VERSION,
       guest: /** @type {Pick<GuestInfo, "python" | "pyodide">} */ ({ python: lock.python, pyodide: pyodide.version }),
@@ -77,64 +78,45 @@ export async function loadRuntime(assets, files, bridge, snapshot) {
   };
 }
 
-/**
- * The memory of a Python that has imported the runtime and much of the standard library. No reference to a JavaScript
- * object is in it yet.
- * @param {WebAssembly.Module} module
- * @param {[string, string][]} files
- */
-async function makeSnapshot(module, files) {
-  const { pyodide } = await load(module, files, { _makeSnapshot: true });
-  pyodide.runPython("import sandglass.preload, sandglass.browser; del sandglass");
-  const image = /** @type {Uint8Array<ArrayBuffer>} */ (pyodide.makeMemorySnapshot());
-  const words = new Int32Array(image.buffer, heapStart(image.buffer));
-  const hashes = new Int32Array((words.byteLength / PAGE) * HASH_WORDS);
-  hashPages(words, hashes, 0, words.byteLength / PAGE);
-  return [image, hashes];
-}
-
-/** Where Python's memory begins in what `makeMemorySnapshot` returns. @param {ArrayBuffer} image */
-const heapStart = (image) => new Uint32Array(image, 0, 2)[1];
-
-/** The parts of a snapshot: what Pyodide made, then the hashes of its pages. @param {ArrayBuffer} whole */
-function readImage(whole) {
-  const start = heapStart(whole);
-  const heap = ((whole.byteLength - start) / (PAGE + 4 * HASH_WORDS)) * PAGE;
-  const end = start + heap;
-  return {
-    pyodide: new Uint8Array(whole, 0, end),
-    heapStart: start,
-    heapEnd: end,
-    hashes: new Int32Array(whole.slice(end)),
-  };
-}
+/** @typedef {{ pyodide: import("pyodide").PyodideAPI, image: Image, grow: (bytes: number) => void, limitMemory: (bytes: number) => void }} Loaded */
 
 /**
- * Loads Pyodide.
- * @param {WebAssembly.Module} module
+ * Loads Pyodide, from a snapshot or ready to make one. Undefined when the snapshot is damaged.
+ * @param {Promise<WebAssembly.Module>} compiling
  * @param {[string, string][]} files
- * @param {{ _makeSnapshot?: boolean, _loadSnapshot?: Uint8Array }} options
+ * @param {Promise<Image | undefined>} [reading]
+ * @returns {Promise<Loaded | undefined>}
  */
-async function load(module, files, options) {
+async function load(compiling, files, reading) {
   const { instantiateStreaming } = WebAssembly;
+  /** @type {Image | undefined} */
+  let image;
   /** @type {(bytes: number) => void} */
   let grow = () => {};
+  let limit = Infinity;
+  // Pyodide's own way to the compiled module leads through here, and so does the memory's size.
   WebAssembly.instantiateStreaming = /** @type {any} */ (
     async (/** @type {unknown} */ _response, /** @type {WebAssembly.Imports} */ imports) => {
+      const module = await compiling;
+      const env = /** @type {any} */ (imports.env);
+      grow = env.emscripten_resize_heap;
+      env.emscripten_resize_heap = (/** @type {number} */ bytes) => (bytes >>> 0 > limit ? 0 : grow(bytes));
       const instance = await WebAssembly.instantiate(module, imports);
       const memory = /** @type {WebAssembly.Memory} */ (instance.exports.memory);
-      grow = /** @type {any} */ (imports.env).emscripten_resize_heap;
-      const missing = (options._loadSnapshot?.length ?? 0) - memory.buffer.byteLength;
-      if (missing > 0) memory.grow(Math.ceil(missing / 65536));
+      const sizeOf = () => memory.buffer.byteLength;
+      // Emscripten asks for more than it needs, and gets what is left.
+      memory.grow = (pages) => growMemory.call(memory, Math.min(pages, Math.floor((limit - sizeOf()) / PAGE)));
+      image = await reading;
+      const missing = image ? image.pyodide.length - image.start - sizeOf() : 0;
+      if (missing > 0) memory.grow(missing / PAGE);
       return { instance, module };
     }
   );
+  const [major, minor] = lock.python.split(".");
+  const home = `/lib/python${major}.${minor}/site-packages/sandglass`;
   try {
-    const [major, minor] = lock.python.split(".");
-    const home = `/lib/python${major}.${minor}/site-packages/sandglass`;
     const pyodide = await loadPyodide({
       indexURL: ASSETS,
-      createPyodideModule,
       lockFileContents: JSON.stringify({ info: lock, packages: {} }),
       stdLibURL: `${ASSETS}python_stdlib.zip`,
       env: { HOME: "/home/pyodide", MPLBACKEND: "agg" },
@@ -142,9 +124,23 @@ async function load(module, files, options) {
         fs.mkdirTree(home);
         for (const [name, source] of files) fs.writeFile(`${home}/${name}`, source);
       },
-      ...options,
+      // The snapshot is read while Pyodide starts: this stands for it until it is wanted.
+      ...(reading ? { _loadSnapshot: new Uint8Array(4) } : { _makeSnapshot: true }),
+      createPyodideModule: async (/** @type {any} */ settings) => {
+        const module = await createPyodideModule(settings);
+        const { restoreSnapshot } = settings.API;
+        settings.API.restoreSnapshot = () => {
+          if (!image) throw new Error(DAMAGED);
+          return restoreSnapshot(image.pyodide);
+        };
+        return module;
+      },
     });
-    return { pyodide, grow };
+    const limitMemory = (/** @type {number} */ bytes) => void (limit = bytes);
+    return { pyodide, image: /** @type {Image} */ (image), grow, limitMemory };
+  } catch (error) {
+    if (reading && !image) return undefined;
+    throw error;
   } finally {
     WebAssembly.instantiateStreaming = instantiateStreaming;
   }

@@ -7,6 +7,7 @@ import { createMailbox, createMailboxWriter } from "./mailbox.js";
  * @property {Record<string, Blob>} assets  Pyodide's files, by name
  * @property {[string, string][]} files  the Python runtime: names and sources
  * @property {Blob} [snapshot]  memory to start from
+ * @property {boolean} [proven]  whether a guest has started from it before
  * @property {MessagePort} port  the private way to the host
  * @property {SharedArrayBuffer} [mailbox]  memory shared with whoever started the worker
  */

@@ -22,7 +22,7 @@ const PIECE = 1 << 20;
 
 self.onmessage = async ({ data }) => {
   self.onmessage = null;
-  const { assets, files, snapshot, port, mailbox } = /** @type {BootMessage} */ (data);
+  const { assets, files, snapshot, proven, port, mailbox } = /** @type {BootMessage} */ (data);
   const postMessage = MessagePort.prototype.postMessage.bind(port);
 
   /** Events that leave with the next message: each message costs the page a task. @type {string[]} */
@@ -55,9 +55,10 @@ self.onmessage = async ({ data }) => {
 
   try {
     const bridge = createBridge(post, mailbox);
-    const runtime = await loadRuntime(assets, files, bridge, snapshot);
+    const runtime = await loadRuntime(assets, files, bridge, snapshot, proven ?? false);
     lockDown();
-    if (runtime.snapshot) postMessage([stringify([{ type: "snapshot" }]), runtime.snapshot]);
+    const { made } = runtime;
+    if (made) postMessage([stringify([{ type: "snapshot", reason: made.reason }]), made.snapshot]);
     const send = (/** @type {Event} */ event, /** @type {Blob | undefined} */ blob) => postMessage([stringify([event]), blob]);
     const handle = createHandler(postLong, send, bridge, runtime);
     const receive = assembleBodies(handle, runtime.python.takeText);
@@ -103,9 +104,10 @@ function assembleBodies(handle, takeText) {
  * @param {ReturnType<typeof createBridge>} bridge
  * @param {Awaited<ReturnType<typeof loadRuntime>>} runtime
  */
-function createHandler(post, send, bridge, { python, checkpoints, info }) {
+function createHandler(post, send, bridge, { python, checkpoints, limitMemory, info }) {
   /** @param {Extract<Request, { type: "init" }>} request */
   const init = ({ version, config }) => {
+    limitMemory(config.maxMemoryBytes);
     const [encoding, why] = version === info.version ? python.configure(stringify(config)) : ["none"];
     if (encoding === "refused") return post({ type: "bootFailed", message: String(why) });
     post({ type: "ready", version: info.version, guest: { ...info.guest, ...bridge.capabilities } });
@@ -150,7 +152,6 @@ function createHandler(post, send, bridge, { python, checkpoints, info }) {
   /** @param {Promise<void>} turn */
   const orDie = (turn) =>
     turn.catch((error) => {
-      console.log("FATAL", error?.stack);
       try {
         python.flush();
       } catch {}

@@ -26,6 +26,8 @@ pub struct Limits {
     pub max_code_chars: u32,
     /// Bytes that one value may take when it crosses (`maxValueSize`).
     pub max_value_bytes: f64,
+    /// Bytes of memory that a guest may have (`memoryLimit`); Python itself takes 31 MB of it.
+    pub max_memory_bytes: f64,
     /// Whether the state is saved between executions (`checkpoints`).
     pub checkpoints: bool,
     /// Bytes that the saved state may take.
@@ -78,6 +80,7 @@ impl Default for Limits {
             max_concurrent_host_calls: 8,
             max_code_chars: 1_000_000,
             max_value_bytes: 512.0 * 1024.0 * 1024.0,
+            max_memory_bytes: 2.0 * 1024.0 * 1024.0 * 1024.0,
             checkpoints: true,
             max_checkpoint_bytes: 1024.0 * 1024.0 * 1024.0,
             spares: 1,
@@ -85,12 +88,16 @@ impl Default for Limits {
     }
 }
 
+/// Memory that Python can start in, and that 32-bit addresses reach, in bytes.
+const LEAST_MEMORY_BYTES: f64 = 48.0 * 1024.0 * 1024.0;
+const MOST_MEMORY_BYTES: f64 = 4.0 * 1024.0 * 1024.0 * 1024.0;
+
 /// The longest time that a browser's timers can count.
 const MAX_MS: f64 = 2_147_483_647.0;
 
 impl Limits {
     /// The option names that [`Limits::set`] knows.
-    pub const NAMES: [&'static str; 11] = [
+    pub const NAMES: [&'static str; 12] = [
         "timeout",
         "wallTimeout",
         "hostCallTimeout",
@@ -101,6 +108,7 @@ impl Limits {
         "maxConcurrentHostCalls",
         "maxCodeLength",
         "maxValueSize",
+        "memoryLimit",
         "spares",
     ];
 
@@ -122,6 +130,9 @@ impl Limits {
             "maxConcurrentHostCalls" => self.max_concurrent_host_calls = count(1.0, 1e4, "calls")?,
             "maxCodeLength" => self.max_code_chars = count(1.0, 1e8, "characters")?,
             "maxValueSize" => self.max_value_bytes = range(name, value, 1.0, 2_000_000_000.0, "bytes")?,
+            "memoryLimit" => {
+                self.max_memory_bytes = range(name, value, LEAST_MEMORY_BYTES, MOST_MEMORY_BYTES, "bytes")?
+            }
             "spares" => self.spares = count(0.0, 8.0, "guests")?,
             _ => return Err(Error::invalid(name, "there is no such limit")),
         }
@@ -164,7 +175,8 @@ mod tests {
     fn every_listed_name_can_be_set_and_no_other() {
         let mut limits = Limits::default();
         for name in Limits::NAMES {
-            assert_eq!(limits.set(name, 7.0), Ok(()), "{name}");
+            let value = if name == "memoryLimit" { 1e8 } else { 7.0 };
+            assert_eq!(limits.set(name, value), Ok(()), "{name}");
         }
         assert_eq!(limits.set("tiemout", 1.0).map_err(|e| e.code()), Err("invalid_option"));
     }

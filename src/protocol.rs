@@ -68,7 +68,11 @@ pub enum Request {
     /// `Saved`, or by `NotSaved` when another request comes first.
     Save { checkpoint: u32, full: bool },
     /// Become the guest that made a checkpoint. Answered by `Done`.
-    Restore { turn: u32, checkpoint: u32, timeout_ms: f64 },
+    Restore {
+        turn: u32,
+        checkpoint: u32,
+        timeout_ms: f64,
+    },
     /// Stop the turn: a pending wait is rejected, running code gets a `KeyboardInterrupt`.
     Interrupt { turn: u32, reason: StopReason },
     /// A piece of a body. `Text` says that it is a variable's, which a guest may decode while the rest is on its way.
@@ -84,6 +88,8 @@ pub struct GuestConfig {
     pub max_output_chars: u32,
     /// Bytes that an encoded value may take.
     pub max_value_bytes: f64,
+    /// Bytes of memory that the guest may have.
+    pub max_memory_bytes: f64,
     /// Nesting depth of a value.
     pub max_value_depth: u32,
     /// Characters of past cells' source that tracebacks can show.
@@ -174,8 +180,13 @@ pub enum Event {
     Saved { checkpoint: u32 },
     /// It is not: there was something else to do.
     NotSaved { checkpoint: u32 },
-    /// In the browser, before `Ready`: the body is a `Blob`, memory that later guests start from.
-    Snapshot,
+    /// In the browser, before `Ready`: the body is a `Blob`, memory that later guests start from. `reason` says why the one
+    /// that was given would not do.
+    Snapshot {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[cfg_attr(feature = "wasm", tsify(optional))]
+        reason: Option<String>,
+    },
 }
 
 /// What a guest is and can do.

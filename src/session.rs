@@ -66,6 +66,8 @@ pub enum Command<B> {
     SetVariable(String, Encoded<B>),
     /// List the variables.
     ListVariables,
+    /// Save the state.
+    Checkpoint,
 }
 
 /// What happens to a session.
@@ -317,6 +319,7 @@ impl<B: Body> Session<B> {
         let config = GuestConfig {
             max_output_chars: self.limits.max_output_chars,
             max_value_bytes: self.limits.max_value_bytes,
+            max_memory_bytes: self.limits.max_memory_bytes,
             max_value_depth: MAX_VALUE_DEPTH,
             max_source_cache: MAX_SOURCE_CACHE_CHARS,
             host_functions: self
@@ -410,7 +413,7 @@ impl<B: Body> Session<B> {
             Error::Protocol(_) => "the guest broke the protocol and was terminated",
             _ => "the guest crashed",
         };
-        let mut loss = self.loss(reason);
+        let mut loss = self.loss(reason, !matches!(error, Error::Timeout(_)));
         if let (Some(lost), Some(untold)) = (&mut loss.lost, self.untold_loss.take().and_then(|loss| loss.lost)) {
             lost.splice(..0, untold);
         }
@@ -531,6 +534,11 @@ impl<B: Body> Session<B> {
             && !self.waits_for_save()
             && let Some((ticket, task)) = self.queue.pop_front()
         {
+            if matches!(task, Task::Checkpoint) {
+                let reply = self.checkpointed();
+                self.resolve(ticket, reply);
+                continue;
+            }
             if self.context.is_some() || task.initializes() {
                 self.begin(now, Some(ticket), task);
             } else {
@@ -591,7 +599,7 @@ fn kind(event: &Event) -> &'static str {
         Event::Part { .. } => "`part`",
         Event::Saved { .. } => "`saved`",
         Event::NotSaved { .. } => "`notSaved`",
-        Event::Snapshot => "`snapshot`",
+        Event::Snapshot { .. } => "`snapshot`",
     }
 }
 
@@ -620,7 +628,12 @@ fn oversized(event: &Event) -> Option<&'static str> {
                 || names.len() > MAX_NAMES
                 || names.iter().any(|name| name.len() > MAX_NAME_BYTES)
         }
-        Event::Value { .. } | Event::Done { .. } | Event::Part { .. } | Event::Snapshot | Event::Saved { .. } | Event::NotSaved { .. } => false,
+        Event::Value { .. }
+        | Event::Done { .. }
+        | Event::Part { .. }
+        | Event::Snapshot { .. }
+        | Event::Saved { .. }
+        | Event::NotSaved { .. } => false,
     };
     too_long.then_some("an oversized event")
 }

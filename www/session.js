@@ -43,8 +43,8 @@ export class Session extends EventTarget {
     const generation = this.#dismiss();
     this.stage = "assets";
     this.#become(state);
-    const onProgress = (/** @type {{ stage: Stage }} */ { stage }) => {
-      if (generation === this.#generation) this.#progress(stage);
+    const onProgress = (/** @type {{ stage: Stage | "cold" }} */ { stage }) => {
+      if (stage !== "cold" && generation === this.#generation) this.#progress(stage);
     };
     this.#started = this.#create(generation, onProgress);
     await this.#started.catch(() => {});

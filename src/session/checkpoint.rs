@@ -5,7 +5,7 @@
 //! saving takes a twentieth of the time at most, and a guest that is never idle is saved as well.
 
 use super::turn::Task;
-use super::{Body, Effect, Error, Guest, Session};
+use super::{Body, Effect, Error, Guest, Reply, Session};
 use crate::execution::StateReport;
 
 /// How much longer than a save the work took that is worth waiting for it.
@@ -30,6 +30,8 @@ pub(super) struct Checkpoints {
     unsaved_ms: f64,
     /// The state of this guest was too large to be kept.
     too_large: bool,
+    /// Whether the guest has done nothing yet with the state that it was given.
+    pub(super) unproven: bool,
     /// A guest died of the last save: nobody waits for another.
     failed: bool,
     /// When the one under way was begun, and how long the last one took.
@@ -46,6 +48,7 @@ impl Default for Checkpoints {
             execution: 0,
             unsaved_ms: 0.0,
             too_large: false,
+            unproven: false,
             failed: false,
             begun_at: 0.0,
             save_ms: LEAST_SAVE_MS,
@@ -87,7 +90,21 @@ impl<B: Body> Session<B> {
     /// Whether the next command has to wait until the state is saved.
     pub(super) fn waits_for_save(&self) -> bool {
         let checkpoints = &self.checkpoints;
-        self.saves() && (checkpoints.dirty || checkpoints.saving.is_some()) && checkpoints.is_worth_waiting()
+        let asked = matches!(self.queue.front(), Some((_, Task::Checkpoint)));
+        let unsaved = checkpoints.dirty || checkpoints.saving.is_some();
+        self.saves() && unsaved && (asked || checkpoints.is_worth_waiting())
+    }
+
+    /// What somebody who asked for a checkpoint gets, now that there is nothing to wait for.
+    pub(super) fn checkpointed(&self) -> Result<Reply<B>, Error> {
+        match (self.saves(), &self.checkpoints.saved) {
+            (true, Some(_)) => Ok(Reply::Done),
+            (false, _) if self.limits.checkpoints => Err(Error::NotSerializable(
+                "the state is too large to be saved; variables are kept".to_owned(),
+            )),
+            (false, _) => Err(Error::invalid("checkpoints", "is \"off\": nothing is saved")),
+            (true, None) => Err(Error::NotInitialized),
+        }
     }
 
     /// When a guest that saves what somebody waits for has taken too long.
@@ -148,13 +165,24 @@ impl<B: Body> Session<B> {
     }
 
     /// What becomes of the variables now that the guest is gone. Takes their names.
-    pub(super) fn loss(&mut self, reason: &str) -> StateReport {
+    ///
+    /// A guest that crashed before it had done anything with the state that was restored would crash again: then that state is
+    /// given up.
+    pub(super) fn loss(&mut self, reason: &str, crashed: bool) -> StateReport {
+        if crashed && self.checkpoints.unproven {
+            self.checkpoints.saved = None;
+        }
+        self.checkpoints.unproven = false;
         let names = std::mem::take(&mut self.names).into_iter();
         let too_large = self.checkpoints.too_large;
         match &self.checkpoints.saved {
             None => {
                 let restored = |name: &String| self.context.is_some() && name == "context";
-                let why = if too_large { ", and its state was too large to be saved" } else { "" };
+                let why = if too_large {
+                    ", and its state was too large to be saved"
+                } else {
+                    ""
+                };
                 StateReport::lost(names.filter(|name| !restored(name)), &format!("{reason}{why}"))
             }
             Some(saved) => {
@@ -180,6 +208,7 @@ impl<B: Body> Session<B> {
         self.finish_turn(now);
         self.checkpoints.unsaved_ms = 0.0;
         self.checkpoints.dirty = false;
+        self.checkpoints.unproven = true;
         if let Some(saved) = &self.checkpoints.saved {
             self.names.clone_from(&saved.names);
             self.checkpoints.execution = saved.execution;

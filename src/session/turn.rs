@@ -23,6 +23,8 @@ pub(super) enum Task<B> {
         initialize: bool,
     },
     List,
+    /// No turn, but waited for like one.
+    Checkpoint,
     /// Only the session's own.
     Restore {
         checkpoint: u32,
@@ -254,6 +256,7 @@ impl<B: Body> Session<B> {
             Command::Start => return Err(Reply::Done),
             Command::GetVariable(name) => Task::Get(name),
             Command::ListVariables => Task::List,
+            Command::Checkpoint => Task::Checkpoint,
             Command::SetVariable(name, value) => Task::Set {
                 name,
                 value,
@@ -329,7 +332,8 @@ impl<B: Body> Session<B> {
                 },
                 None,
             ),
-            Task::List => (Request::ListVariables { turn, timeout_ms }, None),
+            // A checkpoint never gets here: `pump` answers it.
+            Task::List | Task::Checkpoint => (Request::ListVariables { turn, timeout_ms }, None),
             Task::Set { name, value, .. } => {
                 let encoding = value.encoding;
                 let request = Request::SetVariable {
@@ -498,6 +502,7 @@ impl<B: Body> Session<B> {
         self.abort_calls();
         if let Some(turn) = &self.turn {
             self.checkpoints.worked(turn.deadline.guest_ms(now));
+            self.checkpoints.unproven = false;
         }
         self.proven |= self.turn.as_ref().is_some_and(|turn| turn.ticket.is_some());
         self.turn.take()

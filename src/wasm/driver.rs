@@ -16,7 +16,7 @@ use super::glue::{Glue, describe, now, object, thrown};
 use super::guest_frame::Guest;
 use super::options::{ExecuteOptions, Options};
 use super::outbox::{JsBody, join};
-use super::snapshot;
+use super::snapshot::{self, Maker, Snapshot, Start};
 use super::spares::Claim;
 use super::vault::Vault;
 use crate::error::Error;
@@ -51,6 +51,8 @@ pub(super) struct Driver {
     abandoned: RefCell<Option<Rc<Self>>>,
     parts: RefCell<Parts>,
     vault: RefCell<Vault>,
+    /// Held while its guest makes the page's snapshot.
+    maker: RefCell<Option<Maker>>,
     /// Its share of the page's spare guests.
     claim: Claim,
 }
@@ -95,6 +97,7 @@ impl Driver {
             abandoned: RefCell::default(),
             parts: RefCell::default(),
             vault: RefCell::default(),
+            maker: RefCell::default(),
             claim,
         })
     }
@@ -284,8 +287,13 @@ impl Driver {
         let glue = self.glue.clone();
         spawn_local(async move {
             let assets = assets::load(&base, &glue).await;
-            let snapshot = snapshot::find(&base, &glue).await;
+            let (snapshot, maker) = match snapshot::find(&base, &glue).await {
+                Start::From(snapshot) => (Some(snapshot), None),
+                Start::Anew(maker) => (None, Some(maker)),
+            };
+            let maker = Cell::new(maker);
             this(&|driver| {
+                driver.maker.replace(maker.take());
                 let launched = assets
                     .clone()
                     .and_then(|assets| driver.launch(&assets, snapshot.as_ref()));
@@ -296,7 +304,7 @@ impl Driver {
         });
     }
 
-    fn launch(&self, assets: &Assets, snapshot: Option<&Blob>) -> Result<(), Error> {
+    fn launch(&self, assets: &Assets, snapshot: Option<&Snapshot>) -> Result<(), Error> {
         self.progress("python");
         let mut guest = self.guest.borrow_mut();
         let Some(guest) = guest.as_mut() else { return Ok(()) };
@@ -325,6 +333,7 @@ impl Driver {
         self.parts.take();
         self.blocked.take();
         self.vault.borrow_mut().guest_ended();
+        self.maker.take();
     }
 
     fn post(&self, request: Request, body: Option<JsBody>) {
@@ -358,7 +367,7 @@ impl Driver {
             Err(what) => return self.feed(Input::BadMessage(what)),
         };
         match events[..] {
-            [Event::Snapshot] => return self.take_snapshot(data),
+            [Event::Snapshot { .. }] => return self.take_snapshot(data, &events[0]),
             [Event::Saved { .. }] => return self.take_checkpoint(data, events[0].clone()),
             _ => {}
         }
@@ -378,16 +387,27 @@ impl Driver {
                 return;
             }
             if ready {
+                snapshot::prove(&self.options.assets_url(&self.glue));
                 self.progress("ready");
             }
         }
     }
 
     /// Memory that later guests start from. Only a guest that has run no code yet may offer it.
-    fn take_snapshot(&self, message: &JsValue) {
+    fn take_snapshot(&self, message: &JsValue, event: &Event) {
         let blob = message.unchecked_ref::<Array>().get(1).dyn_into::<Blob>();
-        match blob {
-            Ok(blob) if self.session.borrow().is_booting() => snapshot::keep(&self.options.assets_url(&self.glue), &self.glue, blob),
+        match (blob, event) {
+            (Ok(blob), Event::Snapshot { reason }) if self.session.borrow().is_booting() => {
+                if let (Some(reason), Some(callback)) = (reason, &self.options.on_progress) {
+                    let reason: String = reason.chars().take(300).collect();
+                    notify(
+                        callback,
+                        &object(&[("stage", &"cold".into()), ("reason", &reason.into())]),
+                    );
+                }
+                snapshot::keep(&self.options.assets_url(&self.glue), &self.glue, blob);
+                self.maker.take();
+            }
             _ => self.feed(Input::BadMessage("an unasked snapshot".to_owned())),
         }
     }
@@ -396,7 +416,10 @@ impl Driver {
         let Ok(blob) = message.unchecked_ref::<Array>().get(1).dyn_into::<Blob>() else {
             return self.feed(Input::BadMessage("a checkpoint that is no Blob".to_owned()));
         };
-        let kept = self.vault.borrow_mut().keep(blob, self.options.limits.max_checkpoint_bytes);
+        let kept = self
+            .vault
+            .borrow_mut()
+            .keep(blob, self.options.limits.max_checkpoint_bytes);
         self.feed(Input::Guest(event, None));
         if !kept {
             self.feed(Input::CheckpointDropped);
@@ -415,7 +438,9 @@ impl Driver {
             return Err("a message without an event".to_owned());
         }
         let body = match message.get(1) {
-            body if body.is_undefined() || matches!(events[..], [Event::Snapshot | Event::Saved { .. }]) => return Ok((events, None)),
+            body if body.is_undefined() || matches!(events[..], [Event::Snapshot { .. } | Event::Saved { .. }]) => {
+                return Ok((events, None));
+            }
             body => body.dyn_into::<Uint8Array>().map_err(|_| "a body that is not bytes")?,
         };
         // A piece is alone in its message and of full size, so that their number is bounded with their sum.

@@ -18,6 +18,9 @@ extern "C" {
     /// The SHA-256 of every asset, as subresource integrity metadata, by its name.
     #[wasm_bindgen(method, getter)]
     pub(super) fn integrity(this: &Glue) -> Object;
+    /// What identifies the files that guests are made of.
+    #[wasm_bindgen(method, getter)]
+    pub(super) fn build(this: &Glue) -> String;
     /// The script of the guest's frame.
     #[wasm_bindgen(method, getter, js_name = frameScript)]
     pub(super) fn frame_script(this: &Glue) -> String;

@@ -12,6 +12,7 @@ use super::assets::Assets;
 use super::glue::{Glue, describe, get, object};
 use super::options::Isolation;
 use super::outbox::{JsBody, Outbox};
+use super::snapshot::Snapshot;
 use crate::guest;
 use crate::protocol::Request;
 
@@ -135,17 +136,19 @@ impl Guest {
         glue: &Glue,
         isolation: Isolation,
         assets: &Assets,
-        snapshot: Option<&Blob>,
+        snapshot: Option<&Snapshot>,
     ) -> Result<(), JsValue> {
         let files: Array = guest::FILES
             .iter()
             .map(|(name, source)| Array::of2(&JsValue::from_str(name), &JsValue::from_str(source)))
             .collect();
-        let snapshot = snapshot.map_or(JsValue::UNDEFINED, JsValue::from);
+        let proven = snapshot.is_some_and(|snapshot| snapshot.proven);
+        let snapshot = snapshot.map_or(JsValue::UNDEFINED, |snapshot| snapshot.blob.clone().into());
         let message = object(&[
             ("assets", &assets.pyodide),
             ("files", &files),
             ("snapshot", &snapshot),
+            ("proven", &proven.into()),
         ]);
         let [port, control] = &self.far_ends;
         self.home = Some(match isolation {
@@ -155,7 +158,9 @@ impl Guest {
             }
             Isolation::Frame => {
                 let inbox = self.inbox.clone();
-                let watch = Timeout::new(FRAME_MS, move || inbox.deliver(Letter::Failure(FRAME_IS_BLOCKED.to_owned())));
+                let watch = Timeout::new(FRAME_MS, move || {
+                    inbox.deliver(Letter::Failure(FRAME_IS_BLOCKED.to_owned()))
+                });
                 self.frame_watch.replace(Some(watch));
                 open_frame(glue, assets, &message, port, control)?
             }

@@ -37,6 +37,12 @@ export interface SandboxOptions {
   maxCodeLength?: number;
   /** Bytes that one value may take when it crosses. Default 512 MiB. */
   maxValueSize?: number;
+  /** Bytes of memory for Python, beyond which it raises MemoryError; Python itself takes 31 MB. Default 2 GiB. */
+  memoryLimit?: number;
+  /** `"auto"` (default) saves the state while nothing runs, so that it survives the end of a guest. */
+  checkpoints?: "auto" | "off";
+  /** Guests that are kept ready to take over; the sandboxes of a page share them. Default 1. */
+  spares?: number;
   /** Answers `llm_query(prompt, model)`. */
   onLLMQuery?: (prompt: string, info: { model?: string; signal: AbortSignal }) => string | Promise<string>;
   /** Answers `rlm_query(task, context)`. */
@@ -51,8 +57,8 @@ export interface SandboxOptions {
   onStdout?: (text: string) => void;
   /** Gets what is written to `sys.stderr`, as it comes. */
   onStderr?: (text: string) => void;
-  /** Hears how far the boot is. */
-  onProgress?: (progress: { stage: "assets" | "python" | "ready" }) => void;
+  /** Hears how far the boot is; `cold` and its reason, when the memory that guests start from had to be made anew. */
+  onProgress?: (progress: { stage: "assets" | "python" | "ready" | "cold"; reason?: string }) => void;
 }
 
 /** What one `execute` takes. */
@@ -88,6 +94,8 @@ export interface Capabilities {
   bridge: string;
   /** Whether running code can be stopped with its state kept. */
   softInterrupt: boolean;
+  /** Bytes. */
+  memoryLimit: number;
   python: string;
   pyodide: string | null;
 }
@@ -185,6 +193,11 @@ impl Sandbox {
         self.submit(Command::ListVariables).unchecked_into()
     }
 
+    /// Saves the state now, where `checkpoints: "auto"` does so when nothing runs. Rejects when it cannot be saved.
+    pub fn checkpoint(&self) -> VoidPromise {
+        self.submit(Command::Checkpoint).unchecked_into()
+    }
+
     /// Stops the execution that is running, if any. What it had printed and what it had assigned is kept, unless it
     /// does not stop within `gracePeriod`. Its `execute` resolves with outcome `interrupted`.
     pub fn interrupt(&self) {
@@ -205,6 +218,7 @@ impl Sandbox {
             ("isolation", &self.driver.options().isolation.name().into()),
             ("bridge", &info.bridge.into()),
             ("softInterrupt", &info.soft_interrupt.into()),
+            ("memoryLimit", &self.driver.options().limits.max_memory_bytes.into()),
             ("python", &info.python.into()),
             ("pyodide", &info.pyodide.map_or(JsValue::NULL, JsValue::from)),
         ])

@@ -1,23 +1,134 @@
 //! The memory that guests start from: made by the first one, kept by the page, and by the browser for the next page.
+//!
+//! A guest checks what it is given, and makes a new one if it will not do: whoever can write to this page's cache could write
+//! the page as well.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use web_sys::Blob;
+use js_sys::{Array, Function, Promise};
+use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::{JsFuture, spawn_local};
+use web_sys::{Blob, Cache, CacheStorage, Response};
 
-use super::glue::Glue;
+use super::glue::{Glue, get};
+
+const CACHE: &str = "sandglass-snapshots";
+/// Caches have addresses for keys; nothing is ever fetched from this one.
+const ADDRESS: &str = "https://snapshot.invalid/";
 
 thread_local! {
     /// By where the assets are.
-    static KEPT: RefCell<HashMap<String, Blob>> = RefCell::default();
+    static KEPT: RefCell<HashMap<String, Snapshot>> = RefCell::default();
+    /// Resolved when nobody is making one any more.
+    static MAKING: RefCell<HashMap<String, (Promise, Function)>> = RefCell::default();
+}
+
+/// The memory that guests start from.
+#[derive(Clone)]
+pub(super) struct Snapshot {
+    pub(super) blob: Blob,
+    /// Whether a guest of this page has started from it: then no other checks it again.
+    pub(super) proven: bool,
+}
+
+/// What a guest starts from: a snapshot, or nothing and the task of making one.
+pub(super) enum Start {
+    From(Snapshot),
+    Anew(Maker),
+}
+
+/// Whoever holds it is making the page's snapshot; others wait until it is dropped. With two snapshots, guests could not take
+/// over from each other.
+pub(super) struct Maker {
+    base: String,
+}
+
+impl Drop for Maker {
+    fn drop(&mut self) {
+        if let Some((_, done)) = MAKING.with_borrow_mut(|making| making.remove(&self.base)) {
+            let _ = done.call0(&JsValue::UNDEFINED);
+        }
+    }
 }
 
 /// The snapshot for guests made of the files below `base`.
-pub(super) async fn find(base: &str, _glue: &Glue) -> Option<Blob> {
-    KEPT.with_borrow(|kept| kept.get(base).cloned())
+pub(super) async fn find(base: &str, glue: &Glue) -> Start {
+    loop {
+        if let Some(snapshot) = KEPT.with_borrow(|kept| kept.get(base).cloned()) {
+            return Start::From(snapshot);
+        }
+        let Some(making) = MAKING.with_borrow(|making| making.get(base).map(|(promise, _)| promise.clone())) else {
+            break;
+        };
+        let _ = JsFuture::from(making).await;
+    }
+    let mut done = None;
+    let promise = Promise::new(&mut |resolve, _| done = Some(resolve));
+    if let Some(done) = done {
+        MAKING.with_borrow_mut(|making| making.insert(base.to_owned(), (promise, done)));
+    }
+    let maker = Maker { base: base.to_owned() };
+    match look_up(&key(glue)).await {
+        Ok(Some(blob)) => {
+            let snapshot = Snapshot { blob, proven: false };
+            KEPT.with_borrow_mut(|kept| kept.insert(base.to_owned(), snapshot.clone()));
+            Start::From(snapshot)
+        }
+        _ => Start::Anew(maker),
+    }
 }
 
-/// Keeps a snapshot.
-pub(super) fn keep(base: &str, _glue: &Glue, blob: Blob) {
-    KEPT.with_borrow_mut(|kept| kept.insert(base.to_owned(), blob));
+/// A guest has started.
+pub(super) fn prove(base: &str) {
+    KEPT.with_borrow_mut(|kept| {
+        if let Some(snapshot) = kept.get_mut(base) {
+            snapshot.proven = true;
+        }
+    });
+}
+
+/// Keeps a snapshot, and has the browser keep it if it will.
+pub(super) fn keep(base: &str, glue: &Glue, blob: Blob) {
+    KEPT.with_borrow_mut(|kept| {
+        kept.insert(
+            base.to_owned(),
+            Snapshot {
+                blob: blob.clone(),
+                proven: true,
+            },
+        )
+    });
+    let key = key(glue);
+    // A page without a cache, or with a full one, starts its first guest slowly: nothing else is lost.
+    spawn_local(async move { drop(store(&key, &blob).await) });
+}
+
+/// Guests of other files have another.
+fn key(glue: &Glue) -> String {
+    format!("{ADDRESS}{}", glue.build())
+}
+
+/// The browser's cache; there is none where the page's context is not secure.
+async fn open() -> Result<Cache, JsValue> {
+    let caches: CacheStorage = get(&js_sys::global(), "caches").dyn_into()?;
+    JsFuture::from(caches.open(CACHE)).await?.dyn_into()
+}
+
+async fn look_up(key: &str) -> Result<Option<Blob>, JsValue> {
+    let found = JsFuture::from(open().await?.match_with_str(key)).await?;
+    let Ok(response) = found.dyn_into::<Response>() else {
+        return Ok(None);
+    };
+    Ok(JsFuture::from(response.blob()?).await?.dyn_into().ok())
+}
+
+async fn store(key: &str, blob: &Blob) -> Result<(), JsValue> {
+    let cache = open().await?;
+    let old: Array = JsFuture::from(cache.keys()).await?.unchecked_into();
+    for request in old.iter() {
+        JsFuture::from(cache.delete_with_request(request.unchecked_ref())).await?;
+    }
+    let response = Response::new_with_opt_blob(Some(blob))?;
+    JsFuture::from(cache.put_with_str(key, &response)).await.map(drop)
 }

@@ -11,7 +11,7 @@ use super::assets;
 use super::glue::Glue;
 use super::guest_frame::Guest;
 use super::options::{Isolation, Options};
-use super::snapshot;
+use super::snapshot::{self, Start};
 
 /// How long a sandbox has had nothing to do before a spare is started, in milliseconds: starting one takes a processor.
 const IDLE_MS: u32 = 100;
@@ -102,15 +102,14 @@ impl Drop for Claim {
 
 async fn fill(kind: Kind, glue: Glue) {
     let (isolation, base) = &kind;
-    let in_pool = |act: &dyn Fn(&mut Pool) -> bool| {
-        POOLS.with_borrow_mut(|pools| pools.get_mut(&kind).is_some_and(act))
-    };
+    let in_pool =
+        |act: &dyn Fn(&mut Pool) -> bool| POOLS.with_borrow_mut(|pools| pools.get_mut(&kind).is_some_and(act));
     let begun = in_pool(&|pool| pool.missing() && !std::mem::replace(&mut pool.filling, true));
     if !begun {
         return;
     }
     // Without a snapshot a spare would cost a whole start: then there is none.
-    if let (Ok(assets), Some(snapshot)) = (assets::load(base, &glue).await, snapshot::find(base, &glue).await) {
+    if let (Ok(assets), Start::From(snapshot)) = (assets::load(base, &glue).await, snapshot::find(base, &glue).await) {
         while in_pool(&|pool| pool.missing()) {
             let Ok(mut guest) = Guest::open() else { break };
             if guest.launch(&glue, *isolation, &assets, Some(&snapshot)).is_err() {

@@ -8,7 +8,7 @@ const CASE_SECONDS = 120;
 const TOGETHER_MS = 100;
 const CASE_KEYS = ["name", "options", "host", "context", "fresh", "backends", "step"];
 const STEP_KEYS = [
-  ...["create", "initialize", "execute", "get", "set", "to", "list", "interrupt", "destroy", "together"],
+  ...["create", "initialize", "execute", "get", "set", "to", "list", "checkpoint", "interrupt", "destroy", "together"],
   ...["timeout", "abort", "interrupt_after_ms", "with", "expect", "value", "throws"],
 ];
 /** Forgets what the case before left behind, so that it need not pay for a new interpreter. */
@@ -273,6 +273,7 @@ async function act(step, world) {
   if ("get" in step) return sandbox.getVariable(decode(step.get));
   if ("set" in step) return sandbox.setVariable(decode(step.set), decode(step.to));
   if ("list" in step) return sandbox.listVariables();
+  if ("checkpoint" in step) return sandbox.checkpoint();
   if ("interrupt" in step) return sandbox.interrupt();
   if ("destroy" in step) return sandbox.destroy();
   if (!("execute" in step)) throw new Error("a step without an action");

@@ -102,6 +102,7 @@ fn command() -> impl Strategy<Value = Command<Bytes>> {
         2 => Just(Command::GetVariable("x".to_owned())),
         2 => Just(Command::SetVariable("x".to_owned(), text("value"))),
         1 => Just(Command::ListVariables),
+        1 => Just(Command::Checkpoint),
     ]
 }
 

@@ -115,7 +115,13 @@ fn a_state_that_cannot_be_restored_is_told_by_the_next_execution() {
     let state = world.execution(next).state.clone();
     assert_eq!(state.status, StateStatus::Lost);
     assert_eq!(world.lost(next), ["x"]);
-    assert!(state.lost.iter().flatten().all(|lost| lost.reason.contains("it is broken")));
+    assert!(
+        state
+            .lost
+            .iter()
+            .flatten()
+            .all(|lost| lost.reason.contains("it is broken"))
+    );
 }
 
 #[test]
@@ -165,7 +171,11 @@ fn a_guest_that_never_finishes_saving_is_ended() {
     world.boot();
     world.done();
     world.ends(ok());
-    assert_eq!(world.execution(next).state.restored_to, Some(0), "as after `initialize`");
+    assert_eq!(
+        world.execution(next).state.restored_to,
+        Some(0),
+        "as after `initialize`"
+    );
 }
 
 #[test]

@@ -396,7 +396,10 @@ impl World {
             Effect::Post(request, body) => self.deliver(request, body),
             Effect::Save(checkpoint) => {
                 let guest = self.guest.as_mut().expect("asked nobody to save");
-                assert!(guest.ready && guest.turn.is_none(), "asked a guest that is busy to save");
+                assert!(
+                    guest.ready && guest.turn.is_none(),
+                    "asked a guest that is busy to save"
+                );
                 assert_eq!(guest.saving, None, "asked for two saves at a time");
                 guest.saving = Some(checkpoint);
             }

@@ -105,7 +105,7 @@ async function load(compiling, files, reading) {
       const memory = /** @type {WebAssembly.Memory} */ (instance.exports.memory);
       const sizeOf = () => memory.buffer.byteLength;
       // Emscripten asks for more than it needs, and gets what is left.
-      memory.grow = (pages) => growMemory.call(memory, Math.min(pages, Math.floor((limit - sizeOf()) / PAGE)));
+      memory.grow = (pages) => growMemory.call(memory, Math.min(pages, (limit - sizeOf()) / PAGE));
       image = await reading;
       const missing = image ? image.pyodide.length - image.start - sizeOf() : 0;
       if (missing > 0) memory.grow(missing / PAGE);
@@ -136,7 +136,7 @@ async function load(compiling, files, reading) {
         return module;
       },
     });
-    const limitMemory = (/** @type {number} */ bytes) => void (limit = bytes);
+    const limitMemory = (/** @type {number} */ bytes) => void (limit = Math.floor(bytes / PAGE) * PAGE);
     return { pyodide, image: /** @type {Image} */ (image), grow, limitMemory };
   } catch (error) {
     if (reading && !image) return undefined;

@@ -139,6 +139,14 @@ impl StateReport {
         }
     }
 
+    /// Names variables that are gone as well, because of `reason`.
+    pub fn add_lost(&mut self, names: impl IntoIterator<Item = String>, reason: &str) {
+        let Self { lost: more, .. } = Self::lost(names, reason);
+        if let Some(more) = more.filter(|more| !more.is_empty()) {
+            self.lost.get_or_insert_default().extend(more);
+        }
+    }
+
     /// The variables `names` are gone, because of `reason`.
     pub fn lost(names: impl IntoIterator<Item = String>, reason: &str) -> Self {
         let lost = names

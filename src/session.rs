@@ -166,6 +166,8 @@ pub struct Session<B> {
     /// The user's variables as last reported.
     names: Vec<String>,
     /// A loss of state that no execution has told of yet.
+    /// Whether `context` is newer than the checkpoint that is restored.
+    context_is_new: bool,
     untold_loss: Option<StateReport>,
     checkpoints: Checkpoints,
     last_turn: u32,
@@ -189,6 +191,7 @@ impl<B: Body> Session<B> {
             starting: Vec::new(),
             context: None,
             names: Vec::new(),
+            context_is_new: false,
             untold_loss: None,
             checkpoints: Checkpoints::default(),
             last_turn: 0,
@@ -232,7 +235,7 @@ impl<B: Body> Session<B> {
             Input::Destroy => self.destroy(),
             _ if self.guest == Guest::Destroyed => {}
             Input::Cancel(ticket) => self.cancel(now, ticket),
-            Input::Interrupt => self.stop_turn(now, StopReason::Interrupt),
+            Input::Interrupt => self.interrupt(now),
             Input::Guest(event, body) => self.guest_event(now, event, body),
             Input::BadMessage(what) => self.violation(now, &what),
             Input::GuestLost(error) => self.guest_gone(now, error),
@@ -349,9 +352,12 @@ impl<B: Body> Session<B> {
         for ticket in std::mem::take(&mut self.starting) {
             self.resolve(ticket, Ok(Reply::Done));
         }
-        if self.restore(now) {
-            return;
+        if !self.restore(now) {
+            self.restore_context(now);
         }
+    }
+
+    pub(super) fn restore_context(&mut self, now: f64) {
         let replaced = matches!(self.queue.front(), Some((_, Task::Set { initialize: true, .. })));
         if let Some(context) = self.context.clone().filter(|_| !replaced) {
             self.begin(
@@ -505,6 +511,18 @@ impl<B: Body> Session<B> {
             .as_ref()
             .and_then(|turn| earliest(turn.deadline.wake_at(), turn.calls.next_expiry()));
         self.wake_at = earliest(earliest(boot, turn), self.save_ends_at());
+    }
+
+    /// Stops the execution that runs. One that would run, were it not for the session's own affairs, never does.
+    fn interrupt(&mut self, now: f64) {
+        let runs = self.turn.as_ref().is_some_and(|turn| turn.ticket.is_some());
+        let next = (!runs && matches!(self.queue.front(), Some((_, Task::Execute(_)))))
+            .then(|| self.queue.pop_front())
+            .flatten();
+        match next {
+            Some((ticket, task)) => self.resolve(ticket, task.never_ran()),
+            None => self.stop_turn(now, StopReason::Interrupt),
+        }
     }
 
     fn stop_turn(&mut self, now: f64, reason: StopReason) {

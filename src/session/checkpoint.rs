@@ -26,6 +26,8 @@ pub(super) struct Checkpoints {
     pub(super) dirty: bool,
     /// The last execution whose effects the state has.
     pub(super) execution: u32,
+    /// The variables that the host has set since the last checkpoint was begun.
+    set_since: Vec<String>,
     /// Time that turns took since the last checkpoint was begun, in milliseconds.
     unsaved_ms: f64,
     /// The state of this guest was too large to be kept.
@@ -46,6 +48,7 @@ impl Default for Checkpoints {
             saving: None,
             dirty: false,
             execution: 0,
+            set_since: Vec::new(),
             unsaved_ms: 0.0,
             too_large: false,
             unproven: false,
@@ -62,16 +65,31 @@ impl Checkpoints {
         self.unsaved_ms += ms;
     }
 
+    /// The host has set a variable.
+    pub(super) fn set(&mut self, name: &str) {
+        if !self.set_since.iter().any(|known| known == name) {
+            self.set_since.push(name.to_owned());
+        }
+    }
+
+    /// What the host has set since the last complete checkpoint.
+    fn take_news(&mut self) -> Vec<String> {
+        let mut news = std::mem::take(&mut self.set_since);
+        news.extend(self.saving.take().into_iter().flat_map(|saving| saving.news));
+        news
+    }
+
     /// The guest is gone, and what it had not saved.
     pub(super) fn guest_ended(&mut self) {
         self.saving = None;
+        self.set_since.clear();
         self.dirty = false;
         self.unsaved_ms = 0.0;
         self.too_large = false;
     }
 
     fn is_worth_waiting(&self) -> bool {
-        !self.failed && self.unsaved_ms >= WORTH * self.save_ms
+        self.unsaved_ms >= WORTH * self.save_ms
     }
 }
 
@@ -80,6 +98,8 @@ impl Checkpoints {
 struct Saved {
     execution: u32,
     names: Vec<String>,
+    /// What the host had set after the checkpoint before.
+    news: Vec<String>,
 }
 
 impl<B: Body> Session<B> {
@@ -92,12 +112,15 @@ impl<B: Body> Session<B> {
         let checkpoints = &self.checkpoints;
         let asked = matches!(self.queue.front(), Some((_, Task::Checkpoint)));
         let unsaved = checkpoints.dirty || checkpoints.saving.is_some();
-        self.saves() && unsaved && (asked || checkpoints.is_worth_waiting())
+        self.saves() && !checkpoints.failed && unsaved && (asked || checkpoints.is_worth_waiting())
     }
 
     /// What somebody who asked for a checkpoint gets, now that there is nothing to wait for.
     pub(super) fn checkpointed(&self) -> Result<Reply<B>, Error> {
         match (self.saves(), &self.checkpoints.saved) {
+            _ if self.checkpoints.failed => Err(Error::NotSerializable(
+                "the guest ended while it saved its state; variables are as the next execution says".to_owned(),
+            )),
             (true, Some(_)) => Ok(Reply::Done),
             (false, _) if self.limits.checkpoints => Err(Error::NotSerializable(
                 "the state is too large to be saved; variables are kept".to_owned(),
@@ -135,6 +158,7 @@ impl<B: Body> Session<B> {
         checkpoints.saving = Some(Saved {
             execution: checkpoints.execution,
             names: self.names.clone(),
+            news: std::mem::take(&mut checkpoints.set_since),
         });
         self.effects.push(Effect::Save(checkpoints.execution));
     }
@@ -152,6 +176,7 @@ impl<B: Body> Session<B> {
                     }
                 } else {
                     self.checkpoints.dirty = true;
+                    self.checkpoints.set_since.extend(saving.news);
                 }
             }
             _ => self.violation(now, "a checkpoint that nobody asked for"),
@@ -174,6 +199,9 @@ impl<B: Body> Session<B> {
         }
         self.checkpoints.unproven = false;
         let names = std::mem::take(&mut self.names).into_iter();
+        let mut news = self.checkpoints.take_news();
+        self.context_is_new = news.iter().any(|name| name == "context");
+        news.retain(|name| name != "context");
         let too_large = self.checkpoints.too_large;
         match &self.checkpoints.saved {
             None => {
@@ -187,8 +215,16 @@ impl<B: Body> Session<B> {
             }
             Some(saved) => {
                 let reason = format!("it was made after execution {}, and {reason}", saved.execution);
-                let newer = names.filter(|name| !saved.names.contains(name));
-                StateReport::restored(saved.execution, newer, &reason)
+                let newer =
+                    names.filter(|name| !(saved.names.contains(name) || name == "context" && self.context.is_some()));
+                let mut state = StateReport::restored(saved.execution, newer, &reason);
+                let reason = format!(
+                    "setVariable changed it after execution {}, which is undone",
+                    saved.execution
+                );
+                let older = news.into_iter().filter(|name| saved.names.contains(name));
+                state.add_lost(older, &reason);
+                state
             }
         }
     }
@@ -212,6 +248,10 @@ impl<B: Body> Session<B> {
         if let Some(saved) = &self.checkpoints.saved {
             self.names.clone_from(&saved.names);
             self.checkpoints.execution = saved.execution;
+        }
+        // `initialize` came after the checkpoint.
+        if std::mem::take(&mut self.context_is_new) {
+            self.restore_context(now);
         }
     }
 

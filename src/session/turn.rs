@@ -477,6 +477,9 @@ impl<B: Body> Session<B> {
         else {
             return;
         };
+        if ticket.is_some() {
+            self.checkpoints.set(&name);
+        }
         if !self.names.contains(&name) {
             self.names.push(name);
         }

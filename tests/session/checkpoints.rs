@@ -3,9 +3,9 @@
 use sandglass::Error;
 use sandglass::execution::StateStatus;
 use sandglass::limits::Limits;
-use sandglass::session::Input;
+use sandglass::session::{Command, Input};
 
-use crate::world::{World, limits, ok};
+use crate::world::{World, limits, ok, text};
 
 /// A session whose guest has its context, and has saved it.
 fn ready() -> World {
@@ -60,6 +60,28 @@ fn variables_made_after_the_checkpoint_are_named() {
     let execution = world.execution(killed);
     assert_eq!(execution.state.restored_to, Some(1));
     assert_eq!(world.lost(killed), ["y"]);
+}
+
+#[test]
+fn what_the_host_set_after_the_checkpoint_is_named_and_the_context_is_set_again() {
+    let mut world = ready();
+    run(&mut world, &["context", "x"]);
+    assert!(world.saves(true));
+    world.command(Command::SetVariable("x".to_owned(), text("2")));
+    world.done();
+    world.command(Command::Initialize(text("newer")));
+    assert!(world.saves(false));
+    world.done();
+    let killed = world.execute("while True: pass");
+    world.feed(crash());
+    assert_eq!(world.lost(killed), ["x"]);
+    world.execute("context");
+    world.boot();
+    assert_eq!(world.asked_for(), "restore 1");
+    world.done();
+    assert_eq!(world.asked_for(), "set context");
+    world.done();
+    assert_eq!(world.asked_for(), "execute context");
 }
 
 #[test]

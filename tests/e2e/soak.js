@@ -1,0 +1,264 @@
+// The soak: random good and hostile cells at one sandbox after another, and a model of what every variable must be.
+// Runs in a page; tests/e2e/soak.mjs reports what it finds.
+
+import { createSandbox } from "/pyodide-glue/index.js";
+
+/** What Python is told to make of it, and how it shows itself. @typedef {Map<string, string>} Model  name → repr */
+
+/** A small generator of random numbers (mulberry32), so that a run can be repeated. @param {number} seed */
+function randomness(seed) {
+  let state = seed >>> 0;
+  return () => {
+    state = (state + 0x6d2b79f5) >>> 0;
+    let t = state;
+    t = Math.imul(t ^ (t >>> 15), t | 1);
+    t ^= t + Math.imul(t ^ (t >>> 7), t | 61);
+    return ((t ^ (t >>> 14)) >>> 0) / 2 ** 32;
+  };
+}
+
+/** The state that cells work on, besides plain variables: things that only an exact copy of the interpreter keeps. */
+const PREPARE = `
+import json, os, random as _random
+def _numbers():
+    n = 0
+    while True:
+        n += 1
+        yield n
+numbers = _numbers()
+drawn = 0
+shared = []
+holder = {"a": shared, "b": shared}
+def _make():
+    total = 0
+    def add(n):
+        nonlocal total
+        total += n
+        return total
+    return add
+add = _make()
+total = 0
+written = 0
+log = open("/tmp/log.txt", "w+")
+def check():
+    """What must be true of all that together."""
+    assert holder["a"] is holder["b"] is shared
+    assert add(0) == total, (add(0), total)
+    log.flush()
+    assert open("/tmp/log.txt").read() == "x" * written, written
+    return {name: repr(value) for name, value in globals().items() if name[:2] == "v_"} | {
+        "drawn": repr(drawn), "shared": repr(shared), "total": repr(total), "written": repr(written)}
+`;
+const PREPARED = { drawn: "0", shared: "[]", total: "0", written: "0" };
+
+/** Cells that do what they should: the code, and what becomes of the model. */
+const GOOD = [
+  (/** @type {Dice} */ dice) => {
+    const [name, value] = [`v_${dice.below(12)}`, dice.below(1e6)];
+    return { code: `${name} = ${value}`, then: (/** @type {Model} */ model) => model.set(name, `${value}`) };
+  },
+  (/** @type {Dice} */ dice) => {
+    const [name, length] = [`v_${dice.below(12)}`, dice.below(5)];
+    const list = Array.from({ length }, () => dice.below(100));
+    return {
+      code: `${name} = ${JSON.stringify(list)}`,
+      then: (/** @type {Model} */ model) => model.set(name, `[${list.join(", ")}]`),
+    };
+  },
+  (/** @type {Dice} */ dice) => {
+    const name = `v_${dice.below(12)}`;
+    return { code: `globals().pop("${name}", None)`, then: (/** @type {Model} */ model) => model.delete(name) };
+  },
+  (/** @type {Dice} */ dice) => {
+    const times = 1 + dice.below(3);
+    return {
+      code: `for _ in range(${times}): drawn = next(numbers)`,
+      then: (/** @type {Model} */ model) => model.set("drawn", `${Number(model.get("drawn")) + times}`),
+    };
+  },
+  (/** @type {Dice} */ dice) => {
+    const n = dice.below(100);
+    return {
+      code: `shared.append(${n}); del shared[:-5]`,
+      then: (/** @type {Model} */ model) => {
+        const list = [...JSON.parse(/** @type {string} */ (model.get("shared"))), n].slice(-5);
+        model.set("shared", `[${list.join(", ")}]`);
+      },
+    };
+  },
+  (/** @type {Dice} */ dice) => {
+    const n = dice.below(100);
+    return {
+      code: `total = add(${n})`,
+      then: (/** @type {Model} */ model) => model.set("total", `${Number(model.get("total")) + n}`),
+    };
+  },
+  (/** @type {Dice} */ dice) => {
+    const n = 1 + dice.below(200);
+    return {
+      code: `written += log.write("x" * ${n})`,
+      then: (/** @type {Model} */ model) => model.set("written", `${Number(model.get("written")) + n}`),
+    };
+  },
+  () => ({ code: "ballast = bytearray(os.urandom(100_000)) * 30", then: () => {} }),
+  () => ({ code: "assert llm_query_batched(['a', 'b']) == ['a!', 'b!']", then: () => {} }),
+  () => ({ code: "import asyncio\nawait asyncio.gather(*(asyncio.sleep(0.001 * n) for n in range(3)))", then: () => {} }),
+];
+
+/** Cells that do not end well, with the outcomes that they may have. What they had assigned before counts. */
+const HOSTILE = [
+  { code: "while True: pass", outcomes: ["timeout"] },
+  { code: "while True:\n    try:\n        while True: pass\n    except BaseException: pass", outcomes: ["timeout"] },
+  { code: "sum(range(10 ** 11))", outcomes: ["timeout"] },
+  { code: "import time\ntime.sleep(100)", outcomes: ["timeout"] },
+  { code: "llm_query('never')", outcomes: ["interrupted"], interrupt: 60 },
+  { code: "llm_query_batched(['never'] * 50)", outcomes: ["interrupted"], interrupt: 60 },
+  { code: "while True: print('x' * 1000)", outcomes: ["interrupted"], interrupt: 60 },
+  { code: "import time\nwhile True: time.sleep(0.001)", outcomes: ["interrupted"], abort: 60 },
+  { code: "sum(range(10 ** 11))", outcomes: ["interrupted"], abort: 30 },
+  { code: "import os\nos._exit(3)", outcomes: ["crashed"] },
+  { code: "os.abort()", outcomes: ["crashed"] },
+  { code: "import ctypes\nctypes.string_at(0xfffffff0, 1000)", outcomes: ["crashed", "error", "ok", "timeout"] },
+  { code: "def f(): return f()\nf()", outcomes: ["error", "crashed", "timeout"] },
+  { code: "raise SystemExit('bye')", outcomes: ["error"] },
+  { code: "import sys\nsys.stdout = None\n1 / 0", outcomes: ["error"] },
+  { code: "bytearray(10 ** 9)", outcomes: ["error"] },
+  { code: "parts = []\nwhile True: parts.append(bytearray(10 ** 6))", outcomes: ["error", "timeout"], after: "parts" },
+  { code: "del __builtins__", outcomes: ["ok"] },
+  { code: "llm_query = 1\nFINAL_VAR = None", outcomes: ["ok"] },
+  { code: "llm_query('fail')", outcomes: ["error"] },
+];
+
+/** @typedef {ReturnType<typeof makeDice>} Dice */
+
+/** @param {number} seed */
+function makeDice(seed) {
+  const random = randomness(seed);
+  return { random, below: (/** @type {number} */ n) => Math.floor(random() * n) };
+}
+
+/**
+ * Soaks for `seconds`. Whatever is not as it must be is a problem.
+ * @param {number} seconds
+ * @param {number} seed
+ */
+export async function soak(seconds, seed) {
+  const dice = makeDice(seed);
+  const ends = performance.now() + seconds * 1000;
+  /** @type {string[]} */
+  const problems = [];
+  /** @type {Record<string, number>} */
+  const counts = { cells: 0, kept: 0, restored: 0, lost: 0, sandboxes: 0, checks: 0 };
+  /** @type {number[]} */
+  const recoveries = [];
+  while (performance.now() < ends && problems.length < 5) {
+    counts.sandboxes += 1;
+    await soakOne(dice, Math.min(ends, performance.now() + 40_000), counts, recoveries, problems);
+  }
+  const frames = document.querySelectorAll("iframe").length;
+  if (frames) problems.push(`${frames} frames are left`);
+  return { problems, counts, recoveries };
+}
+
+/**
+ * One sandbox, from its creation to its end.
+ * @param {Dice} dice
+ * @param {number} ends
+ * @param {Record<string, number>} counts
+ * @param {number[]} recoveries  ms from the end of a guest to the next result
+ * @param {string[]} problems
+ */
+async function soakOne(dice, ends, counts, recoveries, problems) {
+  const sandbox = await createSandbox({
+    gracePeriod: 100,
+    memoryLimit: 200_000_000,
+    onLLMQuery: (prompt, { signal }) => {
+      if (prompt === "fail") throw new Error("failed");
+      if (prompt !== "never") return `${prompt}!`;
+      return new Promise((_, reject) => signal.addEventListener("abort", () => reject(new Error("aborted"))));
+    },
+  });
+  await sandbox.initialize("context");
+  /** @type {Model} */
+  let model = new Map();
+  /** What the model was after each execution. @type {Map<number, Model>} */
+  const history = new Map([[0, new Map()]]);
+  let prepared = false;
+  /** The newest cells, for messages. @type {string[]} */
+  let last = [];
+
+  /** Runs a cell; returns its result once the model is what it must be. @param {string} code @param {any} options @param {string[]} outcomes @param {((model: Model) => void)[]} effects */
+  const run = async (code, options, outcomes, effects) => {
+    counts.cells += 1;
+    const known = new Set(model.keys());
+    const result = await within(sandbox.execute(code, options), 20_000, `a cell hangs: ${code}`);
+    last = [...last, `${result.id} ${result.outcome} ${JSON.stringify(result.state)} ${JSON.stringify(code.slice(0, 100))}`].slice(-12);
+    if (!outcomes.includes(result.outcome)) {
+      problems.push(`${result.outcome} instead of ${outcomes}: ${result.traceback ?? result.error}\nafter\n${last.join("\n")}`);
+    }
+    counts[result.state.status] += 1;
+    if (result.state.status === "kept") {
+      const ran = !result.error?.includes("it began; nothing was run");
+      for (const effect of ran ? effects : []) effect(model);
+    } else {
+      const to = result.state.restoredTo;
+      const before = to === undefined ? new Map() : history.get(to);
+      if (!before) problems.push(`restored to ${to}, of which nothing is known`);
+      model = new Map(before);
+      const lost = new Set(result.state.lost?.map(({ name }) => name));
+      for (const name of known) {
+        if (!model.has(name) && !lost.has(name)) problems.push(`${name} is gone, and nobody said so: ${code}`);
+      }
+      prepared = model.has("drawn");
+    }
+    history.set(result.id, new Map(model));
+    return result;
+  };
+
+  let dead = 0;
+  while (performance.now() < ends && problems.length < 5) {
+    if (!prepared) {
+      await run(PREPARE, {}, ["ok"], [(model) => Object.entries(PREPARED).forEach(([name, value]) => model.set(name, value))]);
+      prepared = true;
+    }
+    if (dice.random() < 0.25) {
+      const { code, outcomes, interrupt, abort, after } = HOSTILE[dice.below(HOSTILE.length)];
+      const good = GOOD[dice.below(4)](dice);
+      const controller = new AbortController();
+      if (interrupt) setTimeout(() => sandbox.interrupt(), interrupt);
+      if (abort) setTimeout(() => controller.abort(), abort);
+      const options = { timeout: interrupt || abort ? 10_000 : 150, signal: controller.signal };
+      const result = await run(`${good.code}\n${code}`, options, outcomes, [good.then]);
+      dead = result.state.status === "kept" ? 0 : performance.now();
+      if (after) await run(`globals().pop("${after}", None)`, {}, ["ok"], []);
+    } else {
+      const good = GOOD[dice.below(GOOD.length)](dice);
+      await run(good.code, {}, ["ok"], [good.then]);
+    }
+    if (dead) recoveries.push(performance.now() - dead);
+    dead = 0;
+    if (!prepared) continue;
+    if (dice.random() < 0.4) {
+      counts.checks += 1;
+      const found = await within(sandbox.execute("import json\nFINAL(json.dumps(check()))"), 20_000, "the check hangs");
+      const values = found.final ? JSON.parse(/** @type {string} */ (found.final.value)) : {};
+      const wanted = Object.fromEntries(model);
+      for (const name of new Set([...Object.keys(values), ...Object.keys(wanted)])) {
+        if (values[name] !== wanted[name]) problems.push(`${name} is ${values[name]} and must be ${wanted[name]}, after\n${last.join("\n")}`);
+      }
+      if (found.outcome !== "ok") problems.push(`the check: ${found.traceback ?? found.error}, after\n${last.join("\n")}`);
+      history.set(found.id, new Map(model));
+    }
+    // Sometimes the model of a language thinks, and the state is saved.
+    if (dice.random() < 0.5) await new Promise((resolve) => setTimeout(resolve, dice.below(150)));
+  }
+  await within(sandbox.destroy(), 5000, "destroy hangs");
+}
+
+/** @template T @param {Promise<T>} promise @param {number} ms @param {string} what @returns {Promise<T>} */
+function within(promise, ms, what) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(() => reject(new Error(what)), ms);
+    promise.then(resolve, reject).finally(() => clearTimeout(timer));
+  });
+}

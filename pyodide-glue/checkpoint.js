@@ -89,7 +89,7 @@ export function createCheckpoints({ module, original, memory, roles, grow }) {
   const hashAll = async (job) => {
     const hashes = new Int32Array((module.HEAP32.length / WORDS) * HASH_WORDS);
     const pages = hashes.length / HASH_WORDS;
-    for (let first = 0; first < pages; ) {
+    for (let first = 0; first < pages;) {
       const ends = now() + SLICE_MS;
       while (first < pages && now() < ends) {
         hashPages(module.HEAP32, hashes, first, Math.min(first + 32, pages));
@@ -191,7 +191,8 @@ export function createCheckpoints({ module, original, memory, roles, grow }) {
       // What this guest had changed and the other had not.
       for (let page = 0; page < mine.length / HASH_WORDS; page++) {
         const at = page * HASH_WORDS;
-        if (taken.has(page) || mine.subarray(at, at + HASH_WORDS).every((word, lane) => word === original[at + lane])) continue;
+        if (taken.has(page) || mine.subarray(at, at + HASH_WORDS).every((word, lane) => word === original[at + lane]))
+          continue;
         const [from, to] = [page * PAGE, (page + 1) * PAGE];
         module.HEAPU8.fill(0, from, to);
         module.HEAPU8.set(new Uint8Array(await memory.slice(from, to).arrayBuffer()), from);
@@ -315,4 +316,5 @@ function list(FS, folder = "/") {
 }
 
 /** @param {Files[number]} file */
-const line = ({ path, mode, time, size, link }) => `${path}\0${mode}\0${size === null ? "" : time}\0${size}\0${link ?? ""}`;
+const line = ({ path, mode, time, size, link }) =>
+  `${path}\0${mode}\0${size === null ? "" : time}\0${size}\0${link ?? ""}`;

@@ -128,6 +128,9 @@ async function load(compiling, files, reading) {
       ...(reading ? { _loadSnapshot: new Uint8Array(4) } : { _makeSnapshot: true }),
       createPyodideModule: async (/** @type {any} */ settings) => {
         const module = await createPyodideModule(settings);
+        // A reference that JavaScript holds counts in Python's memory. Were it given up when JavaScript collects its garbage,
+        // that would happen once for every guest that the memory is copied to.
+        module.finalizationRegistry = { register() {}, unregister() {} };
         const { restoreSnapshot } = settings.API;
         settings.API.restoreSnapshot = () => {
           if (!image) throw new Error(DAMAGED);

@@ -59,7 +59,8 @@ self.onmessage = async ({ data }) => {
     lockDown();
     const { made } = runtime;
     if (made) postMessage([stringify([{ type: "snapshot", reason: made.reason }]), made.snapshot]);
-    const send = (/** @type {Event} */ event, /** @type {Blob | undefined} */ blob) => postMessage([stringify([event]), blob]);
+    const send = (/** @type {Event} */ event, /** @type {Blob | undefined} */ blob) =>
+      postMessage([stringify([event]), blob]);
     const handle = createHandler(postLong, send, bridge, runtime);
     const receive = assembleBodies(handle, runtime.python.takeText);
     port.onmessage = ({ data: [header, body] }) => receive(parse(header), body);

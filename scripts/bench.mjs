@@ -21,8 +21,19 @@ try {
   console.log(`Sandglass benchmarks: ${await browser.version()}, ${cpus().length} × ${cpus()[0]?.model}`);
   console.log("Milliseconds; competitors take turns; p50 is the median, p90 the ninth decile.\n");
 
-  const boot = await run("boot", values.quick ? 1 : 5);
-  table("From nothing to the first result (files cached)", boot, "loadPyodide");
+  const boots = values.quick ? 1 : 5;
+  table(
+    "First visit: from nothing to the first result (files cached)",
+    await runEach("boot", boots, true),
+    "loadPyodide",
+  );
+  table("Later visits", await runEach("boot", boots, false), "loadPyodide");
+  table("A second sandbox on a page", await run("secondSandbox", boots), "loadPyodide");
+  table("After a guest had to be terminated, 10 MB of state", await run("recovery", values.quick ? 2 : 9));
+  for (const gap of [100, 4]) {
+    const samples = await run("checkpoint", gap, values.quick ? 10 : 60);
+    table(`execute ${gap} ms after another, 50 MB of state, checkpoints off and auto`, samples, "off");
+  }
 
   const spaced = await run("roundTrip", values.quick ? 50 : 300, 4);
   table("Round trips, 4 ms apart (as between a model's cells)", spaced, "echo");
@@ -72,16 +83,33 @@ async function run(benchmark, ...args) {
 }
 
 /**
+ * Runs a benchmark several times, each in a page that is fresh.
+ * @param {string} benchmark
+ * @param {number} times
+ * @param {unknown[]} args
+ */
+async function runEach(benchmark, times, ...args) {
+  /** @type {Record<string, number[]>} */
+  const all = {};
+  for (let time = 0; time < times; time++) {
+    for (const [competitor, samples] of Object.entries(await run(benchmark, ...args))) {
+      (all[competitor] ??= []).push(...samples);
+    }
+  }
+  return all;
+}
+
+/**
  * @param {string} title
  * @param {Record<string, number[]>} samples
- * @param {string} baseline
+ * @param {string} [baseline]
  */
 function table(title, samples, baseline) {
-  const base = quantile(samples[baseline] ?? [], 0.5);
+  const base = quantile((baseline && samples[baseline]) || [], 0.5);
   console.log(title);
   for (const [competitor, times] of Object.entries(samples)) {
     const p50 = quantile(times, 0.5);
-    const ratio = competitor === baseline ? "" : `${(p50 / base).toFixed(2)} × ${baseline}`;
+    const ratio = !baseline || competitor === baseline ? "" : `${(p50 / base).toFixed(2)} × ${baseline}`;
     const faster = base / p50 > 1.5 ? `  (${(base / p50).toFixed(1)} times faster)` : "";
     const [mid, high] = [p50, quantile(times, 0.9)].map((ms) => ms.toFixed(ms < 10 ? 3 : 0).padStart(9));
     console.log(

@@ -18,6 +18,13 @@ const RIVALS = new Set(["loadPyodide", "globalsSet", "globalsGet", "pyodide", "b
 /** @param {number} ms */
 const idle = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
+/** @param {Awaited<ReturnType<typeof createSandbox>>} sandbox */
+async function boot(sandbox) {
+  await sandbox.initialize(null);
+  await sandbox.execute("1+1");
+  await sandbox.destroy();
+}
+
 /** A worker that answers one message at a time. */
 function startRival() {
   const worker = new Worker(new URL("pyodide-worker.js", import.meta.url), { type: "module" });
@@ -60,14 +67,12 @@ async function race(rounds, competitors, gap = 0) {
 }
 
 const benchmarks = {
-  /** From nothing to the first result; files come from the browser's cache. */
-  boot: (rounds = 5) =>
-    race(rounds, {
+  /** From nothing to the first result, in a page that has just been opened; files come from the browser's cache. */
+  boot: (forget = false) =>
+    race(1, {
       sandglass: async () => {
-        const sandbox = await createSandbox();
-        await sandbox.initialize(null);
-        await sandbox.execute("1+1");
-        await sandbox.destroy();
+        if (forget) await caches.delete("sandglass-snapshots");
+        await boot(await createSandbox({ spares: 0 }));
       },
       loadPyodide: async () => {
         const rival = startRival();
@@ -75,6 +80,68 @@ const benchmarks = {
         rival.stop();
       },
     }),
+
+  /** The same for another sandbox of a page that has one at rest. */
+  async secondSandbox(rounds = 5) {
+    const first = await createSandbox();
+    await first.initialize(null);
+    await first.execute("1+1");
+    const samples = await race(
+      rounds,
+      {
+        sandglass: async () => boot(await createSandbox()),
+        loadPyodide: async () => {
+          const rival = startRival();
+          await rival.ask("boot", INDEX_URL);
+          rival.stop();
+        },
+      },
+      1500, // a spare takes the place of the last one meanwhile
+    );
+    await first.destroy();
+    return samples;
+  },
+
+  /** A call into C that hears no interrupt, at a state of 10 MB: ms after its deadline and the grace period. */
+  async recovery(rounds = 7) {
+    const [timeout, gracePeriod] = [100, 50];
+    const sandbox = await createSandbox({ gracePeriod });
+    await sandbox.initialize(null);
+    await sandbox.execute(`import os\nstate = [os.urandom(1000) for _ in range(${10 * 1000})]`);
+    /** @type {Record<string, number[]>} */
+    const samples = { toItsResult: [], toTheNextResult: [] };
+    for (let round = 0; round < rounds; round++) {
+      await sandbox.checkpoint();
+      await idle(1500);
+      const begin = performance.now();
+      const killed = await sandbox.execute("sum(range(10 ** 11))", { timeout });
+      samples.toItsResult?.push(performance.now() - begin - timeout - gracePeriod);
+      const next = await sandbox.execute("len(state)");
+      samples.toTheNextResult?.push(performance.now() - begin - timeout - gracePeriod);
+      if (killed.state.status !== "restored" || next.result !== "10000")
+        throw new Error(JSON.stringify([killed, next]));
+    }
+    await sandbox.destroy();
+    return samples;
+  },
+
+  /** What saving a state of 50 MB costs the next execution, which comes `gap` ms later. */
+  async checkpoint(gap = 100, rounds = 40) {
+    /** @type {Record<string, () => Promise<unknown>>} */
+    const competitors = {};
+    const sandboxes = [];
+    for (const checkpoints of /** @type {const} */ (["off", "auto"])) {
+      const sandbox = await createSandbox({ checkpoints, spares: 0 });
+      await sandbox.initialize(null);
+      await sandbox.execute(`import os\nstate = [os.urandom(1000) for _ in range(${50 * 1000})]\nn = 0`);
+      competitors[checkpoints] = () => sandbox.execute("n += 1");
+      sandboxes.push(sandbox);
+    }
+    await race(5, competitors, 500);
+    const samples = await race(rounds, competitors, gap);
+    await Promise.all(sandboxes.map((sandbox) => sandbox.destroy()));
+    return samples;
+  },
 
   /** Round trips: an empty message, `1+1`, one host call, and the rival's `1+1`. */
   async roundTrip(rounds = 300, gap = 0) {

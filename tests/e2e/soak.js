@@ -102,7 +102,10 @@ const GOOD = [
   },
   () => ({ code: "ballast = bytearray(os.urandom(100_000)) * 30", then: () => {} }),
   () => ({ code: "assert llm_query_batched(['a', 'b']) == ['a!', 'b!']", then: () => {} }),
-  () => ({ code: "import asyncio\nawait asyncio.gather(*(asyncio.sleep(0.001 * n) for n in range(3)))", then: () => {} }),
+  () => ({
+    code: "import asyncio\nawait asyncio.gather(*(asyncio.sleep(0.001 * n) for n in range(3)))",
+    then: () => {},
+  }),
 ];
 
 /** Cells that do not end well, with the outcomes that they may have. What they had assigned before counts. */
@@ -192,9 +195,14 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
     counts.cells += 1;
     const known = new Set(model.keys());
     const result = await within(sandbox.execute(code, options), 20_000, `a cell hangs: ${code}`);
-    last = [...last, `${result.id} ${result.outcome} ${JSON.stringify(result.state)} ${JSON.stringify(code.slice(0, 100))}`].slice(-12);
+    last = [
+      ...last,
+      `${result.id} ${result.outcome} ${JSON.stringify(result.state)} ${JSON.stringify(code.slice(0, 100))}`,
+    ].slice(-12);
     if (!outcomes.includes(result.outcome)) {
-      problems.push(`${result.outcome} instead of ${outcomes}: ${result.traceback ?? result.error}\nafter\n${last.join("\n")}`);
+      problems.push(
+        `${result.outcome} instead of ${outcomes}: ${result.traceback ?? result.error}\nafter\n${last.join("\n")}`,
+      );
     }
     counts[result.state.status] += 1;
     if (result.state.status === "kept") {
@@ -218,25 +226,33 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
   let dead = 0;
   while (performance.now() < ends && problems.length < 5) {
     if (!prepared) {
-      await run(PREPARE, {}, ["ok"], [(model) => Object.entries(PREPARED).forEach(([name, value]) => model.set(name, value))]);
+      await run(
+        PREPARE,
+        {},
+        ["ok"],
+        [(model) => Object.entries(PREPARED).forEach(([name, value]) => model.set(name, value))],
+      );
       prepared = true;
     }
     if (dice.random() < 0.25) {
       const { code, outcomes, interrupt, abort, after } = HOSTILE[dice.below(HOSTILE.length)];
       const good = GOOD[dice.below(4)](dice);
       const controller = new AbortController();
-      if (interrupt) setTimeout(() => sandbox.interrupt(), interrupt);
-      if (abort) setTimeout(() => controller.abort(), abort);
+      const timers = [
+        interrupt && setTimeout(() => sandbox.interrupt(), interrupt),
+        abort && setTimeout(() => controller.abort(), abort),
+      ];
       const options = { timeout: interrupt || abort ? 10_000 : 150, signal: controller.signal };
       const result = await run(`${good.code}\n${code}`, options, outcomes, [good.then]);
+      timers.forEach(clearTimeout);
       dead = result.state.status === "kept" ? 0 : performance.now();
       if (after) await run(`globals().pop("${after}", None)`, {}, ["ok"], []);
     } else {
       const good = GOOD[dice.below(GOOD.length)](dice);
       await run(good.code, {}, ["ok"], [good.then]);
+      if (dead) recoveries.push(performance.now() - dead);
+      dead = 0;
     }
-    if (dead) recoveries.push(performance.now() - dead);
-    dead = 0;
     if (!prepared) continue;
     if (dice.random() < 0.4) {
       counts.checks += 1;
@@ -244,9 +260,11 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
       const values = found.final ? JSON.parse(/** @type {string} */ (found.final.value)) : {};
       const wanted = Object.fromEntries(model);
       for (const name of new Set([...Object.keys(values), ...Object.keys(wanted)])) {
-        if (values[name] !== wanted[name]) problems.push(`${name} is ${values[name]} and must be ${wanted[name]}, after\n${last.join("\n")}`);
+        if (values[name] !== wanted[name])
+          problems.push(`${name} is ${values[name]} and must be ${wanted[name]}, after\n${last.join("\n")}`);
       }
-      if (found.outcome !== "ok") problems.push(`the check: ${found.traceback ?? found.error}, after\n${last.join("\n")}`);
+      if (found.outcome !== "ok")
+        problems.push(`the check: ${found.traceback ?? found.error}, after\n${last.join("\n")}`);
       history.set(found.id, new Map(model));
     }
     // Sometimes the model of a language thinks, and the state is saved.

@@ -21,8 +21,10 @@ try {
   await page.evaluate(
     ({ seconds, seed }) => {
       const soaking = import(/** @type {any} */ ("/tests/e2e/soak.js")).then(({ soak }) => soak(seconds, seed));
-      /** @type {any} */ (window).soaked = soaking.catch((/** @type {Error} */ error) => ({ error: `${error}\n${error.stack}` }));
-      soaking.finally(() => (/** @type {any} */ (window).over = true)).catch(() => {});
+      /** @type {any} */ (window).soaked = soaking.catch((/** @type {Error} */ error) => ({
+        error: `${error}\n${error.stack}`,
+      }));
+      soaking.finally(() => /** @type {any} */ (window.over = true)).catch(() => {});
     },
     { seconds, seed },
   );
@@ -32,9 +34,12 @@ try {
     await new Promise((resolve) => setTimeout(resolve, 500));
   }
   const { error, problems = [], counts, recoveries } = await page.evaluate(() => /** @type {any} */ (window).soaked);
-  const median = recoveries?.toSorted((/** @type {number} */ a, /** @type {number} */ b) => a - b)[recoveries.length >> 1];
+  const median = recoveries?.toSorted((/** @type {number} */ a, /** @type {number} */ b) => a - b)[
+    recoveries.length >> 1
+  ];
   console.log(`seed ${seed}, ${seconds} s in ${name}: ${JSON.stringify(counts)}`);
-  if (median) console.log(`from a guest's end to the next result: ${Math.round(median)} ms (median of ${recoveries.length})`);
+  if (median)
+    console.log(`from a guest's end to the next result: ${Math.round(median)} ms (median of ${recoveries.length})`);
   score.add(`soak with seed ${seed}`, [...(error ? [error] : []), ...problems]);
   score.add("nothing is thrown into the page", uncaught);
 } finally {

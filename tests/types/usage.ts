@@ -9,7 +9,7 @@ export async function rightly(): Promise<void> {
     onRLMQuery: (task, context) => `${task} ${typeof context}`,
     hostFunctions: { add: (a: number, b: number) => a + b },
     isolation: "worker",
-    onProgress: ({ stage }) => stage satisfies "assets" | "python" | "ready",
+    onProgress: ({ stage }) => stage satisfies "assets" | "python" | "ready" | "cold",
   });
   await sandbox.initialize({ any: ["value", 1n, new Map()] });
   const run = await sandbox.execute("1+1", { timeout: 10, signal: new AbortController().signal });

@@ -31,7 +31,7 @@ const WORDS = PAGE / 4;
 /** 32-bit numbers in the hash of a page. */
 export const HASH_WORDS = 4;
 /** How long the event loop waits at most, in milliseconds. */
-const SLICE_MS = 4;
+const SLICE_MS = 1;
 /** What the host or the boot puts there. */
 const NOT_FILES = new Set(["/dev", "/proc"]);
 /** Where Pyodide's interned strings begin; before it are constants. */
@@ -77,6 +77,8 @@ export function createCheckpoints({ module, original, memory, roles, grow }) {
   let lastFiles = "";
   /** Ends the checkpoint under way. */
   let cancel = () => {};
+  /** The hashes as they were when nothing had run yet. @type {Promise<Int32Array | undefined> | null} */
+  let mine = null;
   const tick = new MessageChannel();
 
   const pause = () =>
@@ -92,8 +94,8 @@ export function createCheckpoints({ module, original, memory, roles, grow }) {
     for (let first = 0; first < pages;) {
       const ends = now() + SLICE_MS;
       while (first < pages && now() < ends) {
-        hashPages(module.HEAP32, hashes, first, Math.min(first + 32, pages));
-        first += 32;
+        hashPages(module.HEAP32, hashes, first, Math.min(first + 8, pages));
+        first += 8;
       }
       await pause();
       if (job.cancelled) return undefined;
@@ -102,8 +104,21 @@ export function createCheckpoints({ module, original, memory, roles, grow }) {
   };
 
   return {
-    /** Gives the thread back to a request that has come in. */
-    interrupt: () => cancel(),
+    /**
+     * Gives the thread back to a request that has come in.
+     * @param {boolean} untouched  whether it leaves the memory as it is
+     */
+    interrupt(untouched) {
+      cancel();
+      if (!untouched) mine = null;
+    },
+
+    /** Looks at the memory ahead of a `restore`, while there is nothing else to do. */
+    prepare() {
+      const job = { cancelled: false };
+      cancel = () => (job.cancelled = true);
+      mine = hashAll(job);
+    },
 
     /**
      * What changed since the last checkpoint, or since the snapshot. Undefined when it was interrupted.
@@ -167,7 +182,8 @@ export function createCheckpoints({ module, original, memory, roles, grow }) {
      * @param {Blob[]} chain  begins with a full one
      */
     async restore(chain) {
-      const mine = await hashAll({ cancelled: false });
+      const own = (await mine) ?? (await hashAll({ cancelled: false }));
+      mine = null;
       /** @type {Header | undefined} */
       let header;
       /** @type {{ files: Files, bytes: Uint8Array } | undefined} */
@@ -187,11 +203,11 @@ export function createCheckpoints({ module, original, memory, roles, grow }) {
         }
         if (header.files) files = { files: header.files, bytes: bytes.subarray(at) };
       }
-      if (!header || !mine) throw new Error("a checkpoint is empty");
+      if (!header || !own) throw new Error("a checkpoint is empty");
       // What this guest had changed and the other had not.
-      for (let page = 0; page < mine.length / HASH_WORDS; page++) {
+      for (let page = 0; page < own.length / HASH_WORDS; page++) {
         const at = page * HASH_WORDS;
-        if (taken.has(page) || mine.subarray(at, at + HASH_WORDS).every((word, lane) => word === original[at + lane]))
+        if (taken.has(page) || own.subarray(at, at + HASH_WORDS).every((word, lane) => word === original[at + lane]))
           continue;
         const [from, to] = [page * PAGE, (page + 1) * PAGE];
         module.HEAPU8.fill(0, from, to);

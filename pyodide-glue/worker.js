@@ -64,6 +64,7 @@ self.onmessage = async ({ data }) => {
     const handle = createHandler(postLong, send, bridge, runtime);
     const receive = assembleBodies(handle, runtime.python.takeText);
     port.onmessage = ({ data: [header, body] }) => receive(parse(header), body);
+    runtime.checkpoints.prepare();
   } catch (error) {
     post({ type: "bootFailed", message: text(error) });
   }
@@ -107,9 +108,10 @@ function assembleBodies(handle, takeText) {
  */
 function createHandler(post, send, bridge, { python, checkpoints, limitMemory, info }) {
   /** @param {Extract<Request, { type: "init" }>} request */
-  const init = ({ version, config }) => {
+  const init = ({ version, config, restores }) => {
     limitMemory(config.maxMemoryBytes);
-    const [encoding, why] = version === info.version ? python.configure(stringify(config)) : ["none"];
+    const configured = version === info.version && !restores;
+    const [encoding, why] = configured ? python.configure(stringify(config)) : ["none"];
     if (encoding === "refused") return post({ type: "bootFailed", message: String(why) });
     post({ type: "ready", version: info.version, guest: { ...info.guest, ...bridge.capabilities } });
   };
@@ -160,7 +162,7 @@ function createHandler(post, send, bridge, { python, checkpoints, limitMemory, i
     });
 
   return (/** @type {Request} */ request, /** @type {Uint8Array} */ body) => {
-    if (request.type !== "save") checkpoints.interrupt();
+    if (request.type !== "save" && request.type !== "restore") checkpoints.interrupt(request.type === "init" && request.restores);
     switch (request.type) {
       case "save":
         return void orDie(save(request));

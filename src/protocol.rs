@@ -36,7 +36,12 @@ pub const QUERIES: [&str; 2] = ["llm_query", "rlm_query"];
 #[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
 pub enum Request {
     /// The first message. No other state reaches a guest before it.
-    Init { version: u32, config: GuestConfig },
+    /// `restores`: a `Restore` comes next, which brings the configuration as well.
+    Init {
+        version: u32,
+        config: GuestConfig,
+        restores: bool,
+    },
     /// Run `code` as `<cell {execution}>`; the guest interrupts itself after `timeout_ms` of guest time.
     Execute {
         turn: u32,

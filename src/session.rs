@@ -336,6 +336,7 @@ impl<B: Body> Session<B> {
             Request::Init {
                 version: PROTOCOL_VERSION,
                 config,
+                restores: self.checkpoints.is_saved(),
             },
             None,
         );
@@ -510,7 +511,7 @@ impl<B: Body> Session<B> {
             .turn
             .as_ref()
             .and_then(|turn| earliest(turn.deadline.wake_at(), turn.calls.next_expiry()));
-        self.wake_at = earliest(earliest(boot, turn), self.save_ends_at());
+        self.wake_at = earliest(earliest(boot, turn), earliest(self.saves_at(), self.save_ends_at()));
     }
 
     /// Stops the execution that runs. One that would run, were it not for the session's own affairs, never does.

@@ -12,6 +12,8 @@ use crate::execution::StateReport;
 const WORTH: f64 = 20.0;
 /// How long a save takes, in milliseconds, at least, and before one was seen.
 const LEAST_SAVE_MS: f64 = 20.0;
+/// How long there has been nothing to do before a save is begun, in milliseconds.
+const IDLE_MS: f64 = 50.0;
 /// How long a guest may take to save what somebody waits for, in milliseconds.
 const MAX_SAVE_MS: f64 = 20_000.0;
 
@@ -38,6 +40,8 @@ pub(super) struct Checkpoints {
     failed: bool,
     /// When the one under way was begun, and how long the last one took.
     begun_at: f64,
+    /// When the last turn ended.
+    idle_since: f64,
     save_ms: f64,
 }
 
@@ -54,6 +58,7 @@ impl Default for Checkpoints {
             unproven: false,
             failed: false,
             begun_at: 0.0,
+            idle_since: 0.0,
             save_ms: LEAST_SAVE_MS,
         }
     }
@@ -61,8 +66,14 @@ impl Default for Checkpoints {
 
 impl Checkpoints {
     /// A turn that may have changed something took so long.
-    pub(super) fn worked(&mut self, ms: f64) {
+    pub(super) fn worked(&mut self, now: f64, ms: f64) {
         self.unsaved_ms += ms;
+        self.idle_since = now;
+    }
+
+    /// Whether there is a checkpoint to go back to.
+    pub(super) fn is_saved(&self) -> bool {
+        self.saved.is_some()
     }
 
     /// The host has set a variable.
@@ -130,6 +141,16 @@ impl<B: Body> Session<B> {
         }
     }
 
+    /// When a save is to begin, if nothing happens until then.
+    pub(super) fn saves_at(&self) -> Option<f64> {
+        self.can_save().then_some(self.checkpoints.idle_since + IDLE_MS)
+    }
+
+    fn can_save(&self) -> bool {
+        let idle = self.guest == Guest::Up && self.turn.is_none() && (self.queue.is_empty() || self.waits_for_save());
+        self.saves() && idle && self.checkpoints.dirty && self.checkpoints.saving.is_none()
+    }
+
     /// When a guest that saves what somebody waits for has taken too long.
     pub(super) fn save_ends_at(&self) -> Option<f64> {
         let checkpoints = &self.checkpoints;
@@ -147,12 +168,11 @@ impl<B: Body> Session<B> {
 
     /// Begins a checkpoint when there is nothing else to do, or too much at stake.
     pub(super) fn save(&mut self, now: f64) {
-        let idle = self.guest == Guest::Up && self.turn.is_none() && (self.queue.is_empty() || self.waits_for_save());
-        let saves = self.saves();
-        let checkpoints = &mut self.checkpoints;
-        if !(saves && idle && checkpoints.dirty && checkpoints.saving.is_none()) {
+        let due = self.waits_for_save() || now >= self.checkpoints.idle_since + IDLE_MS;
+        if !(due && self.can_save()) {
             return;
         }
+        let checkpoints = &mut self.checkpoints;
         checkpoints.dirty = false;
         checkpoints.begun_at = now;
         checkpoints.saving = Some(Saved {

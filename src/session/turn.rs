@@ -504,7 +504,7 @@ impl<B: Body> Session<B> {
     pub(super) fn finish_turn(&mut self, now: f64) -> Option<Turn<B>> {
         self.abort_calls();
         if let Some(turn) = &self.turn {
-            self.checkpoints.worked(turn.deadline.guest_ms(now));
+            self.checkpoints.worked(now, turn.deadline.guest_ms(now));
             self.checkpoints.unproven = false;
         }
         self.proven |= self.turn.as_ref().is_some_and(|turn| turn.ticket.is_some());

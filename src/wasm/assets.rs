@@ -40,6 +40,13 @@ pub(super) async fn load(base: &str, glue: &Glue) -> Result<Assets, Error> {
     })
 }
 
+/// Begins to fetch everything below `base`; [`load`] waits for it.
+pub(super) fn prefetch(base: &str, glue: &Glue) {
+    for name in [GUEST].into_iter().chain(PYODIDE) {
+        drop(load_one(base, name, &glue.integrity()));
+    }
+}
+
 /// Forgets what is being fetched, and what was.
 pub(super) fn forget() {
     LOADED.with_borrow_mut(HashMap::clear);

@@ -286,11 +286,12 @@ impl Driver {
         let base = self.options.assets_url(&self.glue);
         let glue = self.glue.clone();
         spawn_local(async move {
-            let assets = assets::load(&base, &glue).await;
+            assets::prefetch(&base, &glue);
             let (snapshot, maker) = match snapshot::find(&base, &glue).await {
                 Start::From(snapshot) => (Some(snapshot), None),
                 Start::Anew(maker) => (None, Some(maker)),
             };
+            let assets = assets::load(&base, &glue).await;
             let maker = Cell::new(maker);
             this(&|driver| {
                 driver.maker.replace(maker.take());

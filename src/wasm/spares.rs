@@ -25,6 +25,8 @@ struct Pool {
     /// How many each sandbox wants.
     wanted: HashMap<u32, u32>,
     filling: bool,
+    /// Goes off when the page's sandboxes have been idle for a while.
+    idle: Option<Timeout>,
 }
 
 impl Pool {
@@ -44,7 +46,6 @@ pub(super) struct Claim {
     number: u32,
     kind: Kind,
     glue: Glue,
-    idle: RefCell<Option<Timeout>>,
 }
 
 impl Claim {
@@ -56,7 +57,6 @@ impl Claim {
             number,
             kind,
             glue: glue.clone(),
-            idle: RefCell::default(),
         };
         claim.in_pool(|pool| pool.wanted.insert(number, options.limits.spares));
         claim
@@ -71,26 +71,30 @@ impl Claim {
         self.in_pool(|pool| pool.ready.pop())
     }
 
-    /// Starts what is missing once the sandbox has been idle for a while.
+    /// Starts what is missing once nothing has been done for a while.
     pub(super) fn fill_when_idle(&self, idle: bool) {
-        if !idle {
-            self.idle.take();
-        } else if self.idle.borrow().is_none() && self.in_pool(|pool| pool.missing() && !pool.filling) {
+        let missing = self.in_pool(|pool| {
+            if !idle {
+                pool.idle.take();
+            }
+            idle && pool.idle.is_none() && pool.missing() && !pool.filling
+        });
+        if missing {
             let (kind, glue) = (self.kind.clone(), self.glue.clone());
             let timeout = Timeout::new(IDLE_MS, move || spawn_local(fill(kind, glue)));
-            self.idle.replace(Some(timeout));
+            self.in_pool(|pool| pool.idle = Some(timeout));
         }
     }
 
     /// Gives the share back.
     pub(super) fn release(&self) {
-        self.idle.take();
         let spares = self.in_pool(|pool| {
             pool.wanted.remove(&self.number);
             let keep = pool.wanted.values().max().copied().unwrap_or(0) as usize;
             pool.ready.split_off(keep.min(pool.ready.len()))
         });
         drop(spares); // outside: ending a guest may come back in here
+        self.fill_when_idle(true); // it may have taken one from the others
     }
 }
 
@@ -104,7 +108,10 @@ async fn fill(kind: Kind, glue: Glue) {
     let (isolation, base) = &kind;
     let in_pool =
         |act: &dyn Fn(&mut Pool) -> bool| POOLS.with_borrow_mut(|pools| pools.get_mut(&kind).is_some_and(act));
-    let begun = in_pool(&|pool| pool.missing() && !std::mem::replace(&mut pool.filling, true));
+    let begun = in_pool(&|pool| {
+        drop(pool.idle.take());
+        pool.missing() && !std::mem::replace(&mut pool.filling, true)
+    });
     if !begun {
         return;
     }

@@ -69,6 +69,7 @@ fn what_the_host_set_after_the_checkpoint_is_named_and_the_context_is_set_again(
     assert!(world.saves(true));
     world.command(Command::SetVariable("x".to_owned(), text("2")));
     world.done();
+    world.wait(50.0);
     world.command(Command::Initialize(text("newer")));
     assert!(world.saves(false));
     world.done();
@@ -88,6 +89,7 @@ fn what_the_host_set_after_the_checkpoint_is_named_and_the_context_is_set_again(
 fn a_save_that_gave_way_is_asked_for_again() {
     let mut world = ready();
     run(&mut world, &["x"]);
+    world.wait(50.0);
     world.execute("more");
     assert!(world.saves(false));
     world.ends(ok());

@@ -25,7 +25,7 @@ fn tells_the_guest_its_limits_before_anything_else() {
     let mut world = World::new(limits());
     world.command(Command::Start);
     let guest = world.guest.as_ref().expect("it boots");
-    let [(Request::Init { version, config }, None)] = guest.inbox.as_slice() else {
+    let [(Request::Init { version, config, .. }, None)] = guest.inbox.as_slice() else {
         panic!("{:?}", guest.inbox)
     };
     assert_eq!(*version, PROTOCOL_VERSION);

@@ -191,6 +191,14 @@ impl World {
 
     /// The guest ends the save that it was asked for; whether there was one.
     pub(crate) fn saves(&mut self, well: bool) -> bool {
+        if self
+            .guest
+            .as_ref()
+            .is_some_and(|guest| guest.turn.is_none() && guest.saving.is_none())
+            && !self.destroyed
+        {
+            self.wait(50.0); // for the session to be idle
+        }
         let Some(checkpoint) = self.guest.as_ref().and_then(|guest| guest.saving) else {
             return false;
         };

@@ -162,7 +162,8 @@ function createHandler(post, send, bridge, { python, checkpoints, limitMemory, i
     });
 
   return (/** @type {Request} */ request, /** @type {Uint8Array} */ body) => {
-    if (request.type !== "save" && request.type !== "restore") checkpoints.interrupt(request.type === "init" && request.restores);
+    if (request.type !== "save" && request.type !== "restore")
+      checkpoints.interrupt(request.type === "init" && request.restores);
     switch (request.type) {
       case "save":
         return void orDie(save(request));

@@ -150,6 +150,7 @@ export function createCheckpoints({ module, original, memory, roles, grow }) {
         else runs.push([page, 1]);
       }
       for (const [first, count] of runs) parts.push(module.HEAPU8.subarray(first * PAGE, (first + count) * PAGE));
+      FS.ignorePermissions = true;
       const all = list(FS);
       const files = all.filter((file) => !boot.has(line(file)));
       const signature = files.map(line).join("\n");
@@ -172,6 +173,7 @@ export function createCheckpoints({ module, original, memory, roles, grow }) {
       };
       const json = new TextEncoder().encode(JSON.stringify(header));
       const blob = new Blob(/** @type {BlobPart[]} */ ([new Uint32Array([json.length]), json, ...parts]));
+      FS.ignorePermissions = false;
       last = hashes;
       lastFiles = signature;
       return blob;
@@ -215,10 +217,12 @@ export function createCheckpoints({ module, original, memory, roles, grow }) {
       }
       putStrings(header.strings);
       putReferences(header.references);
+      FS.ignorePermissions = true;
       for (const path of header.removed) remove(path);
       if (files) putFiles(files.files, files.bytes);
       FS.chdir(header.folder);
       putOpen(header.open);
+      FS.ignorePermissions = false;
       last = null;
     },
   };
@@ -293,11 +297,13 @@ export function createCheckpoints({ module, original, memory, roles, grow }) {
     let at = 0;
     for (const { path, mode, time, size, link } of files) {
       if (link !== undefined) {
+        remove(path);
         FS.symlink(link, path);
         continue;
       }
       if (size === null) {
-        FS.mkdirTree(path, mode);
+        FS.mkdirTree(path);
+        FS.chmod(path, mode);
       } else {
         FS.writeFile(path, bytes.subarray(at, at + size));
         FS.chmod(path, mode);

@@ -140,9 +140,13 @@ function createHandler(post, send, bridge, { python, checkpoints, limitMemory, i
 
   /** @param {Extract<Request, { type: "save" }>} request */
   const save = async ({ checkpoint, full }) => {
-    const blob = await checkpoints.save(full);
-    if (blob) send({ type: "saved", checkpoint }, blob);
-    else send({ type: "notSaved", checkpoint });
+    try {
+      const blob = await checkpoints.save(full);
+      if (blob) send({ type: "saved", checkpoint }, blob);
+      else send({ type: "notSaved", checkpoint });
+    } catch (error) {
+      send({ type: "notSaved", checkpoint, reason: text(error) });
+    }
   };
 
   /** @param {Extract<Request, { type: "restore" }>} request @param {Blob[]} chain */

@@ -183,8 +183,13 @@ pub enum Event {
     Part { encoding: Encoding },
     /// The state is saved; in the browser the body is a `Blob`.
     Saved { checkpoint: u32 },
-    /// It is not: there was something else to do.
-    NotSaved { checkpoint: u32 },
+    /// It is not: there was something else to do, or it cannot be saved for a `reason`.
+    NotSaved {
+        checkpoint: u32,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[cfg_attr(feature = "wasm", tsify(optional))]
+        reason: Option<String>,
+    },
     /// In the browser, before `Ready`: the body is a `Blob`, memory that later guests start from. `reason` says why the one
     /// that was given would not do.
     Snapshot {

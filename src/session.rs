@@ -586,8 +586,8 @@ impl<B: Body> Session<B> {
             (Guest::Booting(_), Event::BootFailed { message } | Event::Fatal { message }) => {
                 self.boot_failed(Error::BootFailed(message));
             }
-            (Guest::Up, Event::Saved { checkpoint }) => self.save_ended(now, checkpoint, true),
-            (Guest::Up, Event::NotSaved { checkpoint }) => self.save_ended(now, checkpoint, false),
+            (Guest::Up, Event::Saved { checkpoint }) => self.save_ended(now, checkpoint, true, None),
+            (Guest::Up, Event::NotSaved { checkpoint, reason }) => self.save_ended(now, checkpoint, false, reason),
             (Guest::Up, Event::Fatal { message }) => self.guest_gone(now, Error::GuestLost(message)),
             (Guest::Up, event) => self.turn_event(now, event, body),
             (Guest::Booting(_), event) => self.violation(now, &format!("{} before it was ready", kind(&event))),
@@ -627,9 +627,12 @@ fn oversized(event: &Event) -> Option<&'static str> {
     let too_long = match event {
         Event::Output { text, .. } => text.len() > MAX_OUTPUT_EVENT_BYTES,
         Event::HostCall { name, .. } => name.len() > MAX_NAME_BYTES,
-        Event::BootFailed { message } | Event::Fatal { message } | Event::Refused { message, .. } => {
-            message.len() > MAX_MESSAGE_BYTES
-        }
+        Event::BootFailed { message }
+        | Event::Fatal { message }
+        | Event::Refused { message, .. }
+        | Event::NotSaved {
+            reason: Some(message), ..
+        } => message.len() > MAX_MESSAGE_BYTES,
         Event::Ready { guest, .. } => {
             let texts = [
                 &guest.bridge,

@@ -32,8 +32,8 @@ pub(super) struct Checkpoints {
     set_since: Vec<String>,
     /// Time that turns took since the last checkpoint was begun, in milliseconds.
     unsaved_ms: f64,
-    /// The state of this guest was too large to be kept.
-    too_large: bool,
+    /// Why the state of this guest cannot be saved.
+    unsavable: Option<String>,
     /// Whether the guest has done nothing yet with the state that it was given.
     pub(super) unproven: bool,
     /// A guest died of the last save: nobody waits for another.
@@ -54,7 +54,7 @@ impl Default for Checkpoints {
             execution: 0,
             set_since: Vec::new(),
             unsaved_ms: 0.0,
-            too_large: false,
+            unsavable: None,
             unproven: false,
             failed: false,
             begun_at: 0.0,
@@ -96,7 +96,7 @@ impl Checkpoints {
         self.set_since.clear();
         self.dirty = false;
         self.unsaved_ms = 0.0;
-        self.too_large = false;
+        self.unsavable = None;
     }
 
     fn is_worth_waiting(&self) -> bool {
@@ -115,7 +115,7 @@ struct Saved {
 
 impl<B: Body> Session<B> {
     fn saves(&self) -> bool {
-        self.limits.checkpoints && !self.checkpoints.too_large
+        self.limits.checkpoints && self.checkpoints.unsavable.is_none()
     }
 
     /// Whether the next command has to wait until the state is saved.
@@ -133,9 +133,12 @@ impl<B: Body> Session<B> {
                 "the guest ended while it saved its state; variables are as the next execution says".to_owned(),
             )),
             (true, Some(_)) => Ok(Reply::Done),
-            (false, _) if self.limits.checkpoints => Err(Error::NotSerializable(
-                "the state is too large to be saved; variables are kept".to_owned(),
-            )),
+            (false, _) if self.limits.checkpoints => {
+                let why = self.checkpoints.unsavable.as_deref().unwrap_or_default();
+                Err(Error::NotSerializable(format!(
+                    "the state could not be saved: {why}; variables are kept"
+                )))
+            }
             (false, _) => Err(Error::invalid("checkpoints", "is \"off\": nothing is saved")),
             (true, None) => Err(Error::NotInitialized),
         }
@@ -184,7 +187,7 @@ impl<B: Body> Session<B> {
     }
 
     /// The guest has saved its state, or had something else to do.
-    pub(super) fn save_ended(&mut self, now: f64, checkpoint: u32, done: bool) {
+    pub(super) fn save_ended(&mut self, now: f64, checkpoint: u32, done: bool, reason: Option<String>) {
         match self.checkpoints.saving.take() {
             Some(saving) if saving.execution == checkpoint => {
                 if done {
@@ -197,6 +200,7 @@ impl<B: Body> Session<B> {
                 } else {
                     self.checkpoints.dirty = true;
                     self.checkpoints.set_since.extend(saving.news);
+                    self.checkpoints.unsavable = reason.map(|why| why.chars().take(300).collect());
                 }
             }
             _ => self.violation(now, "a checkpoint that nobody asked for"),
@@ -206,7 +210,7 @@ impl<B: Body> Session<B> {
     /// The last checkpoint was too large to be kept: there is none, and this guest is not asked for another.
     pub(super) fn checkpoint_dropped(&mut self) {
         self.checkpoints.saved = None;
-        self.checkpoints.too_large = true;
+        self.checkpoints.unsavable = Some("it was too large".to_owned());
     }
 
     /// What becomes of the variables now that the guest is gone. Takes their names.
@@ -222,16 +226,13 @@ impl<B: Body> Session<B> {
         let mut news = self.checkpoints.take_news();
         self.context_is_new = news.iter().any(|name| name == "context");
         news.retain(|name| name != "context");
-        let too_large = self.checkpoints.too_large;
+        let unsavable = self.checkpoints.unsavable.take();
         match &self.checkpoints.saved {
             None => {
                 let restored = |name: &String| self.context.is_some() && name == "context";
-                let why = if too_large {
-                    ", and its state was too large to be saved"
-                } else {
-                    ""
-                };
-                StateReport::lost(names.filter(|name| !restored(name)), &format!("{reason}{why}"))
+                let why = unsavable.map(|why| format!(", and its state could not be saved: {why}"));
+                let reason = format!("{reason}{}", why.unwrap_or_default());
+                StateReport::lost(names.filter(|name| !restored(name)), &reason)
             }
             Some(saved) => {
                 let reason = format!("it was made after execution {}, and {reason}", saved.execution);

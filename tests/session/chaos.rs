@@ -145,7 +145,10 @@ fn aside() -> impl Strategy<Value = (Event, Option<Bytes>)> {
     let message = || "x".repeat(100);
     let event = prop::sample::select(vec![
         Event::Saved { checkpoint: 1 },
-        Event::NotSaved { checkpoint: 1 },
+        Event::NotSaved {
+            checkpoint: 1,
+            reason: Some("full".to_owned()),
+        },
         ready(PROTOCOL_VERSION + 1),
         Event::BootFailed { message: message() },
         Event::Fatal { message: message() },

@@ -216,5 +216,5 @@ fn what_is_too_large_to_be_saved_is_said() {
     assert_eq!(state.status, StateStatus::Lost);
     assert_eq!(world.lost(killed), ["huge", "x"]);
     let reason = &state.lost.as_ref().expect("names")[0].reason;
-    assert!(reason.ends_with("too large to be saved"), "{reason}");
+    assert!(reason.ends_with("could not be saved: it was too large"), "{reason}");
 }

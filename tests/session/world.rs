@@ -205,7 +205,10 @@ impl World {
         self.event(if well {
             Event::Saved { checkpoint }
         } else {
-            Event::NotSaved { checkpoint }
+            Event::NotSaved {
+                checkpoint,
+                reason: None,
+            }
         });
         true
     }

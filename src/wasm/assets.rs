@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use js_sys::{Array, Object, Promise, Uint8Array};
 use wasm_bindgen::prelude::*;
-use wasm_bindgen_futures::{JsFuture, future_to_promise};
+use wasm_bindgen_futures::{JsFuture, future_to_promise, spawn_local};
 use web_sys::{Blob, Response, SubtleCrypto};
 
 use super::glue::{Glue, btoa, describe, fetch, get, object};
@@ -43,7 +43,8 @@ pub(super) async fn load(base: &str, glue: &Glue) -> Result<Assets, Error> {
 /// Begins to fetch everything below `base`; [`load`] waits for it.
 pub(super) fn prefetch(base: &str, glue: &Glue) {
     for name in [GUEST].into_iter().chain(PYODIDE) {
-        drop(load_one(base, name, &glue.integrity()));
+        let promise = load_one(base, name, &glue.integrity());
+        spawn_local(async move { drop(JsFuture::from(promise).await) }); // what failed is told by `load`
     }
 }
 

@@ -38,7 +38,7 @@ const decode = (body) => {
     return false;
   }
 };
-const { setTimeout, clearTimeout, queueMicrotask } = self;
+const { Map, Promise, Uint8Array, setTimeout, clearTimeout, queueMicrotask } = self;
 
 /** @typedef {{ ok: boolean, kind: string, body: Uint8Array | string }} Answer */
 

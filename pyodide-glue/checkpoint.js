@@ -21,8 +21,11 @@
  */
 /** @typedef {{ path: string, mode: number, time: number, size: number | null, link?: string }[]} Files  size null: a folder */
 
-// Taken before any guest code runs: lockDown removes them.
-const { Blob, MessageChannel } = self;
+// Taken before any guest code runs: lockDown removes them, or guest code may replace them.
+const { Blob, DataView, Int32Array, Map, MessageChannel, Promise, Set, TextDecoder, TextEncoder } = self;
+const { Uint32Array, Uint8Array } = self;
+const { parse, stringify } = JSON;
+const { imul } = Math;
 const now = performance.now.bind(performance);
 
 /** Bytes of a page of wasm memory. */
@@ -50,10 +53,10 @@ export function hashPages(words, hashes, first, end) {
     const stop = (page + 1) * WORDS;
     for (let i = page * WORDS; i < stop; i += 2) {
       const [v, w] = [words[i], words[i + 1]];
-      a = Math.imul(a ^ v, 0x9e3779b1);
-      b = Math.imul(b ^ w, 0x85ebca6b);
-      c = ((c << 7) | (c >>> 25)) + Math.imul(v, 0xc2b2ae35);
-      d = ((d << 11) | (d >>> 21)) + Math.imul(w, 0x27d4eb2f);
+      a = imul(a ^ v, 0x9e3779b1);
+      b = imul(b ^ w, 0x85ebca6b);
+      c = ((c << 7) | (c >>> 25)) + imul(v, 0xc2b2ae35);
+      d = ((d << 11) | (d >>> 21)) + imul(w, 0x27d4eb2f);
     }
     hashes.set([a, b, c | 0, d | 0], page * HASH_WORDS);
   }
@@ -70,7 +73,7 @@ export function hashPages(words, hashes, first, end) {
 export function createCheckpoints({ module, original, memory, roles, grow }) {
   const { FS } = module;
   const role = new Map(roles.map((object, index) => [object, index]));
-  const snapshot = original.reduce((sum, word) => Math.imul(sum ^ word, 0x9e3779b1), original.length).toString(36);
+  const snapshot = original.reduce((sum, word) => imul(sum ^ word, 0x9e3779b1), original.length).toString(36);
   const boot = new Map(list(FS).map((file) => [line(file), file.path]));
   /** Of the last checkpoint. @type {Int32Array | null} */
   let last = null;
@@ -171,7 +174,7 @@ export function createCheckpoints({ module, original, memory, roles, grow }) {
         folder: FS.cwd(),
         open: open(),
       };
-      const json = new TextEncoder().encode(JSON.stringify(header));
+      const json = new TextEncoder().encode(stringify(header));
       const blob = new Blob(/** @type {BlobPart[]} */ ([new Uint32Array([json.length]), json, ...parts]));
       FS.ignorePermissions = false;
       last = hashes;
@@ -194,7 +197,7 @@ export function createCheckpoints({ module, original, memory, roles, grow }) {
       for (const blob of chain) {
         const bytes = new Uint8Array(await blob.arrayBuffer());
         const size = new DataView(bytes.buffer).getUint32(0, true);
-        header = /** @type {Header} */ (JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + size))));
+        header = /** @type {Header} */ (parse(new TextDecoder().decode(bytes.subarray(4, 4 + size))));
         if (header.snapshot !== snapshot) throw new Error("it was made by a guest of another snapshot");
         if (header.length > module.HEAPU8.length) grow(header.length);
         let at = 4 + size;

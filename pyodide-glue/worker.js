@@ -16,6 +16,8 @@ import { loadRuntime } from "./runtime.js";
  * @typedef {(event: Event | null, body?: Uint8Array, hold?: boolean) => void} Post
  */
 
+// Taken before any guest code runs: it may replace them.
+const { Uint8Array } = self;
 const { parse, stringify } = JSON;
 const SMALL_BODY = 100_000;
 const PIECE = 1 << 20;

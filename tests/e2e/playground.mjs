@@ -166,22 +166,20 @@ const STEPS = {
     check(`few lines: ${lines}`, lines < 1_000);
   },
 
-  "says which variables are lost when Python has to be ended": async (check) => {
+  "goes on with its variables when Python has to be ended": async (check) => {
     await page.locator("#timeout").fill("0.5");
     const stubborn = "while True:\n    try:\n        while True: pass\n    except BaseException: pass";
-    const { badge, words, lost } = await run(3, `kept = [1]\n${stubborn}`);
+    const { badge, words } = await run(3, `kept = [1]\n${stubborn}`);
     check(`outcome: ${badge}`, badge === "timeout");
     check(
       `in plain words: ${words}`,
-      /The time limit.*Python was ended and restarted.*The context is kept.*gone, and so are:/.test(words),
+      /The time limit.*Python was restarted and its variables are as they were after run \d+/.test(words),
     );
-    check(`the names: ${lost}`, lost.includes("chunks") && lost.includes("grains"));
-    check("no stale variables are listed", !(await page.$('#variable-rows button[title="Show chunks"]')));
-    await screenshot("lost", 1360);
+    check("the variables are listed", (await page.$('#variable-rows button[title="Show chunks"]')) !== null);
+    await screenshot("restored", 1360);
     await page.setViewport({ width: 1360, height: 1000 });
     const { value } = await run(3, "len(context) > 400_000, 'chunks' in globals()");
-    check(`the context is back, and nothing else: ${value}`, value === "(True, False)");
-    check("the restart was shown", (await states()).includes("restarting"));
+    check(`they are back: ${value}`, value === "(True, True)");
     await page.locator("#timeout").fill("10");
   },
 
@@ -212,7 +210,7 @@ const STEPS = {
     check(`both answers: ${output}`, /missing from the Petrel/.test(output) && /under the sailcloth/.test(output));
     const calls = await logged();
     check(`calls of the sub-sandboxes: ${calls.length}`, calls.filter(({ nested }) => nested).length === 2);
-    check("no sandbox is left over", (await page.$$("iframe")).length === 1);
+    check("no sandbox is left over, but a spare", (await page.$$("iframe")).length <= 2);
   },
 
   "asks an OpenAI-compatible endpoint, and lets go of it when stopped": async (check) => {
@@ -278,7 +276,7 @@ const STEPS = {
     const { value } = await run(4, "len(context) > 400_000, 'chunks' in globals()");
     check(`as it should be: ${value}`, value === "(True, False)");
     await page.waitForSelector('#variable-rows button[title="Show chunks"]', { hidden: true });
-    check("the old frame is gone", (await page.$$("iframe")).length === 1);
+    check("the old frame is gone", (await page.$$("iframe")).length <= 2); // with a spare
     await page.click(cell(3, ".run"));
     await state("running");
     await page.click(cell(3, ".run"));

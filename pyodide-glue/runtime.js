@@ -17,7 +17,7 @@ const PROTOCOL_VERSION = 1;
 const ASSETS = "https://guest.invalid/";
 const WASM = "pyodide.asm.wasm";
 const { grow: growMemory } = WebAssembly.Memory.prototype;
-const DAMAGED = "the snapshot is damaged";
+const DAMAGED = "the snapshot that was kept is damaged";
 
 /**
  * Starts Python and its runtime.
@@ -70,7 +70,7 @@ export async function loadRuntime(assets, files, bridge, given, proven) {
       roles: [bridge.python, ...Object.values(bridge.python).filter((value) => typeof value === "function")],
       grow,
     }),
-    made: snapshot === given ? undefined : { snapshot, reason: given && "the snapshot that was kept is damaged" },
+    made: snapshot === given ? undefined : { snapshot, reason: given && DAMAGED },
     info: {
       version: PROTOCOL_VERSION,
       guest: /** @type {Pick<GuestInfo, "python" | "pyodide">} */ ({ python: lock.python, pyodide: pyodide.version }),

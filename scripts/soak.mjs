@@ -8,9 +8,12 @@ const { values } = parseArgs({
     seed: { type: "string", default: `${Date.now() % 1_000_000}` },
   },
 });
-await run(["node", "scripts/build.mjs"], { log: `${root}/.setup/logs/build.log` });
+const { seconds, seed } = values;
+const built = await run(["node", "scripts/build.mjs"], { log: `${root}/.setup/logs/build.log` });
+process.stdout.write(built.output);
+if (!built.ok) process.exit(1);
 for (const browser of ["chromium", "firefox"]) {
-  const { seconds, seed } = values;
+  console.log(`soaking ${seconds} s in ${browser} with seed ${seed} …`);
   const soak = ["node", "tests/e2e/soak.mjs", "--browser", browser, "--seconds", seconds, "--seed", seed];
   const { ok, output } = await run(soak, { log: `${root}/.setup/logs/soak-${browser}.log` });
   process.stdout.write(output);

@@ -38,11 +38,12 @@ pub(super) struct Checkpoints {
     pub(super) unproven: bool,
     /// A guest died of the last save: nobody waits for another.
     failed: bool,
-    /// When the one under way was begun, and how long the last one took.
+    /// When the one under way was begun.
     begun_at: f64,
+    /// How long the last one took, in milliseconds.
+    save_ms: f64,
     /// When the last turn ended.
     idle_since: f64,
-    save_ms: f64,
 }
 
 impl Default for Checkpoints {

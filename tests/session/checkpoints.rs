@@ -3,6 +3,7 @@
 use sandglass::Error;
 use sandglass::execution::StateStatus;
 use sandglass::limits::Limits;
+use sandglass::protocol::{Encoding, Event};
 use sandglass::session::{Command, Input};
 
 use crate::world::{World, limits, ok, text};
@@ -97,9 +98,9 @@ fn a_save_that_gave_way_is_asked_for_again() {
     assert!(!world.saves(true), "nothing has changed since");
     world.get("x");
     world.event_with(
-        sandglass::protocol::Event::Value {
+        Event::Value {
             turn: world.turn(),
-            encoding: sandglass::protocol::Encoding::Text,
+            encoding: Encoding::Text,
         },
         b"1",
     );
@@ -128,7 +129,7 @@ fn a_state_that_cannot_be_restored_is_told_by_the_next_execution() {
     let next = world.execute("x");
     world.wait(1_100.0);
     world.boot();
-    world.event(sandglass::protocol::Event::Refused {
+    world.event(Event::Refused {
         turn: world.turn(),
         message: "it is broken".to_owned(),
     });

@@ -211,6 +211,6 @@ CALLS = (
 
 
 def connect(js_bridge: Any) -> None:
-    """Makes this interpreter a guest. Called once by `runtime.js`, which then calls `configure`."""
+    """Makes this interpreter a guest. Called once by `runtime.js`; `worker.js` configures it."""
     random.seed()  # guests of one snapshot begin with the same state
     GUEST.connect(js_bridge)

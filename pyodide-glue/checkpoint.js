@@ -22,17 +22,13 @@
 /** @typedef {{ path: string, mode: number, time: number, size: number | null, link?: string }[]} Files  size null: a folder */
 
 // Taken before any guest code runs: lockDown removes them, or guest code may replace them.
-const { Blob, DataView, Int32Array, Map, MessageChannel, Promise, Set, TextDecoder, TextEncoder } = self;
+const { BigInt64Array, Blob, DataView, Map, MessageChannel, Promise, Set, TextDecoder, TextEncoder } = self;
 const { Uint32Array, Uint8Array } = self;
 const { parse, stringify } = JSON;
-const { imul } = Math;
 const now = performance.now.bind(performance);
 
 /** Bytes of a page of wasm memory. */
 export const PAGE = 65536;
-const WORDS = PAGE / 4;
-/** 32-bit numbers in the hash of a page. */
-export const HASH_WORDS = 4;
 /** How long the event loop waits at most, in milliseconds. */
 const SLICE_MS = 1;
 /** What the host or the boot puts there. */
@@ -41,47 +37,24 @@ const NOT_FILES = new Set(["/dev", "/proc"]);
 const FIRST_STRING = 7;
 
 /**
- * Hashes of pages, four numbers each. Every word enters two accumulators in different ways.
- * @param {Int32Array} words
- * @param {Int32Array} hashes
- * @param {number} first
- * @param {number} end
- */
-export function hashPages(words, hashes, first, end) {
-  for (let page = first; page < end; page++) {
-    let [a, b, c, d] = [1, 2, 3, 4];
-    const stop = (page + 1) * WORDS;
-    for (let i = page * WORDS; i < stop; i += 2) {
-      const [v, w] = [words[i], words[i + 1]];
-      a = imul(a ^ v, 0x9e3779b1);
-      b = imul(b ^ w, 0x85ebca6b);
-      c = ((c << 7) | (c >>> 25)) + imul(v, 0xc2b2ae35);
-      d = ((d << 11) | (d >>> 21)) + imul(w, 0x27d4eb2f);
-    }
-    hashes.set([a, b, c | 0, d | 0], page * HASH_WORDS);
-  }
-}
-
-/**
  * @param {object} parts
  * @param {Module} parts.module
- * @param {Int32Array} parts.original  the hashes of the snapshot's pages
+ * @param {(page: number) => bigint} parts.hash
+ * @param {BigInt64Array} parts.original  the hashes of the snapshot's pages
  * @param {Blob} parts.memory  the memory in the snapshot
  * @param {object[]} parts.roles  the glue's objects that Python may hold
  * @param {(bytes: number) => void} parts.grow  makes the memory at least so large
  */
-export function createCheckpoints({ module, original, memory, roles, grow }) {
+export function createCheckpoints({ module, hash, original, memory, roles, grow }) {
   const { FS } = module;
   const role = new Map(roles.map((object, index) => [object, index]));
-  const snapshot = original.reduce((sum, word) => imul(sum ^ word, 0x9e3779b1), original.length).toString(36);
+  const snapshot = `${original.length}:${original.reduce((sum, hash, page) => sum ^ (hash * BigInt(2 * page + 1)), 0n)}`;
   const boot = new Map(list(FS).map((file) => [line(file), file.path]));
-  /** Of the last checkpoint. @type {Int32Array | null} */
+  /** Of the last checkpoint. @type {BigInt64Array | null} */
   let last = null;
   let lastFiles = "";
   /** Ends the checkpoint under way. */
   let cancel = () => {};
-  /** The hashes as they were when nothing had run yet. @type {Promise<Int32Array | undefined> | null} */
-  let mine = null;
   const tick = new MessageChannel();
 
   const pause = () =>
@@ -92,14 +65,11 @@ export function createCheckpoints({ module, original, memory, roles, grow }) {
 
   /** The hashes of all pages as they are; undefined when somebody else needs the thread. @param {{ cancelled: boolean }} job */
   const hashAll = async (job) => {
-    const hashes = new Int32Array((module.HEAP32.length / WORDS) * HASH_WORDS);
-    const pages = hashes.length / HASH_WORDS;
-    for (let first = 0; first < pages;) {
+    const hashes = new BigInt64Array(module.HEAPU8.length / PAGE);
+    for (let page = 0; page < hashes.length;) {
       const ends = now() + SLICE_MS;
-      while (first < pages && now() < ends) {
-        hashPages(module.HEAP32, hashes, first, Math.min(first + 8, pages));
-        first += 8;
-      }
+      do hashes[page] = hash(page);
+      while (++page < hashes.length && (page % 8 || now() < ends));
       await pause();
       if (job.cancelled) return undefined;
     }
@@ -107,20 +77,9 @@ export function createCheckpoints({ module, original, memory, roles, grow }) {
   };
 
   return {
-    /**
-     * Gives the thread back to a request that has come in.
-     * @param {boolean} untouched  whether it leaves the memory as it is
-     */
-    interrupt(untouched) {
+    /** Gives the thread back to a request that has come in. */
+    interrupt() {
       cancel();
-      if (!untouched) mine = null;
-    },
-
-    /** Looks at the memory ahead of a `restore`, while there is nothing else to do. */
-    prepare() {
-      const job = { cancelled: false };
-      cancel = () => (job.cancelled = true);
-      mine = hashAll(job);
     },
 
     /**
@@ -137,21 +96,13 @@ export function createCheckpoints({ module, original, memory, roles, grow }) {
       const runs = [];
       /** @type {Uint8Array[]} */
       const parts = [];
-      for (let page = 0; page < hashes.length / HASH_WORDS; page++) {
-        const at = page * HASH_WORDS;
-        if (
-          at + HASH_WORDS <= before.length &&
-          hashes[at] === before[at] &&
-          hashes[at + 1] === before[at + 1] &&
-          hashes[at + 2] === before[at + 2] &&
-          hashes[at + 3] === before[at + 3]
-        ) {
-          continue;
-        }
+      hashes.forEach((hash, page) => {
+        // Memory that nobody has used is zero, whose hash is.
+        if (hash === (before[page] ?? 0n)) return;
         const run = runs.at(-1);
         if (run && run[0] + run[1] === page) run[1] += 1;
         else runs.push([page, 1]);
-      }
+      });
       for (const [first, count] of runs) parts.push(module.HEAPU8.subarray(first * PAGE, (first + count) * PAGE));
       FS.ignorePermissions = true;
       const all = list(FS);
@@ -187,8 +138,7 @@ export function createCheckpoints({ module, original, memory, roles, grow }) {
      * @param {Blob[]} chain  begins with a full one
      */
     async restore(chain) {
-      const own = (await mine) ?? (await hashAll({ cancelled: false }));
-      mine = null;
+      const own = /** @type {BigInt64Array} */ (await hashAll({ cancelled: false }));
       /** @type {Header | undefined} */
       let header;
       /** @type {{ files: Files, bytes: Uint8Array } | undefined} */
@@ -208,12 +158,10 @@ export function createCheckpoints({ module, original, memory, roles, grow }) {
         }
         if (header.files) files = { files: header.files, bytes: bytes.subarray(at) };
       }
-      if (!header || !own) throw new Error("a checkpoint is empty");
+      if (!header) throw new Error("a checkpoint is empty");
       // What this guest had changed and the other had not.
-      for (let page = 0; page < own.length / HASH_WORDS; page++) {
-        const at = page * HASH_WORDS;
-        if (taken.has(page) || own.subarray(at, at + HASH_WORDS).every((word, lane) => word === original[at + lane]))
-          continue;
+      for (let page = 0; page < own.length; page++) {
+        if (taken.has(page) || own[page] === (original[page] ?? 0n)) continue;
         const [from, to] = [page * PAGE, (page + 1) * PAGE];
         module.HEAPU8.fill(0, from, to);
         module.HEAPU8.set(new Uint8Array(await memory.slice(from, to).arrayBuffer()), from);

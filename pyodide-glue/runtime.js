@@ -4,7 +4,7 @@ import { loadPyodide } from "pyodide";
 import createPyodideModule from "pyodide/pyodide.asm.mjs";
 import { info as lock } from "pyodide/pyodide-lock.json";
 import { PAGE, createCheckpoints } from "./checkpoint.js";
-import { makeSnapshot, memoryOf, readSnapshot } from "./snapshot.js";
+import { createHash, isIntact, makeSnapshot, memoryOf, readSnapshot } from "./snapshot.js";
 
 /** @import { Encoding, GuestInfo } from "../pkg/sandglass.js" */
 /** @import { createBridge } from "./bridge.js" */
@@ -39,14 +39,14 @@ export async function loadRuntime(assets, files, bridge, given, proven) {
   };
 
   let snapshot = given;
-  let started = given && (await load(compiling, files, readSnapshot(given, proven)));
+  let started = given && (await load(compiling, files, readSnapshot(given), proven));
   if (!snapshot || !started) {
-    const { pyodide } = /** @type {Loaded} */ (await load(compiling, files));
+    const { pyodide, hash } = /** @type {Loaded} */ (await load(compiling, files));
     pyodide.runPython("import sandglass.preload, sandglass.browser; del sandglass");
-    snapshot = makeSnapshot(pyodide);
-    started = /** @type {Loaded} */ (await load(compiling, files, readSnapshot(snapshot, true)));
+    snapshot = makeSnapshot(pyodide, hash);
+    started = /** @type {Loaded} */ (await load(compiling, files, readSnapshot(snapshot), true));
   }
-  const { pyodide, image, grow, limitMemory } = started;
+  const { pyodide, image, hash, grow, limitMemory } = started;
 
   const python = pyodide.pyimport("sandglass.browser");
   python.connect(bridge.python);
@@ -65,6 +65,7 @@ export async function loadRuntime(assets, files, bridge, given, proven) {
     limitMemory,
     checkpoints: createCheckpoints({
       module,
+      hash,
       original: image.hashes,
       memory: memoryOf(snapshot),
       roles: [bridge.python, ...Object.values(bridge.python).filter((value) => typeof value === "function")],
@@ -78,21 +79,31 @@ export async function loadRuntime(assets, files, bridge, given, proven) {
   };
 }
 
-/** @typedef {{ pyodide: import("pyodide").PyodideAPI, image: Image, grow: (bytes: number) => void, limitMemory: (bytes: number) => void }} Loaded */
+/**
+ * @typedef {object} Loaded
+ * @property {import("pyodide").PyodideAPI} pyodide
+ * @property {Image} image
+ * @property {(page: number) => bigint} hash  of a page of its memory
+ * @property {(bytes: number) => void} grow  makes the memory at least so large
+ * @property {(bytes: number) => void} limitMemory
+ */
 
 /**
  * Loads Pyodide, from a snapshot or ready to make one. Undefined when the snapshot is damaged.
  * @param {Promise<WebAssembly.Module>} compiling
  * @param {[string, string][]} files
  * @param {Promise<Image | undefined>} [reading]
+ * @param {boolean} [proven]  whether a guest has started from it before
  * @returns {Promise<Loaded | undefined>}
  */
-async function load(compiling, files, reading) {
+async function load(compiling, files, reading, proven) {
   const { instantiateStreaming } = WebAssembly;
   /** @type {Image | undefined} */
   let image;
-  /** @type {(bytes: number) => void} */
+  /** @type {Loaded["grow"]} */
   let grow = () => {};
+  /** @type {Loaded["hash"]} */
+  let hash = () => 0n;
   let limit = Infinity;
   // Pyodide's own way to the compiled module leads through here, and so does the memory's size.
   WebAssembly.instantiateStreaming = /** @type {any} */ (
@@ -103,6 +114,7 @@ async function load(compiling, files, reading) {
       env.emscripten_resize_heap = (/** @type {number} */ bytes) => (bytes >>> 0 > limit ? 0 : grow(bytes));
       const instance = await WebAssembly.instantiate(module, imports);
       const memory = /** @type {WebAssembly.Memory} */ (instance.exports.memory);
+      hash = createHash(memory);
       const sizeOf = () => memory.buffer.byteLength;
       // Emscripten asks for more than it needs, and gets what is left.
       memory.grow = (pages) => growMemory.call(memory, Math.min(pages, (limit - sizeOf()) / PAGE));
@@ -134,13 +146,16 @@ async function load(compiling, files, reading) {
         const { restoreSnapshot } = settings.API;
         settings.API.restoreSnapshot = () => {
           if (!image) throw new Error(DAMAGED);
-          return restoreSnapshot(image.pyodide);
+          const config = restoreSnapshot(image.pyodide);
+          if (proven || isIntact(image, hash)) return config;
+          image = undefined;
+          throw new Error(DAMAGED);
         };
         return module;
       },
     });
     const limitMemory = (/** @type {number} */ bytes) => void (limit = Math.floor(bytes / PAGE) * PAGE);
-    return { pyodide, image: /** @type {Image} */ (image), grow, limitMemory };
+    return { pyodide, image: /** @type {Image} */ (image), hash, grow, limitMemory };
   } catch (error) {
     if (reading && !image) return undefined;
     throw error;

@@ -66,7 +66,6 @@ self.onmessage = async ({ data }) => {
     const handle = createHandler(postLong, send, bridge, runtime);
     const receive = assembleBodies(handle, runtime.python.takeText);
     port.onmessage = ({ data: [header, body] }) => receive(parse(header), body);
-    runtime.checkpoints.prepare();
   } catch (error) {
     post({ type: "bootFailed", message: text(error) });
   }
@@ -168,8 +167,7 @@ function createHandler(post, send, bridge, { python, checkpoints, limitMemory, i
     });
 
   return (/** @type {Request} */ request, /** @type {Uint8Array} */ body) => {
-    if (request.type !== "save" && request.type !== "restore")
-      checkpoints.interrupt(request.type === "init" && request.restores);
+    if (request.type !== "save") checkpoints.interrupt();
     switch (request.type) {
       case "save":
         return void orDie(save(request));

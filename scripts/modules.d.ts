@@ -3,3 +3,9 @@ declare module "pyodide/pyodide.asm.mjs" {
   const createPyodideModule: any;
   export default createPyodideModule;
 }
+
+// scripts/build.mjs assembles these.
+declare module "*.wat" {
+  const bytes: Uint8Array<ArrayBuffer>;
+  export default bytes;
+}

@@ -41,11 +41,11 @@ const FIRST_STRING = 7;
  * @param {Module} parts.module
  * @param {(page: number) => bigint} parts.hash
  * @param {BigInt64Array} parts.original  the hashes of the snapshot's pages
- * @param {Blob} parts.memory  the memory in the snapshot
+ * @param {(page: number) => Blob} parts.originalPage  in the snapshot
  * @param {object[]} parts.roles  the glue's objects that Python may hold
  * @param {(bytes: number) => void} parts.grow  makes the memory at least so large
  */
-export function createCheckpoints({ module, hash, original, memory, roles, grow }) {
+export function createCheckpoints({ module, hash, original, originalPage, roles, grow }) {
   const { FS } = module;
   const role = new Map(roles.map((object, index) => [object, index]));
   const snapshot = `${original.length}:${original.reduce((sum, hash, page) => sum ^ (hash * BigInt(2 * page + 1)), 0n)}`;
@@ -162,9 +162,7 @@ export function createCheckpoints({ module, hash, original, memory, roles, grow 
       // What this guest had changed and the other had not.
       for (let page = 0; page < own.length; page++) {
         if (taken.has(page) || own[page] === (original[page] ?? 0n)) continue;
-        const [from, to] = [page * PAGE, (page + 1) * PAGE];
-        module.HEAPU8.fill(0, from, to);
-        module.HEAPU8.set(new Uint8Array(await memory.slice(from, to).arrayBuffer()), from);
+        module.HEAPU8.set(new Uint8Array(await originalPage(page).arrayBuffer()), page * PAGE);
       }
       putStrings(header.strings);
       putReferences(header.references);

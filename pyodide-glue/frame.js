@@ -5,5 +5,5 @@ import { startWorker } from "./start-worker.js";
 self.onmessage = ({ data, ports: [port, control] }) => {
   self.onmessage = null;
   control.postMessage(null); // the script runs; see guest_frame.rs
-  startWorker(data.script, { ...data.message, port }, control);
+  startWorker(data, port, control);
 };

@@ -4,11 +4,12 @@ import { loadPyodide } from "pyodide";
 import createPyodideModule from "pyodide/pyodide.asm.mjs";
 import { info as lock } from "pyodide/pyodide-lock.json";
 import { PAGE, createCheckpoints } from "./checkpoint.js";
-import { createHash, isIntact, makeSnapshot, memoryOf, readSnapshot } from "./snapshot.js";
+import { copySnapshot, createHash, isIntact, makeSnapshot, pageOf, readSnapshot } from "./snapshot.js";
 
 /** @import { Encoding, GuestInfo } from "../pkg/sandglass.js" */
 /** @import { createBridge } from "./bridge.js" */
 /** @import { Image } from "./snapshot.js" */
+/** @import { Parts } from "./worker.js" */
 
 /** The protocol's version; src/protocol.rs refuses another. */
 const PROTOCOL_VERSION = 1;
@@ -20,14 +21,11 @@ const { grow: growMemory } = WebAssembly.Memory.prototype;
 const DAMAGED = "the snapshot that was kept is damaged";
 
 /**
- * Starts Python and its runtime.
- * @param {Record<string, Blob>} assets
- * @param {[string, string][]} files
+ * Starts Python and its runtime. Without a snapshot that an earlier guest of the same files made, it makes one.
+ * @param {Parts} parts
  * @param {ReturnType<typeof createBridge>} bridge
- * @param {Blob | undefined} given  a snapshot that an earlier guest of the same files made; without it, one is made
- * @param {boolean} proven  whether a guest has started from it before
  */
-export async function loadRuntime(assets, files, bridge, given, proven) {
+export async function loadRuntime({ assets, files, snapshot: given, proven }, bridge) {
   const wasm = new Response(assets[WASM], { headers: { "content-type": "application/wasm" } });
   const compiling = WebAssembly.compileStreaming(wasm);
   // The only `fetch` there will be: it knows the assets and nothing else.
@@ -67,7 +65,7 @@ export async function loadRuntime(assets, files, bridge, given, proven) {
       module,
       hash,
       original: image.hashes,
-      memory: memoryOf(snapshot),
+      originalPage: (page) => pageOf(/** @type {Blob} */ (snapshot), image.hashes, page),
       roles: [bridge.python, ...Object.values(bridge.python).filter((value) => typeof value === "function")],
       grow,
     }),
@@ -97,7 +95,7 @@ export async function loadRuntime(assets, files, bridge, given, proven) {
  * @returns {Promise<Loaded | undefined>}
  */
 async function load(compiling, files, reading, proven) {
-  const { instantiateStreaming } = WebAssembly;
+  const { Module, instantiateStreaming } = WebAssembly;
   /** @type {Image | undefined} */
   let image;
   /** @type {Loaded["grow"]} */
@@ -105,6 +103,10 @@ async function load(compiling, files, reading, proven) {
   /** @type {Loaded["hash"]} */
   let hash = () => 0n;
   let limit = Infinity;
+  // Emscripten compiles a wrapper for each of its functions that Python holds: most are alike.
+  /** @type {Record<string, WebAssembly.Module>} */
+  const wrappers = {};
+  WebAssembly.Module = new Proxy(Module, { construct: (_, [bytes]) => (wrappers[bytes] ??= new Module(bytes)) });
   // Pyodide's own way to the compiled module leads through here, and so does the memory's size.
   WebAssembly.instantiateStreaming = /** @type {any} */ (
     async (/** @type {unknown} */ _response, /** @type {WebAssembly.Imports} */ imports) => {
@@ -119,7 +121,7 @@ async function load(compiling, files, reading, proven) {
       // Emscripten asks for more than it needs, and gets what is left.
       memory.grow = (pages) => growMemory.call(memory, Math.min(pages, (limit - sizeOf()) / PAGE));
       image = await reading;
-      const missing = image ? image.pyodide.length - image.start - sizeOf() : 0;
+      const missing = image ? image.hashes.length * PAGE - sizeOf() : 0;
       if (missing > 0) memory.grow(missing / PAGE);
       return { instance, module };
     }
@@ -143,11 +145,10 @@ async function load(compiling, files, reading, proven) {
         // A reference that JavaScript holds counts in Python's memory. Were it given up when JavaScript collects its garbage,
         // that would happen once for every guest that the memory is copied to.
         module.finalizationRegistry = { register() {}, unregister() {} };
-        const { restoreSnapshot } = settings.API;
         settings.API.restoreSnapshot = () => {
           if (!image) throw new Error(DAMAGED);
-          const config = restoreSnapshot(image.pyodide);
-          if (proven || isIntact(image, hash)) return config;
+          copySnapshot(image, module.HEAPU8, hash);
+          if (proven || isIntact(image, hash)) return image.references;
           image = undefined;
           throw new Error(DAMAGED);
         };
@@ -160,7 +161,7 @@ async function load(compiling, files, reading, proven) {
     if (reading && !image) return undefined;
     throw error;
   } finally {
-    WebAssembly.instantiateStreaming = instantiateStreaming;
+    Object.assign(WebAssembly, { Module, instantiateStreaming });
   }
 }
 

@@ -3,22 +3,12 @@
 import { createMailbox, createMailboxWriter } from "./mailbox.js";
 
 /**
- * @typedef {object} BootMessage
- * @property {Record<string, Blob>} assets  Pyodide's files, by name
- * @property {[string, string][]} files  the Python runtime: names and sources
- * @property {Blob} [snapshot]  memory to start from
- * @property {boolean} [proven]  whether a guest has started from it before
- * @property {MessagePort} port  the private way to the host
- * @property {SharedArrayBuffer} [mailbox]  memory shared with whoever started the worker
- */
-
-/**
- * Starts a guest.
+ * Starts a guest's worker.
  * @param {Blob} script  dist/guest.js
- * @param {BootMessage} message
+ * @param {MessagePort} port  the private way between worker and host
  * @param {MessagePort} control  takes messages for a blocked worker, and tells when the worker fails
  */
-export function startWorker(script, message, control) {
+export function startWorker(script, port, control) {
   const url = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
   const worker = new Worker(url);
   worker.addEventListener("error", (event) => {
@@ -30,7 +20,7 @@ export function startWorker(script, message, control) {
     const write = createMailboxWriter(mailbox, worker);
     control.onmessage = ({ data }) => write(data);
   }
-  worker.postMessage({ ...message, mailbox }, [message.port]);
+  worker.postMessage({ port, mailbox }, [port]);
   // The worker has begun to load by then, or has failed.
   setTimeout(() => URL.revokeObjectURL(url), 60_000);
   return worker;

@@ -1,16 +1,22 @@
 // The guest's entry in the browser: a classic worker that runs one Python interpreter for one sandbox.
 //
-// Its first message brings its parts (`BootMessage`). From then on it speaks the protocol of src/protocol.rs over a
-// private port that only this file holds. Python cannot end its own turn: the event that does is posted here, when the
-// interpreter has really come back.
+// Its first message brings a private port that only this file holds, the first message there what Python starts from
+// (`Parts`). From then on the port speaks the protocol of src/protocol.rs. Python cannot end its own turn: the event that does
+// is posted here, when the interpreter has really come back.
 
 import { createBridge } from "./bridge.js";
 import { lockDown } from "./lockdown.js";
 import { loadRuntime } from "./runtime.js";
 
 /** @import { Encoding, Event, Request } from "../pkg/sandglass.js" */
-/** @import { BootMessage } from "./start-worker.js" */
 
+/**
+ * @typedef {object} Parts
+ * @property {Record<string, Blob>} assets  Pyodide's files, by name
+ * @property {[string, string][]} files  the Python runtime: names and sources
+ * @property {Blob} [snapshot]  memory to start from
+ * @property {boolean} proven  whether a guest has started from it before
+ */
 /**
  * Posts an event and its body, with what was held before it; `null` only posts what was held.
  * @typedef {(event: Event | null, body?: Uint8Array, hold?: boolean) => void} Post
@@ -24,7 +30,16 @@ const PIECE = 1 << 20;
 
 self.onmessage = async ({ data }) => {
   self.onmessage = null;
-  const { assets, files, snapshot, proven, port, mailbox } = /** @type {BootMessage} */ (data);
+  const { port, mailbox } = /** @type {{ port: MessagePort, mailbox?: SharedArrayBuffer }} */ (data);
+  /** What comes while Python starts. @type {[string, any][]} */
+  const early = [];
+  /** @type {Promise<Parts>} */
+  const parts = new Promise((resolve) => {
+    port.onmessage = ({ data }) => {
+      resolve(data);
+      port.onmessage = ({ data }) => early.push(data);
+    };
+  });
   const postMessage = MessagePort.prototype.postMessage.bind(port);
 
   /** Events that leave with the next message: each message costs the page a task. @type {string[]} */
@@ -57,7 +72,7 @@ self.onmessage = async ({ data }) => {
 
   try {
     const bridge = createBridge(post, mailbox);
-    const runtime = await loadRuntime(assets, files, bridge, snapshot, proven ?? false);
+    const runtime = await loadRuntime(await parts, bridge);
     lockDown();
     const { made } = runtime;
     if (made) postMessage([stringify([{ type: "snapshot", reason: made.reason }]), made.snapshot]);
@@ -65,7 +80,9 @@ self.onmessage = async ({ data }) => {
       postMessage([stringify([event]), blob]);
     const handle = createHandler(postLong, send, bridge, runtime);
     const receive = assembleBodies(handle, runtime.python.takeText);
-    port.onmessage = ({ data: [header, body] }) => receive(parse(header), body);
+    const take = (/** @type {[string, any]} */ [header, body]) => receive(parse(header), body);
+    early.forEach(take);
+    port.onmessage = ({ data }) => take(data);
   } catch (error) {
     post({ type: "bootFailed", message: text(error) });
   }

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use js_sys::{Array, Object, Promise, Uint8Array};
+use js_sys::{Object, Promise, Reflect, Uint8Array};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, future_to_promise, spawn_local};
 use web_sys::{Blob, Response, SubtleCrypto};
@@ -14,110 +14,143 @@ use crate::error::Error;
 const GUEST: &str = "guest.js";
 const PYODIDE: [&str; 2] = ["pyodide.asm.wasm", "python_stdlib.zip"];
 
+thread_local! {
+    static LOADING: RefCell<HashMap<String, File>> = RefCell::default();
+}
+
+/// A file on its way: promises of its `Blob`, and of nothing once that is known to be the right one.
+#[derive(Clone)]
+struct File {
+    blob: Promise,
+    verified: Promise,
+}
+
 /// All assets, as `Blob`s: the browser keeps their bytes, and handing them to a guest copies nothing.
 #[derive(Clone)]
 pub(super) struct Assets {
-    /// The worker's script.
-    pub(super) script: JsValue,
-    /// Pyodide's files by name.
-    pub(super) pyodide: Object,
+    script: File,
+    pyodide: Vec<File>,
 }
 
-/// Fetches everything below `base`, at most once per page.
-pub(super) async fn load(base: &str, glue: &Glue) -> Result<Assets, Error> {
-    let integrity = glue.integrity();
-    let names = [GUEST].into_iter().chain(PYODIDE);
-    let all: Array = names.map(|name| load_one(base, name, &integrity)).collect();
-    let loaded = JsFuture::from(Promise::all(&all)).await;
-    let loaded: Array = loaded
-        .map_err(|message| Error::AssetFailed(describe(&message)))?
-        .unchecked_into();
-    let files: Vec<JsValue> = loaded.iter().skip(1).collect();
-    let pyodide: Vec<(&str, &JsValue)> = PYODIDE.into_iter().zip(&files).collect();
-    Ok(Assets {
-        script: loaded.get(0),
-        pyodide: object(&pyodide),
-    })
-}
-
-/// Begins to fetch everything below `base`; [`load`] waits for it.
-pub(super) fn prefetch(base: &str, glue: &Glue) {
-    for name in [GUEST].into_iter().chain(PYODIDE) {
-        let promise = load_one(base, name, &glue.integrity());
-        spawn_local(async move { drop(JsFuture::from(promise).await) }); // what failed is told by `load`
+impl Assets {
+    /// Begins to fetch what is below `base` and not fetched yet.
+    pub(super) fn load(base: &str, glue: &Glue) -> Self {
+        let integrity = glue.integrity();
+        Self {
+            script: load_one(base, GUEST, &integrity),
+            pyodide: PYODIDE
+                .into_iter()
+                .map(|name| load_one(base, name, &integrity))
+                .collect(),
+        }
     }
+
+    /// The worker's script.
+    pub(super) async fn script(&self) -> Result<JsValue, Error> {
+        settle(&self.script.verified).await?;
+        settle(&self.script.blob).await
+    }
+
+    /// Pyodide's files by name. They are to be trusted no more than a guest, unless all are [`Self::verified`].
+    pub(super) async fn pyodide(&self) -> Result<Object, Error> {
+        let files = Object::new();
+        for (name, file) in PYODIDE.into_iter().zip(&self.pyodide) {
+            let blob = settle(&file.blob).await?;
+            let _ = Reflect::set(&files, &name.into(), &blob); // a fresh object takes any property
+        }
+        Ok(files)
+    }
+
+    /// Waits until all files are known to be those of this release.
+    pub(super) async fn verified(&self) -> Result<(), Error> {
+        for file in [&self.script].into_iter().chain(&self.pyodide) {
+            settle(&file.verified).await?;
+        }
+        Ok(())
+    }
+}
+
+async fn settle(promise: &Promise) -> Result<JsValue, Error> {
+    let settled = JsFuture::from(promise.clone()).await;
+    settled.map_err(|message| Error::AssetFailed(describe(&message)))
 }
 
 /// Forgets what is being fetched, and what was.
 pub(super) fn forget() {
-    LOADED.with_borrow_mut(HashMap::clear);
+    LOADING.with_borrow_mut(HashMap::clear);
 }
 
-thread_local! {
-    static LOADED: RefCell<HashMap<String, Promise>> = RefCell::default();
-}
-
-/// A promise of one file. One that failed is forgotten, so that the next sandbox tries again.
-fn load_one(base: &str, name: &'static str, integrity: &Object) -> Promise {
+/// One file. One that failed is forgotten, so that the next sandbox tries again.
+fn load_one(base: &str, name: &'static str, integrity: &Object) -> File {
     let url = format!("{base}{name}");
-    if let Some(promise) = LOADED.with_borrow(|loaded| loaded.get(&url).cloned()) {
-        return promise;
+    if let Some(file) = LOADING.with_borrow(|loading| loading.get(&url).cloned()) {
+        return file;
     }
-    let integrity = get(integrity, name);
-    let promise = future_to_promise({
-        let url = url.clone();
-        async move {
-            let bytes = download(&url, &integrity).await;
-            if bytes.is_err() {
-                LOADED.with_borrow_mut(|loaded| loaded.remove(&url));
-            }
-            bytes.map_err(|problem| JsValue::from_str(&format!("{url}: {problem}; no guest was started")))
+    let blob = promise(&url, download(url.clone(), get(integrity, name)));
+    let verified = promise(&url, verify(blob.clone(), get(integrity, name)));
+    let file = File { blob, verified };
+    LOADING.with_borrow_mut(|loading| loading.insert(url, file.clone()));
+    file
+}
+
+fn promise(url: &str, work: impl Future<Output = Result<JsValue, JsValue>> + 'static) -> Promise {
+    let url = url.to_owned();
+    let promise = future_to_promise(async move {
+        let result = work.await;
+        if result.is_err() {
+            LOADING.with_borrow_mut(|loading| loading.remove(&url));
         }
+        result.map_err(|problem| match problem.as_string() {
+            Some(told) if told.starts_with(&url) => problem,
+            _ => format!("{url}: {}; no guest was started", describe(&problem)).into(),
+        })
     });
-    LOADED.with_borrow_mut(|loaded| loaded.insert(url, promise.clone()));
+    let settled = promise.clone();
+    // Whoever waits for it is told; to the page it is no unhandled rejection.
+    spawn_local(async move { drop(JsFuture::from(settled).await) });
     promise
 }
 
-/// Fetches a file and checks its SHA-256 against `integrity`.
-async fn download(url: &str, integrity: &JsValue) -> Result<JsValue, String> {
-    let failed = |error: JsValue| {
-        format!(
-            "could not be fetched, or is not the file of this release ({})",
-            describe(&error)
-        )
-    };
-    let subtle = get(&get(&js_sys::global(), "crypto"), "subtle")
-        .dyn_into::<SubtleCrypto>()
-        .ok();
-    // Off the main thread where the page's context is secure; else the browser does it while it fetches.
-    let init = match subtle {
+fn subtle() -> Option<SubtleCrypto> {
+    get(&get(&js_sys::global(), "crypto"), "subtle").dyn_into().ok()
+}
+
+fn failed(error: &JsValue) -> JsValue {
+    let why = describe(error);
+    format!("could not be fetched, or is not the file of this release ({why})").into()
+}
+
+/// Fetches a file.
+async fn download(url: String, integrity: JsValue) -> Result<JsValue, JsValue> {
+    // Where the page's context is not secure, the browser checks it while it fetches, on the main thread.
+    let init = match subtle() {
         Some(_) => Object::new(),
-        None => object(&[("integrity", integrity)]),
+        None => object(&[("integrity", &integrity)]),
     };
-    let response = JsFuture::from(fetch(url, &init).map_err(failed)?)
-        .await
-        .map_err(failed)?;
-    let response: Response = response.unchecked_into();
+    let response = async { JsFuture::from(fetch(&url, &init)?).await };
+    let response: Response = response.await.map_err(|error| failed(&error))?.unchecked_into();
     if !response.ok() {
-        return Err(format!("the server answered {}", response.status()));
+        return Err(format!("the server answered {}", response.status()).into());
     }
-    let blob = JsFuture::from(response.blob().map_err(failed)?).await.map_err(failed)?;
-    if let Some(subtle) = subtle {
-        let bytes = blob.unchecked_ref::<Blob>().array_buffer();
-        let bytes = JsFuture::from(bytes).await.map_err(failed)?;
-        let digest = subtle
-            .digest_with_str_and_buffer_source("SHA-256", bytes.unchecked_ref())
-            .map_err(failed)?;
-        let digest = Uint8Array::new(&JsFuture::from(digest).await.map_err(failed)?).to_vec();
-        let found = format!(
-            "sha256-{}",
-            btoa(&digest.into_iter().map(char::from).collect::<String>())
-        );
-        if integrity.as_string().as_deref() != Some(found.as_str()) {
-            return Err(format!(
-                "is not the file of this release (its SHA-256 is {found}); serve the package's dist/ whole"
-            ));
-        }
+    let blob = async { JsFuture::from(response.blob()?).await };
+    blob.await.map_err(|error| failed(&error))
+}
+
+/// Checks the SHA-256 of a file.
+async fn verify(blob: Promise, integrity: JsValue) -> Result<JsValue, JsValue> {
+    let blob: Blob = JsFuture::from(blob).await?.unchecked_into();
+    let Some(subtle) = subtle() else {
+        return Ok(JsValue::UNDEFINED);
+    };
+    let digest = async {
+        let bytes = JsFuture::from(blob.array_buffer()).await?;
+        JsFuture::from(subtle.digest_with_str_and_buffer_source("SHA-256", bytes.unchecked_ref())?).await
+    };
+    let digest = Uint8Array::new(&digest.await.map_err(|error| failed(&error))?).to_vec();
+    let found = btoa(&digest.into_iter().map(char::from).collect::<String>());
+    if integrity.as_string() != Some(format!("sha256-{found}")) {
+        let what = format!("is not the file of this release (its SHA-256 is sha256-{found})");
+        return Err(format!("{what}; serve the package's dist/ whole").into());
     }
-    Ok(blob)
+    Ok(JsValue::UNDEFINED)
 }

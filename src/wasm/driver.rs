@@ -14,9 +14,9 @@ use super::assets::{self, Assets};
 use super::convert::{decode, decode_text, encode};
 use super::glue::{Glue, describe, now, object, thrown};
 use super::guest_frame::Guest;
-use super::options::{ExecuteOptions, Options};
+use super::options::{ExecuteOptions, Isolation, Options};
 use super::outbox::{JsBody, join};
-use super::snapshot::{self, Maker, Snapshot, Start};
+use super::snapshot::{self, Maker, Start};
 use super::spares::Claim;
 use super::vault::Vault;
 use crate::error::Error;
@@ -267,50 +267,48 @@ impl Driver {
         let generation = self.generation.get() + 1;
         self.generation.set(generation);
         let spare = self.claim.take();
-        let launched = spare.is_some();
-        let guest = match spare.map_or_else(Guest::open, Ok) {
+        let is_ready = spare.is_some();
+        let open = || Guest::open(&self.glue, self.options.isolation);
+        let guest = match spare.map_or_else(open, Ok) {
             Ok(guest) => guest,
             Err(error) => return self.feed(Input::GuestLost(Error::BootFailed(describe(&error)))),
         };
-        let (messages, failures) = (self.of_generation(generation), self.of_generation(generation));
-        guest.adopt(
-            move |data| messages(&|driver| driver.receive(&data)),
-            move |why| failures(&|driver| driver.feed(Input::GuestLost(Error::GuestLost(why.clone())))),
-        );
         self.guest.replace(Some(guest));
-        if launched {
-            return;
+        if is_ready {
+            return self.adopt();
         }
         self.progress("assets");
         let this = self.of_generation(generation);
+        let isolation = self.options.isolation;
         let base = self.options.assets_url(&self.glue);
         let glue = self.glue.clone();
         spawn_local(async move {
-            assets::prefetch(&base, &glue);
-            let (snapshot, maker) = match snapshot::find(&base, &glue).await {
-                Start::From(snapshot) => (Some(snapshot), None),
-                Start::Anew(maker) => (None, Some(maker)),
-            };
-            let assets = assets::load(&base, &glue).await;
-            let maker = Cell::new(maker);
-            this(&|driver| {
-                driver.maker.replace(maker.take());
-                let launched = assets
-                    .clone()
-                    .and_then(|assets| driver.launch(&assets, snapshot.as_ref()));
-                if let Err(error) = launched {
-                    driver.feed(Input::GuestLost(error));
-                }
+            let started = start(&base, &glue, isolation, &this).await;
+            this(&|driver| match &started {
+                Ok(()) => driver.adopt(),
+                Err(error) => driver.feed(Input::GuestLost(error.clone())),
             });
         });
     }
 
-    fn launch(&self, assets: &Assets, snapshot: Option<&Snapshot>) -> Result<(), Error> {
-        self.progress("python");
-        let mut guest = self.guest.borrow_mut();
-        let Some(guest) = guest.as_mut() else { return Ok(()) };
-        let launched = guest.launch(&self.glue, self.options.isolation, assets, snapshot);
-        launched.map_err(|error| Error::BootFailed(describe(&error)))
+    /// Lets messages to and from the guest through.
+    fn adopt(&self) {
+        let generation = self.generation.get();
+        let (messages, failures) = (self.of_generation(generation), self.of_generation(generation));
+        if let Some(guest) = &*self.guest.borrow() {
+            guest.adopt(
+                move |data| messages(&|driver| driver.receive(&data)),
+                move |why| failures(&|driver| driver.feed(Input::GuestLost(Error::GuestLost(why.clone())))),
+            );
+        }
+    }
+
+    /// Does something with the guest that is being started.
+    fn with_guest(&self, act: impl FnOnce(&mut Guest) -> Result<(), JsValue>) {
+        let done = self.guest.borrow_mut().as_mut().map(act);
+        if let Some(Err(error)) = done {
+            self.feed(Input::GuestLost(Error::BootFailed(describe(&error))));
+        }
     }
 
     /// Runs something on the driver, as long as it is there and its guest is still this one.
@@ -326,7 +324,7 @@ impl Driver {
     }
 
     fn kill(&self) {
-        if self.guest.borrow().as_ref().is_some_and(|guest| !guest.is_launched()) {
+        if self.guest.borrow().as_ref().is_some_and(|guest| !guest.is_adopted()) {
             assets::forget(); // a fetch that hangs must not hold up the next sandbox
         }
         self.generation.set(self.generation.get() + 1);
@@ -593,6 +591,29 @@ impl Driver {
             .map_err(|error| HostFailure(error.to_string())),
         }
     }
+}
+
+/// Starts a guest in the place that it has. Within a frame, Python starts while its files are still being checked: it hears and
+/// says nothing until they are.
+async fn start(base: &str, glue: &Glue, isolation: Isolation, on_driver: &impl Fn(&dyn Fn(&Driver))) -> Result<(), Error> {
+    let assets = Assets::load(base, glue);
+    let script = assets.script().await?;
+    on_driver(&|driver| driver.with_guest(|guest| guest.launch(glue, &script)));
+    let (snapshot, maker) = match snapshot::find(base, glue).await {
+        Start::From(snapshot) => (Some(snapshot), None),
+        Start::Anew(maker) => (None, Some(maker)),
+    };
+    if isolation == Isolation::Worker {
+        assets.verified().await?;
+    }
+    let pyodide = assets.pyodide().await?;
+    let maker = Cell::new(maker);
+    on_driver(&|driver| {
+        driver.maker.replace(maker.take());
+        driver.progress("python");
+        driver.with_guest(|guest| guest.furnish(&pyodide, snapshot.as_ref()));
+    });
+    assets.verified().await
 }
 
 /// What a reply resolves to.

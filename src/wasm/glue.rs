@@ -2,7 +2,6 @@
 
 use js_sys::{Array, Function, JsString, Object, Promise, Reflect, Uint8Array};
 use wasm_bindgen::prelude::*;
-use web_sys::MessagePort;
 
 use crate::error::Error;
 
@@ -32,8 +31,8 @@ extern "C" {
     pub(super) fn start_worker(
         this: &Glue,
         script: &JsValue,
-        message: &Object,
-        control: &MessagePort,
+        port: &JsValue,
+        control: &JsValue,
     ) -> Result<web_sys::Worker, JsValue>;
 
     type Text;

@@ -4,11 +4,11 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use gloo_timers::callback::Timeout;
-use js_sys::{Array, Object};
+use js_sys::{Array, Object, Promise};
 use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::{JsFuture, spawn_local};
 use web_sys::{Blob, Document, HtmlElement, HtmlIFrameElement, MessageChannel, MessageEvent, MessagePort};
 
-use super::assets::Assets;
 use super::glue::{Glue, describe, get, object};
 use super::options::Isolation;
 use super::outbox::{JsBody, Outbox};
@@ -26,21 +26,26 @@ const FRAME_MS: u32 = 20_000;
 const FRAME_IS_BLOCKED: &str = "its frame does not run. Does the page have a Content-Security-Policy? The frame inherits \
     it: allow its script in script-src (its hash is `frameHash` in dist/assets.js) with 'wasm-unsafe-eval', and worker-src blob:";
 
-/// A guest: the way to it, and from [`Guest::launch`] on its worker. Dropping it ends it.
+/// A guest: [`Guest::open`] makes its place, [`Guest::launch`] starts its worker there, [`Guest::furnish`] starts Python in
+/// that, and [`Guest::adopt`] lets messages through. Dropping it ends it.
 #[must_use = "dropping a guest ends it"]
 pub(super) struct Guest {
     port: MessagePort,
     control: MessagePort,
     /// The ends that go to the worker and to who starts it.
-    far_ends: [MessagePort; 2],
+    far_ends: Array,
     outbox: Outbox,
-    home: Option<Home>,
+    /// What is to be posted once somebody has adopted it.
+    held: RefCell<Option<Posts>>,
+    home: Home,
     inbox: Rc<Inbox>,
     /// Gone once the frame has said that its script runs.
     frame_watch: Rc<RefCell<Option<Timeout>>>,
     _on_message: Closure<dyn FnMut(MessageEvent)>,
     _on_control: Closure<dyn FnMut(MessageEvent)>,
 }
+
+type Posts = Vec<(Request, Option<JsBody>)>;
 
 /// Where a guest's messages arrive; they wait there until somebody wants them.
 #[derive(Default)]
@@ -76,15 +81,15 @@ impl Inbox {
 enum Home {
     Frame {
         element: HtmlIFrameElement,
-        _on_load: Closure<dyn FnMut()>,
+        /// Resolved when its script can take messages.
+        loaded: Promise,
     },
-    Worker(web_sys::Worker),
+    Page(Option<web_sys::Worker>),
 }
 
 impl Guest {
-    /// Opens the way to a guest that is still to be launched; what is posted waits for it, and what it posts for an
-    /// owner.
-    pub(super) fn open() -> Result<Self, JsValue> {
+    /// Makes a guest's place: in the page, or a frame that loads meanwhile.
+    pub(super) fn open(glue: &Glue, isolation: Isolation) -> Result<Self, JsValue> {
         let (channel, control) = (MessageChannel::new()?, MessageChannel::new()?);
         let frame_watch: Rc<RefCell<Option<Timeout>>> = Rc::default();
         let inbox: Rc<Inbox> = Rc::default();
@@ -105,8 +110,12 @@ impl Guest {
             outbox: Outbox::new(channel.port1()),
             port: channel.port1(),
             control: control.port1(),
-            far_ends: [channel.port2(), control.port2()],
-            home: None,
+            far_ends: Array::of2(&channel.port2(), &control.port2()),
+            held: RefCell::new(Some(Vec::new())),
+            home: match isolation {
+                Isolation::Worker => Home::Page(None),
+                Isolation::Frame => open_frame(glue)?,
+            },
             inbox,
             frame_watch,
             _on_message: on_message,
@@ -114,13 +123,16 @@ impl Guest {
         })
     }
 
-    /// Gives the guest an owner. What it has posted so far arrives at once.
+    /// Gives the guest an owner. What it has posted so far arrives at once, and so does what was posted to it.
     pub(super) fn adopt(&self, on_message: impl Fn(JsValue) + 'static, on_failure: impl Fn(String) + 'static) {
         let owner = Owner {
             on_message: Rc::new(on_message),
             on_failure: Rc::new(on_failure),
         };
         self.inbox.owner.replace(Some(owner));
+        for (request, body) in self.held.take().into_iter().flatten() {
+            self.outbox.post(request, body);
+        }
         let early = self.inbox.early.take();
         if early.is_empty() {
             return;
@@ -131,51 +143,59 @@ impl Guest {
     }
 
     /// Starts the worker.
-    pub(super) fn launch(
-        &mut self,
-        glue: &Glue,
-        isolation: Isolation,
-        assets: &Assets,
-        snapshot: Option<&Snapshot>,
-    ) -> Result<(), JsValue> {
+    pub(super) fn launch(&mut self, glue: &Glue, script: &JsValue) -> Result<(), JsValue> {
+        let (port, control) = (self.far_ends.get(0), self.far_ends.get(1));
+        match &mut self.home {
+            Home::Page(worker) => *worker = Some(glue.start_worker(script, &port, &control)?),
+            Home::Frame { element, loaded } => {
+                let inbox = self.inbox.clone();
+                let watch = Timeout::new(FRAME_MS, move || {
+                    inbox.deliver(Letter::Failure(FRAME_IS_BLOCKED.to_owned()))
+                });
+                self.frame_watch.replace(Some(watch));
+                let (element, loaded) = (element.clone(), loaded.clone());
+                let (script, ports) = (script.clone(), self.far_ends.clone());
+                spawn_local(async move {
+                    let _ = JsFuture::from(loaded).await;
+                    let posted = element
+                        .content_window()
+                        .map(|window| window.post_message_with_transfer(&script, "*", &ports));
+                    if let Some(Err(error)) = posted {
+                        web_sys::console::error_1(&error);
+                    }
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the worker what it starts Python from.
+    pub(super) fn furnish(&self, pyodide: &Object, snapshot: Option<&Snapshot>) -> Result<(), JsValue> {
         let files: Array = guest::FILES
             .iter()
             .map(|(name, source)| Array::of2(&JsValue::from_str(name), &JsValue::from_str(source)))
             .collect();
         let proven = snapshot.is_some_and(|snapshot| snapshot.proven);
         let snapshot = snapshot.map_or(JsValue::UNDEFINED, |snapshot| snapshot.blob.clone().into());
-        let message = object(&[
-            ("assets", &assets.pyodide),
+        self.port.post_message(&object(&[
+            ("assets", pyodide),
             ("files", &files),
             ("snapshot", &snapshot),
             ("proven", &proven.into()),
-        ]);
-        let [port, control] = &self.far_ends;
-        self.home = Some(match isolation {
-            Isolation::Worker => {
-                js_sys::Reflect::set(&message, &"port".into(), port)?;
-                Home::Worker(glue.start_worker(&assets.script, &message, control)?)
-            }
-            Isolation::Frame => {
-                let inbox = self.inbox.clone();
-                let watch = Timeout::new(FRAME_MS, move || {
-                    inbox.deliver(Letter::Failure(FRAME_IS_BLOCKED.to_owned()))
-                });
-                self.frame_watch.replace(Some(watch));
-                open_frame(glue, assets, &message, port, control)?
-            }
-        });
-        Ok(())
+        ]))
     }
 
-    /// Whether there is a worker.
-    pub(super) fn is_launched(&self) -> bool {
-        self.home.is_some()
+    /// Whether messages go through.
+    pub(super) fn is_adopted(&self) -> bool {
+        self.held.borrow().is_none()
     }
 
     /// Sends a message.
     pub(super) fn post(&self, request: Request, body: Option<JsBody>) {
-        self.outbox.post(request, body);
+        match &mut *self.held.borrow_mut() {
+            Some(held) => held.push((request, body)),
+            None => self.outbox.post(request, body),
+        }
     }
 
     /// Sends a message with `Blob`s, at once.
@@ -206,20 +226,14 @@ impl Drop for Guest {
             port.close();
         }
         match &self.home {
-            Some(Home::Frame { element, .. }) => element.remove(),
-            Some(Home::Worker(worker)) => worker.terminate(),
-            None => {}
+            Home::Frame { element, .. } => element.remove(),
+            Home::Page(Some(worker)) => worker.terminate(),
+            Home::Page(None) => {}
         }
     }
 }
 
-fn open_frame(
-    glue: &Glue,
-    assets: &Assets,
-    message: &Object,
-    port: &MessagePort,
-    control: &MessagePort,
-) -> Result<Home, JsValue> {
+fn open_frame(glue: &Glue) -> Result<Home, JsValue> {
     let document: Document = get(&js_sys::global(), "document")
         .dyn_into()
         .map_err(|_| JsValue::from_str("isolation \"frame\" needs a document; use isolation \"worker\" here"))?;
@@ -233,19 +247,7 @@ fn open_frame(
         "<!doctype html><meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\"><script nonce=\"sandglass\">{}</script>",
         glue.frame_script()
     ));
-    let on_load = Closure::<dyn FnMut()>::new({
-        let (frame, script, message) = (frame.clone(), assets.script.clone(), message.clone());
-        let ports = Array::of2(port, control);
-        move || {
-            frame.set_onload(None);
-            let message = object(&[("script", &script), ("message", &message)]);
-            let window = frame.content_window();
-            if let Some(Err(error)) = window.map(|window| window.post_message_with_transfer(&message, "*", &ports)) {
-                web_sys::console::error_1(&error);
-            }
-        }
-    });
-    frame.set_onload(Some(on_load.as_ref().unchecked_ref()));
+    let loaded = Promise::new(&mut |resolve, _| frame.set_onload(Some(&resolve)));
     let parent: HtmlElement = match document.body() {
         Some(body) => body,
         None => document
@@ -254,8 +256,5 @@ fn open_frame(
             .unchecked_into(),
     };
     parent.append_child(&frame)?;
-    Ok(Home::Frame {
-        element: frame,
-        _on_load: on_load,
-    })
+    Ok(Home::Frame { element: frame, loaded })
 }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use gloo_timers::callback::Timeout;
 use wasm_bindgen_futures::spawn_local;
 
-use super::assets;
+use super::assets::Assets;
 use super::glue::Glue;
 use super::guest_frame::Guest;
 use super::options::{Isolation, Options};
@@ -115,15 +115,23 @@ async fn fill(kind: Kind, glue: Glue) {
     if !begun {
         return;
     }
-    // Without a snapshot a spare would cost a whole start: then there is none.
-    if let (Ok(assets), Start::From(snapshot)) = (assets::load(base, &glue).await, snapshot::find(base, &glue).await) {
-        while in_pool(&|pool| pool.missing()) {
-            let Ok(mut guest) = Guest::open() else { break };
-            if guest.launch(&glue, *isolation, &assets, Some(&snapshot)).is_err() {
-                break;
-            }
-            POOLS.with_borrow_mut(|pools| pools.entry(kind.clone()).or_default().ready.push(guest));
-        }
+    while in_pool(&|pool| pool.missing()) {
+        let Some(guest) = start(*isolation, base, &glue).await else { break };
+        POOLS.with_borrow_mut(|pools| pools.entry(kind.clone()).or_default().ready.push(guest));
     }
     in_pool(&|pool| std::mem::take(&mut pool.filling));
+}
+
+/// A guest that starts. None without a snapshot: then it would cost a whole start.
+async fn start(isolation: Isolation, base: &str, glue: &Glue) -> Option<Guest> {
+    let Start::From(snapshot) = snapshot::find(base, glue).await else {
+        return None;
+    };
+    let assets = Assets::load(base, glue);
+    assets.verified().await.ok()?;
+    let (script, pyodide) = (assets.script().await.ok()?, assets.pyodide().await.ok()?);
+    let mut guest = Guest::open(glue, isolation).ok()?;
+    guest.launch(glue, &script).ok()?;
+    guest.furnish(&pyodide, Some(&snapshot)).ok()?;
+    Some(guest)
 }

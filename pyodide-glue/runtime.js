@@ -6,7 +6,7 @@ import { info as lock } from "pyodide/pyodide-lock.json";
 import { PAGE, createCheckpoints } from "./checkpoint.js";
 import { copySnapshot, createHash, isIntact, makeSnapshot, pageOf, readSnapshot } from "./snapshot.js";
 
-/** @import { Encoding, GuestInfo } from "../pkg/sandglass.js" */
+/** @import { Encoding, GuestInfo, LostVariable } from "../pkg/sandglass.js" */
 /** @import { createBridge } from "./bridge.js" */
 /** @import { Image } from "./snapshot.js" */
 /** @import { Parts } from "./worker.js" */
@@ -17,6 +17,8 @@ const PROTOCOL_VERSION = 1;
 // Pyodide builds absolute addresses of its files from this. Nothing is ever fetched from there.
 const ASSETS = "https://guest.invalid/";
 const WASM = "pyodide.asm.wasm";
+// Taken before any guest code runs: it may replace it.
+const { parse } = JSON;
 const { grow: growMemory } = WebAssembly.Memory.prototype;
 const DAMAGED = "the snapshot that was kept is damaged";
 
@@ -44,7 +46,7 @@ export async function loadRuntime({ assets, files, snapshot: given, proven }, br
     snapshot = makeSnapshot(pyodide, hash);
     started = /** @type {Loaded} */ (await load(compiling, files, readSnapshot(snapshot), true));
   }
-  const { pyodide, image, hash, grow, limitMemory } = started;
+  const { pyodide, image, hash, grow, limitMemory, fixSize } = started;
 
   const python = pyodide.pyimport("sandglass.browser");
   python.connect(bridge.python);
@@ -57,9 +59,10 @@ export async function loadRuntime({ assets, files, snapshot: given, proven }, br
   }
 
   const module = /** @type {any} */ (pyodide)._module;
+  // A call into C that failed may have left without the interpreter's lock.
+  const calls = createCalls(python.CALLS, module._PyGILState_Ensure, bridge.python.canBlock);
   return {
-    // A call into C that failed may have left without the interpreter's lock.
-    python: createCalls(python.CALLS, module._PyGILState_Ensure, bridge.python.canBlock),
+    python: calls,
     limitMemory,
     checkpoints: createCheckpoints({
       module,
@@ -68,6 +71,8 @@ export async function loadRuntime({ assets, files, snapshot: given, proven }, br
       originalPage: (page) => pageOf(/** @type {Blob} */ (snapshot), image.hashes, page),
       roles: [bridge.python, ...Object.values(bridge.python).filter((value) => typeof value === "function")],
       grow,
+      fixSize,
+      python: calls,
     }),
     made: snapshot === given ? undefined : { snapshot, reason: given && DAMAGED },
     info: {
@@ -84,6 +89,7 @@ export async function loadRuntime({ assets, files, snapshot: given, proven }, br
  * @property {(page: number) => bigint} hash  of a page of its memory
  * @property {(bytes: number) => void} grow  makes the memory at least so large
  * @property {(bytes: number) => void} limitMemory
+ * @property {(fixed: boolean) => void} fixSize  keeps the memory from growing
  */
 
 /**
@@ -103,6 +109,7 @@ async function load(compiling, files, reading, proven) {
   /** @type {Loaded["hash"]} */
   let hash = () => 0n;
   let limit = Infinity;
+  let fixed = false;
   // Emscripten compiles a wrapper for each of its functions that Python holds: most are alike.
   /** @type {Record<string, WebAssembly.Module>} */
   const wrappers = {};
@@ -113,7 +120,7 @@ async function load(compiling, files, reading, proven) {
       const module = await compiling;
       const env = /** @type {any} */ (imports.env);
       grow = env.emscripten_resize_heap;
-      env.emscripten_resize_heap = (/** @type {number} */ bytes) => (bytes >>> 0 > limit ? 0 : grow(bytes));
+      env.emscripten_resize_heap = (/** @type {number} */ bytes) => (fixed || bytes >>> 0 > limit ? 0 : grow(bytes));
       const instance = await WebAssembly.instantiate(module, imports);
       const memory = /** @type {WebAssembly.Memory} */ (instance.exports.memory);
       hash = createHash(memory);
@@ -156,7 +163,8 @@ async function load(compiling, files, reading, proven) {
       },
     });
     const limitMemory = (/** @type {number} */ bytes) => void (limit = Math.floor(bytes / PAGE) * PAGE);
-    return { pyodide, image: /** @type {Image} */ (image), hash, grow, limitMemory };
+    const fixSize = (/** @type {boolean} */ on) => void (fixed = on);
+    return { pyodide, image: /** @type {Image} */ (image), hash, grow, limitMemory, fixSize };
   } catch (error) {
     if (reading && !image) return undefined;
     throw error;
@@ -177,7 +185,8 @@ function createCalls(calls, takeLock, canBlock) {
   /** @param {any} method @returns {(...args: unknown[]) => Promise<any>} */
   const waiting = (method) =>
     canBlock ? async (...args) => method(...args) : (...args) => method.callPromising(...args);
-  const [configure, prepare, execute, getVariable, takeText, setVariable, listVariables, flush] = calls;
+  const [configure, prepare, execute, getVariable, takeText, setVariable, listVariables, flush, ...state] = calls;
+  const [findForeign, saveState, loadState] = state;
   const runCell = waiting(execute);
   return {
     /** @type {(config: string) => Answer} */
@@ -196,6 +205,15 @@ function createCalls(calls, takeLock, canBlock) {
     setVariable: waiting(setVariable),
     /** @type {() => Promise<Answer>} */
     listVariables: waiting(listVariables),
+    /** @returns {LostVariable[]} */
+    findForeign: () => parse(findForeign()),
+    /** @returns {[Uint8Array, LostVariable[]]} */
+    saveState: () => {
+      const [state, lost] = saveState();
+      return [state, parse(lost)];
+    },
+    /** @param {Uint8Array} state @returns {LostVariable[]} */
+    loadState: (state) => parse(loadState(state)),
     /** The last words of an interpreter that has failed: it can often still say what was printed. */
     flush: () => {
       takeLock();

@@ -125,11 +125,14 @@ function assembleBodies(handle, takeText) {
  * @param {Awaited<ReturnType<typeof loadRuntime>>} runtime
  */
 function createHandler(post, send, bridge, { python, checkpoints, limitMemory, info }) {
+  let settings = "";
+
   /** @param {Extract<Request, { type: "init" }>} request */
   const init = ({ version, config, restores }) => {
     limitMemory(config.maxMemoryBytes);
+    settings = stringify(config);
     const configured = version === info.version && !restores;
-    const [encoding, why] = configured ? python.configure(stringify(config)) : ["none"];
+    const [encoding, why] = configured ? python.configure(settings) : ["none"];
     if (encoding === "refused") return post({ type: "bootFailed", message: String(why) });
     post({ type: "ready", version: info.version, guest: { ...info.guest, ...bridge.capabilities } });
   };
@@ -159,9 +162,11 @@ function createHandler(post, send, bridge, { python, checkpoints, limitMemory, i
   /** @param {Extract<Request, { type: "save" }>} request */
   const save = async ({ checkpoint, full }) => {
     try {
-      const blob = await checkpoints.save(full);
-      if (blob) send({ type: "saved", checkpoint }, blob);
-      else send({ type: "notSaved", checkpoint });
+      const saved = await checkpoints.save(full);
+      if (saved) {
+        const { blob, ...rest } = saved;
+        send({ type: "saved", checkpoint, ...rest }, blob);
+      } else send({ type: "notSaved", checkpoint });
     } catch (error) {
       send({ type: "notSaved", checkpoint, reason: text(error) });
     }
@@ -169,9 +174,9 @@ function createHandler(post, send, bridge, { python, checkpoints, limitMemory, i
 
   /** @param {Extract<Request, { type: "restore" }>} request @param {Blob[]} chain */
   const restore = async ({ turn }, chain) => {
-    await checkpoints.restore(chain);
+    const lost = await checkpoints.restore(chain, () => python.configure(settings));
     bridge.end();
-    post({ type: "done", turn });
+    post({ type: "restored", turn, lost });
   };
 
   /** @param {Promise<void>} turn */

@@ -30,6 +30,9 @@ pub enum Error {
     /// A value cannot cross between the page and Python. Nothing was changed.
     #[error("{0}")]
     NotSerializable(String),
+    /// There is no checkpoint to go back to. The state is kept.
+    #[error("{0}")]
+    NoCheckpoint(String),
     /// The guest ended, or had to be ended, during the call; its state is lost, a fresh guest takes over.
     #[error("the guest was lost during the call and its variables with it: {0}")]
     GuestLost(String),
@@ -49,6 +52,7 @@ impl Error {
             Self::AssetFailed(_) => "asset_failed",
             Self::Protocol(_) => "protocol",
             Self::NotSerializable(_) => "not_serializable",
+            Self::NoCheckpoint(_) => "no_checkpoint",
             Self::GuestLost(_) => "guest_lost",
             Self::Timeout(_) => "timeout",
         }

@@ -141,9 +141,14 @@ impl StateReport {
 
     /// Names variables that are gone as well, because of `reason`.
     pub fn add_lost(&mut self, names: impl IntoIterator<Item = String>, reason: &str) {
-        let Self { lost: more, .. } = Self::lost(names, reason);
-        if let Some(more) = more.filter(|more| !more.is_empty()) {
-            self.lost.get_or_insert_default().extend(more);
+        self.add(Self::lost(names, reason).lost.unwrap_or_default());
+    }
+
+    /// The same for variables that have their reasons.
+    pub fn add(&mut self, lost: impl IntoIterator<Item = LostVariable>) {
+        let mut lost = lost.into_iter().peekable();
+        if lost.peek().is_some() {
+            self.lost.get_or_insert_default().extend(lost);
         }
     }
 

@@ -13,6 +13,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("browser.py"),
     file!("errors.py"),
     file!("execution.py"),
+    file!("foreign.py"),
     file!("guards.py"),
     file!("helpers.py"),
     file!("loop.py"),

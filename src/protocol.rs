@@ -8,7 +8,7 @@
 //!
 //! 1. The host sends [`Request::Init`] first; the guest answers [`Event::Ready`] or [`Event::BootFailed`].
 //! 2. Then one *turn* at a time: a request with a `turn` number, answered by exactly one event that carries the number
-//!    ([`Event::Executed`], [`Event::Value`], [`Event::Done`] or [`Event::Refused`]) and ends the turn. Numbers grow.
+//!    ([`Event::Executed`], [`Event::Value`], [`Event::Done`], [`Event::Restored`] or [`Event::Refused`]) and ends the turn. Numbers grow.
 //! 3. During an `Execute` turn the guest sends [`Event::Output`] and [`Event::HostCall`]s with fresh, growing numbers; the
 //!    host answers each call by one [`Request::HostReply`]. A guest is suspended while it has calls pending.
 //! 4. [`Request::Interrupt`] may come at any time and may overtake; one for a turn that is over has no effect.
@@ -23,6 +23,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::deadline::StopReason;
+use crate::execution::LostVariable;
 
 /// Changes whenever a message does. Host and guest refuse to talk to another version.
 pub const PROTOCOL_VERSION: u32 = 1;
@@ -72,7 +73,7 @@ pub enum Request {
     /// Save the state when there is nothing else to do; a `full` checkpoint needs no earlier one. No turn: answered by
     /// `Saved`, or by `NotSaved` when another request comes first.
     Save { checkpoint: u32, full: bool },
-    /// Become the guest that made a checkpoint. Answered by `Done`.
+    /// Become the guest that made a checkpoint. Answered by `Restored`.
     Restore {
         turn: u32,
         checkpoint: u32,
@@ -175,14 +176,23 @@ pub enum Event {
     Value { turn: u32, encoding: Encoding },
     /// What was asked for is done.
     Done { turn: u32 },
+    /// The guest has the state of the checkpoint, but for the variables `lost`.
+    Restored { turn: u32, lost: Vec<LostVariable> },
     /// What was asked for cannot be done; nothing was changed.
     Refused { turn: u32, message: String },
     /// The interpreter is beyond use.
     Fatal { message: String },
     /// A piece of a body, of the same encoding.
     Part { encoding: Encoding },
-    /// The state is saved; in the browser the body is a `Blob`.
-    Saved { checkpoint: u32 },
+    /// The state is saved, but for the variables `lost`; in the browser the body is a `Blob`. It may be `full` although that was
+    /// not asked for. `spent` says that the guest holds
+    /// much memory that its state no longer needs.
+    Saved {
+        checkpoint: u32,
+        full: bool,
+        lost: Vec<LostVariable>,
+        spent: bool,
+    },
     /// It is not: there was something else to do, or it cannot be saved for a `reason`.
     NotSaved {
         checkpoint: u32,

@@ -5,6 +5,7 @@
 
 mod call;
 mod checkpoint;
+mod history;
 mod turn;
 
 use std::collections::VecDeque;
@@ -21,6 +22,7 @@ use checkpoint::Checkpoints;
 use turn::{Task, Turn};
 
 pub use call::HostFailure;
+pub use checkpoint::Fork;
 
 /// The bytes of a message, as the driver holds them.
 pub trait Body: Clone {
@@ -68,6 +70,12 @@ pub enum Command<B> {
     ListVariables,
     /// Save the state.
     Checkpoint,
+    /// Go back to the newest checkpoint, or to that of an execution.
+    Restore(Option<u32>),
+    /// Go back to before the last execution.
+    Undo,
+    /// Save the state for another session, too.
+    Fork,
 }
 
 /// What happens to a session.
@@ -89,8 +97,6 @@ pub enum Input<B> {
     BadMessage(String),
     /// The guest is gone, or never came up.
     GuestLost(Error),
-    /// The last checkpoint could not be kept.
-    CheckpointDropped,
     /// A host call came back.
     HostReturned(u32, Result<Encoded<B>, HostFailure>),
     /// Time has passed: [`Session::wake_at`] is reached.
@@ -115,9 +121,8 @@ pub enum Effect<B> {
         /// The list of arguments.
         args: Encoded<B>,
     },
-    /// Ask the guest to save its state: `Request::Save` with this number. What comes back is kept by the driver, until the
-    /// next one is complete.
-    Save(u32),
+    /// Send the guest a `Restore` and what its checkpoints hold.
+    Restore(Request, Vec<B>),
     /// Nobody waits for this host call any more: abort it.
     AbortHost(u32),
     /// Show printed text to whoever asked for it.
@@ -135,6 +140,10 @@ pub enum Reply<B> {
     Value(Encoded<B>),
     /// An execution, and its final answer where it declared one.
     Execution(Box<CodeExecution>, Option<Encoded<B>>),
+    /// The state is saved or restored, as it is after this execution.
+    State(u32),
+    /// What [`Session::forked`] takes.
+    Fork(Box<Fork<B>>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -165,11 +174,11 @@ pub struct Session<B> {
     context: Option<Encoded<B>>,
     /// The user's variables as last reported.
     names: Vec<String>,
-    /// A loss of state that no execution has told of yet.
     /// Whether `context` is newer than the checkpoint that is restored.
     context_is_new: bool,
+    /// A loss of state that no execution has told of yet.
     untold_loss: Option<StateReport>,
-    checkpoints: Checkpoints,
+    checkpoints: Checkpoints<B>,
     last_turn: u32,
     last_execution: u32,
     last_call: u32,
@@ -239,7 +248,6 @@ impl<B: Body> Session<B> {
             Input::Guest(event, body) => self.guest_event(now, event, body),
             Input::BadMessage(what) => self.violation(now, &what),
             Input::GuestLost(error) => self.guest_gone(now, error),
-            Input::CheckpointDropped => self.checkpoint_dropped(),
             Input::HostReturned(call, result) => self.host_returned(now, call, result),
             Input::Tick => {}
         }
@@ -307,8 +315,9 @@ impl<B: Body> Session<B> {
         self.end_guest(Guest::Destroyed);
         let turn = self.turn.take().and_then(|turn| turn.ticket);
         let queued = std::mem::take(&mut self.queue).into_iter().map(|(ticket, _)| ticket);
-        let starting = std::mem::take(&mut self.starting);
-        for ticket in turn.into_iter().chain(queued).chain(starting) {
+        let starting = std::mem::take(&mut self.starting).into_iter();
+        let reverting = self.checkpoints.take_reverting();
+        for ticket in turn.into_iter().chain(queued).chain(starting).chain(reverting) {
             self.resolve(ticket, Err(Error::Destroyed));
         }
         self.context = None;
@@ -378,8 +387,14 @@ impl<B: Body> Session<B> {
         self.end_guest(Guest::Down);
         self.turn = None;
         let waiting = std::mem::take(&mut self.queue);
-        let starting = std::mem::take(&mut self.starting);
-        for ticket in waiting.into_iter().map(|(ticket, _)| ticket).chain(starting) {
+        let starting = std::mem::take(&mut self.starting).into_iter();
+        let reverting = self.checkpoints.take_reverting();
+        for ticket in waiting
+            .into_iter()
+            .map(|(ticket, _)| ticket)
+            .chain(starting)
+            .chain(reverting)
+        {
             self.resolve(ticket, Err(error.clone()));
         }
     }
@@ -553,9 +568,8 @@ impl<B: Body> Session<B> {
             && !self.waits_for_save()
             && let Some((ticket, task)) = self.queue.pop_front()
         {
-            if matches!(task, Task::Checkpoint) {
-                let reply = self.checkpointed();
-                self.resolve(ticket, reply);
+            if let Task::State(ask) = task {
+                self.do_state(now, ticket, ask);
                 continue;
             }
             if self.context.is_some() || task.initializes() {
@@ -570,10 +584,11 @@ impl<B: Body> Session<B> {
     }
 
     fn guest_event(&mut self, now: f64, event: Event, body: Option<B>) {
+        let is_value = !matches!(event, Event::Saved { .. });
         #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
         if body
             .as_ref()
-            .is_some_and(|body| body.size() as f64 > self.limits.max_value_bytes)
+            .is_some_and(|body| is_value && body.size() as f64 > self.limits.max_value_bytes)
         {
             return self.violation(now, "a body larger than maxValueSize");
         }
@@ -586,8 +601,16 @@ impl<B: Body> Session<B> {
             (Guest::Booting(_), Event::BootFailed { message } | Event::Fatal { message }) => {
                 self.boot_failed(Error::BootFailed(message));
             }
-            (Guest::Up, Event::Saved { checkpoint }) => self.save_ended(now, checkpoint, true, None),
-            (Guest::Up, Event::NotSaved { checkpoint, reason }) => self.save_ended(now, checkpoint, false, reason),
+            (
+                Guest::Up,
+                Event::Saved {
+                    checkpoint,
+                    full,
+                    lost,
+                    spent,
+                },
+            ) => self.saved(now, checkpoint, full, body, lost, spent),
+            (Guest::Up, Event::NotSaved { checkpoint, reason }) => self.not_saved(now, checkpoint, reason),
             (Guest::Up, Event::Fatal { message }) => self.guest_gone(now, Error::GuestLost(message)),
             (Guest::Up, event) => self.turn_event(now, event, body),
             (Guest::Booting(_), event) => self.violation(now, &format!("{} before it was ready", kind(&event))),
@@ -613,6 +636,7 @@ fn kind(event: &Event) -> &'static str {
         Event::Executed { .. } => "`executed`",
         Event::Value { .. } => "`value`",
         Event::Done { .. } => "`done`",
+        Event::Restored { .. } => "`restored`",
         Event::Refused { .. } => "`refused`",
         Event::Fatal { .. } => "`fatal`",
         Event::Part { .. } => "`part`",
@@ -654,8 +678,13 @@ fn oversized(event: &Event) -> Option<&'static str> {
         | Event::Done { .. }
         | Event::Part { .. }
         | Event::Snapshot { .. }
-        | Event::Saved { .. }
         | Event::NotSaved { .. } => false,
+        Event::Saved { lost, .. } | Event::Restored { lost, .. } => {
+            lost.len() > MAX_NAMES
+                || lost
+                    .iter()
+                    .any(|lost| lost.name.len() > MAX_NAME_BYTES || lost.reason.len() > MAX_NAME_BYTES)
+        }
     };
     too_long.then_some("an oversized event")
 }

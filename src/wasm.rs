@@ -10,7 +10,6 @@ mod outbox;
 mod sandbox;
 mod snapshot;
 mod spares;
-mod vault;
 
 /// What `tests/web.rs` looks at; no part of the API.
 #[doc(hidden)]

@@ -1,6 +1,7 @@
 //! One turn: a request that the guest has to answer.
 
 use super::call::Calls;
+use super::checkpoint::Ask;
 use super::{Body, Command, Effect, Encoded, Reply, Session, Ticket, kind};
 use crate::deadline::{Deadline, StopReason};
 use crate::error::Error;
@@ -24,7 +25,7 @@ pub(super) enum Task<B> {
     },
     List,
     /// No turn, but waited for like one.
-    Checkpoint,
+    State(Ask),
     /// Only the session's own.
     Restore {
         checkpoint: u32,
@@ -256,7 +257,10 @@ impl<B: Body> Session<B> {
             Command::Start => return Err(Reply::Done),
             Command::GetVariable(name) => Task::Get(name),
             Command::ListVariables => Task::List,
-            Command::Checkpoint => Task::Checkpoint,
+            Command::Checkpoint => Task::State(Ask::Checkpoint),
+            Command::Restore(execution) => Task::State(Ask::Restore(execution)),
+            Command::Undo => Task::State(Ask::Undo),
+            Command::Fork => Task::State(Ask::Fork),
             Command::SetVariable(name, value) => Task::Set {
                 name,
                 value,
@@ -301,7 +305,9 @@ impl<B: Body> Session<B> {
             Task::Execute(execution) => execution.timeout_ms,
             _ => VALUE_TIMEOUT_MS,
         };
-        self.checkpoints.dirty |= matches!(task, Task::Execute(_) | Task::Set { .. });
+        if let Task::Execute(_) | Task::Set { .. } = task {
+            self.checkpoints.touched(matches!(task, Task::Execute(_)));
+        }
         let (request, body) = match &task {
             Task::Restore { checkpoint } => {
                 let checkpoint = *checkpoint;
@@ -332,8 +338,8 @@ impl<B: Body> Session<B> {
                 },
                 None,
             ),
-            // A checkpoint never gets here: `pump` answers it.
-            Task::List | Task::Checkpoint => (Request::ListVariables { turn, timeout_ms }, None),
+            // What is asked of the checkpoints never gets here: `pump` answers it.
+            Task::List | Task::State(_) => (Request::ListVariables { turn, timeout_ms }, None),
             Task::Set { name, value, .. } => {
                 let encoding = value.encoding;
                 let request = Request::SetVariable {
@@ -350,6 +356,10 @@ impl<B: Body> Session<B> {
             _ => None,
         };
         let deadline = Deadline::start(now, timeout_ms, wall_timeout_ms, self.limits.grace_period_ms);
+        let chain = match task {
+            Task::Restore { checkpoint } => Some(self.chain(checkpoint)),
+            _ => None,
+        };
         self.turn = Some(Turn {
             number: turn,
             ticket,
@@ -358,7 +368,10 @@ impl<B: Body> Session<B> {
             calls: Calls::default(),
             flow: Flow::new(self.limits.max_output_chars),
         });
-        self.post(request, body);
+        match chain {
+            Some(chain) => self.effects.push(Effect::Restore(request, chain)),
+            None => self.post(request, body),
+        }
     }
 
     /// An event of a guest that is up. Whatever does not fit the turn is a violation.
@@ -369,6 +382,7 @@ impl<B: Body> Session<B> {
             | Event::Executed { turn, .. }
             | Event::Value { turn, .. }
             | Event::Done { turn }
+            | Event::Restored { turn, .. }
             | Event::Refused { turn, .. } => (*turn, 0),
             _ => return self.violation(now, &format!("{} out of order", kind(&event))),
         };
@@ -424,7 +438,7 @@ impl<B: Body> Session<B> {
                 Some(body) => self.end_turn(now, Ok(Reply::Value(Encoded { encoding, body }))),
             },
             (Event::Done { .. }, Task::Set { .. }) => self.assigned(now),
-            (Event::Done { .. }, Task::Restore { .. }) => self.restored(now),
+            (Event::Restored { lost, .. }, Task::Restore { .. }) => self.restored(now, lost),
             (Event::Refused { message, .. }, _) if turn.ticket.is_none() => {
                 self.not_restored(now, &Error::GuestLost(message));
             }

@@ -84,6 +84,7 @@ pub(super) fn decode(value: &Encoded<JsBody>) -> Result<JsValue, Error> {
         return Ok(match &value.body {
             JsBody::Text(text) => text.into(),
             JsBody::Bytes(data) => data.into(),
+            JsBody::Blob(blob) => blob.into(),
         });
     };
     match value.encoding {

@@ -7,7 +7,7 @@ use std::rc::{Rc, Weak};
 use gloo_timers::callback::Timeout;
 use js_sys::{Array, Function, JsString, Promise, Reflect, Uint8Array};
 use wasm_bindgen::prelude::*;
-use wasm_bindgen_futures::{JsFuture, spawn_local};
+use wasm_bindgen_futures::{JsFuture, future_to_promise, spawn_local};
 use web_sys::{AbortController, Blob};
 
 use super::assets::{self, Assets};
@@ -16,11 +16,11 @@ use super::glue::{Glue, describe, now, object, thrown};
 use super::guest_frame::Guest;
 use super::options::{ExecuteOptions, Isolation, Options};
 use super::outbox::{JsBody, join};
+use super::sandbox::Sandbox;
 use super::snapshot::{self, Maker, Start};
 use super::spares::Claim;
-use super::vault::Vault;
 use crate::error::Error;
-use crate::execution::Outcome;
+use crate::execution::{CodeExecution, Outcome};
 use crate::protocol::{Encoding, Event, GuestInfo, Request, Stream};
 use crate::session::{Command, Effect, Encoded, HostFailure, Input, Reply, Session, Ticket};
 
@@ -34,7 +34,7 @@ const MIN_PIECE: u32 = 1 << 19;
 pub(super) struct Driver {
     this: Weak<Self>,
     glue: Glue,
-    options: Options,
+    options: Rc<Options>,
     session: RefCell<Session<JsBody>>,
     guest: RefCell<Option<Guest>>,
     /// Counts the guests, so that nothing of an earlier one arrives.
@@ -50,7 +50,6 @@ pub(super) struct Driver {
     /// Itself, once nobody holds the sandbox any more but somebody still waits for an answer.
     abandoned: RefCell<Option<Rc<Self>>>,
     parts: RefCell<Parts>,
-    vault: RefCell<Vault>,
     /// Held while its guest makes the page's snapshot.
     maker: RefCell<Option<Maker>>,
     /// Its share of the page's spare guests.
@@ -79,6 +78,10 @@ impl Driver {
         names.extend(options.on_llm_query.is_some().then(|| "llm_query".to_owned()));
         names.extend(options.on_rlm_query.is_some().then(|| "rlm_query".to_owned()));
         let session = Session::new(options.limits.clone(), names);
+        Self::with_session(glue, Rc::new(options), session)
+    }
+
+    fn with_session(glue: Glue, options: Rc<Options>, session: Session<JsBody>) -> Rc<Self> {
         let claim = Claim::new(&glue, &options);
         Rc::new_cyclic(|this| Self {
             this: this.clone(),
@@ -96,7 +99,6 @@ impl Driver {
             timer: RefCell::default(),
             abandoned: RefCell::default(),
             parts: RefCell::default(),
-            vault: RefCell::default(),
             maker: RefCell::default(),
             claim,
         })
@@ -238,9 +240,10 @@ impl Driver {
                 }
             }
             Effect::Post(request, body) => self.post(request, body),
-            Effect::Save(checkpoint) => {
-                let full = self.vault.borrow_mut().begin();
-                self.post(Request::Save { checkpoint, full }, None);
+            Effect::Restore(request, chain) => {
+                if let Some(guest) = &*self.guest.borrow() {
+                    guest.post_blobs(&request, chain);
+                }
             }
             Effect::CallHost { call, name, args } => self.call_host(call, &name, &args),
             Effect::AbortHost(call) => {
@@ -252,7 +255,7 @@ impl Driver {
             Effect::Resolve(ticket, reply) => {
                 let waiter = self.waiters.borrow_mut().remove(&ticket);
                 if let Some(Waiter { resolve, reject, .. }) = waiter {
-                    let _ = match reply.and_then(present) {
+                    let _ = match reply.and_then(|reply| self.present(reply)) {
                         Ok(value) => resolve.call1(&JsValue::UNDEFINED, &value),
                         Err(error) => reject.call1(&JsValue::UNDEFINED, &thrown(&self.glue, &error)),
                     };
@@ -331,7 +334,6 @@ impl Driver {
         self.guest.replace(None);
         self.parts.take();
         self.blocked.take();
-        self.vault.borrow_mut().guest_ended();
         self.maker.take();
     }
 
@@ -350,9 +352,7 @@ impl Driver {
             }
             _ => false,
         };
-        if let Request::Restore { .. } = request {
-            guest.post_blobs(&request, self.vault.borrow().chain());
-        } else if blocked {
+        if blocked {
             guest.post_blocked(&request, body)
         } else {
             guest.post(request, body)
@@ -365,10 +365,8 @@ impl Driver {
             Ok(message) => message,
             Err(what) => return self.feed(Input::BadMessage(what)),
         };
-        match events[..] {
-            [Event::Snapshot { .. }] => return self.take_snapshot(data, &events[0]),
-            [Event::Saved { .. }] => return self.take_checkpoint(data, events[0].clone()),
-            _ => {}
+        if let [Event::Snapshot { .. }] = events[..] {
+            return self.take_snapshot(data, &events[0]);
         }
         let generation = self.generation.get();
         let last = events.len().saturating_sub(1);
@@ -411,20 +409,6 @@ impl Driver {
         }
     }
 
-    fn take_checkpoint(&self, message: &JsValue, event: Event) {
-        let Ok(blob) = message.unchecked_ref::<Array>().get(1).dyn_into::<Blob>() else {
-            return self.feed(Input::BadMessage("a checkpoint that is no Blob".to_owned()));
-        };
-        let kept = self
-            .vault
-            .borrow_mut()
-            .keep(blob, self.options.limits.max_checkpoint_bytes);
-        self.feed(Input::Guest(event, None));
-        if !kept {
-            self.feed(Input::CheckpointDropped);
-        }
-    }
-
     /// The events of a message, and the body of the last one.
     fn read(&self, data: &JsValue) -> Result<(Vec<Event>, Option<JsBody>), String> {
         let message: &Array = data.dyn_ref().ok_or("a message that is no array")?;
@@ -437,8 +421,12 @@ impl Driver {
             return Err("a message without an event".to_owned());
         }
         let body = match message.get(1) {
-            body if body.is_undefined() || matches!(events[..], [Event::Snapshot { .. } | Event::Saved { .. }]) => {
+            body if body.is_undefined() || matches!(events[..], [Event::Snapshot { .. }]) => {
                 return Ok((events, None));
+            }
+            body if matches!(events[..], [Event::Saved { .. }]) => {
+                let blob = body.dyn_into::<Blob>().map_err(|_| "a checkpoint that is no Blob")?;
+                return Ok((events, Some(JsBody::Blob(blob))));
             }
             body => body.dyn_into::<Uint8Array>().map_err(|_| "a body that is not bytes")?,
         };
@@ -483,6 +471,28 @@ impl Driver {
     }
 
     // ---- the user's functions ----
+
+    /// What a reply resolves to.
+    fn present(&self, reply: Reply<JsBody>) -> Result<JsValue, Error> {
+        match reply {
+            Reply::Done => Ok(JsValue::UNDEFINED),
+            Reply::State(execution) => Ok(execution.into()),
+            Reply::Value(value) => decode(&value),
+            Reply::Execution(execution, last) => show(execution, last),
+            Reply::Fork(fork) => {
+                let session = Session::forked(*fork);
+                let driver = Self::with_session(self.glue.clone(), self.options.clone(), session);
+                // Resolved when another guest has the state.
+                let ready = driver.submit(Command::Checkpoint, ExecuteOptions::default());
+                let sandbox = Sandbox::new(driver);
+                Ok(future_to_promise(async move {
+                    JsFuture::from(ready).await?;
+                    Ok(sandbox.into())
+                })
+                .into())
+            }
+        }
+    }
 
     fn print(&self, ticket: Ticket, stream: Stream, text: &str) {
         let waiters = self.waiters.borrow();
@@ -595,7 +605,12 @@ impl Driver {
 
 /// Starts a guest in the place that it has. Within a frame, Python starts while its files are still being checked: it hears and
 /// says nothing until they are.
-async fn start(base: &str, glue: &Glue, isolation: Isolation, on_driver: &impl Fn(&dyn Fn(&Driver))) -> Result<(), Error> {
+async fn start(
+    base: &str,
+    glue: &Glue,
+    isolation: Isolation,
+    on_driver: &impl Fn(&dyn Fn(&Driver)),
+) -> Result<(), Error> {
     let assets = Assets::load(base, glue);
     let script = assets.script().await?;
     on_driver(&|driver| driver.with_guest(|guest| guest.launch(glue, &script)));
@@ -616,29 +631,23 @@ async fn start(base: &str, glue: &Glue, isolation: Isolation, on_driver: &impl F
     assets.verified().await
 }
 
-/// What a reply resolves to.
-fn present(reply: Reply<JsBody>) -> Result<JsValue, Error> {
-    match reply {
-        Reply::Done => Ok(JsValue::UNDEFINED),
-        Reply::Value(value) => decode(&value),
-        Reply::Execution(mut execution, last) => {
-            let last = last.map(|last| decode(&last)).transpose().unwrap_or_else(|error| {
-                execution.outcome = Outcome::Error;
-                execution.error_type = Some("NotSerializable".to_owned());
-                execution.error = Some(format!("NotSerializable: the final value: {error}"));
-                None
-            });
-            // One text and one parse cross faster than a property at a time.
-            let object = serde_json::to_string(&execution)
-                .ok()
-                .and_then(|json| js_sys::JSON::parse(&json).ok())
-                .ok_or_else(|| Error::NotSerializable("the execution could not be shown".to_owned()))?;
-            if let Some(value) = last {
-                let _ = Reflect::set(&object, &"final".into(), &self::object(&[("value", &value)]));
-            }
-            Ok(object)
-        }
+/// What an execution resolves to.
+fn show(mut execution: Box<CodeExecution>, last: Option<Encoded<JsBody>>) -> Result<JsValue, Error> {
+    let last = last.map(|last| decode(&last)).transpose().unwrap_or_else(|error| {
+        execution.outcome = Outcome::Error;
+        execution.error_type = Some("NotSerializable".to_owned());
+        execution.error = Some(format!("NotSerializable: the final value: {error}"));
+        None
+    });
+    // One text and one parse cross faster than a property at a time.
+    let object = serde_json::to_string(&execution)
+        .ok()
+        .and_then(|json| js_sys::JSON::parse(&json).ok())
+        .ok_or_else(|| Error::NotSerializable("the execution could not be shown".to_owned()))?;
+    if let Some(value) = last {
+        let _ = Reflect::set(&object, &"final".into(), &self::object(&[("value", &value)]));
     }
+    Ok(object)
 }
 
 /// Calls a function that only wants to know; what it throws is its own affair.

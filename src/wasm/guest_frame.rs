@@ -7,7 +7,7 @@ use gloo_timers::callback::Timeout;
 use js_sys::{Array, Object, Promise};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, spawn_local};
-use web_sys::{Blob, Document, HtmlElement, HtmlIFrameElement, MessageChannel, MessageEvent, MessagePort};
+use web_sys::{Document, HtmlElement, HtmlIFrameElement, MessageChannel, MessageEvent, MessagePort};
 
 use super::glue::{Glue, describe, get, object};
 use super::options::Isolation;
@@ -198,10 +198,14 @@ impl Guest {
         }
     }
 
-    /// Sends a message with `Blob`s, at once.
-    pub(super) fn post_blobs(&self, request: &Request, blobs: &[Blob]) {
+    /// Sends a message with checkpoints, at once.
+    pub(super) fn post_blobs(&self, request: &Request, chain: Vec<JsBody>) {
         let header = serde_json::to_string(request).unwrap_or_default();
-        let message = Array::of2(&header.into(), &blobs.iter().collect::<Array>());
+        let blobs = chain.into_iter().filter_map(|body| match body {
+            JsBody::Blob(blob) => Some(blob),
+            _ => None,
+        });
+        let message = Array::of2(&header.into(), &blobs.collect::<Array>());
         if let Err(error) = self.port.post_message(&message) {
             web_sys::console::error_1(&error);
         }

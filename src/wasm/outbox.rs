@@ -8,7 +8,7 @@ use std::rc::Rc;
 use js_sys::{Array, JsString, Promise, Uint8Array};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, spawn_local};
-use web_sys::{MessageChannel, MessagePort};
+use web_sys::{Blob, MessageChannel, MessagePort};
 
 use super::glue::{bytes, now, well_formed};
 use crate::protocol::{Encoding, Request};
@@ -31,6 +31,8 @@ pub(super) enum JsBody {
     Text(JsString),
     /// Bytes.
     Bytes(Uint8Array),
+    /// A checkpoint, whose bytes the browser holds outside of the page's memory; it travels as it is.
+    Blob(Blob),
 }
 
 impl Body for JsBody {
@@ -38,6 +40,8 @@ impl Body for JsBody {
         match self {
             Self::Text(text) => text.length() as usize,
             Self::Bytes(data) => data.length() as usize,
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size")]
+            Self::Blob(blob) => blob.size() as usize,
         }
     }
 }
@@ -47,6 +51,7 @@ impl JsBody {
         match self {
             Self::Text(text) => text.length(),
             Self::Bytes(data) => data.length(),
+            Self::Blob(_) => 0,
         }
     }
 }
@@ -101,6 +106,11 @@ impl Cutter {
                 }
             }
             JsBody::Text(text) => self.text_piece(text, start),
+            JsBody::Blob(_) => Piece {
+                bytes: Uint8Array::new_with_length(0),
+                next: 0,
+                owned: true,
+            },
         }
     }
 

@@ -109,6 +109,12 @@ extern "C" {
     /// TypeScript's `Promise<void>`.
     #[wasm_bindgen(typescript_type = "Promise<void>")]
     pub type VoidPromise;
+    /// TypeScript's `Promise<number>`.
+    #[wasm_bindgen(typescript_type = "Promise<number>")]
+    pub type NumberPromise;
+    /// TypeScript's `Promise<Sandbox>`.
+    #[wasm_bindgen(typescript_type = "Promise<Sandbox>")]
+    pub type SandboxPromise;
     /// TypeScript's `Promise<unknown>`.
     #[wasm_bindgen(typescript_type = "Promise<unknown>")]
     pub type ValuePromise;
@@ -193,9 +199,32 @@ impl Sandbox {
         self.submit(Command::ListVariables).unchecked_into()
     }
 
-    /// Saves the state now, where `checkpoints: "auto"` does so when nothing runs. Rejects when it cannot be saved.
-    pub fn checkpoint(&self) -> VoidPromise {
+    /// Saves the state now, where `checkpoints: "auto"` does so when nothing runs. Resolves to the number of the execution whose
+    /// state it is (0 before the first); rejects when it cannot be saved.
+    pub fn checkpoint(&self) -> NumberPromise {
         self.submit(Command::Checkpoint).unchecked_into()
+    }
+
+    /// Goes back to the newest checkpoint of an execution, or to the newest at all: variables, files and `context` are as they
+    /// were then. Resolves to the number of that execution. Rejects with code `no_checkpoint`, and changes nothing, when there is
+    /// none: checkpoints are made when nothing runs, and by `checkpoint`.
+    pub fn restore(
+        &self,
+        #[wasm_bindgen(unchecked_optional_param_type = "number")] execution: &JsValue,
+    ) -> NumberPromise {
+        let promise = count("execution", execution).map(|execution| self.submit(Command::Restore(execution)));
+        self.promise(promise).unchecked_into()
+    }
+
+    /// Takes the last execution back, when there is a checkpoint of the state that it began with; else it rejects with code
+    /// `no_checkpoint` and changes nothing. Resolves to the number of the execution whose state it is now.
+    pub fn undo(&self) -> NumberPromise {
+        self.submit(Command::Undo).unchecked_into()
+    }
+
+    /// Another sandbox with the same options, whose state begins as a copy of this one's.
+    pub fn fork(&self) -> SandboxPromise {
+        self.submit(Command::Fork).unchecked_into()
     }
 
     /// Stops the execution that is running, if any. What it had printed and what it had assigned is kept, unless it
@@ -245,6 +274,12 @@ impl Sandbox {
     }
 }
 
+impl Sandbox {
+    pub(super) fn new(driver: Rc<Driver>) -> Self {
+        Self { driver }
+    }
+}
+
 impl Drop for Sandbox {
     fn drop(&mut self) {
         self.driver.abandon();
@@ -255,6 +290,24 @@ fn text(name: &str, value: &JsValue) -> Result<String, Error> {
     value
         .as_string()
         .ok_or_else(|| Error::invalid(name, "must be a string"))
+}
+
+/// A count, or nothing.
+fn count(name: &str, value: &JsValue) -> Result<Option<u32>, Error> {
+    if value.is_undefined() {
+        return Ok(None);
+    }
+    let number = value
+        .as_f64()
+        .filter(|number| number.fract() == 0.0 && (0.0..=4e9).contains(number));
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "whole, and within u32 by its range"
+    )]
+    number
+        .map(|number| Some(number as u32))
+        .ok_or_else(|| Error::invalid(name, "must be the number of an execution"))
 }
 
 /// The source of an execution. One that Python could not even read is refused before it is changed on the way.

@@ -116,7 +116,9 @@ async fn fill(kind: Kind, glue: Glue) {
         return;
     }
     while in_pool(&|pool| pool.missing()) {
-        let Some(guest) = start(*isolation, base, &glue).await else { break };
+        let Some(guest) = start(*isolation, base, &glue).await else {
+            break;
+        };
         POOLS.with_borrow_mut(|pools| pools.entry(kind.clone()).or_default().ready.push(guest));
     }
     in_pool(&|pool| std::mem::take(&mut pool.filling));

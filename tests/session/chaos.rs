@@ -33,8 +33,10 @@ enum Step {
     Sends(Event, Option<Bytes>),
     /// The guest ends the save that it was asked for.
     Saves(bool),
-    /// The driver could not keep it.
-    CheckpointDropped,
+    /// It saves what it can, and may have much memory left over.
+    SavesPart {
+        spent: bool,
+    },
     BadMessage,
     GuestLost,
     /// The host call under way at `position` comes back.
@@ -79,7 +81,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => aside().prop_map(|(event, body)| Step::Sends(event, body)),
         12 => Just(Step::Sends(ready(PROTOCOL_VERSION), None)),
         6 => prop::bool::weighted(0.7).prop_map(Step::Saves),
-        1 => Just(Step::CheckpointDropped),
+        2 => any::<bool>().prop_map(|spent| Step::SavesPart { spent }),
         1 => Just(Step::BadMessage),
         1 => Just(Step::GuestLost),
         10 => (0..3_usize, any::<bool>()).prop_map(|(position, well)| Step::Returns { position, well }),
@@ -103,6 +105,9 @@ fn command() -> impl Strategy<Value = Command<Bytes>> {
         2 => Just(Command::SetVariable("x".to_owned(), text("value"))),
         1 => Just(Command::ListVariables),
         1 => Just(Command::Checkpoint),
+        1 => prop::option::of(0..5_u32).prop_map(Command::Restore),
+        1 => Just(Command::Undo),
+        1 => Just(Command::Fork),
     ]
 }
 
@@ -144,7 +149,16 @@ fn saying() -> impl Strategy<Value = Saying> {
 fn aside() -> impl Strategy<Value = (Event, Option<Bytes>)> {
     let message = || "x".repeat(100);
     let event = prop::sample::select(vec![
-        Event::Saved { checkpoint: 1 },
+        Event::Saved {
+            checkpoint: 1,
+            full: true,
+            lost: Vec::new(),
+            spent: false,
+        },
+        Event::Restored {
+            turn: 1,
+            lost: Vec::new(),
+        },
         Event::NotSaved {
             checkpoint: 1,
             reason: Some("full".to_owned()),
@@ -213,7 +227,7 @@ impl World {
             Step::Sends(Event::Ready { .. }, _) if self.guest.as_ref().is_none_or(|guest| guest.ready) => {}
             Step::Sends(event, body) => self.feed(Input::Guest(event, body)),
             Step::Saves(well) => drop(self.saves(well)),
-            Step::CheckpointDropped => self.feed(Input::CheckpointDropped),
+            Step::SavesPart { spent } => drop(self.saves_but(if spent { &[] } else { &["x"] }, spent)),
             Step::BadMessage => self.feed(Input::BadMessage("x".repeat(1_000))),
             Step::GuestLost => self.feed(Input::GuestLost(Error::GuestLost("gone".to_owned()))),
             Step::Returns { position, well } => {
@@ -273,7 +287,8 @@ impl World {
                 },
                 None,
             ),
-            Request::SetVariable { .. } | Request::Restore { .. } => (Event::Done { turn }, None),
+            Request::SetVariable { .. } => (Event::Done { turn }, None),
+            Request::Restore { .. } => (Event::Restored { turn, lost: Vec::new() }, None),
             _ => (
                 Event::Value {
                     turn,
@@ -376,6 +391,6 @@ proptest! {
         prop_assert_eq!(world.answers.len(), world.tickets() as usize);
         prop_assert!(world.calls.is_empty());
         let held = format!("{:?}", world.session).len();
-        prop_assert!(held < 5_000, "{} characters are held by a session at rest", held);
+        prop_assert!(held < 20_000, "{} characters are held by a session at rest", held);
     }
 }

@@ -4,7 +4,7 @@ use sandglass::Error;
 use sandglass::execution::StateStatus;
 use sandglass::limits::Limits;
 use sandglass::protocol::{Encoding, Event};
-use sandglass::session::{Command, Input};
+use sandglass::session::{Command, Input, Reply, Session};
 
 use crate::world::{World, limits, ok, text};
 
@@ -42,8 +42,8 @@ fn a_guest_that_dies_is_replaced_by_what_it_had_saved() {
 
     let next = world.execute("x");
     world.boot();
-    assert_eq!(world.asked_for(), "restore 1");
-    world.done();
+    assert_eq!(world.asked_for(), "restore 2");
+    world.restored(&[]);
     assert_eq!(world.asked_for(), "execute x");
     world.ends(ok());
     assert_eq!(world.execution(next).state.status, StateStatus::Kept);
@@ -79,8 +79,8 @@ fn what_the_host_set_after_the_checkpoint_is_named_and_the_context_is_set_again(
     assert_eq!(world.lost(killed), ["x"]);
     world.execute("context");
     world.boot();
-    assert_eq!(world.asked_for(), "restore 1");
-    world.done();
+    assert_eq!(world.asked_for(), "restore 2");
+    world.restored(&[]);
     assert_eq!(world.asked_for(), "set context");
     world.done();
     assert_eq!(world.asked_for(), "execute context");
@@ -157,7 +157,7 @@ fn a_death_between_executions_is_told_by_the_next_one() {
     world.feed(crash());
     let next = world.execute("x");
     world.boot();
-    world.done();
+    world.restored(&[]);
     world.ends(ok());
     let state = &world.execution(next).state;
     assert_eq!((state.status, state.restored_to), (StateStatus::Restored, Some(1)));
@@ -194,7 +194,7 @@ fn a_guest_that_never_finishes_saving_is_ended() {
         assert!(world.wake());
     }
     world.boot();
-    world.done();
+    world.restored(&[]);
     world.ends(ok());
     assert_eq!(
         world.execution(next).state.restored_to,
@@ -205,10 +205,13 @@ fn a_guest_that_never_finishes_saving_is_ended() {
 
 #[test]
 fn what_is_too_large_to_be_saved_is_said() {
-    let mut world = ready();
+    let mut world = World::ready_with(Limits {
+        checkpoints: true,
+        max_checkpoint_bytes: 1.0,
+        ..limits()
+    });
     run(&mut world, &["context", "huge"]);
     assert!(world.saves(true));
-    world.feed(Input::CheckpointDropped);
     run(&mut world, &["context", "huge", "x"]);
     assert!(!world.saves(true), "it would be in vain");
     let killed = world.execute("while True: pass");
@@ -218,4 +221,208 @@ fn what_is_too_large_to_be_saved_is_said() {
     assert_eq!(world.lost(killed), ["huge", "x"]);
     let reason = &state.lost.as_ref().expect("names")[0].reason;
     assert!(reason.ends_with("could not be saved: it was too large"), "{reason}");
+}
+
+#[test]
+fn what_a_checkpoint_does_not_hold_is_named_when_it_is_restored() {
+    let mut world = ready();
+    run(&mut world, &["context", "file", "x"]);
+    world.wait(50.0);
+    assert!(world.saves_but(&["file"], false));
+    let killed = world.execute("while True: pass");
+    world.feed(crash());
+    assert_eq!(world.execution(killed).state.status, StateStatus::Restored);
+    assert_eq!(world.lost(killed), ["file"]);
+    let next = world.execute("x");
+    world.boot();
+    world.restored(&["x"]);
+    world.ends(ok());
+    assert_eq!(
+        world.lost(next),
+        ["x"],
+        "what turns out to be lost later is told by the next one"
+    );
+}
+
+// ---- going back ----
+
+/// After executions 1 and 2, each of which was saved.
+fn twice() -> World {
+    let mut world = ready();
+    run(&mut world, &["context", "x"]);
+    assert!(world.saves(true));
+    run(&mut world, &["context", "x", "y"]);
+    assert!(world.saves(true));
+    world
+}
+
+#[test]
+fn undo_goes_back_by_an_execution_at_a_time() {
+    let mut world = twice();
+    for execution in [1, 0] {
+        let undo = world.command(Command::Undo);
+        world.boot();
+        assert_eq!(world.asked_for(), format!("restore {}", execution + 1));
+        world.restored(&[]);
+        assert_eq!(world.answer(undo), &Ok(Reply::State(execution)));
+    }
+    let undo = world.command(Command::Undo);
+    assert_eq!(world.code_of(undo), "no_checkpoint");
+    let next = world.execute("x");
+    world.ends(ok());
+    assert_eq!(
+        world.execution(next).state.status,
+        StateStatus::Kept,
+        "who asked for it needs not be told"
+    );
+}
+
+#[test]
+fn undo_refuses_to_take_back_more_than_one_execution() {
+    let mut world = twice();
+    run(&mut world, &["context", "x", "y"]);
+    run(&mut world, &["context", "x", "y"]);
+    let undo = world.command(Command::Undo);
+    assert!(world.saves(true));
+    assert_eq!(world.code_of(undo), "no_checkpoint");
+    let text = world.error(undo).to_string();
+    assert!(text.contains("before execution 4"), "{text}");
+    assert!(text.contains("the newest are those of 4, 2, 1, 0"), "{text}");
+}
+
+#[test]
+fn what_the_host_set_before_an_execution_is_not_undone_with_it() {
+    let mut world = twice();
+    world.command(Command::SetVariable("x".to_owned(), text("2")));
+    world.done();
+    run(&mut world, &["context", "x", "y"]);
+    let undo = world.command(Command::Undo);
+    assert!(world.saves(true));
+    assert_eq!(world.code_of(undo), "no_checkpoint");
+}
+
+#[test]
+fn restore_goes_back_and_forth() {
+    let mut world = twice();
+    let back = world.command(Command::Restore(Some(0)));
+    world.boot();
+    world.restored(&[]);
+    assert_eq!(world.answer(back), &Ok(Reply::State(0)));
+    let forth = world.command(Command::Restore(Some(2)));
+    world.boot();
+    world.restored(&[]);
+    assert_eq!(world.answer(forth), &Ok(Reply::State(2)));
+    let same = world.command(Command::Restore(None));
+    assert_eq!(world.answer(same), &Ok(Reply::State(2)), "it is there already");
+    let missing = world.command(Command::Restore(Some(7)));
+    assert_eq!(world.code_of(missing), "no_checkpoint");
+}
+
+#[test]
+fn a_guest_that_dies_after_a_restore_comes_back_there() {
+    let mut world = twice();
+    world.command(Command::Restore(Some(1)));
+    world.boot();
+    world.restored(&[]);
+    run(&mut world, &["context", "z"]);
+    let killed = world.execute("while True: pass");
+    world.feed(crash());
+    assert_eq!(world.execution(killed).state.restored_to, Some(1));
+    assert_eq!(world.lost(killed), ["z"]);
+}
+
+#[test]
+fn restoring_brings_the_context_of_that_time_back() {
+    let mut world = twice();
+    world.command(Command::Initialize(text("newer")));
+    world.done();
+    let back = world.command(Command::Restore(Some(1)));
+    assert!(world.saves(true));
+    world.boot();
+    world.restored(&[]);
+    assert_eq!(world.answer(back), &Ok(Reply::State(1)));
+    assert!(
+        world.asked_for().starts_with("restore"),
+        "the context is in the checkpoint"
+    );
+}
+
+#[test]
+fn a_checkpoint_that_cannot_be_restored_leaves_the_state_as_it_was() {
+    let mut world = twice();
+    let back = world.command(Command::Restore(Some(1)));
+    world.boot();
+    world.event(Event::Refused {
+        turn: world.turn(),
+        message: "it is broken".to_owned(),
+    });
+    assert_eq!(world.code_of(back), "no_checkpoint");
+    world.boot();
+    assert_eq!(world.asked_for(), "restore 3");
+    world.restored(&[]);
+    let next = world.execute("y");
+    world.ends(ok());
+    assert_eq!(world.execution(next).state.status, StateStatus::Kept);
+}
+
+#[test]
+fn a_fork_goes_on_from_the_same_state() {
+    let mut world = twice();
+    run(&mut world, &["context", "x", "y", "z"]);
+    let fork = world.command(Command::Fork);
+    assert!(world.is_pending(fork), "the state is saved first");
+    assert!(world.saves(true));
+    let Ok(Reply::Fork(fork)) = world.answer(fork).clone() else {
+        panic!("no fork")
+    };
+    let mut other = World::with(limits(), Session::forked(*fork));
+    let ready = other.command(Command::Checkpoint);
+    other.boot();
+    assert_eq!(other.asked_for(), "restore 4");
+    other.restored(&[]);
+    assert_eq!(other.answer(ready), &Ok(Reply::State(3)));
+    let next = other.execute("z");
+    other.ends(ok());
+    assert_eq!(other.execution(next).id, 4, "numbers go on");
+    run(&mut world, &["context"]);
+}
+
+#[test]
+fn without_checkpoints_nobody_goes_back() {
+    let mut world = World::ready();
+    for command in [
+        Command::Checkpoint,
+        Command::Restore(None),
+        Command::Undo,
+        Command::Fork,
+    ] {
+        let ticket = world.command(command);
+        assert_eq!(world.code_of(ticket), "invalid_option");
+    }
+}
+
+// ---- guests that are used up ----
+
+#[test]
+fn a_guest_with_much_memory_left_over_is_replaced_when_idle() {
+    let mut world = ready();
+    run(&mut world, &["context", "x"]);
+    world.wait(50.0);
+    assert!(world.saves_but(&[], true));
+    assert_eq!(world.boots, 2);
+    let next = world.execute("x");
+    world.boot();
+    assert_eq!(world.asked_for(), "restore 2");
+    world.restored(&[]);
+    world.ends(ok());
+    assert_eq!(world.execution(next).state.status, StateStatus::Kept);
+}
+
+#[test]
+fn a_guest_whose_state_cannot_all_be_saved_stays() {
+    let mut world = ready();
+    run(&mut world, &["context", "file"]);
+    world.wait(50.0);
+    assert!(world.saves_but(&["file"], true));
+    assert_eq!(world.boots, 1);
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use sandglass::Error;
-use sandglass::execution::CodeExecution;
+use sandglass::execution::{CodeExecution, LostVariable};
 use sandglass::limits::Limits;
 use sandglass::protocol::{
     Encoding, Ended, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, ReplyStatus, Request, Stream,
@@ -20,9 +20,9 @@ pub(crate) struct Guest {
     pub(crate) inbox: Vec<(Request, Option<Bytes>)>,
     /// The number of the request that it has to answer.
     pub(crate) turn: Option<u32>,
+    /// The checkpoint that it was asked for, and whether it has to be a full one.
+    pub(crate) saving: Option<(u32, bool)>,
     /// The turn that it was asked to stop.
-    /// The checkpoint that it was asked for.
-    pub(crate) saving: Option<u32>,
     pub(crate) interrupted: Option<u32>,
     /// Its calls that are not answered.
     pub(crate) asked: BTreeSet<u32>,
@@ -70,8 +70,13 @@ pub(crate) fn limits() -> Limits {
 impl World {
     /// A session without a guest.
     pub(crate) fn new(limits: Limits) -> Self {
+        let session = Session::new(limits.clone(), vec!["ask".to_owned(), "look".to_owned()]);
+        Self::with(limits, session)
+    }
+
+    pub(crate) fn with(limits: Limits, session: Session<Bytes>) -> Self {
         Self {
-            session: Session::new(limits.clone(), vec!["ask".to_owned(), "look".to_owned()]),
+            session,
             now: 1_000.0,
             guest: None,
             boots: 0,
@@ -199,18 +204,40 @@ impl World {
         {
             self.wait(50.0); // for the session to be idle
         }
-        let Some(checkpoint) = self.guest.as_ref().and_then(|guest| guest.saving) else {
+        if well {
+            return self.saves_but(&[], false);
+        }
+        let Some((checkpoint, _)) = self.guest.as_ref().and_then(|guest| guest.saving) else {
             return false;
         };
-        self.event(if well {
-            Event::Saved { checkpoint }
-        } else {
-            Event::NotSaved {
-                checkpoint,
-                reason: None,
-            }
+        self.event(Event::NotSaved {
+            checkpoint,
+            reason: None,
         });
         true
+    }
+
+    /// The guest saves what it was asked for, but for these variables; whether it was asked.
+    pub(crate) fn saves_but(&mut self, lost: &[&str], spent: bool) -> bool {
+        let Some((checkpoint, full)) = self.guest.as_ref().and_then(|guest| guest.saving) else {
+            return false;
+        };
+        let event = Event::Saved {
+            checkpoint,
+            full,
+            lost: unsaved(lost),
+            spent,
+        };
+        self.event_with(event, format!("{checkpoint} {full}").as_bytes());
+        true
+    }
+
+    /// The guest has the state that it was to restore.
+    pub(crate) fn restored(&mut self, lost: &[&str]) {
+        self.event(Event::Restored {
+            turn: self.turn(),
+            lost: unsaved(lost),
+        });
     }
 
     pub(crate) fn done(&mut self) {
@@ -386,6 +413,7 @@ impl World {
                 Event::Executed { turn, .. }
                 | Event::Value { turn, .. }
                 | Event::Done { turn }
+                | Event::Restored { turn, .. }
                 | Event::Refused { turn, .. },
                 _,
             ) => current == Some(*turn),
@@ -405,14 +433,19 @@ impl World {
                 assert!(self.calls.is_empty(), "host calls outlive their guest");
             }
             Effect::Post(request, body) => self.deliver(request, body),
-            Effect::Save(checkpoint) => {
-                let guest = self.guest.as_mut().expect("asked nobody to save");
-                assert!(
-                    guest.ready && guest.turn.is_none(),
-                    "asked a guest that is busy to save"
-                );
-                assert_eq!(guest.saving, None, "asked for two saves at a time");
-                guest.saving = Some(checkpoint);
+            Effect::Restore(request, chain) => {
+                let Request::Restore { checkpoint, .. } = request else {
+                    panic!("restores by {request:?}")
+                };
+                let links: Vec<String> = chain
+                    .into_iter()
+                    .map(|body| String::from_utf8(body).expect("text"))
+                    .collect();
+                let (full, last) = (format!("{checkpoint} true"), format!("{checkpoint} false"));
+                assert!(links[0].ends_with("true"), "a chain begins with {links:?}");
+                assert!(links[1..].iter().all(|link| link.ends_with("false")), "{links:?}");
+                assert!(links.last() == Some(&full) || links.last() == Some(&last), "{links:?}");
+                self.deliver(request, None);
             }
             Effect::CallHost { call, name, args } => {
                 assert!(call > self.last_call, "a call's number is used twice");
@@ -463,7 +496,16 @@ impl World {
                 guest.asked.clear();
                 None
             }
-            Request::Part { .. } | Request::Save { .. } => panic!("the drivers' own"),
+            Request::Save { checkpoint, full } => {
+                assert!(
+                    guest.ready && guest.turn.is_none(),
+                    "asked a guest that is busy to save"
+                );
+                assert_eq!(guest.saving, None, "asked for two saves at a time");
+                guest.saving = Some((*checkpoint, *full));
+                return;
+            }
+            Request::Part { .. } => panic!("the drivers' own"),
         };
         assert!(
             !guest.inbox.is_empty() || matches!(request, Request::Init { .. }),
@@ -481,6 +523,14 @@ impl World {
 }
 
 // ---- values and messages ----
+
+fn unsaved(names: &[&str]) -> Vec<LostVariable> {
+    let lost = |name: &&str| LostVariable {
+        name: (*name).to_owned(),
+        reason: "it cannot be saved".to_owned(),
+    };
+    names.iter().map(lost).collect()
+}
 
 pub(crate) fn text(text: &str) -> Encoded<Bytes> {
     Encoded {

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _PACKAGE = os.path.dirname(__file__)
 _HELPERS = os.path.join(_PACKAGE, "helpers.py")
 _CANNOT_WAIT = object()
+_MOST_NAMED = 10_000
 
 
 class BrowserBridge:
@@ -163,6 +164,24 @@ class Guest:
         """Sends what was printed so far."""
         self._runtime.flush()
 
+    def find_foreign(self) -> str:
+        """Variables that a copy of the memory does not hold: a list of `{name, reason}` as JSON."""
+        proxy = next(base for base in type(self._js).__mro__ if base.__name__ == "JsProxy")
+        return _named(self._runtime.find_foreign(proxy))
+
+    def save_state(self) -> Any:
+        """`[state, lost]`: the variables by value, and those that it does not hold, as `find_foreign` does."""
+        state, lost = self._runtime.save_state()
+        return to_js([state, _named(lost)])
+
+    def load_state(self, state: Any) -> str:
+        """Puts variables back that `save_state` saved; those that it could not, as `find_foreign` does."""
+        return _named(self._runtime.load_state(state.to_bytes()))
+
+
+def _named(reasons: list[tuple[str, str]]) -> str:
+    return json.dumps([{"name": name, "reason": reason[:300]} for name, reason in reasons[:_MOST_NAMED]])
+
 
 def _bytes(body: Any) -> bytes:
     return body.encode() if isinstance(body, str) else bytes(body)
@@ -207,6 +226,9 @@ CALLS = (
     GUEST.set_variable,
     GUEST.list_variables,
     GUEST.flush,
+    GUEST.find_foreign,
+    GUEST.save_state,
+    GUEST.load_state,
 )
 
 

@@ -17,7 +17,7 @@ from json import dumps as to_json
 from typing import TYPE_CHECKING, Any
 
 from sandglass import execution as cells
-from sandglass import values
+from sandglass import foreign, values
 from sandglass.errors import HostCallError, LimitError, Submitted
 from sandglass.guards import Guards
 from sandglass.helpers import Helpers
@@ -143,6 +143,10 @@ class Runtime:
     def list_variables(self) -> tuple[str, bytes]:
         """User variables, encoded: a list of `{name, type, length}`, at most 10,000."""
         return self._encode(self._namespace.listing(), "the list of variables")
+
+    def find_foreign(self, proxy: type) -> list[tuple[str, str]]:
+        """`(name, reason)` of user variables that a copy of the interpreter's memory does not hold; see `foreign.find`."""
+        return foreign.find(self._namespace, proxy)
 
     def write_fd(self, fd: int, data: bytes) -> None:
         """Takes what user code wrote to file descriptor 1 or 2 itself (`os.write(1, …)`)."""

@@ -1,0 +1,107 @@
+//! The checkpoints that there are: full ones, each followed by what changed after it.
+
+use super::{Body, Encoded};
+use crate::execution::LostVariable;
+
+/// Bytes that a chain may have beyond twice its first link's, before a full checkpoint begins another.
+const SLACK_BYTES: f64 = 32.0 * 1024.0 * 1024.0;
+/// Bytes that earlier chains may take: they only serve to go back.
+const EARLIER_BYTES: f64 = 256.0 * 1024.0 * 1024.0;
+
+/// One checkpoint.
+#[derive(Debug, Clone)]
+pub(super) struct Link<B> {
+    /// Its number, which grows.
+    pub(super) number: u32,
+    /// Whether it needs no earlier one.
+    pub(super) full: bool,
+    /// The last execution whose effects it has; 0 is before the first.
+    pub(super) execution: u32,
+    /// The user's variables.
+    pub(super) names: Vec<String>,
+    /// Those that it does not hold.
+    pub(super) lost: Vec<LostVariable>,
+    pub(super) context: Option<Encoded<B>>,
+    /// The checkpoint that its last execution began with, where there is one.
+    pub(super) before: Option<u32>,
+    pub(super) body: B,
+}
+
+/// All that are kept, in the order in which they were made.
+#[derive(Debug)]
+pub(super) struct History<B>(Vec<Link<B>>);
+
+impl<B> Default for History<B> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<B: Body> History<B> {
+    pub(super) fn find(&self, number: u32) -> Option<&Link<B>> {
+        self.0.iter().rev().find(|link| link.number == number)
+    }
+
+    /// The newest one of an execution, or of all.
+    pub(super) fn newest(&self, execution: Option<u32>) -> Option<&Link<B>> {
+        let mut links = self.0.iter().rev();
+        links.find(|link| execution.is_none_or(|execution| link.execution == execution))
+    }
+
+    /// The executions that there are checkpoints of, the newest first, each once.
+    pub(super) fn executions(&self) -> Vec<u32> {
+        let mut executions: Vec<u32> = self.0.iter().map(|link| link.execution).collect();
+        executions.sort_unstable_by(|a, b| b.cmp(a));
+        executions.dedup();
+        executions
+    }
+
+    /// A checkpoint and those that it builds upon, the full one first.
+    pub(super) fn chain(&self, number: u32) -> &[Link<B>] {
+        let Some(end) = self.0.iter().rposition(|link| link.number == number) else {
+            return &[];
+        };
+        let start = self.0[..=end].iter().rposition(|link| link.full).unwrap_or(end);
+        &self.0[start..=end]
+    }
+
+    /// Whether the last chain is long enough.
+    pub(super) fn is_long(&self) -> bool {
+        let chain = &self.0[self.last_full()..];
+        let first = chain.first().map_or(0.0, size);
+        chain.iter().map(size).sum::<f64>() > 2.0 * first + SLACK_BYTES
+    }
+
+    /// Keeps a checkpoint; false when its chain is larger than `most` bytes, and then nothing is kept.
+    pub(super) fn keep(&mut self, link: Link<B>, most: f64) -> bool {
+        self.0.push(link);
+        let last = self.last_full();
+        if self.0[last..].iter().map(size).sum::<f64>() > most {
+            self.clear();
+            return false;
+        }
+        let mut earlier = self.0[..last].iter().map(size).sum::<f64>();
+        while earlier > EARLIER_BYTES {
+            let end = 1 + self.0.iter().skip(1).take_while(|link| !link.full).count();
+            earlier -= self.0.drain(..end).map(|link| size(&link)).sum::<f64>();
+        }
+        true
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    pub(super) fn from_chain(chain: &[Link<B>]) -> Self {
+        Self(chain.to_vec())
+    }
+
+    fn last_full(&self) -> usize {
+        self.0.iter().rposition(|link| link.full).unwrap_or(0)
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+fn size<B: Body>(link: &Link<B>) -> f64 {
+    link.body.size() as f64
+}

@@ -288,9 +288,7 @@ export function createCheckpoints({ module, hash, original, originalPage, roles,
       };
       lastFiles = signature;
       const json = new TextEncoder().encode(stringify(header));
-      return new Blob(
-        /** @type {BlobPart[]} */ ([new Uint32Array([json.length]), json, ...parts, ...contents]),
-      );
+      return new Blob(/** @type {BlobPart[]} */ ([new Uint32Array([json.length]), json, ...parts, ...contents]));
     });
   }
 

@@ -20,6 +20,8 @@ const WASM = "pyodide.asm.wasm";
 // Taken before any guest code runs: it may replace it.
 const { parse } = JSON;
 const { grow: growMemory } = WebAssembly.Memory.prototype;
+const { timeOrigin } = performance;
+const now = performance.now.bind(performance);
 const DAMAGED = "the snapshot that was kept is damaged";
 
 /**
@@ -28,6 +30,8 @@ const DAMAGED = "the snapshot that was kept is damaged";
  * @param {ReturnType<typeof createBridge>} bridge
  */
 export async function loadRuntime({ assets, files, snapshot: given, proven }, bridge) {
+  // Python's clocks go on in a guest that takes over: no worker's own begin.
+  performance.now = () => timeOrigin + now();
   const wasm = new Response(assets[WASM], { headers: { "content-type": "application/wasm" } });
   const compiling = WebAssembly.compileStreaming(wasm);
   // The only `fetch` there will be: it knows the assets and nothing else.
@@ -185,8 +189,9 @@ function createCalls(calls, takeLock, canBlock) {
   /** @param {any} method @returns {(...args: unknown[]) => Promise<any>} */
   const waiting = (method) =>
     canBlock ? async (...args) => method(...args) : (...args) => method.callPromising(...args);
-  const [configure, prepare, execute, getVariable, takeText, setVariable, listVariables, flush, ...state] = calls;
-  const [findForeign, saveState, loadState] = state;
+  // One by one: an iterator that comes to its end takes back what it gave.
+  const [configure, prepare, execute, getVariable, takeText, setVariable, listVariables, flush] = calls;
+  const [findForeign, saveState, loadState] = [8, 9, 10].map((index) => calls.get(index));
   const runCell = waiting(execute);
   return {
     /** @type {(config: string) => Answer} */

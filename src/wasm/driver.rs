@@ -54,6 +54,10 @@ pub(super) struct Driver {
     maker: RefCell<Option<Maker>>,
     /// Its share of the page's spare guests.
     claim: Claim,
+    /// Whether the guest was a spare, and is not ready yet.
+    was_spare: Cell<bool>,
+    /// What such a guest was sent first: should it fail, another one gets it.
+    init: RefCell<Option<Request>>,
 }
 
 /// The pieces of a body that is still to come.
@@ -101,6 +105,8 @@ impl Driver {
             parts: RefCell::default(),
             maker: RefCell::default(),
             claim,
+            was_spare: Cell::default(),
+            init: RefCell::default(),
         })
     }
 
@@ -267,18 +273,23 @@ impl Driver {
     // ---- the guest ----
 
     fn boot(&self) {
+        let spare = self.claim.take();
+        let Some(guest) = spare else {
+            return self.boot_anew();
+        };
+        self.generation.set(self.generation.get() + 1);
+        self.guest.replace(Some(guest));
+        self.was_spare.set(true);
+        self.adopt();
+    }
+
+    /// Starts a guest from its files.
+    fn boot_anew(&self) {
         let generation = self.generation.get() + 1;
         self.generation.set(generation);
-        let spare = self.claim.take();
-        let is_ready = spare.is_some();
-        let open = || Guest::open(&self.glue, self.options.isolation);
-        let guest = match spare.map_or_else(open, Ok) {
-            Ok(guest) => guest,
+        match Guest::open(&self.glue, self.options.isolation) {
+            Ok(guest) => drop(self.guest.replace(Some(guest))),
             Err(error) => return self.feed(Input::GuestLost(Error::BootFailed(describe(&error)))),
-        };
-        self.guest.replace(Some(guest));
-        if is_ready {
-            return self.adopt();
         }
         self.progress("assets");
         let this = self.of_generation(generation);
@@ -301,8 +312,19 @@ impl Driver {
         if let Some(guest) = &*self.guest.borrow() {
             guest.adopt(
                 move |data| messages(&|driver| driver.receive(&data)),
-                move |why| failures(&|driver| driver.feed(Input::GuestLost(Error::GuestLost(why.clone())))),
+                move |why| failures(&|driver| driver.guest_failed(Input::GuestLost(Error::GuestLost(why.clone())))),
             );
+        }
+    }
+
+    /// The guest says that it is gone, or could not start. A spare that failed is no reason to fail: another guest is started.
+    fn guest_failed(&self, input: Input<JsBody>) {
+        match self.init.take().filter(|_| self.was_spare.replace(false)) {
+            Some(init) => {
+                self.boot_anew();
+                self.post(init, None);
+            }
+            None => self.feed(input),
         }
     }
 
@@ -335,11 +357,18 @@ impl Driver {
         self.parts.take();
         self.blocked.take();
         self.maker.take();
+        self.init.take();
+        self.was_spare.set(false);
     }
 
     fn post(&self, request: Request, body: Option<JsBody>) {
         let guest = self.guest.borrow();
         let Some(guest) = guest.as_ref() else { return };
+        if let Request::Init { .. } = request
+            && self.was_spare.get()
+        {
+            self.init.replace(Some(request.clone()));
+        }
         let blocked = match &request {
             Request::HostReply { call, .. } => self.blocked.borrow_mut().remove(call),
             Request::Interrupt { .. } => {
@@ -378,12 +407,17 @@ impl Driver {
                 self.blocked.borrow_mut().insert(*call);
             }
             let ready = matches!(event, Event::Ready { .. });
+            if let Event::BootFailed { .. } = event {
+                return self.guest_failed(Input::Guest(event, None));
+            }
             let body = body.clone().filter(|_| index == last);
             self.feed(Input::Guest(event, body));
             if self.generation.get() != generation {
                 return;
             }
             if ready {
+                self.init.take();
+                self.was_spare.set(false);
                 snapshot::prove(&self.options.assets_url(&self.glue));
                 self.progress("ready");
             }

@@ -185,6 +185,13 @@ impl Guest {
         ]))
     }
 
+    /// Whether it has failed already, or its frame was removed.
+    pub(super) fn is_gone(&self) -> bool {
+        let failed = |letter: &Letter| matches!(letter, Letter::Failure(_));
+        self.inbox.early.borrow().iter().any(failed)
+            || matches!(&self.home, Home::Frame { element, .. } if !element.is_connected())
+    }
+
     /// Whether messages go through.
     pub(super) fn is_adopted(&self) -> bool {
         self.held.borrow().is_none()

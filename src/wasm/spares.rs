@@ -68,7 +68,12 @@ impl Claim {
 
     /// A guest that is starting, or has started.
     pub(super) fn take(&self) -> Option<Guest> {
-        self.in_pool(|pool| pool.ready.pop())
+        loop {
+            let guest = self.in_pool(|pool| pool.ready.pop())?;
+            if !guest.is_gone() {
+                return Some(guest);
+            }
+        }
     }
 
     /// Starts what is missing once nothing has been done for a while.

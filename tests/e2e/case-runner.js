@@ -8,7 +8,8 @@ const CASE_SECONDS = 120;
 const TOGETHER_MS = 100;
 const CASE_KEYS = ["name", "options", "host", "context", "fresh", "backends", "step"];
 const STEP_KEYS = [
-  ...["create", "initialize", "execute", "get", "set", "to", "list", "checkpoint", "interrupt", "destroy", "together"],
+  ...["create", "initialize", "execute", "get", "set", "list", "checkpoint", "restore", "undo", "fork", "interrupt"],
+  ...["destroy", "together", "to"],
   ...["timeout", "abort", "interrupt_after_ms", "with", "expect", "value", "throws"],
 ];
 /** Forgets what the case before left behind, so that it need not pay for a new interpreter. */
@@ -254,7 +255,7 @@ function keyOf({ name, options, host, fresh, context }) {
 
 /** @param {any} step */
 function describeStep(step) {
-  const action = STEP_KEYS.slice(0, 10).find((key) => key in step) ?? "?";
+  const action = STEP_KEYS.slice(0, 13).find((key) => key in step) ?? "?";
   return `${action} ${show(typeof step[action] === "string" ? step[action] : (step[action] ?? ""))}`.slice(0, 160);
 }
 
@@ -274,6 +275,8 @@ async function act(step, world) {
   if ("set" in step) return sandbox.setVariable(decode(step.set), decode(step.to));
   if ("list" in step) return sandbox.listVariables();
   if ("checkpoint" in step) return sandbox.checkpoint();
+  if ("restore" in step) return sandbox.restore(step.restore === true ? undefined : decode(step.restore));
+  if ("undo" in step) return sandbox.undo();
   if ("interrupt" in step) return sandbox.interrupt();
   if ("destroy" in step) return sandbox.destroy();
   if (!("execute" in step)) throw new Error("a step without an action");
@@ -310,6 +313,13 @@ async function runStep(step, world) {
   if (step.together) {
     const all = await Promise.all(step.together.map((/** @type {any} */ one) => runStep(one, world)));
     return all.flatMap((problems, index) => problems.map((problem) => `[${index}] ${problem}`));
+  }
+  if (step.fork) {
+    const other = await world.sandbox.fork();
+    const problems = [];
+    for (const inner of step.fork) problems.push(...(await runStep(inner, { ...world, sandbox: other })));
+    await other.destroy();
+    return problems.map((problem) => `fork: ${problem}`);
   }
   let result;
   try {

@@ -1,5 +1,5 @@
 // npm run bench: what Sandglass costs, beside its rivals, in one run and one browser.
-//   node scripts/bench.mjs [--browser chromium|firefox] [--quick]
+//   node scripts/bench.mjs [--browser chromium|firefox] [--quick] [--rivals jupyterlite]
 import { cpus } from "node:os";
 import { parseArgs } from "node:util";
 import { launch } from "./browsers.mjs";
@@ -7,12 +7,16 @@ import { root } from "./project.mjs";
 import { CROSS_ORIGIN_ISOLATED, serve } from "./serve.mjs";
 
 const { values } = parseArgs({
-  options: { browser: { type: "string", default: "chromium" }, quick: { type: "boolean", default: false } },
+  options: {
+    browser: { type: "string", default: "chromium" },
+    quick: { type: "boolean", default: false },
+    rivals: { type: "string", default: "" },
+  },
 });
 const name = /** @type {"chromium" | "firefox"} */ (values.browser);
 
 // Isolated pages have fine clocks: 5 µs in Chromium, 20 µs in Firefox, where others have 100 µs and 1 ms.
-const server = await serve(root, { headers: CROSS_ORIGIN_ISOLATED });
+const server = await serve(root, { headers: CROSS_ORIGIN_ISOLATED, folders: await rivals(values.rivals) });
 const browser = await launch(name);
 /** Durations of main-thread tasks over 50 ms, by benchmark. @type {[string, number[]][]} */
 const blocked = [];
@@ -61,6 +65,18 @@ try {
 }
 
 /**
+ * Makes ready the rivals that are downloaded only when asked for; their folders by name.
+ * @param {string} names
+ * @returns {Promise<Record<string, string>>}
+ */
+async function rivals(names) {
+  if (names === "") return {};
+  if (names !== "jupyterlite") throw new Error(`unknown rival "${names}": jupyterlite`);
+  const { prepare } = await import("./bench/jupyterlite.mjs");
+  return { jupyterlite: await prepare() };
+}
+
+/**
  * Runs a benchmark in a page of its own.
  * @param {string} benchmark
  * @param {unknown[]} args
@@ -69,7 +85,7 @@ try {
 async function run(benchmark, ...args) {
   const page = await browser.newPage();
   page.on("pageerror", (error) => console.error(error));
-  await page.goto(`${server.url}/scripts/bench/index.html`);
+  await page.goto(`${server.url}/scripts/bench/index.html?rivals=${values.rivals}`);
   await page.waitForFunction("window.bench");
   const { samples, longTasks } = await page.evaluate(
     // @ts-expect-error: scripts/bench/page.js defines it

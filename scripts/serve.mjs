@@ -31,13 +31,19 @@ export const CROSS_ORIGIN_ISOLATED = {
 /**
  * Serves the files below `root` on 127.0.0.1. Names that begin with a dot are not served.
  * @param {string} root
- * @param {{ port?: number, headers?: Record<string, string> }} [options] port 0 takes any free one
+ * @param {{ port?: number, headers?: Record<string, string>, folders?: Record<string, string> }} [options] port 0 takes
+ *   any free one; `folders` are served too, below the names they have there
  * @returns {Promise<{ url: string, close: () => Promise<void> }>} `url` has no trailing slash
  */
-export async function serve(root, { port = 0, headers = {} } = {}) {
+export async function serve(root, { port = 0, headers = {}, folders = {} } = {}) {
   const top = await realpath(root);
+  const others = new Map();
+  for (const [name, folder] of Object.entries(folders)) others.set(name, await realpath(folder));
   const server = createServer((request, response) => {
-    answer(top, request, response, headers).catch(() => refuse(response, 500, headers));
+    const [, name, rest] = /^\/([^/?]*)(\/.*)?$/s.exec(request.url ?? "/") ?? [];
+    const other = rest && others.get(name);
+    if (other) request.url = rest;
+    answer(other ?? top, request, response, headers).catch(() => refuse(response, 500, headers));
   });
   await new Promise((resolve, reject) => {
     server.once("error", reject);

@@ -1,5 +1,6 @@
 // npm run bench: what Sandglass costs, beside its rivals, in one run and one browser.
 //   node scripts/bench.mjs [--browser chromium|firefox] [--quick] [--rivals jupyterlite]
+import { existsSync, readFileSync, readdirSync } from "node:fs";
 import { cpus } from "node:os";
 import { parseArgs } from "node:util";
 import { launch } from "./browsers.mjs";
@@ -50,6 +51,8 @@ try {
     table(`initialize with ${megabytes} MB of text`, await run("initialize", megabytes, rounds), "globalsSet");
   }
   table("getVariable of 10 MB of text", await run("getVariable", values.quick ? 1 : 7), "globalsGet");
+
+  if (existsSync("/proc/self/smaps_rollup")) await memory();
 
   if (name === "chromium") {
     console.log("Main-thread tasks over 50 ms");
@@ -133,6 +136,65 @@ function table(title, samples, baseline) {
     );
   }
   console.log();
+}
+
+/** What sandboxes at rest take: the proportional set size of all of the browser's processes, and its growth. */
+async function memory() {
+  const page = await browser.newPage();
+  await page.goto(`${server.url}/scripts/bench/index.html`);
+  await page.waitForFunction("window.keep");
+  console.log("Memory of sandboxes at rest (MB, all of the browser's processes)");
+  let before = await rest();
+  for (const [what, options] of /** @type {[string, object | undefined][]} */ ([
+    ["the first sandbox", { spares: 0 }],
+    ["the second", { spares: 0 }],
+    ["the third, and a spare", { spares: 1 }],
+    ["plain loadPyodide", undefined],
+  ])) {
+    let peak = 0;
+    const watch = setInterval(() => (peak = Math.max(peak, megabytes())), 100);
+    // @ts-expect-error: scripts/bench/page.js defines it
+    await page.evaluate((options) => window.keep(options), options);
+    const after = await rest();
+    clearInterval(watch);
+    const [grown, most] = [after - before, Math.max(peak, after) - before].map((mb) => mb.toFixed(0).padStart(5));
+    console.log(`  ${what.padEnd(24)} ${grown}   at most ${most} while it started`);
+    before = after;
+  }
+  console.log();
+  await page.close();
+}
+
+/** The memory after some seconds in which spares start, states are saved and garbage is collected. */
+async function rest() {
+  await new Promise((resolve) => setTimeout(resolve, 4000));
+  return megabytes();
+}
+
+/** The proportional set size of the browser and all of its descendants: what they share counts once. */
+function megabytes() {
+  const parents = new Map();
+  for (const id of readdirSync("/proc").filter((entry) => /^\d+$/.test(entry))) {
+    try {
+      const stat = readFileSync(`/proc/${id}/stat`, "utf8");
+      parents.set(Number(id), Number(stat.slice(stat.lastIndexOf(")") + 4).split(" ")[0]));
+    } catch {
+      // It has ended.
+    }
+  }
+  const root = browser.process()?.pid;
+  let kilobytes = 0;
+  for (let id of parents.keys()) {
+    const process = id;
+    while (id && id !== root) id = parents.get(id);
+    if (!id) continue;
+    try {
+      kilobytes += Number(/^Pss: +(\d+)/m.exec(readFileSync(`/proc/${process}/smaps_rollup`, "utf8"))?.[1] ?? 0);
+    } catch {
+      // It has ended, or is nobody's.
+    }
+  }
+  return kilobytes / 1000;
 }
 
 /** @param {number[]} samples @param {number} q */

@@ -248,7 +248,24 @@ function text(length) {
 /** @param {number[]} samples */
 const median = (samples) => samples.toSorted((a, b) => a - b)[samples.length >> 1];
 
+/** What `keep` has made. @type {unknown[]} */
+const kept = [];
+
 Object.assign(window, {
+  /** A sandbox that stays at rest after its first execution; without options plain Pyodide. @param {any} [options] */
+  async keep(options) {
+    if (!options) {
+      const rival = startRival();
+      await rival.ask("boot", INDEX_URL);
+      kept.push(rival);
+      return;
+    }
+    const sandbox = await createSandbox(options);
+    await sandbox.initialize(null);
+    await sandbox.execute("1+1");
+    kept.push(sandbox);
+  },
+
   /** Runs a benchmark. @param {keyof typeof benchmarks} name @param {any[]} args */
   async bench(name, ...args) {
     longTasks = [];

@@ -60,6 +60,7 @@ const SUITES = [
   ...inBrowsers("cases"),
   ...inBrowsers("cases", "--shared"),
   ...inBrowsers("isolation"),
+  ...inBrowsers("lifecycle"),
   ...inBrowsers("soak"),
   { name: "readme", command: e2e("readme", "--browser", "chromium"), count: sumLine },
   ...inBrowsers("playground"),

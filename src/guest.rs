@@ -19,9 +19,11 @@ pub const FILES: &[(&str, &str)] = &[
     file!("loop.py"),
     file!("namespace.py"),
     file!("output.py"),
+    file!("pickling.py"),
     file!("preload.py"),
     file!("pristine.py"),
     file!("runtime.py"),
+    file!("state.py"),
     file!("tracebacks.py"),
     file!("values.py"),
 ];

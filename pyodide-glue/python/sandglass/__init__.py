@@ -9,6 +9,9 @@ Where things are:
 - `namespace.py`  the user's `__main__`, reserved names, the final answer
 - `helpers.py`    `llm_query`, `FINAL`, `chunk_text`, …: what user code can call
 - `output.py`     stdout and stderr, bounded;  `loop.py` asyncio on top of `Bridge.sleep`
+- `state.py`      saves the user's variables by value, for another interpreter of the same build
+- `pickling.py`   the pickles that it makes: functions and classes of cells by value
+- `foreign.py`    finds variables that a copy of the interpreter's memory does not hold
 - `values.py`     how values cross: the wire format;  `guards.py` undoes what a cell did to the interpreter
 
 Standard library only, CPython 3.11 … 3.14.

@@ -96,7 +96,7 @@ class Sources:
 
     def __init__(self) -> None:
         self.limit = 0
-        self._kept: deque[tuple[str, int]] = deque()
+        self._kept: deque[tuple[str, str]] = deque()
         self._chars = 0
 
     def add(self, filename: str, source: str) -> None:
@@ -104,12 +104,16 @@ class Sources:
         if size > self.limit:
             return
         linecache.cache[filename] = (size, None, _lines(source), filename)
-        self._kept.append((filename, size))
+        self._kept.append((filename, source))
         self._chars += size
         while self._chars > self.limit:
             oldest, dropped = self._kept.popleft()
-            self._chars -= dropped
+            self._chars -= len(dropped)
             linecache.cache.pop(oldest, None)
+
+    def kept(self) -> list[tuple[str, str]]:
+        """File names and sources, oldest first."""
+        return list(self._kept)
 
 
 def _lines(source: str) -> list[str]:

@@ -21,7 +21,7 @@ _MOST = 200_000
 
 
 def find(namespace: Namespace, proxy: type) -> list[tuple[str, str]]:
-    """`(name, reason)` of user variables that lead to such an object. Bounded: what lies behind very much is not found."""
+    """`(name, reason)` of user variables that lead to such an object. What lies behind very much is not found."""
     leaves = set(_LEAVES)
     beyond = {id(namespace.globals), *(id(vars(module)) for module in list(sys.modules.values()) if _is_module(module))}
     found = []
@@ -30,7 +30,7 @@ def find(namespace: Namespace, proxy: type) -> list[tuple[str, str]]:
         seen = set(beyond)
         frontier = [namespace.globals[name]]
         while frontier and left > 0:
-            follow = []
+            follow: list[Any] = []
             for value in frontier:
                 kind = type(value)
                 if kind in leaves or id(value) in seen:

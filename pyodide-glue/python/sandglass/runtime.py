@@ -17,7 +17,7 @@ from json import dumps as to_json
 from typing import TYPE_CHECKING, Any
 
 from sandglass import execution as cells
-from sandglass import foreign, values
+from sandglass import foreign, state, values
 from sandglass.errors import HostCallError, LimitError, Submitted
 from sandglass.guards import Guards
 from sandglass.helpers import Helpers
@@ -144,8 +144,27 @@ class Runtime:
         """User variables, encoded: a list of `{name, type, length}`, at most 10,000."""
         return self._encode(self._namespace.listing(), "the list of variables")
 
+    def save_state(self) -> tuple[bytes, list[tuple[str, str]]]:
+        """The user's variables by value, and `(name, reason)` of each that is not among them. Runs hooks of theirs."""
+        try:
+            return state.save(self._namespace, self._sources)
+        finally:
+            self._guards.repair()
+            self._namespace.restore()
+
+    def load_state(self, data: bytes) -> list[tuple[str, str]]:
+        """Puts back what `save_state` returned, in a fresh interpreter; `(name, reason)` of each variable that is lost.
+
+        ValueError for data that is damaged or of another build of Python.
+        """
+        try:
+            return state.load(data, self._namespace, self._sources)
+        finally:
+            self._guards.repair()
+            self._namespace.restore()
+
     def find_foreign(self, proxy: type) -> list[tuple[str, str]]:
-        """`(name, reason)` of user variables that a copy of the interpreter's memory does not hold; see `foreign.find`."""
+        """`(name, reason)` of user variables that a copy of the interpreter's memory does not hold."""
         return foreign.find(self._namespace, proxy)
 
     def write_fd(self, fd: int, data: bytes) -> None:

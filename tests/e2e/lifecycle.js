@@ -1,0 +1,883 @@
+// Sandboxes from their creation to their end. Runs in a page; tests/e2e/lifecycle.mjs gives it what a page cannot know
+// (`countWorkers`, `collectGarbage`), runs each of `TESTS`, and reports the problems that they return.
+
+/** @import { Sandbox, SandboxOptions } from "../../pkg/sandglass.js" */
+
+const page = /** @type {any} */ (globalThis);
+const { setTimeout: wait } = globalThis;
+
+/** What the page's supervisor has begun and not ended; counted from before it is imported. */
+const meter = countLeftovers();
+
+/** Every frame that was ever opened. @type {HTMLIFrameElement[]} */
+const opened = [];
+new MutationObserver((changes) => {
+  for (const { addedNodes } of changes)
+    for (const node of addedNodes) if (node instanceof HTMLIFrameElement) opened.push(node);
+}).observe(document, { childList: true, subtree: true });
+
+const { createSandbox } = /** @type {typeof import("../../pyodide-glue/index.js")} */ (
+  await import(/** @type {any} */ ("/pyodide-glue/index.js"))
+);
+const supervisor = await (await import(/** @type {any} */ ("/pkg/sandglass.js"))).default();
+
+/** Hears no interrupt: its guest has to be ended. */
+const STUCK = "sum(range(10 ** 11))";
+const STUCK_OPTIONS = { timeout: 200 };
+const LARGE = 60_000_000;
+
+// ---- tools ----
+
+/** What a test has made. @type {Set<Sandbox>} */
+const alive = new Set();
+
+/** @param {SandboxOptions} [options] @returns {Promise<Sandbox>} a sandbox without a spare, unless told otherwise */
+async function create(options) {
+  const sandbox = await createSandbox({ spares: 0, gracePeriod: 50, ...options });
+  alive.add(sandbox);
+  return sandbox;
+}
+
+/** A sandbox in which code can run. @param {SandboxOptions} [options] */
+async function createReady(options) {
+  const sandbox = await create(options);
+  await sandbox.initialize("ctx");
+  return sandbox;
+}
+
+/**
+ * @template T
+ * @param {() => T | Promise<T>} condition @param {string} what
+ * @returns {Promise<NonNullable<T>>} what the condition gave, once that is true
+ */
+async function until(condition, what, ms = 10_000) {
+  for (const end = performance.now() + ms; ; await pause(10)) {
+    const value = await condition();
+    if (value) return value;
+    if (performance.now() > end) throw new Error(`${what}: not within ${ms} ms`);
+  }
+}
+
+/** @template T @param {Promise<T>} promise @param {string} what @returns {Promise<T>} */
+function within(promise, what, ms = 10_000) {
+  return new Promise((resolve, reject) => {
+    wait(() => reject(new Error(`${what} hangs: nothing within ${ms} ms`)), ms);
+    promise.then(resolve, reject);
+  });
+}
+
+/** @param {number} ms */
+const pause = (ms) => new Promise((resolve) => wait(resolve, ms));
+
+const frames = () => document.querySelectorAll("iframe").length;
+
+/** @param {unknown} actual @param {unknown} wanted @param {string} what */
+function unequal(actual, wanted, what) {
+  return actual === wanted ? [] : [`${what}: ${JSON.stringify(actual)}, not ${JSON.stringify(wanted)}`];
+}
+
+/** How a promise ended: `destroyed` and the like when it was rejected. @param {Promise<any>} promise */
+const endOf = (promise) =>
+  promise.then(
+    (value) => `resolved: ${JSON.stringify(value)?.slice(0, 200)}`,
+    (error) => String(error?.code ?? error),
+  );
+
+/** Waits until nothing is left of any guest; says what is. */
+async function leftovers() {
+  const count = async () => ({ frames: frames(), workers: await page.countWorkers(), "open ports": meter.ports() });
+  const left = async () => Object.entries(await count()).filter(([, number]) => number > 0);
+  await until(async () => (await left()).length === 0, "nothing is left", 5000).catch(() => {});
+  return (await left()).map(([what, number]) => `${number} ${what} are left`);
+}
+
+/** A small generator of random numbers (mulberry32), so that a run can be repeated. @param {number} seed */
+function randomness(seed) {
+  let state = seed >>> 0;
+  return () => {
+    state = (state + 0x6d2b79f5) >>> 0;
+    let t = state;
+    t = Math.imul(t ^ (t >>> 15), t | 1);
+    t ^= t + Math.imul(t ^ (t >>> 7), t | 61);
+    return ((t ^ (t >>> 14)) >>> 0) / 2 ** 32;
+  };
+}
+
+/** Counts timers and channels of the page, except the tests' own. */
+function countLeftovers() {
+  /** @type {Map<unknown, string>} */
+  const timers = new Map();
+  /** The near ends of open channels. @type {Set<MessagePort>} */
+  const ports = new Set();
+  const { setTimeout, clearTimeout, MessageChannel } = globalThis;
+  const { close } = MessagePort.prototype;
+  page.setTimeout = (/** @type {() => void} */ act, /** @type {number} */ ms) => {
+    const timer = setTimeout(() => {
+      timers.delete(timer);
+      act();
+    }, ms);
+    timers.set(timer, `${ms} ms`);
+    return timer;
+  };
+  page.clearTimeout = (/** @type {number} */ timer) => {
+    timers.delete(timer);
+    clearTimeout(timer);
+  };
+  page.setInterval = () => {
+    throw new Error("an interval would have to be counted, too");
+  };
+  page.MessageChannel = class extends MessageChannel {
+    constructor() {
+      super();
+      ports.add(this.port1);
+    }
+  };
+  MessagePort.prototype.close = function () {
+    ports.delete(this);
+    close.call(this);
+  };
+  return { ports: () => ports.size, timers: () => [...timers.values()] };
+}
+
+/** What the supervisor holds: values of JavaScript, and memory. */
+export function figures() {
+  opened.length = 0;
+  const table = /** @type {any} */ (supervisor).__wbindgen_externrefs;
+  let references = 0;
+  for (let index = 0; index < table.length; index += 1) references += table.get(index) == null ? 0 : 1;
+  return { references, supervisorBytes: supervisor.memory.buffer.byteLength };
+}
+
+// ---- destroy, at every stage ----
+
+/**
+ * What the page has heard of a sandbox.
+ * @typedef {{ text: string, signals: AbortSignal[], aborts: number }} Heard
+ */
+
+/**
+ * What a sandbox is doing when it is destroyed.
+ * @typedef {object} Stage
+ * @property {SandboxOptions} [options]
+ * @property {boolean} [raw]  it is not initialized
+ * @property {boolean} [mayEnd]  what is pending may end before
+ * @property {number} [calls]  host calls that are pending
+ * @property {(sandbox: Sandbox, heard: Heard) => Promise<Promise<unknown>[]>} begin  gives what is pending at the moment to
+ *   destroy it
+ */
+
+/** Runs code that prints "go", and waits for that. @param {string} code @returns {Stage["begin"]} */
+const running = (code) => async (sandbox, heard) => {
+  // What is printed just before a long call into C arrives late.
+  const execution = sandbox.execute(`import time\nprint("go")\ntime.sleep(0.1)\n${code}`);
+  execution.catch(() => {});
+  await until(() => heard.text.includes("go"), "the code runs");
+  return [execution];
+};
+
+/** @param {string} code @param {number} calls @returns {Stage["begin"]} */
+const calling = (code, calls) => async (sandbox, heard) => {
+  const execution = sandbox.execute(code);
+  await until(() => heard.signals.length === calls, `${calls} host calls`);
+  return [execution];
+};
+
+/** @param {() => number} dice @returns {Record<string, () => Stage>} */
+const stages = (dice) => ({
+  "has not been initialized": () => ({ raw: true, begin: async () => [] }),
+  "has nothing to do": () => ({ begin: async () => [] }),
+  "gets a large context": () => ({
+    raw: true,
+    mayEnd: true,
+    begin: async (sandbox) => {
+      const pending = [sandbox.initialize("é".repeat(LARGE)), sandbox.execute("len(context)")];
+      await pause(dice() * 150);
+      return pending;
+    },
+  }),
+  "gets a large context, at once": () => ({
+    raw: true,
+    begin: async (sandbox) => [sandbox.initialize(new Uint8Array(LARGE)), sandbox.execute("len(context)")],
+  }),
+  "gives a large value": () => ({
+    mayEnd: true,
+    begin: async (sandbox) => {
+      await sandbox.execute(`large = "é" * ${LARGE}`);
+      const pending = [sandbox.getVariable("large")];
+      await pause(dice() * 150);
+      return pending;
+    },
+  }),
+  computes: () => ({ begin: running("while True: pass") }),
+  "computes and does not hear interrupts": () => ({ begin: running(STUCK) }),
+  "has been asked to stop": () => ({
+    options: { timeout: 100, gracePeriod: 60_000 },
+    begin: async (sandbox) => {
+      const execution = sandbox.execute(STUCK);
+      await pause(300);
+      return [execution];
+    },
+  }),
+  sleeps: () => ({ begin: running("import time\ntime.sleep(1000)") }),
+  "prints all the time": () => ({ begin: running("while True: print('x' * 1000)") }),
+  "waits for a host call": () => ({ calls: 1, begin: calling("llm_query('never')", 1) }),
+  "waits for 50 host calls": () => ({
+    options: { maxConcurrentHostCalls: 50 },
+    calls: 50,
+    begin: calling("llm_query_batched(['never'] * 50)", 50),
+  }),
+  "waits for 50 host calls, 8 at a time": () => ({ calls: 8, begin: calling("llm_query_batched(['never'] * 50)", 8) }),
+  "waits for an rlm_query": () => ({ calls: 1, begin: calling("rlm_query('never', 'c')", 1) }),
+  "has a queue": () => ({
+    begin: async (sandbox, heard) => [
+      ...(await running("while True: pass")(sandbox, heard)),
+      ...Array.from({ length: 10 }, () => sandbox.execute("1")),
+      sandbox.execute("1", { signal: new AbortController().signal }),
+      ...[sandbox.initialize("other"), sandbox.setVariable("x", 1), sandbox.getVariable("x")],
+      ...[sandbox.listVariables(), sandbox.checkpoint()],
+    ],
+  }),
+  "saves its state because it was asked to": () => ({
+    mayEnd: true,
+    begin: async (sandbox) => {
+      await sandbox.execute("import os\nballast = os.urandom(100_000) * 500");
+      const pending = [sandbox.checkpoint()];
+      await pause(dice() * 100);
+      return pending;
+    },
+  }),
+  "saves its state because it is idle": () => ({
+    begin: async (sandbox) => {
+      await sandbox.execute("import os\nballast = os.urandom(100_000) * 500");
+      await pause(40 + dice() * 150);
+      return [];
+    },
+  }),
+});
+
+/** @param {Stage} stage */
+async function destroyDuring({ options, raw, mayEnd, calls = 0, begin }) {
+  /** @type {Heard} */
+  const heard = { text: "", signals: [], aborts: 0 };
+  /** @type {string[]} */
+  const late = [];
+  let over = false;
+  const ask = (/** @type {AbortSignal} */ signal) => {
+    if (over) late.push("a host call came after destroy");
+    heard.signals.push(signal);
+    signal.addEventListener("abort", () => (heard.aborts += 1));
+    return new Promise(() => {});
+  };
+  const sandbox = await create({
+    onLLMQuery: (_prompt, { signal }) => ask(signal),
+    onRLMQuery: (_task, _context, { signal }) => ask(signal),
+    onStdout: (text) => {
+      if (over) late.push(`"${text.slice(0, 20)}" came after destroy`);
+      else heard.text += text;
+    },
+    ...options,
+  });
+  if (!raw) await sandbox.initialize("ctx");
+  const pending = (await begin(sandbox, heard)).map(endOf);
+  over = true;
+  const destroyed = [endOf(sandbox.destroy()), endOf(sandbox.destroy())];
+  const problems = await refusals(sandbox);
+  for (const end of await within(Promise.all(destroyed), "destroy"))
+    problems.push(...unequal(end, "resolved: undefined", "destroy"));
+  for (const end of await within(Promise.all(pending), "what was pending"))
+    if (!(mayEnd && end.startsWith("resolved"))) problems.push(...unequal(end, "destroyed", "what was pending"));
+  const aborted = heard.signals.filter((signal) => signal.aborted).length;
+  problems.push(...unequal(aborted, calls, "signals that are aborted"));
+  problems.push(...unequal(heard.aborts, calls, "abort events"));
+  return [...problems, ...(await leftovers()), ...late];
+}
+
+/** What a destroyed sandbox does that it must not. @param {Sandbox} sandbox */
+async function refusals(sandbox) {
+  const calls = {
+    initialize: () => sandbox.initialize("x"),
+    execute: () => sandbox.execute("1"),
+    "execute, aborted": () => sandbox.execute("1", { signal: AbortSignal.abort() }),
+    getVariable: () => sandbox.getVariable("x"),
+    setVariable: () => sandbox.setVariable("x", 1),
+    listVariables: () => sandbox.listVariables(),
+    checkpoint: () => sandbox.checkpoint(),
+  };
+  const problems = [];
+  for (const [name, call] of Object.entries(calls))
+    problems.push(...unequal(await within(endOf(call()), name), "destroyed", name));
+  sandbox.interrupt();
+  problems.push(...unequal(sandbox.capabilities.isolation, "frame", "capabilities.isolation"));
+  return problems;
+}
+
+/** Ends the guest of a sandbox, whose next one starts then. @param {Sandbox} sandbox */
+async function endGuest(sandbox) {
+  const run = await within(sandbox.execute(STUCK, STUCK_OPTIONS), "a cell that does not hear its timeout");
+  if (run.outcome !== "timeout" || run.state.status === "kept") throw new Error(`it ended as ${run.outcome}, kept`);
+  return run;
+}
+
+/** @type {Record<string, () => Promise<string[]>>} */
+const DESTROY = {
+  ...Object.fromEntries(
+    Object.entries(stages(randomness(1))).map(([what, stage]) => [
+      `destroy: a sandbox that ${what}`,
+      () => destroyDuring(stage()),
+    ]),
+  ),
+
+  "destroy: while a guest that was ended is replaced, at random moments": async () => {
+    const dice = randomness(2);
+    const problems = [];
+    for (let round = 0; round < 4; round += 1) {
+      const at = Math.floor(dice() * 700);
+      const sandbox = await createReady({ checkpoints: round % 2 ? "auto" : "off" });
+      await sandbox.execute("import os\nballast = os.urandom(100_000) * 20");
+      if (round % 2) await sandbox.checkpoint();
+      await endGuest(sandbox);
+      const next = endOf(sandbox.execute("len(ballast)"));
+      await pause(at);
+      await sandbox.destroy();
+      const end = await within(next, `the execute that was pending ${at} ms later`);
+      if (end !== "destroyed" && !end.startsWith("resolved")) problems.push(`after ${at} ms: ${end}`);
+      problems.push(...(await refusals(sandbox)));
+    }
+    return [...problems, ...(await leftovers())];
+  },
+
+  "destroy: in onProgress, at every stage of the next guest": async () => {
+    const problems = [];
+    for (const when of ["assets", "python", "ready"]) {
+      let armed = false;
+      /** @type {Sandbox} */
+      const sandbox = await createReady({
+        onProgress: ({ stage }) => void (armed && stage === when && sandbox.destroy()),
+      });
+      armed = true;
+      await endGuest(sandbox);
+      const end = await within(endOf(sandbox.execute("1")), "the execute");
+      problems.push(...unequal(end, "destroyed", when), ...(await refusals(sandbox)));
+    }
+    return [...problems, ...(await leftovers())];
+  },
+
+  "destroy: in the sandbox's own callbacks": async () => {
+    const problems = [];
+    for (const code of ["print('now')", "llm_query('now')", "now()", "print('one'); llm_query('now'); print('two')"]) {
+      /** @type {Sandbox} */
+      const sandbox = await createReady({
+        onStdout: (text) => void (text.includes("now") && sandbox.destroy()),
+        onLLMQuery: async () => sandbox.destroy().then(() => "answer"),
+        hostFunctions: { now: () => sandbox.destroy() },
+      });
+      problems.push(...unequal(await within(endOf(sandbox.execute(code)), code), "destroyed", code));
+    }
+    const sandbox = await createReady({
+      onLLMQuery: (_prompt, { signal }) => {
+        signal.addEventListener("abort", () => sandbox.destroy());
+        wait(() => sandbox.interrupt(), 0);
+        return new Promise(() => {});
+      },
+    });
+    const end = await within(endOf(sandbox.execute("llm_query('q')")), "the interrupted execute");
+    return [...problems, ...unequal(end, "destroyed", "when a signal aborts"), ...(await leftovers())];
+  },
+
+  "destroy: an execution's signal that aborts later does nothing": async () => {
+    const sandbox = await createReady();
+    const controller = new AbortController();
+    const execution = endOf(sandbox.execute("while True: pass", { signal: controller.signal }));
+    await sandbox.destroy();
+    controller.abort();
+    return [...unequal(await execution, "destroyed", "execute"), ...(await leftovers())];
+  },
+
+  "destroy: free() is destroy for who waits for nothing, and lets an execution end": async () => {
+    const idle = await create();
+    idle.free();
+    alive.delete(idle);
+    const problems = await leftovers();
+    const busy = await createReady();
+    const execution = busy.execute("import time\ntime.sleep(0.3)\n6 * 7");
+    busy.free();
+    alive.delete(busy);
+    const { result } = await within(execution, "the execution");
+    return [...problems, ...unequal(result, "42", "result"), ...(await leftovers())];
+  },
+
+  "destroy: one sandbox, and another goes on": async () => {
+    const [a, b] = await Promise.all([createReady(), createReady()]);
+    const execution = b.execute("import time\nfor _ in range(10): time.sleep(0.03)\ncontext");
+    await a.execute("1");
+    await a.destroy();
+    const { result, state } = await within(execution, "the other's execution");
+    const problems = [...unequal(result, "'ctx'", "result"), ...unequal(state.status, "kept", "state")];
+    problems.push(...unequal(frames(), 1, "frames"));
+    await b.destroy();
+    return [...problems, ...(await leftovers())];
+  },
+
+  "a boot that is cut off, at random moments": async () => {
+    const dice = randomness(3);
+    /** @type {Record<string, number>} */
+    const ends = {};
+    for (let round = 0; round < 12; round += 1) {
+      const bootTimeout = round === 0 ? 1 : 1 + Math.floor(dice() * 700);
+      const isolation = round % 3 ? "frame" : "worker";
+      const end = await within(
+        createSandbox({ bootTimeout, isolation, spares: 0 }).then(
+          (sandbox) => sandbox.destroy().then(() => "started"),
+          (error) => String(error.code ?? error),
+        ),
+        "createSandbox",
+      );
+      ends[end] = (ends[end] ?? 0) + 1;
+    }
+    const { started = 0, boot_failed = 0 } = ends;
+    const problems = started + boot_failed === 12 && boot_failed > 0 ? [] : [JSON.stringify(ends)];
+    const sandbox = await createReady();
+    problems.push(...unequal((await sandbox.execute("context")).result, "'ctx'", "the next sandbox's result"));
+    await sandbox.destroy();
+    return [...problems, ...(await leftovers())];
+  },
+};
+
+// ---- spares ----
+
+/** A sandbox with a spare beside it. @param {SandboxOptions} [options] @returns {Promise<{ sandbox: Sandbox, own: HTMLIFrameElement, spare: HTMLIFrameElement }>} */
+async function createWithSpare(options) {
+  const begin = opened.length;
+  const sandbox = await createReady({ spares: 1, ...options });
+  await sandbox.execute("x = 7");
+  await sandbox.checkpoint();
+  await until(() => frames() === 2, "a spare is started");
+  const [own, spare] = opened.slice(begin);
+  return { sandbox, own, spare };
+}
+
+/** For as long as several spares would take to come. */
+const idle = () => pause(500);
+
+/** @type {Record<string, () => Promise<string[]>>} */
+const SPARES = {
+  "spares: 1 is one frame more, and goes with the last sandbox": async () => {
+    const begin = opened.length;
+    const { sandbox } = await createWithSpare();
+    for (let round = 0; round < 3; round += 1) await sandbox.execute("x");
+    await idle();
+    const problems = [...unequal(frames(), 2, "frames"), ...unequal(opened.length - begin, 2, "frames ever opened")];
+    await sandbox.destroy();
+    return [...problems, ...(await leftovers())];
+  },
+
+  "spares: 0 is none": async () => {
+    const begin = opened.length;
+    const sandbox = await createReady();
+    await sandbox.execute("1");
+    await idle();
+    const problems = unequal(opened.length - begin, 1, "frames ever opened");
+    await sandbox.destroy();
+    return [...problems, ...(await leftovers())];
+  },
+
+  "spares: none before code has run": async () => {
+    const begin = opened.length;
+    const sandbox = await createReady({ spares: 1 });
+    await idle();
+    const problems = unequal(opened.length - begin, 1, "frames ever opened");
+    await sandbox.destroy();
+    return [...problems, ...(await leftovers())];
+  },
+
+  "spares: two sandboxes share one, which the second one is made of": async () => {
+    const begin = opened.length;
+    const { sandbox: a, spare } = await createWithSpare();
+    const b = await createReady({ spares: 1 });
+    const problems = unequal(opened.length - begin, 2, "frames opened before the second sandbox was ready");
+    problems.push(...unequal((await b.execute("context")).result, "'ctx'", "the second one's result"));
+    await until(() => frames() === 3, "another spare");
+    await idle();
+    problems.push(...unequal(frames(), 3, "frames of two sandboxes and a spare"));
+    problems.push(...unequal(opened.length - begin, 3, "frames ever opened"));
+    await b.destroy();
+    await until(() => frames() === 2, "the second one's frame goes");
+    problems.push(...unequal(spare.isConnected, false, "the second one's frame is there"));
+    problems.push(...unequal((await a.execute("x")).result, "7", "the first one's result"));
+    await a.destroy();
+    return [...problems, ...(await leftovers())];
+  },
+
+  "spares: most are as many as the sandbox that wants most of them says": async () => {
+    const begin = opened.length;
+    const { sandbox: a } = await createWithSpare();
+    const b = await createReady({ spares: 2 });
+    await b.execute("1");
+    await until(() => frames() === 4, "two sandboxes, two spares");
+    await b.destroy();
+    await until(() => frames() === 2, "one sandbox, one spare");
+    await idle();
+    const problems = [...unequal(frames(), 2, "frames"), ...unequal(opened.length - begin, 4, "frames ever opened")];
+    await a.destroy();
+    return [...problems, ...(await leftovers())];
+  },
+
+  "spares: one takes a dead guest's place, with the state": async () => {
+    const begin = opened.length;
+    const { sandbox, own, spare } = await createWithSpare();
+    await endGuest(sandbox);
+    const next = await within(sandbox.execute("x"), "the next execute");
+    const problems = unequal(next.result, "7", "result");
+    problems.push(...unequal(own.isConnected, false, "the dead one's frame is there"));
+    problems.push(...unequal(spare.isConnected, true, "the spare's frame is there"));
+    problems.push(...unequal(opened.length - begin, 2, "frames opened before the next result"));
+    await until(() => frames() === 2, "another spare");
+    await sandbox.destroy();
+    return [...problems, ...(await leftovers())];
+  },
+
+  "spares: a worker has a worker for a spare": async () => {
+    const sandbox = await createReady({ spares: 1, isolation: "worker" });
+    await sandbox.execute("1");
+    await until(async () => (await page.countWorkers()) === 2, "a spare");
+    const problems = unequal(frames(), 0, "frames");
+    await sandbox.destroy();
+    return [...problems, ...(await leftovers())];
+  },
+
+  "spares: none is left when the last sandbox is destroyed while one starts": async () => {
+    const dice = randomness(4);
+    for (let round = 0; round < 4; round += 1) {
+      const sandbox = await createReady({ spares: 1 });
+      await sandbox.execute("1");
+      await pause(70 + dice() * 200);
+      await sandbox.destroy();
+    }
+    await idle();
+    return leftovers();
+  },
+
+  "spares: one that another sandbox took and was destroyed with is replaced": async () => {
+    const { sandbox: a } = await createWithSpare();
+    await idle();
+    const b = await create({ spares: 1 });
+    await b.destroy();
+    /** @type {string[]} */
+    const problems = [];
+    await until(() => frames() === 2, "the idle sandbox has a spare again", 5000).catch((error) =>
+      problems.push(String(error)),
+    );
+    await a.destroy();
+    return [...problems, ...(await leftovers())];
+  },
+
+  ...Object.fromEntries(
+    Object.entries({
+      "was removed from the page": (/** @type {HTMLIFrameElement} */ frame) => frame.remove(),
+      "was led to another page": (/** @type {HTMLIFrameElement} */ frame) =>
+        new Promise((resolve) => {
+          frame.addEventListener("load", resolve, { once: true });
+          frame.srcdoc = "<title>another page</title>";
+        }),
+    }).flatMap(([what, breakIt]) => [
+      [
+        `spares: one that ${what} does not hold up who needs it`,
+        async () => {
+          const { sandbox, spare } = await createWithSpare();
+          await breakIt(spare);
+          await endGuest(sandbox);
+          const next = await within(sandbox.execute("x"), "the next execute");
+          await sandbox.destroy();
+          return [...unequal(next.result, "7", `the result (${next.error})`), ...(await leftovers())];
+        },
+      ],
+      [
+        `spares: one that ${what} does not hold up a new sandbox`,
+        async () => {
+          const { sandbox, spare } = await createWithSpare();
+          await breakIt(spare);
+          const second = await within(createReady({ spares: 1 }), "createSandbox");
+          const { result } = await within(second.execute("context"), "its execute");
+          await Promise.all([sandbox.destroy(), second.destroy()]);
+          return [...unequal(result, "'ctx'", "the result"), ...(await leftovers())];
+        },
+      ],
+    ]),
+  ),
+};
+
+// ---- nobody holds it any more ----
+
+/** Until there are so many frames. @param {number} wanted */
+const collectUntil = (wanted) =>
+  until(async () => {
+    await page.collectGarbage();
+    return frames() === wanted;
+  }, `${wanted} frames after the garbage was collected`);
+
+/** @type {Record<string, () => Promise<string[]>>} */
+const DROPPED = {
+  "dropped: a sandbox goes with the garbage": async () => {
+    await (async () => void (await createSandbox({ spares: 0 })))();
+    await (async () => {
+      const sandbox = await createSandbox({ spares: 0 });
+      await sandbox.initialize("ctx");
+      await sandbox.execute("print(1)");
+    })();
+    const problems = unequal(frames(), 2, "frames before");
+    await collectUntil(0);
+    return [...problems, ...(await leftovers())];
+  },
+
+  "dropped: its spare goes with it": async () => {
+    await (async () => {
+      const sandbox = await createSandbox({ spares: 1 });
+      await sandbox.initialize("ctx");
+      await sandbox.execute("1");
+      await until(() => frames() === 2, "a spare");
+    })();
+    await collectUntil(0);
+    return leftovers();
+  },
+
+  "dropped: one that somebody holds stays": async () => {
+    const kept = await createReady();
+    await (async () => void (await createSandbox({ spares: 0 })))();
+    await collectUntil(1);
+    const { result } = await kept.execute("context");
+    await kept.destroy();
+    return [...unequal(result, "'ctx'", "result"), ...(await leftovers())];
+  },
+
+  "dropped: host calls that are never answered go with their sandbox": async () => {
+    const counts = [];
+    for (let round = 0; round < 4; round += 1) {
+      await (async () => {
+        /** @type {() => void} */
+        let called = () => {};
+        const calling = new Promise((resolve) => (called = () => resolve(undefined)));
+        const sandbox = await createSandbox({
+          spares: 0,
+          onLLMQuery: () => {
+            called();
+            return new Promise(() => {});
+          },
+        });
+        await sandbox.initialize("ctx");
+        const end = endOf(sandbox.execute("llm_query('q')"));
+        await calling;
+        await sandbox.destroy();
+        await end;
+      })();
+      for (let collected = 0; collected < 5; collected += 1) {
+        await page.collectGarbage();
+        await pause(20);
+      }
+      counts.push(figures().references);
+    }
+    return [
+      ...(counts[3] > counts[1] ? [`values that the supervisor holds after each: ${counts.join(", ")}`] : []),
+      ...(await leftovers()),
+    ];
+  },
+
+  "dropped: an execution that is pending still ends, then it goes": async () => {
+    const onLLMQuery = async () => {
+      for (let round = 0; round < 3; round += 1) await page.collectGarbage();
+      await pause(200);
+      return "answer";
+    };
+    // Of its own scope: whatever a function of the options can see is kept by the sandbox, and so would be the sandbox.
+    const executions = await executeAndDrop({ spares: 0, onLLMQuery });
+    for (let round = 0; round < 3; round += 1) await page.collectGarbage();
+    const problems = unequal(frames(), 1, "frames while it is pending");
+    const [first, second] = await within(Promise.all(executions), "the executions");
+    problems.push(...unequal(first.result, "'answer'", "the first result"));
+    problems.push(...unequal(second.result, "'ctx'", "the second result"));
+    return [...problems, ...(await leftovers())];
+  },
+};
+
+/** @param {SandboxOptions} options */
+async function executeAndDrop(options) {
+  const sandbox = await createSandbox(options);
+  await sandbox.initialize("ctx");
+  return [sandbox.execute("import time\ntime.sleep(0.3)\nllm_query('q')"), sandbox.execute("context")];
+}
+
+/** Each gives what is wrong. */
+export const TESTS = { ...DESTROY, ...SPARES, ...DROPPED };
+
+/** @param {string} name @returns {Promise<string[]>} */
+export async function runTest(name) {
+  try {
+    return await TESTS[name]();
+  } catch (error) {
+    return [String(/** @type {Error} */ (error).message ?? error)];
+  } finally {
+    for (const sandbox of alive) sandbox.destroy();
+    alive.clear();
+  }
+}
+
+// ---- many of them ----
+
+/** What a sandbox of `churn` is destroyed at. */
+const CUT_OFF = "in its boot, which is cut off";
+const KINDS = ["at once", "after an execute", "during an execute", "during a host call", CUT_OFF, CUT_OFF];
+
+/**
+ * Makes and destroys sandboxes, two at a time.
+ * @param {number} seed @param {number} count
+ */
+export async function churn(seed, count) {
+  const dice = randomness(seed);
+  const pick = (/** @type {any[]} */ from) => from[Math.floor(dice() * from.length)];
+  /** @type {string[]} */
+  const problems = [];
+  let left = count;
+  const lane = async () => {
+    while (left-- > 0 && problems.length < 5) {
+      const kind = pick(KINDS);
+      const options = {
+        spares: pick([0, 1]),
+        checkpoints: pick(["auto", "off"]),
+        isolation: pick(["frame", "worker"]),
+      };
+      const bootTimeout = kind === CUT_OFF ? 1 + Math.floor(dice() * 200) : undefined;
+      try {
+        await within(cycle(kind, { ...options, bootTimeout }), "a cycle", 60_000);
+      } catch (error) {
+        problems.push(`${kind}, ${JSON.stringify(options)}: ${error}`);
+      }
+    }
+  };
+  await Promise.all([lane(), lane()]);
+  return [...problems, ...(await leftovers())];
+}
+
+/** @param {string} kind @param {SandboxOptions} options */
+async function cycle(kind, options) {
+  let calls = 0;
+  const onLLMQuery = (/** @type {string} */ _prompt, /** @type {{ signal: AbortSignal }} */ { signal }) => {
+    calls += 1;
+    return new Promise((_, reject) => signal.addEventListener("abort", () => reject(signal.reason)));
+  };
+  const sandbox = await createSandbox({ ...options, onLLMQuery }).catch((error) => {
+    if (error.code !== "boot_failed" || !options.bootTimeout) throw error;
+  });
+  if (!sandbox) return;
+  let pending = Promise.resolve("destroyed");
+  if (kind !== "at once") {
+    await sandbox.initialize("some text ".repeat(1000));
+    if (kind === "after an execute") {
+      const { result } = await sandbox.execute("words = context.split()\nlen(words)");
+      if (result !== "2000") throw new Error(`the result is ${result}`);
+    } else if (kind === "during an execute") {
+      pending = endOf(sandbox.execute("while True: pass"));
+    } else if (kind === "during a host call") {
+      pending = endOf(sandbox.execute("llm_query('q')"));
+      await until(() => calls === 1, "the host call");
+    }
+  }
+  await sandbox.destroy();
+  if ((await pending) !== "destroyed") throw new Error(`what was pending: ${await pending}`);
+}
+
+/** What still has to come once everything is destroyed: none. */
+export const { timers } = meter;
+
+// ---- the snapshot that the browser keeps ----
+
+const CACHE = "sandglass-snapshots";
+
+/** @returns {Promise<{ cache: Cache, key: Request, blob: Blob } | undefined>} */
+async function kept() {
+  const cache = await caches.open(CACHE);
+  const [key] = await cache.keys();
+  const response = key && (await cache.match(key));
+  return response && { cache, key, blob: await response.blob() };
+}
+
+/** @param {number} at a share of it @returns {(blob: Blob) => Promise<Blob>} */
+const flipBit = (at) => async (blob) => {
+  const bytes = new Uint8Array(await blob.arrayBuffer());
+  bytes[Math.floor(at * bytes.length)] ^= 4;
+  return new Blob([bytes]);
+};
+
+/** What may become of a snapshot. @type {Record<string, (blob: Blob) => Blob | Promise<Blob>>} */
+export const DAMAGE = {
+  "with a bit flipped in the middle": flipBit(0.5),
+  "cut short to half": (blob) => blob.slice(0, blob.size >> 1),
+  "that is empty": () => new Blob([]),
+  "of random bytes": (blob) => {
+    const bytes = new Uint32Array(blob.size >> 2);
+    const dice = randomness(5);
+    for (let index = 0; index < bytes.length; index += 1) bytes[index] = dice() * 2 ** 32;
+    return new Blob([bytes]);
+  },
+  "that is a page of HTML": () => new Blob(["<!doctype html><title>Welcome</title>".repeat(50)], { type: "text/html" }),
+  "with a bit flipped in its header": flipBit(20 / 31e6),
+};
+
+const digestOf = async (/** @type {Blob} */ blob) =>
+  new Uint8Array(await crypto.subtle.digest("SHA-256", await blob.arrayBuffer())).join();
+
+/** Damages what the browser keeps. @param {string} kind */
+export async function damage(kind) {
+  const { cache, key, blob } = await until(kept, "the snapshot is kept");
+  const damaged = await DAMAGE[kind](blob);
+  await cache.put(key, new Response(damaged));
+  return digestOf(damaged);
+}
+
+/**
+ * The page's first sandboxes.
+ * @param {string} [before] the digest of the entry that must be replaced
+ * @returns {Promise<{ problems: string[], cold: string | undefined }>} `cold`: the reason why they did not start from what was kept
+ */
+export async function boot(before, count = 1) {
+  /** @type {string | undefined} */
+  let cold;
+  const onProgress = (/** @type {{ stage: string, reason?: string }} */ { stage, reason }) => {
+    if (stage === "cold") cold = reason ?? "no reason";
+  };
+  try {
+    const sandboxes = await within(
+      Promise.all(Array.from({ length: count }, () => createReady({ onProgress }))),
+      "createSandbox",
+      60_000,
+    );
+    const problems = [];
+    const check = "context, len(numbers), all(numbers[str(n)] == n for n in range(1000)), {'b', 'a'} == {'a', 'b'}";
+    for (const sandbox of sandboxes) {
+      await sandbox.execute("numbers = {str(n): n for n in range(1000)}");
+      const { result, error } = await sandbox.execute(check);
+      problems.push(...unequal(result, "('ctx', 1000, True, True)", `the result (${error})`));
+    }
+    // Their states fit the guests that come after them.
+    for (const sandbox of count > 1 ? sandboxes : []) {
+      await sandbox.checkpoint();
+      await endGuest(sandbox);
+      const { result, error, state } = await within(sandbox.execute(check), "the execute of the next guest");
+      problems.push(
+        ...unequal(
+          result,
+          "('ctx', 1000, True, True)",
+          `the result in the next guest (${JSON.stringify(state)} ${error})`,
+        ),
+      );
+    }
+    await until(
+      async () => (await digestOf((await until(kept, "a snapshot is kept")).blob)) !== before,
+      "it is replaced",
+    );
+    return { problems, cold };
+  } catch (error) {
+    return { problems: [String(/** @type {Error} */ (error).message ?? error)], cold };
+  } finally {
+    for (const sandbox of alive) sandbox.destroy();
+    alive.clear();
+  }
+}

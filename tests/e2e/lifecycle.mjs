@@ -1,0 +1,323 @@
+// Sandboxes from their creation to their end: `destroy` at every stage, spares, sandboxes that nobody holds any more, damaged
+// snapshots, and what many of them leave behind. The tests themselves are in lifecycle.js.
+//   node tests/e2e/lifecycle.mjs --browser chromium|firefox [--only part-of-a-name] [--cycles 200] [--seed 1]
+import { readdirSync, readFileSync } from "node:fs";
+import { parseArgs } from "node:util";
+import { openBrowser, Score } from "./harness.mjs";
+
+/** @typedef {import("puppeteer-core").Page} Page */
+
+const { values } = parseArgs({
+  options: {
+    browser: { type: "string", default: "chromium" },
+    only: { type: "string", default: "" },
+    cycles: { type: "string" },
+    seed: { type: "string", default: "1" },
+  },
+});
+const name = /** @type {"chromium" | "firefox"} */ (values.browser);
+const { only } = values;
+const isChromium = name === "chromium";
+const seed = Number(values.seed);
+const cycles = Number(values.cycles ?? (isChromium ? 200 : 60));
+
+/** A test that takes longer hangs. */
+const TEST_MS = 90_000;
+/** What a worker's thread is called, in the processes that pages live in. */
+const WORKER_THREADS = { chromium: "DedicatedWorker", firefox: "DOM Worker" };
+
+/**
+ * How much more may be held after all cycles than after a fifth of them. References of the supervisor come back exactly; what a
+ * heap holds varies a little; a guest takes 90 MB in Chromium and 140 MB in Firefox, so not one of them can have stayed.
+ * @type {Record<string, number>}
+ */
+const BOUNDS = {
+  ...{ references: 5, supervisorBytes: 65_536, heapKB: 300, nodes: 10, documents: 1, listeners: 5 },
+  ...{ browserMB: 40, pagesMB: 80 },
+};
+
+const score = new Score();
+// Firefox collects garbage for whoever may speak to the browser itself.
+const host = await openBrowser(name, isChromium ? {} : { args: ["--remote-allow-system-access"] });
+const collectGarbage = await makeCollector();
+try {
+  await tests();
+  await manyOfThem();
+  await damagedSnapshots();
+  score.add("nothing is thrown into the page", host.uncaught);
+} catch (error) {
+  score.fail("the tests could not be run", [String(/** @type {Error} */ (error).stack ?? error)]);
+} finally {
+  await host.close();
+}
+score.end();
+
+// ---- the tests ----
+
+async function tests() {
+  let page = await openPage();
+  const names = await page.evaluate(() => Object.keys(/** @type {any} */ (window).life.TESTS));
+  for (const testName of names) {
+    const passed = await test(testName, () =>
+      page.evaluate((name) => /** @type {any} */ (window).life.runTest(name), testName),
+    );
+    if (passed) continue;
+    // What it left behind is not the next one's fault.
+    await page.close().catch(() => {});
+    page = await openPage();
+  }
+  await page.close();
+}
+
+/** Creates and destroys many sandboxes: after a while, more of them take no more. */
+async function manyOfThem() {
+  const title = `${cycles} sandboxes leave nothing behind`;
+  if (!title.includes(only)) return;
+  const page = await openPage();
+  const churn = async (/** @type {number} */ seed, /** @type {number} */ count) => {
+    await start(page, "churn", seed, count);
+    return /** @type {Promise<string[]>} */ (finish(page));
+  };
+  const begin = Date.now();
+  const warmUp = Math.round(cycles / 5);
+  const problems = await churn(seed, warmUp);
+  const before = await measure(page);
+  problems.push(...(await churn(seed + 1, cycles - warmUp)));
+  const after = await measure(page);
+  const seconds = Math.round((Date.now() - begin) / 1000);
+  console.log(
+    JSON.stringify({ browser: name, seed, seconds, [`after ${warmUp}`]: before, [`after ${cycles}`]: after }),
+  );
+  score.add(title, problems);
+
+  const grown = (/** @type {keyof typeof BOUNDS} */ key) => (after[key] ?? 0) - (before[key] ?? 0);
+  for (const key of /** @type {(keyof typeof BOUNDS)[]} */ (Object.keys(BOUNDS))) {
+    const more = grown(key);
+    score.add(
+      `${cycles - warmUp} more sandboxes: ${key}`,
+      more <= BOUNDS[key] ? [] : [`${before[key]} became ${after[key]}, ${BOUNDS[key]} more are allowed`],
+    );
+  }
+  await test("no timer is left when all sandboxes are destroyed", async () => {
+    const timers = await page.evaluate(() => /** @type {any} */ (window).life.timers());
+    return timers.length === 0 ? [] : [`${timers.length} are left: ${[...new Set(timers)].join(", ")}`];
+  });
+  await page.close();
+  await test("a page that is closed takes its guests along", async () => {
+    const page = await openPage();
+    await page.evaluate(async () => {
+      const { createSandbox } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
+      for (const isolation of ["frame", "worker"]) {
+        const sandbox = await createSandbox({ isolation, spares: 0 });
+        await sandbox.initialize(null);
+        sandbox.execute("while True: pass");
+      }
+    });
+    const there = countWorkers();
+    await page.close();
+    const gone = await until(() => countWorkers() === 0);
+    return [...(there === 2 ? [] : [`${there} workers before`]), ...(gone ? [] : [`${countWorkers()} workers after`])];
+  });
+}
+
+/** Pages that find a snapshot which an earlier page kept, but not as it was. */
+async function damagedSnapshots() {
+  const first = await openPage();
+  const kinds = /** @type {string[]} */ (
+    await first.evaluate(() => Object.keys(/** @type {any} */ (window).life.DAMAGE))
+  );
+  if (![...kinds, "that is as it was"].some((kind) => titleOf(kind).includes(only))) return void (await first.close());
+  await bootIn(first);
+  await test(titleOf("that is as it was"), async () => {
+    const { problems, cold } = await bootIn(await openPage());
+    return [...problems, ...(cold ? [`cold: ${cold}`] : [])];
+  });
+  for (const kind of kinds) {
+    for (const count of kind.includes("middle") ? [1, 2] : [1]) {
+      await test(titleOf(kind) + (count > 1 ? ", by two sandboxes at once" : ""), async () => {
+        const { problems, cold } = await bootIn(await openPage(), kind, count);
+        if (!cold || cold === "no reason") problems.push(`nobody was told why: ${cold}`);
+        const later = await bootIn(await openPage());
+        problems.push(...later.problems.map((problem) => `a later page: ${problem}`));
+        if (later.cold) problems.push(`a later page: cold: ${later.cold}`);
+        return problems;
+      });
+    }
+  }
+}
+
+/** @param {string} kind */
+function titleOf(kind) {
+  return `a snapshot ${kind} is ${kind === "that is as it was" ? "used" : "replaced"}`;
+}
+
+/**
+ * Starts a page's first sandboxes, where the browser keeps a snapshot with this damage; closes the page.
+ * @param {Page} page @param {string} [kind] @returns {Promise<{ problems: string[], cold?: string }>}
+ */
+async function bootIn(page, kind, count = 1) {
+  const booted = await page.evaluate(
+    async (kind, count) => {
+      const { life } = /** @type {any} */ (window);
+      return life.boot(kind && (await life.damage(kind)), count);
+    },
+    kind,
+    count,
+  );
+  await page.close();
+  return booted;
+}
+
+// ---- tools ----
+
+/**
+ * @param {string} testName @param {() => Promise<string[]>} body
+ * @returns {Promise<boolean>} whether it has passed
+ */
+async function test(testName, body) {
+  if (!testName.includes(only)) return true;
+  const begin = Date.now();
+  /** @type {NodeJS.Timeout | undefined} */
+  let timer;
+  const hangs = new Promise((_, reject) => {
+    timer = setTimeout(() => reject(new Error(`it has not ended after ${TEST_MS} ms`)), TEST_MS);
+  });
+  try {
+    const problems = await /** @type {Promise<string[]>} */ (Promise.race([body(), hangs]));
+    score.add(testName, problems);
+    return problems.length === 0;
+  } catch (error) {
+    score.fail(testName, [String(/** @type {Error} */ (error).message ?? error)]);
+    return false;
+  } finally {
+    clearTimeout(timer);
+    if (process.env.VERBOSE) console.log(`  ${testName} ${Date.now() - begin} ms`);
+  }
+}
+
+/** A page with lifecycle.js in `life`. */
+async function openPage() {
+  const page = await host.page();
+  page.setDefaultTimeout(0);
+  await page.exposeFunction("countWorkers", countWorkers);
+  await page.exposeFunction("collectGarbage", () => collectGarbage(page));
+  await page.evaluate(async () => {
+    /** @type {any} */ (window).life = await import(/** @type {any} */ ("/tests/e2e/lifecycle.js"));
+  });
+  return page;
+}
+
+/** Begins something that takes longer than one call may. @param {Page} page @param {string} what @param {unknown[]} args */
+function start(page, what, ...args) {
+  return page.evaluate(
+    (what, args) => {
+      const window = /** @type {any} */ (globalThis);
+      window.over = undefined;
+      window.life[what](...args).then(
+        (/** @type {unknown} */ value) => (window.over = { value }),
+        (/** @type {Error} */ error) => (window.over = { value: [String(error.stack ?? error)] }),
+      );
+    },
+    what,
+    args,
+  );
+}
+
+/** What came of it. @param {Page} page */
+async function finish(page) {
+  const over = () => page.evaluate(() => /** @type {any} */ (window).over);
+  return (await until(over, 300_000))?.value ?? ["it has not ended"];
+}
+
+/** @template T @param {() => T | Promise<T>} condition @returns {Promise<T | undefined>} */
+async function until(condition, ms = 10_000) {
+  for (const end = Date.now() + ms; Date.now() < end; await new Promise((resolve) => setTimeout(resolve, 50))) {
+    const value = await condition();
+    if (value) return value;
+  }
+  return undefined;
+}
+
+/** The browser's processes: the first is the browser itself. */
+function processes() {
+  /** @type {Map<number, number[]>} */
+  const children = new Map();
+  for (const entry of readdirSync("/proc").filter((entry) => /^\d+$/.test(entry))) {
+    const stat = read(`/proc/${entry}/stat`);
+    const parent = Number(stat.slice(stat.lastIndexOf(")") + 2).split(" ")[1]);
+    children.set(parent, [...(children.get(parent) ?? []), Number(entry)]);
+  }
+  const all = [Number(host.browser.process()?.pid)];
+  for (const pid of all) all.push(...(children.get(pid) ?? []));
+  return all;
+}
+
+/** Workers in all pages, by their threads: neither browser lists those of frames reliably. */
+function countWorkers() {
+  let count = 0;
+  for (const pid of processes().slice(1)) {
+    for (const thread of list(`/proc/${pid}/task`))
+      if (read(`/proc/${pid}/task/${thread}/comm`).trim() === WORKER_THREADS[name]) count += 1;
+  }
+  return count;
+}
+
+/** What the page and the browser hold, when garbage has been collected. @param {Page} page */
+async function measure(page) {
+  /** @type {Record<string, number>} */
+  let least = {};
+  for (let round = 0; round < 4; round += 1) {
+    await collectGarbage(page);
+    await new Promise((resolve) => setTimeout(resolve, 400));
+    const figures = await page.evaluate(() => /** @type {any} */ (window).life.figures());
+    if (isChromium) {
+      const { JSHeapUsedSize = 0, Nodes = 0, Documents = 0, JSEventListeners = 0 } = await page.metrics();
+      Object.assign(figures, { heapKB: Math.round(JSHeapUsedSize / 1e3), nodes: Nodes });
+      Object.assign(figures, { documents: Documents, listeners: JSEventListeners });
+    }
+    const [browser, ...others] = processes().map(
+      (pid) => (Number(read(`/proc/${pid}/statm`).split(" ")[1]) * 4096) / 1e6,
+    );
+    figures.browserMB = Math.round(browser);
+    figures.pagesMB = Math.round(others.reduce((sum, mb) => sum + mb, 0));
+    for (const [key, value] of Object.entries(figures)) least[key] = Math.min(least[key] ?? Infinity, value);
+  }
+  return least;
+}
+
+/** @returns {Promise<(page: Page) => Promise<void>>} */
+async function makeCollector() {
+  if (isChromium) {
+    /** @type {WeakMap<Page, Promise<import("puppeteer-core").CDPSession>>} */
+    const sessions = new WeakMap();
+    return async (page) => {
+      if (!sessions.has(page)) sessions.set(page, page.createCDPSession());
+      await (await sessions.get(page))?.send("HeapProfiler.collectGarbage");
+    };
+  }
+  const { connection } = /** @type {any} */ (host.browser);
+  const { result } = await connection.send("browsingContext.getTree", { "moz:scope": "chrome" });
+  const target = { context: result.contexts[0].context };
+  const expression = ["gc", "cc", "gc"].map((what) => `Services.obs.notifyObservers(null, "child-${what}-request");`);
+  return async () => {
+    await connection.send("script.evaluate", { expression: expression.join("\n"), target, awaitPromise: true });
+  };
+}
+
+/** @param {string} file */
+function read(file) {
+  try {
+    return readFileSync(file, "utf8");
+  } catch {
+    return ""; // the process has ended
+  }
+}
+
+/** @param {string} folder */
+function list(folder) {
+  try {
+    return readdirSync(folder);
+  } catch {
+    return [];
+  }
+}

@@ -22,6 +22,9 @@ const { parse } = JSON;
 const { grow: growMemory } = WebAssembly.Memory.prototype;
 const { timeOrigin } = performance;
 const now = performance.now.bind(performance);
+/** How long saving the state by value may take, in milliseconds, and its C stack in bytes. */
+const STATE_MS = 5000;
+const PICKLE_STACK = 500_000;
 const DAMAGED = "the snapshot that was kept is damaged";
 
 /**
@@ -64,7 +67,7 @@ export async function loadRuntime({ assets, files, snapshot: given, proven }, br
 
   const module = /** @type {any} */ (pyodide)._module;
   // A call into C that failed may have left without the interpreter's lock.
-  const calls = createCalls(python.CALLS, module._PyGILState_Ensure, bridge.python.canBlock);
+  const calls = createCalls(python.CALLS, module, bridge);
   return {
     python: calls,
     limitMemory,
@@ -182,10 +185,12 @@ async function load(compiling, files, reading, proven) {
 /**
  * The runtime's methods as functions that may wait. What they throw is fatal.
  * @param {any} calls  `sandglass.browser.CALLS`
- * @param {() => void} takeLock
- * @param {boolean} canBlock  whether Python waits by blocking; if not, it is suspended, for which it needs `callPromising`
+ * @param {any} module
+ * @param {ReturnType<typeof createBridge>} bridge
  */
-function createCalls(calls, takeLock, canBlock) {
+function createCalls(calls, module, bridge) {
+  // Python waits by blocking, or is suspended, for which it needs `callPromising`.
+  const { canBlock } = bridge.python;
   /** @param {any} method @returns {(...args: unknown[]) => Promise<any>} */
   const waiting = (method) =>
     canBlock ? async (...args) => method(...args) : (...args) => method.callPromising(...args);
@@ -214,14 +219,23 @@ function createCalls(calls, takeLock, canBlock) {
     findForeign: () => parse(findForeign()),
     /** @returns {[Uint8Array, LostVariable[]]} */
     saveState: () => {
-      const [state, lost] = saveState();
-      return [state, parse(lost)];
+      // It runs the user's code, which may not end; and pickle would overflow JavaScript's stack before Python's.
+      bridge.begin(0, STATE_MS);
+      const stack = module.stackSave();
+      module.stackAlloc(stack - module._emscripten_stack_get_end() - PICKLE_STACK);
+      try {
+        const [state, lost] = saveState();
+        return [state, parse(lost)];
+      } finally {
+        module.stackRestore(stack);
+        bridge.end();
+      }
     },
     /** @param {Uint8Array} state @returns {LostVariable[]} */
     loadState: (state) => parse(loadState(state)),
     /** The last words of an interpreter that has failed: it can often still say what was printed. */
     flush: () => {
-      takeLock();
+      module._PyGILState_Ensure();
       flush();
     },
   };

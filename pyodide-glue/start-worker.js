@@ -21,7 +21,6 @@ export function startWorker(script, port, control) {
     control.onmessage = ({ data }) => write(data);
   }
   worker.postMessage({ port, mailbox }, [port]);
-  // The worker has begun to load by then, or has failed.
-  setTimeout(() => URL.revokeObjectURL(url), 60_000);
+  worker.addEventListener("message", () => URL.revokeObjectURL(url), { once: true }); // it runs
   return worker;
 }

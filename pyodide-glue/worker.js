@@ -28,6 +28,8 @@ const { parse, stringify } = JSON;
 const SMALL_BODY = 100_000;
 const PIECE = 1 << 20;
 
+self.postMessage(null); // for start-worker.js
+
 self.onmessage = async ({ data }) => {
   self.onmessage = null;
   const { port, mailbox } = /** @type {{ port: MessagePort, mailbox?: SharedArrayBuffer }} */ (data);

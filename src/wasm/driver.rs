@@ -17,7 +17,7 @@ use super::guest_frame::Guest;
 use super::options::{ExecuteOptions, Isolation, Options};
 use super::outbox::{JsBody, join};
 use super::sandbox::Sandbox;
-use super::snapshot::{self, Maker, Start};
+use super::snapshot::{self, Maker};
 use super::spares::Claim;
 use crate::error::Error;
 use crate::execution::{CodeExecution, Outcome};
@@ -26,6 +26,9 @@ use crate::session::{Command, Effect, Encoded, HostFailure, Input, Reply, Sessio
 
 /// UTF-16 units of an event's header. The longest that a guest of ours sends holds its variables' names.
 const MAX_HEADER: u32 = 4 << 20;
+
+/// Time that a guest that was started before may take to answer, in milliseconds: the page may have done something to it.
+const SPARE_MS: u32 = 2_000;
 
 /// Bytes of a piece of a body, at least.
 const MIN_PIECE: u32 = 1 << 19;
@@ -50,12 +53,12 @@ pub(super) struct Driver {
     /// Itself, once nobody holds the sandbox any more but somebody still waits for an answer.
     abandoned: RefCell<Option<Rc<Self>>>,
     parts: RefCell<Parts>,
-    /// Held while its guest makes the page's snapshot.
+    /// Held while its guest makes the page's snapshot, or is the first to start from it.
     maker: RefCell<Option<Maker>>,
     /// Its share of the page's spare guests.
     claim: Claim,
-    /// Whether the guest was a spare, and is not ready yet.
-    was_spare: Cell<bool>,
+    /// While a guest that was a spare is not ready: goes off when that takes too long.
+    spare: RefCell<Option<Timeout>>,
     /// What such a guest was sent first: should it fail, another one gets it.
     init: RefCell<Option<Request>>,
 }
@@ -105,7 +108,7 @@ impl Driver {
             parts: RefCell::default(),
             maker: RefCell::default(),
             claim,
-            was_spare: Cell::default(),
+            spare: RefCell::default(),
             init: RefCell::default(),
         })
     }
@@ -194,7 +197,9 @@ impl Driver {
             }
             self.busy.set(false);
             self.set_timer();
-            self.claim.fill_when_idle(self.session.borrow().is_idle());
+            if !self.session.borrow().is_destroyed() {
+                self.claim.fill_when_idle(self.session.borrow().is_idle());
+            }
             if self.waiters.borrow().is_empty()
                 && let Some(driver) = self.abandoned.take()
             {
@@ -210,6 +215,7 @@ impl Driver {
     /// Keeps one timer that goes off no later than the session wants to be woken.
     fn set_timer(&self) {
         let Some(at) = self.session.borrow().wake_at() else {
+            self.timer.take();
             return;
         };
         if self
@@ -279,7 +285,11 @@ impl Driver {
         };
         self.generation.set(self.generation.get() + 1);
         self.guest.replace(Some(guest));
-        self.was_spare.set(true);
+        let this = self.of_generation(self.generation.get());
+        let watch = Timeout::new(SPARE_MS, move || {
+            this(&|driver| driver.guest_failed(Input::BadMessage("a spare that does not answer".to_owned())));
+        });
+        self.spare.replace(Some(watch));
         self.adopt();
     }
 
@@ -319,7 +329,7 @@ impl Driver {
 
     /// The guest says that it is gone, or could not start. A spare that failed is no reason to fail: another guest is started.
     fn guest_failed(&self, input: Input<JsBody>) {
-        match self.init.take().filter(|_| self.was_spare.replace(false)) {
+        match self.spare.take().and_then(|_| self.init.take()) {
             Some(init) => {
                 self.boot_anew();
                 self.post(init, None);
@@ -358,14 +368,14 @@ impl Driver {
         self.blocked.take();
         self.maker.take();
         self.init.take();
-        self.was_spare.set(false);
+        self.spare.take();
     }
 
     fn post(&self, request: Request, body: Option<JsBody>) {
         let guest = self.guest.borrow();
         let Some(guest) = guest.as_ref() else { return };
         if let Request::Init { .. } = request
-            && self.was_spare.get()
+            && self.spare.borrow().is_some()
         {
             self.init.replace(Some(request.clone()));
         }
@@ -417,8 +427,9 @@ impl Driver {
             }
             if ready {
                 self.init.take();
-                self.was_spare.set(false);
+                self.spare.take();
                 snapshot::prove(&self.options.assets_url(&self.glue));
+                self.maker.take();
                 self.progress("ready");
             }
         }
@@ -573,12 +584,18 @@ impl Driver {
             });
         let name = name.to_owned();
         let this = self.this.clone();
+        // A promise that nobody settles is not waited for any longer than for the call.
+        let aborted = Promise::new(&mut |resolve, _| {
+            let _ = signal.add_event_listener_with_callback("abort", &resolve);
+        });
         spawn_local(async move {
             let result = match promise {
-                Ok(value) => JsFuture::from(Promise::resolve(&value)).await,
+                Ok(value) => JsFuture::from(Promise::race(&Array::of2(&value, &aborted))).await,
                 Err(error) => Err(error),
             };
-            let Some(driver) = this.upgrade() else { return };
+            let Some(driver) = this.upgrade().filter(|_| !signal.aborted()) else {
+                return;
+            };
             let result = result.map_err(|error| HostFailure(describe(&error)));
             let result = result.and_then(|value| driver.result(&name, &value));
             driver.returned(call, result);
@@ -648,10 +665,7 @@ async fn start(
     let assets = Assets::load(base, glue);
     let script = assets.script().await?;
     on_driver(&|driver| driver.with_guest(|guest| guest.launch(glue, &script)));
-    let (snapshot, maker) = match snapshot::find(base, glue).await {
-        Start::From(snapshot) => (Some(snapshot), None),
-        Start::Anew(maker) => (None, Some(maker)),
-    };
+    let (snapshot, maker) = snapshot::find(base, glue).await;
     if isolation == Isolation::Worker {
         assets.verified().await?;
     }

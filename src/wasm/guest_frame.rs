@@ -1,12 +1,11 @@
 //! A guest in the browser: a worker in a hidden frame of an opaque origin, or in the page itself.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use gloo_timers::callback::Timeout;
-use js_sys::{Array, Object, Promise};
+use js_sys::{Array, Object};
 use wasm_bindgen::prelude::*;
-use wasm_bindgen_futures::{JsFuture, spawn_local};
 use web_sys::{Document, HtmlElement, HtmlIFrameElement, MessageChannel, MessageEvent, MessagePort};
 
 use super::glue::{Glue, describe, get, object};
@@ -81,10 +80,28 @@ impl Inbox {
 enum Home {
     Frame {
         element: HtmlIFrameElement,
-        /// Resolved when its script can take messages.
-        loaded: Promise,
+        gate: Rc<Gate>,
+        _on_load: Closure<dyn FnMut()>,
     },
     Page(Option<web_sys::Worker>),
+}
+
+/// What a frame's script is to get, once it can take messages.
+#[derive(Default)]
+struct Gate {
+    is_open: Cell<bool>,
+    message: RefCell<Option<(JsValue, Array)>>,
+}
+
+impl Gate {
+    fn pass(&self, frame: &HtmlIFrameElement) {
+        let message = self.is_open.get().then(|| self.message.take()).flatten();
+        if let (Some((message, ports)), Some(window)) = (message, frame.content_window())
+            && let Err(error) = window.post_message_with_transfer(&message, "*", &ports)
+        {
+            web_sys::console::error_1(&error);
+        }
+    }
 }
 
 impl Guest {
@@ -147,23 +164,14 @@ impl Guest {
         let (port, control) = (self.far_ends.get(0), self.far_ends.get(1));
         match &mut self.home {
             Home::Page(worker) => *worker = Some(glue.start_worker(script, &port, &control)?),
-            Home::Frame { element, loaded } => {
+            Home::Frame { element, gate, .. } => {
                 let inbox = self.inbox.clone();
                 let watch = Timeout::new(FRAME_MS, move || {
                     inbox.deliver(Letter::Failure(FRAME_IS_BLOCKED.to_owned()))
                 });
                 self.frame_watch.replace(Some(watch));
-                let (element, loaded) = (element.clone(), loaded.clone());
-                let (script, ports) = (script.clone(), self.far_ends.clone());
-                spawn_local(async move {
-                    let _ = JsFuture::from(loaded).await;
-                    let posted = element
-                        .content_window()
-                        .map(|window| window.post_message_with_transfer(&script, "*", &ports));
-                    if let Some(Err(error)) = posted {
-                        web_sys::console::error_1(&error);
-                    }
-                });
+                gate.message.replace(Some((script.clone(), self.far_ends.clone())));
+                gate.pass(element);
             }
         }
         Ok(())
@@ -237,7 +245,10 @@ impl Drop for Guest {
             port.close();
         }
         match &self.home {
-            Home::Frame { element, .. } => element.remove(),
+            Home::Frame { element, .. } => {
+                element.set_onload(None);
+                element.remove();
+            }
             Home::Page(Some(worker)) => worker.terminate(),
             Home::Page(None) => {}
         }
@@ -258,7 +269,15 @@ fn open_frame(glue: &Glue) -> Result<Home, JsValue> {
         "<!doctype html><meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\"><script nonce=\"sandglass\">{}</script>",
         glue.frame_script()
     ));
-    let loaded = Promise::new(&mut |resolve, _| frame.set_onload(Some(&resolve)));
+    let gate: Rc<Gate> = Rc::default();
+    let on_load = Closure::<dyn FnMut()>::new({
+        let (frame, gate) = (frame.clone(), gate.clone());
+        move || {
+            gate.is_open.set(true);
+            gate.pass(&frame);
+        }
+    });
+    frame.set_onload(Some(on_load.as_ref().unchecked_ref()));
     let parent: HtmlElement = match document.body() {
         Some(body) => body,
         None => document
@@ -267,5 +286,9 @@ fn open_frame(glue: &Glue) -> Result<Home, JsValue> {
             .unchecked_into(),
     };
     parent.append_child(&frame)?;
-    Ok(Home::Frame { element: frame, loaded })
+    Ok(Home::Frame {
+        element: frame,
+        gate,
+        _on_load: on_load,
+    })
 }

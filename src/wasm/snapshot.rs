@@ -32,14 +32,8 @@ pub(super) struct Snapshot {
     pub(super) proven: bool,
 }
 
-/// What a guest starts from: a snapshot, or nothing and the task of making one.
-pub(super) enum Start {
-    From(Snapshot),
-    Anew(Maker),
-}
-
-/// Whoever holds it is making the page's snapshot; others wait until it is dropped. With two snapshots, guests could not take
-/// over from each other.
+/// Whoever holds it is making the page's snapshot, or finding out whether the one that the browser kept will do; others wait
+/// until it is dropped. With two snapshots, guests could not take over from each other.
 pub(super) struct Maker {
     base: String,
 }
@@ -52,15 +46,16 @@ impl Drop for Maker {
     }
 }
 
-/// The snapshot for guests made of the files below `base`.
-pub(super) async fn find(base: &str, glue: &Glue) -> Start {
+/// The snapshot for guests made of the files below `base`. Without one, or with one that no guest has started from yet, comes
+/// the task of having one.
+pub(super) async fn find(base: &str, glue: &Glue) -> (Option<Snapshot>, Option<Maker>) {
+    let kept = || KEPT.with_borrow(|kept| kept.get(base).cloned());
+    let making = || MAKING.with_borrow(|making| making.get(base).map(|(promise, _)| promise.clone()));
     loop {
-        if let Some(snapshot) = KEPT.with_borrow(|kept| kept.get(base).cloned()) {
-            return Start::From(snapshot);
+        if let Some(snapshot) = kept().filter(|snapshot| snapshot.proven) {
+            return (Some(snapshot), None);
         }
-        let Some(making) = MAKING.with_borrow(|making| making.get(base).map(|(promise, _)| promise.clone())) else {
-            break;
-        };
+        let Some(making) = making() else { break };
         let _ = JsFuture::from(making).await;
     }
     let mut done = None;
@@ -69,14 +64,17 @@ pub(super) async fn find(base: &str, glue: &Glue) -> Start {
         MAKING.with_borrow_mut(|making| making.insert(base.to_owned(), (promise, done)));
     }
     let maker = Maker { base: base.to_owned() };
-    match look_up(&key(glue)).await {
-        Ok(Some(blob)) => {
-            let snapshot = Snapshot { blob, proven: false };
-            KEPT.with_borrow_mut(|kept| kept.insert(base.to_owned(), snapshot.clone()));
-            Start::From(snapshot)
+    let snapshot = match kept() {
+        None => {
+            let found = look_up(&key(glue)).await.ok().flatten();
+            found.map(|blob| Snapshot { blob, proven: false })
         }
-        _ => Start::Anew(maker),
+        unproven => unproven,
+    };
+    if let Some(snapshot) = &snapshot {
+        KEPT.with_borrow_mut(|kept| kept.insert(base.to_owned(), snapshot.clone()));
     }
+    (snapshot, Some(maker))
 }
 
 /// A guest has started.

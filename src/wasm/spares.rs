@@ -11,7 +11,7 @@ use super::assets::Assets;
 use super::glue::Glue;
 use super::guest_frame::Guest;
 use super::options::{Isolation, Options};
-use super::snapshot::{self, Start};
+use super::snapshot;
 
 /// How long a sandbox has had nothing to do before a spare is started, in milliseconds: starting one takes a processor.
 const IDLE_MS: u32 = 100;
@@ -129,9 +129,9 @@ async fn fill(kind: Kind, glue: Glue) {
     in_pool(&|pool| std::mem::take(&mut pool.filling));
 }
 
-/// A guest that starts. None without a snapshot: then it would cost a whole start.
+/// A guest that starts. None without a snapshot that is known to be good: it would cost a whole start.
 async fn start(isolation: Isolation, base: &str, glue: &Glue) -> Option<Guest> {
-    let Start::From(snapshot) = snapshot::find(base, glue).await else {
+    let (Some(snapshot), None) = snapshot::find(base, glue).await else {
         return None;
     };
     let assets = Assets::load(base, glue);

@@ -3,9 +3,9 @@
 import { createHash } from "node:crypto";
 import { copyFile, cp, mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import binaryen from "binaryen";
 import * as esbuild from "esbuild";
 import { root, run } from "./project.mjs";
+import { assemble } from "./wat.mjs";
 
 const dev = process.argv.includes("--dev");
 const dist = join(root, "dist");
@@ -82,19 +82,15 @@ async function script(entry, options) {
     define: { "import.meta.url": '"https://guest.invalid/guest.js"' },
     // Pyodide imports these on Node only.
     external: ["node:*", "ws"],
-    plugins: [{ name: "wat", setup: ({ onLoad }) => onLoad({ filter: /\.wat$/ }, assemble) }],
+    plugins: [{ name: "wat", setup: ({ onLoad }) => onLoad({ filter: /\.wat$/ }, wat) }],
     ...options,
   });
   return /** @type {esbuild.OutputFile[]} */ (outputFiles)[0].text;
 }
 
-/** WebAssembly's text form, as bytes. @param {{ path: string }} file @returns {Promise<esbuild.OnLoadResult>} */
-async function assemble({ path }) {
-  const module = binaryen.parseText(await readFile(path, "utf8"));
-  module.setFeatures(binaryen.Features.SIMD128);
-  binaryen.setAlwaysInlineMaxSize(50);
-  module.optimize();
-  return { contents: module.emitBinary(), loader: "binary" };
+/** @param {{ path: string }} file @returns {Promise<esbuild.OnLoadResult>} */
+async function wat({ path }) {
+  return { contents: await assemble(path), loader: "binary" };
 }
 
 /** Subresource integrity metadata. @param {string} path */

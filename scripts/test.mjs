@@ -35,6 +35,7 @@ const SUITES = [
   { name: "prettier", command: ["prettier", "--check", "**/*.{js,mjs,ts,css,html}"] },
   { name: "ruff", command: [python("ruff"), "check", PYTHON, "tests/python"] },
   { name: "ruff format", command: [python("ruff"), "format", "--check", PYTHON, "tests/python"] },
+  { name: "page hash", command: ["node", "tests/pages.mjs"], count: sumLine },
   { name: "mypy", command: [python("mypy")], cwd: PYTHON },
   ...pythons().map(({ version, program }) => ({
     name: `python ${version}`,

@@ -11,7 +11,7 @@ const { values } = parseArgs({
   options: {
     browser: { type: "string", default: "chromium" },
     only: { type: "string", default: "" },
-    cycles: { type: "string" },
+    cycles: { type: "string", default: "200" },
     seed: { type: "string", default: "1" },
   },
 });
@@ -19,7 +19,7 @@ const name = /** @type {"chromium" | "firefox"} */ (values.browser);
 const { only } = values;
 const isChromium = name === "chromium";
 const seed = Number(values.seed);
-const cycles = Number(values.cycles ?? (isChromium ? 200 : 60));
+const cycles = Number(values.cycles);
 
 /** A test that takes longer hangs. */
 const TEST_MS = 90_000;

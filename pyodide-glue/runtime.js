@@ -9,7 +9,7 @@ import { copySnapshot, createHash, isIntact, makeSnapshot, pageOf, readSnapshot 
 /** @import { Encoding, GuestInfo, LostVariable } from "../pkg/sandglass.js" */
 /** @import { createBridge } from "./bridge.js" */
 /** @import { Image } from "./snapshot.js" */
-/** @import { Parts } from "./worker.js" */
+/** @import { ReadParts } from "./start-worker.js" */
 
 /** The protocol's version; src/protocol.rs refuses another. */
 const PROTOCOL_VERSION = 1;
@@ -17,6 +17,7 @@ const PROTOCOL_VERSION = 1;
 // Pyodide builds absolute addresses of its files from this. Nothing is ever fetched from there.
 const ASSETS = "https://guest.invalid/";
 const WASM = "pyodide.asm.wasm";
+const STDLIB = "python_stdlib.zip";
 // Taken before any guest code runs: it may replace it.
 const { parse } = JSON;
 const { grow: growMemory } = WebAssembly.Memory.prototype;
@@ -29,29 +30,29 @@ const DAMAGED = "the snapshot that was kept is damaged";
 
 /**
  * Starts Python and its runtime. Without a snapshot that an earlier guest of the same files made, it makes one.
- * @param {Parts} parts
+ * @param {ReadParts} parts
  * @param {ReturnType<typeof createBridge>} bridge
  */
-export async function loadRuntime({ assets, files, snapshot: given, proven }, bridge) {
+export async function loadRuntime({ wasm, stdlib, files, snapshot: given, image: read, proven }, bridge) {
   // Python's clocks go on in a guest that takes over: no worker's own begin.
   performance.now = () => timeOrigin + now();
-  const wasm = new Response(assets[WASM], { headers: { "content-type": "application/wasm" } });
-  const compiling = WebAssembly.compileStreaming(wasm);
-  // The only `fetch` there will be: it knows the assets and nothing else.
+  // The only `fetch` there will be.
   self.fetch = async (request) => {
     const name = String(request instanceof Request ? request.url : request).replace(ASSETS, "");
-    const file = assets[name];
-    if (!file) throw new TypeError(`the guest has no ${name}`);
-    return new Response(name === WASM ? null : file); // it is being compiled already
+    if (name === STDLIB) return new Response(stdlib);
+    if (name === WASM) return new Response(null); // it is compiled already
+    throw new TypeError(`the guest has no ${name}`);
   };
 
   let snapshot = given;
-  let started = given && (await load(compiling, files, readSnapshot(given), proven));
+  const found = read && readSnapshot(read);
+  let started = found && (await load(wasm, files, found, proven));
   if (!snapshot || !started) {
-    const { pyodide, hash } = /** @type {Loaded} */ (await load(compiling, files));
+    const { pyodide, hash } = /** @type {Loaded} */ (await load(wasm, files));
     pyodide.runPython("import sandglass.preload, sandglass.browser; del sandglass");
     snapshot = makeSnapshot(pyodide, hash);
-    started = /** @type {Loaded} */ (await load(compiling, files, readSnapshot(snapshot), true));
+    const made = /** @type {Image} */ (readSnapshot(await snapshot.arrayBuffer()));
+    started = /** @type {Loaded} */ (await load(wasm, files, made, true));
   }
   const { pyodide, image, hash, grow, limitMemory, fixSize } = started;
 
@@ -101,16 +102,15 @@ export async function loadRuntime({ assets, files, snapshot: given, proven }, br
 
 /**
  * Loads Pyodide, from a snapshot or ready to make one. Undefined when the snapshot is damaged.
- * @param {Promise<WebAssembly.Module>} compiling
+ * @param {WebAssembly.Module} wasm
  * @param {[string, string][]} files
- * @param {Promise<Image | undefined>} [reading]
+ * @param {Image} [image]
  * @param {boolean} [proven]  whether a guest has started from it before
  * @returns {Promise<Loaded | undefined>}
  */
-async function load(compiling, files, reading, proven) {
+async function load(wasm, files, image, proven) {
   const { Module, instantiateStreaming } = WebAssembly;
-  /** @type {Image | undefined} */
-  let image;
+  let damaged = false;
   /** @type {Loaded["grow"]} */
   let grow = () => {};
   /** @type {Loaded["hash"]} */
@@ -124,20 +124,18 @@ async function load(compiling, files, reading, proven) {
   // Pyodide's own way to the compiled module leads through here, and so does the memory's size.
   WebAssembly.instantiateStreaming = /** @type {any} */ (
     async (/** @type {unknown} */ _response, /** @type {WebAssembly.Imports} */ imports) => {
-      const module = await compiling;
       const env = /** @type {any} */ (imports.env);
       grow = env.emscripten_resize_heap;
       env.emscripten_resize_heap = (/** @type {number} */ bytes) => (fixed || bytes >>> 0 > limit ? 0 : grow(bytes));
-      const instance = await WebAssembly.instantiate(module, imports);
+      const instance = await WebAssembly.instantiate(wasm, imports);
       const memory = /** @type {WebAssembly.Memory} */ (instance.exports.memory);
       hash = createHash(memory);
       const sizeOf = () => memory.buffer.byteLength;
       // Emscripten asks for more than it needs, and gets what is left.
       memory.grow = (pages) => growMemory.call(memory, Math.min(pages, (limit - sizeOf()) / PAGE));
-      image = await reading;
       const missing = image ? image.hashes.length * PAGE - sizeOf() : 0;
       if (missing > 0) memory.grow(missing / PAGE);
-      return { instance, module };
+      return { instance, module: wasm };
     }
   );
   const [major, minor] = lock.python.split(".");
@@ -146,24 +144,24 @@ async function load(compiling, files, reading, proven) {
     const pyodide = await loadPyodide({
       indexURL: ASSETS,
       lockFileContents: JSON.stringify({ info: lock, packages: {} }),
-      stdLibURL: `${ASSETS}python_stdlib.zip`,
+      stdLibURL: `${ASSETS}${STDLIB}`,
       env: { HOME: "/home/pyodide", MPLBACKEND: "agg" },
       fsInit: async (fs) => {
         fs.mkdirTree(home);
         for (const [name, source] of files) fs.writeFile(`${home}/${name}`, source);
       },
-      // The snapshot is read while Pyodide starts: this stands for it until it is wanted.
-      ...(reading ? { _loadSnapshot: new Uint8Array(4) } : { _makeSnapshot: true }),
+      // Pyodide's own snapshots hold zeros, too: this only says that there is one.
+      ...(image ? { _loadSnapshot: new Uint8Array(4) } : { _makeSnapshot: true }),
       createPyodideModule: async (/** @type {any} */ settings) => {
         const module = await createPyodideModule(settings);
         // A reference that JavaScript holds counts in Python's memory. Were it given up when JavaScript collects its garbage,
         // that would happen once for every guest that the memory is copied to.
         module.finalizationRegistry = { register() {}, unregister() {} };
         settings.API.restoreSnapshot = () => {
-          if (!image) throw new Error(DAMAGED);
+          if (!image) return;
           copySnapshot(image, module.HEAPU8, hash);
           if (proven || isIntact(image, hash)) return image.references;
-          image = undefined;
+          damaged = true;
           throw new Error(DAMAGED);
         };
         return module;
@@ -173,7 +171,7 @@ async function load(compiling, files, reading, proven) {
     const fixSize = (/** @type {boolean} */ on) => void (fixed = on);
     return { pyodide, image: /** @type {Image} */ (image), hash, grow, limitMemory, fixSize };
   } catch (error) {
-    if (reading && !image) return undefined;
+    if (damaged) return undefined;
     throw error;
   } finally {
     Object.assign(WebAssembly, { Module, instantiateStreaming });

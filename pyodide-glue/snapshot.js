@@ -49,11 +49,10 @@ export function makeSnapshot({ _module: { HEAPU8 }, _api }, hash) {
 
 /**
  * The parts of a snapshot; undefined when it is damaged, which its pages still may be.
- * @param {Blob} snapshot
- * @returns {Promise<Image | undefined>}
+ * @param {ArrayBuffer} whole
+ * @returns {Image | undefined}
  */
-export async function readSnapshot(snapshot) {
-  const whole = await snapshot.arrayBuffer();
+export function readSnapshot(whole) {
   if (whole.byteLength < PREFIX) return undefined;
   const [known, size] = new BigInt64Array(whole, 0, 2);
   const head = new Uint8Array(whole).subarray(PREFIX, PREFIX + Number(size));

@@ -3,24 +3,48 @@
 import { createMailbox, createMailboxWriter } from "./mailbox.js";
 
 /**
+ * What Python starts from, as the host has it.
+ * @typedef {object} Parts
+ * @property {{ wasm: Blob, stdlib: Blob }} pyodide
+ * @property {[string, string][]} files  the Python runtime: names and sources
+ * @property {Blob} [snapshot]  memory to start from
+ * @property {boolean} proven  whether a guest has started from it before
+ */
+/** The same as the worker gets it. @typedef {Omit<Parts, "pyodide"> & { wasm: WebAssembly.Module, stdlib: ArrayBuffer, image?: ArrayBuffer }} ReadParts */
+
+/**
  * Starts a guest's worker.
  * @param {Blob} script  dist/guest.js
  * @param {MessagePort} port  the private way between worker and host
- * @param {MessagePort} control  takes messages for a blocked worker, and tells when the worker fails
+ * @param {MessagePort} control  brings the worker's parts, then messages for a blocked worker; tells when the worker fails
  */
 export function startWorker(script, port, control) {
   const url = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
   const worker = new Worker(url);
+  const fail = (/** @type {unknown} */ why) => control.postMessage(String(why ?? "the worker could not be started"));
   worker.addEventListener("error", (event) => {
     event.preventDefault();
-    control.postMessage(event.message ?? "the worker could not be started");
+    fail(event.message);
   });
-  const mailbox = createMailbox();
-  if (mailbox) {
-    const write = createMailboxWriter(mailbox, worker);
-    control.onmessage = ({ data }) => write(data);
-  }
-  worker.postMessage({ port, mailbox }, [port]);
   worker.addEventListener("message", () => URL.revokeObjectURL(url), { once: true }); // it runs
+  const mailbox = createMailbox();
+  const write = mailbox && createMailboxWriter(mailbox, worker);
+  control.onmessage = ({ data }) => (data instanceof Array ? write?.(/** @type {any} */ (data)) : furnish(worker, data).catch(fail));
+  worker.postMessage({ port, mailbox }, [port]);
   return worker;
+}
+
+/**
+ * Compiles and reads here what the worker needs: its own thread is busy with its script.
+ * @param {Worker} worker
+ * @param {Parts} parts
+ */
+async function furnish(worker, { pyodide, ...parts }) {
+  const response = new Response(pyodide.wasm, { headers: { "content-type": "application/wasm" } });
+  const [wasm, stdlib, image] = await Promise.all([
+    WebAssembly.compileStreaming(response),
+    pyodide.stdlib.arrayBuffer(),
+    parts.snapshot?.arrayBuffer(),
+  ]);
+  worker.postMessage({ ...parts, wasm, stdlib, image }, image ? [stdlib, image] : [stdlib]);
 }

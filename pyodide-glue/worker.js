@@ -1,22 +1,16 @@
 // The guest's entry in the browser: a classic worker that runs one Python interpreter for one sandbox.
 //
-// Its first message brings a private port that only this file holds, the first message there what Python starts from
-// (`Parts`). From then on the port speaks the protocol of src/protocol.rs. Python cannot end its own turn: the event that does
-// is posted here, when the interpreter has really come back.
+// Its first message brings a private port that only this file holds, the second what Python starts from (`ReadParts`). From then
+// on the port speaks the protocol of src/protocol.rs. Python cannot end its own turn: the event that does is posted here, when
+// the interpreter has really come back.
 
 import { createBridge } from "./bridge.js";
 import { lockDown } from "./lockdown.js";
 import { loadRuntime } from "./runtime.js";
 
 /** @import { Encoding, Event, Request } from "../pkg/sandglass.js" */
+/** @import { ReadParts } from "./start-worker.js" */
 
-/**
- * @typedef {object} Parts
- * @property {Record<string, Blob>} assets  Pyodide's files, by name
- * @property {[string, string][]} files  the Python runtime: names and sources
- * @property {Blob} [snapshot]  memory to start from
- * @property {boolean} proven  whether a guest has started from it before
- */
 /**
  * Posts an event and its body, with what was held before it; `null` only posts what was held.
  * @typedef {(event: Event | null, body?: Uint8Array, hold?: boolean) => void} Post
@@ -31,15 +25,12 @@ const PIECE = 1 << 20;
 self.postMessage(null); // for start-worker.js
 
 self.onmessage = async ({ data }) => {
-  self.onmessage = null;
   const { port, mailbox } = /** @type {{ port: MessagePort, mailbox?: SharedArrayBuffer }} */ (data);
-  /** What comes while Python starts. @type {[string, any][]} */
-  const early = [];
-  /** @type {Promise<Parts>} */
+  /** @type {Promise<ReadParts>} */
   const parts = new Promise((resolve) => {
-    port.onmessage = ({ data }) => {
+    self.onmessage = ({ data }) => {
+      self.onmessage = null;
       resolve(data);
-      port.onmessage = ({ data }) => early.push(data);
     };
   });
   const postMessage = MessagePort.prototype.postMessage.bind(port);
@@ -82,9 +73,7 @@ self.onmessage = async ({ data }) => {
       postMessage([stringify([event]), blob]);
     const handle = createHandler(postLong, send, bridge, runtime);
     const receive = assembleBodies(handle, runtime.python.takeText);
-    const take = (/** @type {[string, any]} */ [header, body]) => receive(parse(header), body);
-    early.forEach(take);
-    port.onmessage = ({ data }) => take(data);
+    port.onmessage = ({ data: [header, body] }) => receive(parse(header), body);
   } catch (error) {
     post({ type: "bootFailed", message: text(error) });
   }

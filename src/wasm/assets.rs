@@ -12,7 +12,8 @@ use super::glue::{Glue, btoa, describe, fetch, get, object};
 use crate::error::Error;
 
 const GUEST: &str = "guest.js";
-const PYODIDE: [&str; 2] = ["pyodide.asm.wasm", "python_stdlib.zip"];
+/// Files, and what the glue calls them.
+const PYODIDE: [(&str, &str); 2] = [("pyodide.asm.wasm", "wasm"), ("python_stdlib.zip", "stdlib")];
 
 thread_local! {
     static LOADING: RefCell<HashMap<String, File>> = RefCell::default();
@@ -40,7 +41,7 @@ impl Assets {
             script: load_one(base, GUEST, &integrity),
             pyodide: PYODIDE
                 .into_iter()
-                .map(|name| load_one(base, name, &integrity))
+                .map(|(file, _)| load_one(base, file, &integrity))
                 .collect(),
         }
     }
@@ -51,10 +52,10 @@ impl Assets {
         settle(&self.script.blob).await
     }
 
-    /// Pyodide's files by name. They are to be trusted no more than a guest, unless all are [`Self::verified`].
+    /// Pyodide's files. They are to be trusted no more than a guest, unless all are [`Self::verified`].
     pub(super) async fn pyodide(&self) -> Result<Object, Error> {
         let files = Object::new();
-        for (name, file) in PYODIDE.into_iter().zip(&self.pyodide) {
+        for ((_, name), file) in PYODIDE.into_iter().zip(&self.pyodide) {
             let blob = settle(&file.blob).await?;
             let _ = Reflect::set(&files, &name.into(), &blob); // a fresh object takes any property
         }

@@ -185,8 +185,8 @@ impl Guest {
             .collect();
         let proven = snapshot.is_some_and(|snapshot| snapshot.proven);
         let snapshot = snapshot.map_or(JsValue::UNDEFINED, |snapshot| snapshot.blob.clone().into());
-        self.port.post_message(&object(&[
-            ("assets", pyodide),
+        self.control.post_message(&object(&[
+            ("pyodide", pyodide),
             ("files", &files),
             ("snapshot", &snapshot),
             ("proven", &proven.into()),

@@ -31,9 +31,10 @@ const DAMAGED = "the snapshot that was kept is damaged";
 /**
  * Starts Python and its runtime. Without a snapshot that an earlier guest of the same files made, it makes one.
  * @param {ReadParts} parts
+ * @param {Promise<WebAssembly.Module>} wasm
  * @param {ReturnType<typeof createBridge>} bridge
  */
-export async function loadRuntime({ wasm, stdlib, files, snapshot: given, image: read, proven }, bridge) {
+export async function loadRuntime({ stdlib, files, snapshot: given, image: read, proven }, wasm, bridge) {
   // Python's clocks go on in a guest that takes over: no worker's own begin.
   performance.now = () => timeOrigin + now();
   // The only `fetch` there will be.
@@ -102,7 +103,7 @@ export async function loadRuntime({ wasm, stdlib, files, snapshot: given, image:
 
 /**
  * Loads Pyodide, from a snapshot or ready to make one. Undefined when the snapshot is damaged.
- * @param {WebAssembly.Module} wasm
+ * @param {Promise<WebAssembly.Module>} wasm
  * @param {[string, string][]} files
  * @param {Image} [image]
  * @param {boolean} [proven]  whether a guest has started from it before
@@ -124,10 +125,11 @@ async function load(wasm, files, image, proven) {
   // Pyodide's own way to the compiled module leads through here, and so does the memory's size.
   WebAssembly.instantiateStreaming = /** @type {any} */ (
     async (/** @type {unknown} */ _response, /** @type {WebAssembly.Imports} */ imports) => {
+      const module = await wasm;
       const env = /** @type {any} */ (imports.env);
       grow = env.emscripten_resize_heap;
       env.emscripten_resize_heap = (/** @type {number} */ bytes) => (fixed || bytes >>> 0 > limit ? 0 : grow(bytes));
-      const instance = await WebAssembly.instantiate(wasm, imports);
+      const instance = await WebAssembly.instantiate(module, imports);
       const memory = /** @type {WebAssembly.Memory} */ (instance.exports.memory);
       hash = createHash(memory);
       const sizeOf = () => memory.buffer.byteLength;
@@ -135,7 +137,7 @@ async function load(wasm, files, image, proven) {
       memory.grow = (pages) => growMemory.call(memory, Math.min(pages, (limit - sizeOf()) / PAGE));
       const missing = image ? image.hashes.length * PAGE - sizeOf() : 0;
       if (missing > 0) memory.grow(missing / PAGE);
-      return { instance, module: wasm };
+      return { instance, module };
     }
   );
   const [major, minor] = lock.python.split(".");

@@ -10,7 +10,7 @@ import { createMailbox, createMailboxWriter } from "./mailbox.js";
  * @property {Blob} [snapshot]  memory to start from
  * @property {boolean} proven  whether a guest has started from it before
  */
-/** The same as the worker gets it. @typedef {Omit<Parts, "pyodide"> & { wasm: WebAssembly.Module, stdlib: ArrayBuffer, image?: ArrayBuffer }} ReadParts */
+/** The same as the worker gets it; the compiled module follows. @typedef {Omit<Parts, "pyodide"> & { stdlib: ArrayBuffer, image?: ArrayBuffer }} ReadParts */
 
 /**
  * Starts a guest's worker.
@@ -29,7 +29,8 @@ export function startWorker(script, port, control) {
   worker.addEventListener("message", () => URL.revokeObjectURL(url), { once: true }); // it runs
   const mailbox = createMailbox();
   const write = mailbox && createMailboxWriter(mailbox, worker);
-  control.onmessage = ({ data }) => (data instanceof Array ? write?.(/** @type {any} */ (data)) : furnish(worker, data).catch(fail));
+  control.onmessage = ({ data }) =>
+    data instanceof Array ? write?.(/** @type {any} */ (data)) : furnish(worker, data).catch(fail);
   worker.postMessage({ port, mailbox }, [port]);
   return worker;
 }
@@ -41,10 +42,8 @@ export function startWorker(script, port, control) {
  */
 async function furnish(worker, { pyodide, ...parts }) {
   const response = new Response(pyodide.wasm, { headers: { "content-type": "application/wasm" } });
-  const [wasm, stdlib, image] = await Promise.all([
-    WebAssembly.compileStreaming(response),
-    pyodide.stdlib.arrayBuffer(),
-    parts.snapshot?.arrayBuffer(),
-  ]);
-  worker.postMessage({ ...parts, wasm, stdlib, image }, image ? [stdlib, image] : [stdlib]);
+  const compiling = WebAssembly.compileStreaming(response);
+  const [stdlib, image] = await Promise.all([pyodide.stdlib.arrayBuffer(), parts.snapshot?.arrayBuffer()]);
+  worker.postMessage({ ...parts, stdlib, image }, image ? [stdlib, image] : [stdlib]);
+  worker.postMessage(await compiling);
 }

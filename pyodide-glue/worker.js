@@ -1,7 +1,7 @@
 // The guest's entry in the browser: a classic worker that runs one Python interpreter for one sandbox.
 //
-// Its first message brings a private port that only this file holds, the second what Python starts from (`ReadParts`). From then
-// on the port speaks the protocol of src/protocol.rs. Python cannot end its own turn: the event that does is posted here, when
+// Its first message brings a private port that only this file holds, the next ones what Python starts from (`ReadParts`, and the
+// compiled module). From then on the port speaks the protocol of src/protocol.rs. Python cannot end its own turn: the event that does is posted here, when
 // the interpreter has really come back.
 
 import { createBridge } from "./bridge.js";
@@ -26,13 +26,15 @@ self.postMessage(null); // for start-worker.js
 
 self.onmessage = async ({ data }) => {
   const { port, mailbox } = /** @type {{ port: MessagePort, mailbox?: SharedArrayBuffer }} */ (data);
-  /** @type {Promise<ReadParts>} */
-  const parts = new Promise((resolve) => {
-    self.onmessage = ({ data }) => {
-      self.onmessage = null;
-      resolve(data);
-    };
-  });
+  /** @type {PromiseWithResolvers<ReadParts>} */
+  const parts = Promise.withResolvers();
+  /** @type {PromiseWithResolvers<WebAssembly.Module>} */
+  const wasm = Promise.withResolvers();
+  self.onmessage = ({ data }) => {
+    if (!(data instanceof WebAssembly.Module)) return parts.resolve(data);
+    wasm.resolve(data);
+    self.onmessage = null;
+  };
   const postMessage = MessagePort.prototype.postMessage.bind(port);
 
   /** Events that leave with the next message: each message costs the page a task. @type {string[]} */
@@ -65,7 +67,7 @@ self.onmessage = async ({ data }) => {
 
   try {
     const bridge = createBridge(post, mailbox);
-    const runtime = await loadRuntime(await parts, bridge);
+    const runtime = await loadRuntime(await parts.promise, wasm.promise, bridge);
     lockDown();
     const { made } = runtime;
     if (made) postMessage([stringify([{ type: "snapshot", reason: made.reason }]), made.snapshot]);

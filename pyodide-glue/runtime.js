@@ -9,7 +9,7 @@ import { copySnapshot, createHash, isIntact, makeSnapshot, pageOf, readSnapshot 
 /** @import { Encoding, GuestInfo, LostVariable } from "../pkg/sandglass.js" */
 /** @import { createBridge } from "./bridge.js" */
 /** @import { Image } from "./snapshot.js" */
-/** @import { ReadParts } from "./start-worker.js" */
+/** @import { Parts } from "./start-worker.js" */
 
 /** The protocol's version; src/protocol.rs refuses another. */
 const PROTOCOL_VERSION = 1;
@@ -30,30 +30,28 @@ const DAMAGED = "the snapshot that was kept is damaged";
 
 /**
  * Starts Python and its runtime. Without a snapshot that an earlier guest of the same files made, it makes one.
- * @param {ReadParts} parts
+ * @param {Parts} parts
  * @param {Promise<WebAssembly.Module>} wasm
  * @param {ReturnType<typeof createBridge>} bridge
  */
-export async function loadRuntime({ stdlib, files, snapshot: given, image: read, proven }, wasm, bridge) {
+export async function loadRuntime({ pyodide: assets, files, snapshot: given, proven }, wasm, bridge) {
   // Python's clocks go on in a guest that takes over: no worker's own begin.
   performance.now = () => timeOrigin + now();
   // The only `fetch` there will be.
   self.fetch = async (request) => {
     const name = String(request instanceof Request ? request.url : request).replace(ASSETS, "");
-    if (name === STDLIB) return new Response(stdlib);
+    if (name === STDLIB) return new Response(assets.stdlib);
     if (name === WASM) return new Response(null); // it is compiled already
     throw new TypeError(`the guest has no ${name}`);
   };
 
   let snapshot = given;
-  const found = read && readSnapshot(read);
-  let started = found && (await load(wasm, files, found, proven));
+  let started = given && (await load(wasm, files, readSnapshot(given), proven));
   if (!snapshot || !started) {
     const { pyodide, hash } = /** @type {Loaded} */ (await load(wasm, files));
     pyodide.runPython("import sandglass.preload, sandglass.browser; del sandglass");
     snapshot = makeSnapshot(pyodide, hash);
-    const made = /** @type {Image} */ (readSnapshot(await snapshot.arrayBuffer()));
-    started = /** @type {Loaded} */ (await load(wasm, files, made, true));
+    started = /** @type {Loaded} */ (await load(wasm, files, readSnapshot(snapshot), true));
   }
   const { pyodide, image, hash, grow, limitMemory, fixSize } = started;
 
@@ -105,13 +103,14 @@ export async function loadRuntime({ stdlib, files, snapshot: given, image: read,
  * Loads Pyodide, from a snapshot or ready to make one. Undefined when the snapshot is damaged.
  * @param {Promise<WebAssembly.Module>} wasm
  * @param {[string, string][]} files
- * @param {Image} [image]
+ * @param {Promise<Image | undefined>} [reading]
  * @param {boolean} [proven]  whether a guest has started from it before
  * @returns {Promise<Loaded | undefined>}
  */
-async function load(wasm, files, image, proven) {
+async function load(wasm, files, reading, proven) {
   const { Module, instantiateStreaming } = WebAssembly;
-  let damaged = false;
+  /** @type {Image | undefined} */
+  let image;
   /** @type {Loaded["grow"]} */
   let grow = () => {};
   /** @type {Loaded["hash"]} */
@@ -135,6 +134,7 @@ async function load(wasm, files, image, proven) {
       const sizeOf = () => memory.buffer.byteLength;
       // Emscripten asks for more than it needs, and gets what is left.
       memory.grow = (pages) => growMemory.call(memory, Math.min(pages, (limit - sizeOf()) / PAGE));
+      image = await reading;
       const missing = image ? image.hashes.length * PAGE - sizeOf() : 0;
       if (missing > 0) memory.grow(missing / PAGE);
       return { instance, module };
@@ -152,18 +152,18 @@ async function load(wasm, files, image, proven) {
         fs.mkdirTree(home);
         for (const [name, source] of files) fs.writeFile(`${home}/${name}`, source);
       },
-      // Pyodide's own snapshots hold zeros, too: this only says that there is one.
-      ...(image ? { _loadSnapshot: new Uint8Array(4) } : { _makeSnapshot: true }),
+      // The snapshot is read meanwhile: this only says that there is one.
+      ...(reading ? { _loadSnapshot: new Uint8Array(4) } : { _makeSnapshot: true }),
       createPyodideModule: async (/** @type {any} */ settings) => {
         const module = await createPyodideModule(settings);
         // A reference that JavaScript holds counts in Python's memory. Were it given up when JavaScript collects its garbage,
         // that would happen once for every guest that the memory is copied to.
         module.finalizationRegistry = { register() {}, unregister() {} };
         settings.API.restoreSnapshot = () => {
-          if (!image) return;
+          if (!image) throw new Error(DAMAGED);
           copySnapshot(image, module.HEAPU8, hash);
           if (proven || isIntact(image, hash)) return image.references;
-          damaged = true;
+          image = undefined;
           throw new Error(DAMAGED);
         };
         return module;
@@ -173,7 +173,7 @@ async function load(wasm, files, image, proven) {
     const fixSize = (/** @type {boolean} */ on) => void (fixed = on);
     return { pyodide, image: /** @type {Image} */ (image), hash, grow, limitMemory, fixSize };
   } catch (error) {
-    if (damaged) return undefined;
+    if (reading && !image) return undefined;
     throw error;
   } finally {
     Object.assign(WebAssembly, { Module, instantiateStreaming });

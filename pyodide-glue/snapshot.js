@@ -49,10 +49,11 @@ export function makeSnapshot({ _module: { HEAPU8 }, _api }, hash) {
 
 /**
  * The parts of a snapshot; undefined when it is damaged, which its pages still may be.
- * @param {ArrayBuffer} whole
- * @returns {Image | undefined}
+ * @param {Blob} snapshot
+ * @returns {Promise<Image | undefined>}
  */
-export function readSnapshot(whole) {
+export async function readSnapshot(snapshot) {
+  const whole = await snapshot.arrayBuffer();
   if (whole.byteLength < PREFIX) return undefined;
   const [known, size] = new BigInt64Array(whole, 0, 2);
   const head = new Uint8Array(whole).subarray(PREFIX, PREFIX + Number(size));

@@ -3,14 +3,13 @@
 import { createMailbox, createMailboxWriter } from "./mailbox.js";
 
 /**
- * What Python starts from, as the host has it.
+ * What Python starts from.
  * @typedef {object} Parts
  * @property {{ wasm: Blob, stdlib: Blob }} pyodide
  * @property {[string, string][]} files  the Python runtime: names and sources
  * @property {Blob} [snapshot]  memory to start from
  * @property {boolean} proven  whether a guest has started from it before
  */
-/** The same as the worker gets it; the compiled module follows. @typedef {Omit<Parts, "pyodide"> & { stdlib: ArrayBuffer, image?: ArrayBuffer }} ReadParts */
 
 /**
  * Starts a guest's worker.
@@ -36,14 +35,12 @@ export function startWorker(script, port, control) {
 }
 
 /**
- * Compiles and reads here what the worker needs: its own thread is busy with its script.
+ * Compiles here what the worker needs: it is still at its script.
  * @param {Worker} worker
  * @param {Parts} parts
  */
-async function furnish(worker, { pyodide, ...parts }) {
-  const response = new Response(pyodide.wasm, { headers: { "content-type": "application/wasm" } });
-  const compiling = WebAssembly.compileStreaming(response);
-  const [stdlib, image] = await Promise.all([pyodide.stdlib.arrayBuffer(), parts.snapshot?.arrayBuffer()]);
-  worker.postMessage({ ...parts, stdlib, image }, image ? [stdlib, image] : [stdlib]);
-  worker.postMessage(await compiling);
+async function furnish(worker, parts) {
+  worker.postMessage(parts);
+  const response = new Response(parts.pyodide.wasm, { headers: { "content-type": "application/wasm" } });
+  worker.postMessage(await WebAssembly.compileStreaming(response));
 }

@@ -1,6 +1,6 @@
 // The guest's entry in the browser: a classic worker that runs one Python interpreter for one sandbox.
 //
-// Its first message brings a private port that only this file holds, the next ones what Python starts from (`ReadParts`, and the
+// Its first message brings a private port that only this file holds, the next ones what Python starts from (`Parts`, and the
 // compiled module). From then on the port speaks the protocol of src/protocol.rs. Python cannot end its own turn: the event that does is posted here, when
 // the interpreter has really come back.
 
@@ -9,7 +9,7 @@ import { lockDown } from "./lockdown.js";
 import { loadRuntime } from "./runtime.js";
 
 /** @import { Encoding, Event, Request } from "../pkg/sandglass.js" */
-/** @import { ReadParts } from "./start-worker.js" */
+/** @import { Parts } from "./start-worker.js" */
 
 /**
  * Posts an event and its body, with what was held before it; `null` only posts what was held.
@@ -26,7 +26,7 @@ self.postMessage(null); // for start-worker.js
 
 self.onmessage = async ({ data }) => {
   const { port, mailbox } = /** @type {{ port: MessagePort, mailbox?: SharedArrayBuffer }} */ (data);
-  /** @type {PromiseWithResolvers<ReadParts>} */
+  /** @type {PromiseWithResolvers<Parts>} */
   const parts = Promise.withResolvers();
   /** @type {PromiseWithResolvers<WebAssembly.Module>} */
   const wasm = Promise.withResolvers();

@@ -151,7 +151,7 @@ export async function soak(seconds, seed) {
   /** @type {string[]} */
   const problems = [];
   /** @type {Record<string, number>} */
-  const counts = { cells: 0, kept: 0, restored: 0, lost: 0, sandboxes: 0, checks: 0 };
+  const counts = { cells: 0, kept: 0, restored: 0, lost: 0, sandboxes: 0, checks: 0, back: 0, forks: 0 };
   /** @type {number[]} */
   const recoveries = [];
   while (performance.now() < ends && problems.length < 5) {
@@ -223,6 +223,36 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
     return result;
   };
 
+  /** Compares all variables with the model. @param {Awaited<ReturnType<typeof createSandbox>>} sandbox */
+  const check = async (sandbox) => {
+    counts.checks += 1;
+    const found = await within(sandbox.execute("import json\nFINAL(json.dumps(check()))"), 20_000, "the check hangs");
+    const values = found.final ? JSON.parse(/** @type {string} */ (found.final.value)) : {};
+    const wanted = Object.fromEntries(model);
+    for (const name of new Set([...Object.keys(values), ...Object.keys(wanted)])) {
+      if (values[name] !== wanted[name])
+        problems.push(`${name} is ${values[name]} and must be ${wanted[name]}, after\n${last.join("\n")}`);
+    }
+    if (found.outcome !== "ok")
+      problems.push(`the check: ${found.traceback ?? found.error}, after\n${last.join("\n")}`);
+    history.set(found.id, new Map(model));
+  };
+
+  /** Goes back by one execution, or to any. */
+  const goBack = async () => {
+    const execution = dice.random() < 0.5 ? undefined : dice.below(Math.max(...history.keys()) + 1);
+    const going = execution === undefined ? sandbox.undo() : sandbox.restore(execution);
+    try {
+      const to = await within(going, 20_000, "going back hangs");
+      last = [...last, `went back to ${to}`].slice(-12);
+      counts.back += 1;
+      model = new Map(history.get(to));
+      prepared = model.has("drawn");
+    } catch (error) {
+      if (/** @type {any} */ (error).code !== "no_checkpoint") problems.push(`going back: ${error}`);
+    }
+  };
+
   let dead = 0;
   while (performance.now() < ends && problems.length < 5) {
     if (!prepared) {
@@ -253,19 +283,14 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
       if (dead) recoveries.push(performance.now() - dead);
       dead = 0;
     }
+    if (dice.random() < 0.1) await goBack();
     if (!prepared) continue;
-    if (dice.random() < 0.4) {
-      counts.checks += 1;
-      const found = await within(sandbox.execute("import json\nFINAL(json.dumps(check()))"), 20_000, "the check hangs");
-      const values = found.final ? JSON.parse(/** @type {string} */ (found.final.value)) : {};
-      const wanted = Object.fromEntries(model);
-      for (const name of new Set([...Object.keys(values), ...Object.keys(wanted)])) {
-        if (values[name] !== wanted[name])
-          problems.push(`${name} is ${values[name]} and must be ${wanted[name]}, after\n${last.join("\n")}`);
-      }
-      if (found.outcome !== "ok")
-        problems.push(`the check: ${found.traceback ?? found.error}, after\n${last.join("\n")}`);
-      history.set(found.id, new Map(model));
+    if (dice.random() < 0.4) await check(sandbox);
+    if (dice.random() < 0.03) {
+      counts.forks += 1;
+      const other = await within(sandbox.fork(), 20_000, "fork hangs");
+      await check(other);
+      await other.destroy();
     }
     // Sometimes the model of a language thinks, and the state is saved.
     if (dice.random() < 0.5) await new Promise((resolve) => setTimeout(resolve, dice.below(150)));

@@ -122,22 +122,25 @@ export function createCheckpoints({ module, hash, original, originalPage, roles,
     };
     job.cancel = release;
     fixSize(true);
-    let ends = now() + SLICE_MS;
-    for (let size = LARGEST; size >= PAGE;) {
-      const address = module._malloc(size);
-      if (!address) {
-        size /= 4;
-        continue;
+    try {
+      let ends = now() + SLICE_MS;
+      for (let size = LARGEST; size >= PAGE;) {
+        const address = module._malloc(size);
+        if (!address) {
+          size /= 4;
+          continue;
+        }
+        held.push(address);
+        module.HEAPU8.fill(0, address, address + size);
+        if (now() < ends) continue;
+        await pause();
+        if (job.cancelled) return;
+        ends = now() + SLICE_MS;
       }
-      held.push(address);
-      module.HEAPU8.fill(0, address, address + size);
-      if (now() < ends) continue;
-      await pause();
-      if (job.cancelled) return;
-      ends = now() + SLICE_MS;
+    } finally {
+      job.cancel = undefined;
+      release();
     }
-    release();
-    job.cancel = undefined;
   };
 
   return {
@@ -183,7 +186,8 @@ export function createCheckpoints({ module, hash, original, originalPage, roles,
       const blob = pack({ pages }, memory, full || !last);
       const isFull = full || !last;
       last = hashes;
-      return { blob, full: isFull, lost, spent: most - used > WORTH_CLEANING && used < most / 2 };
+      const spent = most - used > WORTH_CLEANING && used < most / 2 && !hasHiddenFiles();
+      return { blob, full: isFull, lost, spent };
     },
 
     /**
@@ -192,7 +196,8 @@ export function createCheckpoints({ module, hash, original, originalPage, roles,
      * @param {() => void} configure  what a guest needs whose memory is not replaced
      */
     async restore(chain, configure) {
-      const found = /** @type {BigInt64Array} */ (await hashAll(begin()));
+      cancel = () => {}; // nothing interrupts this
+      const found = /** @type {BigInt64Array} */ (await hashAll({ cancelled: false }));
       /** @type {Header | undefined} */
       let header;
       /** @type {{ files: Files, bytes: Uint8Array } | undefined} */
@@ -230,7 +235,7 @@ export function createCheckpoints({ module, hash, original, originalPage, roles,
       withPermissions(() => {
         for (const path of removed) remove(path);
         if (files) putFiles(files.files, files.bytes);
-        FS.chdir(folder);
+        if (FS.analyzePath(folder).exists) FS.chdir(folder);
         if (header.values === undefined) putOpen(open);
       });
       last = null;
@@ -338,6 +343,11 @@ export function createCheckpoints({ module, hash, original, originalPage, roles,
       if (stream && fd > 2) streams.push({ fd, path: stream.path, flags: stream.flags, position: stream.position });
     });
     return streams;
+  }
+
+  /** Whether a file is open that nobody finds any more: only this guest has it. */
+  function hasHiddenFiles() {
+    return FS.streams.some((/** @type {any} */ stream) => stream && stream.node !== FS.analyzePath(stream.path).object);
   }
 
   /** @param {Header["open"]} streams */

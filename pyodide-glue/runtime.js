@@ -12,7 +12,7 @@ import { copySnapshot, createHash, isIntact, makeSnapshot, pageOf, readSnapshot 
 /** @import { Parts } from "./start-worker.js" */
 
 /** The protocol's version; src/protocol.rs refuses another. */
-const PROTOCOL_VERSION = 1;
+const PROTOCOL_VERSION = 2;
 
 // Pyodide builds absolute addresses of its files from this. Nothing is ever fetched from there.
 const ASSETS = "https://guest.invalid/";
@@ -24,7 +24,7 @@ const { grow: growMemory } = WebAssembly.Memory.prototype;
 const { timeOrigin } = performance;
 const now = performance.now.bind(performance);
 /** How long saving the state by value may take, in milliseconds, and its C stack in bytes. */
-const STATE_MS = 5000;
+const STATE_MS = 2000;
 const PICKLE_STACK = 500_000;
 const DAMAGED = "the snapshot that was kept is damaged";
 

@@ -75,7 +75,11 @@ self.onmessage = async ({ data }) => {
       postMessage([stringify([event]), blob]);
     const handle = createHandler(postLong, send, bridge, runtime);
     const receive = assembleBodies(handle, runtime.python.takeText);
-    port.onmessage = ({ data: [header, body] }) => receive(parse(header), body);
+    port.onmessage = ({ data: [header, body] }) => {
+      const request = /** @type {Request} */ (parse(header));
+      if (request.type !== "save") runtime.checkpoints.interrupt();
+      receive(request, body);
+    };
   } catch (error) {
     post({ type: "bootFailed", message: text(error) });
   }
@@ -182,14 +186,13 @@ function createHandler(post, send, bridge, { python, checkpoints, limitMemory, i
     });
 
   return (/** @type {Request} */ request, /** @type {Uint8Array} */ body) => {
-    if (request.type !== "save") checkpoints.interrupt();
     switch (request.type) {
       case "save":
         return void orDie(save(request));
       case "restore":
         bridge.begin(request.turn, request.timeoutMs);
         return void orDie(restore(request, /** @type {any} */ (body)));
-      case "part":
+      case "part": // never gets here: `assembleBodies` keeps it
         return;
       case "init":
         return init(request);

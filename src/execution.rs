@@ -1,6 +1,10 @@
 //! What an execution resolves to.
 
+use std::collections::HashSet;
+
 use serde::{Deserialize, Serialize};
+
+use crate::limits::MAX_NAMES;
 
 /// One execution and all that is known about how it went.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -150,6 +154,18 @@ impl StateReport {
         if lost.peek().is_some() {
             self.lost.get_or_insert_default().extend(lost);
         }
+    }
+
+    /// Adds a loss that was before this one, and that nobody was told.
+    pub fn add_earlier(&mut self, earlier: Option<Self>) {
+        let Some(earlier) = earlier else { return };
+        let lost = self.lost.take().unwrap_or_default();
+        let mut all: Vec<_> = earlier.lost.into_iter().flatten().collect();
+        let known: HashSet<&str> = lost.iter().map(|lost| lost.name.as_str()).collect();
+        all.retain(|lost| !known.contains(lost.name.as_str()));
+        all.extend(lost);
+        all.truncate(MAX_NAMES);
+        self.lost = Some(all).filter(|all| !all.is_empty() || self.status == StateStatus::Lost);
     }
 
     /// The variables `names` are gone, because of `reason`.

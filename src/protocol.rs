@@ -26,7 +26,7 @@ use crate::deadline::StopReason;
 use crate::execution::LostVariable;
 
 /// Changes whenever a message does. Host and guest refuse to talk to another version.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// The host functions that the guest has helpers for; others are the user's own.
 pub const QUERIES: [&str; 2] = ["llm_query", "rlm_query"];

@@ -316,7 +316,7 @@ impl<B: Body> Session<B> {
         let turn = self.turn.take().and_then(|turn| turn.ticket);
         let queued = std::mem::take(&mut self.queue).into_iter().map(|(ticket, _)| ticket);
         let starting = std::mem::take(&mut self.starting).into_iter();
-        let reverting = self.checkpoints.take_reverting();
+        let reverting = self.take_reverting();
         for ticket in turn.into_iter().chain(queued).chain(starting).chain(reverting) {
             self.resolve(ticket, Err(Error::Destroyed));
         }
@@ -388,7 +388,7 @@ impl<B: Body> Session<B> {
         self.turn = None;
         let waiting = std::mem::take(&mut self.queue);
         let starting = std::mem::take(&mut self.starting).into_iter();
-        let reverting = self.checkpoints.take_reverting();
+        let reverting = self.take_reverting();
         for ticket in waiting
             .into_iter()
             .map(|(ticket, _)| ticket)
@@ -436,9 +436,7 @@ impl<B: Body> Session<B> {
             _ => "the guest crashed",
         };
         let mut loss = self.loss(reason, !matches!(error, Error::Timeout(_)));
-        if let (Some(lost), Some(untold)) = (&mut loss.lost, self.untold_loss.take().and_then(|loss| loss.lost)) {
-            lost.splice(..0, untold);
-        }
+        loss.add_earlier(self.untold_loss.take());
         self.end_guest(Guest::Down);
         match self.turn.take() {
             Some(Turn {
@@ -618,6 +616,7 @@ impl<B: Body> Session<B> {
     }
 
     fn post(&mut self, request: Request, body: Option<B>) {
+        self.checkpoints.sent(&request);
         self.effects.push(Effect::Post(request, body));
     }
 

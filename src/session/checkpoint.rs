@@ -4,8 +4,8 @@
 //! waits for it only when much is at stake: when the work that would be lost took [`WORTH`] times as long as a save does. So
 //! saving takes a twentieth of the time at most, and a guest that is never idle is saved as well.
 
-use super::history::{History, Link};
-use super::turn::Task;
+use super::history::{History, Kept, Link};
+use super::turn::{Task, Turn};
 use super::{Body, Encoded, Error, Guest, Reply, Session, Ticket};
 use crate::execution::{LostVariable, StateReport};
 use crate::limits::Limits;
@@ -17,6 +17,8 @@ const WORTH: f64 = 20.0;
 const LEAST_SAVE_MS: f64 = 20.0;
 /// How long there has been nothing to do before a save is begun, in milliseconds.
 const IDLE_MS: f64 = 50.0;
+/// Guests that crash before they have finished anything with a state that was restored, until it is given up.
+const MOST_CRASHES: u32 = 3;
 /// How long a guest may take to save what somebody waits for, in milliseconds.
 const MAX_SAVE_MS: f64 = 20_000.0;
 
@@ -62,19 +64,25 @@ pub(super) struct Checkpoints<B> {
     saving: Option<Saving<B>>,
     /// Whether the guest has saved something that its next checkpoint can build upon.
     growing: bool,
-    /// Who asked for which to be restored, and what the state came from until then.
-    reverting: Option<(Ticket, u32, Option<u32>)>,
+    /// A checkpoint that somebody asked for is being restored.
+    reverting: Option<Reverting>,
+    /// Whether nobody has been told yet what the checkpoint that is restored does not hold.
+    tells: bool,
+    /// Whether the state is another session's, and not restored yet.
+    forked: bool,
     /// Whether something may have changed since the last one was begun.
     pub(super) dirty: bool,
     /// The last execution whose effects the state has.
     pub(super) execution: u32,
     /// The variables that the host has set since the last checkpoint was begun.
     set_since: Vec<String>,
-    /// Time that turns took since the last checkpoint was begun, in milliseconds.
+    /// Time that turns took and that no checkpoint holds yet, in milliseconds.
     unsaved_ms: f64,
     /// Why the state of this guest cannot be saved.
     unsavable: Option<String>,
-    /// Whether the guest has done nothing yet with the state that it was given.
+    /// How many guests in a row have crashed before they had finished anything with the state that they were given.
+    crashes: u32,
+    /// Whether the guest has finished nothing yet with the state that it was given.
     pub(super) unproven: bool,
     /// A guest died of the last save: nobody waits for another.
     failed: bool,
@@ -82,6 +90,17 @@ pub(super) struct Checkpoints<B> {
     save_ms: f64,
     /// When the last turn ended.
     idle_since: f64,
+}
+
+/// Going back.
+#[derive(Debug)]
+struct Reverting {
+    ticket: Ticket,
+    /// Where to.
+    number: u32,
+    /// What the state came from until then, and what of it is lost if it has to be gone back to.
+    base: Option<u32>,
+    loss: Option<StateReport>,
 }
 
 /// A checkpoint under way.
@@ -96,6 +115,8 @@ struct Saving<B> {
     /// What the host had set after the checkpoint before.
     news: Vec<String>,
     begun_at: f64,
+    /// Whether the guest was sent something else meanwhile, for which it may give up.
+    overtaken: bool,
 }
 
 impl<B> Default for Checkpoints<B> {
@@ -108,11 +129,14 @@ impl<B> Default for Checkpoints<B> {
             saving: None,
             growing: false,
             reverting: None,
+            tells: false,
+            forked: false,
             dirty: false,
             execution: 0,
             set_since: Vec::new(),
             unsaved_ms: 0.0,
             unsavable: None,
+            crashes: 0,
             unproven: false,
             failed: false,
             idle_since: 0.0,
@@ -135,7 +159,7 @@ impl<B: Body> Checkpoints<B> {
         self.base.filter(|_| !self.dirty && self.saving.is_none())
     }
 
-    /// A turn that may have changed something took so long.
+    /// A turn took so long.
     pub(super) fn worked(&mut self, now: f64, ms: f64) {
         self.unsaved_ms += ms;
         self.idle_since = now;
@@ -143,7 +167,9 @@ impl<B: Body> Checkpoints<B> {
 
     /// Which one a guest that starts is to become.
     fn wanted(&self) -> Option<u32> {
-        self.reverting.map_or(self.base, |(_, number, _)| Some(number))
+        self.reverting
+            .as_ref()
+            .map_or(self.base, |reverting| Some(reverting.number))
     }
 
     /// Whether there is a checkpoint that a guest that starts is to become.
@@ -175,16 +201,26 @@ impl<B: Body> Checkpoints<B> {
         self.unsavable = None;
     }
 
-    /// Who waits for a checkpoint to be restored is told something else.
-    pub(super) fn take_reverting(&mut self) -> Option<Ticket> {
-        let (ticket, _, base) = self.reverting.take()?;
-        self.base = base;
-        Some(ticket)
+    /// The guest was sent something.
+    pub(super) fn sent(&mut self, request: &Request) {
+        if let Some(saving) = &mut self.saving {
+            saving.overtaken |= !matches!(request, Request::Save { .. });
+        }
     }
 
+    /// A turn is over: the state that the guest was given is good.
+    pub(super) fn proved(&mut self) {
+        self.unproven = false;
+        self.crashes = 0;
+    }
+
+    /// There is nothing to go back to: the next guest's state is as before the first execution.
     fn forget(&mut self) {
         self.history.clear();
         self.base = None;
+        self.before = None;
+        self.execution = 0;
+        self.crashes = 0;
     }
 
     fn is_worth_waiting(&self) -> bool {
@@ -233,6 +269,8 @@ impl<B: Body> Session<B> {
             session.context.clone_from(&link.context);
             session.checkpoints.base = Some(link.number);
             session.checkpoints.last_number = link.number;
+            session.checkpoints.forked = true;
+            session.checkpoints.tells = true;
         }
         session.checkpoints.history = History::from_chain(&chain);
         session
@@ -245,7 +283,7 @@ impl<B: Body> Session<B> {
     /// Whether the next command has to wait until the state is saved.
     pub(super) fn waits_for_save(&self) -> bool {
         let checkpoints = &self.checkpoints;
-        let asked = matches!(self.queue.front(), Some((_, Task::State(_))));
+        let asked = matches!(self.queue.front(), Some((_, Task::State(Ask::Checkpoint | Ask::Fork))));
         let unsaved = checkpoints.dirty || checkpoints.saving.is_some();
         self.saves() && !checkpoints.failed && unsaved && (asked || checkpoints.is_worth_waiting())
     }
@@ -264,7 +302,12 @@ impl<B: Body> Session<B> {
                 }))
             }),
             Ask::Restore(_) | Ask::Undo => match self.checkpoints.target(ask) {
-                Ok(number) if self.checkpoints.at() == Some(number) => Ok(Reply::State(self.checkpoints.execution)),
+                // As after an execution that crashed: what it had done is gone already.
+                Ok(number) if self.checkpoints.at() == Some(number) => {
+                    let link = self.checkpoints.history.find(number);
+                    self.checkpoints.before = link.and_then(|link| link.before);
+                    Ok(Reply::State(self.checkpoints.execution))
+                }
                 Ok(number) => return self.revert(now, ticket, number),
                 Err(error) => Err(error),
             },
@@ -277,6 +320,7 @@ impl<B: Body> Session<B> {
         let checkpoints = &self.checkpoints;
         let saved = checkpoints.base.and_then(|number| checkpoints.history.find(number));
         match saved {
+            Some(link) if checkpoints.at() == Some(link.number) => Ok(link),
             _ if checkpoints.failed => Err(Error::NotSerializable(
                 "the guest ended while it saved its state; variables are as the next execution says".to_owned(),
             )),
@@ -293,9 +337,33 @@ impl<B: Body> Session<B> {
 
     /// Has another guest take over with an earlier state.
     fn revert(&mut self, now: f64, ticket: Ticket, number: u32) {
-        self.checkpoints.reverting = Some((ticket, number, self.checkpoints.base));
+        let (base, is_new) = (self.checkpoints.base, self.checkpoints.at().is_none());
+        let loss = is_new.then(|| self.loss("going back failed", false));
+        self.checkpoints.reverting = Some(Reverting {
+            ticket,
+            number,
+            base,
+            loss,
+        });
+        self.checkpoints.tells = true;
         self.end_guest(Guest::Down);
         self.boot(now);
+    }
+
+    /// It is not gone back after all: who waits for that is told something else.
+    pub(super) fn take_reverting(&mut self) -> Option<Ticket> {
+        let Reverting { ticket, base, loss, .. } = self.checkpoints.reverting.take()?;
+        self.checkpoints.base = base;
+        self.tell_later(loss);
+        Some(ticket)
+    }
+
+    /// Has the next execution tell of a loss.
+    pub(super) fn tell_later(&mut self, loss: Option<StateReport>) {
+        if let Some(mut loss) = loss {
+            loss.add_earlier(self.untold_loss.take());
+            self.untold_loss = Some(loss);
+        }
     }
 
     /// When a save is to begin, if nothing happens until then.
@@ -311,13 +379,17 @@ impl<B: Body> Session<B> {
     /// When a guest that saves what somebody waits for has taken too long.
     pub(super) fn save_ends_at(&self) -> Option<f64> {
         let saving = self.checkpoints.saving.as_ref().filter(|_| self.turn.is_none());
-        saving.map(|saving| saving.begun_at + MAX_SAVE_MS)
+        saving.map(|saving| self.since(saving) + MAX_SAVE_MS)
+    }
+
+    /// When the guest was last free to save.
+    fn since(&self, saving: &Saving<B>) -> f64 {
+        saving.begun_at.max(self.checkpoints.idle_since)
     }
 
     /// Ends a guest that takes too long to save.
     pub(super) fn check_save(&mut self, now: f64) {
         if self.save_ends_at().is_some_and(|ends_at| now >= ends_at) {
-            self.checkpoints.failed = true;
             self.guest_gone(now, Error::GuestLost("it did not finish saving its state".to_owned()));
         }
     }
@@ -342,6 +414,7 @@ impl<B: Body> Session<B> {
             before: checkpoints.before,
             news: std::mem::take(&mut checkpoints.set_since),
             begun_at: now,
+            overtaken: false,
         });
         let request = Request::Save {
             checkpoint: number,
@@ -374,20 +447,31 @@ impl<B: Body> Session<B> {
             body,
         };
         let recycles = spent && link.lost.is_empty();
+        let took = now - saving.begun_at.max(self.checkpoints.idle_since);
         let checkpoints = &mut self.checkpoints;
-        if !checkpoints.history.keep(link, self.limits.max_checkpoint_bytes) {
-            checkpoints.base = None;
-            checkpoints.unsavable = Some("it was too large".to_owned());
-            return;
+        match checkpoints.history.keep(link, self.limits.max_checkpoint_bytes) {
+            Kept::Yes => {}
+            Kept::NotOnTop => {
+                checkpoints.growing = false;
+                checkpoints.dirty = true;
+                checkpoints.set_since.extend(saving.news);
+                return;
+            }
+            Kept::No => {
+                checkpoints.base = None;
+                checkpoints.unsavable = Some("it was too large".to_owned());
+                return;
+            }
         }
         checkpoints.base = Some(number);
         checkpoints.growing = true;
-        checkpoints.save_ms = LEAST_SAVE_MS.max(now - saving.begun_at);
+        checkpoints.save_ms = LEAST_SAVE_MS.max(took);
         checkpoints.failed = false;
         if !checkpoints.dirty {
             checkpoints.unsaved_ms = 0.0;
         }
         if recycles && self.turn.is_none() && self.queue.is_empty() && !self.checkpoints.dirty {
+            self.checkpoints.tells = true;
             self.end_guest(Guest::Down);
             self.boot(now);
         }
@@ -398,6 +482,9 @@ impl<B: Body> Session<B> {
         let Some(saving) = self.take_saving(number) else {
             return self.violation(now, "a checkpoint that nobody asked for");
         };
+        if reason.is_none() && !saving.overtaken {
+            return self.violation(now, "it gives up saving for nothing");
+        }
         self.checkpoints.dirty = true;
         self.checkpoints.set_since.extend(saving.news);
         self.checkpoints.unsavable = reason.map(|why| why.chars().take(300).collect());
@@ -410,21 +497,35 @@ impl<B: Body> Session<B> {
 
     /// What becomes of the variables now that the guest is gone. Takes their names.
     ///
-    /// A guest that crashed before it had done anything with the state that was restored would crash again: then that state is
-    /// given up.
+    /// A state with which one guest after the other crashes at once is given up.
     pub(super) fn loss(&mut self, reason: &str, crashed: bool) -> StateReport {
-        if crashed && self.checkpoints.unproven {
-            self.checkpoints.forget();
+        let checkpoints = &mut self.checkpoints;
+        checkpoints.crashes += u32::from(crashed && checkpoints.unproven);
+        if checkpoints.crashes >= MOST_CRASHES {
+            checkpoints.forget();
         }
-        self.checkpoints.unproven = false;
+        checkpoints.unproven = false;
+        checkpoints.failed |= checkpoints.saving.is_some() && self.turn.is_none();
+        // An execution that is gone with its guest has been taken back already.
+        let executed = matches!(
+            &self.turn,
+            Some(Turn {
+                task: Task::Execute(_),
+                ..
+            })
+        );
+        if !executed || checkpoints.before != checkpoints.base {
+            checkpoints.before = None;
+        }
         let names = std::mem::take(&mut self.names).into_iter();
         let mut news = self.checkpoints.take_news();
-        self.context_is_new = news.iter().any(|name| name == "context");
+        self.context_is_new |= news.iter().any(|name| name == "context");
         news.retain(|name| name != "context");
         let unsavable = self.checkpoints.unsavable.take();
         let base = self.checkpoints.base;
         let Some(saved) = base.and_then(|number| self.checkpoints.history.find(number)) else {
             let restored = |name: &String| self.context.is_some() && name == "context";
+            self.checkpoints.forget();
             let why = unsavable.map(|why| format!(", and its state could not be saved: {why}"));
             let reason = format!("{reason}{}", why.unwrap_or_default());
             return StateReport::lost(names.filter(|name| !restored(name)), &reason);
@@ -464,33 +565,37 @@ impl<B: Body> Session<B> {
         checkpoints.unsaved_ms = 0.0;
         checkpoints.dirty = false;
         checkpoints.unproven = true;
+        checkpoints.forked = false;
+        let tells = std::mem::take(&mut checkpoints.tells);
         let reverted = checkpoints.reverting.take();
-        checkpoints.base = reverted.map_or(checkpoints.base, |(_, number, _)| Some(number));
+        if let Some(reverted) = &reverted {
+            checkpoints.base = Some(reverted.number);
+        }
+        let mut state = None;
         if let Some(link) = checkpoints.base.and_then(|number| checkpoints.history.find(number)) {
             checkpoints.execution = link.execution;
-            checkpoints.before = link.before;
+            if tells {
+                checkpoints.before = link.before;
+            }
             self.names.clone_from(&link.names);
             if reverted.is_some() {
                 self.context.clone_from(&link.context);
-                self.untold_loss = None;
             }
-            // What the guest could not restore, and what whoever asked for this has not been told.
-            let untold = link.lost.iter().filter(|_| reverted.is_some()).cloned().chain(lost);
-            let untold: Vec<_> = untold.collect();
-            if !untold.is_empty() {
-                let state = self.untold_loss.take();
-                let mut state = state.unwrap_or_else(|| StateReport::restored(link.execution, [], ""));
-                state.add(untold);
-                self.untold_loss = Some(state);
-            }
+            // What the guest could not restore, and what nobody has been told.
+            let untold = link.lost.iter().filter(|_| tells).cloned().chain(lost);
+            let mut report = StateReport::restored(link.execution, [], "");
+            report.add(untold);
+            state = report.lost.is_some().then_some(report);
         }
-        if let Some((ticket, ..)) = reverted {
-            let execution = self.checkpoints.execution;
+        if let Some(Reverting { ticket, .. }) = reverted {
             self.context_is_new = false;
+            self.untold_loss = state;
+            let execution = self.checkpoints.execution;
             return self.resolve(ticket, Ok(Reply::State(execution)));
         }
+        self.tell_later(state);
         // `initialize` came after the checkpoint.
-        if std::mem::take(&mut self.context_is_new) {
+        if self.context_is_new {
             self.restore_context(now);
         }
     }
@@ -499,8 +604,13 @@ impl<B: Body> Session<B> {
     pub(super) fn not_restored_exactly(&mut self, now: f64, why: &Error) {
         self.turn = None;
         self.end_guest(Guest::Down);
-        if let Some(ticket) = self.checkpoints.take_reverting() {
-            let what = format!("the checkpoint could not be restored ({why}); variables are as before");
+        if self.checkpoints.forked {
+            let what = format!("the copy could not be restored ({why}); the original goes on");
+            return self.boot_failed(Error::NoCheckpoint(what));
+        }
+        if let Some(ticket) = self.take_reverting() {
+            self.checkpoints.tells = true;
+            let what = format!("the checkpoint could not be restored ({why}); the state is as the next execution says");
             self.resolve(ticket, Err(Error::NoCheckpoint(what)));
         } else {
             let base = self.checkpoints.base;
@@ -509,7 +619,7 @@ impl<B: Body> Session<B> {
             self.checkpoints.forget();
             let reason = format!("the saved state could not be restored: {why}");
             let loss = StateReport::lost(names.into_iter().filter(|name| name != "context"), &reason);
-            self.untold_loss = Some(loss);
+            self.tell_later(Some(loss));
         }
         self.boot(now);
     }

@@ -5,6 +5,8 @@ use crate::execution::LostVariable;
 
 /// Bytes that a chain may have beyond twice its first link's, before a full checkpoint begins another.
 const SLACK_BYTES: f64 = 32.0 * 1024.0 * 1024.0;
+/// What anything that is kept takes at least, in bytes.
+const LEAST_BYTES: usize = 100;
 /// Bytes that earlier chains may take: they only serve to go back.
 const EARLIER_BYTES: f64 = 256.0 * 1024.0 * 1024.0;
 
@@ -72,20 +74,25 @@ impl<B: Body> History<B> {
         chain.iter().map(size).sum::<f64>() > 2.0 * first + SLACK_BYTES
     }
 
-    /// Keeps a checkpoint; false when its chain is larger than `most` bytes, and then nothing is kept.
-    pub(super) fn keep(&mut self, link: Link<B>, most: f64) -> bool {
+    /// Keeps a checkpoint whose chain takes `most` bytes at most.
+    pub(super) fn keep(&mut self, link: Link<B>, most: f64) -> Kept {
+        let is_full = link.full;
         self.0.push(link);
         let last = self.last_full();
         if self.0[last..].iter().map(size).sum::<f64>() > most {
-            self.clear();
-            return false;
+            if is_full {
+                self.clear();
+                return Kept::No;
+            }
+            self.0.pop();
+            return Kept::NotOnTop;
         }
         let mut earlier = self.0[..last].iter().map(size).sum::<f64>();
         while earlier > EARLIER_BYTES {
             let end = 1 + self.0.iter().skip(1).take_while(|link| !link.full).count();
             earlier -= self.0.drain(..end).map(|link| size(&link)).sum::<f64>();
         }
-        true
+        Kept::Yes
     }
 
     pub(super) fn clear(&mut self) {
@@ -101,7 +108,21 @@ impl<B: Body> History<B> {
     }
 }
 
+/// What became of a checkpoint.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Kept {
+    Yes,
+    /// It is too large on top of the others; a full one may not be.
+    NotOnTop,
+    /// It is too large. Now there is none at all.
+    No,
+}
+
+/// Bytes that a checkpoint takes, with what the guest says beside it.
 #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
 fn size<B: Body>(link: &Link<B>) -> f64 {
-    link.body.size() as f64
+    let names = link.names.iter().map(String::len);
+    let lost = link.lost.iter().map(|lost| lost.name.len() + lost.reason.len());
+    let texts: usize = names.chain(lost).map(|bytes| LEAST_BYTES + bytes).sum();
+    (LEAST_BYTES + link.body.size() + texts) as f64
 }

@@ -103,7 +103,6 @@ impl<B> Task<B> {
                 let error = "KeyboardInterrupt: interrupted before it began; nothing was run";
                 Ok(execution.refused(Outcome::Interrupted, "KeyboardInterrupt", error))
             }
-            Self::Restore { .. } => Ok(Reply::Done),
             _ => Err(Error::Timeout(
                 "interrupted before it began; nothing was changed".to_owned(),
             )),
@@ -491,7 +490,7 @@ impl<B: Body> Session<B> {
         else {
             return;
         };
-        if ticket.is_some() {
+        if ticket.is_some() || initialize {
             self.checkpoints.set(&name);
         }
         if !self.names.contains(&name) {
@@ -499,6 +498,7 @@ impl<B: Body> Session<B> {
         }
         if initialize {
             self.context = Some(value);
+            self.context_is_new = false;
         }
         if let Some(ticket) = ticket {
             self.resolve(ticket, Ok(Reply::Done));
@@ -519,7 +519,9 @@ impl<B: Body> Session<B> {
         self.abort_calls();
         if let Some(turn) = &self.turn {
             self.checkpoints.worked(now, turn.deadline.guest_ms(now));
-            self.checkpoints.unproven = false;
+            if turn.ticket.is_some() {
+                self.checkpoints.proved();
+            }
         }
         self.proven |= self.turn.as_ref().is_some_and(|turn| turn.ticket.is_some());
         self.turn.take()

@@ -1,6 +1,7 @@
 //! A guest in the browser: a worker in a hidden frame of an opaque origin, or in the page itself.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use gloo_timers::callback::Timeout;
@@ -50,7 +51,8 @@ type Posts = Vec<(Request, Option<JsBody>)>;
 #[derive(Default)]
 struct Inbox {
     owner: RefCell<Option<Owner>>,
-    early: RefCell<Vec<Letter>>,
+    /// In order; later ones wait behind them.
+    early: RefCell<VecDeque<Letter>>,
 }
 
 /// Who is told of a guest: what it posts, and why its worker failed.
@@ -60,6 +62,15 @@ struct Owner {
     on_failure: Rc<dyn Fn(String)>,
 }
 
+impl Owner {
+    fn take(&self, letter: Letter) {
+        match letter {
+            Letter::Message(message) => (self.on_message)(message),
+            Letter::Failure(why) => (self.on_failure)(why),
+        }
+    }
+}
+
 enum Letter {
     Message(JsValue),
     Failure(String),
@@ -67,12 +78,21 @@ enum Letter {
 
 impl Inbox {
     fn deliver(&self, letter: Letter) {
+        let is_first = self.early.borrow().is_empty();
         // The owner may let go of the guest in here.
-        let owner = self.owner.borrow().clone();
-        match (owner, letter) {
-            (Some(owner), Letter::Message(message)) => (owner.on_message)(message),
-            (Some(owner), Letter::Failure(why)) => (owner.on_failure)(why),
-            (None, letter) => self.early.borrow_mut().push(letter),
+        match self.owner.borrow().clone().filter(|_| is_first) {
+            Some(owner) => owner.take(letter),
+            None => self.early.borrow_mut().push_back(letter),
+        }
+    }
+
+    /// Hands out what has come too early.
+    fn catch_up(&self) {
+        while let Some(owner) = self.owner.borrow().clone() {
+            let Some(letter) = self.early.borrow_mut().pop_front() else {
+                return;
+            };
+            owner.take(letter);
         }
     }
 }
@@ -150,13 +170,9 @@ impl Guest {
         for (request, body) in self.held.take().into_iter().flatten() {
             self.outbox.post(request, body);
         }
-        let early = self.inbox.early.take();
-        if early.is_empty() {
-            return;
-        }
         let inbox = self.inbox.clone();
         // In a task of its own: whoever adopts it is not ready to hear of it yet.
-        Timeout::new(0, move || early.into_iter().for_each(|letter| inbox.deliver(letter))).forget();
+        Timeout::new(0, move || inbox.catch_up()).forget();
     }
 
     /// Starts the worker.

@@ -124,7 +124,14 @@ async fn fill(kind: Kind, glue: Glue) {
         let Some(guest) = start(*isolation, base, &glue).await else {
             break;
         };
-        POOLS.with_borrow_mut(|pools| pools.entry(kind.clone()).or_default().ready.push(guest));
+        // Nobody may want it any more. Then it is dropped outside, because that may come back in here.
+        let guest = Cell::new(Some(guest));
+        in_pool(&|pool| {
+            if pool.missing() {
+                pool.ready.extend(guest.take());
+            }
+            true
+        });
     }
     in_pool(&|pool| std::mem::take(&mut pool.filling));
 }

@@ -150,7 +150,7 @@ fn aside() -> impl Strategy<Value = (Event, Option<Bytes>)> {
     let message = || "x".repeat(100);
     let event = prop::sample::select(vec![
         Event::Saved {
-            checkpoint: 1,
+            checkpoint: u32::MAX,
             full: true,
             lost: Vec::new(),
             spent: false,

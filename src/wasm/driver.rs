@@ -197,7 +197,9 @@ impl Driver {
             }
             self.busy.set(false);
             self.set_timer();
-            if !self.session.borrow().is_destroyed() {
+            if self.session.borrow().is_destroyed() {
+                self.claim.release();
+            } else {
                 self.claim.fill_when_idle(self.session.borrow().is_idle());
             }
             if self.waiters.borrow().is_empty()
@@ -245,12 +247,7 @@ impl Driver {
     fn carry_out(&self, effect: Effect<JsBody>) {
         match effect {
             Effect::Boot => self.boot(),
-            Effect::Kill => {
-                self.kill();
-                if self.session.borrow().is_destroyed() {
-                    self.claim.release();
-                }
-            }
+            Effect::Kill => self.kill(),
             Effect::Post(request, body) => self.post(request, body),
             Effect::Restore(request, chain) => {
                 if let Some(guest) = &*self.guest.borrow() {

@@ -46,6 +46,7 @@ pub(super) struct Claim {
     number: u32,
     kind: Kind,
     glue: Glue,
+    released: Cell<bool>,
 }
 
 impl Claim {
@@ -57,6 +58,7 @@ impl Claim {
             number,
             kind,
             glue: glue.clone(),
+            released: Cell::new(false),
         };
         claim.in_pool(|pool| pool.wanted.insert(number, options.limits.spares));
         claim
@@ -91,8 +93,11 @@ impl Claim {
         }
     }
 
-    /// Gives the share back.
+    /// Gives the share back, once.
     pub(super) fn release(&self) {
+        if self.released.replace(true) {
+            return;
+        }
         let spares = self.in_pool(|pool| {
             pool.wanted.remove(&self.number);
             let keep = pool.wanted.values().max().copied().unwrap_or(0) as usize;

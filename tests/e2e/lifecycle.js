@@ -536,6 +536,18 @@ const SPARES = {
     return [...problems, ...(await leftovers())];
   },
 
+  "spares: they go with a sandbox that has no guest when it is destroyed": async () => {
+    const sandbox = await createReady({ spares: 2 });
+    await sandbox.execute("1");
+    await until(() => frames() === 3, "two spares");
+    await sandbox.execute("import os; os._exit(1)");
+    // A guest that dies before it has finished anything is not replaced until somebody asks for something.
+    await sandbox.execute("import os; os._exit(1)");
+    const problems = unequal(frames(), 1, "frames");
+    await sandbox.destroy();
+    return [...problems, ...(await leftovers())];
+  },
+
   "spares: a worker has a worker for a spare": async () => {
     const sandbox = await createReady({ spares: 1, isolation: "worker" });
     await sandbox.execute("1");

@@ -272,7 +272,8 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
         interrupt && setTimeout(() => sandbox.interrupt(), interrupt),
         abort && setTimeout(() => controller.abort(), abort),
       ];
-      const options = { timeout: interrupt || abort ? 10_000 : 150, signal: controller.signal };
+      const timeout = interrupt || abort || !outcomes.includes("timeout") ? 10_000 : 150;
+      const options = { timeout, signal: controller.signal };
       const result = await run(`${good.code}\n${code}`, options, outcomes, [good.then]);
       timers.forEach(clearTimeout);
       dead = result.state.status === "kept" ? 0 : performance.now();

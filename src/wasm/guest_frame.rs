@@ -39,6 +39,7 @@ pub(super) struct Guest {
     held: RefCell<Option<Posts>>,
     home: Home,
     inbox: Rc<Inbox>,
+    catching_up: RefCell<Option<Timeout>>,
     /// Gone once the frame has said that its script runs.
     frame_watch: Rc<RefCell<Option<Timeout>>>,
     _on_message: Closure<dyn FnMut(MessageEvent)>,
@@ -154,6 +155,7 @@ impl Guest {
                 Isolation::Frame => open_frame(glue)?,
             },
             inbox,
+            catching_up: RefCell::default(),
             frame_watch,
             _on_message: on_message,
             _on_control: on_control,
@@ -170,9 +172,12 @@ impl Guest {
         for (request, body) in self.held.take().into_iter().flatten() {
             self.outbox.post(request, body);
         }
-        let inbox = self.inbox.clone();
-        // In a task of its own: whoever adopts it is not ready to hear of it yet.
-        Timeout::new(0, move || inbox.catch_up()).forget();
+        if !self.inbox.early.borrow().is_empty() {
+            let inbox = self.inbox.clone();
+            // In a task of its own: whoever adopts it is not ready to hear of it yet.
+            let soon = Timeout::new(0, move || inbox.catch_up());
+            self.catching_up.replace(Some(soon));
+        }
     }
 
     /// Starts the worker.

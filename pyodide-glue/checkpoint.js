@@ -166,10 +166,10 @@ export function createCheckpoints({ module, hash, original, originalPage, roles,
       const lost = slots.includes(-1) || wasmTable.length > own.functions ? python.findForeign() : [];
       let hashes = await hashAll(job);
       if (!hashes) return undefined;
-      const before = full || !last ? original : last;
+      const before = full ? null : last;
       let used = count(hashes);
       most = Math.max(most, used);
-      if (changes(hashes, before).length > WORTH_CLEANING) {
+      if (changes(hashes, before ?? original).length > WORTH_CLEANING) {
         await clean(job);
         hashes = job.cancelled ? undefined : await hashAll(job);
         if (!hashes) return undefined;
@@ -177,17 +177,16 @@ export function createCheckpoints({ module, hash, original, originalPage, roles,
       }
       /** @type {[number, number][]} */
       const pages = [];
-      for (const page of changes(hashes, before)) {
+      for (const page of changes(hashes, before ?? original)) {
         const run = pages.at(-1);
         if (run && run[0] + run[1] === page) run[1] += 1;
         else pages.push([page, 1]);
       }
       const memory = pages.map(([first, count]) => module.HEAPU8.subarray(first * PAGE, (first + count) * PAGE));
-      const blob = pack({ pages }, memory, full || !last);
-      const isFull = full || !last;
+      const blob = pack({ pages }, memory, !before);
       last = hashes;
       const spent = most - used > WORTH_CLEANING && used < most / 2 && !hasHiddenFiles();
-      return { blob, full: isFull, lost, spent };
+      return { blob, full: !before, lost, spent };
     },
 
     /**

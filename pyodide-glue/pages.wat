@@ -1,5 +1,5 @@
-;; A 64-bit hash of one page (64 KiB) of another module's memory, where it stands: twenty times as fast as a loop in JavaScript,
-;; and libraries that hash would have to copy the page first.
+;; A 64-bit hash of one page (64 KiB) of another module's memory, where it stands: faster than a loop in JavaScript, and
+;; libraries that hash would have to copy the page first.
 ;;
 ;; Every 32-bit word enters two accumulators by rounds like XXH32's, which differ in their constants; there are 32 accumulators,
 ;; which are then mixed into one number. A page of zeros has the hash 0. Not for adversaries: who makes two pages of the same

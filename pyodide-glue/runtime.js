@@ -66,7 +66,6 @@ export async function loadRuntime({ pyodide: assets, files, snapshot: given, pro
   }
 
   const module = /** @type {any} */ (pyodide)._module;
-  // A call into C that failed may have left without the interpreter's lock.
   const calls = createCalls(python.CALLS, module, bridge);
   return {
     python: calls,
@@ -235,7 +234,7 @@ function createCalls(calls, module, bridge) {
     loadState: (state) => parse(loadState(state)),
     /** The last words of an interpreter that has failed: it can often still say what was printed. */
     flush: () => {
-      module._PyGILState_Ensure();
+      module._PyGILState_Ensure(); // a call into C that failed may have left without the interpreter's lock
       flush();
     },
   };

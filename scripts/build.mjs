@@ -42,8 +42,8 @@ async function guest() {
     // A text, because it stands inside the frame's document.
     script("frame.js"),
     // One classic script, because a frame of opaque origin starts no other kind of worker in every browser.
-    // Pyodide refuses classic workers, which it knows by importScripts. (Calling what is no function takes V8 40 ms here: it
-    // parses the script again for the message.)
+    // Pyodide refuses classic workers, which it knows by importScripts. (It throws by itself: for the message of a call of
+    // what is no function V8 would parse the whole script again.)
     script("worker.js", { banner: { js: "self.importScripts = () => { throw null; };" } }).then((text) =>
       writeFile(join(dist, "guest.js"), text),
     ),

@@ -436,6 +436,7 @@ impl<B: Body> Session<B> {
         let Some((saving, body)) = self.take_saving(number).zip(body) else {
             return self.violation(now, "a checkpoint that nobody asked for");
         };
+        let took = now - self.since(&saving);
         let link = Link {
             number,
             full: full || saving.full,
@@ -447,7 +448,6 @@ impl<B: Body> Session<B> {
             body,
         };
         let recycles = spent && link.lost.is_empty();
-        let took = now - saving.begun_at.max(self.checkpoints.idle_since);
         let checkpoints = &mut self.checkpoints;
         match checkpoints.history.keep(link, self.limits.max_checkpoint_bytes) {
             Kept::Yes => {}
@@ -600,7 +600,8 @@ impl<B: Body> Session<B> {
         }
     }
 
-    /// It has not, and never will: the next execution says that everything is lost. What was only to be tried is.
+    /// It has not, and never will. Who had asked to go back is told so, and the state of before is restored; otherwise the next
+    /// execution says that everything is lost.
     pub(super) fn not_restored_exactly(&mut self, now: f64, why: &Error) {
         self.turn = None;
         self.end_guest(Guest::Down);

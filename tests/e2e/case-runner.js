@@ -7,11 +7,11 @@ const CASE_SECONDS = 120;
 /** Texts that come within this time count as one. */
 const TOGETHER_MS = 100;
 const CASE_KEYS = ["name", "options", "host", "context", "fresh", "backends", "step"];
-const STEP_KEYS = [
+const ACTIONS = [
   ...["create", "initialize", "execute", "get", "set", "list", "checkpoint", "restore", "undo", "fork", "interrupt"],
-  ...["destroy", "together", "to"],
-  ...["timeout", "abort", "interrupt_after_ms", "with", "expect", "value", "throws"],
+  ...["destroy", "together"],
 ];
+const STEP_KEYS = [...ACTIONS, "to", "timeout", "abort", "interrupt_after_ms", "with", "expect", "value", "throws"];
 /** Forgets what the case before left behind, so that it need not pay for a new interpreter. */
 const RESET = "answer.clear(); answer.update(content='', ready=False); globals().clear()";
 
@@ -255,7 +255,7 @@ function keyOf({ name, options, host, fresh, context }) {
 
 /** @param {any} step */
 function describeStep(step) {
-  const action = STEP_KEYS.slice(0, 13).find((key) => key in step) ?? "?";
+  const action = ACTIONS.find((key) => key in step) ?? "?";
   return `${action} ${show(typeof step[action] === "string" ? step[action] : (step[action] ?? ""))}`.slice(0, 160);
 }
 

@@ -1,6 +1,8 @@
 // Sandboxes from their creation to their end. Runs in a page; tests/e2e/lifecycle.mjs gives it what a page cannot know
 // (`countWorkers`, `collectGarbage`), runs each of `TESTS`, and reports the problems that they return.
 
+import { randomness } from "./random.js";
+
 /** @import { Sandbox, SandboxOptions } from "../../pkg/sandglass.js" */
 
 const page = /** @type {any} */ (globalThis);
@@ -89,18 +91,6 @@ async function leftovers() {
   const left = async () => Object.entries(await count()).filter(([, number]) => number > 0);
   await until(async () => (await left()).length === 0, "nothing is left", 5000).catch(() => {});
   return (await left()).map(([what, number]) => `${number} ${what} are left`);
-}
-
-/** A small generator of random numbers (mulberry32), so that a run can be repeated. @param {number} seed */
-function randomness(seed) {
-  let state = seed >>> 0;
-  return () => {
-    state = (state + 0x6d2b79f5) >>> 0;
-    let t = state;
-    t = Math.imul(t ^ (t >>> 15), t | 1);
-    t ^= t + Math.imul(t ^ (t >>> 7), t | 61);
-    return ((t ^ (t >>> 14)) >>> 0) / 2 ** 32;
-  };
 }
 
 /** Counts timers and channels of the page, except the tests' own. */

@@ -2,20 +2,9 @@
 // Runs in a page; tests/e2e/soak.mjs reports what it finds.
 
 import { createSandbox } from "/pyodide-glue/index.js";
+import { randomness } from "./random.js";
 
 /** What Python is told to make of it, and how it shows itself. @typedef {Map<string, string>} Model  name → repr */
-
-/** A small generator of random numbers (mulberry32), so that a run can be repeated. @param {number} seed */
-function randomness(seed) {
-  let state = seed >>> 0;
-  return () => {
-    state = (state + 0x6d2b79f5) >>> 0;
-    let t = state;
-    t = Math.imul(t ^ (t >>> 15), t | 1);
-    t ^= t + Math.imul(t ^ (t >>> 7), t | 61);
-    return ((t ^ (t >>> 14)) >>> 0) / 2 ** 32;
-  };
-}
 
 /** The state that cells work on, besides plain variables: things that only an exact copy of the interpreter keeps. */
 const PREPARE = `

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`protocol`] | what host and guest say to each other |
 //! | [`session`] | the state machine of one guest |
+//! | [`directives`] | final answers in a model's prose |
 //! | [`deadline`] | when to interrupt, when to kill |
 //! | [`output`] | all truncation |
 //! | [`limits`] | every default |
@@ -16,6 +17,7 @@
 //! | `wasm` | the browser's front door (feature `wasm`) |
 
 pub mod deadline;
+pub mod directives;
 pub mod error;
 pub mod execution;
 pub mod guest;

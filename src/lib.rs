@@ -12,6 +12,7 @@
 //! | [`limits`] | every default |
 //! | [`value`] | how Python values are written as bytes |
 //! | [`execution`] | what an execution resolves to |
+//! | [`feedback`] | what a model is told of an execution |
 //! | [`error`] | what can go wrong |
 //! | [`guest`] | the Python runtime, embedded |
 //! | `wasm` | the browser's front door (feature `wasm`) |
@@ -20,6 +21,7 @@ pub mod deadline;
 pub mod directives;
 pub mod error;
 pub mod execution;
+pub mod feedback;
 pub mod guest;
 pub mod limits;
 pub mod output;
@@ -36,5 +38,5 @@ pub mod wasm;
 pub use error::Error;
 pub use execution::CodeExecution;
 pub use limits::Limits;
-pub use protocol::PROTOCOL_VERSION;
+pub use protocol::{PROTOCOL_VERSION, Profile};
 pub use session::{Effect, Input, Session};

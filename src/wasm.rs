@@ -3,6 +3,7 @@
 mod assets;
 mod convert;
 mod driver;
+mod feedback;
 mod glue;
 mod guest_frame;
 mod options;

@@ -84,7 +84,8 @@ impl Driver {
         let mut names: Vec<String> = options.host_functions.iter().map(|(name, _)| name.clone()).collect();
         names.extend(options.on_llm_query.is_some().then(|| "llm_query".to_owned()));
         names.extend(options.on_rlm_query.is_some().then(|| "rlm_query".to_owned()));
-        let session = Session::new(options.limits.clone(), names);
+        let session =
+            Session::new(options.limits.clone(), names).with_profile(options.profile, options.output_fields.clone());
         Self::with_session(glue, Rc::new(options), session)
     }
 
@@ -614,12 +615,12 @@ impl Driver {
         }
         match (name, &self.options.on_llm_query, &self.options.on_rlm_query) {
             ("llm_query", Some(function), _) => {
-                let model = args.get(1);
-                let model = if model.is_null() { JsValue::UNDEFINED } else { model };
-                function.call2(&nobody, &args.get(0), &object(&[("model", &model), ("signal", signal)]))
+                let info = query_info(&args.get(1), signal);
+                function.call2(&nobody, &args.get(0), &info)
             }
             ("rlm_query", _, Some(function)) => {
-                function.call3(&nobody, &args.get(0), &args.get(1), &object(&[("signal", signal)]))
+                let info = query_info(&args.get(2), signal);
+                function.call3(&nobody, &args.get(0), &args.get(1), &info)
             }
             _ => Err(JsValue::from_str("there is no such function")),
         }
@@ -649,6 +650,12 @@ impl Driver {
             .map_err(|error| HostFailure(error.to_string())),
         }
     }
+}
+
+/// What `onLLMQuery` and `onRLMQuery` get beside the question.
+fn query_info(model: &JsValue, signal: &JsValue) -> JsValue {
+    let model = if model.is_null() { &JsValue::UNDEFINED } else { model };
+    object(&[("model", model), ("signal", signal)]).into()
 }
 
 /// Starts a guest in the place that it has. Within a frame, Python starts while its files are still being checked: it hears and

@@ -7,6 +7,7 @@
 //! | [`protocol`] | what host and guest say to each other |
 //! | [`session`] | the state machine of one guest |
 //! | [`deadline`] | when to interrupt, when to kill |
+//! | [`budget`] | what may be spent on models |
 //! | [`output`] | all truncation |
 //! | [`limits`] | every default |
 //! | [`value`] | how Python values are written as bytes |
@@ -15,6 +16,7 @@
 //! | [`guest`] | the Python runtime, embedded |
 //! | `wasm` | the browser's front door (feature `wasm`) |
 
+pub mod budget;
 pub mod deadline;
 pub mod error;
 pub mod execution;
@@ -31,6 +33,7 @@ pub mod value;
 #[cfg(feature = "wasm")]
 pub mod wasm;
 
+pub use budget::{Budget, BudgetLimits};
 pub use error::Error;
 pub use execution::CodeExecution;
 pub use limits::Limits;

@@ -8,6 +8,7 @@
 //! | [`session`] | the state machine of one guest |
 //! | [`directives`] | final answers in a model's prose |
 //! | [`deadline`] | when to interrupt, when to kill |
+//! | [`budget`] | what may be spent on models |
 //! | [`output`] | all truncation |
 //! | [`limits`] | every default |
 //! | [`value`] | how Python values are written as bytes |
@@ -17,6 +18,7 @@
 //! | [`guest`] | the Python runtime, embedded |
 //! | `wasm` | the browser's front door (feature `wasm`) |
 
+pub mod budget;
 pub mod deadline;
 pub mod directives;
 pub mod error;
@@ -35,6 +37,7 @@ pub mod value;
 #[cfg(feature = "wasm")]
 pub mod wasm;
 
+pub use budget::{Budget, BudgetLimits};
 pub use error::Error;
 pub use execution::CodeExecution;
 pub use limits::Limits;

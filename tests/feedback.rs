@@ -23,6 +23,7 @@ fn ran(code: &str, stdout: &str) -> CodeExecution {
         result: None,
         truncated: Truncated::default(),
         host_calls: 0,
+        usage: None,
     }
 }
 

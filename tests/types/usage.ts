@@ -10,7 +10,8 @@ export async function rightly(): Promise<void> {
     hostFunctions: { add: (a: number, b: number) => a + b },
     isolation: "worker",
     profile: "rlm-legacy",
-    onProgress: ({ stage }) => stage satisfies "assets" | "python" | "ready" | "cold",
+    onProgress: (progress) => (progress.stage === "calls" ? (progress.total satisfies number) : progress.stage),
+    budget: { maxCalls: 10, maxTokens: 1e6, maxCost: 1.5, maxTime: 60_000, maxDepth: 1 },
   });
   await sandbox.initialize({ any: ["value", 1n, new Map()] });
   const run = await sandbox.execute("1+1", { timeout: 10, signal: new AbortController().signal });
@@ -23,6 +24,8 @@ export async function rightly(): Promise<void> {
   (await sandbox.listVariables()) satisfies { name: string; type: string; length: number | null }[];
   const variables = ["x", ...(await sandbox.listVariables())];
   sandbox.feedback(run, { format: "rlm-minimal", block: 1, variables, maxLength: 10 }) satisfies string;
+  sandbox.budget.left.calls satisfies number | undefined;
+  await createSandbox({ budget: sandbox.budget, onLLMQuery: () => ({ text: "", usage: { inputTokens: 1 } }) });
   sandbox.capabilities.softInterrupt satisfies boolean;
   sandbox.interrupt();
   await sandbox.destroy();

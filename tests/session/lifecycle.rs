@@ -30,7 +30,7 @@ fn tells_the_guest_its_limits_before_anything_else() {
     };
     assert_eq!(*version, PROTOCOL_VERSION);
     assert_eq!((config.max_output_chars, config.max_value_bytes), (100, 1_000.0));
-    assert_eq!(config.host_functions, ["ask", "look"]);
+    assert_eq!(config.host_functions, ["ask", "look", "llm_query", "rlm_query"]);
     assert_eq!(config.max_host_calls, limits().max_host_calls);
     assert_eq!((config.profile, config.output_fields.len()), (Profile::Default, 0));
 }

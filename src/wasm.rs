@@ -11,6 +11,7 @@ mod options;
 mod outbox;
 mod sandbox;
 mod snapshot;
+mod source;
 mod spares;
 
 /// What `tests/web.rs` looks at; no part of the API.

@@ -533,25 +533,3 @@ def test_submit_ends_the_cell_wherever_it_is(dspy: Guest, source: str, final: ob
     assert cell.has_final and cell.final == final and cell.ended == "ok", cell.traceback
     assert "no\n" not in cell.stdout
     assert not dspy.ok("x = 1").has_final
-
-
-def test_a_profile_s_state_is_saved_and_loaded(guest: Guest) -> None:
-    for profile, source, check, expected in [
-        ("dspy", "answer = [1]; f = llm_query; query = 'q'", "answer, query, f('x')", "([1], 'q', 'answer to x')"),
-        ("rlm", "answer['content'] = 'draft'; y = 1", "answer['content'], context is context_0", "('draft', True)"),
-        (
-            "default",
-            "f = query; final_answer = 5",
-            "f('x'), final_answer, query('y')",
-            "('answer to x', 5, 'answer to y')",
-        ),
-    ]:
-        speaking(guest, profile)
-        guest.put("context", "long")
-        guest.ok(source)
-        data, lost = guest.runtime.save_state()
-        other = speaking(Guest(), profile)
-        other.ok("1")
-        assert (lost, other.runtime.load_state(data)) == ([], [])
-        assert visible(other, check) == expected
-        guest.ok("globals().clear()")

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::protocol::Profile;
 
 /// What may be spent; what is not given is not limited.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -98,6 +99,19 @@ pub enum Exhausted {
     /// Depth.
     #[error("recursion deeper than {0} is not in the budget (maxDepth): use llm_query, or do it here")]
     Depth(f64),
+}
+
+impl Exhausted {
+    /// What Python is told. dspy's `_LLMCallBudget` (`dspy/predict/rlm.py`, 3.4.1) has a text of its own for calls.
+    pub fn told(&self, profile: Profile) -> String {
+        match self {
+            Self::Calls(most) if profile == Profile::Dspy => format!(
+                "LLM call limit exceeded: {most} + 1 > {most}. \
+                 Use Python code for aggregation instead of making more LLM calls."
+            ),
+            other => other.to_string(),
+        }
+    }
 }
 
 impl BudgetLimits {

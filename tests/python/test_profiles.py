@@ -274,8 +274,10 @@ def test_dspy_s_call_limit_takes_all_of_a_batch_or_nothing(dspy: Guest) -> None:
 
 def test_dspy_s_batch_raises_what_the_code_did_wrong(dspy: Guest) -> None:
     assert dspy.run("llm_query_batched(['a', 5])").error_type == "TypeError"
-    dspy.bridge.answer = lambda *args: Reply("budget", "limit")
-    assert dspy.run("llm_query('x')").ended == "limit"
+    dspy.bridge.answer = lambda prompt, *_: Reply("budget", "limit") if prompt == "b" else prompt
+    for call in ("llm_query('b')", "llm_query_batched(['a', 'b'])"):
+        cell = dspy.run(call)
+        assert (cell.ended, cell.error) == ("limit", "RuntimeError: budget")
 
 
 # ---- what is shown ----

@@ -301,16 +301,25 @@ class Helpers:
 
     def _one(self, name: str, args: list[Any]) -> str:
         self._reserve(1)
-        ok, value = _checked(name, self._call_host(name, [args])[0])
+        ok, value = self._checked(name, self._call_host(name, [args])[0])
         if not ok:
             raise value
         return AwaitableStr(value)
+
+    def _checked(self, name: str, reply: tuple[bool, Any]) -> tuple[bool, Any]:
+        """A reply of a query, which must be a string. Where prompts tell of the call limit, batches raise it."""
+        ok, value = reply
+        if ok and type(value) is not str:
+            return False, HostCallError(f"{_CALLBACKS[name]} returned a {type_name(value)}, not a string")
+        if type(value) is LimitError and self._profile.call_limit is not None:
+            raise CallLimitError(as_text(value))
+        return ok, value
 
     def _many(self, name: str, calls: list[list[Any]]) -> list[str]:
         self._reserve(len(calls))
         replies = self._call_host(name, calls) if calls else []
         slots = self._profile.slots
-        checked = [_checked(name, reply) for reply in replies]
+        checked = [self._checked(name, reply) for reply in replies]
         return AwaitableList(value if ok else self._describe(name, value, slots) for ok, value in checked)
 
 
@@ -371,14 +380,6 @@ def _texts(text: Any) -> Generator[tuple[dict[str, Any], str], None, None]:
     else:
         hint = "`context` is not set: pass text=" if text is None else f"not {type_name(text)}"
         raise TypeError(f"search_context() searches a str, or a list or dict of texts; {hint}")
-
-
-def _checked(name: str, reply: tuple[bool, Any]) -> tuple[bool, Any]:
-    """A reply of a query, which must be a string."""
-    ok, value = reply
-    if ok and type(value) is not str:
-        return False, HostCallError(f"{_CALLBACKS[name]} returned a {type_name(value)}, not a string")
-    return ok, value
 
 
 def _need(helper: str, what: str, value: object, kind: type) -> None:

@@ -14,10 +14,13 @@
 //! | [`execution`] | what an execution resolves to |
 //! | [`error`] | what can go wrong |
 //! | [`guest`] | the Python runtime, embedded |
+//! | [`directives`] | final answers in a model's prose |
+//! | [`rlm`] | the controller of a Recursive Language Model |
 //! | `wasm` | the browser's front door (feature `wasm`) |
 
 pub mod budget;
 pub mod deadline;
+pub mod directives;
 pub mod error;
 pub mod execution;
 pub mod guest;
@@ -28,6 +31,7 @@ pub mod output;
     reason = "the fields of messages are named after what the variants' docs explain"
 )]
 pub mod protocol;
+pub mod rlm;
 pub mod session;
 pub mod value;
 #[cfg(feature = "wasm")]

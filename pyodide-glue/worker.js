@@ -12,7 +12,7 @@ import { loadRuntime } from "./runtime.js";
 /** @import { Parts } from "./start-worker.js" */
 
 /**
- * Posts an event and its body, with what was held before it; `null` only posts what was held.
+ * Posts an event and its body, with what was held before it; `null` only posts what was held. With `hold`, it waits for the next.
  * @typedef {(event: Event | null, body?: Uint8Array, hold?: boolean) => void} Post
  */
 
@@ -21,6 +21,8 @@ const { Uint8Array } = self;
 const { parse, stringify } = JSON;
 const SMALL_BODY = 100_000;
 const PIECE = 1 << 20;
+/** Bytes of bodies that wait for the next message, at most. */
+const MAX_HELD_BYTES = 4 << 20;
 
 self.postMessage(null); // for start-worker.js
 
@@ -39,15 +41,24 @@ self.onmessage = async ({ data }) => {
 
   /** Events that leave with the next message: each message costs the page a task. @type {string[]} */
   let held = [];
+  /** Their bodies. @type {Uint8Array[]} */
+  let bodies = [];
+  let heldBytes = 0;
   /** @type {Post} */
   const post = (event, body, hold) => {
     if (event) held.push(stringify(event));
-    if (hold || held.length === 0) return;
-    const header = `[${held.join()}]`;
-    held = [];
+    if (body) {
+      bodies.push(body);
+      heldBytes += body.length;
+    }
+    if ((hold && heldBytes < MAX_HELD_BYTES) || held.length === 0) return;
+    const message = [`[${held.join()}]`, ...bodies];
     // Moving a small buffer costs more than copying it.
-    if (!body) postMessage([header]);
-    else postMessage([header, body], body.length > SMALL_BODY ? [body.buffer] : []);
+    const moved = bodies.filter((body) => body.length > SMALL_BODY).map((body) => body.buffer);
+    held = [];
+    bodies = [];
+    heldBytes = 0;
+    postMessage(message, moved);
   };
   /** Posts an event whose body may be long: in pieces, which the page takes one at a time. @type {Post} */
   const postLong = (event, body) => {

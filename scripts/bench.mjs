@@ -48,6 +48,11 @@ try {
   const dense = await run("roundTrip", values.quick ? 50 : 300);
   table("Round trips, back to back", dense, "echo");
 
+  for (const ms of [100, 0]) {
+    const samples = await run("batch", ms, values.quick ? 3 : 20);
+    table(`A batch of 50 calls that take the model ${ms} ms each`, samples, "ideal");
+  }
+
   for (const megabytes of [1, 10, 100]) {
     const rounds = values.quick ? 1 : megabytes > 10 ? 3 : 7;
     table(`initialize with ${megabytes} MB of text`, await run("initialize", megabytes, rounds), "globalsSet");

@@ -189,6 +189,11 @@ impl Budget {
         }))
     }
 
+    /// What may be spent at this node.
+    pub fn limits(&self) -> BudgetLimits {
+        self.0.limits
+    }
+
     /// How many levels the budget is below its root.
     pub fn depth(&self) -> f64 {
         self.0.depth
@@ -298,6 +303,12 @@ impl Budget {
     fn lock(&self) -> MutexGuard<'_, Usage> {
         // Whoever panicked meanwhile left numbers, and numbers are always whole.
         self.0.spent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PartialEq for Budget {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 }
 

@@ -10,6 +10,7 @@ mod turn;
 
 use std::collections::VecDeque;
 
+use crate::budget::{Budget, BudgetLimits, Usage};
 use crate::deadline::{StopReason, Verdict, earliest};
 use crate::error::Error;
 use crate::execution::{CodeExecution, StateReport};
@@ -61,6 +62,8 @@ pub enum Command<B> {
         code: String,
         /// Guest time in milliseconds, where it is not the session's `timeout`.
         timeout_ms: Option<f64>,
+        /// What it may spend of the session's budget.
+        budget: BudgetLimits,
     },
     /// Read a variable.
     GetVariable(String),
@@ -97,6 +100,8 @@ pub enum Input<B> {
     BadMessage(String),
     /// The guest is gone, or never came up.
     GuestLost(Error),
+    /// A host call has used something up.
+    Used(u32, Usage),
     /// A host call came back.
     HostReturned(u32, Result<Encoded<B>, HostFailure>),
     /// Time has passed: [`Session::wake_at`] is reached.
@@ -118,17 +123,34 @@ pub enum Effect<B> {
         call: u32,
         /// The function.
         name: String,
-        /// The list of arguments.
+        /// The list of arguments, or the only one when that is a str.
         args: Encoded<B>,
+        /// What the execution may spend: a recursion is given a child of it.
+        budget: Budget,
     },
     /// Send the guest a `Restore` and what its checkpoints hold.
     Restore(Request, Vec<B>),
     /// Nobody waits for this host call any more: abort it.
     AbortHost(u32),
+    /// Some of the calls that Python made at once are done.
+    Progress(Progress),
     /// Show printed text to whoever asked for it.
     Print(Ticket, Stream, String),
     /// The one answer to a command.
     Resolve(Ticket, Result<Reply<B>, Error>),
+}
+
+/// How far the calls are that Python made at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Progress {
+    /// The function that they call.
+    pub name: String,
+    /// How many are answered, well or badly.
+    pub done: u32,
+    /// How many of those failed.
+    pub failed: u32,
+    /// How many there are.
+    pub total: u32,
 }
 
 /// The answer to a command that went well.
@@ -163,6 +185,7 @@ enum Guest {
 pub struct Session<B> {
     limits: Limits,
     host_functions: Vec<String>,
+    budget: Budget,
     guest: Guest,
     info: GuestInfo,
     /// Whether a guest has finished a turn since the last loss.
@@ -192,6 +215,7 @@ impl<B: Body> Session<B> {
         Self {
             limits,
             host_functions,
+            budget: Budget::new(BudgetLimits::default(), 0.0),
             guest: Guest::Down,
             info: GuestInfo::default(),
             proven: false,
@@ -209,6 +233,17 @@ impl<B: Body> Session<B> {
             wake_at: None,
             effects: Vec::new(),
         }
+    }
+
+    /// What its executions may spend, all together.
+    pub fn with_budget(mut self, budget: Budget) -> Self {
+        self.budget = budget;
+        self
+    }
+
+    /// What its executions may spend.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
     }
 
     /// What the guest said of itself when it was last ready.
@@ -248,6 +283,7 @@ impl<B: Body> Session<B> {
             Input::Guest(event, body) => self.guest_event(now, event, body),
             Input::BadMessage(what) => self.violation(now, &what),
             Input::GuestLost(error) => self.guest_gone(now, error),
+            Input::Used(call, usage) => self.host_used(call, &usage),
             Input::HostReturned(call, result) => self.host_returned(now, call, result),
             Input::Tick => {}
         }
@@ -276,7 +312,7 @@ impl<B: Body> Session<B> {
             }
             self.starting.push(ticket);
         } else {
-            let task = match self.task(command) {
+            let task = match self.task(now, command) {
                 Ok(task) => task,
                 Err(reply) => return self.resolve(ticket, Ok(reply)),
             };
@@ -503,6 +539,7 @@ impl<B: Body> Session<B> {
                     StopReason::Interrupt => "it was interrupted",
                     StopReason::Timeout => "its guest time was over",
                     StopReason::WallTimeout => "its total time was over",
+                    StopReason::Budget => "the time of its budget was over",
                 };
                 let ms = self.limits.grace_period_ms;
                 self.guest_gone(
@@ -570,7 +607,9 @@ impl<B: Body> Session<B> {
                 self.do_state(now, ticket, ask);
                 continue;
             }
-            if self.context.is_some() || task.initializes() {
+            if let (Task::Execute(_), Some(why)) = (&task, self.budget.overdue(now)) {
+                self.resolve(ticket, task.unaffordable(&why));
+            } else if self.context.is_some() || task.initializes() {
                 self.begin(now, Some(ticket), task);
             } else {
                 // The `initialize` that it waited for failed.

@@ -1,6 +1,7 @@
 //! The browser's front door, and the only place that knows a browser.
 
 mod assets;
+mod budget;
 mod convert;
 mod driver;
 mod glue;

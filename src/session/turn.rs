@@ -3,6 +3,7 @@
 use super::call::Calls;
 use super::checkpoint::Ask;
 use super::{Body, Command, Effect, Encoded, Reply, Session, Ticket, kind};
+use crate::budget::{Budget, Exhausted, Usage};
 use crate::deadline::{Deadline, StopReason};
 use crate::error::Error;
 use crate::execution::{CodeExecution, Outcome, StateReport, StateStatus, Truncated};
@@ -57,6 +58,8 @@ pub(super) struct Execution {
     id: u32,
     code: String,
     timeout_ms: f64,
+    /// Its part of the session's budget.
+    pub(super) budget: Budget,
     host_calls: u32,
     stdout: OutputBuffer,
     stderr: OutputBuffer,
@@ -96,6 +99,17 @@ impl<B> Task<B> {
         matches!(self, Self::Set { initialize: true, .. })
     }
 
+    /// The answer to a command that is not begun because of the budget.
+    pub(super) fn unaffordable(self, why: &Exhausted) -> Result<Reply<B>, Error> {
+        match self {
+            Self::Execute(execution) => {
+                let error = format!("LimitError: {why}; nothing was run");
+                Ok(execution.refused(Outcome::Limit, "LimitError", &error))
+            }
+            other => other.never_ran(),
+        }
+    }
+
     /// The answer to a command that is taken back before its turn.
     pub(super) fn never_ran(self) -> Result<Reply<B>, Error> {
         match self {
@@ -130,6 +144,11 @@ impl Execution {
             (Some(StopReason::Interrupt), Error::Timeout(why)) => (
                 Outcome::Interrupted,
                 "KeyboardInterrupt",
+                format!("{why}, so the guest was terminated"),
+            ),
+            (Some(StopReason::Budget), Error::Timeout(why)) => (
+                Outcome::Limit,
+                "LimitError",
                 format!("{why}, so the guest was terminated"),
             ),
             (Some(_), Error::Timeout(why)) => (
@@ -185,6 +204,13 @@ impl Execution {
                     )),
                 )
             }
+            (Some(StopReason::Budget), _) => {
+                let why = self.budget.overdue(now).map_or_else(String::new, |why| why.to_string());
+                (
+                    Outcome::Limit,
+                    Some(("LimitError", format!("{why}; variables are kept"))),
+                )
+            }
             (None, Ended::Ok) => (Outcome::Ok, None),
             (None, Ended::Error) => (Outcome::Error, None),
             (None, Ended::Limit) => (Outcome::Limit, None),
@@ -228,6 +254,7 @@ impl Execution {
                 stderr: self.stderr.omitted(),
             },
             host_calls: self.host_calls,
+            usage: Some(self.budget.spent()).filter(|usage| *usage != Usage::default()),
             code: self.code,
         }
     }
@@ -251,7 +278,7 @@ impl Execution {
 
 impl<B: Body> Session<B> {
     /// What a command asks of the guest, or the reply to one that is not put to it.
-    pub(super) fn task(&mut self, command: Command<B>) -> Result<Task<B>, Reply<B>> {
+    pub(super) fn task(&mut self, now: f64, command: Command<B>) -> Result<Task<B>, Reply<B>> {
         Ok(match command {
             Command::Start => return Err(Reply::Done),
             Command::GetVariable(name) => Task::Get(name),
@@ -270,7 +297,11 @@ impl<B: Body> Session<B> {
                 value,
                 initialize: true,
             },
-            Command::Execute { code, timeout_ms } => {
+            Command::Execute {
+                code,
+                timeout_ms,
+                budget,
+            } => {
                 self.last_execution += 1;
                 let buffer = || OutputBuffer::new(self.limits.max_output_chars);
                 let chars = code.chars().count();
@@ -278,6 +309,7 @@ impl<B: Body> Session<B> {
                     id: self.last_execution,
                     code,
                     timeout_ms: timeout_ms.unwrap_or(self.limits.timeout_ms),
+                    budget: Budget::new(budget, now), // a part of the session's from its beginning on
                     host_calls: 0,
                     stdout: buffer(),
                     stderr: buffer(),
@@ -297,11 +329,14 @@ impl<B: Body> Session<B> {
         })
     }
 
-    pub(super) fn begin(&mut self, now: f64, ticket: Option<Ticket>, task: Task<B>) {
+    pub(super) fn begin(&mut self, now: f64, ticket: Option<Ticket>, mut task: Task<B>) {
         self.last_turn += 1;
         let turn = self.last_turn;
-        let timeout_ms = match &task {
-            Task::Execute(execution) => execution.timeout_ms,
+        let timeout_ms = match &mut task {
+            Task::Execute(execution) => {
+                execution.budget = self.budget.scope(execution.budget.limits(), now);
+                execution.timeout_ms
+            }
             _ => VALUE_TIMEOUT_MS,
         };
         if let Task::Execute(_) | Task::Set { .. } = task {
@@ -354,7 +389,12 @@ impl<B: Body> Session<B> {
             Task::Execute(_) => self.limits.wall_timeout_ms,
             _ => None,
         };
-        let deadline = Deadline::start(now, timeout_ms, wall_timeout_ms, self.limits.grace_period_ms);
+        let budget_ends_at = match &task {
+            Task::Execute(execution) => execution.budget.expires_at(),
+            _ => None,
+        };
+        let deadline =
+            Deadline::start(now, timeout_ms, wall_timeout_ms, self.limits.grace_period_ms).within(budget_ends_at);
         let chain = match task {
             Task::Restore { checkpoint } => Some(self.chain(checkpoint)),
             _ => None,

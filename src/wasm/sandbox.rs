@@ -6,6 +6,7 @@ use js_sys::Promise;
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
 
+use super::budget::JsBudget;
 use super::convert::encode;
 use super::driver::Driver;
 use super::glue::{Glue, object, thrown};
@@ -31,7 +32,7 @@ export interface SandboxOptions {
   maxOutputLength?: number;
   /** Host calls per execution. Default 10 000. */
   maxHostCalls?: number;
-  /** Host calls at the same time. Default 8. */
+  /** Host calls at the same time. Default 32. */
   maxConcurrentHostCalls?: number;
   /** Characters of source per execution. Default 1 000 000. */
   maxCodeLength?: number;
@@ -44,9 +45,21 @@ export interface SandboxOptions {
   /** Guests that are kept ready to take over; the sandboxes of a page share them. Default 1. */
   spares?: number;
   /** Answers `llm_query(prompt, model)`. */
-  onLLMQuery?: (prompt: string, info: { model?: string; signal: AbortSignal }) => string | Promise<string>;
-  /** Answers `rlm_query(task, context)`. */
-  onRLMQuery?: (task: string, context: unknown, info: { signal: AbortSignal }) => string | Promise<string>;
+  onLLMQuery?: (
+    prompt: string,
+    info: { model?: string; signal: AbortSignal },
+  ) => string | Answer | Promise<string | Answer>;
+  /** Answers `rlm_query(task, context)`. `budget` is for the child's sandbox: it is part of this one's, a level deeper. */
+  onRLMQuery?: (
+    task: string,
+    context: unknown,
+    info: { signal: AbortSignal; budget: Budget },
+  ) => string | Answer | Promise<string | Answer>;
+  /**
+   * What the executions of this sandbox may spend on models, all together: limits, or the budget of another sandbox, which is
+   * shared then. A call beyond it raises LimitError in Python; when its time is over, the execution ends with outcome `limit`.
+   */
+  budget?: BudgetLimits | Budget;
   /** Functions that Python calls by name. */
   hostFunctions?: Record<string, (...args: any[]) => unknown>;
   /** `"frame"` (default): an opaque origin without network. `"worker"`: a plain worker, where there is no DOM. */
@@ -57,14 +70,25 @@ export interface SandboxOptions {
   onStdout?: (text: string) => void;
   /** Gets what is written to `sys.stderr`, as it comes. */
   onStderr?: (text: string) => void;
-  /** Hears how far the boot is; `cold` and its reason, when the memory that guests start from had to be made anew. */
-  onProgress?: (progress: { stage: "assets" | "python" | "ready" | "cold"; reason?: string }) => void;
+  /** Hears how far something is that takes time. */
+  onProgress?: (progress: Progress) => void;
 }
+
+/**
+ * How far the boot is (`cold` and its reason: the memory that guests start from had to be made anew), or how many of the `calls`
+ * are answered that Python made at once, such as a batch.
+ */
+export type Progress =
+  | { stage: "assets" | "python" | "ready" }
+  | { stage: "cold"; reason: string }
+  | { stage: "calls"; name: string; done: number; failed: number; total: number };
 
 /** What one `execute` takes. */
 export interface ExecuteOptions {
   /** Milliseconds of guest time, instead of the sandbox's `timeout`. */
   timeout?: number;
+  /** What this execution may spend of the sandbox's budget. */
+  budget?: BudgetLimits;
   /** Interrupts the execution, or keeps it from beginning. */
   signal?: AbortSignal;
   /** Gets what this execution prints, as it comes. */
@@ -166,6 +190,7 @@ impl Sandbox {
                 Command::Execute {
                     code,
                     timeout_ms: options.timeout_ms,
+                    budget: options.budget,
                 },
                 options,
             ))
@@ -237,6 +262,12 @@ impl Sandbox {
     pub fn destroy(&self) -> VoidPromise {
         self.driver.feed(Input::Destroy);
         Promise::resolve(&JsValue::UNDEFINED).unchecked_into()
+    }
+
+    /// What the sandbox may spend on models, and has spent. Another sandbox that is created with it shares it.
+    #[wasm_bindgen(getter)]
+    pub fn budget(&self) -> JsBudget {
+        JsBudget::new(self.driver.budget())
     }
 
     /// What the sandbox is and can do.

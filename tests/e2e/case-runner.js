@@ -186,6 +186,12 @@ const BEHAVIOURS = {
     return new Promise(() => {});
   },
   huge: () => () => "é".repeat(25_000_000),
+  metered: () => (prompt) => ({ text: prompt, usage: { inputTokens: 10, outputTokens: 5, cost: 0.5 } }),
+  overcharged: () => (prompt) => ({ text: prompt, usage: { inputTokens: -10, outputTokens: NaN, cost: "much" } }),
+  budget:
+    () =>
+    (_task, _context, { budget }) =>
+      JSON.stringify({ depth: budget.depth, left: budget.left }),
   number: () => () => 42,
   null: () => () => null,
   nothing: () => () => undefined,

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 use sandglass::Error;
+use sandglass::budget::BudgetLimits;
 use sandglass::deadline::StopReason;
 use sandglass::limits::{MAX_NAMES, MAX_OUTPUT_EVENT_BYTES};
 use sandglass::protocol::{Encoding, Ended, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, Request, Stream};
@@ -96,11 +97,16 @@ fn command() -> impl Strategy<Value = Command<Bytes>> {
     let execute = (
         prop_oneof![9 => 0..50_usize, 1 => Just(2_000)],
         prop::option::of(1.0..3_000.0_f64),
+        prop::option::of((0..4_u8).prop_map(f64::from)),
     );
     prop_oneof![
         2 => Just(Command::Start),
         3 => Just(Command::Initialize(text("context"))),
-        8 => execute.prop_map(|(length, timeout_ms)| Command::Execute { code: "x".repeat(length), timeout_ms }),
+        8 => execute.prop_map(|(length, timeout_ms, max_calls)| Command::Execute {
+            code: "x".repeat(length),
+            timeout_ms,
+            budget: BudgetLimits { max_calls, max_time: timeout_ms.map(|ms| 2.0 * ms), ..BudgetLimits::default() },
+        }),
         2 => Just(Command::GetVariable("x".to_owned())),
         2 => Just(Command::SetVariable("x".to_owned(), text("value"))),
         1 => Just(Command::ListVariables),
@@ -194,7 +200,12 @@ fn ended() -> impl Strategy<Value = Ended> {
 }
 
 fn reason() -> impl Strategy<Value = Option<StopReason>> {
-    let reasons = vec![StopReason::Timeout, StopReason::WallTimeout, StopReason::Interrupt];
+    let reasons = vec![
+        StopReason::Timeout,
+        StopReason::WallTimeout,
+        StopReason::Budget,
+        StopReason::Interrupt,
+    ];
     prop::option::weighted(0.2, prop::sample::select(reasons))
 }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use sandglass::Error;
+use sandglass::budget::{Budget, BudgetLimits};
 use sandglass::execution::{CodeExecution, LostVariable};
 use sandglass::limits::Limits;
 use sandglass::protocol::{
@@ -41,6 +42,8 @@ pub(crate) struct World {
     pub(crate) calls: BTreeMap<u32, (String, Bytes)>,
     pub(crate) aborted: BTreeSet<u32>,
     pub(crate) printed: String,
+    /// What was told of the calls that Python made at once: done, failed, total.
+    pub(crate) progress: Vec<(u32, u32, u32)>,
     pub(crate) destroyed: bool,
     limits: Limits,
     tickets: Ticket,
@@ -70,7 +73,8 @@ pub(crate) fn limits() -> Limits {
 impl World {
     /// A session without a guest.
     pub(crate) fn new(limits: Limits) -> Self {
-        let session = Session::new(limits.clone(), vec!["ask".to_owned(), "look".to_owned()]);
+        let names = ["ask", "look", "llm_query", "rlm_query"];
+        let session = Session::new(limits.clone(), names.map(str::to_owned).to_vec());
         Self::with(limits, session)
     }
 
@@ -84,6 +88,7 @@ impl World {
             calls: BTreeMap::new(),
             aborted: BTreeSet::new(),
             printed: String::new(),
+            progress: Vec::new(),
             destroyed: false,
             limits,
             tickets: 0,
@@ -99,12 +104,24 @@ impl World {
     }
 
     pub(crate) fn ready_with(limits: Limits) -> Self {
-        let mut world = Self::new(limits);
+        Self::new(limits).begun()
+    }
+
+    /// One whose calls of models are bounded, from now on.
+    pub(crate) fn ready_within(budget: BudgetLimits) -> Self {
+        let mut world = Self::new(limits());
+        let session = std::mem::replace(&mut world.session, Session::new(limits(), Vec::new()));
+        world.session = session.with_budget(Budget::new(budget, world.now));
+        world.begun()
+    }
+
+    fn begun(mut self) -> Self {
+        let world = &mut self;
         let ticket = world.command(Command::Initialize(text("the context")));
         world.boot();
         world.done();
         assert_eq!(world.answer(ticket), &Ok(Reply::Done));
-        world
+        self
     }
 
     // ---- the user ----
@@ -119,6 +136,7 @@ impl World {
         self.command(Command::Execute {
             code: code.to_owned(),
             timeout_ms: None,
+            budget: BudgetLimits::default(),
         })
     }
 
@@ -447,7 +465,7 @@ impl World {
                 assert!(links.last() == Some(&full) || links.last() == Some(&last), "{links:?}");
                 self.deliver(request, None);
             }
-            Effect::CallHost { call, name, args } => {
+            Effect::CallHost { call, name, args, .. } => {
                 assert!(call > self.last_call, "a call's number is used twice");
                 self.last_call = call;
                 self.calls.insert(call, (name, args.body));
@@ -458,6 +476,13 @@ impl World {
                     "aborted a call that is not under way"
                 );
                 self.aborted.insert(call);
+            }
+            Effect::Progress(progress) => {
+                assert!(
+                    progress.failed <= progress.done && progress.done <= progress.total,
+                    "{progress:?}"
+                );
+                self.progress.push((progress.done, progress.failed, progress.total));
             }
             Effect::Print(ticket, _, text) => {
                 assert!(self.is_pending(ticket), "printed for a command that is over");

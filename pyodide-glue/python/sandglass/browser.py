@@ -47,9 +47,16 @@ class BrowserBridge:
 
     def host_call(self, name: str, calls: list[tuple[str, bytes]]) -> list[tuple[bool, str, bytes]]:
         js = self._js
-        for encoding, body in calls:
-            # A short text is cheaper as a string.
-            js.call(name, encoding, body.decode() if encoding == "text" and body.isascii() else to_js(body))
+        # One crossing for all of them. A short text is cheaper as a string.
+        flat = [
+            part
+            for encoding, body in calls
+            for part in (encoding, body.decode() if encoding == "text" and body.isascii() else body)
+        ]
+        if len(flat) == 2 and type(flat[1]) is str:
+            js.call(name, *flat)
+        else:
+            js.callAll(name, to_js(flat))
         try:
             answers = self._wait(js.answered, js.answeredBlocking)
         except BaseException:

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::Message;
 use super::answer::{check, json_in};
-use super::event::{EventKind, RunOutcome, TRAJECTORY_VERSION};
+use super::event::{RlmEventKind, RunOutcome, TRAJECTORY_VERSION};
 use super::history::History;
 use super::limits::MAX_BLOCKS;
 use super::openai::{Reply, estimated_usage};
@@ -65,7 +65,7 @@ pub enum Effect {
     /// Run code; the answer is [`Input::Executed`].
     Execute(String),
     /// Tell whoever listens.
-    Emit(EventKind),
+    Emit(RlmEventKind),
     /// The run is over.
     Finish(Finish),
 }
@@ -173,7 +173,7 @@ impl Controller {
             instructions: self.task.instructions.as_deref(),
         });
         let mut opening = prompt::task(&self.task.task, &contexts, self.task.schema.as_ref());
-        self.emit(EventKind::RunStarted {
+        self.emit(RlmEventKind::RunStarted {
             version: TRAJECTORY_VERSION,
             task: self.task.task.clone(),
             contexts,
@@ -208,14 +208,14 @@ impl Controller {
         self.turn += 1;
         let Some(history) = &mut self.history else { return };
         if let Some(compaction) = history.compact() {
-            self.effects.push(Effect::Emit(EventKind::HistoryCompacted {
+            self.effects.push(Effect::Emit(RlmEventKind::HistoryCompacted {
                 before: compaction.before,
                 after: compaction.after,
                 turns: compaction.turns,
             }));
         }
         let (messages, prompt_tokens) = (history.messages(), history.tokens());
-        self.emit(EventKind::TurnStarted {
+        self.emit(RlmEventKind::TurnStarted {
             turn: self.turn,
             of: self.task.max_iterations,
             messages: messages.len(),
@@ -233,7 +233,7 @@ impl Controller {
         self.asked.clear();
         let usage = Usage { calls: 0.0, ..usage };
         self.budget.charge(&usage);
-        self.emit(EventKind::ModelReplied {
+        self.emit(RlmEventKind::ModelReplied {
             turn: self.turn,
             text: reply.text.clone(),
             usage,
@@ -241,7 +241,7 @@ impl Controller {
             cut: reply.cut,
             duration: ms,
         });
-        self.emit(EventKind::Budget {
+        self.emit(RlmEventKind::Budget {
             spent: self.budget.spent(),
             left: self.budget.left(now),
         });
@@ -312,7 +312,7 @@ impl Controller {
             };
         };
         running.block += 1;
-        self.emit(EventKind::CodeStarted {
+        self.emit(RlmEventKind::CodeStarted {
             turn: self.turn,
             block: running.block,
             blocks: running.blocks,
@@ -329,7 +329,7 @@ impl Controller {
         execution: &CodeExecution,
         value: Option<Result<Value, String>>,
     ) {
-        self.emit(EventKind::ExecutionEnded {
+        self.emit(RlmEventKind::ExecutionEnded {
             turn: self.turn,
             block: running.block,
             execution: serde_json::to_value(execution).unwrap_or_default(),
@@ -359,7 +359,7 @@ impl Controller {
         match value.and_then(|value| check(value, self.task.schema.as_ref())) {
             Ok(answer) => self.finish(now, RunOutcome::Answered, Some(answer), None),
             Err(problems) => {
-                self.emit(EventKind::AnswerRejected {
+                self.emit(RlmEventKind::AnswerRejected {
                     problems: problems.clone(),
                 });
                 running.feedback.push(prompt::rejected(&problems));
@@ -409,7 +409,7 @@ impl Controller {
         self.step = Step::Done;
         self.history = None;
         let iterations = self.turn;
-        self.emit(EventKind::RunEnded {
+        self.emit(RlmEventKind::RunEnded {
             outcome,
             answer: answer.clone(),
             error: error.clone(),
@@ -425,7 +425,7 @@ impl Controller {
         }));
     }
 
-    fn emit(&mut self, kind: EventKind) {
+    fn emit(&mut self, kind: RlmEventKind) {
         self.effects.push(Effect::Emit(kind));
     }
 }
@@ -435,7 +435,7 @@ fn directive_code(prose: &str) -> Option<Result<String, String>> {
     match final_directive(prose)? {
         // A text of JSON is also one of Python, once it is ASCII.
         Directive::Variable(name) => Some(Ok(format!("FINAL_VAR({})", python_text(name)))),
-        Directive::Value(text) if text.is_empty() => None,
+        Directive::Value("") => None,
         Directive::Value(text) => Some(Err(text.to_owned())),
     }
 }

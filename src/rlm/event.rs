@@ -17,7 +17,8 @@ pub const TRAJECTORY_VERSION: u32 = 1;
 /// One step of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Event {
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub struct RlmEvent {
     /// The run: `"0"` is the first, `"0.1"` the second of its children.
     pub run: String,
     /// How deep it is.
@@ -26,13 +27,14 @@ pub struct Event {
     pub time: f64,
     /// What happened.
     #[serde(flatten)]
-    pub kind: EventKind,
+    pub kind: RlmEventKind,
 }
 
 /// What happens in a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
-pub enum EventKind {
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub enum RlmEventKind {
     /// A run begins; its sandbox has its context.
     RunStarted {
         /// [`TRAJECTORY_VERSION`].
@@ -47,6 +49,7 @@ pub enum EventKind {
         max_depth: u32,
         /// The schema of its answer.
         #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[cfg_attr(feature = "wasm", tsify(optional, type = "unknown"))]
         answer_schema: Option<Value>,
     },
     /// The model is asked for its next reply.
@@ -90,6 +93,7 @@ pub enum EventKind {
     Retry {
         /// The host call that it is for; without it, it is for the turn.
         #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[cfg_attr(feature = "wasm", tsify(optional))]
         call: Option<u32>,
         /// Which attempt failed, from 1.
         attempt: u32,
@@ -116,6 +120,7 @@ pub enum EventKind {
         /// Which block of its reply, from 1.
         block: usize,
         /// The [`CodeExecution`](crate::CodeExecution), as it was when this was recorded.
+        #[cfg_attr(feature = "wasm", tsify(type = "CodeExecution"))]
         execution: Value,
         /// Whether it declared a final answer.
         declared: bool,
@@ -134,9 +139,11 @@ pub enum EventKind {
         prompt_hash: String,
         /// The model that Python named.
         #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[cfg_attr(feature = "wasm", tsify(optional))]
         model: Option<String>,
         /// The run that it starts, when it does.
         #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[cfg_attr(feature = "wasm", tsify(optional))]
         child: Option<String>,
     },
     /// It is answered, by `answer` or `error`.
@@ -145,12 +152,15 @@ pub enum EventKind {
         call: u32,
         /// The answer, whole: a replay gives it again.
         #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[cfg_attr(feature = "wasm", tsify(optional))]
         answer: Option<String>,
         /// Why there is none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[cfg_attr(feature = "wasm", tsify(optional))]
         error: Option<String>,
         /// What it used; a child's calls have their own.
         #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[cfg_attr(feature = "wasm", tsify(optional))]
         usage: Option<Usage>,
         /// Milliseconds.
         duration: f64,
@@ -173,9 +183,11 @@ pub enum EventKind {
         outcome: RunOutcome,
         /// The answer.
         #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[cfg_attr(feature = "wasm", tsify(optional, type = "unknown"))]
         answer: Option<Value>,
         /// Why there is none, or what is wrong.
         #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[cfg_attr(feature = "wasm", tsify(optional))]
         error: Option<String>,
         /// Replies that it took.
         iterations: u32,
@@ -201,6 +213,7 @@ pub enum EventKind {
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
 pub enum RunOutcome {
     /// Its code, or its prose, declared an answer.
     Answered,
@@ -214,7 +227,7 @@ pub enum RunOutcome {
     Failed,
 }
 
-impl EventKind {
+impl RlmEventKind {
     /// Whether it is no line of a trajectory.
     pub fn is_live(&self) -> bool {
         matches!(self, Self::Text { .. } | Self::Output { .. })

@@ -197,11 +197,13 @@ impl Turn {
                     "[Turn {number}: a reply of {} characters with {} blocks of code.]",
                     self.reply.chars().count(),
                     self.blocks
-                ),
+                )
+                .into(),
                 format!(
                     "[Its output of {} characters is not shown.]",
                     self.feedback.chars().count()
-                ),
+                )
+                .into(),
             ],
         }
     }

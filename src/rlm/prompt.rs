@@ -12,6 +12,7 @@ use crate::execution::{CodeExecution, Outcome, StateStatus};
 /// A variable that holds a context.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
 pub struct ContextFacts {
     /// Its name.
     pub name: String,
@@ -20,12 +21,15 @@ pub struct ContextFacts {
     pub kind: String,
     /// How long it is, in `unit`s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "wasm", tsify(optional, type = "number"))]
     pub length: Option<u64>,
     /// `characters`, `bytes` or `items`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "wasm", tsify(optional))]
     pub unit: Option<String>,
     /// How many characters its items have together, when all are texts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "wasm", tsify(optional, type = "number"))]
     pub characters: Option<u64>,
     /// How it begins.
     #[serde(default)]

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
-use super::event::{Event, EventKind, TRAJECTORY_VERSION};
+use super::event::{RlmEvent, RlmEventKind, TRAJECTORY_VERSION};
 use super::limits::MAX_TRAJECTORY_EVENTS;
 use crate::budget::Usage;
 
@@ -28,14 +28,14 @@ struct Call {
 ///
 /// # Errors
 /// Which line is none of a trajectory that this version reads, and why.
-pub fn read_trajectory(text: &str) -> Result<Vec<Event>, String> {
+pub fn read_trajectory(text: &str) -> Result<Vec<RlmEvent>, String> {
     let mut events = Vec::new();
     let lines = text.lines().filter(|line| !line.trim().is_empty());
     for (index, line) in lines.enumerate() {
         if index >= MAX_TRAJECTORY_EVENTS {
             return Err(format!("it has more than {MAX_TRAJECTORY_EVENTS} lines"));
         }
-        match serde_json::from_str::<Event>(line) {
+        match serde_json::from_str::<RlmEvent>(line) {
             Ok(event) => events.push(event),
             Err(error) if error.is_eof() && index > 0 => break,
             Err(error) => return Err(format!("line {} is no event: {error}", index + 1)),
@@ -46,10 +46,10 @@ pub fn read_trajectory(text: &str) -> Result<Vec<Event>, String> {
     Ok(events)
 }
 
-fn check_version(events: &[Event]) -> Result<(), String> {
+fn check_version(events: &[RlmEvent]) -> Result<(), String> {
     match events.first().map(|event| &event.kind) {
-        Some(EventKind::RunStarted { version, .. }) if *version == TRAJECTORY_VERSION => Ok(()),
-        Some(EventKind::RunStarted { version, .. }) => Err(format!(
+        Some(RlmEventKind::RunStarted { version, .. }) if *version == TRAJECTORY_VERSION => Ok(()),
+        Some(RlmEventKind::RunStarted { version, .. }) => Err(format!(
             "it is of version {version}, this release reads version {TRAJECTORY_VERSION}"
         )),
         _ => Err("it does not begin with runStarted".to_owned()),
@@ -61,19 +61,19 @@ impl Replay {
     ///
     /// # Errors
     /// Why it is none.
-    pub fn new(events: Vec<Event>) -> Result<Self, String> {
+    pub fn new(events: Vec<RlmEvent>) -> Result<Self, String> {
         check_version(&events)?;
         let mut replay = Self::default();
         let mut prompts = HashMap::new();
-        for Event { run, kind, .. } in events {
+        for RlmEvent { run, kind, .. } in events {
             match kind {
-                EventKind::ModelReplied { turn, text, usage, .. } => {
+                RlmEventKind::ModelReplied { turn, text, usage, .. } => {
                     replay.turns.insert((run, turn), Ok((text, usage)));
                 }
-                EventKind::CallStarted { call, prompt_hash, .. } => {
+                RlmEventKind::CallStarted { call, prompt_hash, .. } => {
                     prompts.insert((run, call), prompt_hash);
                 }
-                EventKind::CallEnded {
+                RlmEventKind::CallEnded {
                     call,
                     answer,
                     error,

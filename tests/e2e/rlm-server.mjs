@@ -18,7 +18,7 @@ const POLICIES = {
   // Adds up over three levels: each run cuts its context into parts, by whole lines, for runs one level deeper.
   tree: ({ turn, task, last }) => {
     const [, level = "0", parts = "0"] = /^level (\d+), parts (\d+)/.exec(task) ?? [];
-    if (turn === 0) return String(last.split("\n").filter((line) => /teal/.test(line)).length);
+    if (turn === 0) return String(last.split("\n").filter((line) => / teal /.test(line)).length);
     if (turn === 1) return "First a look.\n```repl\nprint(type(context).__name__, len(context), context[:60])\n```";
     if (level === "2") {
       return [

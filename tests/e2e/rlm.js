@@ -280,7 +280,7 @@ const ANSWERS = {
     const result = await run({ task: "Name it.", model: endpoint("typed"), answerSchema });
     const rejected = result.events.filter(({ type }) => type === "answerRejected").length;
     return [
-      ...ended(result, { name: "sand", grains: [1, 2, 3] }),
+      ...ended(result, { grains: [1, 2, 3], name: "sand" }),
       ...unequal(rejected, 1, "rejections"),
       ...result.problems,
     ];
@@ -415,7 +415,7 @@ const MODELS = {
   },
 
   "a failed query is Python's to handle": async () => {
-    await order([{ kind: "status", status: 400, match: "bad prompt" }]);
+    await order([{ kind: "status", status: 400, match: '"content":"bad prompt"' }]);
     const code =
       "for ask in (lambda: llm_query('bad prompt'), lambda: llm_query('x', model='dear')):\n" +
       "    try:\n        ask()\n    except HostCallError as error:\n        print(error)\nFINAL(llm_query('y', model='script'))";
@@ -494,7 +494,7 @@ const ENDS = {
       ["a reply", [{ kind: "hang" }], [cell("1")]],
       ["a pause", [{ kind: "status", status: 429, headers: { "Retry-After": "60" } }], [cell("1")]],
       ["code", [], [cell("while True: pass")]],
-      ["a query", [{ kind: "hang", match: "ask me" }], [cell("llm_query_batched(['ask me'] * 5)")]],
+      ["a query", [{ kind: "hang", match: '"content":"ask me"' }], [cell("llm_query_batched(['ask me'] * 5)")]],
       ["children", [], [cell(`rlm_query_batched([${JSON.stringify(inChild)}] * 6)`)]],
     ])) {
       await order(faults);
@@ -603,7 +603,7 @@ const REPLAY = {
   },
 
   "a recorded failure fails again, and rubbish is refused": async () => {
-    await order([{ kind: "status", status: 400, match: "bad prompt" }]);
+    await order([{ kind: "status", status: 400, match: '"content":"bad prompt"' }]);
     const code = cell("try:\n    llm_query('bad prompt')\nexcept HostCallError as error:\n    FINAL(str(error))");
     const first = await script([code]);
     const again = await run({ task: "other", model: replayRlm(first.events) });

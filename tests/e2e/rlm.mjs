@@ -1,5 +1,5 @@
 // `runRlm` against a scripted endpoint, in a real browser. The tests themselves are in rlm.js, what the model says in rlm-server.mjs.
-//   node tests/e2e/rlm.mjs --browser chromium|firefox [--only part-of-a-name]
+//   node tests/e2e/rlm.mjs --browser chromium|firefox [--only part-of-a-name|another]
 import { openBrowser, readArguments, Score } from "./harness.mjs";
 import { startModelServer } from "./rlm-server.mjs";
 
@@ -13,7 +13,7 @@ const host = await openBrowser(name);
 try {
   let page = await openPage();
   const names = await page.evaluate(() => Object.keys(/** @type {any} */ (window).rlm.TESTS));
-  for (const testName of names.filter((testName) => testName.includes(only))) {
+  for (const testName of names.filter((testName) => only.split("|").some((part) => testName.includes(part)))) {
     const begin = Date.now();
     const problems = await run(page, testName);
     score.add(testName, problems);

@@ -270,6 +270,7 @@ mod tests {
     use crate::execution::{StateReport, Truncated};
     use serde_json::json;
 
+    #[expect(clippy::unwrap_used, reason = "a test may panic")]
     fn execution() -> CodeExecution {
         serde_json::from_value(json!({
             "id": 1, "code": "", "stdout": "", "stderr": "", "duration": 1, "guestTime": 1, "outcome": "ok",

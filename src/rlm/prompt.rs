@@ -107,7 +107,7 @@ print(type(context), len(context))
 print(context[:500])
 ```
 
-The code runs at once. In the next turn you see what it printed, the value of its last expression, and errors; of each output at most {output_chars} characters (its beginning and its end). Variables, imports and functions stay from block to block. Python's standard library is there; network, threads and packages are not. A block that runs for too long is stopped, waiting for models not counted.
+The code runs at once. In the next turn you see what it printed, the value of its last expression, and errors; of each output at most {output_chars} characters (its beginning and its end). Variables, imports and functions stay from block to block. Python's standard library is there; network and threads are not. A block that runs for too long is stopped, waiting for models not counted.
 
 Names in the REPL:
 - `context`: the data of the task.

@@ -12,6 +12,8 @@ const { replayRlm, runRlm, toJsonLines } = /** @type {typeof import("../../pyodi
   await import(/** @type {any} */ ("/pyodide-glue/rlm.js"))
 );
 
+const supervisor = await (await import(/** @type {any} */ ("/pkg/sandglass.js"))).default();
+
 const KEY = "key-that-nobody-sees-0123456789";
 let server = "";
 
@@ -94,6 +96,14 @@ async function until(condition, ms = 20_000) {
 /** @param {object[]} faults */
 const order = (faults) => fetch(`${server}/faults`, { method: "POST", body: JSON.stringify(faults) });
 const log = async () => (await fetch(`${server}/log`)).json();
+
+/** How many values of JavaScript the supervisor holds. */
+function references() {
+  const table = /** @type {any} */ (supervisor).__wbindgen_externrefs;
+  let count = 0;
+  for (let index = 0; index < table.length; index += 1) count += table.get(index) == null ? 0 : 1;
+  return count;
+}
 
 /** @param {unknown} actual @param {unknown} wanted @param {string} what */
 function unequal(actual, wanted, what) {
@@ -554,6 +564,47 @@ const ENDS = {
     const result = await run({ task: "go on", model: endpoint("endless"), budget: { maxCalls: 8 } });
     const { requests } = await log();
     return [...ended(result, undefined, "limit"), ...unequal(result.usage.calls, 8, "calls"), ...result.problems];
+  },
+
+  "many runs leave nothing behind": async () => {
+    const replies = [cell("x = [llm_query('a'), rlm_query(rlm_task)]"), cell("FINAL(str(x))")];
+    const child = JSON.stringify([cell("FINAL(llm_query('b'))")]);
+    replies[0] = (replies[0] ?? "").replace("rlm_task", JSON.stringify(child));
+    const problems = [];
+    const counts = [];
+    for (let round = 0; round < 12; round += 1) {
+      const result = await script(replies, { sandbox: { spares: 0 } });
+      problems.push(...ended(result, "['echo: a', 'echo: b']"), ...result.problems);
+      counts.push(references());
+    }
+    // Closures that a user's function may keep are given back when garbage is collected; here there is none of them.
+    const [, , settled = 0] = counts;
+    if (Math.max(...counts.slice(3)) > settled + 5) problems.push(`references of the supervisor: ${counts}`);
+    return problems;
+  },
+
+  "a context that Python has no counterpart for fails the run": async () => {
+    const result = await script([cell("1")], { context: () => 1 });
+    return [
+      ...ended(result, undefined, "failed"),
+      ...(/Function/.test(result.error ?? "") ? [] : [`${result.error}`]),
+      ...result.problems,
+    ];
+  },
+
+  "contexts are files and blobs, too": async () => {
+    const context = new File(["a teal line\n"], "a.txt");
+    const result = await script([cell("FINAL(context)")], { context });
+    const facts = result.events.flatMap((event) => (event.type === "runStarted" ? event.contexts : []));
+    return [
+      ...ended(result, "a teal line\n"),
+      ...unequal(
+        facts,
+        [{ name: "context", type: "str", length: 12, unit: "characters", peek: "a teal line\n" }],
+        "facts",
+      ),
+      ...result.problems,
+    ];
   },
 
   "wrong options are refused by name": async () => {

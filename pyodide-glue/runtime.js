@@ -12,7 +12,7 @@ import { copySnapshot, createHash, isIntact, makeSnapshot, pageOf, readSnapshot 
 /** @import { Parts } from "./start-worker.js" */
 
 /** The protocol's version; src/protocol.rs refuses another. */
-const PROTOCOL_VERSION = 2;
+const PROTOCOL_VERSION = 3;
 
 // Pyodide builds absolute addresses of its files from this. Nothing is ever fetched from there.
 const ASSETS = "https://guest.invalid/";

@@ -64,6 +64,12 @@ pub const OUTPUT_BYTES_PER_SECOND: f64 = 8.0 * 1024.0 * 1024.0;
 pub const OUTPUT_BURST_PER_CHAR: f64 = 8.0;
 /// See [`OUTPUT_BURST_BYTES`].
 pub const OUTPUT_PER_SECOND_PER_CHAR: f64 = 160.0;
+/// Characters of an execution that a model is shown, as alexzhang13/rlm has it.
+pub const FEEDBACK_CHARS: u32 = 20_000;
+/// The same, as alexzhang13/rlm-minimal has it.
+pub const RLM_MINIMAL_FEEDBACK_CHARS: u32 = 100_000;
+/// The same, as stanfordnlp/dspy has it.
+pub const DSPY_FEEDBACK_CHARS: u32 = 10_000;
 /// Calls that may wait in a session's queue.
 pub const MAX_QUEUED_COMMANDS: usize = 10_000;
 

@@ -26,7 +26,7 @@ use crate::deadline::StopReason;
 use crate::execution::LostVariable;
 
 /// Changes whenever a message does. Host and guest refuse to talk to another version.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// The host functions that the guest has helpers for; others are the user's own.
 pub const QUERIES: [&str; 2] = ["llm_query", "rlm_query"];
@@ -100,8 +100,56 @@ pub struct GuestConfig {
     pub max_value_depth: u32,
     /// Characters of past cells' source that tracebacks can show.
     pub max_source_cache: u32,
-    /// Names of the user's own host functions.
+    /// What the host answers: [`QUERIES`] as far as it has them, and the user's own functions.
     pub host_functions: Vec<String>,
+    /// Host calls of one execution.
+    pub max_host_calls: u32,
+    /// Whose names and texts Python gets.
+    pub profile: Profile,
+    /// The names of the values that `SUBMIT` takes; none: it takes any.
+    pub output_fields: Vec<String>,
+}
+
+/// Whose prompts and controllers a sandbox is for: the names in Python, their signatures, and what failures look like.
+/// `python/sandglass/profiles.py` holds what each is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub enum Profile {
+    /// Sandglass's own.
+    #[default]
+    Default,
+    /// alexzhang13/rlm from 0.1.2 on.
+    Rlm,
+    /// alexzhang13/rlm up to 0.1.1a, and rlm-minimal.
+    RlmLegacy,
+    /// stanfordnlp/dspy's `RLM`.
+    Dspy,
+}
+
+impl Profile {
+    /// All there are.
+    pub const ALL: [Self; 4] = [Self::Default, Self::Rlm, Self::RlmLegacy, Self::Dspy];
+
+    /// Its public name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Rlm => "rlm",
+            Self::RlmLegacy => "rlm-legacy",
+            Self::Dspy => "dspy",
+        }
+    }
+
+    /// The profile of a public name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|profile| profile.name() == name)
+    }
+
+    /// Whether Python has `SUBMIT`.
+    pub fn has_submit(self) -> bool {
+        matches!(self, Self::Default | Self::Dspy)
+    }
 }
 
 /// How a host call went.

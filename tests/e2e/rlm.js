@@ -615,12 +615,14 @@ const ENDS = {
       [{ task: "t" }, "model"],
       [{ ...good, maxdepth: 1 }, "maxdepth"],
       [{ ...good, maxDepth: -1 }, "maxDepth"],
-      [{ ...good, model: { baseUrl: "x" } }, "model.model"],
+      [{ ...good, model: { baseUrl: "https://x" } }, "model.model"],
       [{ ...good, subModel: { model: "x" } }, "subModel.baseUrl"],
-      [{ ...good, model: { baseUrl: "x", model: "y", temperature: 0 } }, "model.temperature"],
+      [{ ...good, model: { baseUrl: "/x", model: "y", temperature: 0 } }, "model.temperature"],
       [{ ...good, budget: { maxCals: 1 } }, "budget.maxCals"],
       [{ ...good, budget: { maxDepth: 1 } }, "budget.maxDepth"],
       [{ ...good, sandbox: { onLLMQuery() {} } }, "sandbox.onLLMQuery"],
+      [{ ...good, model: { baseUrl: "example.com/v1", model: "y" } }, "model.baseUrl"],
+      [{ ...good, sandbox: { profile: "rlm" } }, "sandbox.profile"],
       [{ ...good, sandbox: { timeout: "x" } }, "timeout"],
       [{ ...good, answerSchema: { pattern: "x" } }, "answerSchema"],
       [{ ...good, signal: {} }, "signal"],
@@ -680,6 +682,18 @@ const HOSTILE = {
     return [
       ...ended(result, "alive"),
       ...(longest < 1e6 ? [] : [`a request of ${longest} bytes`]),
+      ...(size < 1e5 ? [] : [`a trajectory of ${size} bytes`]),
+      ...result.problems,
+    ];
+  },
+
+  "a model's name of 50 MB goes nowhere": async () => {
+    const code =
+      "try:\n    llm_query('x', model='m' * 50_000_000)\nexcept HostCallError as error:\n    FINAL(str(error))";
+    const result = await script([cell(code)], { sandbox: { timeout: 60_000 } });
+    const size = toJsonLines(result.events).length;
+    return [
+      ...(/no model m{100};/.test(result.answer) ? [] : [`${result.answer}`.slice(0, 500)]),
       ...(size < 1e5 ? [] : [`a trajectory of ${size} bytes`]),
       ...result.problems,
     ];

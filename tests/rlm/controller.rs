@@ -21,6 +21,7 @@ fn task() -> Task {
         depth: 0,
         max_depth: 1,
         functions: Vec::new(),
+        packages: Vec::new(),
         instructions: None,
     }
 }

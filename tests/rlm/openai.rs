@@ -41,6 +41,9 @@ fn requests_say_what_is_asked_for() {
             "messages": [{ "role": "system", "content": "rules" }, { "role": "user", "content": "é\n" }]
         })
     );
+    let without = json!({ "stream_options": null, "top_p": null });
+    let body = request_body("m", &[], true, without.as_object().unwrap());
+    assert_eq!(body, r#"{"messages":[],"model":"m","stream":true}"#);
     for base in ["http://a/v1", "http://a/v1//", "http://a/v1/chat/completions"] {
         assert_eq!(completions_url(base), "http://a/v1/chat/completions");
     }

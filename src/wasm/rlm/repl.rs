@@ -117,8 +117,8 @@ fn llm_query(run: Weak<Run>) -> LlmQuery {
         let run = run.clone();
         future_to_promise(async move {
             let run = run.upgrade().ok_or("the run is over")?;
-            let (model, signal) = (get(&info, "model").as_string(), get(&info, "signal"));
-            run.llm_query(&prompt, model, &signal).await.map_err(error)
+            let (model, signal) = (get(&info, "model"), get(&info, "signal"));
+            run.llm_query(&prompt, &model, &signal).await.map_err(error)
         })
     })
 }

@@ -1,31 +1,11 @@
-// The package's entry: loads the supervisor and hands out sandboxes.
+// The package's entry: hands out sandboxes.
 
-import init, { startSandbox } from "../pkg/sandglass.js";
-import { build, frame, integrity } from "../dist/assets.js";
-import { startWorker } from "./start-worker.js";
+import { startSandbox } from "../pkg/sandglass.js";
+import { load } from "./supervisor.js";
 
 /** @import { Sandbox, SandboxOptions } from "../pkg/sandglass.js" */
 
-/** What is thrown when a sandbox cannot do what it was asked to; `code` never changes for a kind of error. */
-export class SandboxError extends Error {
-  name = "SandboxError";
-
-  /** @param {string} code @param {string} message */
-  constructor(code, message) {
-    super(message);
-    this.code = code;
-  }
-}
-
-/** What the supervisor needs of JavaScript. */
-const glue = {
-  SandboxError,
-  build,
-  integrity,
-  frameScript: frame,
-  assetsUrl: new URL("../dist/", import.meta.url).href,
-  startWorker,
-};
+export { SandboxError } from "./supervisor.js";
 
 /**
  * Starts a sandbox; resolves when Python is ready.
@@ -33,11 +13,5 @@ const glue = {
  * @returns {Promise<Sandbox>}
  */
 export async function createSandbox(options) {
-  try {
-    await init();
-  } catch (error) {
-    const what = `the supervisor (pkg/sandglass_bg.wasm) could not be loaded; serve the package's pkg/ beside its entry`;
-    throw new SandboxError("asset_failed", `${what}: ${error}`);
-  }
-  return startSandbox(glue, options);
+  return startSandbox(await load(), options);
 }

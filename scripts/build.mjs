@@ -135,15 +135,18 @@ async function licences() {
   await cp(join(root, "LICENSES"), join(dist, "LICENSES"), { recursive: true });
 }
 
-// The package's types: those of pyodide-glue/index.js, out of its JSDoc, and those that src/ generates into pkg/.
+// The package's types: those of its entries, out of their JSDoc, and those that src/ generates into pkg/.
 async function types() {
   const folder = join(root, ".setup/types");
   const emit = ["--noEmit", "false", "--declaration", "--emitDeclarationOnly", "--rootDir", ".", "--outDir", folder];
   const { ok, output } = await run(["tsc", ...emit], { log: join(root, ".setup/logs/types.log") });
   if (!ok)
     console.warn(`the glue has type errors (npm test -- --only tsc):\n${output.split("\n").slice(0, 3).join("\n")}`);
-  const entry = await readFile(join(folder, "pyodide-glue/index.d.ts"), "utf8");
-  await writeFile(join(dist, "index.d.ts"), `${entry}export type * from "../pkg/sandglass.js";\n`);
+  for (const name of ["index", "rlm", "supervisor"]) {
+    const entry = await readFile(join(folder, `pyodide-glue/${name}.d.ts`), "utf8");
+    const generated = name === "supervisor" ? "" : `export type * from "../pkg/sandglass.js";\n`;
+    await writeFile(join(dist, `${name}.d.ts`), entry + generated);
+  }
 }
 
 async function editor() {

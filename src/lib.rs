@@ -16,6 +16,8 @@
 //! | [`feedback`] | what a model is told of an execution |
 //! | [`error`] | what can go wrong |
 //! | [`guest`] | the Python runtime, embedded |
+//! | [`directives`] | final answers in a model's prose |
+//! | [`rlm`] | the controller of a Recursive Language Model |
 //! | `wasm` | the browser's front door (feature `wasm`) |
 
 pub mod budget;
@@ -32,6 +34,7 @@ pub mod output;
     reason = "the fields of messages are named after what the variants' docs explain"
 )]
 pub mod protocol;
+pub mod rlm;
 pub mod session;
 pub mod value;
 #[cfg(feature = "wasm")]

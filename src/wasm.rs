@@ -9,6 +9,7 @@ mod glue;
 mod guest_frame;
 mod options;
 mod outbox;
+mod rlm;
 mod sandbox;
 mod snapshot;
 mod source;

@@ -664,7 +664,7 @@ fn show(mut execution: Box<CodeExecution>, last: Option<Encoded<JsBody>>) -> Res
 }
 
 /// Calls a function that only wants to know; what it throws is its own affair.
-fn notify(callback: &Function, value: &JsValue) {
+pub(super) fn notify(callback: &Function, value: &JsValue) {
     if let Err(error) = callback.call1(&JsValue::UNDEFINED, value) {
         web_sys::console::error_1(&error);
     }

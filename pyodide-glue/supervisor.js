@@ -1,0 +1,37 @@
+// Loads the supervisor, once for all entries of the package.
+
+import init from "../pkg/sandglass.js";
+import { build, frame, integrity } from "../dist/assets.js";
+import { startWorker } from "./start-worker.js";
+
+/** What is thrown when a sandbox cannot do what it was asked to; `code` never changes for a kind of error. */
+export class SandboxError extends Error {
+  name = "SandboxError";
+
+  /** @param {string} code @param {string} message */
+  constructor(code, message) {
+    super(message);
+    this.code = code;
+  }
+}
+
+/** What the supervisor needs of JavaScript. */
+const glue = {
+  SandboxError,
+  build,
+  integrity,
+  frameScript: frame,
+  assetsUrl: new URL("../dist/", import.meta.url).href,
+  startWorker,
+};
+
+/** Resolves when the supervisor can be called, to what it needs. */
+export async function load() {
+  try {
+    await init();
+  } catch (error) {
+    const what = `the supervisor (pkg/sandglass_bg.wasm) could not be loaded; serve the package's pkg/ beside its entry`;
+    throw new SandboxError("asset_failed", `${what}: ${error}`);
+  }
+  return glue;
+}

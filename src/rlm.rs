@@ -1,0 +1,75 @@
+//! The controller of a Recursive Language Model: it asks a model what to do, runs the code of its replies in a sandbox, shows it
+//! what came of it, and ends with an answer. Sans-IO, like [`session`](crate::session): the driver asks, runs and waits.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`controller`] | the state machine of one run |
+//! | [`prompt`] | everything that a model reads |
+//! | [`parse`] | the code in a model's reply |
+//! | [`answer`] | final values as JSON, and as what was asked for |
+//! | [`schema`] | the part of JSON Schema that typed answers are checked by |
+//! | [`history`] | the messages of a run, kept below a number of tokens |
+//! | [`event`] | what is told of a run: the lines of a trajectory |
+//! | [`replay`] | a recorded trajectory in the place of the model |
+//! | [`openai`] | the wire of `/chat/completions` endpoints, and when to try again |
+//! | [`limits`] | defaults and bounds |
+
+pub mod answer;
+pub mod controller;
+pub mod event;
+pub mod history;
+pub mod limits;
+pub mod openai;
+pub mod parse;
+pub mod prompt;
+pub mod replay;
+pub mod schema;
+
+use serde::{Deserialize, Serialize};
+
+/// What one side said.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub struct Message {
+    /// Who said it.
+    pub role: Role,
+    /// What.
+    pub content: String,
+}
+
+/// Who says something to a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub enum Role {
+    /// Who wrote the rules.
+    System,
+    /// Who asks, and shows what code did.
+    User,
+    /// The model.
+    Assistant,
+}
+
+impl Message {
+    /// A message of this role.
+    pub fn new(role: Role, content: impl Into<String>) -> Self {
+        Self {
+            role,
+            content: content.into(),
+        }
+    }
+}
+
+/// About how many tokens a text takes: four ASCII characters or one other character are counted as one.
+pub fn estimate_tokens(text: &str) -> usize {
+    let ascii = text.bytes().filter(u8::is_ascii).count();
+    let others = text.chars().filter(|char| !char.is_ascii()).count();
+    ascii.div_ceil(4) + others
+}
+
+/// The first and last characters of a text, `most` in all, around a notice of how many are missing.
+pub fn middle_cut(text: &str, most: usize) -> String {
+    let mut buffer = crate::output::OutputBuffer::new(u32::try_from(most).unwrap_or(u32::MAX));
+    buffer.push(0, text);
+    buffer.text()
+}

@@ -1,0 +1,258 @@
+//! Final values: as JSON, and as what was asked for.
+
+use serde_json::{Map, Number, Value};
+
+use super::limits::MAX_ANSWER_BYTES;
+use super::parse::parse;
+use super::schema::Schema;
+use crate::limits::MAX_VALUE_DEPTH;
+use crate::protocol::Encoding;
+use crate::value::{Build, read};
+
+/// A value that Python declared, as JSON. What JSON lacks becomes text (floats that are not finite, dates in ISO 8601, bytes in
+/// hexadecimal), sets become arrays, keys of dicts become text, and other objects `{ type, repr }`.
+///
+/// # Errors
+/// What is wrong with it, in words for whoever wrote the code.
+pub fn to_json(encoding: Encoding, body: &[u8]) -> Result<Value, String> {
+    fits(body.len())?;
+    match encoding {
+        Encoding::None | Encoding::Missing | Encoding::File => Ok(Value::Null),
+        Encoding::Text => Ok(String::from_utf8_lossy(body).into_owned().into()),
+        Encoding::Bytes => Ok(ToJson.bytes(body)),
+        Encoding::Marshal | Encoding::Tagged => {
+            read(body, encoding == Encoding::Tagged, 2 * MAX_VALUE_DEPTH, &mut ToJson)
+                .map_err(|error| error.to_string())
+        }
+    }
+}
+
+/// Whether an answer of this size is taken.
+///
+/// # Errors
+/// That it is not, in words for whoever wrote the code.
+pub fn fits(bytes: usize) -> Result<(), String> {
+    if bytes <= MAX_ANSWER_BYTES {
+        return Ok(());
+    }
+    Err(format!(
+        "the answer takes {bytes} bytes, at most {MAX_ANSWER_BYTES} are taken"
+    ))
+}
+
+/// The answer to the task: checked by the schema where there is one, else as text.
+///
+/// # Errors
+/// What is wrong with it, in words for the model.
+pub fn check(value: Value, schema: Option<&Schema>) -> Result<Value, String> {
+    let Some(schema) = schema else {
+        return Ok(Value::String(text(&value)));
+    };
+    let problems = schema.problems(&value);
+    if problems.is_empty() {
+        return Ok(value);
+    }
+    // Models that are asked for JSON often hand over its text.
+    if let Value::String(text) = &value
+        && let Some(parsed) = json_in(text)
+        && schema.problems(&parsed).is_empty()
+    {
+        return Ok(parsed);
+    }
+    Err(problems.join("\n"))
+}
+
+/// A value as text: a str as it is, anything else as JSON.
+pub fn text(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// The JSON that a text is, or that stands in its first fence that holds any.
+pub fn json_in(text: &str) -> Option<Value> {
+    let whole = serde_json::from_str(text.trim()).ok();
+    whole.or_else(|| {
+        let parsed = parse(text);
+        let mut blocks = parsed.others.iter().chain(&parsed.blocks);
+        blocks.find_map(|block| serde_json::from_str(block.code.trim()).ok())
+    })
+}
+
+struct ToJson;
+
+impl Build for ToJson {
+    type Value = Value;
+
+    fn none(&mut self) -> Value {
+        Value::Null
+    }
+
+    fn bool(&mut self, value: bool) -> Value {
+        value.into()
+    }
+
+    fn int(&mut self, value: i64) -> Value {
+        value.into()
+    }
+
+    fn big_int(&mut self, negative: bool, hex: &str) -> Value {
+        let sign = if negative { "-" } else { "" };
+        match u64::from_str_radix(hex, 16) {
+            Ok(magnitude) if !negative => magnitude.into(),
+            Ok(magnitude) => format!("{sign}{magnitude}").into(),
+            Err(_) => format!("{sign}0x{hex}").into(),
+        }
+    }
+
+    fn float(&mut self, value: f64) -> Value {
+        let name = if value.is_nan() {
+            "NaN"
+        } else if value > 0.0 {
+            "Infinity"
+        } else {
+            "-Infinity"
+        };
+        Number::from_f64(value).map_or_else(|| name.into(), Value::Number)
+    }
+
+    fn text(&mut self, value: &str) -> Value {
+        value.into()
+    }
+
+    fn ill_formed_text(&mut self, utf16: &[u16]) -> Value {
+        String::from_utf16_lossy(utf16).into()
+    }
+
+    fn bytes(&mut self, value: &[u8]) -> Value {
+        use std::fmt::Write;
+        let mut hex = String::with_capacity(2 * value.len());
+        for byte in value {
+            // Writing to a String cannot fail.
+            let _ = write!(hex, "{byte:02x}");
+        }
+        hex.into()
+    }
+
+    fn list(&mut self, items: Vec<Value>) -> Value {
+        items.into()
+    }
+
+    fn dict(&mut self, entries: Vec<(Value, Value)>) -> Value {
+        let entries = entries.into_iter().map(|(key, value)| (text(&key), value));
+        Value::Object(entries.collect::<Map<_, _>>())
+    }
+
+    fn set(&mut self, items: Vec<Value>) -> Value {
+        items.into()
+    }
+
+    fn date(&mut self, ms: f64) -> Value {
+        iso_date(ms).into()
+    }
+
+    fn array(&mut self, dtype: &str, shape: &[u32], _data: &[u8]) -> Option<Value> {
+        Some(self.opaque("ndarray", &format!("array of {dtype}, shape {shape:?}: pass .tolist()")))
+    }
+
+    fn frame(&mut self, columns: Value, index: Value, rows: Value) -> Value {
+        let fields = [("columns", columns), ("index", index), ("data", rows)];
+        Value::Object(
+            fields
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect(),
+        )
+    }
+
+    fn opaque(&mut self, type_name: &str, repr: &str) -> Value {
+        serde_json::json!({ "type": type_name, "repr": repr })
+    }
+}
+
+/// Milliseconds since 1970 as a date of ISO 8601, in UTC. Source: Howard Hinnant, "chrono-compatible low-level date algorithms",
+/// `civil_from_days`.
+fn iso_date(ms: f64) -> String {
+    if !(-6.3e13..2.6e14).contains(&ms) {
+        return format!("{ms} ms since 1970");
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "within the years 0 to 9999")]
+    let ms = ms.floor() as i64;
+    let (days, of_day) = (ms.div_euclid(86_400_000), ms.rem_euclid(86_400_000));
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    let (hour, minute) = (of_day / 3_600_000, of_day / 60_000 % 60);
+    let (second, milli) = (of_day / 1_000 % 60, of_day % 1_000);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milli:03}Z")
+}
+
+#[cfg(all(test, not(target_arch = "wasm32")))]
+mod tests {
+    use super::*;
+    use crate::value::Writer;
+    use serde_json::json;
+
+    #[expect(clippy::unwrap_used, reason = "a test may panic")]
+    fn written(write: impl FnOnce(&mut Writer)) -> Value {
+        let mut writer = Writer::default();
+        write(&mut writer);
+        to_json(Encoding::Tagged, &writer.into_bytes()).unwrap()
+    }
+
+    #[test]
+    fn values_of_python_are_json() {
+        let value = written(|writer| {
+            writer.dict();
+            writer.text("a");
+            writer.list(4);
+            writer.int(-5);
+            writer.big_int(false, "ffffffffffffffff");
+            writer.float(f64::NAN);
+            writer.bytes(b"\x01\xff");
+            writer.int(7);
+            writer.none();
+            writer.end_dict();
+        });
+        assert_eq!(value, json!({ "a": [-5, u64::MAX, "NaN", "01ff"], "7": null }));
+        assert_eq!(
+            written(|writer| writer.big_int(true, "10000000000000000")),
+            json!("-0x10000000000000000")
+        );
+        assert_eq!(to_json(Encoding::Text, "é".as_bytes()), Ok(json!("é")));
+        assert!(to_json(Encoding::Marshal, b"?").is_err());
+        assert!(to_json(Encoding::Text, &vec![b'x'; MAX_ANSWER_BYTES + 1]).is_err());
+    }
+
+    #[test]
+    fn dates_are_iso_8601() {
+        for (ms, expected) in [
+            (0.0, "1970-01-01T00:00:00.000Z"),
+            (-1.0, "1969-12-31T23:59:59.999Z"),
+            (951_782_400_123.0, "2000-02-29T00:00:00.123Z"),
+            (4_107_542_400_000.0, "2100-03-01T00:00:00.000Z"),
+        ] {
+            assert_eq!(written(|writer| writer.date(ms)), json!(expected));
+        }
+    }
+
+    #[test]
+    fn an_answer_is_text_unless_a_schema_says_otherwise() {
+        assert_eq!(check(json!("a"), None), Ok(json!("a")));
+        assert_eq!(check(json!({ "a": 1 }), None), Ok(json!("{\"a\":1}")));
+        let schema = Schema::new(json!({ "type": "object", "required": ["n"] })).unwrap();
+        assert_eq!(check(json!({ "n": 1 }), Some(&schema)), Ok(json!({ "n": 1 })));
+        assert_eq!(check(json!("{\"n\": 1}"), Some(&schema)), Ok(json!({ "n": 1 })));
+        assert_eq!(
+            check(json!("so:\n```json\n{\"n\": 1}\n```"), Some(&schema)),
+            Ok(json!({ "n": 1 }))
+        );
+        assert!(check(json!("n"), Some(&schema)).is_err());
+    }
+}

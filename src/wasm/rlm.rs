@@ -1,0 +1,236 @@
+//! `runRlm`: a whole Recursive Language Model in a page.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`run`] | one run: carries out what [`crate::rlm::controller`] wants |
+//! | [`repl`] | its sandbox |
+//! | [`model`] | who answers: an endpoint or a function |
+//! | [`tree`] | what all runs of a tree share |
+//! | [`stop`] | how work is ended, and places that are waited for |
+//! | [`options`] | the options |
+
+mod model;
+mod options;
+mod repl;
+mod run;
+mod stop;
+mod tree;
+
+use js_sys::{Array, Function, JSON, Object, Promise};
+use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::future_to_promise;
+
+use self::options::Options;
+use self::run::Run;
+use self::stop::{Stop, after};
+use self::tree::Tree;
+use super::glue::{Glue, get, now, object, thrown};
+use crate::budget::Budget;
+use crate::error::Error;
+use crate::rlm::controller::Finish;
+use crate::rlm::event::RunOutcome;
+use crate::rlm::replay::{Replay, read_trajectory};
+
+#[wasm_bindgen(typescript_custom_section)]
+const TYPES: &str = r#"
+/** An OpenAI-compatible endpoint. Its key is sent to it, and to nobody else: it is in no event, and Python cannot see it. */
+export interface RlmEndpoint {
+  /** What `/chat/completions` is appended to, such as `https://api.example.com/v1`. It has to allow requests of the page (CORS). */
+  baseUrl: string;
+  apiKey?: string;
+  model: string;
+  /** Other models of the endpoint that Python may name in `llm_query(prompt, model)`. */
+  models?: string[];
+  /** More headers. */
+  headers?: Record<string, string>;
+  /** More fields of every request, such as `temperature`. */
+  body?: Record<string, unknown>;
+  /** Whether replies come piece by piece. Default true. */
+  stream?: boolean;
+  /** Attempts after the first when it is busy, fails or breaks off. Default 5, with growing pauses or as `Retry-After` says. */
+  maxRetries?: number;
+  /** Milliseconds of one attempt. Default 600 000. */
+  timeout?: number;
+  /** Cost per million tokens, for `budget.maxCost` and `usage.cost`. */
+  price?: { input?: number; output?: number };
+}
+
+/** Answers messages. */
+export type RlmModelFunction = (
+  messages: Message[],
+  info: {
+    signal: AbortSignal;
+    /** Hears what is new of the text, as it comes. */
+    onText: (text: string) => void;
+    /** The run that asks: `"0"` is the first, `"0.1"` the second of its children. */
+    run: string;
+    depth: number;
+    /** `"turn"`: a reply with code; `"query"`: an answer to `llm_query`. */
+    purpose: "turn" | "query";
+    /** The number of the turn, or of the call within its run. */
+    call: number;
+    /** The model that Python named. */
+    model?: string;
+    promptHash: string;
+  },
+) => string | Answer | Promise<string | Answer>;
+
+/** What `runRlm` takes. An unknown or ill-typed option rejects with code `invalid_option`. */
+export interface RlmOptions {
+  /** What is to be found out. */
+  task: string;
+  /** The data, as `initialize` takes it. Default null. */
+  context?: unknown;
+  /** Who writes the code. */
+  model: RlmEndpoint | RlmModelFunction;
+  /** Who answers `llm_query`, and writes the code of children. Default: `model`. */
+  subModel?: RlmEndpoint | RlmModelFunction;
+  /** Levels of children. Below the last one, `rlm_query` asks the sub-model. Default 1. */
+  maxDepth?: number;
+  /** Replies of the model per run. Default 20. */
+  maxIterations?: number;
+  /** Tokens of one prompt, by estimate: of the messages of a run, which are shortened beyond it, and of `llm_query`. Default 100 000. */
+  maxPromptTokens?: number;
+  /** Children of one depth that have a sandbox at the same time. Default 4. */
+  maxConcurrentRuns?: number;
+  /** What the whole tree may spend. `maxCalls` is 500 unless you say otherwise. */
+  budget?: Omit<BudgetLimits, "maxDepth">;
+  /** What the answer has to be: a JSON Schema. Keywords that are not checked are refused. */
+  answerSchema?: unknown;
+  /** Added to the system prompt. */
+  instructions?: string;
+  /** Options of the sandboxes. */
+  sandbox?: Omit<SandboxOptions, "onLLMQuery" | "onRLMQuery" | "budget">;
+  /** Hears every step. */
+  onEvent?: (event: RlmEvent) => void;
+  /** Ends everything. */
+  signal?: AbortSignal;
+}
+
+/** One step of a run: a line of its trajectory. */
+export type RlmEvent = {
+  /** The run: `"0"` is the first, `"0.1"` the second of its children. */
+  run: string;
+  /** How deep it is. */
+  depth: number;
+  /** Milliseconds since the first run began. */
+  time: number;
+} & RlmEventKind;
+
+/** What `runRlm` resolves to. */
+export interface RlmRun {
+  /** The answer: a string, or what `answerSchema` asks for; undefined when there is none. */
+  answer: any;
+  outcome: RunOutcome;
+  /** Why there is no answer, or what is wrong with it. */
+  error?: string;
+  /** Replies of the model that the first run took. */
+  iterations: number;
+  /** What the whole tree has spent. */
+  usage: Usage;
+  /** The trajectory: every event that is not live. */
+  events: RlmEvent[];
+}
+"#;
+
+#[wasm_bindgen]
+extern "C" {
+    /// TypeScript's `RlmOptions`.
+    #[wasm_bindgen(typescript_type = "RlmOptions")]
+    pub type RlmOptionsValue;
+    /// TypeScript's `Promise<RlmRun>`.
+    #[wasm_bindgen(typescript_type = "Promise<RlmRun>")]
+    pub type RlmRunPromise;
+    /// TypeScript's `string | RlmEvent[]`.
+    #[wasm_bindgen(typescript_type = "string | RlmEvent[]")]
+    pub type TrajectoryValue;
+    /// TypeScript's `RlmModelFunction`.
+    #[wasm_bindgen(typescript_type = "RlmModelFunction")]
+    pub type ModelFunctionValue;
+}
+
+/// Lets a model answer a task about a context. Resolves whatever models and code do; rejects only for wrong options.
+#[wasm_bindgen(js_name = startRlm)]
+pub fn start_rlm(glue: Glue, options: RlmOptionsValue) -> RlmRunPromise {
+    console_error_panic_hook::set_once();
+    let run = async move {
+        let options = Options::parse(&options).map_err(|error| thrown(&glue, &error))?;
+        let signals: Vec<_> = options.signal.iter().collect();
+        let stop = Stop::on(&signals)?;
+        let budget = Budget::new(options.budget, now());
+        let _timer = budget.expires_at().zip(options.budget.max_time).map(|(at, most)| {
+            let stop = stop.clone();
+            let why = crate::budget::Exhausted::Time(most).to_string();
+            after(at - now(), move || stop.end(RunOutcome::Limit, why))
+        });
+        let (task, context) = (options.task.clone(), options.context.clone());
+        let tree = Tree::new(glue, options, stop.clone());
+        let root = Run::new(tree.clone(), "0".to_owned(), 0, stop.clone(), budget.clone());
+        let finish = root.work(task, context).await;
+        stop.end(RunOutcome::Aborted, "the run is over".to_owned());
+        Ok(show(&finish, &budget, &tree).into())
+    };
+    future_to_promise(run).unchecked_into()
+}
+
+fn show(finish: &Finish, budget: &Budget, tree: &Tree) -> Object {
+    let json = |value: &dyn Fn() -> serde_json::Result<String>| {
+        value()
+            .ok()
+            .and_then(|json| JSON::parse(&json).ok())
+            .unwrap_or_default()
+    };
+    let answer = finish
+        .answer
+        .as_ref()
+        .map_or(JsValue::UNDEFINED, |answer| json(&|| serde_json::to_string(answer)));
+    let run = object(&[
+        ("answer", &answer),
+        ("outcome", &json(&|| serde_json::to_string(&finish.outcome))),
+        ("iterations", &finish.iterations.into()),
+        ("usage", &json(&|| serde_json::to_string(&budget.spent()))),
+        ("events", &tree.events()),
+    ]);
+    if let Some(error) = &finish.error {
+        let _ = js_sys::Reflect::set(&run, &"error".into(), &error.into());
+    }
+    run
+}
+
+/// A model that replies what it replied in a recorded trajectory.
+#[wasm_bindgen(js_name = startReplay)]
+pub fn start_replay(glue: Glue, trajectory: TrajectoryValue) -> Result<ModelFunctionValue, JsValue> {
+    let refuse = |problem: String| thrown(&glue, &Error::invalid("trajectory", problem));
+    let lines = match trajectory.dyn_ref::<Array>() {
+        Some(events) => {
+            let lines = events.iter().map(|event| JSON::stringify(&event).map(String::from));
+            lines.collect::<Result<Vec<_>, _>>()?.join("\n")
+        }
+        None => trajectory
+            .as_string()
+            .ok_or_else(|| refuse("must be the lines of a trajectory, or its events".to_owned()))?,
+    };
+    let replay = read_trajectory(&lines).and_then(Replay::new).map_err(refuse)?;
+    let model = Closure::<dyn Fn(JsValue, JsValue) -> Promise>::new(move |_messages: JsValue, info: JsValue| {
+        let text = |name| get(&info, name).as_string().unwrap_or_default();
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "the number of a call"
+        )]
+        let call = get(&info, "call").as_f64().unwrap_or_default() as u32;
+        let recorded = match text("purpose").as_str() {
+            "turn" => replay.turn(&text("run"), call),
+            _ => replay.call(&text("run"), call, &text("promptHash")),
+        };
+        match recorded {
+            Ok((text, usage)) => {
+                let usage = serde_json::to_string(&usage).unwrap_or_default();
+                let usage = JSON::parse(&usage).unwrap_or_default();
+                Promise::resolve(&JsValue::from(object(&[("text", &text.into()), ("usage", &usage)])))
+            }
+            Err(error) => Promise::reject(&js_sys::Error::new(&error).into()),
+        }
+    });
+    Ok(model.into_js_value().unchecked_into::<Function>().unchecked_into())
+}

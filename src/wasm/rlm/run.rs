@@ -1,0 +1,436 @@
+//! One run of the tree: carries out what its controller wants.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+
+use js_sys::{Function, JSON, JsString, Promise};
+use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::JsFuture;
+use web_sys::AbortSignal;
+
+use super::model::{Listener, Model, NoAnswer, Purpose, Question};
+use super::repl::Repl;
+use super::stop::{Stop, Waited};
+use super::tree::Tree;
+use crate::budget::{Budget, Usage};
+use crate::rlm::answer::text;
+use crate::rlm::controller::{Controller, Effect, Finish, Input, Task};
+use crate::rlm::event::{RlmEventKind, RunOutcome};
+use crate::rlm::limits::MAX_EVENT_CHARS;
+use crate::rlm::openai::{Reply, estimated_usage};
+use crate::rlm::{Message, Role, estimate_tokens};
+use crate::wasm::glue::{now, object};
+
+/// One run, and what its children share with it.
+pub(super) struct Run {
+    pub(super) tree: Rc<Tree>,
+    /// Its path in the tree.
+    id: String,
+    depth: u32,
+    pub(super) stop: Stop,
+    pub(super) budget: Budget,
+    calls: Cell<u32>,
+    children: Cell<u32>,
+    /// Calls of Python's that are under way, and who waits for the last of them.
+    open_calls: Cell<u32>,
+    when_quiet: RefCell<Option<Function>>,
+}
+
+impl Run {
+    pub(super) fn new(tree: Rc<Tree>, id: String, depth: u32, stop: Stop, budget: Budget) -> Rc<Self> {
+        Rc::new(Self {
+            tree,
+            id,
+            depth,
+            stop,
+            budget,
+            calls: Cell::default(),
+            children: Cell::default(),
+            open_calls: Cell::default(),
+            when_quiet: RefCell::default(),
+        })
+    }
+
+    /// Does a task with a context.
+    pub(super) async fn work(self: Rc<Self>, task: String, context: JsValue) -> Finish {
+        let options = &self.tree.options;
+        let is_root = self.depth == 0;
+        let sandbox = options.sandbox().ok();
+        let task = Task {
+            task,
+            schema: options.schema.clone().filter(|_| is_root),
+            max_iterations: options.max_iterations,
+            max_prompt_tokens: options.max_prompt_tokens as usize,
+            output_chars: sandbox
+                .as_ref()
+                .map_or(0, |sandbox| sandbox.limits.max_output_chars as usize),
+            depth: self.depth,
+            max_depth: options.max_depth,
+            functions: sandbox
+                .iter()
+                .flat_map(|sandbox| sandbox.host_functions.iter().map(|(name, _)| name.clone()))
+                .collect(),
+            packages: options.packages.clone(),
+            instructions: options.instructions.clone(),
+        };
+        let mut controller = Controller::new(task, self.budget.clone(), now());
+        let place = match self.tree.places(self.depth) {
+            Some(places) => places.take(&self.stop).await.map(Some),
+            None => Ok(None),
+        };
+        let opened = match place {
+            Ok(place) => Repl::open(&self, &context)
+                .await
+                .map(|(repl, facts)| (repl, facts, place)),
+            Err(waited) => Err(waited),
+        };
+        drop(context);
+        let (mut repl, mut input) = match opened {
+            Ok((repl, facts, place)) => (Some((repl, place)), Input::Ready(facts)),
+            Err(waited) => (None, self.stopped(&waited)),
+        };
+        loop {
+            let mut next = None;
+            for effect in controller.handle(now(), input) {
+                match effect {
+                    Effect::Emit(kind) => self.emit(kind),
+                    Effect::Finish(finish) => return finish,
+                    effect => next = Some(effect),
+                }
+            }
+            input = match (next, &repl) {
+                (Some(Effect::Ask(messages)), _) => self.ask(&messages, controller.turn()).await,
+                (Some(Effect::Execute(code)), Some((repl, _))) => match repl.execute(&code, true).await {
+                    Ok((execution, declared)) => Input::Executed(Box::new(execution), declared),
+                    Err(waited) => self.stopped(&waited),
+                },
+                _ => Input::Stop(RunOutcome::Failed, "the run came to a standstill".to_owned()),
+            };
+            if matches!(input, Input::Stop(..)) {
+                repl = None;
+            }
+            // Calls that nobody waits for any more are over before anything else happens.
+            self.quiet().await;
+        }
+    }
+
+    async fn ask(self: &Rc<Self>, messages: &[Message], turn: u32) -> Input {
+        let model = if self.depth == 0 {
+            &self.tree.options.model
+        } else {
+            &self.tree.options.sub_model
+        };
+        let began_at = now();
+        match self
+            .answer(model, messages, Purpose::Turn(turn), None, &self.stop)
+            .await
+        {
+            Ok(reply) => Input::Replied(Ok(reply), now() - began_at),
+            Err(NoAnswer::Stopped) => self.stopped(&Waited::Stopped),
+            Err(NoAnswer::Failed(error)) => Input::Replied(Err(error), now() - began_at),
+        }
+    }
+
+    async fn answer(
+        self: &Rc<Self>,
+        model: &Model,
+        messages: &[Message],
+        purpose: Purpose,
+        named: Option<String>,
+        stop: &Stop,
+    ) -> Result<Reply, NoAnswer> {
+        let listener: Rc<dyn Listener> = Rc::new(Told {
+            run: self.clone(),
+            purpose,
+        });
+        let question = Question {
+            messages,
+            run: &self.id,
+            depth: self.depth,
+            purpose,
+            model: named,
+        };
+        model.ask(&question, stop, &listener).await
+    }
+
+    /// Why the run does not go on.
+    fn stopped(&self, waited: &Waited) -> Input {
+        match waited {
+            Waited::Rejected(_) if !self.stop.is_stopped() => Input::Stop(RunOutcome::Failed, waited.text()),
+            _ => {
+                let (outcome, why) = self.tree.why_stopped().unwrap_or_else(|| {
+                    let why = "nobody waits for its answer any more";
+                    (RunOutcome::Aborted, why.to_owned())
+                });
+                Input::Stop(outcome, why)
+            }
+        }
+    }
+
+    // ---- what Python asks ----
+
+    /// Answers `llm_query`: `{ text, usage }`.
+    pub(super) async fn llm_query(
+        self: &Rc<Self>,
+        prompt: &JsValue,
+        model: &JsValue,
+        signal: &JsValue,
+    ) -> Result<JsValue, String> {
+        // A name of any length, from Python; no model has one longer than this.
+        let model = model.dyn_ref::<JsString>().map(|name| String::from(name.slice(0, 200)));
+        let (call, began_at) = (self.next_call(), now());
+        let prompt = self.prompt(prompt);
+        let shown = prompt
+            .as_ref()
+            .map_or_else(|refused| refused.start.as_str(), String::as_str);
+        self.emit(RlmEventKind::call_started(
+            call,
+            "llm_query",
+            shown,
+            model.clone(),
+            None,
+        ));
+        let answered = match prompt {
+            Ok(prompt) => self.query(call, prompt, model, signal).await,
+            Err(refused) => Err(refused.why),
+        };
+        self.called(call, began_at, answered)
+    }
+
+    /// Answers `rlm_query`: by a run one level deeper, or by the sub-model where there is no deeper level.
+    pub(super) async fn rlm_query(
+        self: &Rc<Self>,
+        task: &JsValue,
+        context: &JsValue,
+        budget: Budget,
+        signal: &JsValue,
+    ) -> Result<JsValue, String> {
+        let (call, began_at) = (self.next_call(), now());
+        let task = self.prompt(task);
+        let shown = task
+            .as_ref()
+            .map_or_else(|refused| refused.start.as_str(), String::as_str);
+        let recurses = self.depth < self.tree.options.max_depth;
+        let child = (recurses && task.is_ok()).then(|| {
+            let number = self.children.get();
+            self.children.set(number + 1);
+            format!("{}.{number}", self.id)
+        });
+        self.emit(RlmEventKind::call_started(
+            call,
+            "rlm_query",
+            shown,
+            None,
+            child.clone(),
+        ));
+        let answered = match (task, child) {
+            (Ok(task), Some(child)) => self.recurse(child, task, context, budget, signal).await,
+            (Ok(task), None) => match self.with_context(&task, context) {
+                Ok(prompt) => self.query(call, prompt, None, signal).await,
+                Err(error) => Err(error),
+            },
+            (Err(refused), _) => Err(refused.why),
+        };
+        self.called(call, began_at, answered)
+    }
+
+    async fn recurse(
+        self: &Rc<Self>,
+        id: String,
+        task: String,
+        context: &JsValue,
+        budget: Budget,
+        signal: &JsValue,
+    ) -> Result<(String, Option<Usage>), String> {
+        let stop = self.stop_with(signal)?;
+        let child = Self::new(self.tree.clone(), id, self.depth + 1, stop, budget);
+        // A future that holds itself needs a place of its own.
+        let work: Pin<Box<dyn Future<Output = Finish>>> = Box::pin(child.work(task, context.clone()));
+        let Finish {
+            answer, outcome, error, ..
+        } = work.await;
+        match answer {
+            Some(answer) => Ok((text(&answer), None)),
+            None => {
+                let why = error.unwrap_or_default();
+                Err(match outcome {
+                    RunOutcome::Limit => why,
+                    _ => format!("the child run has no answer: {why}"),
+                })
+            }
+        }
+    }
+
+    /// Asks the sub-model.
+    async fn query(
+        self: &Rc<Self>,
+        call: u32,
+        prompt: String,
+        model: Option<String>,
+        signal: &JsValue,
+    ) -> Result<(String, Option<Usage>), String> {
+        let stop = self.stop_with(signal)?;
+        let messages = [Message::new(Role::User, prompt)];
+        let sub_model = &self.tree.options.sub_model;
+        let answered = self
+            .answer(sub_model, &messages, Purpose::Query(call), model, &stop)
+            .await;
+        match answered {
+            Ok(Reply { text, usage, .. }) => {
+                let usage = usage.unwrap_or_else(|| estimated_usage(&messages, &text));
+                Ok((text, Some(Usage { calls: 0.0, ..usage })))
+            }
+            Err(NoAnswer::Stopped) => Err("nobody waits for the answer any more".to_owned()),
+            Err(NoAnswer::Failed(error)) => Err(error),
+        }
+    }
+
+    fn next_call(&self) -> u32 {
+        let call = self.calls.get() + 1;
+        self.calls.set(call);
+        self.open_calls.set(self.open_calls.get() + 1);
+        call
+    }
+
+    /// A call is over.
+    fn called(
+        &self,
+        call: u32,
+        began_at: f64,
+        answered: Result<(String, Option<Usage>), String>,
+    ) -> Result<JsValue, String> {
+        let (answer, error, usage) = match &answered {
+            Ok((answer, usage)) => (Some(answer.clone()), None, *usage),
+            Err(error) => (None, Some(error.clone()), None),
+        };
+        self.emit(RlmEventKind::CallEnded {
+            call,
+            answer,
+            error,
+            usage,
+            duration: now() - began_at,
+        });
+        self.open_calls.set(self.open_calls.get() - 1);
+        if self.open_calls.get() == 0
+            && let Some(resolve) = self.when_quiet.take()
+        {
+            let _ = resolve.call0(&JsValue::UNDEFINED);
+        }
+        let (text, usage) = answered?;
+        let Usage {
+            input_tokens,
+            output_tokens,
+            cost,
+            ..
+        } = usage.unwrap_or_default();
+        let usage = object(&[
+            ("inputTokens", &input_tokens.into()),
+            ("outputTokens", &output_tokens.into()),
+            ("cost", &cost.into()),
+        ]);
+        Ok(object(&[("text", &text.into()), ("usage", &usage)]).into())
+    }
+
+    /// Waits until no call is under way.
+    async fn quiet(&self) {
+        if self.open_calls.get() > 0 {
+            let quiet = Promise::new(&mut |resolve, _| drop(self.when_quiet.replace(Some(resolve))));
+            let _ = JsFuture::from(quiet).await;
+        }
+    }
+
+    /// Ends with the run, and when nobody waits for the call.
+    fn stop_with(&self, signal: &JsValue) -> Result<Stop, String> {
+        let call = signal.dyn_ref::<AbortSignal>();
+        let signals: Vec<&AbortSignal> = call.into_iter().chain([self.stop.signal()]).collect();
+        Stop::on(&signals).map_err(|error| crate::wasm::glue::describe(&error))
+    }
+
+    /// A prompt of Python's, when it fits; one that does not is not even copied.
+    fn prompt(&self, prompt: &JsValue) -> Result<String, Refused> {
+        let most = self.tree.options.max_prompt_tokens;
+        let text: &JsString = prompt.unchecked_ref();
+        let refuse = |start: JsString| Refused {
+            start: start.into(),
+            why: format!(
+                "the prompt has {} characters, which is more than the {most} tokens that fit (about {} characters): ask about parts \
+                 of it",
+                text.length(),
+                4 * most
+            ),
+        };
+        let start = || text.slice(0, u32::try_from(MAX_EVENT_CHARS).unwrap_or(u32::MAX));
+        if text.length() > 4 * most {
+            return Err(refuse(start()));
+        }
+        let prompt = String::from(text);
+        if estimate_tokens(&prompt) > most as usize {
+            return Err(refuse(start()));
+        }
+        Ok(prompt)
+    }
+
+    /// A task and its context as one prompt.
+    fn with_context(&self, task: &str, context: &JsValue) -> Result<String, String> {
+        let context = match context.dyn_ref::<JsString>() {
+            Some(text) => Ok(text.clone()),
+            None if context.is_null() => Ok("".into()),
+            None => JSON::stringify(context),
+        };
+        let most = self.tree.options.max_prompt_tokens;
+        let context = context
+            .ok()
+            .filter(|context| context.length() <= 4 * most)
+            .map(String::from);
+        let prompt = context.map(|context| match context.as_str() {
+            "" => task.to_owned(),
+            context => format!("{task}\n\n{context}"),
+        });
+        let prompt = prompt.filter(|prompt| estimate_tokens(prompt) <= most as usize);
+        prompt.ok_or_else(|| format!(
+            "rlm_query goes no deeper than here (maxDepth {}), and its context does not fit into one prompt of {most} tokens (about \
+             {} characters): pass a smaller ctx, or use llm_query_batched on parts",
+            self.tree.options.max_depth,
+            4 * most
+        ))
+    }
+
+    pub(super) fn emit(&self, kind: RlmEventKind) {
+        self.tree.emit(&self.id, self.depth, kind);
+    }
+}
+
+/// A prompt that is too long.
+struct Refused {
+    start: String,
+    why: String,
+}
+
+/// Tells a run's listeners how far an answer is.
+struct Told {
+    run: Rc<Run>,
+    purpose: Purpose,
+}
+
+impl Listener for Told {
+    fn text(&self, text: &str) {
+        if let Purpose::Turn(_) = self.purpose {
+            self.run.emit(RlmEventKind::Text { text: text.to_owned() });
+        }
+    }
+
+    fn retry(&self, attempt: u32, wait: f64, reason: String) {
+        let call = match self.purpose {
+            Purpose::Turn(_) => None,
+            Purpose::Query(call) => Some(call),
+        };
+        self.run.emit(RlmEventKind::Retry {
+            call,
+            attempt,
+            wait,
+            reason,
+        });
+    }
+}

@@ -8,6 +8,7 @@
 //! | [`session`] | the state machine of one guest |
 //! | [`deadline`] | when to interrupt, when to kill |
 //! | [`output`] | all truncation |
+//! | [`display`] | which mime types a rich output may have |
 //! | [`limits`] | every default |
 //! | [`value`] | how Python values are written as bytes |
 //! | [`execution`] | what an execution resolves to |
@@ -16,6 +17,7 @@
 //! | `wasm` | the browser's front door (feature `wasm`) |
 
 pub mod deadline;
+pub mod display;
 pub mod error;
 pub mod execution;
 pub mod guest;

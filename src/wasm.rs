@@ -3,6 +3,7 @@
 mod assets;
 mod convert;
 mod driver;
+mod files;
 mod glue;
 mod guest_frame;
 mod options;

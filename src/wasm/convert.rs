@@ -18,8 +18,9 @@ use js_sys::{Array, ArrayBuffer, BigInt, Date, Function, JsString, Map, Number, 
 use wasm_bindgen::prelude::*;
 use web_sys::{TextDecoder, TextDecoderOptions};
 
-use super::glue::{bytes, describe, entries, is_plain, object};
+use super::glue::{base64, bytes, describe, entries, is_plain, object};
 use super::outbox::JsBody;
+use crate::display::{Kind, kind};
 use crate::error::Error;
 use crate::limits::{MAX_STRUCTURED_BYTES, MAX_VALUE_DEPTH};
 use crate::protocol::Encoding;
@@ -71,7 +72,7 @@ pub(super) fn encode(value: &JsValue, what: &str, max_bytes: f64) -> Result<Enco
     }
 }
 
-fn as_bytes(value: &JsValue) -> Option<Uint8Array> {
+pub(super) fn as_bytes(value: &JsValue) -> Option<Uint8Array> {
     match value.dyn_ref::<ArrayBuffer>() {
         Some(buffer) => Some(Uint8Array::new(buffer)),
         None => value.dyn_ref::<Uint8Array>().cloned(),
@@ -105,6 +106,17 @@ pub(super) fn decode(value: &Encoded<JsBody>) -> Result<JsValue, Error> {
                 .map_err(|error| Error::NotSerializable(error.to_string()))
         }
     }
+}
+
+/// A rich output as users get it: `{ mime, data }`.
+pub(super) fn display(mime: &str, body: &JsBody) -> JsValue {
+    let data = match body {
+        JsBody::Bytes(data) if kind(mime) == Some(Kind::Binary) => base64(data).into(),
+        JsBody::Bytes(data) => decode_text(data),
+        JsBody::Text(text) => text.into(),
+        JsBody::Blob(_) => JsValue::from_str(""), // no driver makes one of a guest's bytes
+    };
+    object(&[("mime", &mime.into()), ("data", &data)]).into()
 }
 
 /// UTF-8 as text, lone surrogates and all.

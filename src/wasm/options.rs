@@ -37,6 +37,7 @@ pub(super) struct Options {
     pub(super) host_functions: Vec<(String, Function)>,
     pub(super) on_stdout: Option<Function>,
     pub(super) on_stderr: Option<Function>,
+    pub(super) on_display: Option<Function>,
     pub(super) on_progress: Option<Function>,
 }
 
@@ -51,6 +52,7 @@ impl Options {
             host_functions: Vec::new(),
             on_stdout: None,
             on_stderr: None,
+            on_display: None,
             on_progress: None,
         };
         for (name, value) in entries(value, "options")? {
@@ -91,6 +93,7 @@ impl Options {
             "onRLMQuery" => self.on_rlm_query = Some(function(name, value)?),
             "onStdout" => self.on_stdout = Some(function(name, value)?),
             "onStderr" => self.on_stderr = Some(function(name, value)?),
+            "onDisplay" => self.on_display = Some(function(name, value)?),
             "onProgress" => self.on_progress = Some(function(name, value)?),
             "hostFunctions" => {
                 for (inner, value) in entries(value, name)? {
@@ -127,6 +130,7 @@ pub(super) struct ExecuteOptions {
     pub(super) signal: Option<web_sys::AbortSignal>,
     pub(super) on_stdout: Option<Function>,
     pub(super) on_stderr: Option<Function>,
+    pub(super) on_display: Option<Function>,
 }
 
 impl ExecuteOptions {
@@ -151,6 +155,7 @@ impl ExecuteOptions {
                 }
                 "onStdout" => options.on_stdout = Some(function(&name, &value)?),
                 "onStderr" => options.on_stderr = Some(function(&name, &value)?),
+                "onDisplay" => options.on_display = Some(function(&name, &value)?),
                 _ => return Err(Error::invalid(name, "there is no such option of execute")),
             }
         }
@@ -158,7 +163,7 @@ impl ExecuteOptions {
     }
 }
 
-fn entries(value: &JsValue, what: &str) -> Result<Vec<(String, JsValue)>, Error> {
+pub(super) fn entries(value: &JsValue, what: &str) -> Result<Vec<(String, JsValue)>, Error> {
     if value.is_undefined() {
         return Ok(Vec::new());
     }

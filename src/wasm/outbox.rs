@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use js_sys::{Array, JsString, Promise, Uint8Array};
+use js_sys::{Array, ArrayBuffer, JsString, Promise, Uint8Array};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, spawn_local};
 use web_sys::{Blob, MessageChannel, MessagePort};
@@ -31,7 +31,7 @@ pub(super) enum JsBody {
     Text(JsString),
     /// Bytes.
     Bytes(Uint8Array),
-    /// A checkpoint, whose bytes the browser holds outside of the page's memory; it travels as it is.
+    /// A checkpoint, or a file of the user's, whose bytes the browser holds outside of the page's memory; it travels as it is.
     Blob(Blob),
 }
 
@@ -106,6 +106,7 @@ impl Cutter {
                 }
             }
             JsBody::Text(text) => self.text_piece(text, start),
+            // Never cut.
             JsBody::Blob(_) => Piece {
                 bytes: Uint8Array::new_with_length(0),
                 next: 0,
@@ -183,6 +184,9 @@ impl Outbox {
             return self.post_piece(&request, None);
         };
         let busy = !self.waiting.borrow().is_empty();
+        if !busy && let JsBody::Blob(blob) = &body {
+            return self.post_message(&request, Some((blob, None)));
+        }
         if !busy && body.length() <= STEP {
             let piece = self.cutter.piece(&body, 0);
             return self.post_piece(&request, Some(&piece));
@@ -219,6 +223,11 @@ impl Outbox {
             let Some((request, body)) = self.waiting.borrow().front().cloned() else {
                 return;
             };
+            if let JsBody::Blob(blob) = &body {
+                self.post_message(&request, Some((blob, None)));
+                self.waiting.borrow_mut().pop_front();
+                continue;
+            }
             let piece = self.cutter.piece(&body, start);
             if piece.next < body.length() {
                 let encoding = match (&body, &request) {
@@ -240,20 +249,25 @@ impl Outbox {
     }
 
     fn post_piece(&self, request: &Request, piece: Option<&Piece>) {
+        let body = piece.map(|Piece { bytes, owned, .. }| {
+            let moved = (*owned && bytes.length() >= SMALL_BODY).then(|| bytes.buffer());
+            (bytes.as_ref(), moved)
+        });
+        self.post_message(request, body);
+    }
+
+    /// Posts a message with its body, and a buffer that is moved.
+    fn post_message(&self, request: &Request, body: Option<(&JsValue, Option<ArrayBuffer>)>) {
         // A request is plain data, which JSON can always hold.
         let header = serde_json::to_string(request).unwrap_or_default();
         let message = Array::of1(&header.into());
-        let posted = match piece {
+        let moved = body.and_then(|(body, moved)| {
+            message.push(body);
+            moved
+        });
+        let posted = match moved {
+            Some(buffer) => self.port.post_message_with_transferable(&message, &Array::of1(&buffer)),
             None => self.port.post_message(&message),
-            Some(Piece { bytes, owned, .. }) => {
-                message.push(bytes);
-                if *owned && bytes.length() >= SMALL_BODY {
-                    self.port
-                        .post_message_with_transferable(&message, &Array::of1(&bytes.buffer()))
-                } else {
-                    self.port.post_message(&message)
-                }
-            }
         };
         if let Err(error) = posted {
             web_sys::console::error_1(&error);

@@ -5,9 +5,9 @@ use sandglass::Error;
 use sandglass::deadline::StopReason;
 use sandglass::limits::{MAX_NAMES, MAX_OUTPUT_EVENT_BYTES};
 use sandglass::protocol::{Encoding, Ended, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, Request, Stream};
-use sandglass::session::{Command, HostFailure, Input};
+use sandglass::session::{Command, FileCommand, HostFailure, Input};
 
-use crate::world::{Bytes, World, limits, text};
+use crate::world::{Bytes, World, limits, ok, text};
 
 /// Something that happens. Guests, calls and tickets are meant relative to what there is.
 #[derive(Debug, Clone)]
@@ -67,6 +67,7 @@ enum Saying {
     Value(Encoding, Option<Bytes>),
     Done,
     Refused,
+    Display(&'static str, Option<usize>),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -108,7 +109,28 @@ fn command() -> impl Strategy<Value = Command<Bytes>> {
         1 => prop::option::of(0..5_u32).prop_map(Command::Restore),
         1 => Just(Command::Undo),
         1 => Just(Command::Fork),
+        2 => file_command().prop_map(Command::File),
     ]
+}
+
+fn file_command() -> impl Strategy<Value = FileCommand<Bytes>> {
+    let path = || "a/b.txt".to_owned();
+    prop::sample::select(vec![
+        FileCommand::Write {
+            path: path(),
+            data: b"data".to_vec(),
+        },
+        FileCommand::Read {
+            path: path(),
+            text: true,
+        },
+        FileCommand::Read {
+            path: path(),
+            text: false,
+        },
+        FileCommand::List(path()),
+        FileCommand::Remove(path()),
+    ])
 }
 
 fn saying() -> impl Strategy<Value = Saying> {
@@ -134,6 +156,8 @@ fn saying() -> impl Strategy<Value = Saying> {
     };
     let output =
         (skipped, bytes, stream).prop_map(|(skipped, bytes, stream)| Saying::Output { skipped, bytes, stream });
+    let mime = prop::sample::select(vec!["text/html", "image/png", "image/svg+xml", "text/javascript"]);
+    let size = prop_oneof![20 => (0..900_usize).prop_map(Some), 1 => Just(None)];
     let call = (name, prop::bool::weighted(0.05), args);
     prop_oneof![
         12 => output,
@@ -142,6 +166,7 @@ fn saying() -> impl Strategy<Value = Saying> {
         1 => (encoding(), body).prop_map(|(encoding, body)| Saying::Value(encoding, body)),
         1 => Just(Saying::Done),
         1 => Just(Saying::Refused),
+        4 => (mime, size).prop_map(|(mime, size)| Saying::Display(mime, size)),
     ]
 }
 
@@ -186,6 +211,7 @@ fn report() -> impl Strategy<Value = ExecutionReport> {
         stopped,
         has_final,
         names,
+        ..ok()
     })
 }
 
@@ -268,8 +294,8 @@ impl World {
                     ended,
                     error_type,
                     stopped,
-                    has_final: false,
                     names,
+                    ..ok()
                 };
                 (
                     Event::Executed {
@@ -287,7 +313,14 @@ impl World {
                 },
                 None,
             ),
-            Request::SetVariable { .. } => (Event::Done { turn }, None),
+            Request::SetVariable { .. } | Request::WriteFile { .. } => (Event::Done { turn }, None),
+            Request::ReadFile { text: false, .. } | Request::ListFiles { .. } | Request::RemoveFile { .. } => (
+                Event::Value {
+                    turn,
+                    encoding: Encoding::Missing,
+                },
+                Some(Vec::new()),
+            ),
             Request::Restore { .. } => (Event::Restored { turn, lost: Vec::new() }, None),
             _ => (
                 Event::Value {
@@ -339,6 +372,13 @@ impl World {
                 body,
             ),
             Saying::Value(encoding, body) => (Event::Value { turn, encoding }, body),
+            Saying::Display(mime, size) => (
+                Event::Display {
+                    turn,
+                    mime: mime.to_owned(),
+                },
+                size.map(|size| vec![0; size]),
+            ),
             Saying::Done => (Event::Done { turn }, None),
             Saying::Refused => (
                 Event::Refused {

@@ -4,7 +4,9 @@
 
 mod chaos;
 mod checkpoints;
+mod displays;
 mod executions;
+mod files;
 mod host_calls;
 mod lifecycle;
 mod stopping;

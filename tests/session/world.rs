@@ -41,6 +41,7 @@ pub(crate) struct World {
     pub(crate) calls: BTreeMap<u32, (String, Bytes)>,
     pub(crate) aborted: BTreeSet<u32>,
     pub(crate) printed: String,
+    pub(crate) shown: Vec<(String, Bytes)>,
     pub(crate) destroyed: bool,
     limits: Limits,
     tickets: Ticket,
@@ -84,6 +85,7 @@ impl World {
             calls: BTreeMap::new(),
             aborted: BTreeSet::new(),
             printed: String::new(),
+            shown: Vec::new(),
             destroyed: false,
             limits,
             tickets: 0,
@@ -299,6 +301,7 @@ impl World {
             Some((Request::Execute { code, .. }, _)) => format!("execute {code}"),
             Some((Request::GetVariable { name, .. }, _)) => format!("get {name}"),
             Some((Request::SetVariable { name, .. }, _)) => format!("set {name}"),
+            Some((Request::WriteFile { path, .. }, _)) => format!("write {path}"),
             Some((Request::Restore { checkpoint, .. }, _)) => format!("restore {checkpoint}"),
             Some((Request::Interrupt { reason, .. }, _)) => format!("interrupt {reason:?}"),
             Some((request, _)) => format!("{request:?}"),
@@ -459,6 +462,11 @@ impl World {
                 );
                 self.aborted.insert(call);
             }
+            Effect::Display(ticket, mime, body) => {
+                assert!(self.is_pending(ticket), "shown for a command that is over");
+                assert!(sandglass::display::kind(&mime).is_some(), "shown as {mime}");
+                self.shown.push((mime, body));
+            }
             Effect::Print(ticket, _, text) => {
                 assert!(self.is_pending(ticket), "printed for a command that is over");
                 self.printed.push_str(&text);
@@ -484,6 +492,10 @@ impl World {
             | Request::GetVariable { turn, .. }
             | Request::SetVariable { turn, .. }
             | Request::ListVariables { turn, .. }
+            | Request::WriteFile { turn, .. }
+            | Request::ReadFile { turn, .. }
+            | Request::ListFiles { turn, .. }
+            | Request::RemoveFile { turn, .. }
             | Request::Restore { turn, .. } => Some(*turn),
             Request::HostReply { call, .. } => {
                 assert!(guest.asked.remove(call), "answered a call that does not wait");
@@ -547,6 +559,9 @@ pub(crate) fn ok() -> ExecutionReport {
         stopped: None,
         has_final: false,
         names: None,
+        omitted_displays: 0,
+        files: Vec::new(),
+        omitted_files: 0,
     }
 }
 

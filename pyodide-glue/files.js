@@ -11,7 +11,7 @@
 
 // Taken before any guest code runs: it may replace them.
 const { Map, Set } = self;
-const { freeze, keys } = Object;
+const { defineProperty, freeze, keys } = Object;
 const { max } = Math;
 
 // Emscripten's own numbers.
@@ -22,7 +22,7 @@ const ENOSPC = 51;
 const LONGEST_NAME = 255;
 const LONGEST_PATH = 4096;
 /** Pieces of 8 KiB that a pipe may hold. */
-const LARGEST_PIPE = 128;
+const LARGEST_PIPE = 9;
 /** Changed files that are told of, and characters of their paths. */
 const MOST_CHANGES = 1000;
 const MOST_CHARS = 100_000;
@@ -200,13 +200,14 @@ export function createFiles({ FS }) {
     freeze(stream);
   }
 
-  // A pipe holds what was written to it and not read yet. Its table is found when there is one.
+  // A pipe holds what was written to it and not read yet, without a bound of its own.
   const writeAny = FS.write;
-  FS.write = (/** @type {any} */ stream, /** @type {any[]} */ ...rest) => {
+  const writeStreamed = (/** @type {any} */ stream, /** @type {any[]} */ ...rest) => {
     const pipe = stream?.node?.pipe;
     if (pipe?.buckets && pipe.buckets.length + rest[2] / 8192 > LARGEST_PIPE) refuse(EAGAIN);
     return writeAny(stream, ...rest);
   };
+  defineProperty(FS, "write", { value: writeStreamed, writable: false, configurable: false });
 
   // What there is by now is Python's own.
   count();

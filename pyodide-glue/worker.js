@@ -155,7 +155,13 @@ function createHandler(post, send, bridge, { python, checkpoints, files, limitMe
   /** @param {FileRequest} request @param {Uint8Array | Blob} body */
   const file = async (request, body) => {
     const { turn, path } = request;
-    const data = body instanceof Uint8Array ? body : new Uint8Array(await body.arrayBuffer());
+    let data = /** @type {Uint8Array} */ (body);
+    try {
+      if (!(body instanceof Uint8Array)) data = new Uint8Array(await body.arrayBuffer());
+    } catch (error) {
+      bridge.end();
+      return post({ type: "refused", turn, message: `${path}: the data could not be read: ${text(error)}` });
+    }
     const action = request.type === "readFile" && request.text ? "readText" : FILE_ACTIONS[request.type];
     const [encoding, ...pieces] = python.file(action, path, data);
     bridge.end();

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -222,9 +223,15 @@ def test_real_matplotlib(guest: Guest, monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- IPython ----
 
 
+@pytest.fixture
+def _no_ipython(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "IPython"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.usefixtures("_no_ipython")
+@pytest.mark.skipif(find_spec("IPython") is not None, reason="the real one is installed, and comes first")
 def test_ipython_stands_in(guest: Guest) -> None:
-    if "IPython" in sys.modules:
-        pytest.skip("the real one is here")
     cell = guest.ok(
         "import IPython\nfrom IPython.core.display import HTML as H\n"
         "from IPython.display import display as d, HTML, Image, Math, SVG, Pretty\n"
@@ -243,6 +250,7 @@ def test_ipython_stands_in(guest: Guest) -> None:
     assert guest.run("import IPython.nothing").error_type == "ModuleNotFoundError"
 
 
+@pytest.mark.usefixtures("_no_ipython")
 def test_an_image_from_a_file(guest: Guest, tmp_path: Any) -> None:
     (tmp_path / "x.png").write_bytes(b"\x89PNG")
     name = json.dumps(str(tmp_path / "x.png"))

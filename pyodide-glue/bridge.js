@@ -115,8 +115,8 @@ export function createBridge(post, mailbox) {
   const send = (blocking) => {
     const events = unsent;
     unsent = [];
-    for (const [call, name, encoding, body] of events) {
-      post({ type: "hostCall", turn, call, name, encoding, blocking }, body);
+    for (const [index, [call, name, encoding, body]] of events.entries()) {
+      post({ type: "hostCall", turn, call, name, encoding, blocking }, body, index < events.length - 1);
     }
     holdUntil = now() + HOLD_MS;
   };
@@ -248,6 +248,14 @@ export function createBridge(post, mailbox) {
         calls.set(lastCall, null);
         unanswered += 1;
         unsent.push([lastCall, `${name}`, /** @type {Encoding} */ (`${encoding}`), bytes]);
+      },
+
+      /**
+       * The same for several calls of one function.
+       * @param {string} name @param {(string | Uint8Array)[]} flat  the encoding and the body of each
+       */
+      callAll(name, flat) {
+        for (let i = 0; i + 1 < flat.length; i += 2) this.call(name, /** @type {Encoding} */ (flat[i]), flat[i + 1]);
       },
 
       /** The answers of all registered calls. */

@@ -48,10 +48,19 @@ try {
   const dense = await run("roundTrip", values.quick ? 50 : 300);
   table("Round trips, back to back", dense, "echo");
 
+  for (const ms of [100, 0]) {
+    const samples = await run("batch", ms, values.quick ? 3 : 20);
+    table(`A batch of 50 calls that take the model ${ms} ms each`, samples, "ideal");
+  }
+
   for (const megabytes of [1, 10, 100]) {
     const rounds = values.quick ? 1 : megabytes > 10 ? 3 : 7;
     table(`initialize with ${megabytes} MB of text`, await run("initialize", megabytes, rounds), "globalsSet");
   }
+  const large = values.quick ? 20 : 200;
+  const shapes = await run("contexts", large, values.quick ? 1 : 3);
+  table(`initialize with ${large} MB: a text, a file, documents of 100 000 characters, lines of 1000`, shapes);
+
   table("getVariable of 10 MB of text", await run("getVariable", values.quick ? 1 : 7), "globalsGet");
 
   if (existsSync("/proc/self/smaps_rollup")) await memory();

@@ -12,6 +12,8 @@ pub enum StopReason {
     Timeout,
     /// Its total time, host calls included, is over.
     WallTimeout,
+    /// The time of its budget is over.
+    Budget,
     /// The user asked for it.
     Interrupt,
 }
@@ -34,6 +36,7 @@ pub struct Deadline {
     grace_ms: f64,
     started_at: f64,
     wall_ends_at: Option<f64>,
+    budget_ends_at: Option<f64>,
     /// Guest time before `running_since`.
     used_ms: f64,
     running_since: Option<f64>,
@@ -48,10 +51,17 @@ impl Deadline {
             grace_ms,
             started_at: now,
             wall_ends_at: wall_timeout_ms.map(|ms| now + ms),
+            budget_ends_at: None,
             used_ms: 0.0,
             running_since: Some(now),
             stopping: None,
         }
+    }
+
+    /// Ends when the time of its budget is over, too.
+    pub fn within(mut self, budget_ends_at: Option<f64>) -> Self {
+        self.budget_ends_at = budget_ends_at;
+        self
     }
 
     /// The guest waits for the host from now on.
@@ -96,11 +106,13 @@ impl Deadline {
         if let Some((reason, _)) = self.stopping {
             return Verdict::Kill(reason);
         }
-        let guest_time_is_over = self.soft_at().is_some_and(|at| now >= at);
-        let reason = if guest_time_is_over {
+        let is_over = |at: Option<f64>| at.is_some_and(|at| now >= at);
+        let reason = if is_over(self.soft_at()) {
             StopReason::Timeout
-        } else {
+        } else if is_over(self.wall_ends_at) {
             StopReason::WallTimeout
+        } else {
+            StopReason::Budget
         };
         self.stop(now, reason);
         Verdict::Interrupt(reason)
@@ -110,7 +122,7 @@ impl Deadline {
     pub fn wake_at(&self) -> Option<f64> {
         match self.stopping {
             Some((_, since)) => Some(since + self.grace_ms),
-            None => earliest(self.soft_at(), self.wall_ends_at),
+            None => earliest(self.soft_at(), earliest(self.wall_ends_at, self.budget_ends_at)),
         }
     }
 
@@ -157,6 +169,14 @@ mod tests {
         deadline.pause(1.0);
         assert_eq!(deadline.check(2.0), Verdict::Continue(Some(500.0)));
         assert_eq!(deadline.check(500.0), Verdict::Interrupt(StopReason::WallTimeout));
+    }
+
+    #[test]
+    fn the_time_of_a_budget_runs_through_host_calls() {
+        let mut deadline = Deadline::start(0.0, 100.0, Some(500.0), 10.0).within(Some(400.0));
+        deadline.pause(1.0);
+        assert_eq!(deadline.check(2.0), Verdict::Continue(Some(400.0)));
+        assert_eq!(deadline.check(400.0), Verdict::Interrupt(StopReason::Budget));
     }
 
     #[test]

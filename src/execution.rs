@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
 
+use crate::budget::Usage;
 use crate::limits::MAX_NAMES;
 
 /// One execution and all that is known about how it went.
@@ -53,6 +54,10 @@ pub struct CodeExecution {
     pub truncated: Truncated,
     /// How many host calls it made.
     pub host_calls: u32,
+    /// What its calls of models have used, recursions included, when there were any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "wasm", tsify(optional))]
+    pub usage: Option<Usage>,
 }
 
 /// Something to see.
@@ -107,7 +112,7 @@ pub enum Outcome {
     Interrupted,
     /// The guest died.
     Crashed,
-    /// A limit other than time ended it.
+    /// A limit other than `timeout` and `wallTimeout` ended it.
     Limit,
 }
 

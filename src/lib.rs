@@ -7,6 +7,7 @@
 //! | [`protocol`] | what host and guest say to each other |
 //! | [`session`] | the state machine of one guest |
 //! | [`deadline`] | when to interrupt, when to kill |
+//! | [`budget`] | what may be spent on models |
 //! | [`output`] | all truncation |
 //! | [`display`] | which mime types a rich output may have |
 //! | [`limits`] | every default |
@@ -16,6 +17,7 @@
 //! | [`guest`] | the Python runtime, embedded |
 //! | `wasm` | the browser's front door (feature `wasm`) |
 
+pub mod budget;
 pub mod deadline;
 pub mod display;
 pub mod error;
@@ -33,6 +35,7 @@ pub mod value;
 #[cfg(feature = "wasm")]
 pub mod wasm;
 
+pub use budget::{Budget, BudgetLimits};
 pub use error::Error;
 pub use execution::CodeExecution;
 pub use limits::Limits;

@@ -91,7 +91,7 @@ impl Default for Limits {
             boot_timeout_ms: 120_000.0,
             max_output_chars: 50_000,
             max_host_calls: 10_000,
-            max_concurrent_host_calls: 8,
+            max_concurrent_host_calls: 32,
             max_code_chars: 1_000_000,
             max_value_bytes: 512.0 * 1024.0 * 1024.0,
             max_memory_bytes: 2.0 * 1024.0 * 1024.0 * 1024.0,

@@ -1,8 +1,8 @@
 //! The wire between host and guest: the only definition there is. TypeScript's is generated from it.
 //!
-//! A message is a header and at most one body, which is bytes. The header is JSON: a [`Request`], or an array of
-//! [`Event`]s of which the last one owns the body. In the browser it is the array `[header, body?]` posted over a private
-//! `MessagePort`; natively it will be a length-prefixed frame.
+//! A message is a header and bodies, which are bytes. The header is JSON: a [`Request`] with at most one body, or an array of
+//! [`Event`]s with the bodies of those that have one ([`Event::has_body`]), in order. In the browser it is the array
+//! `[header, ...bodies]` posted over a private `MessagePort`; natively it will be a length-prefixed frame.
 //!
 //! Ordering rules:
 //!
@@ -12,7 +12,7 @@
 //! 3. During an `Execute` turn the guest sends [`Event::Output`], [`Event::Display`] and [`Event::HostCall`]s with fresh, growing numbers; the
 //!    host answers each call by one [`Request::HostReply`]. A guest is suspended while it has calls pending.
 //! 4. [`Request::Interrupt`] may come at any time and may overtake; one for a turn that is over has no effect.
-//! 5. A body may be cut: any number of `Part` messages precede the message it belongs to, and the body is the
+//! 5. A body may be cut: any number of `Part` messages precede the message it belongs to, and the message's first body is the
 //!    concatenation of their bodies and its own. A message without a body may come between.
 //! 6. Between turns the host may ask for a checkpoint ([`Request::Save`]); the guest works at it while nothing else comes in,
 //!    and says how that ended at any time, once.
@@ -155,6 +155,8 @@ pub enum Encoding {
     Text,
     /// Bytes as they are.
     Bytes,
+    /// Bytes that are a str where they are UTF-8 (a byte order mark is left out); only to the guest.
+    File,
     /// Python's `marshal` format, version 2, of plain values.
     Marshal,
     /// The same with extension tuples.
@@ -232,6 +234,21 @@ pub enum Event {
         #[cfg_attr(feature = "wasm", tsify(optional))]
         reason: Option<String>,
     },
+}
+
+impl Event {
+    /// Whether a body belongs to it.
+    pub fn has_body(&self) -> bool {
+        match self {
+            Self::HostCall { .. }
+            | Self::Value { .. }
+            | Self::Part { .. }
+            | Self::Saved { .. }
+            | Self::Snapshot { .. } => true,
+            Self::Executed { execution, .. } => execution.has_final,
+            _ => false,
+        }
+    }
 }
 
 /// What a guest is and can do.

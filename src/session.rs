@@ -5,6 +5,7 @@
 
 mod call;
 mod checkpoint;
+mod contexts;
 mod display;
 mod files;
 mod history;
@@ -12,6 +13,7 @@ mod turn;
 
 use std::collections::VecDeque;
 
+use crate::budget::{Budget, BudgetLimits, Usage};
 use crate::deadline::{StopReason, Verdict, earliest};
 use crate::error::Error;
 use crate::execution::{CodeExecution, StateReport};
@@ -21,11 +23,13 @@ use crate::limits::{
 };
 use crate::protocol::{Encoding, Event, GuestConfig, GuestInfo, PROTOCOL_VERSION, QUERIES, Request, Stream};
 use checkpoint::Checkpoints;
+use contexts::Contexts;
 use files::oversized_report;
 use turn::{Task, Turn};
 
 pub use call::HostFailure;
 pub use checkpoint::Fork;
+pub use contexts::{Series, Target};
 pub use files::FileCommand;
 
 /// The bytes of a message, as the driver holds them.
@@ -65,11 +69,17 @@ pub enum Command<B> {
         code: String,
         /// Guest time in milliseconds, where it is not the session's `timeout`.
         timeout_ms: Option<f64>,
+        /// What it may spend of the session's budget.
+        budget: BudgetLimits,
     },
     /// Read a variable.
     GetVariable(String),
     /// Assign a variable.
     SetVariable(String, Encoded<B>),
+    /// Add to a series of variables that every later guest is given, too.
+    Add(Series, Encoded<B>),
+    /// Any of these three, with a value that [`Input::Arrived`] will bring; later commands wait.
+    Later(Target),
     /// List the variables.
     ListVariables,
     /// Do something with a file.
@@ -93,6 +103,8 @@ pub enum Input<B> {
     Aborted(Ticket, Command<B>),
     /// The user takes a command back: a running one is interrupted, a waiting one never runs.
     Cancel(Ticket),
+    /// The value that a [`Command::Later`] waits for, or why there will be none.
+    Arrived(Ticket, Result<Encoded<B>, Error>),
     /// The user stops what is running.
     Interrupt,
     /// The user is done with the sandbox.
@@ -103,6 +115,8 @@ pub enum Input<B> {
     BadMessage(String),
     /// The guest is gone, or never came up.
     GuestLost(Error),
+    /// A host call has used something up.
+    Used(u32, Usage),
     /// A host call came back.
     HostReturned(u32, Result<Encoded<B>, HostFailure>),
     /// Time has passed: [`Session::wake_at`] is reached.
@@ -124,19 +138,36 @@ pub enum Effect<B> {
         call: u32,
         /// The function.
         name: String,
-        /// The list of arguments.
+        /// The list of arguments, or the only one when that is a str.
         args: Encoded<B>,
+        /// What the execution may spend: a recursion is given a child of it.
+        budget: Budget,
     },
     /// Send the guest a `Restore` and what its checkpoints hold.
     Restore(Request, Vec<B>),
     /// Nobody waits for this host call any more: abort it.
     AbortHost(u32),
+    /// Some of the calls that Python made at once are done.
+    Progress(Progress),
     /// Show printed text to whoever asked for it.
     Print(Ticket, Stream, String),
     /// Show a rich output to whoever asked for it, and keep it for the execution: mime type and bytes.
     Display(Ticket, String, B),
     /// The one answer to a command.
     Resolve(Ticket, Result<Reply<B>, Error>),
+}
+
+/// How far the calls are that Python made at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Progress {
+    /// The function that they call.
+    pub name: String,
+    /// How many are answered, well or badly.
+    pub done: u32,
+    /// How many of those failed.
+    pub failed: u32,
+    /// How many there are.
+    pub total: u32,
 }
 
 /// The answer to a command that went well.
@@ -148,6 +179,8 @@ pub enum Reply<B> {
     Value(Encoded<B>),
     /// An execution, and its final answer where it declared one.
     Execution(Box<CodeExecution>, Option<Encoded<B>>),
+    /// The variable that it has become.
+    Name(String),
     /// The state is saved or restored, as it is after this execution.
     State(u32),
     /// What [`Session::forked`] takes.
@@ -171,6 +204,7 @@ enum Guest {
 pub struct Session<B> {
     limits: Limits,
     host_functions: Vec<String>,
+    budget: Budget,
     guest: Guest,
     info: GuestInfo,
     /// Whether a guest has finished a turn since the last loss.
@@ -178,12 +212,12 @@ pub struct Session<B> {
     turn: Option<Turn<B>>,
     queue: VecDeque<(Ticket, Task<B>)>,
     starting: Vec<Ticket>,
-    /// What `context` is in this guest and in every later one.
-    context: Option<Encoded<B>>,
+    /// What this guest and every later one is given.
+    contexts: Contexts<B>,
+    /// Those of them that the guest does not have, or not in their newest form.
+    lacking: Vec<String>,
     /// The user's variables as last reported.
     names: Vec<String>,
-    /// Whether `context` is newer than the checkpoint that is restored.
-    context_is_new: bool,
     /// A loss of state that no execution has told of yet.
     untold_loss: Option<StateReport>,
     checkpoints: Checkpoints<B>,
@@ -200,15 +234,16 @@ impl<B: Body> Session<B> {
         Self {
             limits,
             host_functions,
+            budget: Budget::new(BudgetLimits::default(), 0.0),
             guest: Guest::Down,
             info: GuestInfo::default(),
             proven: false,
             turn: None,
             queue: VecDeque::new(),
             starting: Vec::new(),
-            context: None,
+            contexts: Contexts::default(),
+            lacking: Vec::new(),
             names: Vec::new(),
-            context_is_new: false,
             untold_loss: None,
             checkpoints: Checkpoints::default(),
             last_turn: 0,
@@ -217,6 +252,17 @@ impl<B: Body> Session<B> {
             wake_at: None,
             effects: Vec::new(),
         }
+    }
+
+    /// What its executions may spend, all together.
+    pub fn with_budget(mut self, budget: Budget) -> Self {
+        self.budget = budget;
+        self
+    }
+
+    /// What its executions may spend.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
     }
 
     /// What the guest said of itself when it was last ready.
@@ -252,10 +298,12 @@ impl<B: Body> Session<B> {
             Input::Destroy => self.destroy(),
             _ if self.guest == Guest::Destroyed => {}
             Input::Cancel(ticket) => self.cancel(now, ticket),
+            Input::Arrived(ticket, value) => self.arrived(ticket, value),
             Input::Interrupt => self.interrupt(now),
             Input::Guest(event, body) => self.guest_event(now, event, body),
             Input::BadMessage(what) => self.violation(now, &what),
             Input::GuestLost(error) => self.guest_gone(now, error),
+            Input::Used(call, usage) => self.host_used(call, &usage),
             Input::HostReturned(call, result) => self.host_returned(now, call, result),
             Input::Tick => {}
         }
@@ -271,7 +319,7 @@ impl<B: Body> Session<B> {
                 "execute",
                 format!("{MAX_QUEUED_COMMANDS} calls are waiting already; nothing was done"),
             )),
-            Command::Start | Command::Initialize(_) => None,
+            Command::Start | Command::Initialize(_) | Command::Later(Target::Context) => None,
             _ if !self.has_or_awaits_context() => Some(Error::NotInitialized),
             _ => None,
         };
@@ -284,7 +332,7 @@ impl<B: Body> Session<B> {
             }
             self.starting.push(ticket);
         } else {
-            let task = match self.task(command) {
+            let task = match self.task(now, command) {
                 Ok(task) => task,
                 Err(reply) => return self.resolve(ticket, Ok(reply)),
             };
@@ -300,7 +348,7 @@ impl<B: Body> Session<B> {
 
     fn has_or_awaits_context(&self) -> bool {
         let turn = self.turn.iter().map(|turn| &turn.task);
-        self.context.is_some()
+        self.contexts.is_initialized()
             || turn
                 .chain(self.queue.iter().map(|(_, task)| task))
                 .any(Task::initializes)
@@ -328,7 +376,7 @@ impl<B: Body> Session<B> {
         for ticket in turn.into_iter().chain(queued).chain(starting).chain(reverting) {
             self.resolve(ticket, Err(Error::Destroyed));
         }
-        self.context = None;
+        self.contexts.clear();
     }
 
     // ---- the guest's life ----
@@ -376,22 +424,8 @@ impl<B: Body> Session<B> {
             self.resolve(ticket, Ok(Reply::Done));
         }
         if !self.restore(now) {
-            self.restore_context(now);
-        }
-    }
-
-    pub(super) fn restore_context(&mut self, now: f64) {
-        let replaced = matches!(self.queue.front(), Some((_, Task::Set { initialize: true, .. })));
-        if let Some(context) = self.context.clone().filter(|_| !replaced) {
-            self.begin(
-                now,
-                None,
-                Task::Set {
-                    name: "context".to_owned(),
-                    value: context,
-                    initialize: true,
-                },
-            );
+            self.lacking = self.contexts.names().collect();
+            self.restore_contexts(now);
         }
     }
 
@@ -516,6 +550,7 @@ impl<B: Body> Session<B> {
                     StopReason::Interrupt => "it was interrupted",
                     StopReason::Timeout => "its guest time was over",
                     StopReason::WallTimeout => "its total time was over",
+                    StopReason::Budget => "the time of its budget was over",
                 };
                 let ms = self.limits.grace_period_ms;
                 self.guest_gone(
@@ -577,13 +612,16 @@ impl<B: Body> Session<B> {
         while self.guest == Guest::Up
             && self.turn.is_none()
             && !self.waits_for_save()
+            && !self.waits_for_value()
             && let Some((ticket, task)) = self.queue.pop_front()
         {
             if let Task::State(ask) = task {
                 self.do_state(now, ticket, ask);
                 continue;
             }
-            if self.context.is_some() || task.initializes() {
+            if let (Task::Execute(_), Some(why)) = (&task, self.budget.overdue(now)) {
+                self.resolve(ticket, task.unaffordable(&why));
+            } else if self.contexts.is_initialized() || task.initializes() {
                 self.begin(now, Some(ticket), task);
             } else {
                 // The `initialize` that it waited for failed.

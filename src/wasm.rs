@@ -1,6 +1,7 @@
 //! The browser's front door, and the only place that knows a browser.
 
 mod assets;
+mod budget;
 mod convert;
 mod driver;
 mod files;
@@ -10,6 +11,7 @@ mod options;
 mod outbox;
 mod sandbox;
 mod snapshot;
+mod source;
 mod spares;
 
 /// What `tests/web.rs` looks at; no part of the API.

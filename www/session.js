@@ -4,7 +4,9 @@ import { createSandbox } from "../pyodide-glue/index.js";
 
 /** @import { CodeExecution, ExecuteOptions, Sandbox, SandboxOptions } from "../pkg/sandglass.js" */
 /** @typedef {"booting" | "ready" | "running" | "restarting" | "destroyed" | "failed"} State */
-/** @typedef {"assets" | "python" | "ready"} Stage */
+/** @typedef {(typeof STAGES)[number]} Stage  of a boot */
+
+const STAGES = /** @type {const} */ (["assets", "python", "ready"]);
 
 export class Session extends EventTarget {
   /** @type {Sandbox | undefined} */
@@ -43,8 +45,9 @@ export class Session extends EventTarget {
     const generation = this.#dismiss();
     this.stage = "assets";
     this.#become(state);
-    const onProgress = (/** @type {{ stage: Stage | "cold" }} */ { stage }) => {
-      if (stage !== "cold" && generation === this.#generation) this.#progress(stage);
+    const onProgress = (/** @type {{ stage: string }} */ { stage }) => {
+      const reached = STAGES.find((known) => known === stage);
+      if (reached && generation === this.#generation) this.#progress(reached);
     };
     this.#started = this.#create(generation, onProgress);
     await this.#started.catch(() => {});

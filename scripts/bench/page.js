@@ -196,6 +196,20 @@ const benchmarks = {
     return { ...samples, hostCall: withCalls.map((ms) => (ms - base) / calls) };
   },
 
+  /** 50 calls at once that take the model so long each, beside as many timers of the page's own. @param {number} ms */
+  async batch(ms, rounds = 5) {
+    const wait = () => new Promise((resolve) => setTimeout(resolve, ms));
+    const sandbox = await createSandbox({ onLLMQuery: async (prompt) => (await (ms && wait()), prompt) });
+    await sandbox.initialize(null);
+    const samples = await race(rounds, {
+      ideal: () => Promise.all(Array.from({ length: 50 }, wait)),
+      batch: () => sandbox.execute("llm_query_batched([f'prompt {n}' for n in range(50)])"),
+      ...(ms === 0 && { oneByOne: () => sandbox.execute("[llm_query(f'prompt {n}') for n in range(50)]") }),
+    });
+    await sandbox.destroy();
+    return samples;
+  },
+
   /** A context of so many megabytes, into Python. @param {number} megabytes */
   async initialize(megabytes, rounds = 3) {
     const context = text(megabytes * MB);
@@ -215,6 +229,30 @@ const benchmarks = {
     if (Number(stdout) !== context.length) throw new Error(`the context arrived with ${stdout} characters`);
     await sandbox.destroy();
     rival.stop();
+    return samples;
+  },
+
+  /** A context of so many megabytes in different shapes. @param {number} megabytes */
+  async contexts(megabytes, rounds = 2) {
+    const context = text(megabytes * MB);
+    const documents = context.match(/[^]{1,100000}/g);
+    const lines = context.match(/[^]{1,1000}/g);
+    const file = new Blob([context]);
+    const sandbox = await createSandbox();
+    await sandbox.initialize(null);
+    const samples = await race(
+      rounds,
+      {
+        text: () => sandbox.initialize(context),
+        file: () => sandbox.initialize(file),
+        documents: () => sandbox.initialize(documents),
+        lines: () => sandbox.initialize(lines),
+      },
+      50,
+    );
+    const { stdout } = await sandbox.execute("print(sum(map(len, context)))");
+    if (Number(stdout) !== context.length) throw new Error(`the context arrived with ${stdout} characters`);
+    await sandbox.destroy();
     return samples;
   },
 

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::turn::Task;
-use super::{Body, Effect, Encoded, Session};
-use crate::protocol::{Encoding, ReplyStatus, Request};
+use super::{Body, Effect, Encoded, Progress, Session};
+use crate::budget::Usage;
+use crate::protocol::{Encoding, QUERIES, ReplyStatus, Request};
 
 /// Why the user's function gave no result, as Python is to read it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +21,8 @@ pub(super) struct Calls<B> {
     /// The highest number that the guest has used.
     last: u32,
     waiting_bytes: usize,
+    /// How far those are that Python made at once.
+    progress: Option<Progress>,
 }
 
 #[derive(Debug)]
@@ -43,6 +46,7 @@ impl<B> Default for Calls<B> {
             running: BTreeMap::new(),
             last: 0,
             waiting_bytes: 0,
+            progress: None,
         }
     }
 }
@@ -55,6 +59,17 @@ impl<B> Calls<B> {
 
     fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.running.is_empty()
+    }
+
+    /// Counts a call with those that Python made at once.
+    fn count(&mut self, name: &str) {
+        let progress = self.progress.get_or_insert_with(|| Progress {
+            name: name.to_owned(),
+            done: 0,
+            failed: 0,
+            total: 0,
+        });
+        progress.total += 1;
     }
 }
 
@@ -72,6 +87,7 @@ impl<B: Body> Session<B> {
             return self.violation(now, "a host call without arguments");
         };
         turn.calls.last = call;
+        turn.calls.count(&name);
         let made = execution.count_host_call();
         let most = self.limits.max_host_calls;
         #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
@@ -94,7 +110,8 @@ impl<B: Body> Session<B> {
             None
         };
         if let Some((status, message)) = refusal {
-            return self.reply(call, status, Encoding::None, Some(message), None);
+            self.refuse(call, status, message);
+            return self.start_calls(now);
         }
         turn.calls.waiting_bytes += body.size();
         turn.calls.waiting.push_back(Waiting {
@@ -113,17 +130,10 @@ impl<B: Body> Session<B> {
         };
         match result {
             Ok(Encoded { encoding, body }) => {
+                self.answered(false);
                 self.reply(running.guest_call, ReplyStatus::Ok, encoding, None, Some(body));
             }
-            Err(HostFailure(message)) => {
-                self.reply(
-                    running.guest_call,
-                    ReplyStatus::Error,
-                    Encoding::None,
-                    Some(message),
-                    None,
-                );
-            }
+            Err(HostFailure(message)) => self.refuse(running.guest_call, ReplyStatus::Error, message),
         }
         self.start_calls(now);
     }
@@ -148,13 +158,7 @@ impl<B: Body> Session<B> {
             };
             self.effects.push(Effect::AbortHost(number));
             let message = format!("{} took longer than {ms} ms (hostCallTimeout)", call.name);
-            self.reply(
-                call.guest_call,
-                ReplyStatus::Timeout,
-                Encoding::None,
-                Some(message),
-                None,
-            );
+            self.refuse(call.guest_call, ReplyStatus::Timeout, message);
         }
         self.start_calls(now);
     }
@@ -164,34 +168,78 @@ impl<B: Body> Session<B> {
         let Some(turn) = &mut self.turn else { return };
         turn.calls.waiting.clear();
         turn.calls.waiting_bytes = 0;
+        turn.calls.progress = None;
         for number in std::mem::take(&mut turn.calls.running).into_keys() {
             self.effects.push(Effect::AbortHost(number));
         }
     }
 
+    /// What a call under way has used.
+    pub(super) fn host_used(&mut self, call: u32, usage: &Usage) {
+        if let Some(turn) = &self.turn
+            && let Task::Execute(execution) = &turn.task
+            && turn.calls.running.contains_key(&call)
+        {
+            execution.budget.charge(usage);
+        }
+    }
+
     /// Starts what has a place, and lets the guest's clock run when nothing is left to wait for.
     fn start_calls(&mut self, now: f64) {
-        let Some(turn) = &mut self.turn else { return };
-        while turn.calls.running.len() < self.limits.max_concurrent_host_calls as usize
+        while let Some(turn) = &mut self.turn
+            && let Task::Execute(execution) = &turn.task
+            && turn.calls.running.len() < self.limits.max_concurrent_host_calls as usize
             && let Some(Waiting { guest_call, name, args }) = turn.calls.waiting.pop_front()
         {
             turn.calls.waiting_bytes = turn.calls.waiting_bytes.saturating_sub(args.body.size());
+            let budget = execution.budget.clone();
+            let allowed = match QUERIES.iter().position(|query| *query == name) {
+                None => Ok(()),
+                Some(0) => budget.admit(now),
+                Some(_) => budget.may_recurse().and_then(|()| budget.admit(now)),
+            };
+            if let Err(why) = allowed {
+                self.refuse(guest_call, ReplyStatus::Limit, why.to_string());
+                continue;
+            }
             self.last_call += 1;
             let call = self.last_call;
             let expires_at = now + self.limits.host_call_timeout_ms;
-            turn.calls.running.insert(
+            let running = Running {
+                guest_call,
+                name: name.clone(),
+                expires_at,
+            };
+            turn.calls.running.insert(call, running);
+            self.effects.push(Effect::CallHost {
                 call,
-                Running {
-                    guest_call,
-                    name: name.clone(),
-                    expires_at,
-                },
-            );
-            self.effects.push(Effect::CallHost { call, name, args });
+                name,
+                args,
+                budget,
+            });
         }
-        if turn.calls.is_empty() {
+        if let Some(turn) = &mut self.turn
+            && turn.calls.is_empty()
+        {
+            turn.calls.progress = None;
             turn.deadline.resume(now);
         }
+    }
+
+    /// One of the calls that Python made at once is answered.
+    fn answered(&mut self, failed: bool) {
+        if let Some(progress) = self.turn.as_mut().and_then(|turn| turn.calls.progress.as_mut()) {
+            progress.done += 1;
+            progress.failed += u32::from(failed);
+            if progress.total > 1 {
+                self.effects.push(Effect::Progress(progress.clone()));
+            }
+        }
+    }
+
+    fn refuse(&mut self, call: u32, status: ReplyStatus, why: String) {
+        self.answered(true);
+        self.reply(call, status, Encoding::None, Some(why), None);
     }
 
     fn reply(&mut self, call: u32, status: ReplyStatus, encoding: Encoding, message: Option<String>, body: Option<B>) {

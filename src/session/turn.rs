@@ -2,9 +2,11 @@
 
 use super::call::Calls;
 use super::checkpoint::Ask;
+use super::contexts::Target;
 use super::display::Shown;
 use super::files::FileCommand;
 use super::{Body, Command, Effect, Encoded, Reply, Session, Ticket, kind};
+use crate::budget::{Budget, Exhausted, Usage};
 use crate::deadline::{Deadline, StopReason};
 use crate::error::Error;
 use crate::execution::{CodeExecution, Outcome, StateReport, StateStatus, Truncated};
@@ -20,10 +22,10 @@ use crate::protocol::{Encoding, Ended, Event, ExecutionReport, Request, Stream};
 pub(super) enum Task<B> {
     Execute(Box<Execution>),
     Get(String),
+    /// Without a value as long as that is on its way.
     Set {
-        name: String,
-        value: Encoded<B>,
-        initialize: bool,
+        target: Target,
+        value: Option<Encoded<B>>,
     },
     List,
     File(FileCommand<B>),
@@ -60,6 +62,8 @@ pub(super) struct Execution {
     id: u32,
     code: String,
     timeout_ms: f64,
+    /// Its part of the session's budget.
+    pub(super) budget: Budget,
     host_calls: u32,
     pub(super) shown: Shown,
     stdout: OutputBuffer,
@@ -97,7 +101,24 @@ impl Flow {
 
 impl<B> Task<B> {
     pub(super) fn initializes(&self) -> bool {
-        matches!(self, Self::Set { initialize: true, .. })
+        matches!(
+            self,
+            Self::Set {
+                target: Target::Context,
+                ..
+            }
+        )
+    }
+
+    /// The answer to a command that is not begun because of the budget.
+    pub(super) fn unaffordable(self, why: &Exhausted) -> Result<Reply<B>, Error> {
+        match self {
+            Self::Execute(execution) => {
+                let error = format!("LimitError: {why}; nothing was run");
+                Ok(execution.refused(Outcome::Limit, "LimitError", &error))
+            }
+            other => other.never_ran(),
+        }
     }
 
     /// The answer to a command that is taken back before its turn.
@@ -134,6 +155,11 @@ impl Execution {
             (Some(StopReason::Interrupt), Error::Timeout(why)) => (
                 Outcome::Interrupted,
                 "KeyboardInterrupt",
+                format!("{why}, so the guest was terminated"),
+            ),
+            (Some(StopReason::Budget), Error::Timeout(why)) => (
+                Outcome::Limit,
+                "LimitError",
                 format!("{why}, so the guest was terminated"),
             ),
             (Some(_), Error::Timeout(why)) => (
@@ -189,6 +215,13 @@ impl Execution {
                     )),
                 )
             }
+            (Some(StopReason::Budget), _) => {
+                let why = self.budget.overdue(now).map_or_else(String::new, |why| why.to_string());
+                (
+                    Outcome::Limit,
+                    Some(("LimitError", format!("{why}; variables are kept"))),
+                )
+            }
             (None, Ended::Ok) => (Outcome::Ok, None),
             (None, Ended::Error) => (Outcome::Error, None),
             (None, Ended::Limit) => (Outcome::Limit, None),
@@ -238,6 +271,7 @@ impl Execution {
                 ..Truncated::default()
             },
             host_calls: self.host_calls,
+            usage: Some(self.budget.spent()).filter(|usage| *usage != Usage::default()),
             code: self.code,
         }
     }
@@ -261,7 +295,7 @@ impl Execution {
 
 impl<B: Body> Session<B> {
     /// What a command asks of the guest, or the reply to one that is not put to it.
-    pub(super) fn task(&mut self, command: Command<B>) -> Result<Task<B>, Reply<B>> {
+    pub(super) fn task(&mut self, now: f64, command: Command<B>) -> Result<Task<B>, Reply<B>> {
         Ok(match command {
             Command::Start => return Err(Reply::Done),
             Command::GetVariable(name) => Task::Get(name),
@@ -272,16 +306,23 @@ impl<B: Body> Session<B> {
             Command::Undo => Task::State(Ask::Undo),
             Command::Fork => Task::State(Ask::Fork),
             Command::SetVariable(name, value) => Task::Set {
-                name,
-                value,
-                initialize: false,
+                target: Target::Variable(name),
+                value: Some(value),
             },
             Command::Initialize(value) => Task::Set {
-                name: "context".to_owned(),
-                value,
-                initialize: true,
+                target: Target::Context,
+                value: Some(value),
             },
-            Command::Execute { code, timeout_ms } => {
+            Command::Add(series, value) => Task::Set {
+                target: Target::Next(series),
+                value: Some(value),
+            },
+            Command::Later(target) => Task::Set { target, value: None },
+            Command::Execute {
+                code,
+                timeout_ms,
+                budget,
+            } => {
                 self.last_execution += 1;
                 let buffer = || OutputBuffer::new(self.limits.max_output_chars);
                 let chars = code.chars().count();
@@ -289,6 +330,7 @@ impl<B: Body> Session<B> {
                     id: self.last_execution,
                     code,
                     timeout_ms: timeout_ms.unwrap_or(self.limits.timeout_ms),
+                    budget: Budget::new(budget, now), // a part of the session's from its beginning on
                     host_calls: 0,
                     shown: Shown::default(),
                     stdout: buffer(),
@@ -309,11 +351,14 @@ impl<B: Body> Session<B> {
         })
     }
 
-    pub(super) fn begin(&mut self, now: f64, ticket: Option<Ticket>, task: Task<B>) {
+    pub(super) fn begin(&mut self, now: f64, ticket: Option<Ticket>, mut task: Task<B>) {
         self.last_turn += 1;
         let turn = self.last_turn;
-        let timeout_ms = match &task {
-            Task::Execute(execution) => execution.timeout_ms,
+        let timeout_ms = match &mut task {
+            Task::Execute(execution) => {
+                execution.budget = self.budget.scope(execution.budget.limits(), now);
+                execution.timeout_ms
+            }
             _ => VALUE_TIMEOUT_MS,
         };
         if let Task::Execute(_) | Task::Set { .. } = task {
@@ -357,22 +402,26 @@ impl<B: Body> Session<B> {
             Task::File(command) => command.request(turn, timeout_ms),
             // What is asked of the checkpoints never gets here: `pump` answers it.
             Task::List | Task::State(_) => (Request::ListVariables { turn, timeout_ms }, None),
-            Task::Set { name, value, .. } => {
-                let encoding = value.encoding;
+            Task::Set { target, value } => {
                 let request = Request::SetVariable {
                     turn,
-                    name: name.clone(),
-                    encoding,
+                    name: self.contexts.name(target),
+                    encoding: value.as_ref().map_or(Encoding::None, |value| value.encoding),
                     timeout_ms,
                 };
-                (request, Some(value.body.clone()))
+                (request, value.as_ref().map(|value| value.body.clone()))
             }
         };
         let wall_timeout_ms = match &task {
             Task::Execute(_) => self.limits.wall_timeout_ms,
             _ => None,
         };
-        let deadline = Deadline::start(now, timeout_ms, wall_timeout_ms, self.limits.grace_period_ms);
+        let budget_ends_at = match &task {
+            Task::Execute(execution) => execution.budget.expires_at(),
+            _ => None,
+        };
+        let deadline =
+            Deadline::start(now, timeout_ms, wall_timeout_ms, self.limits.grace_period_ms).within(budget_ends_at);
         let chain = match task {
             Task::Restore { checkpoint } => Some(self.chain(checkpoint)),
             _ => None,
@@ -504,27 +553,27 @@ impl<B: Body> Session<B> {
         let Some(Turn {
             ticket,
             task: Task::Set {
-                name,
-                value,
-                initialize,
+                target,
+                value: Some(value),
             },
             ..
         }) = self.finish_turn(now)
         else {
             return;
         };
-        if ticket.is_some() || initialize {
-            self.checkpoints.set(&name);
-        }
+        let name = self.contexts.name(&target);
+        self.lacking.retain(|lacking| *lacking != name);
+        self.checkpoints.set(&name);
         if !self.names.contains(&name) {
-            self.names.push(name);
+            self.names.push(name.clone());
         }
-        if initialize {
-            self.context = Some(value);
-            self.context_is_new = false;
+        if target.is_kept() {
+            self.contexts.keep(&name, value);
         }
-        if let Some(ticket) = ticket {
-            self.resolve(ticket, Ok(Reply::Done));
+        match (ticket, target) {
+            (None, _) => self.restore_contexts(now),
+            (Some(ticket), Target::Next(_)) => self.resolve(ticket, Ok(Reply::Name(name))),
+            (Some(ticket), _) => self.resolve(ticket, Ok(Reply::Done)),
         }
     }
 

@@ -1,5 +1,7 @@
 //! Carries out what the session wants: the only part that has side effects.
 
+mod host_calls;
+
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::rc::{Rc, Weak};
@@ -11,7 +13,8 @@ use wasm_bindgen_futures::{JsFuture, future_to_promise, spawn_local};
 use web_sys::{AbortController, Blob};
 
 use super::assets::{self, Assets};
-use super::convert::{decode, decode_text, display, encode};
+use super::budget;
+use super::convert::{decode, decode_text, display};
 use super::glue::{Glue, describe, now, object, thrown};
 use super::guest_frame::Guest;
 use super::options::{ExecuteOptions, Isolation, Options};
@@ -19,10 +22,11 @@ use super::outbox::{JsBody, join};
 use super::sandbox::Sandbox;
 use super::snapshot::{self, Maker};
 use super::spares::Claim;
+use crate::budget::Budget;
 use crate::error::Error;
 use crate::execution::{CodeExecution, Outcome};
 use crate::protocol::{Encoding, Event, GuestInfo, Request, Stream};
-use crate::session::{Command, Effect, Encoded, HostFailure, Input, Reply, Session, Ticket};
+use crate::session::{Command, Effect, Encoded, Input, Reply, Session, Ticket};
 
 /// UTF-16 units of an event's header. The longest that a guest of ours sends holds its variables' names.
 const MAX_HEADER: u32 = 4 << 20;
@@ -87,7 +91,11 @@ impl Driver {
         let mut names: Vec<String> = options.host_functions.iter().map(|(name, _)| name.clone()).collect();
         names.extend(options.on_llm_query.is_some().then(|| "llm_query".to_owned()));
         names.extend(options.on_rlm_query.is_some().then(|| "rlm_query".to_owned()));
-        let session = Session::new(options.limits.clone(), names);
+        let budget = match &options.budget {
+            budget::Given::Limits(limits) => Budget::new(*limits, now()),
+            budget::Given::Shared(budget) => budget.clone(),
+        };
+        let session = Session::new(options.limits.clone(), names).with_budget(budget);
         Self::with_session(glue, Rc::new(options), session)
     }
 
@@ -122,6 +130,10 @@ impl Driver {
 
     pub(super) fn options(&self) -> &Options {
         &self.options
+    }
+
+    pub(super) fn budget(&self) -> Budget {
+        self.session.borrow().budget().clone()
     }
 
     pub(super) fn guest_info(&self) -> GuestInfo {
@@ -159,6 +171,23 @@ impl Driver {
             }
             None => self.feed(Input::Command(ticket, command)),
         }
+        promise
+    }
+
+    /// The same for a command whose value is still on its way.
+    pub(super) fn submit_later(
+        &self,
+        command: Command<JsBody>,
+        value: impl Future<Output = Result<Encoded<JsBody>, Error>> + 'static,
+    ) -> Promise {
+        let promise = self.submit(command, ExecuteOptions::default());
+        let (ticket, this) = (self.last_ticket.get(), self.this.clone());
+        spawn_local(async move {
+            let value = value.await;
+            if let Some(driver) = this.upgrade() {
+                driver.feed(Input::Arrived(ticket, value));
+            }
+        });
         promise
     }
 
@@ -260,7 +289,13 @@ impl Driver {
                     guest.post_blobs(&request, chain);
                 }
             }
-            Effect::CallHost { call, name, args } => self.call_host(call, &name, &args),
+            Effect::CallHost {
+                call,
+                name,
+                args,
+                budget,
+            } => self.call_host(call, &name, &args, &budget),
+            Effect::Progress(progress) => self.calls_progress(&progress),
             Effect::AbortHost(call) => {
                 if let Some(controller) = self.calls.borrow_mut().remove(&call) {
                     controller.abort();
@@ -410,16 +445,15 @@ impl Driver {
 
     /// A message from the guest; it is not to be trusted.
     fn receive(&self, data: &JsValue) {
-        let (events, body) = match self.read(data) {
-            Ok(message) => message,
+        let events = match self.read(data) {
+            Ok(events) => events,
             Err(what) => return self.feed(Input::BadMessage(what)),
         };
-        if let [Event::Snapshot { .. }] = events[..] {
-            return self.take_snapshot(data, &events[0]);
+        if let [(event @ Event::Snapshot { .. }, _)] = &events[..] {
+            return self.take_snapshot(data, event);
         }
         let generation = self.generation.get();
-        let last = events.len().saturating_sub(1);
-        for (index, event) in events.into_iter().enumerate() {
+        for (event, body) in events {
             if let Event::HostCall {
                 call, blocking: true, ..
             } = &event
@@ -430,7 +464,6 @@ impl Driver {
             if let Event::BootFailed { .. } = event {
                 return self.guest_failed(Input::Guest(event, None));
             }
-            let body = body.clone().filter(|_| index == last);
             self.feed(Input::Guest(event, body));
             if self.generation.get() != generation {
                 return;
@@ -464,8 +497,8 @@ impl Driver {
         }
     }
 
-    /// The events of a message, and the body of the last one.
-    fn read(&self, data: &JsValue) -> Result<(Vec<Event>, Option<JsBody>), String> {
+    /// The events of a message, each with its body.
+    fn read(&self, data: &JsValue) -> Result<Vec<(Event, Option<JsBody>)>, String> {
         let message: &Array = data.dyn_ref().ok_or("a message that is no array")?;
         let header: JsString = message.get(0).dyn_into().map_err(|_| "a header that is no text")?;
         if header.length() > MAX_HEADER {
@@ -475,54 +508,75 @@ impl Driver {
         if events.is_empty() {
             return Err("a message without an event".to_owned());
         }
-        let body = match message.get(1) {
-            body if body.is_undefined() || matches!(events[..], [Event::Snapshot { .. }]) => {
-                return Ok((events, None));
+        match &events[..] {
+            [Event::Snapshot { .. }] => return Ok(events.into_iter().map(|event| (event, None)).collect()),
+            [saved @ Event::Saved { .. }] => {
+                let blob = message.get(1).dyn_into().map_err(|_| "a checkpoint that is no Blob")?;
+                return Ok(vec![(saved.clone(), Some(JsBody::Blob(blob)))]);
             }
-            body if matches!(events[..], [Event::Saved { .. }]) => {
-                let blob = body.dyn_into::<Blob>().map_err(|_| "a checkpoint that is no Blob")?;
-                return Ok((events, Some(JsBody::Blob(blob))));
-            }
-            body => body.dyn_into::<Uint8Array>().map_err(|_| "a body that is not bytes")?,
-        };
-        // A piece is alone in its message and of full size, so that their number is bounded with their sum.
-        if let Some(Event::Part { .. }) = events.iter().find(|event| matches!(event, Event::Part { .. }))
-            && (events.len() > 1 || body.length() < MIN_PIECE)
-        {
-            return Err("a piece of a body that is none".to_owned());
+            _ => {}
         }
-        let mut pending = self.parts.borrow_mut();
-        let Parts { text, bytes, size } = &mut *pending;
+        let bodies = events.iter().filter(|event| event.has_body()).count();
+        if message.length() as usize != 1 + bodies {
+            return Err("a message with bodies that are not its events'".to_owned());
+        }
+        // A piece is alone in its message and of full size, so that their number is bounded with their sum.
+        if let Some(part) = events.iter().position(|event| matches!(event, Event::Part { .. })) {
+            let body = message
+                .get(1)
+                .dyn_into::<Uint8Array>()
+                .map_err(|_| "a body that is not bytes")?;
+            if events.len() > 1 || body.length() < MIN_PIECE {
+                return Err("a piece of a body that is none".to_owned());
+            }
+            return self.keep_part(&events[part], body);
+        }
+        let mut next = 0;
+        let mut size = self.parts.borrow().size;
+        events
+            .into_iter()
+            .map(|event| {
+                if !event.has_body() {
+                    return Ok((event, None));
+                }
+                next += 1;
+                let body: Uint8Array = message.get(next).dyn_into().map_err(|_| "a body that is not bytes")?;
+                size += f64::from(body.length());
+                if size > self.options.limits.max_value_bytes {
+                    return Err("a message larger than maxValueSize".to_owned());
+                }
+                Ok((event, Some(self.whole(body))))
+            })
+            .collect()
+    }
+
+    /// Keeps a piece of a body that is still to come. A long text is decoded a piece at a time, and never holds the page up.
+    fn keep_part(&self, event: &Event, body: Uint8Array) -> Result<Vec<(Event, Option<JsBody>)>, String> {
+        let Parts { text, bytes, size } = &mut *self.parts.borrow_mut();
         *size += f64::from(body.length());
         if *size > self.options.limits.max_value_bytes {
             return Err("a body larger than maxValueSize".to_owned());
         }
-        match events[..] {
-            // A long text is decoded a piece at a time, and never holds the page up.
-            [
-                Event::Part {
-                    encoding: Encoding::Text,
-                },
-            ] => {
+        match event {
+            Event::Part {
+                encoding: Encoding::Text,
+            } => {
                 let so_far = text.take().unwrap_or_else(|| "".into());
                 *text = Some(so_far.concat(&decode_text(&body)));
-                return Ok((Vec::new(), None));
             }
-            [Event::Part { .. }] => {
-                bytes.push(body);
-                return Ok((Vec::new(), None));
-            }
-            _ => {}
+            _ => bytes.push(body),
         }
-        let body = match text.take() {
-            Some(text) => JsBody::Text(text.concat(&decode_text(&body))),
-            None => {
-                bytes.push(body);
-                JsBody::Bytes(join(bytes))
-            }
-        };
-        *pending = Parts::default();
-        Ok((events, Some(body)))
+        Ok(Vec::new())
+    }
+
+    /// A body with the pieces that came before it.
+    fn whole(&self, body: Uint8Array) -> JsBody {
+        let Parts { text, mut bytes, .. } = self.parts.take();
+        if let Some(text) = text {
+            return JsBody::Text(text.concat(&decode_text(&body)));
+        }
+        bytes.push(body);
+        JsBody::Bytes(join(&bytes))
     }
 
     // ---- the user's functions ----
@@ -532,10 +586,11 @@ impl Driver {
         match reply {
             Reply::Done => Ok(JsValue::UNDEFINED),
             Reply::State(execution) => Ok(execution.into()),
+            Reply::Name(name) => Ok(name.into()),
             Reply::Value(value) => decode(&value),
             Reply::Execution(execution, last) => show(execution, last, displays),
             Reply::Fork(fork) => {
-                let session = Session::forked(*fork);
+                let session = Session::forked(*fork).with_budget(self.budget());
                 let driver = Self::with_session(self.glue.clone(), self.options.clone(), session);
                 // Resolved when another guest has the state.
                 let ready = driver.submit(Command::Checkpoint, ExecuteOptions::default());
@@ -584,95 +639,6 @@ impl Driver {
     fn progress(&self, stage: &str) {
         if let Some(callback) = &self.options.on_progress {
             notify(callback, &object(&[("stage", &stage.into())]));
-        }
-    }
-
-    fn call_host(&self, call: u32, name: &str, args: &Encoded<JsBody>) {
-        let signal = match AbortController::new() {
-            Ok(controller) => {
-                let signal = controller.signal();
-                self.calls.borrow_mut().insert(call, controller);
-                signal
-            }
-            Err(error) => return self.returned(call, Err(HostFailure(describe(&error)))),
-        };
-        let promise = decode(args)
-            .map_err(|error| JsValue::from_str(&error.to_string()))
-            .and_then(|args| {
-                let args = match args.dyn_into::<Array>() {
-                    Ok(args) => args,
-                    Err(only) => Array::of1(&only),
-                };
-                self.invoke(name, &args, &signal)
-            });
-        let name = name.to_owned();
-        let this = self.this.clone();
-        // A promise that nobody settles is not waited for any longer than for the call.
-        let aborted = Promise::new(&mut |resolve, _| {
-            let _ = signal.add_event_listener_with_callback("abort", &resolve);
-        });
-        spawn_local(async move {
-            let result = match promise {
-                Ok(value) => JsFuture::from(Promise::race(&Array::of2(&value, &aborted))).await,
-                Err(error) => Err(error),
-            };
-            let Some(driver) = this.upgrade().filter(|_| !signal.aborted()) else {
-                return;
-            };
-            let result = result.map_err(|error| HostFailure(describe(&error)));
-            let result = result.and_then(|value| driver.result(&name, &value));
-            driver.returned(call, result);
-        });
-    }
-
-    fn returned(&self, call: u32, result: Result<Encoded<JsBody>, HostFailure>) {
-        self.calls.borrow_mut().remove(&call);
-        self.feed(Input::HostReturned(call, result));
-    }
-
-    fn invoke(&self, name: &str, args: &Array, signal: &JsValue) -> Result<JsValue, JsValue> {
-        let nobody = JsValue::UNDEFINED;
-        if let Some((_, function)) = self.options.host_functions.iter().find(|(own, _)| own == name) {
-            return function.apply(&nobody, args);
-        }
-        if !args.get(0).is_string() {
-            return Err(JsValue::from_str("the first argument must be a str"));
-        }
-        match (name, &self.options.on_llm_query, &self.options.on_rlm_query) {
-            ("llm_query", Some(function), _) => {
-                let model = args.get(1);
-                let model = if model.is_null() { JsValue::UNDEFINED } else { model };
-                function.call2(&nobody, &args.get(0), &object(&[("model", &model), ("signal", signal)]))
-            }
-            ("rlm_query", _, Some(function)) => {
-                function.call3(&nobody, &args.get(0), &args.get(1), &object(&[("signal", signal)]))
-            }
-            _ => Err(JsValue::from_str("there is no such function")),
-        }
-    }
-
-    /// What a host function returned, as Python gets it.
-    fn result(&self, name: &str, value: &JsValue) -> Result<Encoded<JsBody>, HostFailure> {
-        let callback = match name {
-            "llm_query" => Some("onLLMQuery"),
-            "rlm_query" => Some("onRLMQuery"),
-            _ => None,
-        };
-        match callback.filter(|_| !value.is_string()) {
-            Some(callback) => {
-                let kind = if value.is_null() {
-                    "null".to_owned()
-                } else {
-                    value.js_typeof().as_string().unwrap_or_default()
-                };
-                Err(HostFailure(format!("{callback} returned {kind}, not a string")))
-            }
-            None => encode(
-                value,
-                &format!("the result of {name}"),
-                self.options.limits.max_value_bytes,
-            )
-            .map_err(|error| HostFailure(error.to_string())),
         }
     }
 }

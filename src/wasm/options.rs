@@ -3,7 +3,9 @@
 use js_sys::{Array, Function};
 use wasm_bindgen::prelude::*;
 
+use super::budget;
 use super::glue::{self, Glue, describe, is_plain};
+use crate::budget::BudgetLimits;
 use crate::error::Error;
 use crate::limits::Limits;
 use crate::protocol::QUERIES;
@@ -30,6 +32,7 @@ impl Isolation {
 #[derive(Debug)]
 pub(super) struct Options {
     pub(super) limits: Limits,
+    pub(super) budget: budget::Given,
     pub(super) isolation: Isolation,
     pub(super) assets_url: Option<String>,
     pub(super) on_llm_query: Option<Function>,
@@ -45,6 +48,7 @@ impl Options {
     pub(super) fn parse(value: &JsValue) -> Result<Self, Error> {
         let mut options = Self {
             limits: Limits::default(),
+            budget: budget::Given::Limits(BudgetLimits::default()),
             isolation: Isolation::Frame,
             assets_url: None,
             on_llm_query: None,
@@ -83,6 +87,7 @@ impl Options {
                     _ => return Err(Error::invalid(name, "must be \"auto\" or \"off\"")),
                 }
             }
+            "budget" => self.budget = budget::Given::parse(value)?,
             "assetsUrl" => {
                 let url = value
                     .as_string()
@@ -127,6 +132,7 @@ impl Options {
 #[derive(Debug, Default)]
 pub(super) struct ExecuteOptions {
     pub(super) timeout_ms: Option<f64>,
+    pub(super) budget: BudgetLimits,
     pub(super) signal: Option<web_sys::AbortSignal>,
     pub(super) on_stdout: Option<Function>,
     pub(super) on_stderr: Option<Function>,
@@ -147,6 +153,7 @@ impl ExecuteOptions {
                     limits.set("timeout", number)?;
                     options.timeout_ms = Some(limits.timeout_ms);
                 }
+                "budget" => options.budget = budget::limits(&value)?,
                 "signal" => {
                     let signal = value
                         .dyn_into()

@@ -6,12 +6,13 @@ use js_sys::Promise;
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
 
-use super::convert::encode;
+use super::budget::JsBudget;
 use super::driver::Driver;
 use super::glue::{Glue, object, thrown};
-use super::options::{ExecuteOptions, Options};
+use super::options::{ExecuteOptions, Options, entries};
+use super::source::Source;
 use crate::error::Error;
-use crate::session::{Command, Input};
+use crate::session::{Command, Input, Series, Target};
 
 #[wasm_bindgen(typescript_custom_section)]
 const TYPES: &str = r#"
@@ -31,7 +32,7 @@ export interface SandboxOptions {
   maxOutputLength?: number;
   /** Host calls per execution. Default 10 000. */
   maxHostCalls?: number;
-  /** Host calls at the same time. Default 8. */
+  /** Host calls at the same time. Default 32. */
   maxConcurrentHostCalls?: number;
   /** Characters of source per execution. Default 1 000 000. */
   maxCodeLength?: number;
@@ -46,9 +47,21 @@ export interface SandboxOptions {
   /** Guests that are kept ready to take over; the sandboxes of a page share them. Default 1. */
   spares?: number;
   /** Answers `llm_query(prompt, model)`. */
-  onLLMQuery?: (prompt: string, info: { model?: string; signal: AbortSignal }) => string | Promise<string>;
-  /** Answers `rlm_query(task, context)`. */
-  onRLMQuery?: (task: string, context: unknown, info: { signal: AbortSignal }) => string | Promise<string>;
+  onLLMQuery?: (
+    prompt: string,
+    info: { model?: string; signal: AbortSignal },
+  ) => string | Answer | Promise<string | Answer>;
+  /** Answers `rlm_query(task, context)`. `budget` is for the child's sandbox: it is part of this one's, a level deeper. */
+  onRLMQuery?: (
+    task: string,
+    context: unknown,
+    info: { signal: AbortSignal; budget: Budget },
+  ) => string | Answer | Promise<string | Answer>;
+  /**
+   * What the executions of this sandbox may spend on models, all together: limits, or the budget of another sandbox, which is
+   * shared then. A call beyond it raises LimitError in Python; when its time is over, the execution ends with outcome `limit`.
+   */
+  budget?: BudgetLimits | Budget;
   /** Functions that Python calls by name. */
   hostFunctions?: Record<string, (...args: any[]) => unknown>;
   /** `"frame"` (default): an opaque origin without network. `"worker"`: a plain worker, where there is no DOM. */
@@ -61,14 +74,25 @@ export interface SandboxOptions {
   onStderr?: (text: string) => void;
   /** Gets rich outputs, as they come. What is in them is the guest's, and not to be trusted. */
   onDisplay?: (display: Display) => void;
-  /** Hears how far the boot is; `cold` and its reason, when the memory that guests start from had to be made anew. */
-  onProgress?: (progress: { stage: "assets" | "python" | "ready" | "cold"; reason?: string }) => void;
+  /** Hears how far something is that takes time. */
+  onProgress?: (progress: Progress) => void;
 }
+
+/**
+ * How far the boot is (`cold` and its reason: the memory that guests start from had to be made anew), or how many of the `calls`
+ * are answered that Python made at once, such as a batch.
+ */
+export type Progress =
+  | { stage: "assets" | "python" | "ready" }
+  | { stage: "cold"; reason: string }
+  | { stage: "calls"; name: string; done: number; failed: number; total: number };
 
 /** What one `execute` takes. */
 export interface ExecuteOptions {
   /** Milliseconds of guest time, instead of the sandbox's `timeout`. */
   timeout?: number;
+  /** What this execution may spend of the sandbox's budget. */
+  budget?: BudgetLimits;
   /** Interrupts the execution, or keeps it from beginning. */
   signal?: AbortSignal;
   /** Gets what this execution prints, as it comes. */
@@ -133,6 +157,9 @@ extern "C" {
     /// TypeScript's `Promise<void>`.
     #[wasm_bindgen(typescript_type = "Promise<void>")]
     pub type VoidPromise;
+    /// TypeScript's `Promise<string>`.
+    #[wasm_bindgen(typescript_type = "Promise<string>")]
+    pub type TextPromise;
     /// TypeScript's `Promise<number>`.
     #[wasm_bindgen(typescript_type = "Promise<number>")]
     pub type NumberPromise;
@@ -177,7 +204,7 @@ impl Sandbox {
     /// Makes `context` the Python variable `context`, of any size; it survives every restart of the guest. Call it
     /// before the first `execute`, with `null` if there is none.
     pub fn initialize(&self, context: &JsValue) -> VoidPromise {
-        self.put(Command::Initialize, context, "context")
+        self.put(Target::Context, context)
     }
 
     /// Runs Python code. Calls queue in order. It rejects only when the sandbox itself cannot run code; what goes wrong
@@ -193,6 +220,7 @@ impl Sandbox {
                 Command::Execute {
                     code,
                     timeout_ms: options.timeout_ms,
+                    budget: options.budget,
                 },
                 options,
             ))
@@ -215,7 +243,24 @@ impl Sandbox {
         value: &JsValue,
     ) -> VoidPromise {
         match text("name", name) {
-            Ok(name) => self.put(|value| Command::SetVariable(name.clone(), value), value, &name),
+            Ok(name) => self.put(Target::Variable(name), value).unchecked_into(),
+            Err(error) => self.promise(Err(error)).unchecked_into(),
+        }
+    }
+
+    /// Adds a value to a series of variables and resolves to the name of the one that it has become: `context_1` and so on,
+    /// where `context_0` is `context`. Other series are `"session_context"` (from `session_context_0`, all of them in the list
+    /// `context_history`) and `"history"` (from `history_0`, all of them in the list `session_history`). Like `context`, they
+    /// survive every restart of the guest.
+    #[wasm_bindgen(js_name = addContext)]
+    pub fn add_context(
+        &self,
+        context: &JsValue,
+        #[wasm_bindgen(unchecked_optional_param_type = "{ series?: \"context\" | \"session_context\" | \"history\" }")]
+        options: &JsValue,
+    ) -> TextPromise {
+        match series(options) {
+            Ok(series) => self.put(Target::Next(series), context).unchecked_into(),
             Err(error) => self.promise(Err(error)).unchecked_into(),
         }
     }
@@ -266,6 +311,12 @@ impl Sandbox {
         Promise::resolve(&JsValue::UNDEFINED).unchecked_into()
     }
 
+    /// What the sandbox may spend on models, and has spent. Another sandbox that is created with it shares it.
+    #[wasm_bindgen(getter)]
+    pub fn budget(&self) -> JsBudget {
+        JsBudget::new(self.driver.budget())
+    }
+
     /// What the sandbox is and can do.
     #[wasm_bindgen(getter)]
     pub fn capabilities(&self) -> CapabilitiesValue {
@@ -285,15 +336,21 @@ impl Sandbox {
         self.driver.submit(command, ExecuteOptions::default())
     }
 
-    fn put(
-        &self,
-        command: impl Fn(crate::session::Encoded<super::outbox::JsBody>) -> Command<super::outbox::JsBody>,
-        value: &JsValue,
-        name: &str,
-    ) -> VoidPromise {
-        let encoded = encode(value, name, self.driver.options().limits.max_value_bytes);
-        self.promise(encoded.map(|value| self.submit(command(value))))
-            .unchecked_into()
+    fn put(&self, target: Target, value: &JsValue) -> VoidPromise {
+        let what = match &target {
+            Target::Variable(name) => name.clone(),
+            _ => "context".to_owned(),
+        };
+        let source = Source::of(value, &what, self.driver.options().limits.max_value_bytes);
+        let promise = source.map(|source| match source {
+            Source::Ready(value) => self.submit(match target {
+                Target::Context => Command::Initialize(value),
+                Target::Next(series) => Command::Add(series, value),
+                Target::Variable(name) => Command::SetVariable(name, value),
+            }),
+            Source::Later(value) => self.driver.submit_later(Command::Later(target), value),
+        });
+        self.promise(promise).unchecked_into()
     }
 
     pub(super) fn promise(&self, promise: Result<Promise, Error>) -> Promise {
@@ -317,6 +374,26 @@ pub(super) fn text(name: &str, value: &JsValue) -> Result<String, Error> {
     value
         .as_string()
         .ok_or_else(|| Error::invalid(name, "must be a string"))
+}
+
+/// The options of `addContext`.
+fn series(options: &JsValue) -> Result<Series, Error> {
+    let mut series = Series::Context;
+    for (name, value) in entries(options, "options")? {
+        let known = [Series::Context, Series::SessionContext, Series::History];
+        match name.as_str() {
+            _ if value.is_undefined() => {}
+            "series" => {
+                let given = value.as_string().unwrap_or_default();
+                series = known
+                    .into_iter()
+                    .find(|known| known.name() == given)
+                    .ok_or_else(|| Error::invalid(name, "must be \"context\", \"session_context\" or \"history\""))?;
+            }
+            _ => return Err(Error::invalid(name, "there is no such option of addContext")),
+        }
+    }
+    Ok(series)
 }
 
 /// A count, or nothing.

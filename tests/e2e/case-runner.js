@@ -8,11 +8,25 @@ const CASE_SECONDS = 120;
 const TOGETHER_MS = 100;
 const CASE_KEYS = ["name", "options", "host", "context", "fresh", "backends", "step"];
 const ACTIONS = [
-  ...["create", "initialize", "execute", "get", "set", "list", "checkpoint", "restore", "undo", "fork", "interrupt"],
+  ...[
+    "create",
+    "initialize",
+    "add",
+    "execute",
+    "get",
+    "set",
+    "list",
+    "checkpoint",
+    "restore",
+    "undo",
+    "fork",
+    "interrupt",
+  ],
   ...["destroy", "together", "write", "read", "files", "remove"],
 ];
 const STEP_KEYS = [
   ...ACTIONS,
+  "series",
   "to",
   "as",
   "timeout",
@@ -45,6 +59,12 @@ const TAGS = {
     for (let level = 1; level < levels; level += 1) value = [value];
     return value;
   },
+  $blob: (parts) => new Blob([parts].flat().map((part) => /** @type {BlobPart} */ (decode(part)))),
+  $url: (href) => new URL(href, location.href),
+  $response: (part) => new Response(/** @type {BodyInit} */ (decode(part))),
+  $stream: (part) => new Blob([/** @type {BlobPart} */ (decode(part))]).stream(),
+  // Texts of so many characters each.
+  $texts: ([count, length]) => Array.from({ length: count }, (_, index) => `${index} `.padEnd(length, "é")),
   $special: (name) => SPECIALS[name](),
 };
 
@@ -208,6 +228,12 @@ const BEHAVIOURS = {
     return new Promise(() => {});
   },
   huge: () => () => "é".repeat(25_000_000),
+  metered: () => (prompt) => ({ text: prompt, usage: { inputTokens: 10, outputTokens: 5, cost: 0.5 } }),
+  overcharged: () => (prompt) => ({ text: prompt, usage: { inputTokens: -10, outputTokens: NaN, cost: "much" } }),
+  budget:
+    () =>
+    (_task, _context, { budget }) =>
+      JSON.stringify({ depth: budget.depth, left: budget.left }),
   number: () => () => 42,
   null: () => () => null,
   nothing: () => () => undefined,
@@ -293,6 +319,8 @@ async function act(step, world) {
     return undefined;
   }
   if ("initialize" in step) return sandbox.initialize(decode(step.initialize));
+  if ("add" in step)
+    return sandbox.addContext(decode(step.add), "series" in step ? { series: step.series } : undefined);
   if ("get" in step) return sandbox.getVariable(decode(step.get));
   if ("set" in step) return sandbox.setVariable(decode(step.set), decode(step.to));
   if ("list" in step) return sandbox.listVariables();

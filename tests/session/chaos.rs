@@ -2,10 +2,11 @@
 
 use proptest::prelude::*;
 use sandglass::Error;
+use sandglass::budget::BudgetLimits;
 use sandglass::deadline::StopReason;
 use sandglass::limits::{MAX_NAMES, MAX_OUTPUT_EVENT_BYTES};
 use sandglass::protocol::{Encoding, Ended, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, Request, Stream};
-use sandglass::session::{Command, FileCommand, HostFailure, Input};
+use sandglass::session::{Command, FileCommand, HostFailure, Input, Series, Target};
 
 use crate::world::{Bytes, World, limits, ok, text};
 
@@ -15,6 +16,11 @@ enum Step {
     Command(Command<Bytes>),
     Cancel {
         back: u32,
+    },
+    /// The value of a command is there, or never will be.
+    Arrives {
+        back: u32,
+        well: bool,
     },
     Interrupt,
     Destroy,
@@ -74,6 +80,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         12 => command().prop_map(Step::Command),
         3 => (0..4_u32).prop_map(|back| Step::Cancel { back }),
+        3 => (0..4_u32, prop::bool::weighted(0.8)).prop_map(|(back, well)| Step::Arrives { back, well }),
         2 => Just(Step::Interrupt),
         1 => prop_oneof![9 => Just(Step::Wake), 1 => Just(Step::Destroy)],
         20 => (ended(), reason(), names()).prop_map(|(ended, stopped, names)| Step::Answers { ended, stopped, names }),
@@ -97,11 +104,16 @@ fn command() -> impl Strategy<Value = Command<Bytes>> {
     let execute = (
         prop_oneof![9 => 0..50_usize, 1 => Just(2_000)],
         prop::option::of(1.0..3_000.0_f64),
+        prop::option::of((0..4_u8).prop_map(f64::from)),
     );
     prop_oneof![
         2 => Just(Command::Start),
         3 => Just(Command::Initialize(text("context"))),
-        8 => execute.prop_map(|(length, timeout_ms)| Command::Execute { code: "x".repeat(length), timeout_ms }),
+        8 => execute.prop_map(|(length, timeout_ms, max_calls)| Command::Execute {
+            code: "x".repeat(length),
+            timeout_ms,
+            budget: BudgetLimits { max_calls, max_time: timeout_ms.map(|ms| 2.0 * ms), ..BudgetLimits::default() },
+        }),
         2 => Just(Command::GetVariable("x".to_owned())),
         2 => Just(Command::SetVariable("x".to_owned(), text("value"))),
         1 => Just(Command::ListVariables),
@@ -110,7 +122,14 @@ fn command() -> impl Strategy<Value = Command<Bytes>> {
         1 => Just(Command::Undo),
         1 => Just(Command::Fork),
         2 => file_command().prop_map(Command::File),
+        1 => series().prop_map(|series| Command::Add(series, text("more"))),
+        1 => Just(Command::Later(Target::Context)),
+        1 => series().prop_map(|series| Command::Later(Target::Next(series))),
     ]
+}
+
+fn series() -> impl Strategy<Value = Series> {
+    prop::sample::select(vec![Series::Context, Series::SessionContext, Series::History])
 }
 
 fn file_command() -> impl Strategy<Value = FileCommand<Bytes>> {
@@ -143,7 +162,7 @@ fn saying() -> impl Strategy<Value = Saying> {
     ]);
     let skipped = prop_oneof![4 => Just(0), 1 => any::<u64>()];
     let bytes = prop_oneof![20 => 0..200_usize, 1 => Just(MAX_OUTPUT_EVENT_BYTES + 1)];
-    let name = prop::sample::select(vec!["ask", "ask", "look", "unknown"]);
+    let name = prop::sample::select(vec!["ask", "llm_query", "rlm_query", "look", "unknown"]);
     let args = prop_oneof![20 => (0..300_usize).prop_map(Some), 1 => Just(Some(1_001)), 1 => Just(None)];
     let body = prop::option::of(prop::collection::vec(any::<u8>(), 0..20));
     let encoding = || {
@@ -220,7 +239,12 @@ fn ended() -> impl Strategy<Value = Ended> {
 }
 
 fn reason() -> impl Strategy<Value = Option<StopReason>> {
-    let reasons = vec![StopReason::Timeout, StopReason::WallTimeout, StopReason::Interrupt];
+    let reasons = vec![
+        StopReason::Timeout,
+        StopReason::WallTimeout,
+        StopReason::Budget,
+        StopReason::Interrupt,
+    ];
     prop::option::weighted(0.2, prop::sample::select(reasons))
 }
 
@@ -245,6 +269,14 @@ impl World {
         match step {
             Step::Command(command) => drop(self.command(command)),
             Step::Cancel { back } => self.feed(Input::Cancel(self.tickets().saturating_sub(back))),
+            Step::Arrives { back, well } => {
+                let value = if well {
+                    Ok(text("it"))
+                } else {
+                    Err(Error::NotSerializable("it is gone".to_owned()))
+                };
+                self.feed(Input::Arrived(self.tickets().saturating_sub(back), value));
+            }
             Step::Interrupt => self.feed(Input::Interrupt),
             Step::Destroy => self.feed(Input::Destroy),
             Step::Answers { ended, stopped, names } => self.answers_its_turn(ended, stopped, names),
@@ -403,7 +435,10 @@ impl World {
                     names: None,
                 });
             }
-            if !self.wake() {
+            let awaited = self.awaited.first().copied();
+            if let Some(ticket) = awaited {
+                self.feed(Input::Arrived(ticket, Ok(text("at last"))));
+            } else if !self.wake() {
                 return;
             }
         }

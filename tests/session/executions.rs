@@ -1,5 +1,6 @@
 //! What an execution resolves to.
 
+use sandglass::budget::BudgetLimits;
 use sandglass::deadline::StopReason;
 use sandglass::execution::{Outcome, StateStatus};
 use sandglass::protocol::{Encoding, Ended, Event, ExecutionReport, Request, Stream};
@@ -198,6 +199,7 @@ fn an_execution_may_have_a_timeout_of_its_own() {
     let ticket = world.command(Command::Execute {
         code: "1".to_owned(),
         timeout_ms: Some(50.0),
+        budget: BudgetLimits::default(),
     });
     let guest = world.guest.as_ref().expect("it lives");
     assert!(matches!(

@@ -2,8 +2,10 @@
 #![cfg(not(target_arch = "wasm32"))]
 #![expect(clippy::expect_used, clippy::panic, reason = "helpers of tests")]
 
+mod budgets;
 mod chaos;
 mod checkpoints;
+mod contexts;
 mod displays;
 mod executions;
 mod files;

@@ -10,7 +10,7 @@ use sandglass::session::{Command, Input, Reply};
 use crate::world::{World, limits, ok, raised, text};
 
 /// An execution that was stopped as the host asked.
-fn stopped(reason: StopReason) -> ExecutionReport {
+pub(crate) fn stopped(reason: StopReason) -> ExecutionReport {
     ExecutionReport {
         stopped: Some(reason),
         ..raised("KeyboardInterrupt")

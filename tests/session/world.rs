@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use sandglass::Error;
+use sandglass::budget::{Budget, BudgetLimits};
 use sandglass::execution::{CodeExecution, LostVariable};
 use sandglass::limits::Limits;
 use sandglass::protocol::{
@@ -40,8 +41,12 @@ pub(crate) struct World {
     /// Host calls under way: what was called with what.
     pub(crate) calls: BTreeMap<u32, (String, Bytes)>,
     pub(crate) aborted: BTreeSet<u32>,
+    /// Commands whose value is still on its way.
+    pub(crate) awaited: BTreeSet<Ticket>,
     pub(crate) printed: String,
     pub(crate) shown: Vec<(String, Bytes)>,
+    /// What was told of the calls that Python made at once: done, failed, total.
+    pub(crate) progress: Vec<(u32, u32, u32)>,
     pub(crate) destroyed: bool,
     limits: Limits,
     tickets: Ticket,
@@ -71,7 +76,8 @@ pub(crate) fn limits() -> Limits {
 impl World {
     /// A session without a guest.
     pub(crate) fn new(limits: Limits) -> Self {
-        let session = Session::new(limits.clone(), vec!["ask".to_owned(), "look".to_owned()]);
+        let names = ["ask", "look", "llm_query", "rlm_query"];
+        let session = Session::new(limits.clone(), names.map(str::to_owned).to_vec());
         Self::with(limits, session)
     }
 
@@ -84,8 +90,10 @@ impl World {
             answers: BTreeMap::new(),
             calls: BTreeMap::new(),
             aborted: BTreeSet::new(),
+            awaited: BTreeSet::new(),
             printed: String::new(),
             shown: Vec::new(),
+            progress: Vec::new(),
             destroyed: false,
             limits,
             tickets: 0,
@@ -101,12 +109,24 @@ impl World {
     }
 
     pub(crate) fn ready_with(limits: Limits) -> Self {
-        let mut world = Self::new(limits);
+        Self::new(limits).begun()
+    }
+
+    /// One whose calls of models are bounded, from now on.
+    pub(crate) fn ready_within(budget: BudgetLimits) -> Self {
+        let mut world = Self::new(limits());
+        let session = std::mem::replace(&mut world.session, Session::new(limits(), Vec::new()));
+        world.session = session.with_budget(Budget::new(budget, world.now));
+        world.begun()
+    }
+
+    fn begun(mut self) -> Self {
+        let world = &mut self;
         let ticket = world.command(Command::Initialize(text("the context")));
         world.boot();
         world.done();
         assert_eq!(world.answer(ticket), &Ok(Reply::Done));
-        world
+        self
     }
 
     // ---- the user ----
@@ -121,6 +141,7 @@ impl World {
         self.command(Command::Execute {
             code: code.to_owned(),
             timeout_ms: None,
+            budget: BudgetLimits::default(),
         })
     }
 
@@ -372,6 +393,8 @@ impl World {
         let (destroys, ends_turn) = (matches!(input, Input::Destroy), self.ends_turn(&input));
         match (&input, &mut self.guest) {
             (Input::HostReturned(call, _), _) => drop(self.calls.remove(call)),
+            (Input::Command(ticket, Command::Later(_)), _) => drop(self.awaited.insert(*ticket)),
+            (Input::Arrived(ticket, _), _) => drop(self.awaited.remove(ticket)),
             (Input::Guest(Event::HostCall { call, .. }, _), Some(guest)) => drop(guest.asked.insert(*call)),
             (Input::Guest(Event::Ready { .. }, _), Some(guest)) => guest.ready = true,
             (Input::Guest(Event::Saved { .. } | Event::NotSaved { .. }, _), Some(guest)) => guest.saving = None,
@@ -403,8 +426,10 @@ impl World {
         );
         let saving = self.guest.as_ref().is_some_and(|guest| guest.saving.is_some());
         let waits = idle && !saving && self.guest.as_ref().is_none_or(|guest| guest.ready);
+        self.awaited.retain(|ticket| !self.answers.contains_key(ticket));
+        let first = self.awaited.first().copied().unwrap_or(Ticket::MAX);
         assert!(
-            !waits || self.answers.len() == self.tickets as usize,
+            !waits || (1..=self.tickets).all(|ticket| ticket >= first || self.answers.contains_key(&ticket)),
             "a command waits for nothing"
         );
     }
@@ -450,7 +475,7 @@ impl World {
                 assert!(links.last() == Some(&full) || links.last() == Some(&last), "{links:?}");
                 self.deliver(request, None);
             }
-            Effect::CallHost { call, name, args } => {
+            Effect::CallHost { call, name, args, .. } => {
                 assert!(call > self.last_call, "a call's number is used twice");
                 self.last_call = call;
                 self.calls.insert(call, (name, args.body));
@@ -466,6 +491,13 @@ impl World {
                 assert!(self.is_pending(ticket), "shown for a command that is over");
                 assert!(sandglass::display::kind(&mime).is_some(), "shown as {mime}");
                 self.shown.push((mime, body));
+            }
+            Effect::Progress(progress) => {
+                assert!(
+                    progress.failed <= progress.done && progress.done <= progress.total,
+                    "{progress:?}"
+                );
+                self.progress.push((progress.done, progress.failed, progress.total));
             }
             Effect::Print(ticket, _, text) => {
                 assert!(self.is_pending(ticket), "printed for a command that is over");

@@ -9,7 +9,8 @@ export async function rightly(): Promise<void> {
     onRLMQuery: (task, context) => `${task} ${typeof context}`,
     hostFunctions: { add: (a: number, b: number) => a + b },
     isolation: "worker",
-    onProgress: ({ stage }) => stage satisfies "assets" | "python" | "ready" | "cold",
+    onProgress: (progress) => (progress.stage === "calls" ? (progress.total satisfies number) : progress.stage),
+    budget: { maxCalls: 10, maxTokens: 1e6, maxCost: 1.5, maxTime: 60_000, maxDepth: 1 },
   });
   await sandbox.initialize({ any: ["value", 1n, new Map()] });
   const run = await sandbox.execute("1+1", { timeout: 10, signal: new AbortController().signal });
@@ -36,6 +37,8 @@ export async function rightly(): Promise<void> {
   await sandbox.removeFile("a.txt");
   (await sandbox.getVariable("x")) satisfies unknown;
   (await sandbox.listVariables()) satisfies { name: string; type: string; length: number | null }[];
+  sandbox.budget.left.calls satisfies number | undefined;
+  await createSandbox({ budget: sandbox.budget, onLLMQuery: () => ({ text: "", usage: { inputTokens: 1 } }) });
   sandbox.capabilities.softInterrupt satisfies boolean;
   sandbox.interrupt();
   await sandbox.destroy();

@@ -10,6 +10,7 @@ import json
 import os.path
 import random
 from asyncio.events import _get_running_loop, _set_running_loop
+from codecs import getincrementaldecoder
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,10 @@ from pyodide.ffi import can_run_sync, run_sync, to_js  # type: ignore[import-not
 from sandglass import values
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.runtime import Runtime
-from sandglass.values import type_name
+from sandglass.values import BYTE_ORDER_MARK, type_name
 
 if TYPE_CHECKING:
+    from codecs import IncrementalDecoder
     from collections.abc import Callable
     from types import FrameType
 
@@ -28,6 +30,7 @@ _PACKAGE = os.path.dirname(__file__)
 #: Code of ours that calls the user's, and can be interrupted anywhere.
 _OPEN = tuple(os.path.join(_PACKAGE, name) for name in ("helpers.py", "displays.py", "figures.py"))
 _FILE_PIECE_BYTES = 1 << 20
+_Decoder = getincrementaldecoder("utf-8")
 _CANNOT_WAIT = object()
 _MOST_NAMED = 10_000
 
@@ -52,9 +55,16 @@ class BrowserBridge:
 
     def host_call(self, name: str, calls: list[tuple[str, bytes]]) -> list[tuple[bool, str, bytes]]:
         js = self._js
-        for encoding, body in calls:
-            # A short text is cheaper as a string.
-            js.call(name, encoding, body.decode() if encoding == "text" and body.isascii() else to_js(body))
+        # One crossing for all of them. A short text is cheaper as a string.
+        flat = [
+            part
+            for encoding, body in calls
+            for part in (encoding, body.decode() if encoding == "text" and body.isascii() else body)
+        ]
+        if len(flat) == 2 and type(flat[1]) is str:
+            js.call(name, *flat)
+        else:
+            js.callAll(name, to_js(flat))
         try:
             answers = self._wait(js.answered, js.answeredBlocking)
         except BaseException:
@@ -124,6 +134,7 @@ class Guest:
         self._bridge = BrowserBridge()
         self._runtime = Runtime(self._bridge)
         self._pieces: list[Any] = []
+        self._decoder: IncrementalDecoder | None = None
         self._bridge.runtime = self._runtime
         self._runtime.take_written = self._take_written
 
@@ -154,6 +165,20 @@ class Guest:
     def take_text(self, piece: Any) -> None:
         """A piece of the text that `set_variable` will bring the end of, decoded while the rest is on its way."""
         self._pieces.append(values.decode("text", piece.to_bytes()))
+
+    def take_file(self, piece: Any, last: bool) -> bool:
+        """The same for a file that may be no text: then it is False, and what was taken is forgotten."""
+        decoder = self._decoder = self._decoder or _Decoder()
+        try:
+            text = decoder.decode(piece.to_bytes(), last)
+        except UnicodeDecodeError:
+            self._decoder = None
+            self._pieces.clear()
+            return False
+        self._pieces.append(text if self._pieces else text.removeprefix(BYTE_ORDER_MARK))
+        if last:
+            self._decoder = None
+        return True
 
     def set_variable(self, name: str, encoding: str, body: Any) -> Any:
         pieces, self._pieces = self._pieces, []
@@ -244,6 +269,7 @@ CALLS = (
     GUEST.find_foreign,
     GUEST.save_state,
     GUEST.load_state,
+    GUEST.take_file,
     GUEST.file,
 )
 

@@ -1,0 +1,135 @@
+//! Budgets as JavaScript has them.
+
+use js_sys::{Function, Reflect};
+use wasm_bindgen::convert::TryFromJsValue;
+use wasm_bindgen::prelude::*;
+
+use super::glue::now;
+use super::options::entries;
+use crate::budget::{Budget, BudgetLimits, Usage};
+use crate::error::Error;
+
+#[wasm_bindgen(typescript_custom_section)]
+const TYPES: &str = r#"
+/** An answer with what it took, for the budget; amounts that are not known are left out. */
+export interface Answer {
+  text: string;
+  usage?: { inputTokens?: number; outputTokens?: number; cost?: number };
+}
+"#;
+
+#[wasm_bindgen]
+extern "C" {
+    /// TypeScript's `BudgetLeft`.
+    #[wasm_bindgen(typescript_type = "BudgetLeft")]
+    pub type BudgetLeftValue;
+    /// TypeScript's `Usage`.
+    #[wasm_bindgen(typescript_type = "Usage")]
+    pub type UsageValue;
+}
+
+/// What a tree of sandboxes may spend. Sandboxes that are created with the same one share it; what is spent in a child is spent
+/// in its parents, too.
+#[wasm_bindgen(js_name = Budget)]
+pub struct JsBudget(Budget);
+
+impl JsBudget {
+    pub(super) fn new(budget: Budget) -> Self {
+        Self(budget)
+    }
+}
+
+#[wasm_bindgen(js_class = Budget)]
+impl JsBudget {
+    /// What was spent so far.
+    #[wasm_bindgen(getter)]
+    pub fn spent(&self) -> UsageValue {
+        shown(&self.0.spent()).unchecked_into()
+    }
+
+    /// What is left; what is not limited is not there.
+    #[wasm_bindgen(getter)]
+    pub fn left(&self) -> BudgetLeftValue {
+        shown(&self.0.left(now())).unchecked_into()
+    }
+
+    /// How many levels of recursion it is below its root.
+    #[wasm_bindgen(getter)]
+    pub fn depth(&self) -> f64 {
+        self.0.depth()
+    }
+
+    /// Counts what was spent elsewhere, such as by a controller's own calls.
+    pub fn charge(&self, #[wasm_bindgen(unchecked_param_type = "Partial<Usage>")] usage: &JsValue) {
+        let calls = super::glue::get(usage, "calls").as_f64().unwrap_or_default();
+        self.0.charge(&Usage {
+            calls,
+            ..self::usage(usage)
+        });
+    }
+
+    /// The same budget once more: whoever holds one may let go of it by itself.
+    pub fn share(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+fn shown(value: &impl serde::Serialize) -> JsValue {
+    serde_json::to_string(value)
+        .ok()
+        .and_then(|json| js_sys::JSON::parse(&json).ok())
+        .unwrap_or_default()
+}
+
+/// The option `budget`: limits, or a budget that is shared.
+#[derive(Debug)]
+pub(super) enum Given {
+    /// A budget of its own.
+    Limits(BudgetLimits),
+    /// One that is there already.
+    Shared(Budget),
+}
+
+impl Given {
+    pub(super) fn parse(value: &JsValue) -> Result<Self, Error> {
+        let share = Reflect::get(value, &"share".into())
+            .ok()
+            .and_then(|share| share.dyn_into::<Function>().ok());
+        if let Some(share) = share {
+            let shared = share
+                .call0(value)
+                .ok()
+                .and_then(|shared| JsBudget::try_from_js_value(shared).ok());
+            return shared
+                .map(|budget| Self::Shared(budget.0))
+                .ok_or_else(|| Error::invalid("budget", "must be limits, or a budget of this package"));
+        }
+        limits(value).map(Self::Limits)
+    }
+}
+
+/// Limits as an object.
+pub(super) fn limits(value: &JsValue) -> Result<BudgetLimits, Error> {
+    let mut limits = BudgetLimits::default();
+    for (name, value) in entries(value, "budget")? {
+        if value.is_undefined() {
+            continue;
+        }
+        let number = value
+            .as_f64()
+            .ok_or_else(|| Error::invalid(format!("budget.{name}"), "must be a number"))?;
+        limits.set(&name, number)?;
+    }
+    Ok(limits)
+}
+
+/// What a callback says that its answer took.
+pub(super) fn usage(value: &JsValue) -> Usage {
+    let amount = |name| super::glue::get(value, name).as_f64().unwrap_or_default();
+    Usage {
+        calls: 0.0,
+        input_tokens: amount("inputTokens"),
+        output_tokens: amount("outputTokens"),
+        cost: amount("cost"),
+    }
+}

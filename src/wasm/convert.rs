@@ -22,7 +22,7 @@ use web_sys::{Blob, TextDecoder, TextDecoderOptions};
 
 use super::glue::{base64, bytes, describe, entries, is_plain, object};
 use super::outbox::JsBody;
-use crate::display::{Kind, kind};
+use crate::display::{Kind as Mime, kind as mime_kind};
 use crate::error::Error;
 use crate::limits::{MAX_STRUCTURED_BYTES, MAX_VALUE_DEPTH};
 use crate::protocol::Encoding;
@@ -108,9 +108,9 @@ pub(super) fn decode(value: &Encoded<JsBody>) -> Result<JsValue, Error> {
 /// A rich output as users get it: `{ mime, data }`.
 pub(super) fn display(mime: &str, body: &JsBody) -> JsValue {
     let data = match body {
-        JsBody::Bytes(data) if kind(mime) == Some(Kind::Binary) => base64(data).into(),
+        JsBody::Bytes(data) if mime_kind(mime) == Some(Mime::Binary) => base64(data).into(),
         JsBody::Bytes(data) => decode_text(data),
-        JsBody::Text(text) if kind(mime) == Some(Kind::Text) => text.into(),
+        JsBody::Text(text) if mime_kind(mime) == Some(Mime::Text) => text.into(),
         // No guest of ours sends that. Whatever else comes of it, an image's data are base64.
         JsBody::Text(_) | JsBody::Blob(_) => JsValue::from_str(""),
     };

@@ -82,7 +82,8 @@ fn a_missing_file_and_a_refusal_have_codes_of_their_own() {
 
 #[test]
 fn an_answer_that_does_not_fit_ends_the_guest() {
-    let forgeries: [(Command<Bytes>, fn(&mut World)); 7] = [
+    type Forge = fn(&mut World);
+    let forgeries: [(Command<Bytes>, Forge); 7] = [
         (read(true), |world| value(world, Encoding::Bytes)),
         (read(false), |world| value(world, Encoding::Text)),
         (read(false), |world| value(world, Encoding::Tagged)),

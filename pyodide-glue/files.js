@@ -272,7 +272,7 @@ export function createFiles({ FS }) {
       changes = null;
       /** @type {FileChange[]} */
       const found = [];
-      if (!noted) return { files: found, omittedFiles: 0 };
+      if (!noted) return {};
       const { before, touched } = noted;
       const after = list();
       for (const [path, node] of after) {

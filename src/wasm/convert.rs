@@ -78,6 +78,10 @@ pub(super) fn as_bytes(value: &JsValue) -> Option<Uint8Array> {
 
 /// A body as a JavaScript value; `undefined` when it is missing.
 pub(super) fn decode(value: &Encoded<JsBody>) -> Result<JsValue, Error> {
+    if matches!(value.body, JsBody::Text(_)) && value.encoding != Encoding::Text {
+        let what = "the value is not written as it says";
+        return Err(Error::NotSerializable(what.to_owned()));
+    }
     let JsBody::Bytes(data) = &value.body else {
         return Ok(match &value.body {
             JsBody::Text(text) => text.into(),

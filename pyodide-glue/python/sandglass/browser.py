@@ -196,7 +196,7 @@ class Guest:
         pieces = (body.subarray(start, start + _FILE_PIECE_BYTES).to_bytes() for start in starts)
         try:
             encoding, contents = self._runtime.file(action, path, pieces)
-            return to_js([encoding, *contents])
+            return to_js([encoding, *[to_js(piece) for piece in contents]])  # one after the other: they may be large
         except BaseException as error:
             return to_js(["refused", _describe(error)])
 

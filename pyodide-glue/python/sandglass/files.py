@@ -66,7 +66,7 @@ class Files:
                     os.remove(part)
                 raise
 
-    def read(self, path: str, text: bool, max_bytes: float) -> list[bytes] | None:
+    def read(self, path: str, text: bool, max_bytes: float) -> Iterator[bytes] | None:
         """A file's contents, which may have to be UTF-8, in pieces; None when there is no such file."""
         with _explained(path):
             whole = self._resolve(path)
@@ -79,11 +79,7 @@ class Files:
                 raise FileError(
                     f"{path}: has {size} bytes, maxValueSize is {max_bytes:.0f}; read parts of it in Python"
                 )
-            with open(whole, "rb") as file:
-                pieces = list(iter(lambda: file.read(_CHUNK_BYTES), b""))
-            if text:
-                _check_utf8(path, pieces)
-            return pieces
+            return _pieces(path, whole, text)
 
     def list(self, path: str) -> list[dict[str, Any]] | None:
         """`[{path, size, modified, type}]` of everything in a folder, and below; None when there is no such folder."""
@@ -174,11 +170,14 @@ def _walk(path: str) -> Iterator[tuple[str, os.stat_result]]:
                     todo.append(entry.path)
 
 
-def _check_utf8(path: str, pieces: list[bytes]) -> None:
+def _pieces(path: str, whole: str, text: bool) -> Iterator[bytes]:
     decoder = codecs.getincrementaldecoder("utf-8")()
-    try:
-        for piece in pieces:
-            decoder.decode(piece)
-        decoder.decode(b"", True)
-    except UnicodeDecodeError:
-        raise FileError(f"{path}: is not UTF-8 text; read it without an encoding") from None
+    with _explained(path), open(whole, "rb") as file:
+        try:
+            while piece := file.read(_CHUNK_BYTES):
+                if text:
+                    decoder.decode(piece)
+                yield piece
+            decoder.decode(b"", True)
+        except UnicodeDecodeError:
+            raise FileError(f"{path}: is not UTF-8 text; read it without an encoding") from None

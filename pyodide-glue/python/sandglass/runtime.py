@@ -166,10 +166,11 @@ class Runtime:
         """User variables, encoded: a list of `{name, type, length}`, at most 10,000."""
         return self._encode(self._namespace.listing(), "the list of variables")
 
-    def file(self, action: str, path: str, pieces: Iterable[bytes]) -> tuple[str, list[bytes]]:
+    def file(self, action: str, path: str, pieces: Iterable[bytes]) -> tuple[str, Iterable[bytes]]:
         """Does something with a file: `write` (of `pieces`), `read`, `readText`, `list` or `remove`.
 
-        Raises FileError. Returns the answer's encoding and pieces; `("missing", [])` when there is no such file.
+        Raises FileError, while the pieces are taken as well. Returns the encoding of the answer and its pieces;
+        `("missing", [])` when there is no such file.
         """
         files = self._files
         if action == "write":

@@ -240,7 +240,8 @@ impl Event {
     /// Whether a body belongs to it.
     pub fn has_body(&self) -> bool {
         match self {
-            Self::HostCall { .. }
+            Self::Display { .. }
+            | Self::HostCall { .. }
             | Self::Value { .. }
             | Self::Part { .. }
             | Self::Saved { .. }

@@ -26,6 +26,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("pickling.py"),
     file!("preload.py"),
     file!("pristine.py"),
+    file!("profiles.py"),
     file!("runtime.py"),
     file!("state.py"),
     file!("tracebacks.py"),

@@ -78,6 +78,12 @@ pub const MAX_FILES: u32 = 10_000;
 pub const MAX_CHANGED_FILES: usize = 1_000;
 /// Bytes of a file's path.
 pub const MAX_PATH_BYTES: usize = 4_096;
+/// Characters of an execution that a model is shown, as alexzhang13/rlm has it.
+pub const FEEDBACK_CHARS: u32 = 20_000;
+/// The same, as alexzhang13/rlm-minimal has it.
+pub const RLM_MINIMAL_FEEDBACK_CHARS: u32 = 100_000;
+/// The same, as stanfordnlp/dspy has it.
+pub const DSPY_FEEDBACK_CHARS: u32 = 10_000;
 /// Calls that may wait in a session's queue.
 pub const MAX_QUEUED_COMMANDS: usize = 10_000;
 

@@ -123,8 +123,56 @@ pub struct GuestConfig {
     /// Bytes that all files may have, and how many there may be; those that Python itself needs do not count.
     pub max_file_bytes: f64,
     pub max_files: u32,
-    /// Names of the user's own host functions.
+    /// What the host answers: [`QUERIES`] as far as it has them, and the user's own functions.
     pub host_functions: Vec<String>,
+    /// Host calls of one execution.
+    pub max_host_calls: u32,
+    /// Whose names and texts Python gets.
+    pub profile: Profile,
+    /// The names of the values that `SUBMIT` takes; none: it takes any.
+    pub output_fields: Vec<String>,
+}
+
+/// Whose prompts and controllers a sandbox is for: the names in Python, their signatures, and what failures look like.
+/// `python/sandglass/profiles.py` holds what each is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub enum Profile {
+    /// Sandglass's own.
+    #[default]
+    Default,
+    /// alexzhang13/rlm from 0.1.2 on.
+    Rlm,
+    /// alexzhang13/rlm up to 0.1.1a, and rlm-minimal.
+    RlmLegacy,
+    /// stanfordnlp/dspy's `RLM`.
+    Dspy,
+}
+
+impl Profile {
+    /// All there are.
+    pub const ALL: [Self; 4] = [Self::Default, Self::Rlm, Self::RlmLegacy, Self::Dspy];
+
+    /// Its public name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Rlm => "rlm",
+            Self::RlmLegacy => "rlm-legacy",
+            Self::Dspy => "dspy",
+        }
+    }
+
+    /// The profile of a public name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|profile| profile.name() == name)
+    }
+
+    /// Whether Python has `SUBMIT`.
+    pub fn has_submit(self) -> bool {
+        matches!(self, Self::Default | Self::Dspy)
+    }
 }
 
 /// How a host call went.

@@ -21,7 +21,7 @@ use crate::limits::{
     Limits, MAX_DISPLAY_BYTES, MAX_DISPLAYS, MAX_DISPLAYS_BYTES, MAX_FILES, MAX_MESSAGE_BYTES, MAX_NAME_BYTES,
     MAX_NAMES, MAX_OUTPUT_EVENT_BYTES, MAX_QUEUED_COMMANDS, MAX_SOURCE_CACHE_CHARS, MAX_VALUE_DEPTH,
 };
-use crate::protocol::{Encoding, Event, GuestConfig, GuestInfo, PROTOCOL_VERSION, QUERIES, Request, Stream};
+use crate::protocol::{Encoding, Event, GuestConfig, GuestInfo, PROTOCOL_VERSION, Profile, Request, Stream};
 use checkpoint::Checkpoints;
 use contexts::Contexts;
 use files::oversized_report;
@@ -204,6 +204,8 @@ enum Guest {
 pub struct Session<B> {
     limits: Limits,
     host_functions: Vec<String>,
+    profile: Profile,
+    output_fields: Vec<String>,
     budget: Budget,
     guest: Guest,
     info: GuestInfo,
@@ -234,6 +236,8 @@ impl<B: Body> Session<B> {
         Self {
             limits,
             host_functions,
+            profile: Profile::Default,
+            output_fields: Vec::new(),
             budget: Budget::new(BudgetLimits::default(), 0.0),
             guest: Guest::Down,
             info: GuestInfo::default(),
@@ -251,6 +255,16 @@ impl<B: Body> Session<B> {
             last_call: 0,
             wake_at: None,
             effects: Vec::new(),
+        }
+    }
+
+    /// The same for the prompts of `profile`; `output_fields` are the names of the values that `SUBMIT` takes.
+    #[must_use]
+    pub fn with_profile(self, profile: Profile, output_fields: Vec<String>) -> Self {
+        Self {
+            profile,
+            output_fields,
+            ..self
         }
     }
 
@@ -395,12 +409,10 @@ impl<B: Body> Session<B> {
             max_displays_bytes: MAX_DISPLAYS_BYTES,
             max_file_bytes: self.limits.max_file_bytes,
             max_files: MAX_FILES,
-            host_functions: self
-                .host_functions
-                .iter()
-                .filter(|name| !QUERIES.contains(&name.as_str()))
-                .cloned()
-                .collect(),
+            host_functions: self.host_functions.clone(),
+            max_host_calls: self.limits.max_host_calls,
+            profile: self.profile,
+            output_fields: self.output_fields.clone(),
         };
         self.post(
             Request::Init {

@@ -4,6 +4,7 @@ mod assets;
 mod budget;
 mod convert;
 mod driver;
+mod feedback;
 mod files;
 mod glue;
 mod guest_frame;

@@ -10,7 +10,7 @@ use super::turn::{Task, Turn};
 use super::{Body, Error, Guest, Reply, Session, Ticket};
 use crate::execution::{LostVariable, StateReport};
 use crate::limits::{Limits, MAX_NAMES};
-use crate::protocol::Request;
+use crate::protocol::{Profile, Request};
 
 /// How much longer than a save the work took that is worth waiting for it.
 const WORTH: f64 = 20.0;
@@ -41,6 +41,8 @@ pub(super) enum Ask {
 pub struct Fork<B> {
     limits: Limits,
     host_functions: Vec<String>,
+    profile: Profile,
+    output_fields: Vec<String>,
     last_execution: u32,
     chain: Vec<Link<B>>,
 }
@@ -261,10 +263,12 @@ impl<B: Body> Session<B> {
         let Fork {
             limits,
             host_functions,
+            profile,
+            output_fields,
             last_execution,
             chain,
         } = fork;
-        let mut session = Self::new(limits, host_functions);
+        let mut session = Self::new(limits, host_functions).with_profile(profile, output_fields);
         session.last_execution = last_execution;
         if let Some(link) = chain.last() {
             session.contexts = link.contexts.clone();
@@ -298,6 +302,8 @@ impl<B: Body> Session<B> {
                 Reply::Fork(Box::new(Fork {
                     limits: self.limits.clone(),
                     host_functions: self.host_functions.clone(),
+                    profile: self.profile,
+                    output_fields: self.output_fields.clone(),
                     last_execution: self.last_execution,
                     chain: self.checkpoints.history.chain(link.number).to_vec(),
                 }))

@@ -95,7 +95,9 @@ impl Driver {
             budget::Given::Limits(limits) => Budget::new(*limits, now()),
             budget::Given::Shared(budget) => budget.clone(),
         };
-        let session = Session::new(options.limits.clone(), names).with_budget(budget);
+        let session = Session::new(options.limits.clone(), names)
+            .with_budget(budget)
+            .with_profile(options.profile, options.output_fields.clone());
         Self::with_session(glue, Rc::new(options), session)
     }
 

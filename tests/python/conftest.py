@@ -132,6 +132,9 @@ class Guest:
     def get(self, name: str) -> Any:
         return values.decode(*self.runtime.get_variable(name))
 
+    def listing(self) -> Any:
+        return values.decode(*self.runtime.list_variables())
+
     def put(self, name: str, value: Any) -> None:
         self.runtime.set_variable(name, *values.encode(value, max_bytes=10**9, max_depth=100))
 

@@ -9,6 +9,7 @@ export async function rightly(): Promise<void> {
     onRLMQuery: (task, context) => `${task} ${typeof context}`,
     hostFunctions: { add: (a: number, b: number) => a + b },
     isolation: "worker",
+    profile: "rlm-legacy",
     onProgress: (progress) => (progress.stage === "calls" ? (progress.total satisfies number) : progress.stage),
     budget: { maxCalls: 10, maxTokens: 1e6, maxCost: 1.5, maxTime: 60_000, maxDepth: 1 },
   });
@@ -37,6 +38,8 @@ export async function rightly(): Promise<void> {
   await sandbox.removeFile("a.txt");
   (await sandbox.getVariable("x")) satisfies unknown;
   (await sandbox.listVariables()) satisfies { name: string; type: string; length: number | null }[];
+  const variables = ["x", ...(await sandbox.listVariables())];
+  sandbox.feedback(run, { format: "rlm-minimal", block: 1, variables, maxLength: 10 }) satisfies string;
   sandbox.budget.left.calls satisfies number | undefined;
   await createSandbox({ budget: sandbox.budget, onLLMQuery: () => ({ text: "", usage: { inputTokens: 1 } }) });
   sandbox.capabilities.softInterrupt satisfies boolean;
@@ -52,6 +55,8 @@ export async function wrongly(): Promise<void> {
   await createSandbox({ timeout: "1" });
   // @ts-expect-error: an answer is a string
   await createSandbox({ onLLMQuery: async () => 42 });
+  // @ts-expect-error: one of four
+  await createSandbox({ profile: "smolagents" });
   // @ts-expect-error: frame or worker
   await createSandbox({ isolation: "none" });
   const sandbox = await createSandbox();
@@ -65,6 +70,8 @@ export async function wrongly(): Promise<void> {
   (await sandbox.readFile("a")) satisfies string;
   // @ts-expect-error: there is no such encoding
   await sandbox.readFile("a", { encoding: "latin-1" });
+  // @ts-expect-error: only an execution can be told
+  sandbox.feedback("printed");
   // @ts-expect-error: a value is unknown until it is looked at
   (await sandbox.getVariable("x")).length;
   // @ts-expect-error: what a sandbox is cannot be changed

@@ -29,6 +29,7 @@ from sandglass.loop import EventLoops
 from sandglass.namespace import MISSING, Namespace
 from sandglass.output import Emitter, EmptyStdin, TextStream, no_input
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.profiles import PROFILES
 from sandglass.tracebacks import describe
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Runtime:
         self._max_output_chars = 0
         self._max_value_bytes = 0
         self._max_value_depth = 0
+        self._show: Callable[[object], str] | None = None
         self._sources = cells.Sources()
         self._output = Emitter(bridge)
         self._namespace = Namespace()
@@ -95,20 +97,27 @@ class Runtime:
 
         Keys: `maxOutputChars`, `maxValueBytes`, `maxValueDepth`, `maxSourceCache` (characters of source kept for
         tracebacks), `maxDisplays`, `maxDisplayBytes`, `maxDisplaysBytes`, `maxFiles` (in a listing), `hostFunctions`
-        (names), `profile`. Unknown keys are for other parts of the guest. Raises KeyError or ValueError, and then
-        changes nothing.
+        (names that the host answers), `maxHostCalls` (of a cell), `profile` (a name of `PROFILES`), `outputFields`
+        (names of what `SUBMIT` takes). Unknown keys are for other parts of the guest. Raises KeyError or ValueError,
+        and then changes nothing.
         """
-        profile = config.get("profile", "default")
-        if profile != "default":
-            raise ValueError(f"unknown profile {profile!r}")
+        profile = PROFILES.get(config.get("profile", "default"))
+        if profile is None:
+            raise ValueError(f"there is no profile {config['profile']!r}, but {', '.join(PROFILES)}")
         limits = [int(config[key]) for key in ("maxOutputChars", "maxValueBytes", "maxValueDepth", "maxSourceCache")]
         displays = [int(config[key]) for key in ("maxDisplays", "maxDisplayBytes", "maxDisplaysBytes")]
         max_files = int(config["maxFiles"])
-        helpers = {"display": self._displays.display, **self._helpers.table(list(config.get("hostFunctions", ())))}
+        answered, fields = list(config.get("hostFunctions", ())), list(config.get("outputFields", ()))
+        most_calls = int(config.get("maxHostCalls", sys.maxsize))
+        helpers, aliases = self._helpers.table(profile, answered, fields)
+        if profile is PROFILES["default"]:  # the others have the names of their projects and no more
+            helpers.setdefault("display", self._displays.display)
         self._max_output_chars, self._max_value_bytes, self._max_value_depth, self._sources.limit = limits
+        self._show = profile.show
+        self._helpers.configure(profile, answered, most_calls)
+        self._namespace.configure(profile, helpers, aliases)
         self._displays.limit(*displays)
         self._files.limit(max_files)
-        self._namespace.set_helpers(helpers)
 
     def prepare(self, execution: int, source: str) -> None:
         """Compiles a cell ahead of its `execute`; what is wrong with it is told there.
@@ -251,6 +260,7 @@ class Runtime:
         self._namespace.final = MISSING
         self._displays.begin()
         self._figures.begin_cell()
+        self._helpers.begin_cell()
         self._loops.begin_cell()
         self._sources.add(filename, source)
         prepared, self._prepared = self._prepared, None
@@ -262,8 +272,8 @@ class Runtime:
             codes = prepared[1]
         try:
             value = cells.run(codes, self._namespace.globals, self._loops)
-            if value is not None:
-                self._write("result", values.safe_repr(value))
+            if value is not None and self._show is not None:
+                self._write("result", self._show(value))
                 if self._displays.show(value):
                     self._shown = value
         finally:
@@ -273,10 +283,10 @@ class Runtime:
                 self._stderr.write(f"sandglass: {tasks} cancelled at the end of the cell\n")
 
     def _finish(self) -> tuple[str, str, bytes]:
+        namespace = self._namespace
+        namespace.take_answer()  # may run user code
         self._guards.repair()
         self._loops.begin_cell()
-        namespace = self._namespace
-        namespace.take_answer()
         namespace.restore()
         encoding, body = "none", b""
         final = namespace.final is not MISSING

@@ -150,6 +150,15 @@ export function createCheckpoints({ module, hash, original, originalPage, roles,
     },
 
     /**
+     * Takes files for granted: every guest that takes over has them, or gets them first.
+     * @param {string[]} paths
+     */
+    expect(paths) {
+      const known = new Set(paths);
+      for (const file of list(FS)) if (known.has(file.path)) boot.set(line(file), file.path);
+    },
+
+    /**
      * What changed since the last checkpoint, or since the snapshot, and which variables it does not hold. Undefined when it was
      * interrupted.
      * @param {boolean} full

@@ -1,8 +1,9 @@
 // The package's entry: loads the supervisor and hands out sandboxes.
 
 import init, { startSandbox } from "../pkg/sandglass.js";
-import { build, frame, integrity } from "../dist/assets.js";
+import { build, frame, integrity, platform } from "../dist/assets.js";
 import { startWorker } from "./start-worker.js";
+import { readMetadata } from "./wheel.js";
 
 /** @import { Sandbox, SandboxOptions } from "../pkg/sandglass.js" */
 
@@ -22,9 +23,11 @@ const glue = {
   SandboxError,
   build,
   integrity,
+  platform,
   frameScript: frame,
   assetsUrl: new URL("../dist/", import.meta.url).href,
   startWorker,
+  readMetadata,
 };
 
 /**

@@ -4,18 +4,20 @@ import { loadPyodide } from "pyodide";
 import createPyodideModule from "pyodide/pyodide.asm.mjs";
 import { info as lock } from "pyodide/pyodide-lock.json";
 import { PAGE, createCheckpoints } from "./checkpoint.js";
+import { installWheels } from "./install.js";
 import { copySnapshot, createHash, isIntact, makeSnapshot, pageOf, readSnapshot } from "./snapshot.js";
 
-/** @import { Encoding, GuestInfo, LostVariable } from "../pkg/sandglass.js" */
+/** @import { Encoding, GuestInfo, LostVariable, WheelFile } from "../pkg/sandglass.js" */
 /** @import { createBridge } from "./bridge.js" */
 /** @import { Image } from "./snapshot.js" */
 /** @import { Parts } from "./start-worker.js" */
 
 /** The protocol's version; src/protocol.rs refuses another. */
-const PROTOCOL_VERSION = 2;
+const PROTOCOL_VERSION = 3;
 
 // Pyodide builds absolute addresses of its files from this. Nothing is ever fetched from there.
 const ASSETS = "https://guest.invalid/";
+const SITE = `/lib/python${lock.python.split(".", 2).join(".")}/site-packages`;
 const WASM = "pyodide.asm.wasm";
 const STDLIB = "python_stdlib.zip";
 // Taken before any guest code runs: it may replace it.
@@ -67,19 +69,27 @@ export async function loadRuntime({ pyodide: assets, files, snapshot: given, pro
 
   const module = /** @type {any} */ (pyodide)._module;
   const calls = createCalls(python.CALLS, module, bridge);
+  const checkpoints = createCheckpoints({
+    module,
+    hash,
+    original: image.hashes,
+    originalPage: (page) => pageOf(/** @type {Blob} */ (snapshot), image.hashes, page),
+    roles: [bridge.python, ...Object.values(bridge.python).filter((value) => typeof value === "function")],
+    grow,
+    fixSize,
+    python: calls,
+  });
   return {
     python: calls,
     limitMemory,
-    checkpoints: createCheckpoints({
-      module,
-      hash,
-      original: image.hashes,
-      originalPage: (page) => pageOf(/** @type {Blob} */ (snapshot), image.hashes, page),
-      roles: [bridge.python, ...Object.values(bridge.python).filter((value) => typeof value === "function")],
-      grow,
-      fixSize,
-      python: calls,
-    }),
+    checkpoints,
+    packages: {
+      /** @param {WheelFile[]} wheels @param {Blob[]} blobs @param {number} maxBytes */
+      async install(wheels, blobs, maxBytes) {
+        checkpoints.expect(await installWheels(module.FS, SITE, wheels, blobs, maxBytes));
+        calls.forgetFolders();
+      },
+    },
     made: snapshot === given ? undefined : { snapshot, reason: given && DAMAGED },
     info: {
       version: PROTOCOL_VERSION,
@@ -139,8 +149,7 @@ async function load(wasm, files, reading, proven) {
       return { instance, module };
     }
   );
-  const [major, minor] = lock.python.split(".");
-  const home = `/lib/python${major}.${minor}/site-packages/sandglass`;
+  const home = `${SITE}/sandglass`;
   try {
     const pyodide = await loadPyodide({
       indexURL: ASSETS,
@@ -195,7 +204,7 @@ function createCalls(calls, module, bridge) {
     canBlock ? async (...args) => method(...args) : (...args) => method.callPromising(...args);
   // One by one: an iterator that comes to its end takes back what it gave.
   const [configure, prepare, execute, getVariable, takeText, setVariable, listVariables, flush] = calls;
-  const [findForeign, saveState, loadState] = [8, 9, 10].map((index) => calls.get(index));
+  const [findForeign, saveState, loadState, forgetFolders] = [8, 9, 10, 11].map((index) => calls.get(index));
   const runCell = waiting(execute);
   return {
     /** @type {(config: string) => Answer} */
@@ -230,6 +239,8 @@ function createCalls(calls, module, bridge) {
         bridge.end();
       }
     },
+    /** There are files that Python has not put there. */
+    forgetFolders: () => forgetFolders(),
     /** @param {Uint8Array} state @returns {LostVariable[]} */
     loadState: (state) => parse(loadState(state)),
     /** The last words of an interpreter that has failed: it can often still say what was printed. */

@@ -8,6 +8,7 @@
 //! | [`session`] | the state machine of one guest |
 //! | [`deadline`] | when to interrupt, when to kill |
 //! | [`budget`] | what may be spent on models |
+//! | [`packages`] | which wheels a list of requirements comes down to |
 //! | [`output`] | all truncation |
 //! | [`limits`] | every default |
 //! | [`value`] | how Python values are written as bytes |
@@ -23,6 +24,7 @@ pub mod execution;
 pub mod guest;
 pub mod limits;
 pub mod output;
+pub mod packages;
 #[expect(
     missing_docs,
     reason = "the fields of messages are named after what the variants' docs explain"

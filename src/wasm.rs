@@ -8,9 +8,11 @@ mod glue;
 mod guest_frame;
 mod options;
 mod outbox;
+mod packages;
 mod sandbox;
 mod snapshot;
 mod spares;
+mod wheels;
 
 /// What `tests/web.rs` looks at; no part of the API.
 #[doc(hidden)]

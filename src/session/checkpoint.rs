@@ -5,6 +5,7 @@
 //! saving takes a twentieth of the time at most, and a guest that is never idle is saved as well.
 
 use super::history::{History, Kept, Link};
+use super::packages::Package;
 use super::turn::{Task, Turn};
 use super::{Body, Encoded, Error, Guest, Reply, Session, Ticket};
 use crate::execution::{LostVariable, StateReport};
@@ -41,6 +42,7 @@ pub struct Fork<B> {
     limits: Limits,
     host_functions: Vec<String>,
     last_execution: u32,
+    packages: Vec<Package<B>>,
     chain: Vec<Link<B>>,
 }
 
@@ -261,10 +263,12 @@ impl<B: Body> Session<B> {
             limits,
             host_functions,
             last_execution,
+            packages,
             chain,
         } = fork;
         let mut session = Self::new(limits, host_functions);
         session.last_execution = last_execution;
+        session.packages = packages;
         if let Some(link) = chain.last() {
             session.context.clone_from(&link.context);
             session.checkpoints.base = Some(link.number);
@@ -298,6 +302,7 @@ impl<B: Body> Session<B> {
                     limits: self.limits.clone(),
                     host_functions: self.host_functions.clone(),
                     last_execution: self.last_execution,
+                    packages: self.packages.clone(),
                     chain: self.checkpoints.history.chain(link.number).to_vec(),
                 }))
             }),

@@ -1,6 +1,7 @@
 //! Carries out what the session wants: the only part that has side effects.
 
 mod host_calls;
+mod packages;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -81,6 +82,7 @@ struct Waiter {
     reject: Function,
     on_stdout: Option<Function>,
     on_stderr: Option<Function>,
+    on_progress: Option<Function>,
 }
 
 impl Driver {
@@ -145,15 +147,17 @@ impl Driver {
             signal,
             on_stdout,
             on_stderr,
+            on_progress,
             ..
         } = options;
-        let (mut on_stdout, mut on_stderr) = (on_stdout, on_stderr);
+        let (mut on_stdout, mut on_stderr, mut on_progress) = (on_stdout, on_stderr, on_progress);
         let promise = Promise::new(&mut |resolve, reject| {
             let waiter = Waiter {
                 resolve,
                 reject,
                 on_stdout: on_stdout.take(),
                 on_stderr: on_stderr.take(),
+                on_progress: on_progress.take(),
             };
             self.waiters.borrow_mut().insert(ticket, waiter);
         });
@@ -261,11 +265,12 @@ impl Driver {
             Effect::Boot => self.boot(),
             Effect::Kill => self.kill(),
             Effect::Post(request, body) => self.post(request, body),
-            Effect::Restore(request, chain) => {
+            Effect::Restore(request, blobs) | Effect::Install(request, blobs) => {
                 if let Some(guest) = &*self.guest.borrow() {
-                    guest.post_blobs(&request, chain);
+                    guest.post_blobs(&request, blobs);
                 }
             }
+            Effect::Fetch(ticket, wanted) => self.fetch(ticket, wanted),
             Effect::CallHost {
                 call,
                 name,
@@ -557,6 +562,7 @@ impl Driver {
             Reply::Done => Ok(JsValue::UNDEFINED),
             Reply::State(execution) => Ok(execution.into()),
             Reply::Value(value) => decode(&value),
+            Reply::Packages(wheels) => Ok(super::packages::show(&wheels)),
             Reply::Execution(execution, last) => show(execution, last),
             Reply::Fork(fork) => {
                 let session = Session::forked(*fork).with_budget(self.budget());

@@ -5,6 +5,7 @@ use wasm_bindgen::prelude::*;
 
 use super::budget;
 use super::glue::{self, Glue, describe, is_plain};
+use super::packages;
 use crate::budget::BudgetLimits;
 use crate::error::Error;
 use crate::limits::Limits;
@@ -35,6 +36,7 @@ pub(super) struct Options {
     pub(super) budget: budget::Given,
     pub(super) isolation: Isolation,
     pub(super) assets_url: Option<String>,
+    pub(super) packages: packages::Settings,
     pub(super) on_llm_query: Option<Function>,
     pub(super) on_rlm_query: Option<Function>,
     pub(super) host_functions: Vec<(String, Function)>,
@@ -50,6 +52,7 @@ impl Options {
             budget: budget::Given::Limits(BudgetLimits::default()),
             isolation: Isolation::Frame,
             assets_url: None,
+            packages: packages::Settings::default(),
             on_llm_query: None,
             on_rlm_query: None,
             host_functions: Vec::new(),
@@ -115,6 +118,7 @@ impl Options {
                     self.host_functions.push((inner, function));
                 }
             }
+            _ if packages::Settings::NAMES.contains(&name) => self.packages.set(name, value)?,
             _ if Limits::NAMES.contains(&name) => {
                 let number = value.as_f64().ok_or_else(|| Error::invalid(name, "must be a number"))?;
                 self.limits.set(name, number)?;
@@ -133,6 +137,8 @@ pub(super) struct ExecuteOptions {
     pub(super) signal: Option<web_sys::AbortSignal>,
     pub(super) on_stdout: Option<Function>,
     pub(super) on_stderr: Option<Function>,
+    /// Of `loadPackages`.
+    pub(super) on_progress: Option<Function>,
 }
 
 impl ExecuteOptions {
@@ -183,7 +189,7 @@ pub(super) fn entries(value: &JsValue, what: &str) -> Result<Vec<(String, JsValu
         .collect())
 }
 
-fn function(name: &str, value: &JsValue) -> Result<Function, Error> {
+pub(super) fn function(name: &str, value: &JsValue) -> Result<Function, Error> {
     value
         .dyn_ref::<Function>()
         .cloned()

@@ -11,6 +11,7 @@ import os.path
 import random
 from asyncio.events import _get_running_loop, _set_running_loop
 from contextlib import suppress
+from importlib import invalidate_caches
 from typing import TYPE_CHECKING, Any
 
 from pyodide.ffi import can_run_sync, run_sync, to_js  # type: ignore[import-not-found]
@@ -185,6 +186,11 @@ class Guest:
         """Puts variables back that `save_state` saved; those that it could not, as `find_foreign` does."""
         return _named(self._runtime.load_state(state.to_bytes()))
 
+    def forget_folders(self) -> None:
+        """Has imports look again what there is: files were put there."""
+        with suppress(BaseException):  # a finder of the user's may be asked
+            invalidate_caches()
+
 
 def _named(reasons: list[tuple[str, str]]) -> str:
     return json.dumps([{"name": name, "reason": reason[:300]} for name, reason in reasons[:_MOST_NAMED]])
@@ -236,6 +242,7 @@ CALLS = (
     GUEST.find_foreign,
     GUEST.save_state,
     GUEST.load_state,
+    GUEST.forget_folders,
 )
 
 

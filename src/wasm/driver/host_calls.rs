@@ -120,9 +120,7 @@ impl Driver {
                 } else {
                     value.js_typeof().as_string().unwrap_or_default()
                 };
-                return Err(HostFailure(format!(
-                    "{callback} returned {kind}, not a string"
-                )));
+                return Err(HostFailure(format!("{callback} returned {kind}, not a string")));
             }
         }
         let most = self.options.limits.max_value_bytes;

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 _PACKAGE = os.path.dirname(__file__)
 _HELPERS = os.path.join(_PACKAGE, "helpers.py")
 _CANNOT_WAIT = object()
+_PACKAGE_HINT = (
+    "Python cannot install packages here; the page can, if there is one that has this module: "
+    'createSandbox({{ packages: ["{name}"] }}), loadPackages(["{name}"]) or autoImport'
+)
 _MOST_NAMED = 10_000
 
 
@@ -129,6 +133,7 @@ class Guest:
         self._pieces: list[Any] = []
         self._bridge.runtime = self._runtime
         self._runtime.take_written = self._take_written
+        self._runtime.package_hint = _PACKAGE_HINT
 
     def connect(self, js_bridge: Any) -> None:
         self._js = js_bridge

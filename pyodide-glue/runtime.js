@@ -5,6 +5,7 @@ import createPyodideModule from "pyodide/pyodide.asm.mjs";
 import { info as lock } from "pyodide/pyodide-lock.json";
 import { PAGE, createCheckpoints } from "./checkpoint.js";
 import { installWheels } from "./install.js";
+import { createLibraries } from "./libraries.js";
 import { copySnapshot, createHash, isIntact, makeSnapshot, pageOf, readSnapshot } from "./snapshot.js";
 
 /** @import { Encoding, GuestInfo, LostVariable, WheelFile } from "../pkg/sandglass.js" */
@@ -55,7 +56,7 @@ export async function loadRuntime({ pyodide: assets, files, snapshot: given, pro
     snapshot = makeSnapshot(pyodide, hash);
     started = /** @type {Loaded} */ (await load(wasm, files, readSnapshot(snapshot), true));
   }
-  const { pyodide, image, hash, grow, limitMemory, fixSize } = started;
+  const { pyodide, image, hash, grow, limitMemory, fixSize, libraries } = started;
 
   const python = pyodide.pyimport("sandglass.browser");
   python.connect(bridge.python);
@@ -68,6 +69,7 @@ export async function loadRuntime({ pyodide: assets, files, snapshot: given, pro
   }
 
   const module = /** @type {any} */ (pyodide)._module;
+  libraries.begin();
   const calls = createCalls(python.CALLS, module, bridge);
   const checkpoints = createCheckpoints({
     module,
@@ -77,6 +79,7 @@ export async function loadRuntime({ pyodide: assets, files, snapshot: given, pro
     roles: [bridge.python, ...Object.values(bridge.python).filter((value) => typeof value === "function")],
     grow,
     fixSize,
+    libraries,
     python: calls,
   });
   return {
@@ -86,7 +89,9 @@ export async function loadRuntime({ pyodide: assets, files, snapshot: given, pro
     packages: {
       /** @param {WheelFile[]} wheels @param {Blob[]} blobs @param {number} maxBytes */
       async install(wheels, blobs, maxBytes) {
-        checkpoints.expect(await installWheels(module.FS, SITE, wheels, blobs, maxBytes));
+        const paths = await installWheels(module.FS, SITE, wheels, blobs, maxBytes);
+        checkpoints.expect(paths);
+        libraries.expect(paths);
         calls.forgetFolders();
       },
     },
@@ -106,6 +111,7 @@ export async function loadRuntime({ pyodide: assets, files, snapshot: given, pro
  * @property {(bytes: number) => void} grow  makes the memory at least so large
  * @property {(bytes: number) => void} limitMemory
  * @property {(fixed: boolean) => void} fixSize  keeps the memory from growing
+ * @property {ReturnType<typeof createLibraries>} libraries
  */
 
 /**
@@ -124,6 +130,7 @@ async function load(wasm, files, reading, proven) {
   let grow = () => {};
   /** @type {Loaded["hash"]} */
   let hash = () => 0n;
+  const libraries = createLibraries();
   let limit = Infinity;
   let fixed = false;
   // Emscripten compiles a wrapper for each of its functions that Python holds: most are alike.
@@ -137,6 +144,7 @@ async function load(wasm, files, reading, proven) {
       const env = /** @type {any} */ (imports.env);
       grow = env.emscripten_resize_heap;
       env.emscripten_resize_heap = (/** @type {number} */ bytes) => (fixed || bytes >>> 0 > limit ? 0 : grow(bytes));
+      env._dlopen_js = libraries.hook(env._dlopen_js);
       const instance = await WebAssembly.instantiate(module, imports);
       const memory = /** @type {WebAssembly.Memory} */ (instance.exports.memory);
       hash = createHash(memory);
@@ -164,6 +172,7 @@ async function load(wasm, files, reading, proven) {
       ...(reading ? { _loadSnapshot: new Uint8Array(4) } : { _makeSnapshot: true }),
       createPyodideModule: async (/** @type {any} */ settings) => {
         const module = await createPyodideModule(settings);
+        libraries.attach(module);
         // A reference that JavaScript holds counts in Python's memory. Were it given up when JavaScript collects its garbage,
         // that would happen once for every guest that the memory is copied to.
         module.finalizationRegistry = { register() {}, unregister() {} };
@@ -179,7 +188,7 @@ async function load(wasm, files, reading, proven) {
     });
     const limitMemory = (/** @type {number} */ bytes) => void (limit = Math.floor(bytes / PAGE) * PAGE);
     const fixSize = (/** @type {boolean} */ on) => void (fixed = on);
-    return { pyodide, image: /** @type {Image} */ (image), hash, grow, limitMemory, fixSize };
+    return { pyodide, image: /** @type {Image} */ (image), hash, grow, limitMemory, fixSize, libraries };
   } catch (error) {
     if (reading && !image) return undefined;
     throw error;

@@ -112,7 +112,7 @@ async function emscripten({ path }) {
   const [all, names, statements] = found;
   const used = new Set(text.replace(all, "").match(/[\w$]+/g));
   const kept = statements.split(";").filter((statement) => used.has(statement.slice(0, statement.indexOf("="))));
-  const contents = text.replace(
+  const contents = placed(path, text).replace(
     all,
     () => `var ${names.split(",").filter((name) => used.has(name))};
     function assignWasmExports(wasmExports) {
@@ -124,6 +124,29 @@ async function emscripten({ path }) {
     }`,
   );
   return { contents, loader: "js" };
+}
+
+/**
+ * Emscripten's script as libraries.js needs it: that says where in memory a library goes, and when its variables are not to be set.
+ * @param {string} path @param {string} text
+ */
+function placed(path, text) {
+  const place = "alignMemory(getMemory(metadata.memorySize+memAlign),memAlign)";
+  const changes = [
+    [
+      `var memoryBase=metadata.memorySize?${place}:0;`,
+      `var memoryBase=Module.placeLibrary(libName,metadata.memorySize,()=>metadata.memorySize?${place}:0);`,
+    ],
+    ["if(applyRelocs){", "if(applyRelocs&&!Module.isReplaying){"],
+    ['["__wasm_call_ctors"];if(init){', '["__wasm_call_ctors"];if(init&&!Module.isReplaying){'],
+  ];
+  return changes.reduce((text, [old, now]) => {
+    const [before, after, ...more] = text.split(old);
+    if (after === undefined || more.length > 0) {
+      throw new Error(`${path} loads libraries in another way than that of Pyodide 314.0.7: is it another release?`);
+    }
+    return before + now + after;
+  }, text);
 }
 
 /** Subresource integrity metadata. @param {string} path */

@@ -3,7 +3,7 @@
 /** @typedef {{ name: string, size: number, isLink: boolean, read: () => Promise<Uint8Array> }} Member */
 
 // Taken before any guest code runs: lockDown removes them, or guest code may replace them.
-const { DataView, DecompressionStream, TextDecoder, Uint8Array } = self;
+const { Blob, DataView, DecompressionStream, TextDecoder, Uint8Array } = self;
 const { min, max } = Math;
 
 const END = 0x06054b50;
@@ -18,10 +18,12 @@ const MAX_METADATA = 4_000_000;
 
 /**
  * What is in a wheel; folders are left out. Throws an Error that says what is wrong with it.
- * @param {Blob} wheel
+ * @param {Blob} given
  * @returns {Promise<Member[]>}
  */
-export async function listWheel(wheel) {
+export async function listWheel(given) {
+  // A copy of its own: in Firefox, a part of a blob that another process holds may never come.
+  const wheel = new Blob([await given.arrayBuffer()]);
   const tail = await view(wheel, max(0, wheel.size - MAX_TAIL), wheel.size);
   let at = tail.byteLength - 22;
   while (at >= 0 && tail.getUint32(at, true) !== END) at -= 1;

@@ -62,6 +62,8 @@ const SUITES = [
   ...inBrowsers("cases", "--shared"),
   ...inBrowsers("isolation"),
   ...inBrowsers("lifecycle"),
+  ...inBrowsers("packages"),
+  ...inBrowsers("packages", "--shared"),
   ...inBrowsers("soak"),
   { name: "readme", command: e2e("readme", "--browser", "chromium"), count: sumLine },
   ...inBrowsers("playground"),

@@ -8,6 +8,7 @@ mod checkpoints;
 mod executions;
 mod host_calls;
 mod lifecycle;
+mod packages;
 mod stopping;
 mod violations;
 mod world;

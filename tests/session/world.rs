@@ -45,6 +45,8 @@ pub(crate) struct World {
     /// What was told of the calls that Python made at once: done, failed, total.
     pub(crate) progress: Vec<(u32, u32, u32)>,
     pub(crate) destroyed: bool,
+    /// Commands whose packages are being fetched.
+    pub(crate) fetching: BTreeSet<Ticket>,
     limits: Limits,
     tickets: Ticket,
     last_turn: u32,
@@ -90,6 +92,7 @@ impl World {
             printed: String::new(),
             progress: Vec::new(),
             destroyed: false,
+            fetching: BTreeSet::new(),
             limits,
             tickets: 0,
             last_turn: 0,
@@ -386,6 +389,7 @@ impl World {
     pub(crate) fn feed(&mut self, input: Input<Bytes>) {
         let (destroys, ends_turn) = (matches!(input, Input::Destroy), self.ends_turn(&input));
         match (&input, &mut self.guest) {
+            (Input::Fetched(ticket, _) | Input::Cancel(ticket), _) => drop(self.fetching.remove(ticket)),
             (Input::HostReturned(call, _), _) => drop(self.calls.remove(call)),
             (Input::Guest(Event::HostCall { call, .. }, _), Some(guest)) => drop(guest.asked.insert(*call)),
             (Input::Guest(Event::Ready { .. }, _), Some(guest)) => guest.ready = true,
@@ -419,7 +423,7 @@ impl World {
         let saving = self.guest.as_ref().is_some_and(|guest| guest.saving.is_some());
         let waits = idle && !saving && self.guest.as_ref().is_none_or(|guest| guest.ready);
         assert!(
-            !waits || self.answers.len() == self.tickets as usize,
+            !waits || self.answers.len() == self.tickets as usize || !self.fetching.is_empty(),
             "a command waits for nothing"
         );
     }
@@ -465,6 +469,17 @@ impl World {
                 assert!(links.last() == Some(&full) || links.last() == Some(&last), "{links:?}");
                 self.deliver(request, None);
             }
+            Effect::Install(request, bodies) => {
+                let Request::Install { wheels, .. } = &request else {
+                    panic!("installs by {request:?}")
+                };
+                assert_eq!(wheels.len(), bodies.len());
+                self.deliver(request, None);
+            }
+            Effect::Fetch(ticket, _) => {
+                assert!(self.is_pending(ticket), "fetches for a command that is over");
+                self.fetching.insert(ticket);
+            }
             Effect::CallHost { call, name, args, .. } => {
                 assert!(call > self.last_call, "a call's number is used twice");
                 self.last_call = call;
@@ -509,6 +524,7 @@ impl World {
             | Request::GetVariable { turn, .. }
             | Request::SetVariable { turn, .. }
             | Request::ListVariables { turn, .. }
+            | Request::Install { turn, .. }
             | Request::Restore { turn, .. } => Some(*turn),
             Request::HostReply { call, .. } => {
                 assert!(guest.asked.remove(call), "answered a call that does not wait");

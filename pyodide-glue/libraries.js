@@ -109,9 +109,11 @@ export function createLibraries() {
           const kept = theirs.map(([, memory, size]) => module.HEAPU8.slice(memory, memory + size));
           const done = module.wasmTable.length === before && dlopen(handle);
           theirs.forEach(([, memory], index) => module.HEAPU8.set(kept[index], memory));
-          const same = places.length === theirs.length && theirs.every(([name, , size], index) => {
-            return places[index][0] === name && places[index][2] === size;
-          });
+          const same =
+            places.length === theirs.length &&
+            theirs.every(([name, , size], index) => {
+              return places[index][0] === name && places[index][2] === size;
+            });
           if (!done || !same || module.wasmTable.length !== after) throw new Error("a library is not as it was");
           loaded.push({ handle, before, after, places });
         }

@@ -30,7 +30,8 @@ export async function listWheel(given) {
   if (at < 0) throw new Error("it is no zip archive, or cut off");
   const [size, start] = [tail.getUint32(at + 12, true), tail.getUint32(at + 16, true)];
   const count = tail.getUint16(at + 10, true);
-  if (count === 0xffff || start + size > wheel.size) throw new Error("its directory is damaged, or in the format zip64");
+  if (count === 0xffff || start + size > wheel.size)
+    throw new Error("its directory is damaged, or in the format zip64");
 
   const directory = await view(wheel, start, start + size);
   const text = new TextDecoder("utf-8", { fatal: true });

@@ -1,3 +1,5 @@
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+
 use proptest::prelude::*;
 
 use super::marker::{Environment, Marker};

@@ -149,34 +149,20 @@ pub(super) async fn find(
         match resolver.step()? {
             Step::Done(wheels) => break wheels,
             Step::Read(wheel) => {
-                let blob = wheels::wheel(&wheel, watcher(&wheel)).await?;
+                let blob = wheels::want(&wheel, watcher(&wheel)).blob().await?;
                 resolver.take_metadata(&metadata(glue, &wheel, &blob).await?)?;
             }
         }
     };
     // All at once; how many really run at a time is the downloads' affair.
-    let waiting: Vec<_> = wheels
-        .into_iter()
-        .map(|wheel| {
-            let watcher = watcher(&wheel);
-            let slot: Rc<RefCell<Option<Result<Blob, Error>>>> = Rc::default();
-            let (wanted, result) = (wheel.clone(), slot.clone());
-            let done = wasm_bindgen_futures::future_to_promise(async move {
-                slot.replace(Some(wheels::wheel(&wanted, watcher).await));
-                Ok(JsValue::UNDEFINED)
-            });
-            (wheel, done, result)
-        })
-        .collect();
+    let begin = |wheel: Wheel| {
+        let file = wheels::want(&wheel, watcher(&wheel));
+        (wheel, file)
+    };
     let mut packages = Vec::new();
-    for (wheel, done, result) in waiting {
-        let _ = JsFuture::from(done).await; // never rejects
-        let blob = result.take();
-        let blob = blob.unwrap_or_else(|| Err(Error::AssetFailed(format!("{}: it was not fetched", wheel.url))))?;
-        packages.push(Package {
-            wheel,
-            body: JsBody::Blob(blob),
-        });
+    for (wheel, file) in wheels.into_iter().map(begin).collect::<Vec<_>>() {
+        let body = JsBody::Blob(file.blob().await?);
+        packages.push(Package { wheel, body });
     }
     Ok(packages)
 }
@@ -191,9 +177,11 @@ async fn metadata(glue: &Glue, wheel: &Wheel, blob: &Blob) -> Result<String, Err
         .map_err(|why| Error::Integrity(format!("{}: {why}; nothing was installed", wheel.file_name)))
 }
 
+/// By address, and where their files are.
+type Locks = HashMap<(String, Option<String>), Rc<Lock>>;
+
 thread_local! {
-    /// By address, and where their files are.
-    static LOCKS: RefCell<HashMap<(String, Option<String>), Rc<Lock>>> = RefCell::default();
+    static LOCKS: RefCell<Locks> = RefCell::default();
 }
 
 /// The lock file. One that was read is kept.

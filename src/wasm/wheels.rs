@@ -32,31 +32,52 @@ thread_local! {
     static WAITING: RefCell<VecDeque<Function>> = RefCell::default();
 }
 
+/// What became of a download; nothing as long as it is under way.
+type Outcome = Rc<RefCell<Option<Result<Blob, Error>>>>;
+
 /// A file on its way, or here.
 #[derive(Clone)]
 struct Download {
     /// Resolved when there is a result.
     done: Promise,
-    result: Rc<RefCell<Option<Result<Blob, Error>>>>,
+    result: Outcome,
     watchers: Rc<RefCell<Vec<Watcher>>>,
 }
 
-/// The file of a wheel. Two that want the same one fetch it once.
-pub(super) async fn wheel(wheel: &Wheel, watcher: Watcher) -> Result<Blob, Error> {
+/// A file that somebody waits for.
+pub(super) struct Wanted {
+    download: Download,
+    watcher: Watcher,
+    url: String,
+}
+
+/// Begins to fetch the file of a wheel. Two that want the same one fetch it once.
+pub(super) fn want(wheel: &Wheel, watcher: Watcher) -> Wanted {
     let key = wheel.sha256.clone().unwrap_or_else(|| wheel.url.clone());
     let known = WHEELS.with_borrow(|wheels| wheels.get(&key).cloned());
-    let download = known.unwrap_or_else(|| begin(key.clone(), wheel.clone()));
+    let download = known.unwrap_or_else(|| begin(key, wheel.clone()));
     download.watchers.borrow_mut().push(watcher.clone());
-    let _ = JsFuture::from(download.done.clone()).await; // never rejects
-    let result = download.result.borrow().clone();
-    let blob = result.unwrap_or_else(|| Err(Error::AssetFailed(format!("{}: it was not fetched", wheel.url))))?;
-    watcher(blob.size(), Some(blob.size()));
-    Ok(blob)
+    Wanted {
+        download,
+        watcher,
+        url: wheel.url.clone(),
+    }
+}
+
+impl Wanted {
+    /// The file, verified.
+    pub(super) async fn blob(self) -> Result<Blob, Error> {
+        let _ = JsFuture::from(self.download.done).await; // never rejects
+        let result = self.download.result.borrow().clone();
+        let blob = result.unwrap_or_else(|| Err(Error::AssetFailed(format!("{}: it was not fetched", self.url))))?;
+        (self.watcher)(blob.size(), Some(blob.size()));
+        Ok(blob)
+    }
 }
 
 /// One that fails is forgotten, so that the next one who wants it tries again.
 fn begin(key: String, wheel: Wheel) -> Download {
-    let result: Rc<RefCell<Option<Result<Blob, Error>>>> = Rc::default();
+    let result = Outcome::default();
     let watchers: Rc<RefCell<Vec<Watcher>>> = Rc::default();
     let (slot, heard, name) = (result.clone(), watchers.clone(), key.clone());
     let done = future_to_promise(async move {

@@ -140,7 +140,13 @@ print(A(to="someone@example.com").to)`;
     same("its module", await prints(other, "import tiny\nprint(tiny.VALUE)"), "2");
     const wrong = `${second}#sha256=${tiny2Hash.replace(/./g, "0")}`;
     await refused(create({ packages: [wrong] }), "integrity", forged.tiny2, tiny2Hash, "0000");
-    await refused(other.loadPackages([mirror + forged["needs-much"]]), "package_not_found", "pydantic", ">=99", "2.14.3");
+    await refused(
+      other.loadPackages([mirror + forged["needs-much"]]),
+      "package_not_found",
+      "pydantic",
+      ">=99",
+      "2.14.3",
+    );
   },
 
   async "what cannot be had is named"() {
@@ -153,7 +159,11 @@ print(A(to="someone@example.com").to)`;
     await refused(sandbox.loadPackages([`${mirror}other-1.0-py3-none-any.whl`]), "integrity", "METADATA", "other");
     await refused(sandbox.loadPackages(["not a requirement"]), "invalid_option", "not a requirement");
     await refused(sandbox.loadPackages(/** @type {any} */ ("pydantic")), "invalid_option", "array");
-    await refused(createSandbox({ packages: ["nowhere"], lockFileUrl: `${mirror}broken-lock.json` }), "asset_failed", "lock");
+    await refused(
+      createSandbox({ packages: ["nowhere"], lockFileUrl: `${mirror}broken-lock.json` }),
+      "asset_failed",
+      "lock",
+    );
     await refused(createSandbox({ packages: ["nowhere"] }), "package_not_found", "nowhere");
     await refused(createSandbox({ packages: ["msgpack"] }), "asset_failed", "msgpack", "404", "packageBaseUrl");
     await refused(createSandbox(/** @type {any} */ ({ autoImport: "yes" })), "invalid_option", "autoImport");
@@ -216,7 +226,11 @@ except ModuleNotFoundError:
     const first = sandbox.execute("import tiny as t\nprint(t.VALUE)");
     const second = sandbox.execute("print(t.VALUE + 1)"); // keeps its place in the queue
     same("in order", [(await first).stdout, (await second).stdout], ["1\n", "2\n"]);
-    same("inside", await prints(sandbox, "def f():\n    from msgpack import packb\n    return packb(1)\nprint(f())"), "b'\\x01'");
+    same(
+      "inside",
+      await prints(sandbox, "def f():\n    from msgpack import packb\n    return packb(1)\nprint(f())"),
+      "b'\\x01'",
+    );
     const text = await prints(sandbox, "print('import attr')");
     same("in a string", [text, (await askedFor()).some((name) => name.startsWith("attrs"))], ["import attr", false]);
     const broken = await sandbox.execute("try:\n    import damaged\nexcept ImportError:\n    print('gone on')");
@@ -224,7 +238,11 @@ except ModuleNotFoundError:
     tells("and says why", broken.stderr, "damaged", "SHA-256");
     const plain = await createReady();
     const run = await plain.execute("import tiny");
-    same("not unasked", [run.errorType, run.error], ["ModuleNotFoundError", "ModuleNotFoundError: No module named 'tiny'"]);
+    same(
+      "not unasked",
+      [run.errorType, run.error],
+      ["ModuleNotFoundError", "ModuleNotFoundError: No module named 'tiny'"],
+    );
     tells("a hint", run.traceback, "loadPackages", "tiny");
   },
 
@@ -255,7 +273,7 @@ except ModuleNotFoundError:
     }
   },
 
-  async "progress"() {
+  async progress() {
     await forget();
     /** @type {any[]} */
     const [all, own] = [[], []];
@@ -271,7 +289,9 @@ except ModuleNotFoundError:
 
   async "instances of a package's classes survive the guest"() {
     const sandbox = await createReady({ packages: ["pydantic", "msgpack", "attrs"] });
-    await prints(sandbox, `${MODEL}
+    await prints(
+      sandbox,
+      `${MODEL}
 import attr, msgpack
 @attr.s(auto_attribs=True)
 class Pair:
@@ -282,11 +302,13 @@ packer = msgpack.packb
 def numbers():
     for n in range(10):
         yield Point(x=n)
-half = numbers(); next(half); next(half)`);
+half = numbers(); next(half); next(half)`,
+    );
     await sandbox.checkpoint();
     const state = await kill(sandbox);
     same("restored", [state.status, state.lost], ["restored", undefined]);
-    const code = "print(point, pair.b is point, alias is point.tags, packer([1]), next(half))\nprint(Point(x='9').x, attr.__name__)";
+    const code =
+      "print(point, pair.b is point, alias is point.tags, packer([1]), next(half))\nprint(Point(x='9').x, attr.__name__)";
     same("works", await prints(sandbox, code), "x=3 tags=['a'] True True b'\\x91\\x01' x=2 tags=[]\n9 attr");
     await sandbox.execute("point.x = 4");
     await sandbox.checkpoint();
@@ -296,6 +318,85 @@ half = numbers(); next(half); next(half)`);
     }
     const failed = await sandbox.execute("Point(x='no')");
     same("errors of compiled code", failed.errorType, "ValidationError");
+  },
+
+  async "compiled code is at its place in the next guest, whatever was loaded when"() {
+    const use = {
+      msgpack:
+        "import msgpack\nunpacker = msgpack.Unpacker(); unpacker.feed(msgpack.packb(1) + msgpack.packb(2)); unpacker.unpack()",
+      pydantic: `${MODEL}\nlines = (Point(x=n) for n in range(9)); next(lines)\ncore = pydantic.TypeAdapter(list[Point])`,
+    };
+    const proof = {
+      msgpack: ["print(unpacker.unpack(), msgpack.packb('a'))", "2 b'\\xa1a'"],
+      pydantic: [
+        "print(next(lines).x, point, core.validate_json('[{\"x\": 7}]')[0].x, alias is point.tags)",
+        "1 x=3 tags=['a'] 7 True",
+      ],
+    };
+    for (const order of /** @type {("msgpack" | "pydantic")[][]} */ ([
+      ["msgpack", "pydantic"],
+      ["pydantic", "msgpack"],
+    ])) {
+      const sandbox = await createReady({ packages: ["pydantic", "msgpack"] });
+      await prints(sandbox, "import ctypes, json\nhistory = [0] * 100_000");
+      for (const name of order) {
+        await prints(sandbox, use[name]);
+        await sandbox.checkpoint();
+        const state = await kill(sandbox);
+        same(`restored with ${name}`, [state.status, state.lost], ["restored", undefined]);
+      }
+      const fork = await sandbox.fork();
+      alive.add(fork);
+      for (const copy of [fork, sandbox]) {
+        for (const name of order) same(name, await prints(copy, proof[name][0]), proof[name][1]);
+        await prints(copy, "points = [Point(x=n, tags=[str(n)] * 5) for n in range(20_000)]\nhistory = None");
+        await copy.checkpoint();
+        same("a full heap", (await kill(copy)).status, "restored");
+        same(
+          "of instances",
+          await prints(copy, "print(sum(p.x for p in points), points[7].model_dump_json())"),
+          '199990000 {"x":7,"tags":["7","7","7","7","7"]}',
+        );
+      }
+      await sandbox.restore(2);
+      same("an earlier one", await prints(sandbox, proof[order[0]][0]), proof[order[0]][1]);
+      same("without what came later", (await sandbox.execute(proof[order[1]][0])).errorType, "NameError");
+      for (const one of [fork, sandbox]) await one.destroy();
+    }
+  },
+
+  async "where other functions are among those of C, variables are saved by value"() {
+    const sandbox = await createReady({ packages: ["pydantic"] });
+    await prints(sandbox, "import ctypes\ncallback = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 1)");
+    await prints(sandbox, `${MODEL}\nhalf = (n for n in range(9))`);
+    await sandbox.checkpoint();
+    const { status, lost = [] } = await kill(sandbox);
+    same("restored", [status, names(/** @type {any} */ (lost))], ["restored", ["callback", "half"]]);
+    same(
+      "by reference",
+      await prints(sandbox, "print(point, Point(x=1).x, alias is point.tags)"),
+      "x=3 tags=['a'] 1 True",
+    );
+  },
+
+  async "a guest can have nothing fetched"() {
+    const sandbox = await createReady({ autoImport: true, packages: ["tiny"] });
+    await askedFor();
+    const url = `${mirror}${forged.splits}`;
+    for (const code of [
+      `import pyodide_js\nawait pyodide_js.loadPackage("${url}")`,
+      `import pyodide_js\nawait pyodide_js.loadPackage("attrs")`,
+      `import micropip\nawait micropip.install("${url}")`,
+      `import js\nawait js.fetch("${url}")`,
+      `from pyodide.http import pyfetch\nawait pyfetch("${url}")`,
+      `from os import "${url}"`,
+      `import importlib\nimportlib.import_module("attr")`,
+    ]) {
+      const run = await sandbox.execute(code);
+      if (run.outcome === "ok") problems.push(`${code}: ${run.stdout}`);
+    }
+    same("asked for", await askedFor(), []);
+    same("it works", await prints(sandbox, "import tiny\nprint(tiny.VALUE)"), "1");
   },
 
   async "pure Python packages leave checkpoints exact"() {
@@ -312,7 +413,11 @@ half = numbers(); next(half); next(half)`);
     await sandbox.checkpoint();
     await sandbox.loadPackages(["tiny", "msgpack"]);
     same("before it was saved", (await kill(sandbox)).status, "restored");
-    same("works", await prints(sandbox, "import tiny, msgpack\nprint(x, tiny.VALUE, msgpack.packb(1))"), "1 1 b'\\x01'");
+    same(
+      "works",
+      await prints(sandbox, "import tiny, msgpack\nprint(x, tiny.VALUE, msgpack.packb(1))"),
+      "1 1 b'\\x01'",
+    );
     await sandbox.checkpoint();
     same("once more", (await kill(sandbox)).status, "restored");
     same("works on", await prints(sandbox, "print(x, tiny.VALUE, msgpack.packb(2))"), "1 1 b'\\x02'");

@@ -7,7 +7,7 @@ use sandglass::session::{Command, Input, Package, Reply, Wanted};
 
 use crate::world::{Bytes, World, limits, text};
 
-fn package(name: &str) -> Package<Bytes> {
+pub(crate) fn package(name: &str) -> Package<Bytes> {
     let wheel = Wheel {
         name: name.to_owned(),
         version: "1".to_owned(),

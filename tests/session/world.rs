@@ -423,7 +423,9 @@ impl World {
         let saving = self.guest.as_ref().is_some_and(|guest| guest.saving.is_some());
         let waits = idle && !saving && self.guest.as_ref().is_none_or(|guest| guest.ready);
         assert!(
-            !waits || self.answers.len() == self.tickets as usize || !self.fetching.is_empty(),
+            !waits
+                || self.answers.len() == self.tickets as usize
+                || self.fetching.iter().any(|ticket| self.is_pending(*ticket)),
             "a command waits for nothing"
         );
     }

@@ -23,8 +23,15 @@ export async function rightly(): Promise<void> {
   (await sandbox.listVariables()) satisfies { name: string; type: string; length: number | null }[];
   sandbox.budget.left.calls satisfies number | undefined;
   await createSandbox({ budget: sandbox.budget, onLLMQuery: () => ({ text: "", usage: { inputTokens: 1 } }) });
-  await createSandbox({ packages: ["pydantic>=2"], autoImport: true, lockFileUrl: "lock.json", packageBaseUrl: "wheels/" });
-  const loaded = await sandbox.loadPackages(["attrs"], { onProgress: ({ loaded, total }) => total !== null && loaded / total });
+  await createSandbox({
+    packages: ["pydantic>=2"],
+    autoImport: true,
+    lockFileUrl: "lock.json",
+    packageBaseUrl: "wheels/",
+  });
+  const loaded = await sandbox.loadPackages(["attrs"], {
+    onProgress: ({ loaded, total }) => total !== null && loaded / total,
+  });
   loaded satisfies { name: string; version: string }[];
   sandbox.capabilities.softInterrupt satisfies boolean;
   sandbox.interrupt();

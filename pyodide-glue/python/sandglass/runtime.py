@@ -64,7 +64,7 @@ class Runtime:
         self._described = False
         self._open: int | None = None  # the execution under way
         self._current: int | None = None  # the execution whose code runs now
-        #: Said below the traceback of a module that is not there; `{name}` is its name. A backend that has packages sets it.
+        #: Said below the traceback of a module `{name}` that is not there. A backend that has packages sets it.
         self.package_hint = ""
         #: Takes what went to file descriptors 1 and 2 past `os.write`; a backend that hears of it sets this.
         self.take_written: Callable[[], Iterable[tuple[int, bytes]]] = tuple

@@ -4,7 +4,7 @@
 // of one, put into another, goes on there: generators, closures, aliases, modules. Beside it travel the files, the open
 // ones and the references from Python to JavaScript, of which only the glue's own mean anything elsewhere.
 //
-// Where that cannot be done, because code was loaded into the interpreter, it is the values of the variables instead.
+// Where that cannot be done, because code was loaded into the interpreter that no other guest has, it is the values of the variables instead.
 //
 // A checkpoint is a `Blob`: the size of its header as a 32-bit number, the header (`Header`) as JSON, then pages of memory or
 // values, then files.
@@ -18,6 +18,7 @@
  * @property {[first: number, count: number][]} pages  runs of the pages that follow
  * @property {(number | null)[]} references  for each slot the index of one of the glue's objects; -1 for another, null for none
  * @property {string[]} strings  that Pyodide has interned
+ * @property {Loaded[]} libraries  that were loaded
  * @property {Files | null} files  what differs from the boot; null when it is as in the checkpoint before
  * @property {string[]} removed  files of the boot that are gone
  * @property {{ bytes: number, files: number }} uncounted  files that are not the user's
@@ -27,6 +28,7 @@
 /** @typedef {{ path: string, mode: number, time: number, size: number | null, link?: string }[]} Files  size null: a folder */
 
 /** @import { createFiles } from "./files.js" */
+/** @import { createLibraries, Loaded } from "./libraries.js" */
 /** @import { LostVariable } from "../pkg/sandglass.js" */
 
 // Taken before any guest code runs: lockDown removes them, or guest code may replace them.
@@ -67,6 +69,7 @@ const FIRST_STRING = 7;
  * @param {(bytes: number) => void} parts.grow  makes the memory at least so large
  * @param {(fixed: boolean) => void} parts.fixSize  keeps the memory from growing
  * @param {ReturnType<typeof createFiles>} parts.files
+ * @param {ReturnType<typeof createLibraries>} parts.libraries
  * @param {{ findForeign: () => LostVariable[], saveState: () => [Uint8Array, LostVariable[]], loadState: (state: Uint8Array) => LostVariable[] }} parts.python
  */
 export function createCheckpoints({
@@ -78,14 +81,13 @@ export function createCheckpoints({
   grow,
   fixSize,
   files: quota,
+  libraries,
   python,
 }) {
-  const { FS, LDSO, wasmTable } = module;
+  const { FS } = module;
   const role = new Map(roles.map((object, index) => [object, index]));
   const snapshot = `${original.length}:${original.reduce((sum, hash, page) => sum ^ (hash * BigInt(2 * page + 1)), 0n)}`;
   const boot = new Map(list(FS).map((file) => [line(file), file.path]));
-  const libraries = () => Object.keys(LDSO.loadedLibsByName).length;
-  const own = { libraries: libraries(), functions: wasmTable.length };
   /** Of the last checkpoint. @type {BigInt64Array | null} */
   let last = null;
   let lastFiles = "";
@@ -163,6 +165,15 @@ export function createCheckpoints({
     },
 
     /**
+     * Takes files for granted: every guest that takes over has them, or gets them first.
+     * @param {string[]} paths
+     */
+    expect(paths) {
+      const known = new Set(paths);
+      for (const file of list(FS)) if (known.has(file.path)) boot.set(line(file), file.path);
+    },
+
+    /**
      * What changed since the last checkpoint, or since the snapshot, and which variables it does not hold. Undefined when it was
      * interrupted.
      * @param {boolean} full
@@ -170,13 +181,13 @@ export function createCheckpoints({
      */
     async save(full) {
       const job = begin();
-      if (libraries() > own.libraries) {
+      if (!libraries.isEmpty && !libraries.record) {
         const [state, lost] = python.saveState();
         last = null;
         return { blob: pack({ values: state.length, pages: [] }, [state], true), full: true, lost, spent: false };
       }
       const slots = references();
-      const lost = slots.includes(-1) || wasmTable.length > own.functions ? python.findForeign() : [];
+      const lost = slots.includes(-1) || libraries.hasOthers ? python.findForeign() : [];
       let hashes = await hashAll(job);
       if (!hashes) return undefined;
       const before = full ? null : last;
@@ -242,6 +253,7 @@ export function createCheckpoints({
         }
         putStrings(header.strings);
         putReferences(header.references);
+        libraries.replay(header.libraries);
       }
       const { removed, uncounted, folder, open } = header;
       withPermissions(() => {
@@ -300,6 +312,7 @@ export function createCheckpoints({
         length: module.HEAPU8.length,
         references: references(),
         strings: strings(),
+        libraries: libraries.record ?? [],
         files: changed ? files : null,
         removed: [...boot.values()].filter((path) => !paths.has(path)).reverse(),
         uncounted: quota.free(),

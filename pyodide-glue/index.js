@@ -6,7 +6,6 @@ import { load } from "./supervisor.js";
 /** @import { Sandbox, SandboxOptions } from "../pkg/sandglass.js" */
 
 export { SandboxError } from "./supervisor.js";
-
 /**
  * Starts a sandbox; resolves when Python is ready.
  * @param {SandboxOptions} [options]

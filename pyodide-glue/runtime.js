@@ -5,9 +5,11 @@ import createPyodideModule from "pyodide/pyodide.asm.mjs";
 import { info as lock } from "pyodide/pyodide-lock.json";
 import { PAGE, createCheckpoints } from "./checkpoint.js";
 import { createFiles } from "./files.js";
+import { installWheels } from "./install.js";
+import { createLibraries } from "./libraries.js";
 import { copySnapshot, createHash, isIntact, makeSnapshot, pageOf, readSnapshot } from "./snapshot.js";
 
-/** @import { Encoding, GuestInfo, LostVariable } from "../pkg/sandglass.js" */
+/** @import { Encoding, GuestInfo, LostVariable, WheelFile } from "../pkg/sandglass.js" */
 /** @import { createBridge } from "./bridge.js" */
 /** @import { Image } from "./snapshot.js" */
 /** @import { Parts } from "./start-worker.js" */
@@ -17,6 +19,7 @@ const PROTOCOL_VERSION = 3;
 
 // Pyodide builds absolute addresses of its files from this. Nothing is ever fetched from there.
 const ASSETS = "https://guest.invalid/";
+const SITE = `/lib/python${lock.python.split(".", 2).join(".")}/site-packages`;
 const WASM = "pyodide.asm.wasm";
 const STDLIB = "python_stdlib.zip";
 // Taken before any guest code runs: it may replace it.
@@ -54,7 +57,7 @@ export async function loadRuntime({ pyodide: assets, files: sources, snapshot: g
     snapshot = makeSnapshot(pyodide, hash);
     started = /** @type {Loaded} */ (await load(wasm, sources, readSnapshot(snapshot), true));
   }
-  const { pyodide, image, hash, grow, limitMemory, fixSize } = started;
+  const { pyodide, image, hash, grow, limitMemory, fixSize, libraries } = started;
 
   const python = pyodide.pyimport("sandglass.browser");
   python.connect(bridge.python);
@@ -68,22 +71,34 @@ export async function loadRuntime({ pyodide: assets, files: sources, snapshot: g
 
   const module = /** @type {any} */ (pyodide)._module;
   const files = createFiles(module);
+  libraries.begin();
   const calls = createCalls(python.CALLS, module, bridge);
+  const checkpoints = createCheckpoints({
+    module,
+    hash,
+    original: image.hashes,
+    originalPage: (page) => pageOf(/** @type {Blob} */ (snapshot), image.hashes, page),
+    roles: [bridge.python, ...Object.values(bridge.python).filter((value) => typeof value === "function")],
+    grow,
+    fixSize,
+    files,
+    libraries,
+    python: calls,
+  });
   return {
     python: calls,
     limitMemory,
     files,
-    checkpoints: createCheckpoints({
-      module,
-      hash,
-      original: image.hashes,
-      originalPage: (page) => pageOf(/** @type {Blob} */ (snapshot), image.hashes, page),
-      roles: [bridge.python, ...Object.values(bridge.python).filter((value) => typeof value === "function")],
-      grow,
-      fixSize,
-      files,
-      python: calls,
-    }),
+    checkpoints,
+    packages: {
+      /** @param {WheelFile[]} wheels @param {Blob[]} blobs @param {number} maxBytes */
+      async install(wheels, blobs, maxBytes) {
+        const paths = await installWheels(module.FS, SITE, wheels, blobs, maxBytes);
+        checkpoints.expect(paths);
+        libraries.expect(paths);
+        calls.forgetFolders();
+      },
+    },
     made: snapshot === given ? undefined : { snapshot, reason: given && DAMAGED },
     info: {
       version: PROTOCOL_VERSION,
@@ -100,6 +115,7 @@ export async function loadRuntime({ pyodide: assets, files: sources, snapshot: g
  * @property {(bytes: number) => void} grow  makes the memory at least so large
  * @property {(bytes: number) => void} limitMemory
  * @property {(fixed: boolean) => void} fixSize  keeps the memory from growing
+ * @property {ReturnType<typeof createLibraries>} libraries
  */
 
 /**
@@ -118,6 +134,7 @@ async function load(wasm, files, reading, proven) {
   let grow = () => {};
   /** @type {Loaded["hash"]} */
   let hash = () => 0n;
+  const libraries = createLibraries();
   let limit = Infinity;
   let fixed = false;
   // Emscripten compiles a wrapper for each of its functions that Python holds: most are alike.
@@ -131,6 +148,7 @@ async function load(wasm, files, reading, proven) {
       const env = /** @type {any} */ (imports.env);
       grow = env.emscripten_resize_heap;
       env.emscripten_resize_heap = (/** @type {number} */ bytes) => (fixed || bytes >>> 0 > limit ? 0 : grow(bytes));
+      env._dlopen_js = libraries.hook(env._dlopen_js);
       const instance = await WebAssembly.instantiate(module, imports);
       const memory = /** @type {WebAssembly.Memory} */ (instance.exports.memory);
       hash = createHash(memory);
@@ -143,8 +161,7 @@ async function load(wasm, files, reading, proven) {
       return { instance, module };
     }
   );
-  const [major, minor] = lock.python.split(".");
-  const home = `/lib/python${major}.${minor}/site-packages/sandglass`;
+  const home = `${SITE}/sandglass`;
   try {
     const pyodide = await loadPyodide({
       indexURL: ASSETS,
@@ -159,6 +176,7 @@ async function load(wasm, files, reading, proven) {
       ...(reading ? { _loadSnapshot: new Uint8Array(4) } : { _makeSnapshot: true }),
       createPyodideModule: async (/** @type {any} */ settings) => {
         const module = await createPyodideModule(settings);
+        libraries.attach(module);
         // A reference that JavaScript holds counts in Python's memory. Were it given up when JavaScript collects its garbage,
         // that would happen once for every guest that the memory is copied to.
         module.finalizationRegistry = { register() {}, unregister() {} };
@@ -174,7 +192,7 @@ async function load(wasm, files, reading, proven) {
     });
     const limitMemory = (/** @type {number} */ bytes) => void (limit = Math.floor(bytes / PAGE) * PAGE);
     const fixSize = (/** @type {boolean} */ on) => void (fixed = on);
-    return { pyodide, image: /** @type {Image} */ (image), hash, grow, limitMemory, fixSize };
+    return { pyodide, image: /** @type {Image} */ (image), hash, grow, limitMemory, fixSize, libraries };
   } catch (error) {
     if (reading && !image) return undefined;
     throw error;
@@ -199,7 +217,9 @@ function createCalls(calls, module, bridge) {
     canBlock ? async (...args) => method(...args) : (...args) => method.callPromising(...args);
   // One by one: an iterator that comes to its end takes back what it gave.
   const [configure, prepare, execute, getVariable, takeText, setVariable, listVariables, flush] = calls;
-  const [findForeign, saveState, loadState, takeFile, file] = [8, 9, 10, 11, 12].map((index) => calls.get(index));
+  const [findForeign, saveState, loadState, takeFile, file, forgetFolders] = [8, 9, 10, 11, 12, 13].map((index) =>
+    calls.get(index),
+  );
   const runCell = waiting(execute);
   return {
     /** @type {(config: string) => Answer} */
@@ -238,6 +258,8 @@ function createCalls(calls, module, bridge) {
         bridge.end();
       }
     },
+    /** There are files that Python has not put there. */
+    forgetFolders: () => forgetFolders(),
     /** @param {Uint8Array} state @returns {LostVariable[]} */
     loadState: (state) => parse(loadState(state)),
     /** The last words of an interpreter that has failed: it can often still say what was printed. */

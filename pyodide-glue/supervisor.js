@@ -1,8 +1,9 @@
 // Loads the supervisor, once for all entries of the package.
 
 import init from "../pkg/sandglass.js";
-import { build, frame, integrity } from "../dist/assets.js";
+import { build, frame, integrity, platform } from "../dist/assets.js";
 import { startWorker } from "./start-worker.js";
+import { readMetadata } from "./wheel.js";
 
 /** What is thrown when a sandbox cannot do what it was asked to; `code` never changes for a kind of error. */
 export class SandboxError extends Error {
@@ -20,9 +21,11 @@ const glue = {
   SandboxError,
   build,
   integrity,
+  platform,
   frameScript: frame,
   assetsUrl: new URL("../dist/", import.meta.url).href,
   startWorker,
+  readMetadata,
 };
 
 /** Resolves when the supervisor can be called, to what it needs. */

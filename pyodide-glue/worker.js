@@ -128,7 +128,7 @@ function assembleBodies(handle, takeText) {
  * @param {ReturnType<typeof createBridge>} bridge
  * @param {Awaited<ReturnType<typeof loadRuntime>>} runtime
  */
-function createHandler(post, send, bridge, { python, checkpoints, files, limitMemory, info }) {
+function createHandler(post, send, bridge, { python, packages, checkpoints, files, limitMemory, info }) {
   let settings = "";
 
   /** @param {Extract<Request, { type: "init" }>} request */
@@ -228,6 +228,19 @@ function createHandler(post, send, bridge, { python, checkpoints, files, limitMe
     post({ type: "restored", turn, lost });
   };
 
+  /** @param {Extract<Request, { type: "install" }>} request @param {Blob[]} blobs */
+  const install = async ({ turn, wheels, maxBytes }, blobs) => {
+    /** @type {Event} */
+    let ended = { type: "done", turn };
+    try {
+      await packages.install(wheels, blobs, maxBytes);
+    } catch (error) {
+      ended = { type: "refused", turn, message: text(error).replace(/^Error: /, "") };
+    }
+    bridge.end();
+    post(ended);
+  };
+
   /** @param {Promise<void>} turn */
   const orDie = (turn) =>
     turn.catch((error) => {
@@ -244,6 +257,9 @@ function createHandler(post, send, bridge, { python, checkpoints, files, limitMe
       case "restore":
         bridge.begin(request.turn, request.timeoutMs);
         return void orDie(restore(request, /** @type {any} */ (body)));
+      case "install":
+        bridge.begin(request.turn, request.timeoutMs);
+        return void orDie(install(request, /** @type {any} */ (body)));
       case "part": // never gets here: `assembleBodies` keeps it
         return;
       case "init":

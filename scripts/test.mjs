@@ -63,6 +63,8 @@ const SUITES = [
   ...inBrowsers("isolation"),
   ...inBrowsers("lifecycle"),
   ...inBrowsers("rlm"),
+  ...inBrowsers("packages"),
+  ...inBrowsers("packages", "--shared"),
   ...inBrowsers("soak"),
   { name: "readme", command: e2e("readme", "--browser", "chromium"), count: sumLine },
   ...inBrowsers("playground"),

@@ -24,6 +24,12 @@ pub enum Error {
     /// A file that the guest is made of could not be fetched or is damaged. Nothing was started.
     #[error("{0}")]
     AssetFailed(String),
+    /// A package is not there, not in a version that fits, or not for this Python. Nothing was installed.
+    #[error("{0}")]
+    PackageNotFound(String),
+    /// A package's file is not the one that was meant, or not one that may be installed. Nothing was installed.
+    #[error("{0}")]
+    Integrity(String),
     /// The guest broke the protocol and was ended; its state is lost, a fresh guest takes over.
     #[error("the guest broke the protocol and was ended, its variables are lost: {0}")]
     Protocol(String),
@@ -60,6 +66,8 @@ impl Error {
             Self::Destroyed => "destroyed",
             Self::BootFailed(_) => "boot_failed",
             Self::AssetFailed(_) => "asset_failed",
+            Self::PackageNotFound(_) => "package_not_found",
+            Self::Integrity(_) => "integrity",
             Self::Protocol(_) => "protocol",
             Self::NotSerializable(_) => "not_serializable",
             Self::SourceFailed(_) => "source_failed",

@@ -9,6 +9,7 @@
 //! | [`directives`] | final answers in a model's prose |
 //! | [`deadline`] | when to interrupt, when to kill |
 //! | [`budget`] | what may be spent on models |
+//! | [`packages`] | which wheels a list of requirements comes down to |
 //! | [`output`] | all truncation |
 //! | [`display`] | which mime types a rich output may have |
 //! | [`limits`] | every default |
@@ -31,6 +32,7 @@ pub mod feedback;
 pub mod guest;
 pub mod limits;
 pub mod output;
+pub mod packages;
 #[expect(
     missing_docs,
     reason = "the fields of messages are named after what the variants' docs explain"

@@ -40,6 +40,8 @@ pub struct Limits {
 
 /// Time that reading, listing or assigning variables may take, in milliseconds.
 pub const VALUE_TIMEOUT_MS: f64 = 60_000.0;
+/// Bytes that the wheels of one request may take unpacked.
+pub const MAX_UNPACKED_BYTES: f64 = 1024.0 * 1024.0 * 1024.0;
 /// Bytes of a value that is not a str or bytes and comes out of Python: reading it holds the page up.
 pub const MAX_STRUCTURED_BYTES: u32 = 64 << 20;
 /// Nesting depth of a value that crosses.

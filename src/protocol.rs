@@ -94,6 +94,14 @@ pub enum Request {
         checkpoint: u32,
         timeout_ms: f64,
     },
+    /// Have these wheels, whose bytes are the bodies: in the browser an array of `Blob`s. They may take `max_bytes` unpacked.
+    /// Answered by `Done`, or by `Refused`, and then nothing is installed.
+    Install {
+        turn: u32,
+        wheels: Vec<WheelFile>,
+        max_bytes: f64,
+        timeout_ms: f64,
+    },
     /// Stop the turn: a pending wait is rejected, running code gets a `KeyboardInterrupt`.
     Interrupt { turn: u32, reason: StopReason },
     /// A piece of a body. `Text` says that it is a variable's, which a guest may decode while the rest is on its way.
@@ -173,6 +181,17 @@ impl Profile {
     pub fn has_submit(self) -> bool {
         matches!(self, Self::Default | Self::Dspy)
     }
+}
+
+/// A wheel, as far as it matters to who unpacks it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub struct WheelFile {
+    /// For messages.
+    pub file_name: String,
+    /// Whether it goes where the libraries are that packages share.
+    pub is_library: bool,
 }
 
 /// How a host call went.

@@ -9,6 +9,7 @@ mod contexts;
 mod display;
 mod files;
 mod history;
+mod packages;
 mod turn;
 
 use std::collections::VecDeque;
@@ -21,6 +22,7 @@ use crate::limits::{
     Limits, MAX_DISPLAY_BYTES, MAX_DISPLAYS, MAX_DISPLAYS_BYTES, MAX_FILES, MAX_MESSAGE_BYTES, MAX_NAME_BYTES,
     MAX_NAMES, MAX_OUTPUT_EVENT_BYTES, MAX_QUEUED_COMMANDS, MAX_SOURCE_CACHE_CHARS, MAX_VALUE_DEPTH,
 };
+use crate::packages::{Wheel, normalized};
 use crate::protocol::{Encoding, Event, GuestConfig, GuestInfo, PROTOCOL_VERSION, Profile, Request, Stream};
 use checkpoint::Checkpoints;
 use contexts::Contexts;
@@ -31,6 +33,7 @@ pub use call::HostFailure;
 pub use checkpoint::Fork;
 pub use contexts::{Series, Target};
 pub use files::FileCommand;
+pub use packages::{Package, Wanted};
 
 /// The bytes of a message, as the driver holds them.
 pub trait Body: Clone {
@@ -84,6 +87,8 @@ pub enum Command<B> {
     ListVariables,
     /// Do something with a file.
     File(FileCommand<B>),
+    /// Have packages, in this guest and in every later one.
+    Load(Wanted),
     /// Save the state.
     Checkpoint,
     /// Go back to the newest checkpoint, or to that of an execution.
@@ -117,6 +122,8 @@ pub enum Input<B> {
     GuestLost(Error),
     /// A host call has used something up.
     Used(u32, Usage),
+    /// What [`Effect::Fetch`] asked for.
+    Fetched(Ticket, Result<Vec<Package<B>>, Error>),
     /// A host call came back.
     HostReturned(u32, Result<Encoded<B>, HostFailure>),
     /// Time has passed: [`Session::wake_at`] is reached.
@@ -145,6 +152,10 @@ pub enum Effect<B> {
     },
     /// Send the guest a `Restore` and what its checkpoints hold.
     Restore(Request, Vec<B>),
+    /// Send the guest an `Install` and its wheels.
+    Install(Request, Vec<B>),
+    /// Find packages, fetch them and feed them as [`Input::Fetched`] with this ticket.
+    Fetch(Ticket, Wanted),
     /// Nobody waits for this host call any more: abort it.
     AbortHost(u32),
     /// Some of the calls that Python made at once are done.
@@ -183,6 +194,8 @@ pub enum Reply<B> {
     Name(String),
     /// The state is saved or restored, as it is after this execution.
     State(u32),
+    /// The packages that were not there before.
+    Packages(Vec<Wheel>),
     /// What [`Session::forked`] takes.
     Fork(Box<Fork<B>>),
 }
@@ -223,6 +236,8 @@ pub struct Session<B> {
     /// A loss of state that no execution has told of yet.
     untold_loss: Option<StateReport>,
     checkpoints: Checkpoints<B>,
+    /// What was loaded, in this order.
+    packages: Vec<Package<B>>,
     last_turn: u32,
     last_execution: u32,
     last_call: u32,
@@ -250,6 +265,7 @@ impl<B: Body> Session<B> {
             names: Vec::new(),
             untold_loss: None,
             checkpoints: Checkpoints::default(),
+            packages: Vec::new(),
             last_turn: 0,
             last_execution: 0,
             last_call: 0,
@@ -277,6 +293,12 @@ impl<B: Body> Session<B> {
     /// What its executions may spend.
     pub fn budget(&self) -> &Budget {
         &self.budget
+    }
+
+    /// The packages that every guest has: names, normalized, and versions.
+    pub fn packages(&self) -> Vec<(String, String)> {
+        let known = |package: &Package<B>| (normalized(&package.wheel.name), package.wheel.version.clone());
+        self.packages.iter().map(known).collect()
     }
 
     /// What the guest said of itself when it was last ready.
@@ -317,6 +339,7 @@ impl<B: Body> Session<B> {
             Input::Guest(event, body) => self.guest_event(now, event, body),
             Input::BadMessage(what) => self.violation(now, &what),
             Input::GuestLost(error) => self.guest_gone(now, error),
+            Input::Fetched(ticket, result) => self.fetched(ticket, result),
             Input::Used(call, usage) => self.host_used(call, &usage),
             Input::HostReturned(call, result) => self.host_returned(now, call, result),
             Input::Tick => {}
@@ -333,7 +356,7 @@ impl<B: Body> Session<B> {
                 "execute",
                 format!("{MAX_QUEUED_COMMANDS} calls are waiting already; nothing was done"),
             )),
-            Command::Start | Command::Initialize(_) | Command::Later(Target::Context) => None,
+            Command::Start | Command::Initialize(_) | Command::Later(Target::Context) | Command::Load(_) => None,
             _ if !self.has_or_awaits_context() => Some(Error::NotInitialized),
             _ => None,
         };
@@ -352,6 +375,9 @@ impl<B: Body> Session<B> {
             };
             if aborted {
                 return self.resolve(ticket, task.never_ran());
+            }
+            if let Task::Load(load) = &task {
+                self.effects.push(Effect::Fetch(ticket, load.wanted.clone()));
             }
             self.queue.push_back((ticket, task));
         }
@@ -435,6 +461,13 @@ impl<B: Body> Session<B> {
         for ticket in std::mem::take(&mut self.starting) {
             self.resolve(ticket, Ok(Reply::Done));
         }
+        if !self.install_again(now) {
+            self.settle(now);
+        }
+    }
+
+    /// Gives a fresh guest that has its packages the state of the session.
+    fn settle(&mut self, now: f64) {
         if !self.restore(now) {
             self.lacking = self.contexts.names().collect();
             self.restore_contexts(now);
@@ -484,7 +517,11 @@ impl<B: Body> Session<B> {
         } else {
             why.to_string()
         };
-        self.boot_failed(Error::BootFailed(format!("context was not restored: {why}")));
+        let what = match self.turn.as_ref().map(|turn| &turn.task) {
+            Some(Task::Install(_)) => "its packages were not installed again",
+            _ => "context was not restored",
+        };
+        self.boot_failed(Error::BootFailed(format!("{what}: {why}")));
     }
 
     /// Ends the guest and resolves the turn that it was in, then boots a fresh one.
@@ -589,11 +626,8 @@ impl<B: Body> Session<B> {
 
     /// Stops the execution that runs. One that would run, were it not for the session's own affairs, never does.
     fn interrupt(&mut self, now: f64) {
-        let runs = self.turn.as_ref().is_some_and(|turn| turn.ticket.is_some());
-        let next = (!runs && matches!(self.queue.front(), Some((_, Task::Execute(_)))))
-            .then(|| self.queue.pop_front())
-            .flatten();
-        match next {
+        let next = (!self.runs_for_somebody()).then(|| self.take_next_execution());
+        match next.flatten() {
             Some((ticket, task)) => self.resolve(ticket, task.never_ran()),
             None => self.stop_turn(now, StopReason::Interrupt),
         }
@@ -625,10 +659,15 @@ impl<B: Body> Session<B> {
             && self.turn.is_none()
             && !self.waits_for_save()
             && !self.waits_for_value()
+            && !self.waits_for_packages()
             && let Some((ticket, task)) = self.queue.pop_front()
         {
             if let Task::State(ask) = task {
                 self.do_state(now, ticket, ask);
+                continue;
+            }
+            if let Task::Load(load) = task {
+                self.load(now, ticket, load);
                 continue;
             }
             if let (Task::Execute(_), Some(why)) = (&task, self.budget.overdue(now)) {

@@ -10,11 +10,13 @@ mod glue;
 mod guest_frame;
 mod options;
 mod outbox;
+mod packages;
 mod rlm;
 mod sandbox;
 mod snapshot;
 mod source;
 mod spares;
+mod wheels;
 
 /// What `tests/web.rs` looks at; no part of the API.
 #[doc(hidden)]

@@ -6,6 +6,7 @@
 
 use super::contexts::Contexts;
 use super::history::{History, Kept, Link};
+use super::packages::Package;
 use super::turn::{Task, Turn};
 use super::{Body, Error, Guest, Reply, Session, Ticket};
 use crate::execution::{LostVariable, StateReport};
@@ -44,6 +45,7 @@ pub struct Fork<B> {
     profile: Profile,
     output_fields: Vec<String>,
     last_execution: u32,
+    packages: Vec<Package<B>>,
     chain: Vec<Link<B>>,
 }
 
@@ -266,10 +268,12 @@ impl<B: Body> Session<B> {
             profile,
             output_fields,
             last_execution,
+            packages,
             chain,
         } = fork;
         let mut session = Self::new(limits, host_functions).with_profile(profile, output_fields);
         session.last_execution = last_execution;
+        session.packages = packages;
         if let Some(link) = chain.last() {
             session.contexts = link.contexts.clone();
             session.checkpoints.base = Some(link.number);
@@ -305,6 +309,7 @@ impl<B: Body> Session<B> {
                     profile: self.profile,
                     output_fields: self.output_fields.clone(),
                     last_execution: self.last_execution,
+                    packages: self.packages.clone(),
                     chain: self.checkpoints.history.chain(link.number).to_vec(),
                 }))
             }),

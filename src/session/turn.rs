@@ -5,6 +5,7 @@ use super::checkpoint::Ask;
 use super::contexts::Target;
 use super::display::Shown;
 use super::files::FileCommand;
+use super::packages::{Install, Load};
 use super::{Body, Command, Effect, Encoded, Reply, Session, Ticket, kind};
 use crate::budget::{Budget, Exhausted, Usage};
 use crate::deadline::{Deadline, StopReason};
@@ -31,6 +32,9 @@ pub(super) enum Task<B> {
     File(FileCommand<B>),
     /// No turn, but waited for like one.
     State(Ask),
+    /// Becomes an `Install` when the packages are there.
+    Load(Load<B>),
+    Install(Install<B>),
     /// Only the session's own.
     Restore {
         checkpoint: u32,
@@ -52,7 +56,7 @@ pub(super) struct Turn<B> {
 impl<B> Turn<B> {
     /// Whether the user may stop it. An assignment cannot be stopped half-way: the guest may not even have all of it.
     pub(super) fn can_be_stopped(&self) -> bool {
-        self.ticket.is_some() && !matches!(self.task, Task::Set { .. } | Task::File(_))
+        self.ticket.is_some() && !matches!(self.task, Task::Set { .. } | Task::File(_) | Task::Install(_))
     }
 }
 
@@ -286,6 +290,11 @@ impl Execution {
         }
     }
 
+    /// Says something on `stderr` before the code does.
+    pub(super) fn note(&mut self, text: &str) {
+        self.stderr.push(0, text);
+    }
+
     /// Counts a host call; the number so far.
     pub(super) fn count_host_call(&mut self) -> u32 {
         self.host_calls = self.host_calls.saturating_add(1);
@@ -305,6 +314,7 @@ impl<B: Body> Session<B> {
             Command::Restore(execution) => Task::State(Ask::Restore(execution)),
             Command::Undo => Task::State(Ask::Undo),
             Command::Fork => Task::State(Ask::Fork),
+            Command::Load(wanted) => Task::Load(Load::new(wanted)),
             Command::SetVariable(name, value) => Task::Set {
                 target: Target::Variable(name),
                 value: Some(value),
@@ -400,8 +410,9 @@ impl<B: Body> Session<B> {
                 None,
             ),
             Task::File(command) => command.request(turn, timeout_ms),
-            // What is asked of the checkpoints never gets here: `pump` answers it.
-            Task::List | Task::State(_) => (Request::ListVariables { turn, timeout_ms }, None),
+            Task::Install(install) => (install.request(turn), None),
+            // What is asked of the checkpoints, or still fetched, never gets here: `pump` answers it.
+            Task::List | Task::State(_) | Task::Load(_) => (Request::ListVariables { turn, timeout_ms }, None),
             Task::Set { target, value } => {
                 let request = Request::SetVariable {
                     turn,
@@ -422,9 +433,10 @@ impl<B: Body> Session<B> {
         };
         let deadline =
             Deadline::start(now, timeout_ms, wall_timeout_ms, self.limits.grace_period_ms).within(budget_ends_at);
-        let chain = match task {
-            Task::Restore { checkpoint } => Some(self.chain(checkpoint)),
-            _ => None,
+        let bodies = match &task {
+            Task::Restore { checkpoint } => self.chain(*checkpoint),
+            Task::Install(install) => install.bodies(),
+            _ => Vec::new(),
         };
         self.turn = Some(Turn {
             number: turn,
@@ -434,9 +446,13 @@ impl<B: Body> Session<B> {
             calls: Calls::default(),
             flow: Flow::new(self.limits.max_output_chars),
         });
-        match chain {
-            Some(chain) => self.effects.push(Effect::Restore(request, chain)),
-            None => self.post(request, body),
+        match request {
+            Request::Restore { .. } => self.effects.push(Effect::Restore(request, bodies)),
+            Request::Install { .. } => {
+                self.checkpoints.sent(&request);
+                self.effects.push(Effect::Install(request, bodies));
+            }
+            _ => self.post(request, body),
         }
     }
 
@@ -509,10 +525,12 @@ impl<B: Body> Session<B> {
                 Some(body) => self.end_turn(now, Ok(Reply::Value(Encoded { encoding, body }))),
             },
             (Event::Done { .. }, Task::Set { .. }) => self.assigned(now),
+            (Event::Done { .. }, Task::Install(_)) => self.installed(now),
             (Event::Restored { lost, .. }, Task::Restore { .. }) => self.restored(now, lost),
             (Event::Refused { message, .. }, _) if turn.ticket.is_none() => {
                 self.not_restored(now, &Error::GuestLost(message));
             }
+            (Event::Refused { message, .. }, Task::Install(_)) => self.not_installed(now, message),
             (Event::Refused { message, .. }, task @ (Task::Get(_) | Task::List | Task::Set { .. })) => {
                 let error = if turn.deadline.stop_reason().is_some() {
                     Error::Timeout(format!("stopped before it was done; variables are kept: {message}"))

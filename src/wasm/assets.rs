@@ -112,7 +112,8 @@ fn promise(url: &str, work: impl Future<Output = Result<JsValue, JsValue>> + 'st
     promise
 }
 
-fn subtle() -> Option<SubtleCrypto> {
+/// What hashes; there is none where the page's context is not secure.
+pub(super) fn subtle() -> Option<SubtleCrypto> {
     get(&get(&js_sys::global(), "crypto"), "subtle").dyn_into().ok()
 }
 
@@ -143,15 +144,24 @@ async fn verify(blob: Promise, integrity: JsValue) -> Result<JsValue, JsValue> {
     let Some(subtle) = subtle() else {
         return Ok(JsValue::UNDEFINED);
     };
-    let digest = async {
-        let bytes = JsFuture::from(blob.array_buffer()).await?;
-        JsFuture::from(subtle.digest_with_str_and_buffer_source("SHA-256", bytes.unchecked_ref())?).await
-    };
-    let digest = Uint8Array::new(&digest.await.map_err(|error| failed(&error))?).to_vec();
-    let found = btoa(&digest.into_iter().map(char::from).collect::<String>());
-    if integrity.as_string() != Some(format!("sha256-{found}")) {
-        let what = format!("is not the file of this release (its SHA-256 is sha256-{found})");
+    let digest = sha256(&subtle, &blob).await.map_err(|error| failed(&error))?;
+    let found = integrity_of(&digest);
+    if integrity.as_string().as_ref() != Some(&found) {
+        let what = format!("is not the file of this release (its SHA-256 is {found})");
         return Err(format!("{what}; serve the package's dist/ whole").into());
     }
     Ok(JsValue::UNDEFINED)
+}
+
+/// The SHA-256 of a file, off the main thread.
+pub(super) async fn sha256(subtle: &SubtleCrypto, blob: &Blob) -> Result<Vec<u8>, JsValue> {
+    let bytes = JsFuture::from(blob.array_buffer()).await?;
+    let digest = subtle.digest_with_str_and_buffer_source("SHA-256", bytes.unchecked_ref())?;
+    Ok(Uint8Array::new(&JsFuture::from(digest).await?).to_vec())
+}
+
+/// A SHA-256 as subresource integrity metadata.
+pub(super) fn integrity_of(digest: &[u8]) -> String {
+    let found = btoa(&digest.iter().copied().map(char::from).collect::<String>());
+    format!("sha256-{found}")
 }

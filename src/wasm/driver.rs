@@ -1,6 +1,7 @@
 //! Carries out what the session wants: the only part that has side effects.
 
 mod host_calls;
+mod packages;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -84,6 +85,7 @@ struct Waiter {
     on_display: Option<Function>,
     /// What the execution has shown so far.
     displays: Array,
+    on_progress: Option<Function>,
 }
 
 impl Driver {
@@ -151,9 +153,11 @@ impl Driver {
             on_stdout,
             on_stderr,
             on_display,
+            on_progress,
             ..
         } = options;
-        let (mut on_stdout, mut on_stderr, mut on_display) = (on_stdout, on_stderr, on_display);
+        let (mut on_stdout, mut on_stderr) = (on_stdout, on_stderr);
+        let (mut on_display, mut on_progress) = (on_display, on_progress);
         let promise = Promise::new(&mut |resolve, reject| {
             let waiter = Waiter {
                 resolve,
@@ -162,6 +166,7 @@ impl Driver {
                 on_stderr: on_stderr.take(),
                 on_display: on_display.take(),
                 displays: Array::new(),
+                on_progress: on_progress.take(),
             };
             self.waiters.borrow_mut().insert(ticket, waiter);
         });
@@ -286,11 +291,12 @@ impl Driver {
             Effect::Boot => self.boot(),
             Effect::Kill => self.kill(),
             Effect::Post(request, body) => self.post(request, body),
-            Effect::Restore(request, chain) => {
+            Effect::Restore(request, blobs) | Effect::Install(request, blobs) => {
                 if let Some(guest) = &*self.guest.borrow() {
-                    guest.post_blobs(&request, chain);
+                    guest.post_blobs(&request, blobs);
                 }
             }
+            Effect::Fetch(ticket, wanted) => self.fetch(ticket, wanted),
             Effect::CallHost {
                 call,
                 name,
@@ -590,6 +596,7 @@ impl Driver {
             Reply::State(execution) => Ok(execution.into()),
             Reply::Name(name) => Ok(name.into()),
             Reply::Value(value) => decode(&value),
+            Reply::Packages(wheels) => Ok(super::packages::show(&wheels)),
             Reply::Execution(execution, last) => show(execution, last, displays),
             Reply::Fork(fork) => {
                 let session = Session::forked(*fork).with_budget(self.budget());

@@ -23,6 +23,12 @@ extern "C" {
     /// The script of the guest's frame.
     #[wasm_bindgen(method, getter, js_name = frameScript)]
     pub(super) fn frame_script(this: &Glue) -> String;
+    /// `{ python, abi }` of the Python that packages have to be for.
+    #[wasm_bindgen(method, getter)]
+    pub(super) fn platform(this: &Glue) -> Object;
+    /// A promise of the METADATA of a wheel.
+    #[wasm_bindgen(method, catch, js_name = readMetadata)]
+    pub(super) fn read_metadata(this: &Glue, wheel: &web_sys::Blob) -> Result<Promise, JsValue>;
     /// The class of the errors that are thrown.
     #[wasm_bindgen(method, getter, js_name = SandboxError)]
     fn sandbox_error(this: &Glue) -> Function;

@@ -5,6 +5,7 @@ use wasm_bindgen::prelude::*;
 
 use super::budget;
 use super::glue::{self, Glue, describe, is_plain};
+use super::packages;
 use crate::budget::BudgetLimits;
 use crate::error::Error;
 use crate::limits::Limits;
@@ -37,6 +38,7 @@ pub(super) struct Options {
     pub(super) profile: Profile,
     pub(super) output_fields: Vec<String>,
     pub(super) assets_url: Option<String>,
+    pub(super) packages: packages::Settings,
     pub(super) on_llm_query: Option<Function>,
     pub(super) on_rlm_query: Option<Function>,
     pub(super) host_functions: Vec<(String, Function)>,
@@ -55,6 +57,7 @@ impl Options {
             profile: Profile::Default,
             output_fields: Vec::new(),
             assets_url: None,
+            packages: packages::Settings::default(),
             on_llm_query: None,
             on_rlm_query: None,
             host_functions: Vec::new(),
@@ -128,6 +131,7 @@ impl Options {
                     self.host_functions.push((inner, function));
                 }
             }
+            _ if packages::Settings::NAMES.contains(&name) => self.packages.set(name, value)?,
             _ if Limits::NAMES.contains(&name) => {
                 let number = value.as_f64().ok_or_else(|| Error::invalid(name, "must be a number"))?;
                 self.limits.set(name, number)?;
@@ -147,6 +151,8 @@ pub(super) struct ExecuteOptions {
     pub(super) on_stdout: Option<Function>,
     pub(super) on_stderr: Option<Function>,
     pub(super) on_display: Option<Function>,
+    /// Of `loadPackages`.
+    pub(super) on_progress: Option<Function>,
 }
 
 impl ExecuteOptions {
@@ -198,7 +204,7 @@ pub(super) fn entries(value: &JsValue, what: &str) -> Result<Vec<(String, JsValu
         .collect())
 }
 
-fn function(name: &str, value: &JsValue) -> Result<Function, Error> {
+pub(super) fn function(name: &str, value: &JsValue) -> Result<Function, Error> {
     value
         .dyn_ref::<Function>()
         .cloned()

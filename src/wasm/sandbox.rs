@@ -11,9 +11,10 @@ use super::driver::Driver;
 use super::feedback::FeedbackOptions;
 use super::glue::{Glue, object, thrown};
 use super::options::{ExecuteOptions, Options, entries, whole_number};
+use super::packages;
 use super::source::Source;
 use crate::error::Error;
-use crate::session::{Command, Input, Series, Target};
+use crate::session::{Command, Input, Series, Target, Wanted};
 
 #[wasm_bindgen(typescript_custom_section)]
 const TYPES: &str = r#"
@@ -96,6 +97,7 @@ export interface SandboxOptions {
 export type Progress =
   | { stage: "assets" | "python" | "ready" }
   | { stage: "cold"; reason: string }
+  | PackageProgress
   | { stage: "calls"; name: string; done: number; failed: number; total: number };
 
 /** What one `execute` takes. */
@@ -201,6 +203,9 @@ extern "C" {
     /// TypeScript's `Promise<FileEntry[]>`.
     #[wasm_bindgen(typescript_type = "Promise<FileEntry[]>")]
     pub type FilesPromise;
+    /// TypeScript's `Promise<LoadedPackage[]>`.
+    #[wasm_bindgen(typescript_type = "Promise<LoadedPackage[]>")]
+    pub type PackagesPromise;
     /// TypeScript's `Capabilities`.
     #[wasm_bindgen(typescript_type = "Capabilities")]
     pub type CapabilitiesValue;
@@ -218,7 +223,14 @@ pub async fn start_sandbox(glue: Glue, options: SandboxOptionsValue) -> Result<S
     console_error_panic_hook::set_once();
     let options = Options::parse(&options).map_err(|error| thrown(&glue, &error))?;
     let driver = Driver::new(glue, options);
-    JsFuture::from(driver.submit(Command::Start, ExecuteOptions::default())).await?;
+    let started = JsFuture::from(driver.submit(Command::Start, ExecuteOptions::default()));
+    let wanted = driver.options().packages.wanted.clone();
+    if !wanted.is_empty() {
+        let load = Command::Load(Wanted::Requirements(wanted));
+        let loaded = JsFuture::from(driver.submit(load, ExecuteOptions::default()));
+        loaded.await.inspect_err(|_| driver.feed(Input::Destroy))?;
+    }
+    started.await?;
     Ok(Sandbox { driver })
 }
 
@@ -239,6 +251,7 @@ impl Sandbox {
     ) -> ExecutionPromise {
         let promise = source(code).and_then(|code| {
             let options = ExecuteOptions::parse(options)?;
+            self.driver.load_imported(&code);
             Ok(self.driver.submit(
                 Command::Execute {
                     code,
@@ -303,6 +316,22 @@ impl Sandbox {
     #[wasm_bindgen(js_name = listVariables)]
     pub fn list_variables(&self) -> VariablesPromise {
         self.submit(Command::ListVariables).unchecked_into()
+    }
+
+    /// Has packages, in this guest and in every later one of this sandbox: `name`, `name>=2,<3`, `name[extra]`, `name @ https://….whl`
+    /// or a wheel's address, `#sha256=…` behind it. The page fetches them, and what they require, by the lock file. Resolves to those
+    /// that were not there before. Rejects with `package_not_found`, `integrity` or `asset_failed`, and then nothing is installed.
+    #[wasm_bindgen(js_name = loadPackages)]
+    pub fn load_packages(
+        &self,
+        #[wasm_bindgen(unchecked_param_type = "string[]")] requirements: &JsValue,
+        #[wasm_bindgen(unchecked_optional_param_type = "LoadOptions")] options: &JsValue,
+    ) -> PackagesPromise {
+        let promise = packages::requirements("requirements", requirements).and_then(|wanted| {
+            let options = packages::load_options(options)?;
+            Ok(self.driver.submit(Command::Load(Wanted::Requirements(wanted)), options))
+        });
+        self.promise(promise).unchecked_into()
     }
 
     /// Saves the state now, where `checkpoints: "auto"` does so when nothing runs. Resolves to the number of the execution whose

@@ -6,8 +6,9 @@ use sandglass::budget::BudgetLimits;
 use sandglass::deadline::StopReason;
 use sandglass::limits::{MAX_NAMES, MAX_OUTPUT_EVENT_BYTES};
 use sandglass::protocol::{Encoding, Ended, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, Request, Stream};
-use sandglass::session::{Command, FileCommand, HostFailure, Input, Series, Target};
+use sandglass::session::{Command, FileCommand, HostFailure, Input, Series, Target, Wanted};
 
+use crate::packages::package;
 use crate::world::{Bytes, World, limits, ok, text};
 
 /// Something that happens. Guests, calls and tickets are meant relative to what there is.
@@ -51,6 +52,10 @@ enum Step {
         well: bool,
     },
     ReturnsUnknown(u32),
+    /// Packages that a command asked for are there, or cannot be had.
+    Fetched {
+        well: bool,
+    },
     Wait(f64),
     /// The clock jumps, and nobody is told.
     Sleep(f64),
@@ -94,6 +99,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::GuestLost),
         10 => (0..3_usize, any::<bool>()).prop_map(|(position, well)| Step::Returns { position, well }),
         2 => (0..9_u32).prop_map(Step::ReturnsUnknown),
+        8 => any::<bool>().prop_map(|well| Step::Fetched { well }),
         6 => (0.0..2_000.0_f64).prop_map(Step::Wait),
         2 => (0.0..1e5_f64).prop_map(Step::Sleep),
         4 => Just(Step::Wake),
@@ -120,6 +126,8 @@ fn command() -> impl Strategy<Value = Command<Bytes>> {
         1 => Just(Command::Checkpoint),
         1 => prop::option::of(0..5_u32).prop_map(Command::Restore),
         1 => Just(Command::Undo),
+        2 => Just(Command::Load(Wanted::Requirements(vec!["a".to_owned()]))),
+        2 => Just(Command::Load(Wanted::Modules(vec!["a".to_owned()]))),
         1 => Just(Command::Fork),
         2 => file_command().prop_map(Command::File),
         1 => series().prop_map(|series| Command::Add(series, text("more"))),
@@ -300,6 +308,7 @@ impl World {
                 self.feed(Input::HostReturned(call, result));
             }
             Step::ReturnsUnknown(call) => self.returns(call, "stale"),
+            Step::Fetched { well } => self.fetches(well),
             Step::Wait(ms) => self.wait(ms),
             Step::Sleep(ms) => self.now += ms,
             Step::Wake => drop(self.wake()),
@@ -345,7 +354,9 @@ impl World {
                 },
                 None,
             ),
-            Request::SetVariable { .. } | Request::WriteFile { .. } => (Event::Done { turn }, None),
+            Request::SetVariable { .. } | Request::WriteFile { .. } | Request::Install { .. } => {
+                (Event::Done { turn }, None)
+            }
             Request::ReadFile { text: false, .. } | Request::ListFiles { .. } | Request::RemoveFile { .. } => (
                 Event::Value {
                     turn,
@@ -423,9 +434,23 @@ impl World {
         self.feed(Input::Guest(event, body));
     }
 
+    /// The packages of the first command that waits for some.
+    fn fetches(&mut self, well: bool) {
+        let Some(&ticket) = self.fetching.first() else { return };
+        let result = if well {
+            Ok(vec![package(&format!("p{}", ticket % 3))])
+        } else {
+            Err(Error::AssetFailed("offline".to_owned()))
+        };
+        self.feed(Input::Fetched(ticket, result));
+    }
+
     /// Runs the clock until nothing is left to wait for. Every wait ends, so this does, too.
     fn settle(&mut self, guest_helps: bool) {
         for _ in 0..100 + 10 * self.tickets() {
+            while !self.fetching.is_empty() {
+                self.fetches(guest_helps);
+            }
             if guest_helps {
                 self.saves(true);
                 self.take(Step::Sends(ready(PROTOCOL_VERSION), None));

@@ -11,6 +11,7 @@ mod executions;
 mod files;
 mod host_calls;
 mod lifecycle;
+mod packages;
 mod stopping;
 mod violations;
 mod world;

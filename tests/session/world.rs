@@ -48,6 +48,8 @@ pub(crate) struct World {
     /// What was told of the calls that Python made at once: done, failed, total.
     pub(crate) progress: Vec<(u32, u32, u32)>,
     pub(crate) destroyed: bool,
+    /// Commands whose packages are being fetched.
+    pub(crate) fetching: BTreeSet<Ticket>,
     limits: Limits,
     tickets: Ticket,
     last_turn: u32,
@@ -95,6 +97,7 @@ impl World {
             shown: Vec::new(),
             progress: Vec::new(),
             destroyed: false,
+            fetching: BTreeSet::new(),
             limits,
             tickets: 0,
             last_turn: 0,
@@ -392,6 +395,7 @@ impl World {
     pub(crate) fn feed(&mut self, input: Input<Bytes>) {
         let (destroys, ends_turn) = (matches!(input, Input::Destroy), self.ends_turn(&input));
         match (&input, &mut self.guest) {
+            (Input::Fetched(ticket, _) | Input::Cancel(ticket), _) => drop(self.fetching.remove(ticket)),
             (Input::HostReturned(call, _), _) => drop(self.calls.remove(call)),
             (Input::Command(ticket, Command::Later(_)), _) => drop(self.awaited.insert(*ticket)),
             (Input::Arrived(ticket, _), _) => drop(self.awaited.remove(ticket)),
@@ -429,7 +433,9 @@ impl World {
         self.awaited.retain(|ticket| !self.answers.contains_key(ticket));
         let first = self.awaited.first().copied().unwrap_or(Ticket::MAX);
         assert!(
-            !waits || (1..=self.tickets).all(|ticket| ticket >= first || self.answers.contains_key(&ticket)),
+            !waits
+                || (1..=self.tickets).all(|ticket| ticket >= first || self.answers.contains_key(&ticket))
+                || self.fetching.iter().any(|ticket| self.is_pending(*ticket)),
             "a command waits for nothing"
         );
     }
@@ -474,6 +480,17 @@ impl World {
                 assert!(links[1..].iter().all(|link| link.ends_with("false")), "{links:?}");
                 assert!(links.last() == Some(&full) || links.last() == Some(&last), "{links:?}");
                 self.deliver(request, None);
+            }
+            Effect::Install(request, bodies) => {
+                let Request::Install { wheels, .. } = &request else {
+                    panic!("installs by {request:?}")
+                };
+                assert_eq!(wheels.len(), bodies.len());
+                self.deliver(request, None);
+            }
+            Effect::Fetch(ticket, _) => {
+                assert!(self.is_pending(ticket), "fetches for a command that is over");
+                self.fetching.insert(ticket);
             }
             Effect::CallHost { call, name, args, .. } => {
                 assert!(call > self.last_call, "a call's number is used twice");
@@ -528,6 +545,7 @@ impl World {
             | Request::ReadFile { turn, .. }
             | Request::ListFiles { turn, .. }
             | Request::RemoveFile { turn, .. }
+            | Request::Install { turn, .. }
             | Request::Restore { turn, .. } => Some(*turn),
             Request::HostReply { call, .. } => {
                 assert!(guest.asked.remove(call), "answered a call that does not wait");

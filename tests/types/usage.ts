@@ -42,6 +42,16 @@ export async function rightly(): Promise<void> {
   sandbox.feedback(run, { format: "rlm-minimal", block: 1, variables, maxLength: 10 }) satisfies string;
   sandbox.budget.left.calls satisfies number | undefined;
   await createSandbox({ budget: sandbox.budget, onLLMQuery: () => ({ text: "", usage: { inputTokens: 1 } }) });
+  await createSandbox({
+    packages: ["pydantic>=2"],
+    autoImport: true,
+    lockFileUrl: "lock.json",
+    packageBaseUrl: "wheels/",
+  });
+  const loaded = await sandbox.loadPackages(["attrs"], {
+    onProgress: ({ loaded, total }) => total !== null && loaded / total,
+  });
+  loaded satisfies { name: string; version: string }[];
   sandbox.capabilities.softInterrupt satisfies boolean;
   sandbox.interrupt();
   await sandbox.destroy();

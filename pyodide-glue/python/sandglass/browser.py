@@ -12,6 +12,7 @@ import random
 from asyncio.events import _get_running_loop, _set_running_loop
 from codecs import getincrementaldecoder
 from contextlib import suppress
+from importlib import invalidate_caches
 from typing import TYPE_CHECKING, Any
 
 from pyodide.ffi import can_run_sync, run_sync, to_js  # type: ignore[import-not-found]
@@ -32,6 +33,10 @@ _OPEN = tuple(os.path.join(_PACKAGE, name) for name in ("helpers.py", "displays.
 _FILE_PIECE_BYTES = 1 << 20
 _Decoder = getincrementaldecoder("utf-8")
 _CANNOT_WAIT = object()
+_PACKAGE_HINT = (
+    "Python cannot install packages here; the page can, if there is one that has this module: "
+    'createSandbox({{ packages: ["{name}"] }}), loadPackages(["{name}"]) or autoImport'
+)
 _MOST_NAMED = 10_000
 
 
@@ -137,6 +142,7 @@ class Guest:
         self._decoder: IncrementalDecoder | None = None
         self._bridge.runtime = self._runtime
         self._runtime.take_written = self._take_written
+        self._runtime.package_hint = _PACKAGE_HINT
 
     def connect(self, js_bridge: Any) -> None:
         self._js = js_bridge
@@ -218,6 +224,11 @@ class Guest:
         """Puts variables back that `save_state` saved; those that it could not, as `find_foreign` does."""
         return _named(self._runtime.load_state(state.to_bytes()))
 
+    def forget_folders(self) -> None:
+        """Has imports look again what there is: files were put there."""
+        with suppress(BaseException):  # a finder of the user's may be asked
+            invalidate_caches()
+
 
 def _named(reasons: list[tuple[str, str]]) -> str:
     return json.dumps([{"name": name, "reason": reason[:300]} for name, reason in reasons[:_MOST_NAMED]])
@@ -271,6 +282,7 @@ CALLS = (
     GUEST.load_state,
     GUEST.take_file,
     GUEST.file,
+    GUEST.forget_folders,
 )
 
 

@@ -75,6 +75,8 @@ class Runtime:
         self._shown: object = None  # the last expression's value, where it was shown as more than its repr
         self._open: int | None = None  # the execution under way
         self._current: int | None = None  # the execution whose code runs now
+        #: Said below the traceback of a module `{name}` that is not there. A backend that has packages sets it.
+        self.package_hint = ""
         #: Takes what went to file descriptors 1 and 2 past `os.write`; a backend that hears of it sets this.
         self.take_written: Callable[[], Iterable[tuple[int, bytes]]] = tuple
 
@@ -327,8 +329,17 @@ class Runtime:
             return
         self._described = True
         text, full = describe(error)
+        full += self._hint(error)
         self._write("error", text)
         self._write("traceback", full)
+
+    def _hint(self, error: BaseException) -> str:
+        """What to do about a module that is not there."""
+        name = error.name if type(error) is ModuleNotFoundError else None
+        if not self.package_hint or type(name) is not str or len(name) > _NAME_LIMIT:
+            return ""
+        top = name.partition(".")[0]
+        return "" if top in sys.stdlib_module_names else self.package_hint.format(name=top) + "\n"
 
     def _write(self, stream: str, text: str) -> None:
         self._output.write(self._output.channels[stream], text)

@@ -1,0 +1,173 @@
+//! What a user writes to ask for a package: PEP 508, and the addresses of wheels.
+
+use std::str::FromStr;
+
+use pep440_rs::{Version, VersionSpecifiers};
+
+use super::marker::{Environment, Marker};
+use super::wheel::WheelName;
+use super::{MAX_REQUIREMENT_CHARS, is_name, normalized, sha256};
+use crate::error::Error;
+
+/// A package that is asked for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Requirement {
+    /// Its name, normalized.
+    pub(super) name: String,
+    /// What of it is wanted beyond the usual; normalized.
+    pub(super) extras: Vec<String>,
+    pub(super) source: Source,
+    pub(super) marker: Option<Marker>,
+}
+
+/// Where a package is to come from.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Source {
+    /// The lock file, in one of these versions.
+    Lock(VersionSpecifiers),
+    /// A wheel's address, and its SHA-256 where that is known.
+    Wheel { url: String, sha256: Option<String> },
+}
+
+impl Requirement {
+    /// Reads a requirement: `name`, `name>=2,<3`, `name[extra]`, `name; python_version < "3.12"`, `name @ https://….whl`, or a
+    /// wheel's address alone, `#sha256=…` behind it where it is known.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] that says what is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        let text = text.trim();
+        let shown: String = text.chars().take(100).collect();
+        read(text).map_err(|what| {
+            let forms =
+                "write \"name\", \"name>=2,<3\", \"name[extra]\", \"name @ https://….whl\" or a wheel's address";
+            Error::invalid("packages", format!("\"{shown}\" is no requirement: {what}; {forms}"))
+        })
+    }
+
+    /// Any version of a package of the lock file.
+    pub(super) fn any(name: &str) -> Self {
+        Self {
+            name: normalized(name),
+            extras: Vec::new(),
+            source: Source::Lock(VersionSpecifiers::empty()),
+            marker: None,
+        }
+    }
+
+    /// Whether it is asked for at all, in this environment.
+    pub(super) fn applies(&self, environment: &Environment<'_>) -> bool {
+        self.marker.as_ref().is_none_or(|marker| marker.holds(environment))
+    }
+
+    /// Whether a version will do.
+    pub(super) fn fits(&self, version: &str) -> bool {
+        match &self.source {
+            Source::Wheel { url, .. } => WheelName::of_url(url).is_ok_and(|wheel| wheel.version == version),
+            Source::Lock(wanted) if wanted.is_empty() => true,
+            // A pre-release that is the only one there is will do.
+            Source::Lock(wanted) => Version::from_str(version).is_ok_and(|version| wanted.contains(&version)),
+        }
+    }
+
+    /// The versions that are wanted, for people.
+    pub(super) fn wanted(&self) -> String {
+        match &self.source {
+            Source::Lock(wanted) if wanted.is_empty() => "any version".to_owned(),
+            Source::Lock(wanted) => wanted.to_string(),
+            Source::Wheel { url, .. } => url.clone(),
+        }
+    }
+}
+
+fn read(text: &str) -> Result<Requirement, String> {
+    if text.is_empty() {
+        return Err("it is empty".to_owned());
+    }
+    if text.len() > MAX_REQUIREMENT_CHARS {
+        return Err(format!("it has more than {MAX_REQUIREMENT_CHARS} characters"));
+    }
+    if is_address(text) {
+        return wheel_at(None, Vec::new(), text);
+    }
+    let end = text
+        .find(|char: char| !(char.is_ascii_alphanumeric() || "-_.".contains(char)))
+        .unwrap_or(text.len());
+    let (name, mut rest) = (&text[..end], text[end..].trim_start());
+    if !is_name(name) {
+        return Err(format!("\"{name}\" is no name of a package"));
+    }
+    let mut extras = Vec::new();
+    if let Some(inner) = rest.strip_prefix('[') {
+        let (list, after) = inner.split_once(']').ok_or("its [ is not closed")?;
+        for extra in list.split(',').map(str::trim).filter(|extra| !extra.is_empty()) {
+            if !is_name(extra) {
+                return Err(format!("\"{extra}\" is no name of an extra"));
+            }
+            extras.push(normalized(extra));
+        }
+        rest = after.trim_start();
+    }
+    if let Some(address) = rest.strip_prefix('@') {
+        // A semicolon may be part of an address: only one behind a space begins a marker.
+        let (address, marker) = match address.split_once(" ;") {
+            Some((address, marker)) => (address, Some(marker)),
+            None => (address, None),
+        };
+        let mut requirement = wheel_at(Some(name), extras, address.trim())?;
+        requirement.marker = marker.map(Marker::parse).transpose()?;
+        return Ok(requirement);
+    }
+    let (versions, marker) = match rest.split_once(';') {
+        Some((versions, marker)) => (versions, Some(marker)),
+        None => (rest, None),
+    };
+    let versions = versions.trim();
+    let inner = versions.strip_prefix('(').and_then(|inner| inner.strip_suffix(')'));
+    let wanted = VersionSpecifiers::from_str(inner.unwrap_or(versions).trim());
+    Ok(Requirement {
+        name: normalized(name),
+        extras,
+        source: Source::Lock(wanted.map_err(|_| format!("\"{versions}\" is no range of versions"))?),
+        marker: marker.map(Marker::parse).transpose()?,
+    })
+}
+
+/// Whether a requirement is an address rather than a name.
+fn is_address(text: &str) -> bool {
+    let path = text.split(['#', '?']).next().unwrap_or(text);
+    let scheme = text.split_once(':').map(|(scheme, _)| scheme);
+    let is_scheme = |scheme: &str| {
+        scheme.len() > 1
+            && scheme
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
+    };
+    !path.contains(['@', ';', '[', '<', '>', '=', '~']) && path.ends_with(".whl") || scheme.is_some_and(is_scheme)
+}
+
+fn wheel_at(name: Option<&str>, extras: Vec<String>, address: &str) -> Result<Requirement, String> {
+    let (url, fragment) = address.split_once('#').unwrap_or((address, ""));
+    if url.chars().any(char::is_whitespace) {
+        return Err("an address holds no spaces".to_owned());
+    }
+    let found = WheelName::of_url(url)?;
+    if name.is_some_and(|name| normalized(name) != normalized(&found.name)) {
+        return Err(format!("the wheel there is one of {}", found.name));
+    }
+    let mut hash = None;
+    for part in fragment.split('&') {
+        if let Some(digits) = part.strip_prefix("sha256=") {
+            hash = Some(sha256(digits).ok_or("sha256= wants 64 hexadecimal digits")?);
+        }
+    }
+    Ok(Requirement {
+        name: normalized(&found.name),
+        extras,
+        source: Source::Wheel {
+            url: url.to_owned(),
+            sha256: hash,
+        },
+        marker: None,
+    })
+}

@@ -1,0 +1,216 @@
+//! Which wheels a list of requirements comes down to.
+
+use std::collections::VecDeque;
+
+use super::lock::Lock;
+use super::marker::Environment;
+use super::requirement::{Requirement, Source};
+use super::wheel::{self, WheelName};
+use super::{MAX_PACKAGES, Target, Wheel, normalized, not_found};
+use crate::error::Error;
+
+/// Finds the wheels, one step at a time: a package's own list of what it requires may be in a file that somebody has to fetch.
+#[derive(Debug)]
+pub struct Resolver<'a> {
+    lock: &'a Lock,
+    target: &'a Target,
+    /// What is there already, and so is not fetched: names, normalized, and versions.
+    there: &'a [(String, String)],
+    todo: VecDeque<Need>,
+    chosen: Vec<Wheel>,
+    /// Whose METADATA has to be read: its place in `chosen`, the extras, and whether the lock file knows the rest.
+    reading: Option<(usize, Vec<String>, bool)>,
+    /// Extras that have been looked at.
+    seen: Vec<(String, Vec<String>)>,
+}
+
+#[derive(Debug)]
+struct Need {
+    requirement: Requirement,
+    /// Who requires it; nobody but the user when empty.
+    by: String,
+}
+
+/// What comes next.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Give the METADATA of this wheel to [`Resolver::take_metadata`].
+    Read(Wheel),
+    /// These are the wheels.
+    Done(Vec<Wheel>),
+}
+
+impl<'a> Resolver<'a> {
+    /// Looks for what is required, beyond what is `there`: names, normalized, and versions.
+    pub fn new(lock: &'a Lock, target: &'a Target, there: &'a [(String, String)], wanted: Vec<Requirement>) -> Self {
+        let nobody = |requirement| Need {
+            requirement,
+            by: String::new(),
+        };
+        Self {
+            lock,
+            target,
+            there,
+            todo: wanted.into_iter().map(nobody).collect(),
+            chosen: Vec::new(),
+            reading: None,
+            seen: Vec::new(),
+        }
+    }
+
+    /// Goes on until a file has to be read, or everything is found.
+    ///
+    /// # Errors
+    /// [`Error::PackageNotFound`] for what is not there, or not in a version that fits.
+    pub fn step(&mut self) -> Result<Step, Error> {
+        while self.reading.is_none() {
+            let Some(need) = self.todo.pop_front() else {
+                return Ok(Step::Done(std::mem::take(&mut self.chosen)));
+            };
+            let environment = Environment {
+                target: self.target,
+                extras: &[],
+            };
+            // What a wheel requires has been judged already, with its extras.
+            if need.by.is_empty() && !need.requirement.applies(&environment) {
+                continue;
+            }
+            self.find(need)?;
+        }
+        let wheel = self.reading.as_ref().and_then(|(index, ..)| self.chosen.get(*index));
+        Ok(wheel.map_or(Step::Done(Vec::new()), |wheel| Step::Read(wheel.clone())))
+    }
+
+    /// What the wheel of the last [`Step::Read`] says of itself.
+    ///
+    /// # Errors
+    /// [`Error::Integrity`] when it is another package's; [`Error::InvalidOption`] when what it requires cannot be read.
+    pub fn take_metadata(&mut self, metadata: &str) -> Result<(), Error> {
+        let Some((index, extras, knows_rest)) = self.reading.take() else {
+            return Ok(());
+        };
+        let Some(wheel) = self.chosen.get(index) else {
+            return Ok(());
+        };
+        let file = &wheel.file_name;
+        if !wheel::is_of(metadata, &wheel.name) {
+            let what = format!(
+                "{file}: its METADATA is not that of {}; nothing was installed",
+                wheel.name
+            );
+            return Err(Error::Integrity(what));
+        }
+        let broken = |error: Error| not_found(format!("{file}: what it requires cannot be read: {error}"));
+        let required = |extras: &[String]| {
+            let target = self.target;
+            wheel::requires(metadata, &Environment { target, extras }).map_err(broken)
+        };
+        let usual = if knows_rest { required(&[])? } else { Vec::new() };
+        let by = wheel.name.clone();
+        for requirement in required(&extras)? {
+            if !usual.contains(&requirement) {
+                self.todo.push_back(Need {
+                    requirement,
+                    by: by.clone(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn find(&mut self, need: Need) -> Result<(), Error> {
+        let Need { requirement, by } = need;
+        let (name, wanted) = (&requirement.name, requirement.wanted());
+        let for_whom = if by.is_empty() {
+            String::new()
+        } else {
+            format!(", which {by} requires")
+        };
+        if let Some((_, version)) = self.there.iter().find(|(there, _)| there == name) {
+            if !requirement.fits(version) {
+                return Err(not_found(format!(
+                    "{name}: version {version} is loaded already, {wanted} is wanted{for_whom}; a package that is loaded cannot be exchanged: create another sandbox"
+                )));
+            }
+            if requirement.extras.is_empty() {
+                return Ok(());
+            }
+        }
+        if let Some(index) = self.chosen.iter().position(|wheel| normalized(&wheel.name) == *name) {
+            let version = &self.chosen[index].version;
+            if !requirement.fits(version) {
+                return Err(not_found(format!(
+                    "{name}: version {version} is what something else comes down to, {wanted} is wanted{for_whom}; ask for versions that go together"
+                )));
+            }
+            self.read_extras(index, &requirement, true);
+            return Ok(());
+        }
+        if self.chosen.len() >= MAX_PACKAGES {
+            return Err(not_found(format!(
+                "{name}: more than {MAX_PACKAGES} packages are wanted"
+            )));
+        }
+        let index = self.chosen.len();
+        match &requirement.source {
+            Source::Wheel { url, sha256 } => {
+                let found = WheelName::of_url(url).map_err(not_found)?;
+                found.check(self.target).map_err(not_found)?;
+                self.chosen.push(Wheel {
+                    name: found.name,
+                    version: found.version,
+                    file_name: found.file_name,
+                    url: url.clone(),
+                    sha256: sha256.clone(),
+                    is_library: false,
+                });
+                self.reading = Some((index, requirement.extras.clone(), false));
+            }
+            Source::Lock(_) => {
+                let lock = self.lock;
+                let Some(entry) = lock.find(name) else {
+                    return Err(not_found(format!(
+                        "{name}{for_whom}: there is no such package in {}; add it there, or ask for \"{name} @ https://….whl\"",
+                        lock.url()
+                    )));
+                };
+                if !requirement.fits(&entry.version) {
+                    return Err(not_found(format!(
+                        "{name}: {wanted} is wanted{for_whom}, {} has version {}; ask for that, or for \"{name} @ https://….whl\"",
+                        lock.url(),
+                        entry.version
+                    )));
+                }
+                if let Ok(file) = WheelName::parse(&entry.file_name) {
+                    file.check(self.target).map_err(not_found)?;
+                }
+                let file_name = entry.file_name.rsplit('/').next().unwrap_or_default().to_owned();
+                self.chosen.push(Wheel {
+                    name: entry.name.clone(),
+                    version: entry.version.clone(),
+                    file_name,
+                    url: lock.locate(entry),
+                    sha256: Some(entry.sha256.to_ascii_lowercase()),
+                    is_library: entry.is_library(),
+                });
+                for depends in &entry.depends {
+                    self.todo.push_back(Need {
+                        requirement: Requirement::any(depends),
+                        by: entry.name.clone(),
+                    });
+                }
+                self.read_extras(index, &requirement, true);
+            }
+        }
+        Ok(())
+    }
+
+    /// The lock file does not say what extras require: the wheel does.
+    fn read_extras(&mut self, index: usize, requirement: &Requirement, knows_rest: bool) {
+        let asked = (requirement.name.clone(), requirement.extras.clone());
+        if !requirement.extras.is_empty() && !self.seen.contains(&asked) {
+            self.seen.push(asked);
+            self.reading = Some((index, requirement.extras.clone(), knows_rest));
+        }
+    }
+}

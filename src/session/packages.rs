@@ -1,0 +1,186 @@
+//! The packages of a session: the driver finds and fetches them, this guest gets them, and so does every later one.
+//!
+//! A command that loads packages waits in the queue like any other, while they are fetched from the moment that it is given.
+
+use super::turn::{Task, Turn};
+use super::{Body, Effect, Error, Reply, Session, Ticket};
+use crate::limits::{MAX_UNPACKED_BYTES, VALUE_TIMEOUT_MS};
+use crate::packages::{Wheel, normalized};
+use crate::protocol::{Request, Stream, WheelFile};
+
+/// What is to be loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wanted {
+    /// What these requirements come down to.
+    Requirements(Vec<String>),
+    /// What of these modules the driver knows packages for.
+    Modules(Vec<String>),
+}
+
+/// A package and its file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Package<B> {
+    /// What it is.
+    pub wheel: Wheel,
+    /// Its bytes, which the driver has verified.
+    pub body: B,
+}
+
+/// Packages that are being fetched, or have been.
+#[derive(Debug)]
+pub(super) struct Load<B> {
+    pub(super) wanted: Wanted,
+    fetched: Option<Result<Vec<Package<B>>, Error>>,
+}
+
+impl<B> Load<B> {
+    pub(super) fn new(wanted: Wanted) -> Self {
+        Self { wanted, fetched: None }
+    }
+
+    /// Whether it is for the execution that comes next, which is told when it fails.
+    fn is_quiet(&self) -> bool {
+        matches!(self.wanted, Wanted::Modules(_))
+    }
+}
+
+/// Packages that a guest is given.
+#[derive(Debug)]
+pub(super) struct Install<B> {
+    packages: Vec<Package<B>>,
+    is_quiet: bool,
+}
+
+impl<B: Body> Install<B> {
+    pub(super) fn request(&self, turn: u32) -> Request {
+        let file = |package: &Package<B>| WheelFile {
+            file_name: package.wheel.file_name.clone(),
+            is_library: package.wheel.is_library,
+        };
+        Request::Install {
+            turn,
+            wheels: self.packages.iter().map(file).collect(),
+            max_bytes: MAX_UNPACKED_BYTES,
+            timeout_ms: VALUE_TIMEOUT_MS,
+        }
+    }
+
+    pub(super) fn bodies(&self) -> Vec<B> {
+        self.packages.iter().map(|package| package.body.clone()).collect()
+    }
+}
+
+impl<B: Body> Session<B> {
+    /// The driver has fetched what a command asked for, or not.
+    pub(super) fn fetched(&mut self, ticket: Ticket, result: Result<Vec<Package<B>>, Error>) {
+        let task = self.queue.iter_mut().find(|(waiting, _)| *waiting == ticket);
+        if let Some((_, Task::Load(load))) = task {
+            load.fetched = Some(result);
+        }
+    }
+
+    /// Whether what comes next is not here yet.
+    pub(super) fn waits_for_packages(&self) -> bool {
+        matches!(self.queue.front(), Some((_, Task::Load(load))) if load.fetched.is_none())
+    }
+
+    /// Gives the guest what was fetched.
+    pub(super) fn load(&mut self, now: f64, ticket: Ticket, load: Load<B>) {
+        let is_quiet = load.is_quiet();
+        match load.fetched.unwrap_or_else(|| Ok(Vec::new())) {
+            Ok(mut packages) => {
+                // Another command may have loaded some meanwhile.
+                packages.retain(|new| !self.packages.iter().any(|old| is_same(old, new)));
+                if packages.is_empty() {
+                    self.resolve(ticket, Ok(Reply::Packages(Vec::new())));
+                } else {
+                    self.begin(now, Some(ticket), Task::Install(Install { packages, is_quiet }));
+                }
+            }
+            Err(error) => self.not_loaded(ticket, is_quiet, error),
+        }
+    }
+
+    /// Gives a fresh guest what the session has loaded; false when there is nothing.
+    pub(super) fn install_again(&mut self, now: f64) -> bool {
+        let packages = self.packages.clone();
+        if packages.is_empty() {
+            return false;
+        }
+        let install = Install {
+            packages,
+            is_quiet: false,
+        };
+        self.begin(now, None, Task::Install(install));
+        true
+    }
+
+    /// The guest has the packages that it was given.
+    pub(super) fn installed(&mut self, now: f64) {
+        let Some(Turn {
+            ticket,
+            task: Task::Install(Install { packages, .. }),
+            ..
+        }) = self.finish_turn(now)
+        else {
+            return;
+        };
+        match ticket {
+            None => self.settle(now),
+            Some(ticket) => {
+                let names = packages.iter().map(|package| package.wheel.clone()).collect();
+                self.packages.extend(packages);
+                self.resolve(ticket, Ok(Reply::Packages(names)));
+            }
+        }
+    }
+
+    /// The guest refuses what somebody has asked for.
+    pub(super) fn not_installed(&mut self, now: f64, message: String) {
+        if let Some(Turn {
+            ticket: Some(ticket),
+            task: Task::Install(Install { is_quiet, .. }),
+            ..
+        }) = self.finish_turn(now)
+        {
+            self.not_loaded(ticket, is_quiet, Error::Integrity(message));
+        }
+    }
+
+    /// Says so to whoever asked, or on the stream of the code that will miss them.
+    fn not_loaded(&mut self, ticket: Ticket, is_quiet: bool, error: Error) {
+        if !is_quiet {
+            return self.resolve(ticket, Err(error));
+        }
+        if let Some((ticket, Task::Execute(execution))) = self.queue.front_mut() {
+            let text = format!("sandglass: a package that this code imports was not loaded: {error}\n");
+            execution.note(&text);
+            self.effects.push(Effect::Print(*ticket, Stream::Stderr, text));
+        }
+        self.resolve(ticket, Ok(Reply::Packages(Vec::new())));
+    }
+
+    /// The execution that would run next, if what runs or comes before is only its packages.
+    pub(super) fn take_next_execution(&mut self) -> Option<(Ticket, Task<B>)> {
+        if matches!(self.queue.front(), Some((_, Task::Load(load))) if load.is_quiet())
+            && let Some((ticket, _)) = self.queue.pop_front()
+        {
+            self.resolve(ticket, Ok(Reply::Packages(Vec::new())));
+        }
+        matches!(self.queue.front(), Some((_, Task::Execute(_))))
+            .then(|| self.queue.pop_front())
+            .flatten()
+    }
+
+    /// Whether what the guest is at is something that somebody asked for by itself.
+    pub(super) fn runs_for_somebody(&self) -> bool {
+        self.turn.as_ref().is_some_and(|turn| {
+            let is_quiet = matches!(&turn.task, Task::Install(install) if install.is_quiet);
+            turn.ticket.is_some() && !is_quiet
+        })
+    }
+}
+
+fn is_same<B>(one: &Package<B>, other: &Package<B>) -> bool {
+    normalized(&one.wheel.name) == normalized(&other.wheel.name)
+}

@@ -1,0 +1,112 @@
+// Packages: real wheels and forged ones, served from here. The tests themselves are in packages.js.
+//   node tests/e2e/packages.mjs --browser chromium|firefox [--shared] [--only part-of-a-name]
+import { openBrowser, readArguments, Score } from "./harness.mjs";
+import { entry, packageOf, realWheels, serveFiles, sha256 } from "./wheels.mjs";
+
+const { browser: name, only, shared } = readArguments();
+/** A test that takes longer hangs. */
+const TEST_MS = 60_000;
+
+const { files: wheels, packages } = await realWheels();
+/** @type {Map<string, Buffer | string>} */
+const files = new Map(wheels);
+/** Forged wheels by the names that tests know them by. @type {Record<string, string>} */
+const forged = {};
+add("tiny", "1.0", { "tiny.py": "VALUE = 1\n" });
+add("tiny", "2.0", { "tiny.py": "VALUE = 2\n" }, [], "tiny2");
+add("needs-tiny", "1.0", { "needs_tiny.py": "import tiny" }, [
+  "tiny>=1",
+  'nowhere; python_version < "3.0"',
+  'msgpack; extra == "pack"',
+  'nothere; sys_platform == "win32"',
+]);
+add("needs-much", "1.0", { "needs_much.py": "" }, ["pydantic>=99"]);
+add("climbs", "1.0", { "../../../tmp/escaped.py": "" });
+add("absolute", "1.0", { "/tmp/escaped.py": "" });
+add("windows", "1.0", { "..\\..\\escaped.py": "" });
+add("links", "1.0", { "links.py": { text: "/lib", mode: 0o120777 } });
+add("usurps", "1.0", { "usurps.py": "", "sandglass/runtime.py": "raise SystemExit" });
+add("sneaks", "1.0", { "sneaks-1.0.data/purelib/sandglass/helpers.py": "" });
+add("shadows", "1.0", { "json/__init__.py": "raise SystemExit", "shadows.py": "" });
+add("bomb", "1.0", { "bomb.py": { text: "x = 1", size: 3_000_000_000 } });
+add("splits", "1.0", { "splits.py": "", "splits-1.0.data/data/etc/x": "", "splits.pth": "import os" });
+const good = /** @type {Buffer} */ (files.get(forged.tiny));
+const cut = good.subarray(0, good.length - 30);
+register("cut", "1.0", cut);
+add("damaged", "1.0", { "damaged.py": "" });
+files.set(forged.damaged, Buffer.concat([/** @type {Buffer} */ (files.get(forged.damaged)), Buffer.from("?")]));
+const linux = "linux_only-1.0-cp314-cp314-manylinux_2_28_x86_64.whl";
+files.set(linux, good);
+packages["linux-only"] = entry("linux-only", "1.0", linux, good);
+files.set("pyodide-lock.json", JSON.stringify({ info: {}, packages }));
+files.set("broken-lock.json", "<!doctype html>");
+files.set("not_a_zip-1.0-py3-none-any.whl", "<!doctype html>");
+files.set("other-1.0-py3-none-any.whl", good); // its METADATA is tiny's
+
+const score = new Score();
+const mirror = await serveFiles(files);
+const { page: openPage, uncaught, close } = await openBrowser(name, { shared });
+try {
+  let page = await open();
+  const names = await page.evaluate(() => Object.keys(/** @type {any} */ (window).tests));
+  for (const test of names.filter((name) => name.includes(only))) {
+    mirror.asked.length = 0;
+    const begin = Date.now();
+    const run = page.evaluate((name) => /** @type {any} */ (window).run(name), test);
+    const hangs = new Promise((resolve) => {
+      setTimeout(resolve, TEST_MS, [`it takes more than ${TEST_MS} ms`]).unref();
+    });
+    const problems = /** @type {string[]} */ (await Promise.race([run, hangs]));
+    score.add(test, problems);
+    if (process.env.VERBOSE) console.log(`  ${test} ${Date.now() - begin} ms`);
+    // The next one's page has fetched nothing yet.
+    await page.close().catch(() => {});
+    page = await open();
+  }
+  score.add("nothing is thrown into the page", uncaught);
+} catch (error) {
+  score.fail("the tests could not be run", [String(/** @type {Error} */ (error).stack ?? error)]);
+} finally {
+  await close();
+  await mirror.close();
+}
+score.end();
+
+async function open() {
+  const page = await openPage();
+  await page.exposeFunction("askedFor", () => mirror.asked.splice(0));
+  await page.exposeFunction("hold", (/** @type {boolean} */ on) => {
+    mirror.holding = on;
+    if (!on) for (const release of mirror.held.splice(0)) release();
+  });
+  /** Takes files away, or puts them back. @type {Map<string, Buffer | string>} */
+  const taken = new Map();
+  await page.exposeFunction("unplug", (/** @type {boolean} */ out) => {
+    const [from, to] = out ? [files, taken] : [taken, files];
+    for (const [name, body] of from) to.set(name, body);
+    from.clear();
+  });
+  const hash = sha256(/** @type {Buffer} */ (files.get(forged.tiny2)));
+  await page.evaluate(
+    (known) => {
+      Object.assign(window, known);
+      return import(/** @type {any} */ ("/tests/e2e/packages.js"));
+    },
+    { mirror: mirror.url, forged, tiny2Hash: hash },
+  );
+  return page;
+}
+
+/** @param {string} name @param {string} version @param {Record<string, any>} modules @param {string[]} [requires] @param {string} [key] */
+function add(name, version, modules, requires, key = name) {
+  register(name, version, packageOf(name.replaceAll("-", "_"), version, modules, requires), key);
+}
+
+/** @param {string} name @param {string} version @param {Buffer} bytes @param {string} [key] */
+function register(name, version, bytes, key = name) {
+  const file = `${name.replaceAll("-", "_")}-${version}-py3-none-any.whl`;
+  files.set(file, bytes);
+  forged[key] = file;
+  if (key === name && !name.startsWith("needs"))
+    packages[name] = entry(name.replaceAll("-", "_"), version, file, bytes);
+}

@@ -61,9 +61,8 @@ impl FeedbackOptions {
         }
         // What JSON cannot hold, and a model is not shown.
         let told = Object::assign(&Object::new(), execution.unchecked_ref());
-        for name in ["final", "displays"] {
-            let _ = Reflect::delete_property(&told, &name.into());
-        }
+        let _ = Reflect::delete_property(&told, &"final".into());
+        let _ = Reflect::set(&told, &"displays".into(), &Array::new());
         let execution = CodeExecution::from_js(told).map_err(|_| refused())?;
         Ok(feedback(
             self.format,

@@ -336,8 +336,8 @@ const ANSWERS = {
     });
     const expected = [
       /Task:\nt\n[^]*Turn 1 of 20\. Left for everything: 30 model calls, cost 100/,
-      /REPL output:\none\n→ 2\n\nTurn 2 of 20\. Left for everything: 29 model calls, cost 99\.5/,
-      /block 1 of 2[^]*ValueError: three[^]*Block 2 was not run/,
+      /Output:\none\nResult: 2\n\nTurn 2 of 20\. Left for everything: 29 model calls, cost 99\.5/,
+      /block 1[^]*ValueError: three[^]*Block 2 was not run/,
       /no block of code/,
       /none that begins with ```repl/,
       /Variable 'missing' not found/,

@@ -452,4 +452,18 @@ mod tests {
             prop_assert_eq!(root.left(0.0).calls, Some(root_limit - root.spent().calls));
         }
     }
+
+    #[test]
+    fn dspy_is_told_of_used_up_calls_in_its_own_words() {
+        let calls = Exhausted::Calls(50.0);
+        assert_eq!(
+            calls.told(Profile::Dspy),
+            "LLM call limit exceeded: 50 + 1 > 50. Use Python code for aggregation instead of making more LLM calls."
+        );
+        assert_eq!(calls.told(Profile::Rlm), calls.to_string());
+        assert_eq!(
+            Exhausted::Cost(1.5).told(Profile::Dspy),
+            Exhausted::Cost(1.5).to_string()
+        );
+    }
 }

@@ -199,7 +199,7 @@ fn message<'a>(error: &'a str, error_type: Option<&str>) -> &'a str {
 
 /// Characters that the two streams left out before, less the notices that stand for them.
 fn hidden(execution: &CodeExecution) -> i64 {
-    let Truncated { stdout, stderr } = execution.truncated;
+    let Truncated { stdout, stderr, .. } = execution.truncated;
     [stdout, stderr]
         .into_iter()
         .filter(|omitted| *omitted > 0)

@@ -10,6 +10,7 @@
 //! | [`deadline`] | when to interrupt, when to kill |
 //! | [`budget`] | what may be spent on models |
 //! | [`output`] | all truncation |
+//! | [`display`] | which mime types a rich output may have |
 //! | [`limits`] | every default |
 //! | [`value`] | how Python values are written as bytes |
 //! | [`execution`] | what an execution resolves to |
@@ -23,6 +24,7 @@
 pub mod budget;
 pub mod deadline;
 pub mod directives;
+pub mod display;
 pub mod error;
 pub mod execution;
 pub mod feedback;

@@ -9,7 +9,7 @@
 //! 1. The host sends [`Request::Init`] first; the guest answers [`Event::Ready`] or [`Event::BootFailed`].
 //! 2. Then one *turn* at a time: a request with a `turn` number, answered by exactly one event that carries the number
 //!    ([`Event::Executed`], [`Event::Value`], [`Event::Done`], [`Event::Restored`] or [`Event::Refused`]) and ends the turn. Numbers grow.
-//! 3. During an `Execute` turn the guest sends [`Event::Output`] and [`Event::HostCall`]s with fresh, growing numbers; the
+//! 3. During an `Execute` turn the guest sends [`Event::Output`], [`Event::Display`] and [`Event::HostCall`]s with fresh, growing numbers; the
 //!    host answers each call by one [`Request::HostReply`]. A guest is suspended while it has calls pending.
 //! 4. [`Request::Interrupt`] may come at any time and may overtake; one for a turn that is over has no effect.
 //! 5. A body may be cut: any number of `Part` messages precede the message it belongs to, and the message's first body is the
@@ -23,7 +23,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::deadline::StopReason;
-use crate::execution::LostVariable;
+use crate::execution::{FileChange, LostVariable};
 
 /// Changes whenever a message does. Host and guest refuse to talk to another version.
 pub const PROTOCOL_VERSION: u32 = 3;
@@ -61,6 +61,21 @@ pub enum Request {
     },
     /// Answered by `Value`, a list of dicts `name`, `type`, `length`.
     ListVariables { turn: u32, timeout_ms: f64 },
+    /// Make the body the contents of a file, and the folders that it needs. A path is relative to the working folder, or
+    /// lies in it or in the folder of temporary files. Answered by `Done`.
+    WriteFile { turn: u32, path: String, timeout_ms: f64 },
+    /// Answered by `Value`: `Bytes`, or `Text` when `text` is wanted, or `Missing`.
+    ReadFile {
+        turn: u32,
+        path: String,
+        text: bool,
+        timeout_ms: f64,
+    },
+    /// Everything in a folder and below. Answered by `Value`, a list of dicts `path`, `size`, `modified` (milliseconds since
+    /// 1970), `type`; or `Missing`.
+    ListFiles { turn: u32, path: String, timeout_ms: f64 },
+    /// Remove a file, or a folder with all that is in it. Answered by `Done`, or by `Value`: `Missing`.
+    RemoveFile { turn: u32, path: String, timeout_ms: f64 },
     /// Answers a host call: the body is the result, or `message` says why there is none.
     HostReply {
         call: u32,
@@ -100,6 +115,14 @@ pub struct GuestConfig {
     pub max_value_depth: u32,
     /// Characters of past cells' source that tracebacks can show.
     pub max_source_cache: u32,
+    /// Rich outputs that an execution may show.
+    pub max_displays: u32,
+    /// Bytes of one, and of all of an execution.
+    pub max_display_bytes: f64,
+    pub max_displays_bytes: f64,
+    /// Bytes that all files may have, and how many there may be; those that Python itself needs do not count.
+    pub max_file_bytes: f64,
+    pub max_files: u32,
     /// What the host answers: [`QUERIES`] as far as it has them, and the user's own functions.
     pub host_functions: Vec<String>,
     /// Host calls of one execution.
@@ -206,6 +229,8 @@ pub enum Event {
         skipped: u64,
         text: String,
     },
+    /// Something to see. The body is UTF-8 where the mime type is one of [text](crate::display::Kind), else raw bytes.
+    Display { turn: u32, mime: String },
     /// Python called the host function `name` and waits; the body is the list of arguments, or the only one when that is a
     /// str. A guest that waits `blocking`
     /// hears nothing but what the driver puts into its mailbox.
@@ -263,7 +288,8 @@ impl Event {
     /// Whether a body belongs to it.
     pub fn has_body(&self) -> bool {
         match self {
-            Self::HostCall { .. }
+            Self::Display { .. }
+            | Self::HostCall { .. }
             | Self::Value { .. }
             | Self::Part { .. }
             | Self::Saved { .. }
@@ -322,6 +348,15 @@ pub struct ExecutionReport {
     pub has_final: bool,
     /// The user's variables, when they are not the same as the last time.
     pub names: Option<Vec<String>>,
+    /// Rich outputs that were too many or too large to be sent.
+    #[serde(default)]
+    pub omitted_displays: u32,
+    /// The files of the working folder that it changed.
+    #[serde(default)]
+    pub files: Vec<FileChange>,
+    /// How many more it changed.
+    #[serde(default)]
+    pub omitted_files: u32,
 }
 
 /// How the code of an execution ended.

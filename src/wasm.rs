@@ -5,6 +5,7 @@ mod budget;
 mod convert;
 mod driver;
 mod feedback;
+mod files;
 mod glue;
 mod guest_frame;
 mod options;

@@ -21,6 +21,8 @@ fn ran(code: &str, stdout: &str) -> CodeExecution {
         outcome: Outcome::Ok,
         state: StateReport::kept(),
         result: None,
+        displays: Vec::new(),
+        files: Vec::new(),
         truncated: Truncated::default(),
         host_calls: 0,
         usage: None,
@@ -220,6 +222,7 @@ fn what_the_session_left_out_is_counted() {
         truncated: Truncated {
             stdout: buffer.omitted(),
             stderr: 0,
+            ..Truncated::default()
         },
         ..ran("", &buffer.text())
     };
@@ -231,6 +234,7 @@ fn what_the_session_left_out_is_counted() {
         truncated: Truncated {
             stdout: u64::MAX,
             stderr: 1,
+            ..Truncated::default()
         },
         ..execution
     };

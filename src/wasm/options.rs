@@ -42,6 +42,7 @@ pub(super) struct Options {
     pub(super) host_functions: Vec<(String, Function)>,
     pub(super) on_stdout: Option<Function>,
     pub(super) on_stderr: Option<Function>,
+    pub(super) on_display: Option<Function>,
     pub(super) on_progress: Option<Function>,
 }
 
@@ -59,6 +60,7 @@ impl Options {
             host_functions: Vec::new(),
             on_stdout: None,
             on_stderr: None,
+            on_display: None,
             on_progress: None,
         };
         for (name, value) in entries(value, "options")? {
@@ -106,6 +108,7 @@ impl Options {
             "onRLMQuery" => self.on_rlm_query = Some(function(name, value)?),
             "onStdout" => self.on_stdout = Some(function(name, value)?),
             "onStderr" => self.on_stderr = Some(function(name, value)?),
+            "onDisplay" => self.on_display = Some(function(name, value)?),
             "onProgress" => self.on_progress = Some(function(name, value)?),
             "hostFunctions" => {
                 for (inner, value) in entries(value, name)? {
@@ -143,6 +146,7 @@ pub(super) struct ExecuteOptions {
     pub(super) signal: Option<web_sys::AbortSignal>,
     pub(super) on_stdout: Option<Function>,
     pub(super) on_stderr: Option<Function>,
+    pub(super) on_display: Option<Function>,
 }
 
 impl ExecuteOptions {
@@ -168,6 +172,7 @@ impl ExecuteOptions {
                 }
                 "onStdout" => options.on_stdout = Some(function(&name, &value)?),
                 "onStderr" => options.on_stderr = Some(function(&name, &value)?),
+                "onDisplay" => options.on_display = Some(function(&name, &value)?),
                 _ => return Err(Error::invalid(name, "there is no such option of execute")),
             }
         }

@@ -41,6 +41,8 @@ export interface SandboxOptions {
   maxValueSize?: number;
   /** Bytes of memory for Python, beyond which it raises MemoryError; Python itself takes 31 MB. Default 2 GiB. */
   memoryLimit?: number;
+  /** Bytes that all files in the sandbox may have together; writing more is an `OSError` in Python. Default 256 MiB. */
+  maxFileBytes?: number;
   /** `"auto"` (default) saves the state while nothing runs, so that it survives the end of a guest. */
   checkpoints?: "auto" | "off";
   /** Guests that are kept ready to take over; the sandboxes of a page share them. Default 1. */
@@ -81,6 +83,8 @@ export interface SandboxOptions {
   onStdout?: (text: string) => void;
   /** Gets what is written to `sys.stderr`, as it comes. */
   onStderr?: (text: string) => void;
+  /** Gets rich outputs, as they come. What is in them is the guest's, and not to be trusted. */
+  onDisplay?: (display: Display) => void;
   /** Hears how far something is that takes time. */
   onProgress?: (progress: Progress) => void;
 }
@@ -106,6 +110,8 @@ export interface ExecuteOptions {
   onStdout?: (text: string) => void;
   /** Gets what this execution writes to `sys.stderr`, as it comes. */
   onStderr?: (text: string) => void;
+  /** Gets what this execution shows, as it comes. */
+  onDisplay?: (display: Display) => void;
 }
 
 /** What `feedback` takes. */
@@ -132,6 +138,24 @@ export interface Variable {
   type: string;
   /** `len()` of a built-in container or string, else null. */
   length: number | null;
+}
+
+/** A file or folder in the sandbox. */
+export interface FileEntry {
+  /** Relative to the working folder; absolute in `/tmp`. */
+  path: string;
+  /** Bytes; 0 for a folder. */
+  size: number;
+  /** When it was last written, in milliseconds since 1970. */
+  modified: number;
+  type: "file" | "directory";
+}
+
+export interface Sandbox {
+  /** The contents of a file; rejects with code `file_not_found` when there is none. */
+  readFile(path: string): Promise<Uint8Array>;
+  /** The contents of a file that is UTF-8 text. */
+  readFile(path: string, options: { encoding: "utf-8" }): Promise<string>;
 }
 
 /** What a sandbox is and can do. */
@@ -174,6 +198,9 @@ extern "C" {
     /// TypeScript's `Promise<Variable[]>`.
     #[wasm_bindgen(typescript_type = "Promise<Variable[]>")]
     pub type VariablesPromise;
+    /// TypeScript's `Promise<FileEntry[]>`.
+    #[wasm_bindgen(typescript_type = "Promise<FileEntry[]>")]
+    pub type FilesPromise;
     /// TypeScript's `Capabilities`.
     #[wasm_bindgen(typescript_type = "Capabilities")]
     pub type CapabilitiesValue;
@@ -182,7 +209,7 @@ extern "C" {
 /// A Python interpreter with a context, in a worker of its own.
 #[wasm_bindgen]
 pub struct Sandbox {
-    driver: Rc<Driver>,
+    pub(super) driver: Rc<Driver>,
 }
 
 /// Starts a sandbox; resolves when Python is ready.
@@ -339,7 +366,7 @@ impl Sandbox {
         .unchecked_into()
     }
 
-    fn submit(&self, command: Command<super::outbox::JsBody>) -> Promise {
+    pub(super) fn submit(&self, command: Command<super::outbox::JsBody>) -> Promise {
         self.driver.submit(command, ExecuteOptions::default())
     }
 
@@ -360,7 +387,7 @@ impl Sandbox {
         self.promise(promise).unchecked_into()
     }
 
-    fn promise(&self, promise: Result<Promise, Error>) -> Promise {
+    pub(super) fn promise(&self, promise: Result<Promise, Error>) -> Promise {
         promise.unwrap_or_else(|error| Promise::reject(&thrown(self.driver.glue(), &error)))
     }
 }
@@ -377,7 +404,7 @@ impl Drop for Sandbox {
     }
 }
 
-fn text(name: &str, value: &JsValue) -> Result<String, Error> {
+pub(super) fn text(name: &str, value: &JsValue) -> Result<String, Error> {
     value
         .as_string()
         .ok_or_else(|| Error::invalid(name, "must be a string"))

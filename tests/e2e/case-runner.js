@@ -23,12 +23,13 @@ const ACTIONS = [
     "interrupt",
     "feedback",
   ],
-  ...["destroy", "together"],
+  ...["destroy", "together", "write", "read", "files", "remove"],
 ];
 const STEP_KEYS = [
   ...ACTIONS,
   "series",
   "to",
+  "as",
   "timeout",
   "abort",
   "interrupt_after_ms",
@@ -86,6 +87,10 @@ const SPECIALS = {
   instance: () => new (class Point {})(),
   invalid_date: () => new Date(NaN),
   typed_array: () => new Float64Array([1.5, 2]),
+  blob: () => new Blob(["from a ", "blob"]),
+  file: () => new File([new Uint8Array([0, 255, 1])], "name.bin"),
+  large_blob: () => new Blob([new Uint8Array(20_000_000).fill(7)]),
+  large_bytes: () => new Uint8Array(20_000_000).fill(7),
   array_buffer: () => new Uint8Array([1, 2]).buffer,
 };
 
@@ -129,6 +134,13 @@ function same(a, b) {
   if (typeof a !== "object" || typeof b !== "object" || !a || !b) return false;
   if (Object.prototype.toString.call(a) !== Object.prototype.toString.call(b)) return false;
   if (a instanceof Date) return +a === +b;
+  if (ArrayBuffer.isView(a)) {
+    const [one, other] = [/** @type {any} */ (a), b];
+    return (
+      one.length === other.length &&
+      one.every((/** @type {any} */ item, /** @type {number} */ at) => Object.is(item, other[at]))
+    );
+  }
   if (a instanceof Map || a instanceof Set) return same([...a], [...b]);
   const keys = Reflect.ownKeys(a);
   return (
@@ -318,6 +330,10 @@ async function act(step, world) {
   if ("get" in step) return sandbox.getVariable(decode(step.get));
   if ("set" in step) return sandbox.setVariable(decode(step.set), decode(step.to));
   if ("list" in step) return sandbox.listVariables();
+  if ("write" in step) return sandbox.writeFile(decode(step.write), decode(step.to));
+  if ("read" in step) return sandbox.readFile(decode(step.read), step.as && { encoding: step.as });
+  if ("remove" in step) return sandbox.removeFile(decode(step.remove));
+  if ("files" in step) return sandbox.listFiles(step.files === true ? undefined : decode(step.files));
   if ("checkpoint" in step) return sandbox.checkpoint();
   if ("restore" in step) return sandbox.restore(step.restore === true ? undefined : decode(step.restore));
   if ("undo" in step) return sandbox.undo();
@@ -328,7 +344,11 @@ async function act(step, world) {
 
   /** @type {any} */
   const options = { .../** @type {any} */ (decode(step.with ?? {})) };
-  const streamed = { stdout: /** @type {string[]} */ ([]), stderr: /** @type {string[]} */ ([]) };
+  const streamed = {
+    stdout: /** @type {string[]} */ ([]),
+    stderr: /** @type {string[]} */ ([]),
+    displays: /** @type {any[]} */ ([]),
+  };
   let last = -Infinity;
   const keep = (/** @type {string[]} */ texts) => (/** @type {string} */ text) => {
     if (performance.now() - last > TOGETHER_MS || texts.length === 0) texts.push("");
@@ -338,6 +358,7 @@ async function act(step, world) {
   if (!step.with) {
     options.onStdout = keep(streamed.stdout);
     options.onStderr = keep(streamed.stderr);
+    options.onDisplay = (/** @type {any} */ display) => streamed.displays.push(display);
   }
   if ("timeout" in step) options.timeout = step.timeout;
   if (step.abort === "before") options.signal = AbortSignal.abort();

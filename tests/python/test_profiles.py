@@ -49,7 +49,7 @@ EVERYWHERE = ["HostCallError", "LimitError", "fetch_page"]
             [
                 *QUERIES,
                 *("batch_llm_query", "batch_rlm_query", "FINAL", "FINAL_VAR", "SUBMIT", "SHOW_VARS", "answer"),
-                *("chunk_text", "search_context", "llm_batch", "recursive_llm", "query", "final_answer"),
+                *("chunk_text", "search_context", "llm_batch", "recursive_llm", "query", "final_answer", "display"),
             ],
         ),
         ("rlm", [*QUERIES, "SHOW_VARS", "answer"]),

@@ -20,6 +20,22 @@ export async function rightly(): Promise<void> {
   run.final satisfies { value: unknown } | undefined;
   run.state.lost satisfies { name: string; reason: string }[] | undefined;
   run.truncated.stdout satisfies number;
+  run.displays satisfies { mime: string; data: string }[];
+  run.files satisfies { path: string; change: "created" | "modified" | "deleted"; size: number }[];
+  await sandbox.execute("1", {
+    onDisplay: ({ mime, data }) => console.log(mime satisfies string, data satisfies string),
+  });
+  await sandbox.writeFile("a.txt", "text");
+  await sandbox.writeFile("a.bin", new Blob([new Uint8Array(3)]));
+  (await sandbox.readFile("a.bin")) satisfies Uint8Array;
+  (await sandbox.readFile("a.txt", { encoding: "utf-8" })) satisfies string;
+  (await sandbox.listFiles()) satisfies {
+    path: string;
+    size: number;
+    modified: number;
+    type: "file" | "directory";
+  }[];
+  await sandbox.removeFile("a.txt");
   (await sandbox.getVariable("x")) satisfies unknown;
   (await sandbox.listVariables()) satisfies { name: string; type: string; length: number | null }[];
   const variables = ["x", ...(await sandbox.listVariables())];
@@ -48,6 +64,12 @@ export async function wrongly(): Promise<void> {
   await sandbox.execute(1);
   // @ts-expect-error: execute has no such option
   await sandbox.execute("1", { maxOutputLength: 1 });
+  // @ts-expect-error: data are text, bytes or a Blob
+  await sandbox.writeFile("a", { a: 1 });
+  // @ts-expect-error: without an encoding they are bytes
+  (await sandbox.readFile("a")) satisfies string;
+  // @ts-expect-error: there is no such encoding
+  await sandbox.readFile("a", { encoding: "latin-1" });
   // @ts-expect-error: only an execution can be told
   sandbox.feedback("printed");
   // @ts-expect-error: a value is unknown until it is looked at

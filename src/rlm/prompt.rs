@@ -240,7 +240,7 @@ mod tests {
     fn execution() -> CodeExecution {
         serde_json::from_value(json!({
             "id": 1, "code": "", "stdout": "", "stderr": "", "duration": 1, "guestTime": 1, "outcome": "ok",
-            "state": StateReport::kept(), "truncated": Truncated::default(), "hostCalls": 0, "displays": []
+            "state": StateReport::kept(), "truncated": Truncated::default(), "hostCalls": 0, "displays": [], "files": []
         }))
         .unwrap()
     }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use sandglass::CodeExecution;
 use sandglass::budget::{Budget, BudgetLimits, Usage};
-use sandglass::execution::Outcome;
+use sandglass::execution::{Outcome, Truncated};
 use sandglass::rlm::controller::{Controller, Effect, Finish, Input, Task};
 use sandglass::rlm::event::{RlmEventKind, RunOutcome};
 use sandglass::rlm::openai::Reply;
@@ -29,7 +29,7 @@ fn task() -> Task {
 fn execution(outcome: Outcome, stdout: &str) -> CodeExecution {
     serde_json::from_value(json!({
         "id": 1, "code": "", "stdout": stdout, "stderr": "", "duration": 1, "guestTime": 1, "outcome": outcome,
-        "state": { "status": "kept" }, "truncated": { "stdout": 0, "stderr": 0 }, "hostCalls": 0, "displays": []
+        "state": { "status": "kept" }, "truncated": Truncated::default(), "hostCalls": 0, "displays": [], "files": []
     }))
     .unwrap()
 }

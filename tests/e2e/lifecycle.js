@@ -216,7 +216,11 @@ const stages = (dice) => ({
     calls: 50,
     begin: calling("llm_query_batched(['never'] * 50)", 50),
   }),
-  "waits for 50 host calls, 8 at a time": () => ({ calls: 8, begin: calling("llm_query_batched(['never'] * 50)", 8) }),
+  "waits for 50 host calls, 8 at a time": () => ({
+    options: { maxConcurrentHostCalls: 8 },
+    calls: 8,
+    begin: calling("llm_query_batched(['never'] * 50)", 8),
+  }),
   "waits for an rlm_query": () => ({ calls: 1, begin: calling("rlm_query('never', 'c')", 1) }),
   "has a queue": () => ({
     begin: async (sandbox, heard) => [

@@ -24,6 +24,8 @@ export function createLibraries() {
   const loaded = [];
   /** @type {Loaded["places"]} */
   let places = [];
+  /** Length of the table before the library that is being loaded. */
+  let beginning = 0;
   /** Where libraries have to go. @type {Map<string, number> | undefined} */
   let known;
   /** Files that every guest has. */
@@ -32,23 +34,33 @@ export function createLibraries() {
 
   const names = () => Object.keys(module.LDSO.loadedLibsByName);
 
+  /** Whether a place in the table is neither the interpreter's nor a library's. @param {number} slot */
+  const isStray = (slot) =>
+    slot >= own.functions && !loaded.some(({ before, after }) => slot >= before && slot < after);
+
   return {
     /** Takes the function by which C loads a library; returns the one to have in its place. @param {(handle: number) => number} original */
     hook(original) {
       dlopen = original;
       return (/** @type {number} */ handle) => {
         places = [];
-        const before = module.wasmTable.length;
-        const done = dlopen(handle);
-        if (done && places.length > 0) loaded.push({ handle, before, after: module.wasmTable.length, places });
-        return done;
+        const before = (beginning = module.wasmTable.length);
+        module.isLoading = true; // functions get new places, and not those that others happen to have left or to have
+        try {
+          const done = dlopen(handle);
+          if (done && places.length > 0) loaded.push({ handle, before, after: module.wasmTable.length, places });
+          return done;
+        } finally {
+          module.isLoading = false;
+        }
       };
     },
 
     /** @param {any} made  Emscripten's module */
     attach(made) {
       module = made;
-      module.isReplaying = false;
+      module.isReplaying = module.isLoading = false;
+      module.isStray = (/** @type {number} */ slot) => slot < beginning && isStray(slot);
       module.placeLibrary = (
         /** @type {string} */ name,
         /** @type {number} */ size,
@@ -78,18 +90,15 @@ export function createLibraries() {
 
     /** Whether JavaScript has made functions for C, beside those of libraries. */
     get hasOthers() {
-      return module.wasmTable.length > (loaded.at(-1)?.after ?? own.functions);
+      const theirs = loaded.reduce((sum, { before, after }) => sum + after - before, own.functions);
+      return module.wasmTable.length > theirs;
     },
 
-    /** What `replay` takes; undefined where other things are in the table as well, or code that no other guest has. */
+    /** What `replay` takes; undefined where it could not put everything at its place, or there is code that no other guest has. */
     get record() {
-      let length = own.functions;
-      for (const { before, after, places } of loaded) {
-        if (before !== length || !places.every(([name]) => shared.has(name))) return undefined;
-        length = after;
-      }
+      const known = loaded.every(({ places }) => places.every(([name]) => shared.has(name)));
       const count = loaded.reduce((sum, { places }) => sum + places.length, own.libraries);
-      return length === module.wasmTable.length && count === names().length ? loaded : undefined;
+      return known && count === names().length ? loaded : undefined;
     },
 
     /**
@@ -100,14 +109,17 @@ export function createLibraries() {
       if (names().length > own.libraries || module.wasmTable.length !== own.functions) {
         throw new Error("the guest that takes over has code of its own");
       }
-      module.isReplaying = true;
+      module.isReplaying = module.isLoading = true;
       try {
         for (const { handle, before, after, places: theirs } of wanted) {
+          // Functions that ctypes had made, and that are gone.
+          module.wasmTable.grow(before - module.wasmTable.length);
           known = new Map(theirs.map(([name, memory]) => [name, memory]));
           places = [];
+          beginning = before;
           // To load it writes what its variables are at first.
           const kept = theirs.map(([, memory, size]) => module.HEAPU8.slice(memory, memory + size));
-          const done = module.wasmTable.length === before && dlopen(handle);
+          const done = dlopen(handle);
           theirs.forEach(([, memory], index) => module.HEAPU8.set(kept[index], memory));
           const same =
             places.length === theirs.length &&
@@ -118,7 +130,7 @@ export function createLibraries() {
           loaded.push({ handle, before, after, places });
         }
       } finally {
-        module.isReplaying = false;
+        module.isReplaying = module.isLoading = false;
         known = undefined;
       }
     },

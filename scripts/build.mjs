@@ -143,6 +143,11 @@ function placed(path, text) {
       `var memoryBase=metadata.memorySize?${place}:0;`,
       `var memoryBase=Module.placeLibrary(libName,metadata.memorySize,()=>metadata.memorySize?${place}:0);`,
     ],
+    ["if(freeTableIndexes.length){", "if(freeTableIndexes.length&&!Module.isLoading){"],
+    [
+      "var rtn=getFunctionAddress(func);if(rtn){",
+      "var rtn=getFunctionAddress(func);if(rtn&&!(Module.isLoading&&Module.isStray(rtn))){",
+    ],
     ["if(applyRelocs){", "if(applyRelocs&&!Module.isReplaying){"],
     ['["__wasm_call_ctors"];if(init){', '["__wasm_call_ctors"];if(init&&!Module.isReplaying){'],
   ];

@@ -365,13 +365,36 @@ half = numbers(); next(half); next(half)`,
     }
   },
 
-  async "where other functions are among those of C, variables are saved by value"() {
+  async "functions that ctypes made are named, and all else is exact"() {
     const sandbox = await createReady({ packages: ["pydantic"] });
-    await prints(sandbox, "import ctypes\ncallback = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 1)");
-    await prints(sandbox, `${MODEL}\nhalf = (n for n in range(9))`);
+    await prints(
+      sandbox,
+      "import ctypes\nmake = ctypes.CFUNCTYPE(ctypes.c_int)\ncallback = make(lambda: 1)\nfor n in range(9): make(lambda: n)",
+    );
+    await prints(sandbox, `${MODEL}\nhalf = (n for n in range(9)); next(half)`);
     await sandbox.checkpoint();
     const { status, lost = [] } = await kill(sandbox);
-    same("restored", [status, names(/** @type {any} */ (lost))], ["restored", ["callback", "half"]]);
+    same("restored", [status, names(/** @type {any} */ (lost))], ["restored", ["callback"]]);
+    same(
+      "goes on",
+      await prints(sandbox, "print(point, next(half), alias is point.tags, make(lambda: 5)())"),
+      "x=3 tags=['a'] 1 True 5",
+    );
+  },
+
+  async "with code that no other guest has, variables are saved by value"() {
+    const sandbox = await createReady({ packages: ["pydantic", "msgpack"] });
+    await prints(
+      sandbox,
+      `${MODEL}\nhalf = (n for n in range(9))
+import ctypes, glob, shutil, msgpack
+shutil.copy(msgpack._cmsgpack.__file__, "/tmp/own.so")
+library = ctypes.CDLL("/tmp/own.so")
+del library`,
+    );
+    await sandbox.checkpoint();
+    const { status, lost = [] } = await kill(sandbox);
+    same("restored", [status, names(/** @type {any} */ (lost))], ["restored", ["half"]]);
     same(
       "by reference",
       await prints(sandbox, "print(point, Point(x=1).x, alias is point.tags)"),

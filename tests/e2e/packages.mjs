@@ -5,7 +5,7 @@ import { entry, packageOf, realWheels, serveFiles, sha256 } from "./wheels.mjs";
 
 const { browser: name, only, shared } = readArguments();
 /** A test that takes longer hangs. */
-const TEST_MS = 60_000;
+const TEST_MS = 90_000;
 
 const { files: wheels, packages } = await realWheels();
 /** @type {Map<string, Buffer | string>} */

@@ -18,6 +18,8 @@ import hasher from "./pages.wat";
  * @property {Uint8Array} pages
  */
 
+// Taken before any guest code runs: lockDown removes them.
+const { Blob, Uint8Array } = self;
 const PREFIX = 16;
 const hashing = new WebAssembly.Module(hasher);
 

@@ -195,7 +195,7 @@ function createCalls(calls, module, bridge) {
     canBlock ? async (...args) => method(...args) : (...args) => method.callPromising(...args);
   // One by one: an iterator that comes to its end takes back what it gave.
   const [configure, prepare, execute, getVariable, takeText, setVariable, listVariables, flush] = calls;
-  const [findForeign, saveState, loadState] = [8, 9, 10].map((index) => calls.get(index));
+  const [findForeign, saveState, loadState, takeFile] = [8, 9, 10, 11].map((index) => calls.get(index));
   const runCell = waiting(execute);
   return {
     /** @type {(config: string) => Answer} */
@@ -210,6 +210,8 @@ function createCalls(calls, module, bridge) {
     getVariable: waiting(getVariable),
     /** The pieces of a text, of which `setVariable` brings the last. @type {(piece: Uint8Array) => void} */
     takeText: (piece) => takeText(piece),
+    /** The same for a file; false when it is no text. @type {(piece: Uint8Array, last: boolean) => boolean} */
+    takeFile: (piece, last) => takeFile(piece, last),
     /** @type {(name: string, encoding: Encoding, body: Uint8Array) => Promise<Answer>} */
     setVariable: waiting(setVariable),
     /** @type {() => Promise<Answer>} */

@@ -17,10 +17,12 @@ import { loadRuntime } from "./runtime.js";
  */
 
 // Taken before any guest code runs: it may replace them.
-const { Uint8Array } = self;
+const { Blob, Uint8Array } = self;
 const { parse, stringify } = JSON;
 const SMALL_BODY = 100_000;
 const PIECE = 1 << 20;
+/** Bytes of a file that are read at once. */
+const FILE_PIECE = 4 << 20;
 /** Bytes of bodies that wait for the next message, at most. */
 const MAX_HELD_BYTES = 4 << 20;
 
@@ -83,7 +85,7 @@ self.onmessage = async ({ data }) => {
     const { made } = runtime;
     if (made) postMessage([stringify([{ type: "snapshot", reason: made.reason }]), made.snapshot]);
     const send = (/** @type {Event} */ event, /** @type {Blob | undefined} */ blob) =>
-      postMessage([stringify([event]), blob]);
+      postMessage(blob ? [stringify([event]), blob] : [stringify([event])]);
     const handle = createHandler(postLong, send, bridge, runtime);
     const receive = assembleBodies(handle, runtime.python.takeText);
     port.onmessage = ({ data: [header, body] }) => {
@@ -153,11 +155,35 @@ function createHandler(post, send, bridge, { python, checkpoints, limitMemory, i
     post({ type: "executed", turn, execution, encoding }, execution.final ? (final ?? new Uint8Array(0)) : undefined);
   };
 
+  /** @param {Extract<Request, { type: "setVariable" }>} request @param {Uint8Array | Blob} body */
+  const assign = async ({ name, encoding }, body) => {
+    if (!(body instanceof Blob)) return python.setVariable(name, encoding, body);
+    try {
+      if (encoding === "file" && (await readText(body))) return python.setVariable(name, "text", new Uint8Array(0));
+      const bytes = new Uint8Array(await body.arrayBuffer());
+      return python.setVariable(name, encoding === "file" ? "bytes" : encoding, bytes);
+    } catch (error) {
+      return /** @type {const} */ (["refused", `the file could not be read: ${text(error)}`]);
+    }
+  };
+
+  /** Gives Python a file as the text of the next `setVariable`; whether it is text. @param {Blob} blob */
+  const readText = async (blob) => {
+    let start = 0;
+    do {
+      const end = start + FILE_PIECE;
+      const piece = new Uint8Array(await blob.slice(start, end).arrayBuffer());
+      if (!python.takeFile(piece, end >= blob.size)) return false;
+      start = end;
+    } while (start < blob.size);
+    return true;
+  };
+
   /** @param {Extract<Request, { turn: number, name: string }> | Extract<Request, { type: "listVariables" }>} request @param {Uint8Array} body */
   const variables = async (request, body) => {
     const { turn } = request;
     const [encoding, result] = await (request.type === "setVariable"
-      ? python.setVariable(request.name, request.encoding, body)
+      ? assign(request, body)
       : request.type === "getVariable"
         ? python.getVariable(request.name)
         : python.listVariables());

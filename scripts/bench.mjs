@@ -57,6 +57,10 @@ try {
     const rounds = values.quick ? 1 : megabytes > 10 ? 3 : 7;
     table(`initialize with ${megabytes} MB of text`, await run("initialize", megabytes, rounds), "globalsSet");
   }
+  const large = values.quick ? 20 : 200;
+  const shapes = await run("contexts", large, values.quick ? 1 : 3);
+  table(`initialize with ${large} MB: a text, a file, documents of 100 000 characters, lines of 1000`, shapes);
+
   table("getVariable of 10 MB of text", await run("getVariable", values.quick ? 1 : 7), "globalsGet");
 
   if (existsSync("/proc/self/smaps_rollup")) await memory();

@@ -30,6 +30,9 @@ pub enum Error {
     /// A value cannot cross between the page and Python. Nothing was changed.
     #[error("{0}")]
     NotSerializable(String),
+    /// A file, a URL or a stream that was given as a value could not be read. Nothing was changed.
+    #[error("{0}")]
+    SourceFailed(String),
     /// There is no checkpoint to go back to. The state is kept.
     #[error("{0}")]
     NoCheckpoint(String),
@@ -52,6 +55,7 @@ impl Error {
             Self::AssetFailed(_) => "asset_failed",
             Self::Protocol(_) => "protocol",
             Self::NotSerializable(_) => "not_serializable",
+            Self::SourceFailed(_) => "source_failed",
             Self::NoCheckpoint(_) => "no_checkpoint",
             Self::GuestLost(_) => "guest_lost",
             Self::Timeout(_) => "timeout",

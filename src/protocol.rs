@@ -132,6 +132,8 @@ pub enum Encoding {
     Text,
     /// Bytes as they are.
     Bytes,
+    /// Bytes that are a str where they are UTF-8 (a byte order mark is left out); only to the guest.
+    File,
     /// Python's `marshal` format, version 2, of plain values.
     Marshal,
     /// The same with extension tuples.

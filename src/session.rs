@@ -5,6 +5,7 @@
 
 mod call;
 mod checkpoint;
+mod contexts;
 mod history;
 mod turn;
 
@@ -20,10 +21,12 @@ use crate::limits::{
 };
 use crate::protocol::{Encoding, Event, GuestConfig, GuestInfo, PROTOCOL_VERSION, QUERIES, Request, Stream};
 use checkpoint::Checkpoints;
+use contexts::Contexts;
 use turn::{Task, Turn};
 
 pub use call::HostFailure;
 pub use checkpoint::Fork;
+pub use contexts::{Series, Target};
 
 /// The bytes of a message, as the driver holds them.
 pub trait Body: Clone {
@@ -69,6 +72,10 @@ pub enum Command<B> {
     GetVariable(String),
     /// Assign a variable.
     SetVariable(String, Encoded<B>),
+    /// Add to a series of variables that every later guest is given, too.
+    Add(Series, Encoded<B>),
+    /// Any of these three, with a value that [`Input::Arrived`] will bring; later commands wait.
+    Later(Target),
     /// List the variables.
     ListVariables,
     /// Save the state.
@@ -90,6 +97,8 @@ pub enum Input<B> {
     Aborted(Ticket, Command<B>),
     /// The user takes a command back: a running one is interrupted, a waiting one never runs.
     Cancel(Ticket),
+    /// The value that a [`Command::Later`] waits for, or why there will be none.
+    Arrived(Ticket, Result<Encoded<B>, Error>),
     /// The user stops what is running.
     Interrupt,
     /// The user is done with the sandbox.
@@ -162,6 +171,8 @@ pub enum Reply<B> {
     Value(Encoded<B>),
     /// An execution, and its final answer where it declared one.
     Execution(Box<CodeExecution>, Option<Encoded<B>>),
+    /// The variable that it has become.
+    Name(String),
     /// The state is saved or restored, as it is after this execution.
     State(u32),
     /// What [`Session::forked`] takes.
@@ -193,12 +204,12 @@ pub struct Session<B> {
     turn: Option<Turn<B>>,
     queue: VecDeque<(Ticket, Task<B>)>,
     starting: Vec<Ticket>,
-    /// What `context` is in this guest and in every later one.
-    context: Option<Encoded<B>>,
+    /// What this guest and every later one is given.
+    contexts: Contexts<B>,
+    /// Those of them that the guest does not have, or not in their newest form.
+    lacking: Vec<String>,
     /// The user's variables as last reported.
     names: Vec<String>,
-    /// Whether `context` is newer than the checkpoint that is restored.
-    context_is_new: bool,
     /// A loss of state that no execution has told of yet.
     untold_loss: Option<StateReport>,
     checkpoints: Checkpoints<B>,
@@ -222,9 +233,9 @@ impl<B: Body> Session<B> {
             turn: None,
             queue: VecDeque::new(),
             starting: Vec::new(),
-            context: None,
+            contexts: Contexts::default(),
+            lacking: Vec::new(),
             names: Vec::new(),
-            context_is_new: false,
             untold_loss: None,
             checkpoints: Checkpoints::default(),
             last_turn: 0,
@@ -279,6 +290,7 @@ impl<B: Body> Session<B> {
             Input::Destroy => self.destroy(),
             _ if self.guest == Guest::Destroyed => {}
             Input::Cancel(ticket) => self.cancel(now, ticket),
+            Input::Arrived(ticket, value) => self.arrived(ticket, value),
             Input::Interrupt => self.interrupt(now),
             Input::Guest(event, body) => self.guest_event(now, event, body),
             Input::BadMessage(what) => self.violation(now, &what),
@@ -299,7 +311,7 @@ impl<B: Body> Session<B> {
                 "execute",
                 format!("{MAX_QUEUED_COMMANDS} calls are waiting already; nothing was done"),
             )),
-            Command::Start | Command::Initialize(_) => None,
+            Command::Start | Command::Initialize(_) | Command::Later(Target::Context) => None,
             _ if !self.has_or_awaits_context() => Some(Error::NotInitialized),
             _ => None,
         };
@@ -328,7 +340,7 @@ impl<B: Body> Session<B> {
 
     fn has_or_awaits_context(&self) -> bool {
         let turn = self.turn.iter().map(|turn| &turn.task);
-        self.context.is_some()
+        self.contexts.is_initialized()
             || turn
                 .chain(self.queue.iter().map(|(_, task)| task))
                 .any(Task::initializes)
@@ -356,7 +368,7 @@ impl<B: Body> Session<B> {
         for ticket in turn.into_iter().chain(queued).chain(starting).chain(reverting) {
             self.resolve(ticket, Err(Error::Destroyed));
         }
-        self.context = None;
+        self.contexts.clear();
     }
 
     // ---- the guest's life ----
@@ -399,22 +411,8 @@ impl<B: Body> Session<B> {
             self.resolve(ticket, Ok(Reply::Done));
         }
         if !self.restore(now) {
-            self.restore_context(now);
-        }
-    }
-
-    pub(super) fn restore_context(&mut self, now: f64) {
-        let replaced = matches!(self.queue.front(), Some((_, Task::Set { initialize: true, .. })));
-        if let Some(context) = self.context.clone().filter(|_| !replaced) {
-            self.begin(
-                now,
-                None,
-                Task::Set {
-                    name: "context".to_owned(),
-                    value: context,
-                    initialize: true,
-                },
-            );
+            self.lacking = self.contexts.names().collect();
+            self.restore_contexts(now);
         }
     }
 
@@ -601,6 +599,7 @@ impl<B: Body> Session<B> {
         while self.guest == Guest::Up
             && self.turn.is_none()
             && !self.waits_for_save()
+            && !self.waits_for_value()
             && let Some((ticket, task)) = self.queue.pop_front()
         {
             if let Task::State(ask) = task {
@@ -609,7 +608,7 @@ impl<B: Body> Session<B> {
             }
             if let (Task::Execute(_), Some(why)) = (&task, self.budget.overdue(now)) {
                 self.resolve(ticket, task.unaffordable(&why));
-            } else if self.context.is_some() || task.initializes() {
+            } else if self.contexts.is_initialized() || task.initializes() {
                 self.begin(now, Some(ticket), task);
             } else {
                 // The `initialize` that it waited for failed.

@@ -23,6 +23,7 @@
 //! | `"ndarray"` | str: numpy dtype, list of ints: shape, bytes: the elements, little-endian, in C order |
 //! | `"frame"` | list: columns, list: index, list of lists: rows |
 //! | `"opaque"` | str: type name, str: `repr` |
+//! | `"file"` | bytes that are a str where they are UTF-8; only to the guest |
 //!
 //! Source: CPython's `Python/marshal.c` and the documentation of the module `marshal`.
 
@@ -442,6 +443,19 @@ impl Writer {
         self.bytes.push(b'S');
         self.text("date");
         self.float(ms);
+    }
+
+    /// A file of `length` bytes, which are to follow; the encoding is then `Tagged`.
+    pub fn begin_file(&mut self, length: usize) {
+        self.sized(b'(', 3);
+        self.bytes.push(b'S');
+        self.text("file");
+        self.sized(b's', length);
+    }
+
+    /// A str of `length` bytes of UTF-8, which are to follow.
+    pub fn begin_text(&mut self, length: usize) {
+        self.sized(b'u', length);
     }
 
     fn sized(&mut self, tag: u8, length: usize) {

@@ -11,6 +11,7 @@ mod outbox;
 mod rlm;
 mod sandbox;
 mod snapshot;
+mod source;
 mod spares;
 
 /// What `tests/web.rs` looks at; no part of the API.

@@ -232,6 +232,30 @@ const benchmarks = {
     return samples;
   },
 
+  /** A context of so many megabytes in different shapes. @param {number} megabytes */
+  async contexts(megabytes, rounds = 2) {
+    const context = text(megabytes * MB);
+    const documents = context.match(/[^]{1,100000}/g);
+    const lines = context.match(/[^]{1,1000}/g);
+    const file = new Blob([context]);
+    const sandbox = await createSandbox();
+    await sandbox.initialize(null);
+    const samples = await race(
+      rounds,
+      {
+        text: () => sandbox.initialize(context),
+        file: () => sandbox.initialize(file),
+        documents: () => sandbox.initialize(documents),
+        lines: () => sandbox.initialize(lines),
+      },
+      50,
+    );
+    const { stdout } = await sandbox.execute("print(sum(map(len, context)))");
+    if (Number(stdout) !== context.length) throw new Error(`the context arrived with ${stdout} characters`);
+    await sandbox.destroy();
+    return samples;
+  },
+
   /** A text of 10 MB out of Python. */
   async getVariable(rounds = 7) {
     const context = text(10 * MB);

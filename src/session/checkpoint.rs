@@ -4,9 +4,10 @@
 //! waits for it only when much is at stake: when the work that would be lost took [`WORTH`] times as long as a save does. So
 //! saving takes a twentieth of the time at most, and a guest that is never idle is saved as well.
 
+use super::contexts::Contexts;
 use super::history::{History, Kept, Link};
 use super::turn::{Task, Turn};
-use super::{Body, Encoded, Error, Guest, Reply, Session, Ticket};
+use super::{Body, Error, Guest, Reply, Session, Ticket};
 use crate::execution::{LostVariable, StateReport};
 use crate::limits::Limits;
 use crate::protocol::Request;
@@ -110,7 +111,7 @@ struct Saving<B> {
     full: bool,
     execution: u32,
     names: Vec<String>,
-    context: Option<Encoded<B>>,
+    contexts: Contexts<B>,
     before: Option<u32>,
     /// What the host had set after the checkpoint before.
     news: Vec<String>,
@@ -266,7 +267,7 @@ impl<B: Body> Session<B> {
         let mut session = Self::new(limits, host_functions);
         session.last_execution = last_execution;
         if let Some(link) = chain.last() {
-            session.context.clone_from(&link.context);
+            session.contexts = link.contexts.clone();
             session.checkpoints.base = Some(link.number);
             session.checkpoints.last_number = link.number;
             session.checkpoints.forked = true;
@@ -410,7 +411,7 @@ impl<B: Body> Session<B> {
             full,
             execution: checkpoints.execution,
             names: self.names.clone(),
-            context: self.context.clone(),
+            contexts: self.contexts.clone(),
             before: checkpoints.before,
             news: std::mem::take(&mut checkpoints.set_since),
             begun_at: now,
@@ -443,7 +444,7 @@ impl<B: Body> Session<B> {
             execution: saving.execution,
             names: saving.names,
             lost,
-            context: saving.context,
+            contexts: saving.contexts,
             before: saving.before,
             body,
         };
@@ -519,19 +520,23 @@ impl<B: Body> Session<B> {
         }
         let names = std::mem::take(&mut self.names).into_iter();
         let mut news = self.checkpoints.take_news();
-        self.context_is_new |= news.iter().any(|name| name == "context");
-        news.retain(|name| name != "context");
+        let contexts = &self.contexts;
+        for name in news.extract_if(.., |name| contexts.has(name)) {
+            if !self.lacking.contains(&name) {
+                self.lacking.push(name);
+            }
+        }
         let unsavable = self.checkpoints.unsavable.take();
         let base = self.checkpoints.base;
         let Some(saved) = base.and_then(|number| self.checkpoints.history.find(number)) else {
-            let restored = |name: &String| self.context.is_some() && name == "context";
+            let restored = |name: &String| self.contexts.has(name);
             self.checkpoints.forget();
             let why = unsavable.map(|why| format!(", and its state could not be saved: {why}"));
             let reason = format!("{reason}{}", why.unwrap_or_default());
             return StateReport::lost(names.filter(|name| !restored(name)), &reason);
         };
         let reason = format!("it was made after execution {}, and {reason}", saved.execution);
-        let newer = names.filter(|name| !(saved.names.contains(name) || name == "context" && self.context.is_some()));
+        let newer = names.filter(|name| !(saved.names.contains(name) || self.contexts.has(name)));
         let mut state = StateReport::restored(saved.execution, newer, &reason);
         let reason = format!(
             "setVariable changed it after execution {}, which is undone",
@@ -579,7 +584,7 @@ impl<B: Body> Session<B> {
             }
             self.names.clone_from(&link.names);
             if reverted.is_some() {
-                self.context.clone_from(&link.context);
+                self.contexts = link.contexts.clone();
             }
             // What the guest could not restore, and what nobody has been told.
             let untold = link.lost.iter().filter(|_| tells).cloned().chain(lost);
@@ -588,16 +593,13 @@ impl<B: Body> Session<B> {
             state = report.lost.is_some().then_some(report);
         }
         if let Some(Reverting { ticket, .. }) = reverted {
-            self.context_is_new = false;
+            self.lacking.clear();
             self.untold_loss = state;
             let execution = self.checkpoints.execution;
             return self.resolve(ticket, Ok(Reply::State(execution)));
         }
         self.tell_later(state);
-        // `initialize` came after the checkpoint.
-        if self.context_is_new {
-            self.restore_context(now);
-        }
+        self.restore_contexts(now); // those that came after the checkpoint
     }
 
     /// It has not, and never will. Who had asked to go back is told so, and the state of before is restored; otherwise the next
@@ -619,7 +621,8 @@ impl<B: Body> Session<B> {
             let names = saved.map(|link| link.names.clone()).unwrap_or_default();
             self.checkpoints.forget();
             let reason = format!("the saved state could not be restored: {why}");
-            let loss = StateReport::lost(names.into_iter().filter(|name| name != "context"), &reason);
+            let contexts = &self.contexts;
+            let loss = StateReport::lost(names.into_iter().filter(|name| !contexts.has(name)), &reason);
             self.tell_later(Some(loss));
         }
         self.boot(now);

@@ -1,6 +1,7 @@
 //! The checkpoints that there are: full ones, each followed by what changed after it.
 
-use super::{Body, Encoded};
+use super::Body;
+use super::contexts::Contexts;
 use crate::execution::LostVariable;
 
 /// Bytes that a chain may have beyond twice its first link's, before a full checkpoint begins another.
@@ -23,7 +24,8 @@ pub(super) struct Link<B> {
     pub(super) names: Vec<String>,
     /// Those that it does not hold.
     pub(super) lost: Vec<LostVariable>,
-    pub(super) context: Option<Encoded<B>>,
+    /// What the host keeps for every guest.
+    pub(super) contexts: Contexts<B>,
     /// The checkpoint that its last execution began with, where there is one.
     pub(super) before: Option<u32>,
     pub(super) body: B,

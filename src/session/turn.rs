@@ -2,6 +2,7 @@
 
 use super::call::Calls;
 use super::checkpoint::Ask;
+use super::contexts::Target;
 use super::{Body, Command, Effect, Encoded, Reply, Session, Ticket, kind};
 use crate::budget::{Budget, Exhausted, Usage};
 use crate::deadline::{Deadline, StopReason};
@@ -19,10 +20,10 @@ use crate::protocol::{Encoding, Ended, Event, ExecutionReport, Request, Stream};
 pub(super) enum Task<B> {
     Execute(Box<Execution>),
     Get(String),
+    /// Without a value as long as that is on its way.
     Set {
-        name: String,
-        value: Encoded<B>,
-        initialize: bool,
+        target: Target,
+        value: Option<Encoded<B>>,
     },
     List,
     /// No turn, but waited for like one.
@@ -96,7 +97,13 @@ impl Flow {
 
 impl<B> Task<B> {
     pub(super) fn initializes(&self) -> bool {
-        matches!(self, Self::Set { initialize: true, .. })
+        matches!(
+            self,
+            Self::Set {
+                target: Target::Context,
+                ..
+            }
+        )
     }
 
     /// The answer to a command that is not begun because of the budget.
@@ -288,15 +295,18 @@ impl<B: Body> Session<B> {
             Command::Undo => Task::State(Ask::Undo),
             Command::Fork => Task::State(Ask::Fork),
             Command::SetVariable(name, value) => Task::Set {
-                name,
-                value,
-                initialize: false,
+                target: Target::Variable(name),
+                value: Some(value),
             },
             Command::Initialize(value) => Task::Set {
-                name: "context".to_owned(),
-                value,
-                initialize: true,
+                target: Target::Context,
+                value: Some(value),
             },
+            Command::Add(series, value) => Task::Set {
+                target: Target::Next(series),
+                value: Some(value),
+            },
+            Command::Later(target) => Task::Set { target, value: None },
             Command::Execute {
                 code,
                 timeout_ms,
@@ -374,15 +384,14 @@ impl<B: Body> Session<B> {
             ),
             // What is asked of the checkpoints never gets here: `pump` answers it.
             Task::List | Task::State(_) => (Request::ListVariables { turn, timeout_ms }, None),
-            Task::Set { name, value, .. } => {
-                let encoding = value.encoding;
+            Task::Set { target, value } => {
                 let request = Request::SetVariable {
                     turn,
-                    name: name.clone(),
-                    encoding,
+                    name: self.contexts.name(target),
+                    encoding: value.as_ref().map_or(Encoding::None, |value| value.encoding),
                     timeout_ms,
                 };
-                (request, Some(value.body.clone()))
+                (request, value.as_ref().map(|value| value.body.clone()))
             }
         };
         let wall_timeout_ms = match &task {
@@ -521,27 +530,27 @@ impl<B: Body> Session<B> {
         let Some(Turn {
             ticket,
             task: Task::Set {
-                name,
-                value,
-                initialize,
+                target,
+                value: Some(value),
             },
             ..
         }) = self.finish_turn(now)
         else {
             return;
         };
-        if ticket.is_some() || initialize {
-            self.checkpoints.set(&name);
-        }
+        let name = self.contexts.name(&target);
+        self.lacking.retain(|lacking| *lacking != name);
+        self.checkpoints.set(&name);
         if !self.names.contains(&name) {
-            self.names.push(name);
+            self.names.push(name.clone());
         }
-        if initialize {
-            self.context = Some(value);
-            self.context_is_new = false;
+        if target.is_kept() {
+            self.contexts.keep(&name, value);
         }
-        if let Some(ticket) = ticket {
-            self.resolve(ticket, Ok(Reply::Done));
+        match (ticket, target) {
+            (None, _) => self.restore_contexts(now),
+            (Some(ticket), Target::Next(_)) => self.resolve(ticket, Ok(Reply::Name(name))),
+            (Some(ticket), _) => self.resolve(ticket, Ok(Reply::Done)),
         }
     }
 

@@ -13,10 +13,12 @@
 //! | numpy array | `{ dtype, shape, data }`; from a typed array: list |
 //! | DataFrame | `{ columns, index, data }` |
 //! | anything else | `{ type, repr }` |
+//!
+//! The other way, a `Blob` becomes a str where it is UTF-8, else bytes.
 
 use js_sys::{Array, ArrayBuffer, BigInt, Date, Function, JsString, Map, Number, Object, Reflect, Set, Uint8Array};
 use wasm_bindgen::prelude::*;
-use web_sys::{TextDecoder, TextDecoderOptions};
+use web_sys::{Blob, TextDecoder, TextDecoderOptions};
 
 use super::glue::{bytes, describe, entries, is_plain, object};
 use super::outbox::JsBody;
@@ -26,49 +28,44 @@ use crate::protocol::Encoding;
 use crate::session::Encoded;
 use crate::value::{Build, Writer, read, utf16_from_wtf8};
 
+/// UTF-16 units of a text within a value that is worth encoding for itself.
+const LONG_TEXT: u32 = 1 << 14;
+
 /// A JavaScript value as a body. `what` names it in errors.
 pub(super) fn encode(value: &JsValue, what: &str, max_bytes: f64) -> Result<Encoded<JsBody>, Error> {
-    let too_large = |size: f64| {
-        Error::NotSerializable(format!(
-            "{what} takes {size} bytes, maxValueSize is {max_bytes}; nothing was changed"
-        ))
-    };
-    let encoded = if let Some(text) = value.dyn_ref::<JsString>() {
-        Encoded {
-            encoding: Encoding::Text,
-            body: JsBody::Text(text.clone()),
+    match simple(value) {
+        Some(encoded) => fits(encoded, what, max_bytes),
+        None => {
+            let mut encoder = Encoder::new(what, max_bytes, false);
+            encoder.value(value)?;
+            encoder.finish()
         }
-    } else if let Some(data) = as_bytes(value) {
-        Encoded {
-            encoding: Encoding::Bytes,
-            body: JsBody::Bytes(data.slice(0, data.length())),
-        }
+    }
+}
+
+/// What is written as it is.
+pub(super) fn simple(value: &JsValue) -> Option<Encoded<JsBody>> {
+    let (encoding, body) = if let Some(text) = value.dyn_ref::<JsString>() {
+        (Encoding::Text, JsBody::Text(text.clone()))
+    } else if let Some(blob) = value.dyn_ref::<Blob>() {
+        (Encoding::File, JsBody::Blob(blob.clone()))
     } else {
-        let mut encoder = Encoder {
-            writer: Writer::default(),
-            path: what.to_owned(),
-            open: Vec::new(),
-            max_bytes,
-            tagged: false,
-        };
-        encoder.value(value)?;
-        let encoding = if encoder.tagged {
-            Encoding::Tagged
-        } else {
-            Encoding::Marshal
-        };
-        Encoded {
-            encoding,
-            body: JsBody::Bytes(bytes(&encoder.writer.into_bytes())),
-        }
+        let data = as_bytes(value)?;
+        (Encoding::Bytes, JsBody::Bytes(data.slice(0, data.length())))
     };
+    Some(Encoded { encoding, body })
+}
+
+/// Refuses what is too large to cross.
+pub(super) fn fits(encoded: Encoded<JsBody>, what: &str, max_bytes: f64) -> Result<Encoded<JsBody>, Error> {
     #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
     let size = crate::session::Body::size(&encoded.body) as f64;
     if size > max_bytes {
-        Err(too_large(size))
-    } else {
-        Ok(encoded)
+        return Err(Error::NotSerializable(format!(
+            "{what} takes {size} bytes, maxValueSize is {max_bytes}; nothing was changed"
+        )));
     }
+    Ok(encoded)
 }
 
 fn as_bytes(value: &JsValue) -> Option<Uint8Array> {
@@ -90,7 +87,7 @@ pub(super) fn decode(value: &Encoded<JsBody>) -> Result<JsValue, Error> {
     match value.encoding {
         Encoding::None => Ok(JsValue::NULL),
         Encoding::Missing => Ok(JsValue::UNDEFINED),
-        Encoding::Bytes => Ok(data.into()),
+        Encoding::Bytes | Encoding::File => Ok(data.into()),
         Encoding::Text => Ok(decode_text(data)),
         Encoding::Marshal | Encoding::Tagged => {
             let (size, most) = (data.length(), MAX_STRUCTURED_BYTES);
@@ -125,16 +122,105 @@ fn from_utf16(utf16: &[u16]) -> JsValue {
     pieces.join("").into()
 }
 
-struct Encoder {
+/// What a value is made of that takes too long to write at once, or cannot be.
+pub(super) enum Segment {
+    /// Marshalled already.
+    Bytes(Vec<u8>),
+    /// A str, to be written as UTF-8.
+    Text(JsString),
+    /// A file's content.
+    File(Blob),
+}
+
+/// Writes values. One that `defers` leaves long texts and files for later.
+pub(super) struct Encoder {
     writer: Writer,
+    segments: Vec<Segment>,
+    defers: bool,
     path: String,
     /// The containers that the value is in, to find cycles.
     open: Vec<JsValue>,
     max_bytes: f64,
+    /// Bytes of the segments, at least.
+    deferred: f64,
     tagged: bool,
 }
 
+/// What a container holds: items, or pairs.
+pub(super) struct Children {
+    kind: Kind,
+    items: Array,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    List,
+    Set,
+    Elements,
+    Map,
+    Object,
+}
+
+impl Children {
+    pub(super) fn len(&self) -> u32 {
+        self.items.length()
+    }
+}
+
 impl Encoder {
+    pub(super) fn new(what: &str, max_bytes: f64, defers: bool) -> Self {
+        Self {
+            writer: Writer::default(),
+            segments: Vec::new(),
+            defers,
+            path: what.to_owned(),
+            open: Vec::new(),
+            max_bytes,
+            deferred: 0.0,
+            tagged: false,
+        }
+    }
+
+    /// The body, where nothing was deferred.
+    fn finish(self) -> Result<Encoded<JsBody>, Error> {
+        Ok(Encoded {
+            encoding: self.encoding(),
+            body: JsBody::Bytes(bytes(&self.writer.into_bytes())),
+        })
+    }
+
+    /// The body, or what is left to be done for it.
+    pub(super) fn end(mut self) -> Result<Encoded<JsBody>, (Encoding, Vec<Segment>)> {
+        let encoding = self.encoding();
+        self.cut();
+        match &self.segments[..] {
+            [Segment::Bytes(only)] => Ok(Encoded {
+                encoding,
+                body: JsBody::Bytes(bytes(only)),
+            }),
+            _ => Err((encoding, self.segments)),
+        }
+    }
+
+    fn encoding(&self) -> Encoding {
+        if self.tagged {
+            Encoding::Tagged
+        } else {
+            Encoding::Marshal
+        }
+    }
+
+    /// Ends a segment of bytes.
+    pub(super) fn cut(&mut self) {
+        let written = std::mem::take(&mut self.writer).into_bytes();
+        #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+        let size = written.len() as f64;
+        if size > 0.0 {
+            self.deferred += size;
+            self.segments.push(Segment::Bytes(written));
+        }
+    }
+
     fn value(&mut self, value: &JsValue) -> Result<(), Error> {
         if value.is_null() || value.is_undefined() {
             self.writer.none();
@@ -143,12 +229,24 @@ impl Encoder {
         } else if let Some(number) = value.as_f64() {
             self.number(number);
         } else if let Some(text) = value.dyn_ref::<JsString>() {
-            self.text(text);
+            self.text(text)?;
         } else if let Some(int) = value.dyn_ref::<BigInt>() {
             self.big_int(int)?;
         } else if let Some(data) = as_bytes(value) {
             self.check_size(f64::from(data.length()))?;
             self.writer.bytes(&data.to_vec());
+        } else if let Some(blob) = value.dyn_ref::<Blob>().filter(|_| self.defers) {
+            self.check_size(blob.size())?;
+            self.tagged = true;
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "below maxValueSize"
+            )]
+            self.writer.begin_file(blob.size() as usize);
+            self.cut();
+            self.deferred += blob.size();
+            self.segments.push(Segment::File(blob.clone()));
         } else if let Some(date) = value.dyn_ref::<Date>() {
             self.tagged = true;
             if date.get_time().is_nan() {
@@ -156,7 +254,11 @@ impl Encoder {
             }
             self.writer.date(date.get_time());
         } else {
-            self.container(value)?;
+            let children = self.open(value)?;
+            for index in 0..children.len() {
+                self.child(&children, index)?;
+            }
+            self.close(&children);
         }
         self.check_size(0.0)
     }
@@ -171,12 +273,18 @@ impl Encoder {
         }
     }
 
-    fn text(&mut self, text: &JsString) {
-        if super::glue::well_formed(text) {
+    fn text(&mut self, text: &JsString) -> Result<(), Error> {
+        if self.defers && text.length() > LONG_TEXT {
+            self.check_size(f64::from(text.length()))?;
+            self.cut();
+            self.deferred += f64::from(text.length());
+            self.segments.push(Segment::Text(text.clone()));
+        } else if super::glue::well_formed(text) {
             self.writer.text(&String::from(text));
         } else {
             self.writer.ill_formed_text(&text.iter().collect::<Vec<u16>>());
         }
+        Ok(())
     }
 
     fn big_int(&mut self, int: &BigInt) -> Result<(), Error> {
@@ -189,51 +297,26 @@ impl Encoder {
         Ok(())
     }
 
-    fn container(&mut self, value: &JsValue) -> Result<(), Error> {
+    /// Begins a container; its children are to follow, and [`Encoder::close`].
+    pub(super) fn open(&mut self, value: &JsValue) -> Result<Children, Error> {
         if self.open.len() >= MAX_VALUE_DEPTH as usize {
             return Err(self.refuse(&format!("nests more than {MAX_VALUE_DEPTH} levels deep")));
         }
         if self.open.iter().any(|open| Object::is(open, value)) {
             return Err(self.refuse("contains itself"));
         }
-        self.open.push(value.clone());
-        if let Some(items) = value.dyn_ref::<Array>() {
-            self.writer.list(items.length() as usize);
-            for (index, item) in items.iter().enumerate() {
-                self.inner(&format!("[{index}]"), &item)?;
-            }
+        let (kind, items) = if let Some(items) = value.dyn_ref::<Array>() {
+            (Kind::List, items.slice(0, items.length()))
         } else if let Some(map) = value.dyn_ref::<Map>() {
-            let entries = Array::from(map);
-            self.writer.dict();
-            for entry in entries.iter() {
-                let entry: Array = entry.unchecked_into();
-                self.inner(" key", &entry.get(0))?;
-                self.inner(" value", &entry.get(1))?;
-            }
-            self.writer.end_dict();
+            (Kind::Map, Array::from(map))
         } else if let Some(set) = value.dyn_ref::<Set>() {
-            let items = Array::from(set);
-            self.writer.set(items.length() as usize);
-            for item in items.iter() {
-                self.inner(" item", &item)?;
-            }
+            (Kind::Set, Array::from(set))
         } else if ArrayBuffer::is_view(value) {
-            let items = Array::from(value);
-            self.writer.list(items.length() as usize);
-            for item in items.iter() {
-                self.inner(" element", &item)?;
-            }
+            (Kind::Elements, Array::from(value))
         } else if is_plain(value) {
-            self.writer.dict();
             let entries =
                 entries(value).map_err(|error| self.refuse(&format!("cannot be read: {}", describe(&error))))?;
-            for entry in entries.iter() {
-                let entry: Array = entry.unchecked_into();
-                let key: JsString = entry.get(0).unchecked_into();
-                self.text(&key);
-                self.inner(&format!(".{}", String::from(key)), &entry.get(1))?;
-            }
-            self.writer.end_dict();
+            (Kind::Object, entries)
         } else {
             let kind = value.js_typeof().as_string().unwrap_or_default();
             let class = Reflect::get(value, &"constructor".into())
@@ -243,9 +326,45 @@ impl Encoder {
             return Err(self.refuse(&format!(
                 "is a {class}, which Python has no counterpart for; pass plain objects, arrays, Maps, Sets, Dates, bytes, strings and numbers"
             )));
+        };
+        self.open.push(value.clone());
+        match kind {
+            Kind::List | Kind::Elements => self.writer.list(items.length() as usize),
+            Kind::Set => self.writer.set(items.length() as usize),
+            Kind::Map | Kind::Object => self.writer.dict(),
+        }
+        Ok(Children { kind, items })
+    }
+
+    pub(super) fn child(&mut self, children: &Children, index: u32) -> Result<(), Error> {
+        let item = children.items.get(index);
+        let pair = || {
+            let pair: &Array = item.unchecked_ref();
+            (pair.get(0), pair.get(1))
+        };
+        match children.kind {
+            Kind::List => self.inner(&format!("[{index}]"), &item),
+            Kind::Set => self.inner(" item", &item),
+            Kind::Elements => self.inner(" element", &item),
+            Kind::Map => {
+                let (key, value) = pair();
+                self.inner(" key", &key)?;
+                self.inner(" value", &value)
+            }
+            Kind::Object => {
+                let (key, value) = pair();
+                let key: JsString = key.unchecked_into();
+                self.text(&key)?;
+                self.inner(&format!(".{}", String::from(key)), &value)
+            }
+        }
+    }
+
+    pub(super) fn close(&mut self, children: &Children) {
+        if matches!(children.kind, Kind::Map | Kind::Object) {
+            self.writer.end_dict();
         }
         self.open.pop();
-        Ok(())
     }
 
     fn inner(&mut self, step: &str, value: &JsValue) -> Result<(), Error> {
@@ -258,7 +377,7 @@ impl Encoder {
 
     fn check_size(&self, more: f64) -> Result<(), Error> {
         #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
-        if self.writer.len() as f64 + more > self.max_bytes {
+        if self.deferred + self.writer.len() as f64 + more > self.max_bytes {
             return Err(self.refuse(&format!("takes more than {} bytes (maxValueSize)", self.max_bytes)));
         }
         Ok(())

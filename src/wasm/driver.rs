@@ -168,6 +168,23 @@ impl Driver {
         promise
     }
 
+    /// The same for a command whose value is still on its way.
+    pub(super) fn submit_later(
+        &self,
+        command: Command<JsBody>,
+        value: impl Future<Output = Result<Encoded<JsBody>, Error>> + 'static,
+    ) -> Promise {
+        let promise = self.submit(command, ExecuteOptions::default());
+        let (ticket, this) = (self.last_ticket.get(), self.this.clone());
+        spawn_local(async move {
+            let value = value.await;
+            if let Some(driver) = this.upgrade() {
+                driver.feed(Input::Arrived(ticket, value));
+            }
+        });
+        promise
+    }
+
     /// Takes the command back when `signal` says so; listens no longer than it runs.
     fn cancel_on(&self, signal: &web_sys::AbortSignal, ticket: Ticket, promise: &Promise) {
         let this = self.this.clone();
@@ -556,6 +573,7 @@ impl Driver {
         match reply {
             Reply::Done => Ok(JsValue::UNDEFINED),
             Reply::State(execution) => Ok(execution.into()),
+            Reply::Name(name) => Ok(name.into()),
             Reply::Value(value) => decode(&value),
             Reply::Execution(execution, last) => show(execution, last),
             Reply::Fork(fork) => {

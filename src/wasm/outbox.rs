@@ -31,7 +31,7 @@ pub(super) enum JsBody {
     Text(JsString),
     /// Bytes.
     Bytes(Uint8Array),
-    /// A checkpoint, whose bytes the browser holds outside of the page's memory; it travels as it is.
+    /// A checkpoint or a file, whose bytes the browser holds outside of the page's memory; it travels as it is.
     Blob(Blob),
 }
 
@@ -67,7 +67,7 @@ struct Piece {
 
 /// Cuts bodies into pieces.
 #[derive(Clone)]
-struct Cutter {
+pub(super) struct Cutter {
     encoder: Encoder,
     /// Large texts are encoded in here: a fresh buffer for every piece costs much more.
     buffer: Uint8Array,
@@ -94,6 +94,19 @@ extern "C" {
 }
 
 impl Cutter {
+    pub(super) fn new() -> Self {
+        Self {
+            encoder: Encoder::new(),
+            buffer: Uint8Array::new_with_length(PIECE),
+        }
+    }
+
+    /// The piece of `body` that begins at `start`, and where the next one begins.
+    pub(super) fn cut(&self, body: &JsBody, start: u32) -> (Uint8Array, u32) {
+        let Piece { bytes, next, owned } = self.piece(body, start);
+        (if owned { bytes } else { bytes.slice(0, bytes.length()) }, next)
+    }
+
     /// The piece of `body` that begins at `start`.
     fn piece(&self, body: &JsBody, start: u32) -> Piece {
         match body {
@@ -106,6 +119,7 @@ impl Cutter {
                 }
             }
             JsBody::Text(text) => self.text_piece(text, start),
+            // It is never cut.
             JsBody::Blob(_) => Piece {
                 bytes: Uint8Array::new_with_length(0),
                 next: 0,
@@ -166,14 +180,10 @@ pub(super) struct Outbox {
 impl Outbox {
     /// An outbox to the other end of `port`.
     pub(super) fn new(port: MessagePort) -> Self {
-        let cutter = Cutter {
-            encoder: Encoder::new(),
-            buffer: Uint8Array::new_with_length(PIECE),
-        };
         Self {
             port,
             waiting: Rc::default(),
-            cutter,
+            cutter: Cutter::new(),
         }
     }
 
@@ -183,6 +193,9 @@ impl Outbox {
             return self.post_piece(&request, None);
         };
         let busy = !self.waiting.borrow().is_empty();
+        if let (false, JsBody::Blob(blob)) = (busy, &body) {
+            return self.post_blob(&request, blob);
+        }
         if !busy && body.length() <= STEP {
             let piece = self.cutter.piece(&body, 0);
             return self.post_piece(&request, Some(&piece));
@@ -198,8 +211,8 @@ impl Outbox {
     pub(super) fn whole(&self, body: &JsBody) -> Uint8Array {
         let (mut pieces, mut start) = (Vec::new(), 0);
         loop {
-            let Piece { bytes, next, owned } = self.cutter.piece(body, start);
-            pieces.push(if owned { bytes } else { bytes.slice(0, bytes.length()) });
+            let (piece, next) = self.cutter.cut(body, start);
+            pieces.push(piece);
             if next >= body.length() {
                 return join(&pieces);
             }
@@ -219,6 +232,11 @@ impl Outbox {
             let Some((request, body)) = self.waiting.borrow().front().cloned() else {
                 return;
             };
+            if let JsBody::Blob(blob) = &body {
+                self.post_blob(&request, blob);
+                self.waiting.borrow_mut().pop_front();
+                continue;
+            }
             let piece = self.cutter.piece(&body, start);
             if piece.next < body.length() {
                 let encoding = match (&body, &request) {
@@ -236,6 +254,13 @@ impl Outbox {
                 next_task().await;
                 slice_ends = now() + SLICE_MS;
             }
+        }
+    }
+
+    fn post_blob(&self, request: &Request, blob: &Blob) {
+        let header = serde_json::to_string(request).unwrap_or_default();
+        if let Err(error) = self.port.post_message(&Array::of2(&header.into(), blob)) {
+            web_sys::console::error_1(&error);
         }
     }
 
@@ -276,7 +301,7 @@ pub(super) fn join(pieces: &[Uint8Array]) -> Uint8Array {
 }
 
 /// Lets the page do everything else that is waiting, and comes back.
-async fn next_task() {
+pub(super) async fn next_task() {
     let Ok(channel) = MessageChannel::new() else { return };
     let port = channel.port1();
     let promise = Promise::new(&mut |resolve, _| {

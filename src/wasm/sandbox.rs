@@ -7,12 +7,12 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
 
 use super::budget::JsBudget;
-use super::convert::encode;
 use super::driver::Driver;
 use super::glue::{Glue, object, thrown};
-use super::options::{ExecuteOptions, Options};
+use super::options::{ExecuteOptions, Options, entries};
+use super::source::Source;
 use crate::error::Error;
-use crate::session::{Command, Input};
+use crate::session::{Command, Input, Series, Target};
 
 #[wasm_bindgen(typescript_custom_section)]
 const TYPES: &str = r#"
@@ -133,6 +133,9 @@ extern "C" {
     /// TypeScript's `Promise<void>`.
     #[wasm_bindgen(typescript_type = "Promise<void>")]
     pub type VoidPromise;
+    /// TypeScript's `Promise<string>`.
+    #[wasm_bindgen(typescript_type = "Promise<string>")]
+    pub type TextPromise;
     /// TypeScript's `Promise<number>`.
     #[wasm_bindgen(typescript_type = "Promise<number>")]
     pub type NumberPromise;
@@ -174,7 +177,7 @@ impl Sandbox {
     /// Makes `context` the Python variable `context`, of any size; it survives every restart of the guest. Call it
     /// before the first `execute`, with `null` if there is none.
     pub fn initialize(&self, context: &JsValue) -> VoidPromise {
-        self.put(Command::Initialize, context, "context")
+        self.put(Target::Context, context)
     }
 
     /// Runs Python code. Calls queue in order. It rejects only when the sandbox itself cannot run code; what goes wrong
@@ -213,7 +216,24 @@ impl Sandbox {
         value: &JsValue,
     ) -> VoidPromise {
         match text("name", name) {
-            Ok(name) => self.put(|value| Command::SetVariable(name.clone(), value), value, &name),
+            Ok(name) => self.put(Target::Variable(name), value).unchecked_into(),
+            Err(error) => self.promise(Err(error)).unchecked_into(),
+        }
+    }
+
+    /// Adds a value to a series of variables and resolves to the name of the one that it has become: `context_1` and so on,
+    /// where `context_0` is `context`. Other series are `"session_context"` (from `session_context_0`, all of them in the list
+    /// `context_history`) and `"history"` (from `history_0`, all of them in the list `session_history`). Like `context`, they
+    /// survive every restart of the guest.
+    #[wasm_bindgen(js_name = addContext)]
+    pub fn add_context(
+        &self,
+        context: &JsValue,
+        #[wasm_bindgen(unchecked_optional_param_type = "{ series?: \"context\" | \"session_context\" | \"history\" }")]
+        options: &JsValue,
+    ) -> TextPromise {
+        match series(options) {
+            Ok(series) => self.put(Target::Next(series), context).unchecked_into(),
             Err(error) => self.promise(Err(error)).unchecked_into(),
         }
     }
@@ -289,15 +309,21 @@ impl Sandbox {
         self.driver.submit(command, ExecuteOptions::default())
     }
 
-    fn put(
-        &self,
-        command: impl Fn(crate::session::Encoded<super::outbox::JsBody>) -> Command<super::outbox::JsBody>,
-        value: &JsValue,
-        name: &str,
-    ) -> VoidPromise {
-        let encoded = encode(value, name, self.driver.options().limits.max_value_bytes);
-        self.promise(encoded.map(|value| self.submit(command(value))))
-            .unchecked_into()
+    fn put(&self, target: Target, value: &JsValue) -> VoidPromise {
+        let what = match &target {
+            Target::Variable(name) => name.clone(),
+            _ => "context".to_owned(),
+        };
+        let source = Source::of(value, &what, self.driver.options().limits.max_value_bytes);
+        let promise = source.map(|source| match source {
+            Source::Ready(value) => self.submit(match target {
+                Target::Context => Command::Initialize(value),
+                Target::Next(series) => Command::Add(series, value),
+                Target::Variable(name) => Command::SetVariable(name, value),
+            }),
+            Source::Later(value) => self.driver.submit_later(Command::Later(target), value),
+        });
+        self.promise(promise).unchecked_into()
     }
 
     fn promise(&self, promise: Result<Promise, Error>) -> Promise {
@@ -321,6 +347,26 @@ fn text(name: &str, value: &JsValue) -> Result<String, Error> {
     value
         .as_string()
         .ok_or_else(|| Error::invalid(name, "must be a string"))
+}
+
+/// The options of `addContext`.
+fn series(options: &JsValue) -> Result<Series, Error> {
+    let mut series = Series::Context;
+    for (name, value) in entries(options, "options")? {
+        let known = [Series::Context, Series::SessionContext, Series::History];
+        match name.as_str() {
+            _ if value.is_undefined() => {}
+            "series" => {
+                let given = value.as_string().unwrap_or_default();
+                series = known
+                    .into_iter()
+                    .find(|known| known.name() == given)
+                    .ok_or_else(|| Error::invalid(name, "must be \"context\", \"session_context\" or \"history\""))?;
+            }
+            _ => return Err(Error::invalid(name, "there is no such option of addContext")),
+        }
+    }
+    Ok(series)
 }
 
 /// A count, or nothing.

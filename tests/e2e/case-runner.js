@@ -8,10 +8,34 @@ const CASE_SECONDS = 120;
 const TOGETHER_MS = 100;
 const CASE_KEYS = ["name", "options", "host", "context", "fresh", "backends", "step"];
 const ACTIONS = [
-  ...["create", "initialize", "execute", "get", "set", "list", "checkpoint", "restore", "undo", "fork", "interrupt"],
+  ...[
+    "create",
+    "initialize",
+    "add",
+    "execute",
+    "get",
+    "set",
+    "list",
+    "checkpoint",
+    "restore",
+    "undo",
+    "fork",
+    "interrupt",
+  ],
   ...["destroy", "together"],
 ];
-const STEP_KEYS = [...ACTIONS, "to", "timeout", "abort", "interrupt_after_ms", "with", "expect", "value", "throws"];
+const STEP_KEYS = [
+  ...ACTIONS,
+  "series",
+  "to",
+  "timeout",
+  "abort",
+  "interrupt_after_ms",
+  "with",
+  "expect",
+  "value",
+  "throws",
+];
 /** Forgets what the case before left behind, so that it need not pay for a new interpreter. */
 const RESET = "answer.clear(); answer.update(content='', ready=False); globals().clear()";
 
@@ -34,6 +58,12 @@ const TAGS = {
     for (let level = 1; level < levels; level += 1) value = [value];
     return value;
   },
+  $blob: (parts) => new Blob([parts].flat().map((part) => /** @type {BlobPart} */ (decode(part)))),
+  $url: (href) => new URL(href, location.href),
+  $response: (part) => new Response(/** @type {BodyInit} */ (decode(part))),
+  $stream: (part) => new Blob([/** @type {BlobPart} */ (decode(part))]).stream(),
+  // Texts of so many characters each.
+  $texts: ([count, length]) => Array.from({ length: count }, (_, index) => `${index} `.padEnd(length, "é")),
   $special: (name) => SPECIALS[name](),
 };
 
@@ -277,6 +307,8 @@ async function act(step, world) {
     return undefined;
   }
   if ("initialize" in step) return sandbox.initialize(decode(step.initialize));
+  if ("add" in step)
+    return sandbox.addContext(decode(step.add), "series" in step ? { series: step.series } : undefined);
   if ("get" in step) return sandbox.getVariable(decode(step.get));
   if ("set" in step) return sandbox.setVariable(decode(step.set), decode(step.to));
   if ("list" in step) return sandbox.listVariables();

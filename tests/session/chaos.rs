@@ -6,7 +6,7 @@ use sandglass::budget::BudgetLimits;
 use sandglass::deadline::StopReason;
 use sandglass::limits::{MAX_NAMES, MAX_OUTPUT_EVENT_BYTES};
 use sandglass::protocol::{Encoding, Ended, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, Request, Stream};
-use sandglass::session::{Command, HostFailure, Input};
+use sandglass::session::{Command, HostFailure, Input, Series, Target};
 
 use crate::world::{Bytes, World, limits, text};
 
@@ -16,6 +16,11 @@ enum Step {
     Command(Command<Bytes>),
     Cancel {
         back: u32,
+    },
+    /// The value of a command is there, or never will be.
+    Arrives {
+        back: u32,
+        well: bool,
     },
     Interrupt,
     Destroy,
@@ -74,6 +79,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         12 => command().prop_map(Step::Command),
         3 => (0..4_u32).prop_map(|back| Step::Cancel { back }),
+        3 => (0..4_u32, prop::bool::weighted(0.8)).prop_map(|(back, well)| Step::Arrives { back, well }),
         2 => Just(Step::Interrupt),
         1 => prop_oneof![9 => Just(Step::Wake), 1 => Just(Step::Destroy)],
         20 => (ended(), reason(), names()).prop_map(|(ended, stopped, names)| Step::Answers { ended, stopped, names }),
@@ -114,7 +120,14 @@ fn command() -> impl Strategy<Value = Command<Bytes>> {
         1 => prop::option::of(0..5_u32).prop_map(Command::Restore),
         1 => Just(Command::Undo),
         1 => Just(Command::Fork),
+        1 => series().prop_map(|series| Command::Add(series, text("more"))),
+        1 => Just(Command::Later(Target::Context)),
+        1 => series().prop_map(|series| Command::Later(Target::Next(series))),
     ]
+}
+
+fn series() -> impl Strategy<Value = Series> {
+    prop::sample::select(vec![Series::Context, Series::SessionContext, Series::History])
 }
 
 fn saying() -> impl Strategy<Value = Saying> {
@@ -127,7 +140,7 @@ fn saying() -> impl Strategy<Value = Saying> {
     ]);
     let skipped = prop_oneof![4 => Just(0), 1 => any::<u64>()];
     let bytes = prop_oneof![20 => 0..200_usize, 1 => Just(MAX_OUTPUT_EVENT_BYTES + 1)];
-    let name = prop::sample::select(vec!["ask", "ask", "look", "unknown"]);
+    let name = prop::sample::select(vec!["ask", "llm_query", "rlm_query", "look", "unknown"]);
     let args = prop_oneof![20 => (0..300_usize).prop_map(Some), 1 => Just(Some(1_001)), 1 => Just(None)];
     let body = prop::option::of(prop::collection::vec(any::<u8>(), 0..20));
     let encoding = || {
@@ -230,6 +243,14 @@ impl World {
         match step {
             Step::Command(command) => drop(self.command(command)),
             Step::Cancel { back } => self.feed(Input::Cancel(self.tickets().saturating_sub(back))),
+            Step::Arrives { back, well } => {
+                let value = if well {
+                    Ok(text("it"))
+                } else {
+                    Err(Error::NotSerializable("it is gone".to_owned()))
+                };
+                self.feed(Input::Arrived(self.tickets().saturating_sub(back), value));
+            }
             Step::Interrupt => self.feed(Input::Interrupt),
             Step::Destroy => self.feed(Input::Destroy),
             Step::Answers { ended, stopped, names } => self.answers_its_turn(ended, stopped, names),
@@ -374,7 +395,10 @@ impl World {
                     names: None,
                 });
             }
-            if !self.wake() {
+            let awaited = self.awaited.first().copied();
+            if let Some(ticket) = awaited {
+                self.feed(Input::Arrived(ticket, Ok(text("at last"))));
+            } else if !self.wake() {
                 return;
             }
         }

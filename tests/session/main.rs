@@ -5,6 +5,7 @@
 mod budgets;
 mod chaos;
 mod checkpoints;
+mod contexts;
 mod executions;
 mod host_calls;
 mod lifecycle;

@@ -10,6 +10,7 @@ import json
 import os.path
 import random
 from asyncio.events import _get_running_loop, _set_running_loop
+from codecs import getincrementaldecoder
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +19,16 @@ from pyodide.ffi import can_run_sync, run_sync, to_js  # type: ignore[import-not
 from sandglass import values
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.runtime import Runtime
-from sandglass.values import type_name
+from sandglass.values import BYTE_ORDER_MARK, type_name
 
 if TYPE_CHECKING:
+    from codecs import IncrementalDecoder
     from collections.abc import Callable
     from types import FrameType
 
 _PACKAGE = os.path.dirname(__file__)
 _HELPERS = os.path.join(_PACKAGE, "helpers.py")
+_Decoder = getincrementaldecoder("utf-8")
 _CANNOT_WAIT = object()
 _MOST_NAMED = 10_000
 
@@ -126,6 +129,7 @@ class Guest:
         self._bridge = BrowserBridge()
         self._runtime = Runtime(self._bridge)
         self._pieces: list[Any] = []
+        self._decoder: IncrementalDecoder | None = None
         self._bridge.runtime = self._runtime
         self._runtime.take_written = self._take_written
 
@@ -156,6 +160,20 @@ class Guest:
     def take_text(self, piece: Any) -> None:
         """A piece of the text that `set_variable` will bring the end of, decoded while the rest is on its way."""
         self._pieces.append(values.decode("text", piece.to_bytes()))
+
+    def take_file(self, piece: Any, last: bool) -> bool:
+        """The same for a file that may be no text: then it is False, and what was taken is forgotten."""
+        decoder = self._decoder = self._decoder or _Decoder()
+        try:
+            text = decoder.decode(piece.to_bytes(), last)
+        except UnicodeDecodeError:
+            self._decoder = None
+            self._pieces.clear()
+            return False
+        self._pieces.append(text if self._pieces else text.removeprefix(BYTE_ORDER_MARK))
+        if last:
+            self._decoder = None
+        return True
 
     def set_variable(self, name: str, encoding: str, body: Any) -> Any:
         pieces, self._pieces = self._pieces, []
@@ -236,6 +254,7 @@ CALLS = (
     GUEST.find_foreign,
     GUEST.save_state,
     GUEST.load_state,
+    GUEST.take_file,
 )
 
 

@@ -17,6 +17,7 @@ from sandglass.values import type_name
 MAX_NAMES = 10_000
 MAX_NAME_CHARS = 200
 _LENGTH_TYPES = (str, bytes, list, tuple, dict, set)
+_LISTS = {"session_context": "context_history", "history": "session_history"}
 MISSING = object()
 
 
@@ -94,9 +95,24 @@ class Namespace:
         if name in self.helpers or name[:2] == name[-2:] == "__":
             raise ValueError(f"{name[:MAX_NAME_CHARS]!r} is reserved and cannot be set")
         self.globals[name] = value
+        self._assign_alias(name)
         if name == "answer":
             self.take_answer()
             self.restore()
+
+    def _assign_alias(self, name: str) -> None:
+        """Names that stand for a numbered context or history as well, and the lists of all of them."""
+        series, _, number = name.rpartition("_")
+        if name == "context":
+            if "context_0" in self.globals:
+                self.globals["context_0"] = self.globals["context"]
+        elif series == "context" and number.isdecimal() and "context" in self.globals:
+            self.globals.setdefault("context_0", self.globals["context"])
+        elif series in _LISTS and number.isdecimal() and len(number) < 6:
+            numbered = (f"{series}_{index}" for index in range(int(number) + 1))
+            self.globals[_LISTS[series]] = [self.globals[name] for name in numbered if name in self.globals]
+            if name == "history_0":
+                self.globals["history"] = self.globals[name]
 
     def listing(self) -> list[dict[str, Any]]:
         """`[{name, type, length}]` of user variables; length of str, bytes and built-in containers, else None."""

@@ -28,6 +28,7 @@ only, are tuples whose first item is the tag `S` (marshal's StopIteration class,
     (S "ndarray" dtype shape data)         numpy array: dtype name ("float64", "bool", …), list of ints, bytes in
                                            C order, little-endian
     (S "frame"   columns index rows)       pandas DataFrame: three lists; each row is a list of values
+    (S "file"    data)                     from the host only: bytes that are a str where they are UTF-8
     (S "opaque"  type repr)                anything else: type name, repr of at most 1000 characters
 
 Subclasses of the builtin types (Counter, namedtuple, IntEnum, …) and numpy scalars cross as their base; bytearray and
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 OPAQUE_CHARS = 1000
+BYTE_ORDER_MARK = "\ufeff"
 TYPE_NAME_CHARS = 200
 _SCALARS = frozenset({type(None), bool, int, float})
 _SIZED = frozenset({str, bytes})
@@ -84,6 +86,8 @@ def decode(encoding: str, body: bytes) -> Any:
         return None
     if encoding == "bytes":
         return bytes(body)
+    if encoding == "file":
+        return _file(bytes(body))
     if encoding not in ("marshal", "tagged"):
         raise ValueError(f"unknown encoding {encoding!r}")
     try:
@@ -365,11 +369,20 @@ def _untag(value: Any) -> Any:
     return value
 
 
+def _file(data: bytes) -> str | bytes:
+    try:
+        return str(data, "utf-8").removeprefix(BYTE_ORDER_MARK)
+    except UnicodeDecodeError:
+        return data
+
+
 def _untag_extension(kind: object = None, *payload: Any) -> Any:
     if kind == "date" and len(payload) == 1:
         from datetime import UTC, datetime, timedelta
 
         return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=payload[0])
+    if kind == "file" and len(payload) == 1:
+        return _file(payload[0])
     if kind == "ndarray" and len(payload) == 3:
         import numpy
 

@@ -1,0 +1,171 @@
+//! What the host keeps for every guest: `context`, and what was added to it.
+
+use super::turn::Task;
+use super::{Body, Encoded, Session, Ticket};
+use crate::error::Error;
+
+/// Variables that grow by one with each that is added, and are numbered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Series {
+    /// `context_1`, `context_2`, …; `context_0` is `context`.
+    Context,
+    /// `session_context_0`, …, all of them in the list `context_history`.
+    SessionContext,
+    /// `history_0`, …, all of them in the list `session_history`; `history` is the first.
+    History,
+}
+
+/// Where a value is to go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// `context`.
+    Context,
+    /// The next of a series.
+    Next(Series),
+    /// This variable.
+    Variable(String),
+}
+
+impl Series {
+    /// What the names of its variables begin with.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Context => "context",
+            Self::SessionContext => "session_context",
+            Self::History => "history",
+        }
+    }
+
+    /// That of a name, with the number that it stands for.
+    fn of(name: &str) -> Option<(Self, usize)> {
+        let (series, number) = name.rsplit_once('_')?;
+        let all = [Self::Context, Self::SessionContext, Self::History];
+        let series = all.into_iter().find(|known| known.name() == series)?;
+        Some((series, number.parse().ok()?))
+    }
+}
+
+impl Target {
+    /// Whether the host keeps what goes there.
+    pub(super) fn is_kept(&self) -> bool {
+        !matches!(self, Self::Variable(_))
+    }
+}
+
+/// The values that are kept, in the order in which they were first given.
+#[derive(Debug, Clone)]
+pub(super) struct Contexts<B>(Vec<(String, Encoded<B>)>);
+
+impl<B> Default for Contexts<B> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<B: Clone> Contexts<B> {
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.0.iter().any(|(known, _)| known == name)
+    }
+
+    pub(super) fn find(&self, name: &str) -> Option<&Encoded<B>> {
+        self.0
+            .iter()
+            .find_map(|(known, value)| (known == name).then_some(value))
+    }
+
+    pub(super) fn is_initialized(&self) -> bool {
+        self.has("context")
+    }
+
+    pub(super) fn keep(&mut self, name: &str, value: Encoded<B>) {
+        match self.0.iter_mut().find(|(known, _)| known == name) {
+            Some((_, old)) => *old = value,
+            None => self.0.push((name.to_owned(), value)),
+        }
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = String> {
+        self.0.iter().map(|(name, _)| name.clone())
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// The name of what goes to `target` now.
+    pub(super) fn name(&self, target: &Target) -> String {
+        match target {
+            Target::Context => "context".to_owned(),
+            Target::Variable(name) => name.clone(),
+            Target::Next(series) => {
+                let used = self.0.iter().filter_map(|(name, _)| Series::of(name));
+                let next = used.filter(|(of, _)| of == series).map(|(_, number)| number + 1).max();
+                let first = usize::from(*series == Series::Context);
+                format!("{}_{}", series.name(), next.unwrap_or(first))
+            }
+        }
+    }
+}
+
+impl<B: Body> Session<B> {
+    /// A value that a command waited for is there, or never will be.
+    pub(super) fn arrived(&mut self, ticket: Ticket, value: Result<Encoded<B>, Error>) {
+        let waits =
+            |(waiting, task): &(Ticket, Task<B>)| *waiting == ticket && matches!(task, Task::Set { value: None, .. });
+        let Some(at) = self.queue.iter().position(waits) else {
+            return;
+        };
+        match (value, &mut self.queue[at].1) {
+            (Ok(value), Task::Set { value: missing, .. }) => *missing = Some(value),
+            (Ok(_), _) => {}
+            (Err(error), _) => {
+                self.queue.remove(at);
+                self.resolve(ticket, Err(error));
+            }
+        }
+    }
+
+    /// Whether the next command still waits for its value.
+    pub(super) fn waits_for_value(&self) -> bool {
+        matches!(self.queue.front(), Some((_, Task::Set { value: None, .. })))
+    }
+
+    /// Gives the guest the next of the kept values that it lacks.
+    pub(super) fn restore_contexts(&mut self, now: f64) {
+        while let Some(name) = self.lacking.first().cloned() {
+            let replaced = matches!(self.queue.front(), Some((_, task)) if name == "context" && task.initializes());
+            match self.contexts.find(&name).cloned().filter(|_| !replaced) {
+                Some(value) => {
+                    let target = Target::Variable(name);
+                    let value = Some(value);
+                    return self.begin(now, None, Task::Set { target, value });
+                }
+                None => self.lacking.retain(|lacking| *lacking != name),
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(target_arch = "wasm32")))]
+mod tests {
+    use super::*;
+    use crate::protocol::Encoding;
+
+    #[test]
+    fn numbers_go_on_after_the_highest() {
+        let value = || Encoded {
+            encoding: Encoding::None,
+            body: Vec::<u8>::new(),
+        };
+        let mut contexts = Contexts::default();
+        contexts.keep("context", value());
+        let next = |contexts: &Contexts<Vec<u8>>, series| contexts.name(&Target::Next(series));
+        assert_eq!(next(&contexts, Series::Context), "context_1");
+        assert_eq!(next(&contexts, Series::SessionContext), "session_context_0");
+        contexts.keep("context_1", value());
+        contexts.keep("history_7", value());
+        assert_eq!(next(&contexts, Series::Context), "context_2");
+        assert_eq!(next(&contexts, Series::History), "history_8");
+        assert_eq!(next(&contexts, Series::SessionContext), "session_context_0");
+    }
+}

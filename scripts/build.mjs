@@ -156,8 +156,8 @@ async function editor() {
     export { keymap, placeholder } from "@codemirror/view";
     export { indentWithTab } from "@codemirror/commands";
     export { HighlightStyle, indentUnit, syntaxHighlighting } from "@codemirror/language";
-    export { python } from "@codemirror/lang-python";
-    export { tags } from "@lezer/highlight";`;
+    export { python, pythonLanguage } from "@codemirror/lang-python";
+    export { highlightTree, tagHighlighter, tags } from "@lezer/highlight";`;
   await esbuild.build({
     stdin: { contents, resolveDir: root },
     outfile: join(dist, "www/codemirror.js"),

@@ -17,7 +17,6 @@ pub const TRAJECTORY_VERSION: u32 = 1;
 /// One step of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
 pub struct RlmEvent {
     /// The run: `"0"` is the first, `"0.1"` the second of its children.
     pub run: String,

@@ -107,6 +107,16 @@ export interface RlmOptions {
   signal?: AbortSignal;
 }
 
+/** One step of a run: a line of its trajectory. */
+export type RlmEvent = {
+  /** The run: `"0"` is the first, `"0.1"` the second of its children. */
+  run: string;
+  /** How deep it is. */
+  depth: number;
+  /** Milliseconds since the first run began. */
+  time: number;
+} & RlmEventKind;
+
 /** What `runRlm` resolves to. */
 export interface RlmRun {
   /** The answer: a string, or what `answerSchema` asks for; undefined when there is none. */

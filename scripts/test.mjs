@@ -65,6 +65,7 @@ const SUITES = [
   ...inBrowsers("soak"),
   { name: "readme", command: e2e("readme", "--browser", "chromium"), count: sumLine },
   ...inBrowsers("playground"),
+  ...inBrowsers("playground-ask"),
 ];
 
 const { values: options } = parseArgs({ options: { only: { type: "string" }, list: { type: "boolean" } } });

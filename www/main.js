@@ -5,7 +5,8 @@ import { settingsPanel } from "./panels/settings.js";
 import { Ask } from "./rlm/ask.js";
 
 const settings = settingsPanel();
-new Ask(settings.endpoint);
+const ask = new Ask(settings.endpoint);
+let isAskOpen = false;
 
 /** @type {Promise<void> | undefined} */
 let notebook;
@@ -23,6 +24,8 @@ function show() {
   }
   // There is one model for both, and one field that holds its key.
   document.querySelector(`[data-model-slot="${view}"]`)?.append(byId("model"));
+  if (!isNotebook && !isAskOpen) ask.open();
+  isAskOpen ||= !isNotebook;
   if (isNotebook) notebook ??= import("./notebook-view.js").then(({ openNotebook }) => openNotebook(settings.answer));
 }
 

@@ -1,5 +1,6 @@
 // The first view: a question, the run that answers it, and recordings of runs.
 
+import { createSandbox } from "../../pyodide-glue/index.js";
 import { replayRlm, runRlm } from "../../pyodide-glue/rlm.js";
 import { byId } from "../dom.js";
 import { Composer } from "./composer.js";
@@ -8,7 +9,7 @@ import { PlayerControls } from "./controls.js";
 import { builtInPolicy } from "./policy.js";
 import { SAMPLE, contextOf } from "./sources.js";
 import { Recorder, readTrajectory, toBlob } from "./trajectory.js";
-import { RunView } from "./view.js";
+import { MAX_TITLE_CHARS, RunView } from "./view.js";
 
 /** @import { RlmEndpoint, RlmOptions } from "../../pkg/sandglass.js" */
 /** @import { RunEvent } from "./state.js" */
@@ -46,7 +47,7 @@ export class Ask {
     this.#endpoint = endpoint;
     this.#run.addEventListener("click", () => void this.run());
     for (const stop of this.#stops) stop.addEventListener("click", () => this.#abort?.abort());
-    byId("ask-watch").addEventListener("click", () => void this.#watchSample());
+    byId("ask-watch").addEventListener("click", () => void this.#showSample("sample played"));
     this.#export.addEventListener("click", () => this.#save());
     this.#again.addEventListener("click", () => void this.#runAgain());
     const file = /** @type {HTMLInputElement} */ (byId("recording-file"));
@@ -56,6 +57,12 @@ export class Ask {
       if (chosen) void this.#open(chosen);
     });
     this.#enable();
+  }
+
+  /** The view is looked at for the first time. */
+  open() {
+    void this.#showSample("sample shown");
+    void warmUp();
   }
 
   /** Answers the question. */
@@ -76,6 +83,7 @@ export class Ask {
     this.#present(kind, options.task, { events: recorder.events, context });
     this.#view.show(live);
     this.#enable();
+    this.#scroll();
     const onEvent = (/** @type {RunEvent} */ event) => {
       recorder.add(event);
       live.push(event);
@@ -85,7 +93,8 @@ export class Ask {
       abort.signal.throwIfAborted();
       return await runRlm({ ...options, context: value, signal: abort.signal, onEvent: /** @type {any} */ (onEvent) });
     } catch (error) {
-      if (abort.signal.aborted && recorder.events.length === 0) this.#composer.problem("run", "Stopped before it began.");
+      if (abort.signal.aborted && recorder.events.length === 0)
+        this.#composer.problem("run", "Stopped before it began.");
       else this.#composer.refused(error instanceof Error ? error.message : String(error));
       if (recorder.events.length === 0) this.#present();
     } finally {
@@ -120,9 +129,10 @@ export class Ask {
       const end = events.findLast(({ type, run }) => type === "runEnded" && run === "0");
       return end?.type === "runEnded" ? JSON.stringify([end.outcome, end.answer]) : undefined;
     };
-    const contextsOf = ([start]) => JSON.stringify(start?.contexts);
+    const contextsOf = (/** @type {RunEvent[]} */ [start]) =>
+      start?.type === "runStarted" ? JSON.stringify(start.contexts) : undefined;
     const isSame = answerOf(before) === answerOf(now);
-    const isOther = contextsOf(/** @type {any} */ (before)) !== contextsOf(/** @type {any} */ (now));
+    const isOther = contextsOf(before) !== contextsOf(now);
     const words = [isSame ? "Same answer as in the recording." : "Not the answer of the recording."];
     if (isOther) words.push("What it was given is not what the recording was about: choose the same files first.");
     this.#verdict.textContent = words.join(" ");
@@ -132,24 +142,26 @@ export class Ask {
 
   // ---- recordings ----
 
-  async #watchSample() {
+  /** @param {"sample shown" | "sample played"} from */
+  async #showSample(from) {
     const url = new URL("../sample-run.jsonl", import.meta.url);
     const kind = `A recording of a run over the sample, ${BUILT_IN}`;
-    await this.#load(kind, async () => readTrajectory(await (await fetch(url)).blob()), async () => SAMPLE.open(), true);
+    const read = async () => readTrajectory(await (await fetch(url)).blob());
+    await this.#load(kind, read, SAMPLE.open, from);
   }
 
   /** @param {File} file */
   async #open(file) {
-    await this.#load(`Recording: ${file.name}`, () => readTrajectory(file), undefined, false);
+    await this.#load(`Recording: ${file.name}`, () => readTrajectory(file), undefined, "file");
   }
 
   /**
    * @param {string} kind
    * @param {() => Promise<RunEvent[]>} read
    * @param {Recording["context"]} context
-   * @param {boolean} play  from the beginning; otherwise its end is shown
+   * @param {"file" | "sample shown" | "sample played"} from  what is not played is shown as it ended
    */
-  async #load(kind, read, context, play) {
+  async #load(kind, read, context, from) {
     if (this.#abort) return this.#composer.problem("run", "A run is under way: stop it first.");
     this.#composer.clearProblems();
     const shown = ++this.#shown;
@@ -158,12 +170,17 @@ export class Ask {
       if (shown !== this.#shown) return;
       const [start] = events;
       this.#present(kind, start?.type === "runStarted" ? start.task : "", { events, context });
-      const player = new Player(events, play ? 0 : events.length);
+      const player = new Player(events, from === "sample played" ? 0 : events.length);
       this.#view.show(player);
       this.#controls.show(player);
-      if (play) this.#controls.play();
       this.#enable();
+      if (from === "file") this.#scroll();
+      if (from !== "sample played") return;
+      this.#controls.play();
+      this.#scroll();
     } catch (error) {
+      // Nobody has asked for it.
+      if (from === "sample shown") return;
       this.#composer.problem("run", `The recording cannot be opened: ${/** @type {Error} */ (error).message}.`);
     }
   }
@@ -187,8 +204,12 @@ export class Ask {
     section.hidden = !recording;
     if (!recording) return;
     this.#kind.textContent = String(kind);
-    this.#title.textContent = task.slice(0, 500);
-    section.scrollIntoView({ block: "start", behavior: "smooth" });
+    this.#title.textContent = task.slice(0, MAX_TITLE_CHARS);
+  }
+
+  #scroll() {
+    const isCalm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    byId("run").scrollIntoView({ block: "start", behavior: isCalm ? "instant" : "smooth" });
   }
 
   #enable() {
@@ -198,4 +219,14 @@ export class Ask {
     byId("run-stop").hidden = !isRunning;
     this.#export.hidden = this.#again.hidden = isRunning || !this.#recording?.events.length;
   }
+}
+
+/** Has the page fetch Python and make what its guests start from, so that the first run starts as quickly as later ones. */
+async function warmUp() {
+  await new Promise((resolve) => setTimeout(resolve, 300));
+  // Should it fail, the run will say why.
+  await createSandbox().then(
+    (sandbox) => sandbox.destroy(),
+    () => {},
+  );
 }

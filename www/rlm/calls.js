@@ -69,9 +69,7 @@ class CallView {
     const { child } = call;
     if (child === undefined) return;
     this.element.classList.add("recurses");
-    this.element.append(
-      el("button", { class: "link to-run", text: `Open run ${child}`, onclick: () => onRun(child) }),
-    );
+    this.element.append(el("button", { class: "link to-run", text: `Open run ${child}`, onclick: () => onRun(child) }));
   }
 
   /** @param {Call} call */

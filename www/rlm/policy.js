@@ -10,8 +10,8 @@ const SMALL_CHARS = 30_000;
 /** Contexts from this on are shared out among runs of their own. */
 const LARGE_CHARS = 400_000;
 /** How fast it "types", so that one can follow. */
-const PIECE_CHARS = 24;
-const PIECE_MS = 12;
+const PIECE_CHARS = 16;
+const PIECE_MS = 16;
 
 /** What asks for a number. */
 const COUNTING = /^\W*(how many|how often|count)\b/i;
@@ -56,7 +56,7 @@ const look = (task) =>
     "First a look at the data: what it is, how long, how it begins, and how often the words of the question occur in it.",
     `
 question = ${JSON.stringify(task)}
-words = ${JSON.stringify(words(task))}
+words = ${pythonList(words(task))}
 
 if isinstance(context, dict):
     texts = {str(name): text for name, text in context.items()}
@@ -135,18 +135,23 @@ ${final(schema)}`,
 
 /** @param {string} task @param {string | undefined} schema */
 function count(task, schema) {
-  const quoted = [...task.matchAll(/"([^"]+)"|“([^”]+)”|'([^']{2,})'/g)].map((match) => match[1] ?? match[2] ?? match[3]);
+  const quoted = [...task.matchAll(/"([^"]+)"|“([^”]+)”|'([^']{2,})'/g)].map(
+    (match) => match[1] ?? match[2] ?? match[3],
+  );
   const wanted = quoted.length > 0 ? quoted.map((text) => String(text).toLowerCase()) : words(task);
   return reply(
     "Counting is Python's work, no model is needed: I count the lines that have all of these words.",
     `
-wanted = ${JSON.stringify(wanted)}
+wanted = ${pythonList(wanted)}
 hits = [line for line in whole.splitlines() if all(word in line for word in wanted)]
 print(*hits[:5], sep="\\n")
 answer = f"{len(hits)} (lines with all of: {', '.join(wanted)})"
 ${final(schema)}`,
   );
 }
+
+/** @param {string[]} texts */
+const pythonList = (texts) => `[${texts.map((text) => JSON.stringify(text)).join(", ")}]`;
 
 /** The words to look for. @param {string} task */
 function words(task) {

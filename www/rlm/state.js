@@ -69,7 +69,7 @@
  * @property {unknown} [answerSchema]
  * @property {number} startedAt
  * @property {number} [duration]
- * @property {Usage} usage  its own and its children's
+ * @property {Required<Usage>} usage  its own and its children's
  * @property {Turn[]} turns
  * @property {Map<number, { call: Call, block?: Block, turn?: Turn }>} calls
  * @property {string[]} notes  for the next turn
@@ -108,7 +108,8 @@ export class State {
     this.time = Math.max(this.time, event.time);
     const run = this.#run(event.run, event.time);
     touch(run);
-    APPLY[event.type]?.(this, run, /** @type {any} */ (event));
+    const change = /** @type {(state: State, run: Run, event: RunEvent) => void} */ (APPLY[event.type]);
+    change?.(this, run, event);
   }
 
   /** @param {string} id @param {number} time @returns {Run} */
@@ -156,10 +157,13 @@ const APPLY = {
   },
 
   turnStarted(state, run, { turn, of, promptTokens, left, time }) {
-    // What is left before anything was spent is what there is.
+    // A turn is a call of a model, as each query is.
+    charge(run, { calls: 1 });
+    // What is left and what was spent at the beginning are what there is.
     if (run.id === "0" && turn === 1) {
       const { calls, tokens, cost } = left;
-      state.limits = { calls, tokens, cost, time: left.time === undefined ? undefined : left.time + time };
+      const whole = left.time === undefined ? undefined : Math.round((left.time + time) / 100) * 100;
+      state.limits = { calls: calls === undefined ? undefined : calls + 1, tokens, cost, time: whole };
     }
     run.turns.push({
       revision: 1,
@@ -189,7 +193,7 @@ const APPLY = {
   },
 
   modelReplied(_, run, { text, usage, estimated, cut, duration }) {
-    charge(run, usage);
+    charge(run, { ...usage, calls: 0 });
     const turn = lastTurn(run);
     if (!turn) return;
     Object.assign(turn, { status: "replied", text, usage, estimated, cut, duration });
@@ -249,12 +253,12 @@ const APPLY = {
     block?.calls.push(call);
     run.calls.set(number, { call, block, turn });
     for (const node of [block, turn]) if (node) node.revision++;
-    charge(run, { calls: 1, inputTokens: 0, outputTokens: 0, cost: 0 });
+    charge(run, { calls: 1 });
     if (child !== undefined) state.expect(child, prompt, time);
   },
 
   callEnded(_, run, { call: number, answer, error, usage, duration }) {
-    if (usage) charge(run, { ...usage, calls: 0 });
+    charge(run, { ...usage, calls: 0 });
     changeCall(run, number, (call) => {
       Object.assign(call, { status: answer === undefined ? "failed" : "answered", answer, error, duration });
     });
@@ -272,8 +276,6 @@ const APPLY = {
 
   runEnded(_, run, { outcome, answer, error, duration }) {
     Object.assign(run, { status: outcome, answer, error, duration });
-    // What nobody waits for any more will not be told of.
-    for (const turn of run.turns.slice(-1)) turn.revision++;
   },
 };
 
@@ -286,7 +288,7 @@ function touch(run) {
 }
 
 /** @param {Run | undefined} run @param {Usage} usage */
-function charge(run, { calls, inputTokens, outputTokens, cost }) {
+function charge(run, { calls = 0, inputTokens = 0, outputTokens = 0, cost = 0 }) {
   for (; run; run = run.parent) {
     run.usage.calls += calls;
     run.usage.inputTokens += inputTokens;

@@ -18,15 +18,24 @@ const whole = (/** @type {unknown} */ value) => Number.isInteger(value) && Numbe
 const flag = (/** @type {unknown} */ value) => typeof value === "boolean";
 const anything = () => true;
 const maybe = (/** @type {Check} */ check) => (/** @type {unknown} */ value) => value === undefined || check(value);
-const list = (/** @type {Check} */ check) => (/** @type {unknown} */ value) => Array.isArray(value) && value.every(check);
-const oneOf = (/** @type {string[]} */ ...names) => (/** @type {unknown} */ value) => names.includes(String(value));
+const list = (/** @type {Check} */ check) => (/** @type {unknown} */ value) =>
+  Array.isArray(value) && value.every(check);
+const oneOf =
+  (/** @type {string[]} */ ...names) =>
+  (/** @type {unknown} */ value) =>
+    names.includes(String(value));
 /** @param {Record<string, Check>} fields */
 const object = (fields) => (/** @type {unknown} */ value) =>
   typeof value === "object" &&
   value !== null &&
   Object.entries(fields).every(([name, check]) => check(Reflect.get(value, name)));
 
-const usage = object({ calls: number, inputTokens: number, outputTokens: number, cost: number });
+const usage = object({
+  calls: maybe(number),
+  inputTokens: maybe(number),
+  outputTokens: maybe(number),
+  cost: maybe(number),
+});
 const left = object({ calls: maybe(number), tokens: maybe(number), cost: maybe(number), time: maybe(number) });
 const facts = object({ name: text, type: text, length: maybe(number), unit: maybe(text), peek: maybe(text) });
 const runId = (/** @type {unknown} */ value) => /^0(\.\d{1,6}){0,16}$/.test(String(value));
@@ -80,7 +89,9 @@ export function problemOf(event) {
   if (!fields) return "it is no event of a run";
   if (!runId(run)) return "its run has no name such as 0.1";
   if (!number(time)) return "it has no time";
-  const wrong = Object.entries(fields).find(([name, check]) => !check(Reflect.get(/** @type {object} */ (event), name)));
+  const wrong = Object.entries(fields).find(
+    ([name, check]) => !check(Reflect.get(/** @type {object} */ (event), name)),
+  );
   return wrong && `its ${wrong[0]} is not what ${type} has there`;
 }
 
@@ -119,14 +130,19 @@ export async function readTrajectory(file) {
 
 /** Events as JSON lines. @param {RunEvent[]} events */
 export function toBlob(events) {
-  return new Blob(events.map((event) => `${JSON.stringify(event)}\n`), { type: "application/jsonl" });
+  return new Blob(
+    events.map((event) => `${JSON.stringify(event)}\n`),
+    { type: "application/jsonl" },
+  );
 }
+
+/** @typedef {Extract<RunEvent, { type: "text" | "output" }>} LiveEvent */
 
 /** Keeps what happens; text and output that come in small pieces are kept in fewer. */
 export class Recorder {
   /** @type {RunEvent[]} */
   events = [];
-  /** The last event of each run, when it is a live one. @type {Map<string, RunEvent>} */
+  /** The last event of each run, when it is a live one. @type {Map<string, LiveEvent>} */
   #live = new Map();
   /** Characters that the running block of each run has printed. @type {Map<string, number>} */
   #printed = new Map();
@@ -150,12 +166,9 @@ export class Recorder {
   }
 }
 
-/**
- * @param {RunEvent} last
- * @param {RunEvent} event
- * @returns {event is RunEvent & { type: "text" | "output" }}
- */
+/** @param {LiveEvent} last @param {RunEvent} event @returns {event is LiveEvent} */
 function isMore(last, event) {
-  if (event.type !== last.type || event.time - last.time > MERGE_MS) return false;
-  return event.type === "text" || (event.type === "output" && event.stream === /** @type {any} */ (last).stream);
+  if (event.time - last.time > MERGE_MS) return false;
+  if (last.type === "output") return event.type === "output" && event.stream === last.stream;
+  return event.type === "text";
 }

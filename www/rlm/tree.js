@@ -128,7 +128,8 @@ class Row {
   /** @param {Run} run @param {number} now */
   update(run, now) {
     const took = run.duration ?? (run.status === "running" ? Math.max(0, now - run.startedAt) : 0);
-    const shown = run.status === "waiting" ? "" : time(run.duration === undefined ? Math.floor(took / 100) * 100 : took);
+    const shown =
+      run.status === "waiting" ? "" : time(run.duration === undefined ? Math.floor(took / 100) * 100 : took);
     if (shown !== this.#shownTime) this.#time.textContent = this.#shownTime = shown;
     if (run.revision === this.#revision) return;
     this.#revision = run.revision;

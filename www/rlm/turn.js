@@ -62,7 +62,8 @@ export class TurnView {
     this.#gist.textContent = gist(text);
     const facts = [];
     if (status === "asked") facts.push(this.#isOver ? "no reply" : text ? "writing …" : "asked …");
-    if (usage) facts.push(`${estimated ? "≈ " : ""}${count(usage.inputTokens + usage.outputTokens, "token")}`);
+    if (usage)
+      facts.push(`${estimated ? "≈ " : ""}${count((usage.inputTokens ?? 0) + (usage.outputTokens ?? 0), "token")}`);
     if (duration !== undefined) facts.push(time(duration));
     if (cut) facts.push("cut off");
     const calls = blocks.reduce((sum, { calls }) => sum + calls.length, 0);

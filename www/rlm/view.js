@@ -15,6 +15,8 @@ import { TurnView } from "./turn.js";
 /** Of each frame, for events and for drawing. */
 const APPLY_MS = 5;
 const DRAW_MS = 8;
+/** A longer task does not fit above the run. */
+export const MAX_TITLE_CHARS = 300;
 /** The newest turns are open. */
 const OPEN_TURNS = 2;
 
@@ -89,7 +91,7 @@ export class RunView {
     source.tick(Math.max(0, now - this.#lastFrame));
     this.#lastFrame = now;
     const until = performance.now() + APPLY_MS;
-    for (let event; performance.now() < until && (event = source.next()); ) this.state.apply(event);
+    for (let event; performance.now() < until && (event = source.next());) this.state.apply(event);
     const isWhole = this.#draw(source.time);
     this.#onFrame();
     if (source.active || !isWhole) this.#frame = requestAnimationFrame((now) => this.#step(now));
@@ -137,8 +139,11 @@ export class RunView {
 
 /** What a run is about. @param {Run} run */
 function about(run) {
+  /** @type {HTMLElement[]} */
   const parts = [el("h3", { text: run.id === "0" ? "The run" : `Run ${run.id}` })];
-  if (run.task) parts.push(el("p", { class: "task", text: clip(run.task, 4_000) }));
+  // The first run's is the title.
+  if (run.id !== "0" || run.task.length > MAX_TITLE_CHARS)
+    parts.push(el("p", { class: "task", text: clip(run.task, 4_000) }));
   for (const { name, type, length, unit, characters, peek } of run.contexts.slice(0, 20)) {
     const size = [type, length !== undefined && count(length, String(unit ?? "").replace(/s$/, "") || "item")];
     if (characters !== undefined) size.push(count(characters, "character"));

@@ -34,7 +34,7 @@ export function settingsPanel() {
       baseUrl: text("base-url"),
       model: text("model-name"),
       apiKey: text("key") || undefined,
-      price: isPriced ? { input, output } : undefined,
+      price: isPriced ? { input: input ?? 0, output: output ?? 0 } : undefined,
     };
   };
   return { answer, endpoint };

@@ -279,7 +279,7 @@ const STEPS = {
     check("names of files reached Python", turns.includes("'__proto__'"));
 
     await open(hostileTrajectory(attack));
-    check("a recording's answer", (await text("#answer-text")).includes(attack));
+    check("a recording's answer", (await text("#answer-text")).includes(JSON.stringify(attack)));
     check("and its task", (await text("#run-title")) === attack);
     const displays = await page.$$eval(".display", (all) =>
       all.map((it) => [it.querySelector("img")?.src.slice(0, 22), it.textContent]),
@@ -340,12 +340,12 @@ const STEPS = {
     const events = trajectory.split("\n").length - 1;
     await open(trajectory);
     await page.waitForFunction(() => document.querySelectorAll("#turns .turn").length === 600);
-    check(`events: ${events}`, events > 8_000);
+    check(`events: ${events}`, events > 7_000);
     check(`runs: ${(await runs()).length}`, (await runs()).length === 201);
     const open2 = await page.$$("#turns .turn > details[open]");
     check("most turns are folded", open2.length === 2);
     check("a batch shows its first calls", (await page.$$("#turns .turn:last-child .call")).length === 8);
-    await page.click("#turns .turn:last-child .block-calls > button");
+    await page.$eval("#turns .turn:last-child .block-calls > button", (it) => /** @type {HTMLElement} */ (it).click());
     check("and more when asked", (await page.$$("#turns .turn:last-child .call")).length === 108);
     const nodes = await page.evaluate(() => document.querySelectorAll("#run *").length);
     check(`elements: ${nodes}`, nodes < 10_000);
@@ -408,7 +408,11 @@ const STEPS = {
     );
     check(`references lead somewhere: ${dangling}`, dangling.length === 0);
     for (const scheme of name === "chromium" ? ["light", "dark"] : ["light"]) {
-      if (name === "chromium") await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
+      const features = [
+        { name: "prefers-color-scheme", value: scheme },
+        { name: "prefers-reduced-motion", value: "reduce" },
+      ];
+      if (name === "chromium") await page.emulateMediaFeatures(features);
       const faint = await page.evaluate(faintTexts);
       check(`contrast in ${scheme}: ${faint.join("\n")}`, faint.length === 0);
     }
@@ -437,7 +441,7 @@ const STEPS = {
   },
 
   "leaves the console clean": async (check) => {
-    for (const complaint of complaints) check(complaint, false);
+    for (const complaint of complaints) check(complaint, expected(complaint));
     const violations = await page.evaluate(() => /** @type {any} */ (window).violations);
     check(`violations of the page's policy: ${violations}`, violations.length === 0);
   },
@@ -448,6 +452,11 @@ await server.close();
 await visitor.end();
 
 // ---- the page ----
+
+/** What the hostile page wanted, in the frame that may do nothing. @param {string} complaint */
+function expected(complaint) {
+  return /Blocked script execution in 'about:srcdoc'|www\/x.*img-src data:/.test(complaint);
+}
 
 /** @param {string} shown */
 function number(shown) {

@@ -47,15 +47,26 @@ export class TreeView {
     for (const [name, row] of this.#rows) row.select(name === id);
   }
 
-  /** @param {State} state @param {number} now  milliseconds since the first run began */
-  update(state, now) {
+  /**
+   * @param {State} state
+   * @param {number} now  milliseconds since the first run began
+   * @param {number} until  when new rows have to wait for the next frame
+   * @returns {boolean} whether all rows are there
+   */
+  update(state, now, until) {
     let rest = 0;
+    let isWhole = true;
     for (const run of state.runs.values()) {
       let row = this.#rows.get(run.id);
       if (!row) {
         if (this.#rows.size >= MAX_ROWS) {
           rest++;
           continue;
+        }
+        // A child comes after its parent.
+        if (performance.now() > until) {
+          isWhole = false;
+          break;
         }
         row = new Row(run.id, () => this.#onSelect(run.id));
         row.select(run.id === this.#selected);
@@ -65,6 +76,7 @@ export class TreeView {
       row.update(run, now);
     }
     this.#more.textContent = rest > 0 ? `and ${count(rest, "more run")}` : "";
+    return isWhole;
   }
 
   /** Arrows move through the rows. @param {KeyboardEvent} event */

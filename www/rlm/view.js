@@ -100,9 +100,9 @@ export class RunView {
   /** @param {number} now  of the run @returns {boolean} whether all is drawn */
   #draw(now) {
     const { state } = this;
-    this.#tree.update(state, now);
+    const hasTree = this.#tree.update(state, now, performance.now() + DRAW_MS / 2);
     this.#meters.update(state, now);
-    if (state.revision === this.#drawn) return true;
+    if (state.revision === this.#drawn) return hasTree;
     const { root } = state;
     this.#answer.update(root);
     this.#waiting.hidden = root !== undefined;
@@ -110,14 +110,14 @@ export class RunView {
     this.#badge.textContent = root ? STATUS[root.status] : "starting";
     const isWhole = this.#drawRun(state.runs.get(this.#selected));
     if (isWhole) this.#drawn = state.revision;
-    return isWhole;
+    return isWhole && hasTree;
   }
 
   /** @param {Run | undefined} run */
   #drawRun(run) {
     if (!run) return true;
     if (!this.#head.firstChild && run.status !== "waiting") this.#head.append(...about(run));
-    const until = performance.now() + DRAW_MS;
+    const until = performance.now() + DRAW_MS / 2;
     const added = [];
     for (const turn of run.turns.slice(this.#turns.length)) {
       const view = new TurnView(turn, { onRun: (id) => this.select(id) });

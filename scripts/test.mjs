@@ -36,6 +36,7 @@ const SUITES = [
   { name: "ruff", command: [python("ruff"), "check", PYTHON, "tests/python"] },
   { name: "ruff format", command: [python("ruff"), "format", "--check", PYTHON, "tests/python"] },
   { name: "page hash", command: ["node", "tests/pages.mjs"], count: sumLine },
+  { name: "trajectories", command: ["node", "tests/trajectories.mjs"], count: sumLine },
   { name: "mypy", command: [python("mypy")], cwd: PYTHON },
   ...pythons().map(({ version, program }) => ({
     name: `python ${version}`,

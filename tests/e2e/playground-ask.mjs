@@ -331,7 +331,7 @@ const STEPS = {
       await choose([["recording.jsonl", content]], "#recording-file");
       await page.waitForSelector("#run-problem:not([hidden])");
       check(`${content}: ${await text("#run-problem")}`, why.test(await text("#run-problem")));
-      await page.$eval("#run-problem", (it) => /** @type {HTMLElement} */ ((it).hidden = true));
+      await page.$eval("#run-problem", (it) => /** @type {HTMLElement} */ (it.hidden = true));
     }
   },
 
@@ -387,7 +387,7 @@ const STEPS = {
         all
           .filter((it) => /** @type {HTMLElement} */ (it).checkVisibility())
           .filter((it) => {
-            const labels = "labels" in it ? [.../** @type {HTMLInputElement} */ ((it).labels ?? [])] : [];
+            const labels = "labels" in it ? [.../** @type {HTMLInputElement} */ (it.labels ?? [])] : [];
             return ![it.getAttribute("aria-label"), it.textContent, ...labels.map((label) => label.textContent)].some(
               (name) => name?.trim(),
             );

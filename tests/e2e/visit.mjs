@@ -64,6 +64,8 @@ export async function visit(suite) {
       const height = await page.evaluate(() => Math.ceil(document.body.getBoundingClientRect().height));
       await page.setViewport({ width, height, deviceScaleFactor: width < 500 ? 2 : 1 });
     }
+    // Two frames, so that what is in view now is painted.
+    await page.evaluate(() => new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve))));
     await page.screenshot({ path: join(results, `${suite}-${name}-${what}.png`) });
   };
 

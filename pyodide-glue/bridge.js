@@ -219,6 +219,12 @@ export function createBridge(post, mailbox) {
         post({ type: "output", turn, stream, skipped, text: text.toWellFormed() }, undefined, hold);
       },
 
+      /** @type {(mime: string, data: Uint8Array) => void} */
+      display(mime, data) {
+        if (!(data instanceof Uint8Array)) throw new TypeError("a display's data are bytes");
+        if (turn) post({ type: "display", turn, mime: `${mime}` }, data);
+      },
+
       get hasWritten() {
         return written.length > 0;
       },

@@ -20,11 +20,13 @@
  * @property {string[]} strings  that Pyodide has interned
  * @property {Files | null} files  what differs from the boot; null when it is as in the checkpoint before
  * @property {string[]} removed  files of the boot that are gone
+ * @property {{ bytes: number, files: number }} uncounted  files that are not the user's
  * @property {string} folder  the current one
  * @property {{ fd: number, path: string, flags: number, position: number }[]} open
  */
 /** @typedef {{ path: string, mode: number, time: number, size: number | null, link?: string }[]} Files  size null: a folder */
 
+/** @import { createFiles } from "./files.js" */
 /** @import { LostVariable } from "../pkg/sandglass.js" */
 
 // Taken before any guest code runs: lockDown removes them, or guest code may replace them.
@@ -64,9 +66,20 @@ const FIRST_STRING = 7;
  * @param {object[]} parts.roles  the glue's objects that Python may hold
  * @param {(bytes: number) => void} parts.grow  makes the memory at least so large
  * @param {(fixed: boolean) => void} parts.fixSize  keeps the memory from growing
+ * @param {ReturnType<typeof createFiles>} parts.files
  * @param {{ findForeign: () => LostVariable[], saveState: () => [Uint8Array, LostVariable[]], loadState: (state: Uint8Array) => LostVariable[] }} parts.python
  */
-export function createCheckpoints({ module, hash, original, originalPage, roles, grow, fixSize, python }) {
+export function createCheckpoints({
+  module,
+  hash,
+  original,
+  originalPage,
+  roles,
+  grow,
+  fixSize,
+  files: quota,
+  python,
+}) {
   const { FS, LDSO, wasmTable } = module;
   const role = new Map(roles.map((object, index) => [object, index]));
   const snapshot = `${original.length}:${original.reduce((sum, hash, page) => sum ^ (hash * BigInt(2 * page + 1)), 0n)}`;
@@ -230,10 +243,12 @@ export function createCheckpoints({ module, hash, original, originalPage, roles,
         putStrings(header.strings);
         putReferences(header.references);
       }
-      const { removed, folder, open } = header;
+      const { removed, uncounted, folder, open } = header;
       withPermissions(() => {
-        for (const path of removed) remove(path);
-        if (files) putFiles(files.files, files.bytes);
+        quota.put(uncounted, () => {
+          for (const path of removed) remove(path);
+          if (files) putFiles(files.files, files.bytes);
+        });
         if (FS.analyzePath(folder).exists) FS.chdir(folder);
         if (header.values === undefined) putOpen(open);
       });
@@ -287,6 +302,7 @@ export function createCheckpoints({ module, hash, original, originalPage, roles,
         strings: strings(),
         files: changed ? files : null,
         removed: [...boot.values()].filter((path) => !paths.has(path)).reverse(),
+        uncounted: quota.free(),
         folder: FS.cwd(),
         open: open(),
       };

@@ -13,7 +13,7 @@ const KEPT = new Set(
 );
 
 /** What messages and waiting rely on; frozen. */
-const FROZEN = [Promise, Map, Array, String, MessagePort, MessageEvent, Event, EventTarget];
+const FROZEN = [Promise, Map, Set, Array, String, MessagePort, MessageEvent, Event, EventTarget];
 const ITERATORS = [new Map().values(), [].values()].map((iterator) => Object.getPrototypeOf(iterator));
 
 export function lockDown() {

@@ -4,6 +4,7 @@ import { loadPyodide } from "pyodide";
 import createPyodideModule from "pyodide/pyodide.asm.mjs";
 import { info as lock } from "pyodide/pyodide-lock.json";
 import { PAGE, createCheckpoints } from "./checkpoint.js";
+import { createFiles } from "./files.js";
 import { copySnapshot, createHash, isIntact, makeSnapshot, pageOf, readSnapshot } from "./snapshot.js";
 
 /** @import { Encoding, GuestInfo, LostVariable } from "../pkg/sandglass.js" */
@@ -12,7 +13,7 @@ import { copySnapshot, createHash, isIntact, makeSnapshot, pageOf, readSnapshot 
 /** @import { Parts } from "./start-worker.js" */
 
 /** The protocol's version; src/protocol.rs refuses another. */
-const PROTOCOL_VERSION = 2;
+const PROTOCOL_VERSION = 3;
 
 // Pyodide builds absolute addresses of its files from this. Nothing is ever fetched from there.
 const ASSETS = "https://guest.invalid/";
@@ -34,7 +35,7 @@ const DAMAGED = "the snapshot that was kept is damaged";
  * @param {Promise<WebAssembly.Module>} wasm
  * @param {ReturnType<typeof createBridge>} bridge
  */
-export async function loadRuntime({ pyodide: assets, files, snapshot: given, proven }, wasm, bridge) {
+export async function loadRuntime({ pyodide: assets, files: sources, snapshot: given, proven }, wasm, bridge) {
   // Python's clocks go on in a guest that takes over: no worker's own begin.
   performance.now = () => timeOrigin + now();
   // The only `fetch` there will be.
@@ -46,12 +47,12 @@ export async function loadRuntime({ pyodide: assets, files, snapshot: given, pro
   };
 
   let snapshot = given;
-  let started = given && (await load(wasm, files, readSnapshot(given), proven));
+  let started = given && (await load(wasm, sources, readSnapshot(given), proven));
   if (!snapshot || !started) {
-    const { pyodide, hash } = /** @type {Loaded} */ (await load(wasm, files));
+    const { pyodide, hash } = /** @type {Loaded} */ (await load(wasm, sources));
     pyodide.runPython("import sandglass.preload, sandglass.browser; del sandglass");
     snapshot = makeSnapshot(pyodide, hash);
-    started = /** @type {Loaded} */ (await load(wasm, files, readSnapshot(snapshot), true));
+    started = /** @type {Loaded} */ (await load(wasm, sources, readSnapshot(snapshot), true));
   }
   const { pyodide, image, hash, grow, limitMemory, fixSize } = started;
 
@@ -66,10 +67,12 @@ export async function loadRuntime({ pyodide: assets, files, snapshot: given, pro
   }
 
   const module = /** @type {any} */ (pyodide)._module;
+  const files = createFiles(module);
   const calls = createCalls(python.CALLS, module, bridge);
   return {
     python: calls,
     limitMemory,
+    files,
     checkpoints: createCheckpoints({
       module,
       hash,
@@ -78,6 +81,7 @@ export async function loadRuntime({ pyodide: assets, files, snapshot: given, pro
       roles: [bridge.python, ...Object.values(bridge.python).filter((value) => typeof value === "function")],
       grow,
       fixSize,
+      files,
       python: calls,
     }),
     made: snapshot === given ? undefined : { snapshot, reason: given && DAMAGED },
@@ -195,7 +199,7 @@ function createCalls(calls, module, bridge) {
     canBlock ? async (...args) => method(...args) : (...args) => method.callPromising(...args);
   // One by one: an iterator that comes to its end takes back what it gave.
   const [configure, prepare, execute, getVariable, takeText, setVariable, listVariables, flush] = calls;
-  const [findForeign, saveState, loadState, takeFile] = [8, 9, 10, 11].map((index) => calls.get(index));
+  const [findForeign, saveState, loadState, takeFile, file] = [8, 9, 10, 11, 12].map((index) => calls.get(index));
   const runCell = waiting(execute);
   return {
     /** @type {(config: string) => Answer} */
@@ -216,6 +220,8 @@ function createCalls(calls, module, bridge) {
     setVariable: waiting(setVariable),
     /** @type {() => Promise<Answer>} */
     listVariables: waiting(listVariables),
+    /** @type {(action: string, path: string, body: Uint8Array) => ["refused", string] | [Encoding, ...Uint8Array[]]} */
+    file: (action, path, body) => file(action, path, body),
     /** @returns {LostVariable[]} */
     findForeign: () => parse(findForeign()),
     /** @returns {[Uint8Array, LostVariable[]]} */

@@ -114,13 +114,7 @@ function assembleBodies(handle, takeText) {
     } else if (!body || parts.length === 0) {
       handle(request, body ?? new Uint8Array(0));
     } else {
-      parts.push(body);
-      const whole = new Uint8Array(parts.reduce((total, part) => total + part.length, 0));
-      let offset = 0;
-      for (const part of parts) {
-        whole.set(part, offset);
-        offset += part.length;
-      }
+      const whole = join([...parts, body]);
       parts = [];
       handle(request, whole);
     }
@@ -134,12 +128,13 @@ function assembleBodies(handle, takeText) {
  * @param {ReturnType<typeof createBridge>} bridge
  * @param {Awaited<ReturnType<typeof loadRuntime>>} runtime
  */
-function createHandler(post, send, bridge, { python, checkpoints, limitMemory, info }) {
+function createHandler(post, send, bridge, { python, checkpoints, files, limitMemory, info }) {
   let settings = "";
 
   /** @param {Extract<Request, { type: "init" }>} request */
   const init = ({ version, config, restores }) => {
     limitMemory(config.maxMemoryBytes);
+    files.limit(config);
     settings = stringify(config);
     const configured = version === info.version && !restores;
     const [encoding, why] = configured ? python.configure(settings) : ["none"];
@@ -149,9 +144,10 @@ function createHandler(post, send, bridge, { python, checkpoints, limitMemory, i
 
   /** @param {Extract<Request, { type: "execute" }>} request */
   const execute = async ({ turn, execution: id, code }) => {
+    files.watch();
     const ended = await python.execute(id, code);
     const [report, encoding, final] = typeof ended === "string" ? [ended, /** @type {const} */ ("none")] : ended;
-    const execution = { ...parse(report), stopped: bridge.end() };
+    const execution = { ...parse(report), stopped: bridge.end(), ...files.changed() };
     post({ type: "executed", turn, execution, encoding }, execution.final ? (final ?? new Uint8Array(0)) : undefined);
   };
 
@@ -191,6 +187,25 @@ function createHandler(post, send, bridge, { python, checkpoints, limitMemory, i
     if (encoding === "refused") post({ type: "refused", turn, message: result.slice(0, 4000).toWellFormed() });
     else if (request.type === "setVariable") post({ type: "done", turn });
     else post({ type: "value", turn, encoding }, result);
+  };
+
+  /** @param {FileRequest} request @param {Uint8Array | Blob} body */
+  const file = async (request, body) => {
+    const { turn, path } = request;
+    let data = /** @type {Uint8Array} */ (body);
+    try {
+      if (!(body instanceof Uint8Array)) data = new Uint8Array(await body.arrayBuffer());
+    } catch (error) {
+      bridge.end();
+      return post({ type: "refused", turn, message: `${path}: the data could not be read: ${text(error)}` });
+    }
+    const action = request.type === "readFile" && request.text ? "readText" : FILE_ACTIONS[request.type];
+    const [encoding, ...pieces] = python.file(action, path, data);
+    bridge.end();
+    if (encoding === "refused")
+      post({ type: "refused", turn, message: String(pieces[0]).slice(0, 4000).toWellFormed() });
+    else if (encoding === "none") post({ type: "done", turn });
+    else post({ type: "value", turn, encoding }, join(/** @type {Uint8Array[]} */ (pieces)));
   };
 
   /** @param {Extract<Request, { type: "save" }>} request */
@@ -240,11 +255,32 @@ function createHandler(post, send, bridge, { python, checkpoints, limitMemory, i
       case "execute":
         bridge.begin(request.turn, request.timeoutMs);
         return void orDie(execute(request));
+      case "writeFile":
+      case "readFile":
+      case "listFiles":
+      case "removeFile":
+        bridge.begin(request.turn, request.timeoutMs);
+        return void orDie(file(request, body));
       default:
         bridge.begin(request.turn, request.timeoutMs);
         return void orDie(variables(request, body));
     }
   };
+}
+
+/** @typedef {Extract<Request, { type: keyof typeof FILE_ACTIONS }>} FileRequest */
+const FILE_ACTIONS = { writeFile: "write", readFile: "read", listFiles: "list", removeFile: "remove" };
+
+/** Pieces of a body, joined. @param {Uint8Array[]} pieces */
+function join(pieces) {
+  if (pieces.length === 1) return pieces[0];
+  const whole = new Uint8Array(pieces.reduce((total, piece) => total + piece.length, 0));
+  let offset = 0;
+  for (const piece of pieces) {
+    whole.set(piece, offset);
+    offset += piece.length;
+  }
+  return whole;
 }
 
 /** @param {unknown} error */

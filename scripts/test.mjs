@@ -63,6 +63,7 @@ const SUITES = [
   ...inBrowsers("cases", "--shared"),
   ...inBrowsers("isolation"),
   ...inBrowsers("lifecycle"),
+  ...inBrowsers("rlm"),
   ...inBrowsers("soak"),
   { name: "readme", command: e2e("readme", "--browser", "chromium"), count: sumLine },
   ...inBrowsers("playground"),

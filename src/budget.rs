@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::protocol::Profile;
 
 /// What may be spent; what is not given is not limited.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -98,6 +99,19 @@ pub enum Exhausted {
     /// Depth.
     #[error("recursion deeper than {0} is not in the budget (maxDepth): use llm_query, or do it here")]
     Depth(f64),
+}
+
+impl Exhausted {
+    /// What Python is told. dspy's `_LLMCallBudget` (`dspy/predict/rlm.py`, 3.4.1) has a text of its own for calls.
+    pub fn told(&self, profile: Profile) -> String {
+        match self {
+            Self::Calls(most) if profile == Profile::Dspy => format!(
+                "LLM call limit exceeded: {most} + 1 > {most}. \
+                 Use Python code for aggregation instead of making more LLM calls."
+            ),
+            other => other.to_string(),
+        }
+    }
 }
 
 impl BudgetLimits {
@@ -437,5 +451,19 @@ mod tests {
             prop_assert!(root.spent().calls <= root_limit);
             prop_assert_eq!(root.left(0.0).calls, Some(root_limit - root.spent().calls));
         }
+    }
+
+    #[test]
+    fn dspy_is_told_of_used_up_calls_in_its_own_words() {
+        let calls = Exhausted::Calls(50.0);
+        assert_eq!(
+            calls.told(Profile::Dspy),
+            "LLM call limit exceeded: 50 + 1 > 50. Use Python code for aggregation instead of making more LLM calls."
+        );
+        assert_eq!(calls.told(Profile::Rlm), calls.to_string());
+        assert_eq!(
+            Exhausted::Cost(1.5).told(Profile::Dspy),
+            Exhausted::Cost(1.5).to_string()
+        );
     }
 }

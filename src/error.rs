@@ -36,6 +36,13 @@ pub enum Error {
     /// There is no checkpoint to go back to. The state is kept.
     #[error("{0}")]
     NoCheckpoint(String),
+    /// There is no such file. The state is kept.
+    #[error("there is no file or folder \"{0}\"")]
+    FileNotFound(String),
+    /// A file could not be read, written or removed: its path lies outside of the working folder, it is a folder, there is no
+    /// space left. The state is kept; a file that was to be written is as it was.
+    #[error("{0}")]
+    File(String),
     /// The guest ended, or had to be ended, during the call; its state is lost, a fresh guest takes over.
     #[error("the guest was lost during the call and its variables with it: {0}")]
     GuestLost(String),
@@ -57,6 +64,8 @@ impl Error {
             Self::NotSerializable(_) => "not_serializable",
             Self::SourceFailed(_) => "source_failed",
             Self::NoCheckpoint(_) => "no_checkpoint",
+            Self::FileNotFound(_) => "file_not_found",
+            Self::File(_) => "file_error",
             Self::GuestLost(_) => "guest_lost",
             Self::Timeout(_) => "timeout",
         }

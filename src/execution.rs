@@ -45,7 +45,12 @@ pub struct CodeExecution {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "wasm", tsify(optional))]
     pub result: Option<String>,
-    /// How many characters were left out.
+    /// Rich outputs, in order: what `display` showed, the last expression's value, figures. All of it is the guest's, and
+    /// not to be trusted: HTML and SVG belong into a sandboxed frame.
+    pub displays: Vec<Display>,
+    /// The files of the working folder that it changed, by path.
+    pub files: Vec<FileChange>,
+    /// How much was left out.
     pub truncated: Truncated,
     /// How many host calls it made.
     pub host_calls: u32,
@@ -53,6 +58,43 @@ pub struct CodeExecution {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "wasm", tsify(optional))]
     pub usage: Option<Usage>,
+}
+
+/// Something to see.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub struct Display {
+    /// What it is: `text/html`, `image/png`, …
+    pub mime: String,
+    /// Text (HTML, Markdown, SVG, JSON) as it is; everything else in base64.
+    pub data: String,
+}
+
+/// A file that an execution changed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub struct FileChange {
+    /// Its path, relative to the working folder.
+    pub path: String,
+    /// What happened to it.
+    pub change: Change,
+    /// Its size now, in bytes.
+    pub size: f64,
+}
+
+/// What happened to a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub enum Change {
+    /// It was not there before.
+    Created,
+    /// It was written to, or replaced.
+    Modified,
+    /// It is gone.
+    Deleted,
 }
 
 /// How an execution ended.
@@ -104,7 +146,7 @@ pub enum StateStatus {
     Lost,
 }
 
-/// A variable that is gone, and why.
+/// A variable that is gone, and why. A file that `writeFile` wrote counts as one, named `file <path>`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
@@ -115,7 +157,7 @@ pub struct LostVariable {
     pub reason: String,
 }
 
-/// Characters left out of the two output streams.
+/// What was left out of an execution: characters of the two output streams, and items of the lists.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
@@ -126,6 +168,10 @@ pub struct Truncated {
     /// Of `stderr`.
     #[cfg_attr(feature = "wasm", tsify(type = "number"))]
     pub stderr: u64,
+    /// Rich outputs that were too many or too large.
+    pub displays: u32,
+    /// Files that changed, beyond those in `files`.
+    pub files: u32,
 }
 
 impl StateReport {

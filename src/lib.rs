@@ -6,12 +6,15 @@
 //! |---|---|
 //! | [`protocol`] | what host and guest say to each other |
 //! | [`session`] | the state machine of one guest |
+//! | [`directives`] | final answers in a model's prose |
 //! | [`deadline`] | when to interrupt, when to kill |
 //! | [`budget`] | what may be spent on models |
 //! | [`output`] | all truncation |
+//! | [`display`] | which mime types a rich output may have |
 //! | [`limits`] | every default |
 //! | [`value`] | how Python values are written as bytes |
 //! | [`execution`] | what an execution resolves to |
+//! | [`feedback`] | what a model is told of an execution |
 //! | [`error`] | what can go wrong |
 //! | [`guest`] | the Python runtime, embedded |
 //! | [`directives`] | final answers in a model's prose |
@@ -21,8 +24,10 @@
 pub mod budget;
 pub mod deadline;
 pub mod directives;
+pub mod display;
 pub mod error;
 pub mod execution;
+pub mod feedback;
 pub mod guest;
 pub mod limits;
 pub mod output;
@@ -41,5 +46,5 @@ pub use budget::{Budget, BudgetLimits};
 pub use error::Error;
 pub use execution::CodeExecution;
 pub use limits::Limits;
-pub use protocol::PROTOCOL_VERSION;
+pub use protocol::{PROTOCOL_VERSION, Profile};
 pub use session::{Effect, Input, Session};

@@ -28,6 +28,8 @@ pub struct Limits {
     pub max_value_bytes: f64,
     /// Bytes of memory that a guest may have (`memoryLimit`); Python itself takes 31 MB of it.
     pub max_memory_bytes: f64,
+    /// Bytes that the files of a guest may have in all (`maxFileBytes`).
+    pub max_file_bytes: f64,
     /// Whether the state is saved between executions (`checkpoints`).
     pub checkpoints: bool,
     /// Bytes that the saved state may take.
@@ -64,6 +66,24 @@ pub const OUTPUT_BYTES_PER_SECOND: f64 = 8.0 * 1024.0 * 1024.0;
 pub const OUTPUT_BURST_PER_CHAR: f64 = 8.0;
 /// See [`OUTPUT_BURST_BYTES`].
 pub const OUTPUT_PER_SECOND_PER_CHAR: f64 = 160.0;
+/// Rich outputs of one execution.
+pub const MAX_DISPLAYS: u32 = 100;
+/// Bytes of one rich output. The page decodes it in one go.
+pub const MAX_DISPLAY_BYTES: f64 = 8.0 * 1024.0 * 1024.0;
+/// Bytes of all rich outputs of one execution.
+pub const MAX_DISPLAYS_BYTES: f64 = 32.0 * 1024.0 * 1024.0;
+/// Files and folders that a guest may have.
+pub const MAX_FILES: u32 = 10_000;
+/// Changed files that an execution tells of, and characters of their paths in all.
+pub const MAX_CHANGED_FILES: usize = 1_000;
+/// Bytes of a file's path.
+pub const MAX_PATH_BYTES: usize = 4_096;
+/// Characters of an execution that a model is shown, as alexzhang13/rlm has it.
+pub const FEEDBACK_CHARS: u32 = 20_000;
+/// The same, as alexzhang13/rlm-minimal has it.
+pub const RLM_MINIMAL_FEEDBACK_CHARS: u32 = 100_000;
+/// The same, as stanfordnlp/dspy has it.
+pub const DSPY_FEEDBACK_CHARS: u32 = 10_000;
 /// Calls that may wait in a session's queue.
 pub const MAX_QUEUED_COMMANDS: usize = 10_000;
 
@@ -81,6 +101,7 @@ impl Default for Limits {
             max_code_chars: 1_000_000,
             max_value_bytes: 512.0 * 1024.0 * 1024.0,
             max_memory_bytes: 2.0 * 1024.0 * 1024.0 * 1024.0,
+            max_file_bytes: 256.0 * 1024.0 * 1024.0,
             checkpoints: true,
             max_checkpoint_bytes: 1024.0 * 1024.0 * 1024.0,
             spares: 1,
@@ -97,7 +118,7 @@ const MAX_MS: f64 = 2_147_483_647.0;
 
 impl Limits {
     /// The option names that [`Limits::set`] knows.
-    pub const NAMES: [&'static str; 12] = [
+    pub const NAMES: [&'static str; 13] = [
         "timeout",
         "wallTimeout",
         "hostCallTimeout",
@@ -109,6 +130,7 @@ impl Limits {
         "maxCodeLength",
         "maxValueSize",
         "memoryLimit",
+        "maxFileBytes",
         "spares",
     ];
 
@@ -133,6 +155,7 @@ impl Limits {
             "memoryLimit" => {
                 self.max_memory_bytes = range(name, value, LEAST_MEMORY_BYTES, MOST_MEMORY_BYTES, "bytes")?
             }
+            "maxFileBytes" => self.max_file_bytes = range(name, value, 0.0, 2_000_000_000.0, "bytes")?,
             "spares" => self.spares = count(0.0, 8.0, "guests")?,
             _ => return Err(Error::invalid(name, "there is no such limit")),
         }

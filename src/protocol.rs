@@ -9,7 +9,7 @@
 //! 1. The host sends [`Request::Init`] first; the guest answers [`Event::Ready`] or [`Event::BootFailed`].
 //! 2. Then one *turn* at a time: a request with a `turn` number, answered by exactly one event that carries the number
 //!    ([`Event::Executed`], [`Event::Value`], [`Event::Done`], [`Event::Restored`] or [`Event::Refused`]) and ends the turn. Numbers grow.
-//! 3. During an `Execute` turn the guest sends [`Event::Output`] and [`Event::HostCall`]s with fresh, growing numbers; the
+//! 3. During an `Execute` turn the guest sends [`Event::Output`], [`Event::Display`] and [`Event::HostCall`]s with fresh, growing numbers; the
 //!    host answers each call by one [`Request::HostReply`]. A guest is suspended while it has calls pending.
 //! 4. [`Request::Interrupt`] may come at any time and may overtake; one for a turn that is over has no effect.
 //! 5. A body may be cut: any number of `Part` messages precede the message it belongs to, and the message's first body is the
@@ -23,10 +23,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::deadline::StopReason;
-use crate::execution::LostVariable;
+use crate::execution::{FileChange, LostVariable};
 
 /// Changes whenever a message does. Host and guest refuse to talk to another version.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// The host functions that the guest has helpers for; others are the user's own.
 pub const QUERIES: [&str; 2] = ["llm_query", "rlm_query"];
@@ -61,6 +61,21 @@ pub enum Request {
     },
     /// Answered by `Value`, a list of dicts `name`, `type`, `length`.
     ListVariables { turn: u32, timeout_ms: f64 },
+    /// Make the body the contents of a file, and the folders that it needs. A path is relative to the working folder, or
+    /// lies in it or in the folder of temporary files. Answered by `Done`.
+    WriteFile { turn: u32, path: String, timeout_ms: f64 },
+    /// Answered by `Value`: `Bytes`, or `Text` when `text` is wanted, or `Missing`.
+    ReadFile {
+        turn: u32,
+        path: String,
+        text: bool,
+        timeout_ms: f64,
+    },
+    /// Everything in a folder and below. Answered by `Value`, a list of dicts `path`, `size`, `modified` (milliseconds since
+    /// 1970), `type`; or `Missing`.
+    ListFiles { turn: u32, path: String, timeout_ms: f64 },
+    /// Remove a file, or a folder with all that is in it. Answered by `Done`, or by `Value`: `Missing`.
+    RemoveFile { turn: u32, path: String, timeout_ms: f64 },
     /// Answers a host call: the body is the result, or `message` says why there is none.
     HostReply {
         call: u32,
@@ -100,8 +115,64 @@ pub struct GuestConfig {
     pub max_value_depth: u32,
     /// Characters of past cells' source that tracebacks can show.
     pub max_source_cache: u32,
-    /// Names of the user's own host functions.
+    /// Rich outputs that an execution may show.
+    pub max_displays: u32,
+    /// Bytes of one, and of all of an execution.
+    pub max_display_bytes: f64,
+    pub max_displays_bytes: f64,
+    /// Bytes that all files may have, and how many there may be; those that Python itself needs do not count.
+    pub max_file_bytes: f64,
+    pub max_files: u32,
+    /// What the host answers: [`QUERIES`] as far as it has them, and the user's own functions.
     pub host_functions: Vec<String>,
+    /// Host calls of one execution.
+    pub max_host_calls: u32,
+    /// Whose names and texts Python gets.
+    pub profile: Profile,
+    /// The names of the values that `SUBMIT` takes; none: it takes any.
+    pub output_fields: Vec<String>,
+}
+
+/// Whose prompts and controllers a sandbox is for: the names in Python, their signatures, and what failures look like.
+/// `python/sandglass/profiles.py` holds what each is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub enum Profile {
+    /// Sandglass's own.
+    #[default]
+    Default,
+    /// alexzhang13/rlm from 0.1.2 on.
+    Rlm,
+    /// alexzhang13/rlm up to 0.1.1a, and rlm-minimal.
+    RlmLegacy,
+    /// stanfordnlp/dspy's `RLM`.
+    Dspy,
+}
+
+impl Profile {
+    /// All there are.
+    pub const ALL: [Self; 4] = [Self::Default, Self::Rlm, Self::RlmLegacy, Self::Dspy];
+
+    /// Its public name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Rlm => "rlm",
+            Self::RlmLegacy => "rlm-legacy",
+            Self::Dspy => "dspy",
+        }
+    }
+
+    /// The profile of a public name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|profile| profile.name() == name)
+    }
+
+    /// Whether Python has `SUBMIT`.
+    pub fn has_submit(self) -> bool {
+        matches!(self, Self::Default | Self::Dspy)
+    }
 }
 
 /// How a host call went.
@@ -158,6 +229,8 @@ pub enum Event {
         skipped: u64,
         text: String,
     },
+    /// Something to see. The body is UTF-8 where the mime type is one of [text](crate::display::Kind), else raw bytes.
+    Display { turn: u32, mime: String },
     /// Python called the host function `name` and waits; the body is the list of arguments, or the only one when that is a
     /// str. A guest that waits `blocking`
     /// hears nothing but what the driver puts into its mailbox.
@@ -215,7 +288,8 @@ impl Event {
     /// Whether a body belongs to it.
     pub fn has_body(&self) -> bool {
         match self {
-            Self::HostCall { .. }
+            Self::Display { .. }
+            | Self::HostCall { .. }
             | Self::Value { .. }
             | Self::Part { .. }
             | Self::Saved { .. }
@@ -274,6 +348,15 @@ pub struct ExecutionReport {
     pub has_final: bool,
     /// The user's variables, when they are not the same as the last time.
     pub names: Option<Vec<String>>,
+    /// Rich outputs that were too many or too large to be sent.
+    #[serde(default)]
+    pub omitted_displays: u32,
+    /// The files of the working folder that it changed.
+    #[serde(default)]
+    pub files: Vec<FileChange>,
+    /// How many more it changed.
+    #[serde(default)]
+    pub omitted_files: u32,
 }
 
 /// How the code of an execution ended.

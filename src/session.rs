@@ -6,6 +6,8 @@
 mod call;
 mod checkpoint;
 mod contexts;
+mod display;
+mod files;
 mod history;
 mod turn;
 
@@ -16,17 +18,19 @@ use crate::deadline::{StopReason, Verdict, earliest};
 use crate::error::Error;
 use crate::execution::{CodeExecution, StateReport};
 use crate::limits::{
-    Limits, MAX_MESSAGE_BYTES, MAX_NAME_BYTES, MAX_NAMES, MAX_OUTPUT_EVENT_BYTES, MAX_QUEUED_COMMANDS,
-    MAX_SOURCE_CACHE_CHARS, MAX_VALUE_DEPTH,
+    Limits, MAX_DISPLAY_BYTES, MAX_DISPLAYS, MAX_DISPLAYS_BYTES, MAX_FILES, MAX_MESSAGE_BYTES, MAX_NAME_BYTES,
+    MAX_NAMES, MAX_OUTPUT_EVENT_BYTES, MAX_QUEUED_COMMANDS, MAX_SOURCE_CACHE_CHARS, MAX_VALUE_DEPTH,
 };
-use crate::protocol::{Encoding, Event, GuestConfig, GuestInfo, PROTOCOL_VERSION, QUERIES, Request, Stream};
+use crate::protocol::{Encoding, Event, GuestConfig, GuestInfo, PROTOCOL_VERSION, Profile, Request, Stream};
 use checkpoint::Checkpoints;
 use contexts::Contexts;
+use files::oversized_report;
 use turn::{Task, Turn};
 
 pub use call::HostFailure;
 pub use checkpoint::Fork;
 pub use contexts::{Series, Target};
+pub use files::FileCommand;
 
 /// The bytes of a message, as the driver holds them.
 pub trait Body: Clone {
@@ -78,6 +82,8 @@ pub enum Command<B> {
     Later(Target),
     /// List the variables.
     ListVariables,
+    /// Do something with a file.
+    File(FileCommand<B>),
     /// Save the state.
     Checkpoint,
     /// Go back to the newest checkpoint, or to that of an execution.
@@ -145,6 +151,8 @@ pub enum Effect<B> {
     Progress(Progress),
     /// Show printed text to whoever asked for it.
     Print(Ticket, Stream, String),
+    /// Show a rich output to whoever asked for it, and keep it for the execution: mime type and bytes.
+    Display(Ticket, String, B),
     /// The one answer to a command.
     Resolve(Ticket, Result<Reply<B>, Error>),
 }
@@ -196,6 +204,8 @@ enum Guest {
 pub struct Session<B> {
     limits: Limits,
     host_functions: Vec<String>,
+    profile: Profile,
+    output_fields: Vec<String>,
     budget: Budget,
     guest: Guest,
     info: GuestInfo,
@@ -226,6 +236,8 @@ impl<B: Body> Session<B> {
         Self {
             limits,
             host_functions,
+            profile: Profile::Default,
+            output_fields: Vec::new(),
             budget: Budget::new(BudgetLimits::default(), 0.0),
             guest: Guest::Down,
             info: GuestInfo::default(),
@@ -243,6 +255,16 @@ impl<B: Body> Session<B> {
             last_call: 0,
             wake_at: None,
             effects: Vec::new(),
+        }
+    }
+
+    /// The same for the prompts of `profile`; `output_fields` are the names of the values that `SUBMIT` takes.
+    #[must_use]
+    pub fn with_profile(self, profile: Profile, output_fields: Vec<String>) -> Self {
+        Self {
+            profile,
+            output_fields,
+            ..self
         }
     }
 
@@ -382,12 +404,15 @@ impl<B: Body> Session<B> {
             max_memory_bytes: self.limits.max_memory_bytes,
             max_value_depth: MAX_VALUE_DEPTH,
             max_source_cache: MAX_SOURCE_CACHE_CHARS,
-            host_functions: self
-                .host_functions
-                .iter()
-                .filter(|name| !QUERIES.contains(&name.as_str()))
-                .cloned()
-                .collect(),
+            max_displays: MAX_DISPLAYS,
+            max_display_bytes: MAX_DISPLAY_BYTES.min(self.limits.max_value_bytes),
+            max_displays_bytes: MAX_DISPLAYS_BYTES,
+            max_file_bytes: self.limits.max_file_bytes,
+            max_files: MAX_FILES,
+            host_functions: self.host_functions.clone(),
+            max_host_calls: self.limits.max_host_calls,
+            profile: self.profile,
+            output_fields: self.output_fields.clone(),
         };
         self.post(
             Request::Init {
@@ -669,6 +694,7 @@ fn kind(event: &Event) -> &'static str {
         Event::Ready { .. } => "`ready`",
         Event::BootFailed { .. } => "`bootFailed`",
         Event::Output { .. } => "`output`",
+        Event::Display { .. } => "`display`",
         Event::HostCall { .. } => "`hostCall`",
         Event::Executed { .. } => "`executed`",
         Event::Value { .. } => "`value`",
@@ -687,7 +713,7 @@ fn kind(event: &Event) -> &'static str {
 fn oversized(event: &Event) -> Option<&'static str> {
     let too_long = match event {
         Event::Output { text, .. } => text.len() > MAX_OUTPUT_EVENT_BYTES,
-        Event::HostCall { name, .. } => name.len() > MAX_NAME_BYTES,
+        Event::HostCall { name, .. } | Event::Display { mime: name, .. } => name.len() > MAX_NAME_BYTES,
         Event::BootFailed { message }
         | Event::Fatal { message }
         | Event::Refused { message, .. }
@@ -710,6 +736,7 @@ fn oversized(event: &Event) -> Option<&'static str> {
                 .is_some_and(|name| name.len() > MAX_NAME_BYTES)
                 || names.len() > MAX_NAMES
                 || names.iter().any(|name| name.len() > MAX_NAME_BYTES)
+                || oversized_report(&execution.files)
         }
         Event::Value { .. }
         | Event::Done { .. }

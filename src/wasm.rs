@@ -4,6 +4,8 @@ mod assets;
 mod budget;
 mod convert;
 mod driver;
+mod feedback;
+mod files;
 mod glue;
 mod guest_frame;
 mod options;

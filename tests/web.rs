@@ -47,6 +47,9 @@ fn right_options_are_taken() {
         "{ timeout: undefined }",
         "{ timeout: 5, wallTimeout: 6.5, maxOutputLength: 0, isolation: 'worker', assetsUrl: 'x' }",
         "{ onLLMQuery() {}, onRLMQuery: async () => '', onStdout: console.log, hostFunctions: { größe: () => 1 } }",
+        "{ profile: 'rlm-legacy' }",
+        "{ profile: 'dspy', outputFields: ['answer', 'größe'] }",
+        "{ outputFields: [] }",
         "Object.create(null)",
     ] {
         check_options(&js(options)).expect(options);
@@ -70,6 +73,12 @@ fn a_wrong_option_is_named() {
         ("{ hostFunctions: { add: 1 } }", "hostFunctions.add"),
         ("{ hostFunctions: { 'a b': () => 1 } }", "hostFunctions"),
         ("{ hostFunctions: { llm_query: () => 1 } }", "hostFunctions"),
+        ("{ profile: 'Rlm' }", "profile"),
+        ("{ profile: 1 }", "profile"),
+        ("{ profile: 'rlm', outputFields: ['a'] }", "outputFields"),
+        ("{ outputFields: 'answer' }", "outputFields"),
+        ("{ outputFields: ['a', 'a'] }", "outputFields"),
+        ("{ outputFields: ['a b'] }", "outputFields"),
         ("'text'", "options"),
         ("[]", "options"),
         ("new Date()", "options"),

@@ -15,14 +15,9 @@ use crate::value::{Build, read};
 /// # Errors
 /// What is wrong with it, in words for whoever wrote the code.
 pub fn to_json(encoding: Encoding, body: &[u8]) -> Result<Value, String> {
-    if body.len() > MAX_ANSWER_BYTES {
-        return Err(format!(
-            "the answer takes {} bytes, at most {MAX_ANSWER_BYTES} are taken",
-            body.len()
-        ));
-    }
+    fits(body.len())?;
     match encoding {
-        Encoding::None | Encoding::Missing => Ok(Value::Null),
+        Encoding::None | Encoding::Missing | Encoding::File => Ok(Value::Null),
         Encoding::Text => Ok(String::from_utf8_lossy(body).into_owned().into()),
         Encoding::Bytes | Encoding::File => Ok(ToJson.bytes(body)),
         Encoding::Marshal | Encoding::Tagged => {
@@ -30,6 +25,19 @@ pub fn to_json(encoding: Encoding, body: &[u8]) -> Result<Value, String> {
                 .map_err(|error| error.to_string())
         }
     }
+}
+
+/// Whether an answer of this size is taken.
+///
+/// # Errors
+/// That it is not, in words for whoever wrote the code.
+pub fn fits(bytes: usize) -> Result<(), String> {
+    if bytes <= MAX_ANSWER_BYTES {
+        return Ok(());
+    }
+    Err(format!(
+        "the answer takes {bytes} bytes, at most {MAX_ANSWER_BYTES} are taken"
+    ))
 }
 
 /// The answer to the task: checked by the schema where there is one, else as text.
@@ -191,6 +199,7 @@ mod tests {
     use crate::value::Writer;
     use serde_json::json;
 
+    #[expect(clippy::unwrap_used, reason = "a test may panic")]
     fn written(write: impl FnOnce(&mut Writer)) -> Value {
         let mut writer = Writer::default();
         write(&mut writer);

@@ -40,6 +40,8 @@ pub struct Task {
     pub max_depth: u32,
     /// The user's functions that Python may call.
     pub functions: Vec<String>,
+    /// Packages that Python can import beside its standard library.
+    pub packages: Vec<String>,
     /// What the user adds to the rules.
     pub instructions: Option<String>,
 }
@@ -170,6 +172,7 @@ impl Controller {
             prompt_chars: 4 * self.task.max_prompt_tokens,
             output_chars: self.task.output_chars,
             functions: &self.task.functions,
+            packages: &self.task.packages,
             instructions: self.task.instructions.as_deref(),
         });
         let mut opening = prompt::task(&self.task.task, &contexts, self.task.schema.as_ref());

@@ -18,8 +18,10 @@ def _describe_contexts():
         facts["peek"] = (value if isinstance(value, str) else short.repr(value))[:PEEK]
         return facts
 
-    names = ["context"] + [f"context_{number}" for number in range(20)]
-    return [describe(name, globals()[name]) for name in names if name in globals()]
+    known = globals()
+    others = [f"context_{number}" for number in range(20)]
+    others = [name for name in others if name in known and known[name] is not known["context"]]
+    return [describe(name, known[name]) for name in ["context", *others]]
 
 
 FINAL(_describe_contexts())

@@ -47,8 +47,8 @@ pub enum Failure {
     Final(String),
 }
 
-/// The body of a request. `extra` are the fields that the user adds, such as `temperature`; they come first, so that none of
-/// them can take the place of ours.
+/// The body of a request. `extra` are the fields that the user adds, such as `temperature`; none of them can take the place of the
+/// model, the messages or `stream`. With null, a field is left out: not every endpoint knows `stream_options`.
 pub fn request_body(model: &str, messages: &[Message], stream: bool, extra: &Map<String, Value>) -> String {
     let mut body = extra.clone();
     body.insert("model".to_owned(), model.into());
@@ -57,6 +57,7 @@ pub fn request_body(model: &str, messages: &[Message], stream: bool, extra: &Map
     if stream {
         body.entry("stream_options").or_insert(json!({ "include_usage": true }));
     }
+    body.retain(|_, value| !value.is_null());
     Value::Object(body).to_string()
 }
 

@@ -68,6 +68,8 @@ pub struct Setting<'a> {
     pub output_chars: usize,
     /// The user's own functions.
     pub functions: &'a [String],
+    /// Packages beside the standard library.
+    pub packages: &'a [String],
     /// What the user adds.
     pub instructions: Option<&'a str>,
 }
@@ -79,6 +81,7 @@ pub fn rules(setting: &Setting<'_>) -> String {
         prompt_chars,
         output_chars,
         functions,
+        packages,
         instructions,
     } = setting;
     let rlm_query = if *recurses {
@@ -86,6 +89,10 @@ pub fn rules(setting: &Setting<'_>) -> String {
          `context`); it returns that run's answer. For sub-tasks that take several steps."
     } else {
         "asks the sub-model the task with `ctx` (a text that fits into one prompt); there is no deeper recursion from here."
+    };
+    let packages = match packages.is_empty() {
+        true => String::new(),
+        false => format!(" and these packages: {}", packages.join(", ")),
     };
     let functions = match functions.is_empty() {
         true => String::new(),
@@ -107,7 +114,7 @@ print(type(context), len(context))
 print(context[:500])
 ```
 
-The code runs at once. In the next turn you see what it printed, the value of its last expression, and errors; of each output at most {output_chars} characters (its beginning and its end). Variables, imports and functions stay from block to block. Python's standard library is there; network, threads and packages are not. A block that runs for too long is stopped, waiting for models not counted.
+The code runs at once. In the next turn you see what it printed, the value of its last expression, and errors; of each output at most {output_chars} characters (its beginning and its end). Variables, imports and functions stay from block to block. You can import Python's standard library{packages}. There is no network, and there are no threads. A block that runs for too long is stopped, waiting for models not counted.
 
 Names in the REPL:
 - `context`: the data of the task.
@@ -270,6 +277,7 @@ mod tests {
     use crate::execution::{StateReport, Truncated};
     use serde_json::json;
 
+    #[expect(clippy::unwrap_used, reason = "a test may panic")]
     fn execution() -> CodeExecution {
         serde_json::from_value(json!({
             "id": 1, "code": "", "stdout": "", "stderr": "", "duration": 1, "guestTime": 1, "outcome": "ok",
@@ -315,6 +323,7 @@ mod tests {
             prompt_chars: 400_000,
             output_chars: 20_000,
             functions: &["lookup".to_owned()],
+            packages: &["numpy".to_owned()],
             instructions: Some("Answer in French."),
         };
         let rules = rules(&setting);

@@ -374,6 +374,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
+    #[expect(clippy::unwrap_used, reason = "a test may panic")]
     fn problems(schema: Value, value: Value) -> String {
         Schema::new(schema).unwrap().problems(&value).join("; ")
     }

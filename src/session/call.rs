@@ -199,7 +199,8 @@ impl<B: Body> Session<B> {
                 Some(_) => budget.may_recurse().and_then(|()| budget.admit(now)),
             };
             if let Err(why) = allowed {
-                self.refuse(guest_call, ReplyStatus::Limit, why.to_string());
+                let why = why.told(self.profile);
+                self.refuse(guest_call, ReplyStatus::Limit, why);
                 continue;
             }
             self.last_call += 1;

@@ -9,8 +9,8 @@ use super::history::{History, Kept, Link};
 use super::turn::{Task, Turn};
 use super::{Body, Error, Guest, Reply, Session, Ticket};
 use crate::execution::{LostVariable, StateReport};
-use crate::limits::Limits;
-use crate::protocol::Request;
+use crate::limits::{Limits, MAX_NAMES};
+use crate::protocol::{Profile, Request};
 
 /// How much longer than a save the work took that is worth waiting for it.
 const WORTH: f64 = 20.0;
@@ -41,6 +41,8 @@ pub(super) enum Ask {
 pub struct Fork<B> {
     limits: Limits,
     host_functions: Vec<String>,
+    profile: Profile,
+    output_fields: Vec<String>,
     last_execution: u32,
     chain: Vec<Link<B>>,
 }
@@ -180,7 +182,7 @@ impl<B: Body> Checkpoints<B> {
 
     /// The host has set a variable.
     pub(super) fn set(&mut self, name: &str) {
-        if !self.set_since.iter().any(|known| known == name) {
+        if self.set_since.len() < MAX_NAMES && !self.set_since.iter().any(|known| known == name) {
             self.set_since.push(name.to_owned());
         }
     }
@@ -261,10 +263,12 @@ impl<B: Body> Session<B> {
         let Fork {
             limits,
             host_functions,
+            profile,
+            output_fields,
             last_execution,
             chain,
         } = fork;
-        let mut session = Self::new(limits, host_functions);
+        let mut session = Self::new(limits, host_functions).with_profile(profile, output_fields);
         session.last_execution = last_execution;
         if let Some(link) = chain.last() {
             session.contexts = link.contexts.clone();
@@ -298,6 +302,8 @@ impl<B: Body> Session<B> {
                 Reply::Fork(Box::new(Fork {
                     limits: self.limits.clone(),
                     host_functions: self.host_functions.clone(),
+                    profile: self.profile,
+                    output_fields: self.output_fields.clone(),
                     last_execution: self.last_execution,
                     chain: self.checkpoints.history.chain(link.number).to_vec(),
                 }))
@@ -533,16 +539,19 @@ impl<B: Body> Session<B> {
             self.checkpoints.forget();
             let why = unsavable.map(|why| format!(", and its state could not be saved: {why}"));
             let reason = format!("{reason}{}", why.unwrap_or_default());
-            return StateReport::lost(names.filter(|name| !restored(name)), &reason);
+            let files = news.into_iter().filter(|name| is_file(name));
+            return StateReport::lost(names.filter(|name| !restored(name)).chain(files), &reason);
         };
         let reason = format!("it was made after execution {}, and {reason}", saved.execution);
         let newer = names.filter(|name| !(saved.names.contains(name) || self.contexts.has(name)));
         let mut state = StateReport::restored(saved.execution, newer, &reason);
         let reason = format!(
-            "setVariable changed it after execution {}, which is undone",
+            "it was set or written after execution {}, which is undone",
             saved.execution
         );
-        let older = news.into_iter().filter(|name| saved.names.contains(name));
+        let older = news
+            .into_iter()
+            .filter(|name| is_file(name) || saved.names.contains(name));
         state.add_lost(older, &reason);
         state.add(saved.lost.iter().cloned());
         state
@@ -627,4 +636,9 @@ impl<B: Body> Session<B> {
         }
         self.boot(now);
     }
+}
+
+/// Whether this is no variable but a file that the host wrote: no variable's name has a space.
+fn is_file(name: &str) -> bool {
+    name.starts_with("file ")
 }

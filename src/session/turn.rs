@@ -3,6 +3,8 @@
 use super::call::Calls;
 use super::checkpoint::Ask;
 use super::contexts::Target;
+use super::display::Shown;
+use super::files::FileCommand;
 use super::{Body, Command, Effect, Encoded, Reply, Session, Ticket, kind};
 use crate::budget::{Budget, Exhausted, Usage};
 use crate::deadline::{Deadline, StopReason};
@@ -26,6 +28,7 @@ pub(super) enum Task<B> {
         value: Option<Encoded<B>>,
     },
     List,
+    File(FileCommand<B>),
     /// No turn, but waited for like one.
     State(Ask),
     /// Only the session's own.
@@ -49,7 +52,7 @@ pub(super) struct Turn<B> {
 impl<B> Turn<B> {
     /// Whether the user may stop it. An assignment cannot be stopped half-way: the guest may not even have all of it.
     pub(super) fn can_be_stopped(&self) -> bool {
-        self.ticket.is_some() && !matches!(self.task, Task::Set { .. })
+        self.ticket.is_some() && !matches!(self.task, Task::Set { .. } | Task::File(_))
     }
 }
 
@@ -62,6 +65,7 @@ pub(super) struct Execution {
     /// Its part of the session's budget.
     pub(super) budget: Budget,
     host_calls: u32,
+    pub(super) shown: Shown,
     stdout: OutputBuffer,
     stderr: OutputBuffer,
     result: OutputBuffer,
@@ -223,6 +227,9 @@ impl Execution {
             (None, Ended::Limit) => (Outcome::Limit, None),
         };
         let mut execution = self.report(outcome, deadline.wall_ms(now), deadline.guest_ms(now), state);
+        execution.files.clone_from(&report.files);
+        execution.truncated.files = report.omitted_files;
+        execution.truncated.displays = report.omitted_displays;
         if let Some((error_type, message)) = stop_error {
             execution.error_type = Some(error_type.to_owned());
             execution.error = Some(format!("{error_type}: {message}"));
@@ -256,9 +263,12 @@ impl Execution {
             outcome,
             state,
             result: text(&self.result),
+            displays: Vec::new(), // the driver has them
+            files: Vec::new(),
             truncated: Truncated {
                 stdout: self.stdout.omitted(),
                 stderr: self.stderr.omitted(),
+                ..Truncated::default()
             },
             host_calls: self.host_calls,
             usage: Some(self.budget.spent()).filter(|usage| *usage != Usage::default()),
@@ -290,6 +300,7 @@ impl<B: Body> Session<B> {
             Command::Start => return Err(Reply::Done),
             Command::GetVariable(name) => Task::Get(name),
             Command::ListVariables => Task::List,
+            Command::File(command) => Task::File(command),
             Command::Checkpoint => Task::State(Ask::Checkpoint),
             Command::Restore(execution) => Task::State(Ask::Restore(execution)),
             Command::Undo => Task::State(Ask::Undo),
@@ -321,6 +332,7 @@ impl<B: Body> Session<B> {
                     timeout_ms: timeout_ms.unwrap_or(self.limits.timeout_ms),
                     budget: Budget::new(budget, now), // a part of the session's from its beginning on
                     host_calls: 0,
+                    shown: Shown::default(),
                     stdout: buffer(),
                     stderr: buffer(),
                     result: buffer(),
@@ -352,6 +364,11 @@ impl<B: Body> Session<B> {
         if let Task::Execute(_) | Task::Set { .. } = task {
             self.checkpoints.touched(matches!(task, Task::Execute(_)));
         }
+        if let Task::File(command) = &task
+            && command.changes().is_some()
+        {
+            self.checkpoints.touched(false);
+        }
         let (request, body) = match &task {
             Task::Restore { checkpoint } => {
                 let checkpoint = *checkpoint;
@@ -382,6 +399,7 @@ impl<B: Body> Session<B> {
                 },
                 None,
             ),
+            Task::File(command) => command.request(turn, timeout_ms),
             // What is asked of the checkpoints never gets here: `pump` answers it.
             Task::List | Task::State(_) => (Request::ListVariables { turn, timeout_ms }, None),
             Task::Set { target, value } => {
@@ -427,6 +445,7 @@ impl<B: Body> Session<B> {
         let (number, bytes) = match &event {
             Event::Output { turn, text, .. } => (*turn, text.len()),
             Event::HostCall { turn, .. }
+            | Event::Display { turn, .. }
             | Event::Executed { turn, .. }
             | Event::Value { turn, .. }
             | Event::Done { turn }
@@ -462,6 +481,10 @@ impl<B: Body> Session<B> {
                     };
                     self.effects.push(Effect::Print(ticket, stream, text));
                 }
+            }
+            (Event::Display { mime, .. }, Task::Execute(_)) => self.display(now, mime, body),
+            (event @ (Event::Done { .. } | Event::Value { .. } | Event::Refused { .. }), Task::File(_)) => {
+                self.file_event(now, event, body);
             }
             (
                 Event::HostCall {
@@ -554,7 +577,7 @@ impl<B: Body> Session<B> {
         }
     }
 
-    fn end_turn(&mut self, now: f64, reply: Result<Reply<B>, Error>) {
+    pub(super) fn end_turn(&mut self, now: f64, reply: Result<Reply<B>, Error>) {
         if let Some(Turn {
             ticket: Some(ticket), ..
         }) = self.finish_turn(now)

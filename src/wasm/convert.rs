@@ -20,8 +20,9 @@ use js_sys::{Array, ArrayBuffer, BigInt, Date, Function, JsString, Map, Number, 
 use wasm_bindgen::prelude::*;
 use web_sys::{Blob, TextDecoder, TextDecoderOptions};
 
-use super::glue::{bytes, describe, entries, is_plain, object};
+use super::glue::{base64, bytes, describe, entries, is_plain, object};
 use super::outbox::JsBody;
+use crate::display::{Kind as Mime, kind as mime_kind};
 use crate::error::Error;
 use crate::limits::{MAX_STRUCTURED_BYTES, MAX_VALUE_DEPTH};
 use crate::protocol::Encoding;
@@ -68,7 +69,7 @@ pub(super) fn fits(encoded: Encoded<JsBody>, what: &str, max_bytes: f64) -> Resu
     Ok(encoded)
 }
 
-fn as_bytes(value: &JsValue) -> Option<Uint8Array> {
+pub(super) fn as_bytes(value: &JsValue) -> Option<Uint8Array> {
     match value.dyn_ref::<ArrayBuffer>() {
         Some(buffer) => Some(Uint8Array::new(buffer)),
         None => value.dyn_ref::<Uint8Array>().cloned(),
@@ -77,6 +78,10 @@ fn as_bytes(value: &JsValue) -> Option<Uint8Array> {
 
 /// A body as a JavaScript value; `undefined` when it is missing.
 pub(super) fn decode(value: &Encoded<JsBody>) -> Result<JsValue, Error> {
+    if matches!(value.body, JsBody::Text(_)) && value.encoding != Encoding::Text {
+        let what = "the value is not written as it says";
+        return Err(Error::NotSerializable(what.to_owned()));
+    }
     let JsBody::Bytes(data) = &value.body else {
         return Ok(match &value.body {
             JsBody::Text(text) => text.into(),
@@ -102,6 +107,18 @@ pub(super) fn decode(value: &Encoded<JsBody>) -> Result<JsValue, Error> {
                 .map_err(|error| Error::NotSerializable(error.to_string()))
         }
     }
+}
+
+/// A rich output as users get it: `{ mime, data }`.
+pub(super) fn display(mime: &str, body: &JsBody) -> JsValue {
+    let data = match body {
+        JsBody::Bytes(data) if mime_kind(mime) == Some(Mime::Binary) => base64(data).into(),
+        JsBody::Bytes(data) => decode_text(data),
+        JsBody::Text(text) if mime_kind(mime) == Some(Mime::Text) => text.into(),
+        // No guest of ours sends that. Whatever else comes of it, an image's data are base64.
+        JsBody::Text(_) | JsBody::Blob(_) => JsValue::from_str(""),
+    };
+    object(&[("mime", &mime.into()), ("data", &data)]).into()
 }
 
 /// UTF-8 as text, lone surrogates and all.

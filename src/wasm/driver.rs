@@ -14,7 +14,7 @@ use web_sys::{AbortController, Blob};
 
 use super::assets::{self, Assets};
 use super::budget;
-use super::convert::{decode, decode_text};
+use super::convert::{decode, decode_text, display};
 use super::glue::{Glue, describe, now, object, thrown};
 use super::guest_frame::Guest;
 use super::options::{ExecuteOptions, Isolation, Options};
@@ -81,6 +81,9 @@ struct Waiter {
     reject: Function,
     on_stdout: Option<Function>,
     on_stderr: Option<Function>,
+    on_display: Option<Function>,
+    /// What the execution has shown so far.
+    displays: Array,
 }
 
 impl Driver {
@@ -92,7 +95,9 @@ impl Driver {
             budget::Given::Limits(limits) => Budget::new(*limits, now()),
             budget::Given::Shared(budget) => budget.clone(),
         };
-        let session = Session::new(options.limits.clone(), names).with_budget(budget);
+        let session = Session::new(options.limits.clone(), names)
+            .with_budget(budget)
+            .with_profile(options.profile, options.output_fields.clone());
         Self::with_session(glue, Rc::new(options), session)
     }
 
@@ -145,15 +150,18 @@ impl Driver {
             signal,
             on_stdout,
             on_stderr,
+            on_display,
             ..
         } = options;
-        let (mut on_stdout, mut on_stderr) = (on_stdout, on_stderr);
+        let (mut on_stdout, mut on_stderr, mut on_display) = (on_stdout, on_stderr, on_display);
         let promise = Promise::new(&mut |resolve, reject| {
             let waiter = Waiter {
                 resolve,
                 reject,
                 on_stdout: on_stdout.take(),
                 on_stderr: on_stderr.take(),
+                on_display: on_display.take(),
+                displays: Array::new(),
             };
             self.waiters.borrow_mut().insert(ticket, waiter);
         });
@@ -296,10 +304,17 @@ impl Driver {
                 }
             }
             Effect::Print(ticket, stream, text) => self.print(ticket, stream, &text),
+            Effect::Display(ticket, mime, body) => self.display(ticket, &mime, &body),
             Effect::Resolve(ticket, reply) => {
                 let waiter = self.waiters.borrow_mut().remove(&ticket);
-                if let Some(Waiter { resolve, reject, .. }) = waiter {
-                    let _ = match reply.and_then(|reply| self.present(reply)) {
+                if let Some(Waiter {
+                    resolve,
+                    reject,
+                    displays,
+                    ..
+                }) = waiter
+                {
+                    let _ = match reply.and_then(|reply| self.present(reply, &displays)) {
                         Ok(value) => resolve.call1(&JsValue::UNDEFINED, &value),
                         Err(error) => reject.call1(&JsValue::UNDEFINED, &thrown(&self.glue, &error)),
                     };
@@ -569,13 +584,13 @@ impl Driver {
     // ---- the user's functions ----
 
     /// What a reply resolves to.
-    fn present(&self, reply: Reply<JsBody>) -> Result<JsValue, Error> {
+    fn present(&self, reply: Reply<JsBody>, displays: &Array) -> Result<JsValue, Error> {
         match reply {
             Reply::Done => Ok(JsValue::UNDEFINED),
             Reply::State(execution) => Ok(execution.into()),
             Reply::Name(name) => Ok(name.into()),
             Reply::Value(value) => decode(&value),
-            Reply::Execution(execution, last) => show(execution, last),
+            Reply::Execution(execution, last) => show(execution, last, displays),
             Reply::Fork(fork) => {
                 let session = Session::forked(*fork).with_budget(self.budget());
                 let driver = Self::with_session(self.glue.clone(), self.options.clone(), session);
@@ -607,6 +622,19 @@ impl Driver {
         drop(waiters);
         for callback in own.iter().chain(all) {
             notify(callback, &text.into());
+        }
+    }
+
+    fn display(&self, ticket: Ticket, mime: &str, body: &JsBody) {
+        let shown = display(mime, body);
+        let waiters = self.waiters.borrow();
+        let own = waiters.get(&ticket).and_then(|waiter| {
+            waiter.displays.push(&shown);
+            waiter.on_display.clone()
+        });
+        drop(waiters);
+        for callback in own.iter().chain(&self.options.on_display) {
+            notify(callback, &shown);
         }
     }
 
@@ -643,7 +671,7 @@ async fn start(
 }
 
 /// What an execution resolves to.
-fn show(mut execution: Box<CodeExecution>, last: Option<Encoded<JsBody>>) -> Result<JsValue, Error> {
+fn show(mut execution: Box<CodeExecution>, last: Option<Encoded<JsBody>>, displays: &Array) -> Result<JsValue, Error> {
     let last = last.map(|last| decode(&last)).transpose().unwrap_or_else(|error| {
         execution.outcome = Outcome::Error;
         execution.error_type = Some("NotSerializable".to_owned());
@@ -655,6 +683,9 @@ fn show(mut execution: Box<CodeExecution>, last: Option<Encoded<JsBody>>) -> Res
         .ok()
         .and_then(|json| js_sys::JSON::parse(&json).ok())
         .ok_or_else(|| Error::NotSerializable("the execution could not be shown".to_owned()))?;
+    if displays.length() > 0 {
+        let _ = Reflect::set(&object, &"displays".into(), displays);
+    }
     if let Some(value) = last {
         let _ = Reflect::set(&object, &"final".into(), &self::object(&[("value", &value)]));
     }

@@ -8,7 +8,7 @@ use super::glue::{self, Glue, describe, is_plain};
 use crate::budget::BudgetLimits;
 use crate::error::Error;
 use crate::limits::Limits;
-use crate::protocol::QUERIES;
+use crate::protocol::{Profile, QUERIES};
 
 /// How far a guest is kept from the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -34,12 +34,15 @@ pub(super) struct Options {
     pub(super) limits: Limits,
     pub(super) budget: budget::Given,
     pub(super) isolation: Isolation,
+    pub(super) profile: Profile,
+    pub(super) output_fields: Vec<String>,
     pub(super) assets_url: Option<String>,
     pub(super) on_llm_query: Option<Function>,
     pub(super) on_rlm_query: Option<Function>,
     pub(super) host_functions: Vec<(String, Function)>,
     pub(super) on_stdout: Option<Function>,
     pub(super) on_stderr: Option<Function>,
+    pub(super) on_display: Option<Function>,
     pub(super) on_progress: Option<Function>,
 }
 
@@ -49,16 +52,23 @@ impl Options {
             limits: Limits::default(),
             budget: budget::Given::Limits(BudgetLimits::default()),
             isolation: Isolation::Frame,
+            profile: Profile::Default,
+            output_fields: Vec::new(),
             assets_url: None,
             on_llm_query: None,
             on_rlm_query: None,
             host_functions: Vec::new(),
             on_stdout: None,
             on_stderr: None,
+            on_display: None,
             on_progress: None,
         };
         for (name, value) in entries(value, "options")? {
             options.set(&name, &value)?;
+        }
+        if !options.output_fields.is_empty() && !options.profile.has_submit() {
+            let why = format!("the profile \"{}\" has no SUBMIT", options.profile.name());
+            return Err(Error::invalid("outputFields", why));
         }
         Ok(options)
     }
@@ -78,6 +88,8 @@ impl Options {
                     _ => return Err(Error::invalid(name, "must be \"frame\" or \"worker\"")),
                 }
             }
+            "profile" => self.profile = profile(name, value)?,
+            "outputFields" => self.output_fields = python_names(name, value)?,
             "checkpoints" => {
                 self.limits.checkpoints = match value.as_string().as_deref() {
                     Some("auto") => true,
@@ -96,6 +108,7 @@ impl Options {
             "onRLMQuery" => self.on_rlm_query = Some(function(name, value)?),
             "onStdout" => self.on_stdout = Some(function(name, value)?),
             "onStderr" => self.on_stderr = Some(function(name, value)?),
+            "onDisplay" => self.on_display = Some(function(name, value)?),
             "onProgress" => self.on_progress = Some(function(name, value)?),
             "hostFunctions" => {
                 for (inner, value) in entries(value, name)? {
@@ -133,6 +146,7 @@ pub(super) struct ExecuteOptions {
     pub(super) signal: Option<web_sys::AbortSignal>,
     pub(super) on_stdout: Option<Function>,
     pub(super) on_stderr: Option<Function>,
+    pub(super) on_display: Option<Function>,
 }
 
 impl ExecuteOptions {
@@ -158,6 +172,7 @@ impl ExecuteOptions {
                 }
                 "onStdout" => options.on_stdout = Some(function(&name, &value)?),
                 "onStderr" => options.on_stderr = Some(function(&name, &value)?),
+                "onDisplay" => options.on_display = Some(function(&name, &value)?),
                 _ => return Err(Error::invalid(name, "there is no such option of execute")),
             }
         }
@@ -188,6 +203,47 @@ fn function(name: &str, value: &JsValue) -> Result<Function, Error> {
         .dyn_ref::<Function>()
         .cloned()
         .ok_or_else(|| Error::invalid(name, "must be a function"))
+}
+
+/// A profile by its name.
+fn profile(name: &str, value: &JsValue) -> Result<Profile, Error> {
+    let profile = value.as_string().as_deref().and_then(Profile::named);
+    profile.ok_or_else(|| Error::invalid(name, one_of(Profile::ALL.map(Profile::name))))
+}
+
+/// What an option that takes one of these names has to be.
+pub(super) fn one_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    let names: Vec<String> = names.into_iter().map(|name| format!("\"{name}\"")).collect();
+    format!("must be one of {}", names.join(", "))
+}
+
+/// A count; `what` it has to be.
+pub(super) fn whole_number(name: &str, value: &JsValue, what: &str) -> Result<u32, Error> {
+    let number = value
+        .as_f64()
+        .filter(|number| number.fract() == 0.0 && (0.0..=4e9).contains(number));
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "whole, and within u32 by its range"
+    )]
+    number
+        .map(|number| number as u32)
+        .ok_or_else(|| Error::invalid(name, what))
+}
+
+/// A list of different names, in order.
+fn python_names(name: &str, value: &JsValue) -> Result<Vec<String>, Error> {
+    let refused = || Error::invalid(name, "must be a list of different names that Python code can use");
+    let list: &Array = value.dyn_ref().ok_or_else(refused)?;
+    let mut names = Vec::new();
+    for item in list.iter() {
+        let item = item
+            .as_string()
+            .filter(|item| is_python_name(item) && !names.contains(item));
+        names.push(item.ok_or_else(refused)?);
+    }
+    Ok(names)
 }
 
 /// Whether Python code can name something so.

@@ -8,8 +8,9 @@ use wasm_bindgen_futures::JsFuture;
 
 use super::budget::JsBudget;
 use super::driver::Driver;
+use super::feedback::FeedbackOptions;
 use super::glue::{Glue, object, thrown};
-use super::options::{ExecuteOptions, Options, entries};
+use super::options::{ExecuteOptions, Options, entries, whole_number};
 use super::source::Source;
 use crate::error::Error;
 use crate::session::{Command, Input, Series, Target};
@@ -40,6 +41,8 @@ export interface SandboxOptions {
   maxValueSize?: number;
   /** Bytes of memory for Python, beyond which it raises MemoryError; Python itself takes 31 MB. Default 2 GiB. */
   memoryLimit?: number;
+  /** Bytes that all files in the sandbox may have together; writing more is an `OSError` in Python. Default 256 MiB. */
+  maxFileBytes?: number;
   /** `"auto"` (default) saves the state while nothing runs, so that it survives the end of a guest. */
   checkpoints?: "auto" | "off";
   /** Guests that are kept ready to take over; the sandboxes of a page share them. Default 1. */
@@ -49,11 +52,14 @@ export interface SandboxOptions {
     prompt: string,
     info: { model?: string; signal: AbortSignal },
   ) => string | Answer | Promise<string | Answer>;
-  /** Answers `rlm_query(task, context)`. `budget` is for the child's sandbox: it is part of this one's, a level deeper. */
+  /**
+   * Answers `rlm_query(task, context)`. `budget` is for the child's sandbox: it is part of this one's, a level deeper. In the
+   * profiles `rlm` and `rlm-legacy`, `rlm_query(prompt, model)`: the prompt is all that the child gets, so `context` is null.
+   */
   onRLMQuery?: (
     task: string,
     context: unknown,
-    info: { signal: AbortSignal; budget: Budget },
+    info: { model?: string; signal: AbortSignal; budget: Budget },
   ) => string | Answer | Promise<string | Answer>;
   /**
    * What the executions of this sandbox may spend on models, all together: limits, or the budget of another sandbox, which is
@@ -62,6 +68,13 @@ export interface SandboxOptions {
   budget?: BudgetLimits | Budget;
   /** Functions that Python calls by name. */
   hostFunctions?: Record<string, (...args: any[]) => unknown>;
+  /**
+   * Whose prompts and controllers Python is for: names, signatures, what failures look like. `"default"`; `"rlm"` (alexzhang13/rlm
+   * from 0.1.2 on), `"rlm-legacy"` (up to 0.1.1a, and rlm-minimal), `"dspy"` (its `RLM` module).
+   */
+  profile?: Profile;
+  /** The names of the values that `SUBMIT` takes, by position or by name. Default: it takes any. */
+  outputFields?: string[];
   /** `"frame"` (default): an opaque origin without network. `"worker"`: a plain worker, where there is no DOM. */
   isolation?: "frame" | "worker";
   /** Where the package's `dist/` is served. Default: beside the package's entry. */
@@ -70,6 +83,8 @@ export interface SandboxOptions {
   onStdout?: (text: string) => void;
   /** Gets what is written to `sys.stderr`, as it comes. */
   onStderr?: (text: string) => void;
+  /** Gets rich outputs, as they come. What is in them is the guest's, and not to be trusted. */
+  onDisplay?: (display: Display) => void;
   /** Hears how far something is that takes time. */
   onProgress?: (progress: Progress) => void;
 }
@@ -95,6 +110,20 @@ export interface ExecuteOptions {
   onStdout?: (text: string) => void;
   /** Gets what this execution writes to `sys.stderr`, as it comes. */
   onStderr?: (text: string) => void;
+  /** Gets what this execution shows, as it comes. */
+  onDisplay?: (display: Display) => void;
+}
+
+/** What `feedback` takes. */
+export interface FeedbackOptions {
+  /** Whose texts. Default: those of the sandbox's `profile`. */
+  format?: Profile | "rlm-minimal";
+  /** The number of the code block, from 1, when the reply had several. */
+  block?: number;
+  /** The variables to list, where the format lists any: names, or what `listVariables` tells, of which it shows what that project would. */
+  variables?: (string | Variable)[];
+  /** Characters that are shown of the execution. Default 20 000; `dspy` 10 000, `rlm-minimal` 100 000. */
+  maxLength?: number;
 }
 
 export interface CodeExecution {
@@ -109,6 +138,24 @@ export interface Variable {
   type: string;
   /** `len()` of a built-in container or string, else null. */
   length: number | null;
+}
+
+/** A file or folder in the sandbox. */
+export interface FileEntry {
+  /** Relative to the working folder; absolute in `/tmp`. */
+  path: string;
+  /** Bytes; 0 for a folder. */
+  size: number;
+  /** When it was last written, in milliseconds since 1970. */
+  modified: number;
+  type: "file" | "directory";
+}
+
+export interface Sandbox {
+  /** The contents of a file; rejects with code `file_not_found` when there is none. */
+  readFile(path: string): Promise<Uint8Array>;
+  /** The contents of a file that is UTF-8 text. */
+  readFile(path: string, options: { encoding: "utf-8" }): Promise<string>;
 }
 
 /** What a sandbox is and can do. */
@@ -151,6 +198,9 @@ extern "C" {
     /// TypeScript's `Promise<Variable[]>`.
     #[wasm_bindgen(typescript_type = "Promise<Variable[]>")]
     pub type VariablesPromise;
+    /// TypeScript's `Promise<FileEntry[]>`.
+    #[wasm_bindgen(typescript_type = "Promise<FileEntry[]>")]
+    pub type FilesPromise;
     /// TypeScript's `Capabilities`.
     #[wasm_bindgen(typescript_type = "Capabilities")]
     pub type CapabilitiesValue;
@@ -159,7 +209,7 @@ extern "C" {
 /// A Python interpreter with a context, in a worker of its own.
 #[wasm_bindgen]
 pub struct Sandbox {
-    driver: Rc<Driver>,
+    pub(super) driver: Rc<Driver>,
 }
 
 /// Starts a sandbox; resolves when Python is ready.
@@ -206,6 +256,17 @@ impl Sandbox {
     pub fn get_variable(&self, #[wasm_bindgen(unchecked_param_type = "string")] name: &JsValue) -> ValuePromise {
         let promise = text("name", name).map(|name| self.submit(Command::GetVariable(name)));
         self.promise(promise).unchecked_into()
+    }
+
+    /// The text that tells a model how an execution went, as controllers of the sandbox's `profile` write it.
+    pub fn feedback(
+        &self,
+        #[wasm_bindgen(unchecked_param_type = "CodeExecution")] execution: &JsValue,
+        #[wasm_bindgen(unchecked_optional_param_type = "FeedbackOptions")] options: &JsValue,
+    ) -> Result<String, JsValue> {
+        FeedbackOptions::parse(options, self.driver.options().profile)
+            .and_then(|options| options.tell(execution))
+            .map_err(|error| thrown(self.driver.glue(), &error))
     }
 
     /// Assigns a variable.
@@ -305,7 +366,7 @@ impl Sandbox {
         .unchecked_into()
     }
 
-    fn submit(&self, command: Command<super::outbox::JsBody>) -> Promise {
+    pub(super) fn submit(&self, command: Command<super::outbox::JsBody>) -> Promise {
         self.driver.submit(command, ExecuteOptions::default())
     }
 
@@ -326,7 +387,7 @@ impl Sandbox {
         self.promise(promise).unchecked_into()
     }
 
-    fn promise(&self, promise: Result<Promise, Error>) -> Promise {
+    pub(super) fn promise(&self, promise: Result<Promise, Error>) -> Promise {
         promise.unwrap_or_else(|error| Promise::reject(&thrown(self.driver.glue(), &error)))
     }
 }
@@ -343,7 +404,7 @@ impl Drop for Sandbox {
     }
 }
 
-fn text(name: &str, value: &JsValue) -> Result<String, Error> {
+pub(super) fn text(name: &str, value: &JsValue) -> Result<String, Error> {
     value
         .as_string()
         .ok_or_else(|| Error::invalid(name, "must be a string"))
@@ -374,17 +435,7 @@ fn count(name: &str, value: &JsValue) -> Result<Option<u32>, Error> {
     if value.is_undefined() {
         return Ok(None);
     }
-    let number = value
-        .as_f64()
-        .filter(|number| number.fract() == 0.0 && (0.0..=4e9).contains(number));
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "whole, and within u32 by its range"
-    )]
-    number
-        .map(|number| Some(number as u32))
-        .ok_or_else(|| Error::invalid(name, "must be the number of an execution"))
+    whole_number(name, value, "must be the number of an execution").map(Some)
 }
 
 /// The source of an execution. One that Python could not even read is refused before it is changed on the way.

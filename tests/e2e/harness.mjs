@@ -1,4 +1,5 @@
 // What the tests in real browsers share: the command line, a page of the package, and counting.
+import { join } from "node:path";
 import { parseArgs } from "node:util";
 import { find, launch } from "../../scripts/browsers.mjs";
 import { root } from "../../scripts/project.mjs";
@@ -29,7 +30,9 @@ export function readArguments() {
  * @param {Parameters<typeof launch>[1] & { shared?: boolean }} [options]  `shared`: the pages are cross-origin isolated
  */
 export async function openBrowser(name, { shared, ...options } = {}) {
-  const site = await serve(root, { headers: shared ? CROSS_ORIGIN_ISOLATED : {} });
+  // It may be a link to that of another work tree.
+  const folders = { node_modules: join(root, "node_modules") };
+  const site = await serve(root, { headers: shared ? CROSS_ORIGIN_ISOLATED : {}, folders });
   const browser = await launch(name, options);
   /** @type {string[]} */
   const uncaught = [];

@@ -12,6 +12,8 @@ const { replayRlm, runRlm, toJsonLines } = /** @type {typeof import("../../pyodi
   await import(/** @type {any} */ ("/pyodide-glue/rlm.js"))
 );
 
+const supervisor = await (await import(/** @type {any} */ ("/pkg/sandglass.js"))).default();
+
 const KEY = "key-that-nobody-sees-0123456789";
 let server = "";
 
@@ -94,6 +96,14 @@ async function until(condition, ms = 20_000) {
 /** @param {object[]} faults */
 const order = (faults) => fetch(`${server}/faults`, { method: "POST", body: JSON.stringify(faults) });
 const log = async () => (await fetch(`${server}/log`)).json();
+
+/** How many values of JavaScript the supervisor holds. */
+function references() {
+  const table = /** @type {any} */ (supervisor).__wbindgen_externrefs;
+  let count = 0;
+  for (let index = 0; index < table.length; index += 1) count += table.get(index) == null ? 0 : 1;
+  return count;
+}
 
 /** @param {unknown} actual @param {unknown} wanted @param {string} what */
 function unequal(actual, wanted, what) {
@@ -556,6 +566,47 @@ const ENDS = {
     return [...ended(result, undefined, "limit"), ...unequal(result.usage.calls, 8, "calls"), ...result.problems];
   },
 
+  "many runs leave nothing behind": async () => {
+    const replies = [cell("x = [llm_query('a'), rlm_query(rlm_task)]"), cell("FINAL(str(x))")];
+    const child = JSON.stringify([cell("FINAL(llm_query('b'))")]);
+    replies[0] = (replies[0] ?? "").replace("rlm_task", JSON.stringify(child));
+    const problems = [];
+    const counts = [];
+    for (let round = 0; round < 12; round += 1) {
+      const result = await script(replies, { sandbox: { spares: 0 } });
+      problems.push(...ended(result, "['echo: a', 'echo: b']"), ...result.problems);
+      counts.push(references());
+    }
+    // Closures that a user's function may keep are given back when garbage is collected; here there is none of them.
+    const [, , settled = 0] = counts;
+    if (Math.max(...counts.slice(3)) > settled + 5) problems.push(`references of the supervisor: ${counts}`);
+    return problems;
+  },
+
+  "a context that Python has no counterpart for fails the run": async () => {
+    const result = await script([cell("1")], { context: () => 1 });
+    return [
+      ...ended(result, undefined, "failed"),
+      ...(/Function/.test(result.error ?? "") ? [] : [`${result.error}`]),
+      ...result.problems,
+    ];
+  },
+
+  "contexts are files and blobs, too": async () => {
+    const context = new File(["a teal line\n"], "a.txt");
+    const result = await script([cell("FINAL(context)")], { context });
+    const facts = result.events.flatMap((event) => (event.type === "runStarted" ? event.contexts : []));
+    return [
+      ...ended(result, "a teal line\n"),
+      ...unequal(
+        facts,
+        [{ name: "context", type: "str", length: 12, unit: "characters", peek: "a teal line\n" }],
+        "facts",
+      ),
+      ...result.problems,
+    ];
+  },
+
   "wrong options are refused by name": async () => {
     const problems = [];
     const good = { task: "t", model: async () => "x" };
@@ -564,12 +615,14 @@ const ENDS = {
       [{ task: "t" }, "model"],
       [{ ...good, maxdepth: 1 }, "maxdepth"],
       [{ ...good, maxDepth: -1 }, "maxDepth"],
-      [{ ...good, model: { baseUrl: "x" } }, "model.model"],
+      [{ ...good, model: { baseUrl: "https://x" } }, "model.model"],
       [{ ...good, subModel: { model: "x" } }, "subModel.baseUrl"],
-      [{ ...good, model: { baseUrl: "x", model: "y", temperature: 0 } }, "model.temperature"],
+      [{ ...good, model: { baseUrl: "/x", model: "y", temperature: 0 } }, "model.temperature"],
       [{ ...good, budget: { maxCals: 1 } }, "budget.maxCals"],
       [{ ...good, budget: { maxDepth: 1 } }, "budget.maxDepth"],
       [{ ...good, sandbox: { onLLMQuery() {} } }, "sandbox.onLLMQuery"],
+      [{ ...good, model: { baseUrl: "example.com/v1", model: "y" } }, "model.baseUrl"],
+      [{ ...good, sandbox: { profile: "rlm" } }, "sandbox.profile"],
       [{ ...good, sandbox: { timeout: "x" } }, "timeout"],
       [{ ...good, answerSchema: { pattern: "x" } }, "answerSchema"],
       [{ ...good, signal: {} }, "signal"],
@@ -629,6 +682,18 @@ const HOSTILE = {
     return [
       ...ended(result, "alive"),
       ...(longest < 1e6 ? [] : [`a request of ${longest} bytes`]),
+      ...(size < 1e5 ? [] : [`a trajectory of ${size} bytes`]),
+      ...result.problems,
+    ];
+  },
+
+  "a model's name of 50 MB goes nowhere": async () => {
+    const code =
+      "try:\n    llm_query('x', model='m' * 50_000_000)\nexcept HostCallError as error:\n    FINAL(str(error))";
+    const result = await script([cell(code)], { sandbox: { timeout: 60_000 } });
+    const size = toJsonLines(result.events).length;
+    return [
+      ...(/no model m{100};/.test(result.answer) ? [] : [`${result.answer}`.slice(0, 500)]),
       ...(size < 1e5 ? [] : [`a trajectory of ${size} bytes`]),
       ...result.problems,
     ];

@@ -1,15 +1,15 @@
 // `runRlm` against a scripted endpoint, in a real browser. The tests themselves are in rlm.js, what the model says in rlm-server.mjs.
-//   node tests/e2e/rlm.mjs --browser chromium|firefox [--only part-of-a-name|another]
+//   node tests/e2e/rlm.mjs --browser chromium|firefox [--shared] [--only part-of-a-name|another]
 import { openBrowser, readArguments, Score } from "./harness.mjs";
 import { startModelServer } from "./rlm-server.mjs";
 
-const { browser: name, only } = readArguments();
+const { browser: name, only, shared } = readArguments();
 /** A test that takes longer hangs. */
 const TEST_MS = 240_000;
 
 const score = new Score();
 const model = await startModelServer();
-const host = await openBrowser(name);
+const host = await openBrowser(name, { shared });
 try {
   let page = await openPage();
   const names = await page.evaluate(() => Object.keys(/** @type {any} */ (window).rlm.TESTS));

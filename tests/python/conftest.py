@@ -25,6 +25,10 @@ CONFIG = {
     "maxValueBytes": 64 * 1024 * 1024,
     "maxValueDepth": 100,
     "maxSourceCache": 1_000_000,
+    "maxDisplays": 10,
+    "maxDisplayBytes": 100_000,
+    "maxDisplaysBytes": 200_000,
+    "maxFiles": 100,
     "hostFunctions": ["fetch_page"],
 }
 
@@ -41,6 +45,7 @@ class FakeBridge:
         self.messages: list[tuple[str, int, str]] = []
         self.calls: list[tuple[str, list[Any]]] = []
         self.events: list[str] = []
+        self.displays: list[tuple[str, bytes]] = []
         self.slept: list[float | None] = []
         self.answer: Callable[..., Any] = lambda *args: f"answer to {args[0]}"
         self.interrupt_sleep = False
@@ -51,6 +56,11 @@ class FakeBridge:
         text.encode()  # what crosses is valid UTF-8
         self.messages.append((stream, skipped, text))
         self.events.append(stream)
+
+    def display(self, mime: str, data: bytes) -> None:
+        assert type(mime) is str and type(data) is bytes
+        self.displays.append((mime, data))
+        self.events.append("display")
 
     def host_call(self, name: str, calls: list[tuple[str, bytes]]) -> list[tuple[bool, str, bytes]]:
         self.events.append("call")
@@ -93,6 +103,8 @@ class Cell:
         self.result, self.error = bridge.text("result"), bridge.text("error")
         self.traceback = bridge.text("traceback")
         self.messages = bridge.messages
+        self.displays = bridge.displays
+        self.omitted_displays = self.header.get("omittedDisplays", 0)
 
 
 class Guest:
@@ -103,6 +115,7 @@ class Guest:
 
     def run(self, source: str) -> Cell:
         self.bridge.messages = []
+        self.bridge.displays = []
         self.count += 1
         self.runtime.install()  # for this cell only: pytest has its own ideas about sys.stdout between phases
         try:
@@ -118,6 +131,9 @@ class Guest:
 
     def get(self, name: str) -> Any:
         return values.decode(*self.runtime.get_variable(name))
+
+    def listing(self) -> Any:
+        return values.decode(*self.runtime.list_variables())
 
     def put(self, name: str, value: Any) -> None:
         self.runtime.set_variable(name, *values.encode(value, max_bytes=10**9, max_depth=100))

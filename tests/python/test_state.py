@@ -730,3 +730,23 @@ def main(step: str, folder: str, cells: str | None = None) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+
+
+@pytest.mark.parametrize(
+    ("profile", "source", "check", "expected"),
+    [
+        ("dspy", "answer = [1]; f = llm_query; query = 'q'", "answer, query, f('x')", "([1], 'q', 'answer to x')"),
+        ("rlm", "answer['content'] = 'draft'", "answer['content'], context is context_0", "('draft', True)"),
+        ("default", "f = query; llm_batch = 5", "f('x'), llm_batch, query('y')", "('answer to x', 5, 'answer to y')"),
+    ],
+)
+def test_what_a_profile_reserves_is_the_new_interpreter_s(
+    guest: Guest, profile: str, source: str, check: str, expected: str
+) -> None:
+    guest.runtime.configure({**CONFIG, "profile": profile})
+    guest.put("context", "long")
+    guest.ok(source)
+    data, lost = save(guest)
+    other, more = restored(data, profile=profile)
+    assert (lost, more) == ({}, {})
+    assert other.ok(f"print(({check}))").stdout == expected + "\n"

@@ -293,6 +293,23 @@ def test_malformed_bodies_are_value_errors(encoding: str, body: bytes) -> None:
         decode(encoding, body)
 
 
+@pytest.mark.parametrize(
+    ("data", "value"),
+    [
+        (b"", ""),
+        ("Grüße 🙂".encode(), "Grüße 🙂"),
+        (b"\xef\xbb\xbftext", "text"),
+        (b"\xff", b"\xff"),
+        (b"cut \xe2\x82", b"cut \xe2\x82"),
+        ("\ud800".encode("utf-8", "surrogatepass"), b"\xed\xa0\x80"),
+    ],
+)
+def test_a_file_is_text_where_it_is_utf8(data: bytes, value: object) -> None:
+    assert decode("file", data) == value
+    nested = marshal.dumps([(StopIteration, "file", data)], 2)
+    assert decode("tagged", nested) == [value]
+
+
 def test_unknown_encodings_are_value_errors() -> None:
     with pytest.raises(ValueError, match="unknown encoding"):
         decode("pickle", b"")
@@ -322,6 +339,22 @@ def test_bad_variable_names_are_refused(guest: Guest, name: str) -> None:
 def test_the_host_can_set_answer(guest: Guest) -> None:
     guest.put("answer", {"content": "c", "ready": False})
     assert guest.ok("answer").result == "{'content': 'c', 'ready': False}"
+
+
+def test_numbered_contexts_and_histories_have_other_names_too(guest: Guest) -> None:
+    guest.put("context", "zero")
+    guest.put("context_2", "two")
+    assert guest.ok("context_0, context_2").result == "('zero', 'two')"
+    guest.put("context", "new")
+    assert guest.ok("context_0").result == "'new'"
+    for name in ("session_context_0", "session_context_1", "history_0", "history_1"):
+        guest.put(name, name)
+    assert guest.ok("context_history, session_history, history").result == (
+        "(['session_context_0', 'session_context_1'], ['history_0', 'history_1'], 'history_0')"
+    )
+    guest.put("history_999999999999", "far")
+    guest.put("context_x", "no number")
+    assert guest.ok("len(session_history)").result == "2"
 
 
 def test_list_variables(guest: Guest) -> None:

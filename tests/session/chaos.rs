@@ -6,9 +6,9 @@ use sandglass::budget::BudgetLimits;
 use sandglass::deadline::StopReason;
 use sandglass::limits::{MAX_NAMES, MAX_OUTPUT_EVENT_BYTES};
 use sandglass::protocol::{Encoding, Ended, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, Request, Stream};
-use sandglass::session::{Command, HostFailure, Input, Series, Target};
+use sandglass::session::{Command, FileCommand, HostFailure, Input, Series, Target};
 
-use crate::world::{Bytes, World, limits, text};
+use crate::world::{Bytes, World, limits, ok, text};
 
 /// Something that happens. Guests, calls and tickets are meant relative to what there is.
 #[derive(Debug, Clone)]
@@ -73,6 +73,7 @@ enum Saying {
     Value(Encoding, Option<Bytes>),
     Done,
     Refused,
+    Display(&'static str, Option<usize>),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -120,6 +121,7 @@ fn command() -> impl Strategy<Value = Command<Bytes>> {
         1 => prop::option::of(0..5_u32).prop_map(Command::Restore),
         1 => Just(Command::Undo),
         1 => Just(Command::Fork),
+        2 => file_command().prop_map(Command::File),
         1 => series().prop_map(|series| Command::Add(series, text("more"))),
         1 => Just(Command::Later(Target::Context)),
         1 => series().prop_map(|series| Command::Later(Target::Next(series))),
@@ -128,6 +130,26 @@ fn command() -> impl Strategy<Value = Command<Bytes>> {
 
 fn series() -> impl Strategy<Value = Series> {
     prop::sample::select(vec![Series::Context, Series::SessionContext, Series::History])
+}
+
+fn file_command() -> impl Strategy<Value = FileCommand<Bytes>> {
+    let path = || "a/b.txt".to_owned();
+    prop::sample::select(vec![
+        FileCommand::Write {
+            path: path(),
+            data: b"data".to_vec(),
+        },
+        FileCommand::Read {
+            path: path(),
+            text: true,
+        },
+        FileCommand::Read {
+            path: path(),
+            text: false,
+        },
+        FileCommand::List(path()),
+        FileCommand::Remove(path()),
+    ])
 }
 
 fn saying() -> impl Strategy<Value = Saying> {
@@ -153,6 +175,8 @@ fn saying() -> impl Strategy<Value = Saying> {
     };
     let output =
         (skipped, bytes, stream).prop_map(|(skipped, bytes, stream)| Saying::Output { skipped, bytes, stream });
+    let mime = prop::sample::select(vec!["text/html", "image/png", "image/svg+xml", "text/javascript"]);
+    let size = prop_oneof![20 => (0..900_usize).prop_map(Some), 1 => Just(None)];
     let call = (name, prop::bool::weighted(0.05), args);
     prop_oneof![
         12 => output,
@@ -161,6 +185,7 @@ fn saying() -> impl Strategy<Value = Saying> {
         1 => (encoding(), body).prop_map(|(encoding, body)| Saying::Value(encoding, body)),
         1 => Just(Saying::Done),
         1 => Just(Saying::Refused),
+        4 => (mime, size).prop_map(|(mime, size)| Saying::Display(mime, size)),
     ]
 }
 
@@ -205,6 +230,7 @@ fn report() -> impl Strategy<Value = ExecutionReport> {
         stopped,
         has_final,
         names,
+        ..ok()
     })
 }
 
@@ -300,8 +326,8 @@ impl World {
                     ended,
                     error_type,
                     stopped,
-                    has_final: false,
                     names,
+                    ..ok()
                 };
                 (
                     Event::Executed {
@@ -319,7 +345,14 @@ impl World {
                 },
                 None,
             ),
-            Request::SetVariable { .. } => (Event::Done { turn }, None),
+            Request::SetVariable { .. } | Request::WriteFile { .. } => (Event::Done { turn }, None),
+            Request::ReadFile { text: false, .. } | Request::ListFiles { .. } | Request::RemoveFile { .. } => (
+                Event::Value {
+                    turn,
+                    encoding: Encoding::Missing,
+                },
+                Some(Vec::new()),
+            ),
             Request::Restore { .. } => (Event::Restored { turn, lost: Vec::new() }, None),
             _ => (
                 Event::Value {
@@ -371,6 +404,13 @@ impl World {
                 body,
             ),
             Saying::Value(encoding, body) => (Event::Value { turn, encoding }, body),
+            Saying::Display(mime, size) => (
+                Event::Display {
+                    turn,
+                    mime: mime.to_owned(),
+                },
+                size.map(|size| vec![0; size]),
+            ),
             Saying::Done => (Event::Done { turn }, None),
             Saying::Refused => (
                 Event::Refused {

@@ -3,7 +3,7 @@
 use sandglass::Error;
 use sandglass::execution::StateStatus;
 use sandglass::limits::Limits;
-use sandglass::protocol::{Encoding, Event};
+use sandglass::protocol::{Encoding, Event, Profile, Request};
 use sandglass::session::{Command, Input, Reply, Session};
 
 use crate::world::{World, limits, ok, text};
@@ -381,6 +381,41 @@ fn a_fork_goes_on_from_the_same_state() {
     other.ends(ok());
     assert_eq!(other.execution(next).id, 4, "numbers go on");
     run(&mut world, &["context"]);
+}
+
+#[test]
+fn a_fork_speaks_the_same_profile() {
+    let limits = Limits {
+        checkpoints: true,
+        ..limits()
+    };
+    let session = Session::new(limits.clone(), vec!["llm_query".to_owned()])
+        .with_profile(Profile::Dspy, vec!["answer".to_owned()]);
+    let mut world = World::with(limits.clone(), session);
+    world.command(Command::Initialize(text("the context")));
+    let config = |world: &World| match &world.guest.as_ref().expect("it boots").inbox[0] {
+        (Request::Init { config, .. }, None) => config.clone(),
+        other => panic!("{other:?}"),
+    };
+    let first = config(&world);
+    assert_eq!(
+        (first.profile, &*first.output_fields),
+        (Profile::Dspy, &["answer".to_owned()][..])
+    );
+    assert_eq!(
+        (&*first.host_functions, first.max_host_calls),
+        (&["llm_query".to_owned()][..], 5)
+    );
+    world.boot();
+    world.done();
+    let fork = world.command(Command::Fork);
+    assert!(world.saves(true));
+    let Ok(Reply::Fork(fork)) = world.answer(fork).clone() else {
+        panic!("no fork")
+    };
+    let mut other = World::with(limits, Session::forked(*fork));
+    other.command(Command::Checkpoint);
+    assert_eq!(config(&other), first);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Start, initialization, boot failures, destruction.
 
 use sandglass::Error;
-use sandglass::protocol::{Encoding, Event, GuestInfo, PROTOCOL_VERSION, Request};
+use sandglass::protocol::{Encoding, Event, GuestInfo, PROTOCOL_VERSION, Profile, Request};
 use sandglass::session::{Command, Input, Reply};
 
 use crate::world::{World, limits, text};
@@ -30,7 +30,9 @@ fn tells_the_guest_its_limits_before_anything_else() {
     };
     assert_eq!(*version, PROTOCOL_VERSION);
     assert_eq!((config.max_output_chars, config.max_value_bytes), (100, 1_000.0));
-    assert_eq!(config.host_functions, ["ask", "look"]);
+    assert_eq!(config.host_functions, ["ask", "look", "llm_query", "rlm_query"]);
+    assert_eq!(config.max_host_calls, limits().max_host_calls);
+    assert_eq!((config.profile, config.output_fields.len()), (Profile::Default, 0));
 }
 
 #[test]

@@ -44,6 +44,7 @@ pub(crate) struct World {
     /// Commands whose value is still on its way.
     pub(crate) awaited: BTreeSet<Ticket>,
     pub(crate) printed: String,
+    pub(crate) shown: Vec<(String, Bytes)>,
     /// What was told of the calls that Python made at once: done, failed, total.
     pub(crate) progress: Vec<(u32, u32, u32)>,
     pub(crate) destroyed: bool,
@@ -91,6 +92,7 @@ impl World {
             aborted: BTreeSet::new(),
             awaited: BTreeSet::new(),
             printed: String::new(),
+            shown: Vec::new(),
             progress: Vec::new(),
             destroyed: false,
             limits,
@@ -320,6 +322,7 @@ impl World {
             Some((Request::Execute { code, .. }, _)) => format!("execute {code}"),
             Some((Request::GetVariable { name, .. }, _)) => format!("get {name}"),
             Some((Request::SetVariable { name, .. }, _)) => format!("set {name}"),
+            Some((Request::WriteFile { path, .. }, _)) => format!("write {path}"),
             Some((Request::Restore { checkpoint, .. }, _)) => format!("restore {checkpoint}"),
             Some((Request::Interrupt { reason, .. }, _)) => format!("interrupt {reason:?}"),
             Some((request, _)) => format!("{request:?}"),
@@ -484,6 +487,11 @@ impl World {
                 );
                 self.aborted.insert(call);
             }
+            Effect::Display(ticket, mime, body) => {
+                assert!(self.is_pending(ticket), "shown for a command that is over");
+                assert!(sandglass::display::kind(&mime).is_some(), "shown as {mime}");
+                self.shown.push((mime, body));
+            }
             Effect::Progress(progress) => {
                 assert!(
                     progress.failed <= progress.done && progress.done <= progress.total,
@@ -516,6 +524,10 @@ impl World {
             | Request::GetVariable { turn, .. }
             | Request::SetVariable { turn, .. }
             | Request::ListVariables { turn, .. }
+            | Request::WriteFile { turn, .. }
+            | Request::ReadFile { turn, .. }
+            | Request::ListFiles { turn, .. }
+            | Request::RemoveFile { turn, .. }
             | Request::Restore { turn, .. } => Some(*turn),
             Request::HostReply { call, .. } => {
                 assert!(guest.asked.remove(call), "answered a call that does not wait");
@@ -579,6 +591,9 @@ pub(crate) fn ok() -> ExecutionReport {
         stopped: None,
         has_final: false,
         names: None,
+        omitted_displays: 0,
+        files: Vec::new(),
+        omitted_files: 0,
     }
 }
 

@@ -9,6 +9,7 @@ export async function rightly(): Promise<void> {
     onRLMQuery: (task, context) => `${task} ${typeof context}`,
     hostFunctions: { add: (a: number, b: number) => a + b },
     isolation: "worker",
+    profile: "rlm-legacy",
     onProgress: (progress) => (progress.stage === "calls" ? (progress.total satisfies number) : progress.stage),
     budget: { maxCalls: 10, maxTokens: 1e6, maxCost: 1.5, maxTime: 60_000, maxDepth: 1 },
   });
@@ -19,8 +20,26 @@ export async function rightly(): Promise<void> {
   run.final satisfies { value: unknown } | undefined;
   run.state.lost satisfies { name: string; reason: string }[] | undefined;
   run.truncated.stdout satisfies number;
+  run.displays satisfies { mime: string; data: string }[];
+  run.files satisfies { path: string; change: "created" | "modified" | "deleted"; size: number }[];
+  await sandbox.execute("1", {
+    onDisplay: ({ mime, data }) => console.log(mime satisfies string, data satisfies string),
+  });
+  await sandbox.writeFile("a.txt", "text");
+  await sandbox.writeFile("a.bin", new Blob([new Uint8Array(3)]));
+  (await sandbox.readFile("a.bin")) satisfies Uint8Array;
+  (await sandbox.readFile("a.txt", { encoding: "utf-8" })) satisfies string;
+  (await sandbox.listFiles()) satisfies {
+    path: string;
+    size: number;
+    modified: number;
+    type: "file" | "directory";
+  }[];
+  await sandbox.removeFile("a.txt");
   (await sandbox.getVariable("x")) satisfies unknown;
   (await sandbox.listVariables()) satisfies { name: string; type: string; length: number | null }[];
+  const variables = ["x", ...(await sandbox.listVariables())];
+  sandbox.feedback(run, { format: "rlm-minimal", block: 1, variables, maxLength: 10 }) satisfies string;
   sandbox.budget.left.calls satisfies number | undefined;
   await createSandbox({ budget: sandbox.budget, onLLMQuery: () => ({ text: "", usage: { inputTokens: 1 } }) });
   sandbox.capabilities.softInterrupt satisfies boolean;
@@ -36,6 +55,8 @@ export async function wrongly(): Promise<void> {
   await createSandbox({ timeout: "1" });
   // @ts-expect-error: an answer is a string
   await createSandbox({ onLLMQuery: async () => 42 });
+  // @ts-expect-error: one of four
+  await createSandbox({ profile: "smolagents" });
   // @ts-expect-error: frame or worker
   await createSandbox({ isolation: "none" });
   const sandbox = await createSandbox();
@@ -43,6 +64,14 @@ export async function wrongly(): Promise<void> {
   await sandbox.execute(1);
   // @ts-expect-error: execute has no such option
   await sandbox.execute("1", { maxOutputLength: 1 });
+  // @ts-expect-error: data are text, bytes or a Blob
+  await sandbox.writeFile("a", { a: 1 });
+  // @ts-expect-error: without an encoding they are bytes
+  (await sandbox.readFile("a")) satisfies string;
+  // @ts-expect-error: there is no such encoding
+  await sandbox.readFile("a", { encoding: "latin-1" });
+  // @ts-expect-error: only an execution can be told
+  sandbox.feedback("printed");
   // @ts-expect-error: a value is unknown until it is looked at
   (await sandbox.getVariable("x")).length;
   // @ts-expect-error: what a sandbox is cannot be changed

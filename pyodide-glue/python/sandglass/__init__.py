@@ -8,10 +8,13 @@ Where things are:
 - `execution.py`  compiles and runs a cell;  `tracebacks.py` turns an exception into text
 - `namespace.py`  the user's `__main__`, reserved names, the final answer
 - `helpers.py`    `llm_query`, `FINAL`, `chunk_text`, …: what user code can call
+- `profiles.py`   the names, texts and conventions of other projects that `helpers.py` can take on
 - `output.py`     stdout and stderr, bounded;  `loop.py` asyncio on top of `Bridge.sleep`
 - `state.py`      saves the user's variables by value, for another interpreter of the same build
 - `pickling.py`   the pickles that it makes: functions and classes of cells by value
 - `foreign.py`    finds variables that a copy of the interpreter's memory does not hold
+- `displays.py`   rich outputs;  `figures.py` those of matplotlib;  `ipython.py` what code of notebooks imports for them
+- `files.py`      files for the host: write, read, list, remove
 - `values.py`     how values cross: the wire format;  `guards.py` undoes what a cell did to the interpreter
 
 Standard library only, CPython 3.11 … 3.14.

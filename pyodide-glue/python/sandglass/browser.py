@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _PACKAGE = os.path.dirname(__file__)
-_HELPERS = os.path.join(_PACKAGE, "helpers.py")
+#: Code of ours that calls the user's, and can be interrupted anywhere.
+_OPEN = tuple(os.path.join(_PACKAGE, name) for name in ("helpers.py", "displays.py", "figures.py"))
+_FILE_PIECE_BYTES = 1 << 20
 _Decoder = getincrementaldecoder("utf-8")
 _CANNOT_WAIT = object()
 _MOST_NAMED = 10_000
@@ -47,6 +49,9 @@ class BrowserBridge:
         self._pyodide_loop = _get_running_loop()
         self._can_block = bool(js.canBlock)
         self.output = js.output
+
+    def display(self, mime: str, data: bytes) -> None:
+        self._js.display(mime, to_js(data))
 
     def host_call(self, name: str, calls: list[tuple[str, bytes]]) -> list[tuple[bool, str, bytes]]:
         js = self._js
@@ -185,6 +190,16 @@ class Guest:
     def list_variables(self) -> Any:
         return _answer(self._runtime.list_variables)
 
+    def file(self, action: str, path: str, body: Any) -> Any:
+        """`[encoding, piece, …]`, or `["refused", why]`; see `Runtime.file`."""
+        starts = range(0, body.length, _FILE_PIECE_BYTES)
+        pieces = (body.subarray(start, start + _FILE_PIECE_BYTES).to_bytes() for start in starts)
+        try:
+            encoding, contents = self._runtime.file(action, path, pieces)
+            return to_js([encoding, *[to_js(piece) for piece in contents]])  # one after the other: they may be large
+        except BaseException as error:
+            return to_js(["refused", _describe(error)])
+
     def flush(self) -> None:
         """Sends what was printed so far."""
         self._runtime.flush()
@@ -231,7 +246,7 @@ def _in_user_code(frame: FrameType | None) -> bool:
     """Whether an exception raised here goes through the user's code, and not through ours at an awkward moment."""
     while frame is not None:
         filename = frame.f_code.co_filename
-        if filename.startswith("<cell ") or filename == _HELPERS:
+        if filename.startswith("<cell ") or filename in _OPEN:
             return True
         if filename.startswith(_PACKAGE):
             return False
@@ -255,6 +270,7 @@ CALLS = (
     GUEST.save_state,
     GUEST.load_state,
     GUEST.take_file,
+    GUEST.file,
 )
 
 

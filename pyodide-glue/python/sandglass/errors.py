@@ -19,6 +19,13 @@ class LimitError(HostCallError):
         super().__init__(message, kind)
 
 
+class CallLimitError(LimitError):
+    """The same where the prompts say that it is a RuntimeError, as which it also pickles."""
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:  # type: ignore[override]
+        return RuntimeError, (str(self),)
+
+
 class NotSerializable(ValueError):
     """A value cannot cross to the host. The message says what, where in the value, and what to do."""
 
@@ -29,3 +36,5 @@ class Submitted(BaseException):
 
 for _visible in (HostCallError, LimitError, NotSerializable):
     _visible.__module__ = "__main__"  # where user code sees it: tracebacks say `HostCallError: …`
+CallLimitError.__name__ = CallLimitError.__qualname__ = "RuntimeError"
+CallLimitError.__module__ = "builtins"

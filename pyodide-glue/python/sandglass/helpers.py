@@ -1,8 +1,10 @@
 """What user code can call: sub-model queries, final answers, and tools for reading a large context.
 
+Which of it there is, under which names and with which texts, is said by the profile (`profiles.py`).
+
 Host functions are called with a list of arguments: `llm_query` with `[prompt]` or `[prompt, model]`, `rlm_query` with
-`[task, context]`, a user's function with its positional arguments and, when there are keyword arguments, one object
-with them at the end.
+`[task, context]` or `[task, context, model]`, a user's function with its positional arguments and, when there are
+keyword arguments, one object with them at the end.
 
 Everything blocks and returns plain results. A str that came from the host, and lists of them, can also be awaited,
 because models write both `llm_query(x)` and `await llm_query(x)`; results of other types are returned as they are.
@@ -11,23 +13,26 @@ because models write both `llm_query(x)` and `await llm_query(x)`; results of ot
 from __future__ import annotations
 
 import re
+from functools import wraps
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
-from sandglass.errors import HostCallError, LimitError, Submitted
+from sandglass.errors import CallLimitError, HostCallError, LimitError, Submitted
 from sandglass.namespace import MISSING, Namespace
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
-from sandglass.values import safe_repr, type_name
+from sandglass.profiles import PROFILES
+from sandglass.values import as_text, safe_repr, type_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Mapping
+
+    from sandglass.profiles import Failure, Profile
 
     # Calls a host function for every argument list: `(True, value)` or `(False, error)` each.
     HostCalls = Callable[[str, list[list[Any]]], list[tuple[bool, Any]]]
 
 MAX_PATTERN_CHARS = 500
 _CALLBACKS = {"llm_query": "onLLMQuery", "rlm_query": "onRLMQuery"}
-_FAILURES = {"llm_query": "Error: LM query failed - ", "rlm_query": "Error: RLM query failed - "}
 
 
 class AwaitableStr(str):
@@ -47,6 +52,7 @@ class AwaitableList(list[Any]):
     """A list that can be awaited; copies and pickles as list, and says it is one."""
 
     __slots__ = ()
+    __hash__ = object.__hash__  # type: ignore[assignment]  # asyncio.gather puts what it waits for into a dict
 
     def __await__(self) -> Generator[None, None, list[Any]]:
         return list(self)
@@ -73,38 +79,49 @@ class Helpers:
     def __init__(self, namespace: Namespace, call_host: HostCalls) -> None:
         self._namespace = namespace
         self._call_host = call_host
+        self._made = 0  # host calls of this cell
+        self.configure(PROFILES["default"], [], 0)
 
-    def table(self, host_functions: list[str]) -> dict[str, Any]:
-        """The reserved names and what they stand for. ValueError for a host function that cannot have its name."""
-        table: dict[str, Any] = {
-            "llm_query": self.llm_query,
-            "llm_query_batched": self.llm_query_batched,
-            "batch_llm_query": self.llm_query_batched,
-            "rlm_query": self.rlm_query,
-            "rlm_query_batched": self.rlm_query_batched,
-            "batch_rlm_query": self.rlm_query_batched,
-            "FINAL": self.FINAL,
-            "FINAL_VAR": self.FINAL_VAR,
-            "SUBMIT": self.SUBMIT,
-            "SHOW_VARS": self.SHOW_VARS,
-            "chunk_text": chunk_text,
-            "search_context": self.search_context,
-            "HostCallError": HostCallError,
-            "LimitError": LimitError,
-        }
-        for name in host_functions:
-            if name in table or name in ("answer", "context"):
+    def table(self, profile: Profile, answered: list[str], fields: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What the reserved names stand for, and the aliases. ValueError for a name that cannot be used.
+
+        `answered` are the names that the host answers, `fields` those of the values that `SUBMIT` takes.
+        """
+        table: dict[str, Any] = {name: self._find(method) for name, method in profile.helpers.items()}
+        table.update(HostCallError=HostCallError, LimitError=LimitError)
+        if fields and "SUBMIT" in table:
+            table["SUBMIT"] = self._submit_of(fields)
+        for name in answered:
+            if name in _CALLBACKS:
+                continue
+            if name in table or name == "context" or (name == "answer" and profile.has_answer):
                 raise ValueError(f"host function {name!r} has the name of a built-in helper")
             if iskeyword(name):
                 raise ValueError(f"host function {name!r} has the name of a Python keyword")
             table[name] = self._host_function(name)
-        return table
+        aliases = {name: self._find(method) for name, method in profile.aliases.items() if name not in table}
+        return table, aliases
+
+    def _find(self, method: str) -> Any:
+        return chunk_text if method == "chunk_text" else getattr(self, method)
+
+    def configure(self, profile: Profile, answered: list[str], most_calls: int) -> None:
+        """`most_calls` is how many a cell may make."""
+        self._profile, self._answered, self._most = profile, answered, most_calls
+
+    def begin_cell(self) -> None:
+        self._made = 0
 
     def llm_query(self, prompt: str, model: str | None = None) -> str:
         """Asks the sub-model; returns its answer. Raises HostCallError."""
-        _need("llm_query", "prompt", prompt, str)
-        _need_model("llm_query", model)
-        return self._one("llm_query", [prompt] if model is None else [prompt, model])
+        if self._profile.refuses_empty and not prompt:
+            raise ValueError("prompt cannot be empty")
+        try:
+            _need("llm_query", "prompt", prompt, str)
+            _need_model("llm_query", model)
+            return self._one("llm_query", [prompt] if model is None else [prompt, model])
+        except Exception as error:
+            return self._failure("llm_query", error)
 
     def llm_query_batched(self, prompts: list[Any], model: str | None = None) -> list[str]:
         """Asks the sub-model all prompts at once; answers in order, a failed one as `Error: LM query failed - …`.
@@ -112,14 +129,11 @@ class Helpers:
         A prompt is a str, `(prompt, model)` or `{"prompt": …, "model": …}`.
         """
         name = "llm_query_batched"
-        _need_model(name, model)
-        calls = []
-        for item in _items(name, "prompts", prompts):
-            prompt, own_model = _pair(name, item, ("prompt", "query", "task"), ("model",), model)
-            _need(name, "every prompt", prompt, str)
-            _need_model(name, own_model)
-            calls.append([prompt, own_model])
-        return self._many("llm_query", calls)
+        items = _items(name, "prompts", prompts)
+        try:
+            return self._many("llm_query", _prompts(name, items, model))
+        except Exception as error:
+            return AwaitableList([self._failure("llm_query", error)] * len(items))
 
     def rlm_query(self, task: str, ctx: Any = None) -> str:
         """Starts a sub-RLM on `task` with `ctx` (without it, the current `context`). Raises HostCallError."""
@@ -143,6 +157,33 @@ class Helpers:
             calls.append([task, self._context() if own_context is None else own_context])
         return self._many("rlm_query", calls)
 
+    def recursive_llm(self, sub_query: str, sub_context: Any = None) -> str:
+        """Another name for `rlm_query`."""
+        return self.rlm_query(sub_query, sub_context)
+
+    def rlm_query_of_prompt(self, prompt: str, model: str | None = None) -> str:
+        """Starts a sub-RLM that gets the prompt and nothing else; without sub-RLMs it asks the sub-model."""
+        if "rlm_query" not in self._answered:
+            return self.llm_query(prompt, model)
+        try:
+            _need("rlm_query", "prompt", prompt, str)
+            _need_model("rlm_query", model)
+            return self._one("rlm_query", [prompt, None] if model is None else [prompt, None, model])
+        except Exception as error:
+            return self._failure("rlm_query", error)
+
+    def rlm_query_of_prompts(self, prompts: list[Any], model: str | None = None) -> list[str]:
+        """The same for all prompts at once; answers in order, a failed one as `Error: RLM query failed - …`."""
+        if "rlm_query" not in self._answered:
+            return self.llm_query_batched(prompts, model)
+        name = "rlm_query_batched"
+        items = _items(name, "prompts", prompts)
+        try:
+            calls = [[prompt, None, own_model] for prompt, own_model in _prompts(name, items, model)]
+            return self._many("rlm_query", calls)
+        except Exception as error:
+            return AwaitableList([self._failure("rlm_query", error)] * len(items))
+
     def FINAL(self, value: Any) -> None:
         """Declares the final answer of this run."""
         self._namespace.final = value
@@ -157,17 +198,26 @@ class Helpers:
             key = name.strip().strip("\"'").strip()
             value = self._namespace.find(key)
             if value is MISSING:
-                return (
-                    f"Error: Variable '{key}' not found. Available variables: {self._visible_names()}. "
-                    "You must create and assign a variable BEFORE calling FINAL_VAR on it."
-                )
+                return self._miss(key)
             if value is self._namespace.answer and key == "answer":
-                value = value.get("content", "")
+                value = dict.get(value, "content", "")
         self._namespace.final = value
-        try:
-            return str(value)
-        except Exception:
-            return safe_repr(value)
+        text = as_text(value)
+        if self._profile.final_is_text:
+            self._namespace.final = text
+        return text
+
+    def _miss(self, name: str) -> str:
+        names = self._visible_names()
+        if names:
+            return (
+                f"Error: Variable '{name}' not found. Available variables: {names}. "
+                "You must create and assign a variable BEFORE calling FINAL_VAR on it."
+            )
+        return (
+            f"Error: Variable '{name}' not found. No variables have been created yet. "
+            "You must create and assign a variable in a REPL block BEFORE calling FINAL_VAR on it."
+        )
 
     def SUBMIT(self, *args: Any, **fields: Any) -> None:
         """Declares the final answer and ends the cell: one value as it is, several as a list, fields as a dict."""
@@ -177,6 +227,24 @@ class Helpers:
             raise TypeError("SUBMIT() needs the answer: SUBMIT(value) or SUBMIT(name=value)")
         self._namespace.final = fields or (args[0] if len(args) == 1 else list(args))
         raise Submitted
+
+    def _submit_of(self, fields: list[str]) -> Callable[..., None]:
+        """SUBMIT for these fields, by position or by name; Python itself says which are missing or too many."""
+        for name in fields:
+            if not name.isidentifier() or iskeyword(name) or fields.count(name) > 1:
+                raise ValueError(f"output field {name!r} is no name of its own that Python code can use")
+        values = ", ".join(f"{name!r}: {name}" for name in fields)
+        submitted = eval(f"lambda {', '.join(fields)}: {{{values}}}", {})
+        submitted.__name__ = submitted.__qualname__ = "SUBMIT"
+        submitted.__doc__ = self.SUBMIT.__doc__
+
+        @wraps(submitted)
+        def submit(*args: Any, **values: Any) -> None:
+            self._namespace.final = submitted(*args, **values)
+            raise Submitted
+
+        submit.__module__ = "__main__"
+        return submit
 
     def SHOW_VARS(self) -> str:
         """Text that lists user variables and their types."""
@@ -203,6 +271,7 @@ class Helpers:
 
     def _host_function(self, name: str) -> Callable[..., Any]:
         def host_function(*args: Any, **kwargs: Any) -> Any:
+            self._made += 1
             ok, value = self._call_host(name, [[*args, kwargs] if kwargs else list(args)])[0]
             if not ok:
                 raise value
@@ -213,16 +282,45 @@ class Helpers:
         host_function.__doc__ = f"Calls the host's function {name!r} and returns what it returns. Raises HostCallError."
         return host_function
 
+    def _reserve(self, calls: int) -> None:
+        limit = self._profile.call_limit
+        if limit is not None and self._made + calls > self._most:
+            raise CallLimitError(limit.format(made=self._made, calls=calls, most=self._most))
+        self._made += calls
+
+    def _failure(self, name: str, error: Exception) -> str:
+        """What a query returns that failed, where it does not raise."""
+        returned = self._profile.returned
+        if returned is None:
+            raise error
+        return AwaitableStr(self._describe(name, error, returned))
+
+    def _describe(self, name: str, error: Exception, failures: Mapping[str, Failure]) -> str:
+        no_model = self._profile.no_model
+        return failures[name].text(error) if no_model is None or name in self._answered else no_model
+
     def _one(self, name: str, args: list[Any]) -> str:
-        ok, value = _checked(name, self._call_host(name, [args])[0])
+        self._reserve(1)
+        ok, value = self._checked(name, self._call_host(name, [args])[0])
         if not ok:
             raise value
         return AwaitableStr(value)
 
+    def _checked(self, name: str, reply: tuple[bool, Any]) -> tuple[bool, Any]:
+        """A reply of a query, which must be a string. Where prompts tell of the call limit, batches raise it."""
+        ok, value = reply
+        if ok and type(value) is not str:
+            return False, HostCallError(f"{_CALLBACKS[name]} returned a {type_name(value)}, not a string")
+        if type(value) is LimitError and self._profile.call_limit is not None:
+            raise CallLimitError(as_text(value))
+        return ok, value
+
     def _many(self, name: str, calls: list[list[Any]]) -> list[str]:
+        self._reserve(len(calls))
         replies = self._call_host(name, calls) if calls else []
-        checked = [_checked(name, reply) for reply in replies]
-        return AwaitableList(value if ok else f"{_FAILURES[name]}{value}" for ok, value in checked)
+        slots = self._profile.slots
+        checked = [self._checked(name, reply) for reply in replies]
+        return AwaitableList(value if ok else self._describe(name, value, slots) for ok, value in checked)
 
 
 def chunk_text(text: str, size: int = 10000, overlap: int = 500) -> list[str]:
@@ -284,14 +382,6 @@ def _texts(text: Any) -> Generator[tuple[dict[str, Any], str], None, None]:
         raise TypeError(f"search_context() searches a str, or a list or dict of texts; {hint}")
 
 
-def _checked(name: str, reply: tuple[bool, Any]) -> tuple[bool, Any]:
-    """A reply of a query, which must be a string."""
-    ok, value = reply
-    if ok and type(value) is not str:
-        return False, HostCallError(f"{_CALLBACKS[name]} returned a {type_name(value)}, not a string")
-    return ok, value
-
-
 def _need(helper: str, what: str, value: object, kind: type) -> None:
     if not isinstance(value, kind):
         raise TypeError(f"{helper}() needs {what} to be {kind.__name__}, not {type_name(value)}")
@@ -306,6 +396,18 @@ def _items(helper: str, what: str, value: Any) -> list[Any]:
     if isinstance(value, (str, bytes, dict)) or not hasattr(type(value), "__iter__"):
         raise TypeError(f"{helper}() needs {what} to be a list, not {type_name(value)}")
     return list(value)
+
+
+def _prompts(helper: str, items: list[Any], model: str | None) -> list[list[Any]]:
+    """The prompt and the model of each item of a batch."""
+    _need_model(helper, model)
+    calls = []
+    for item in items:
+        prompt, own_model = _pair(helper, item, ("prompt", "query", "task"), ("model",), model)
+        _need(helper, "every prompt", prompt, str)
+        _need_model(helper, own_model)
+        calls.append([prompt, own_model])
+    return calls
 
 
 def _pair(helper: str, item: Any, first: tuple[str, ...], second: tuple[str, ...], default: Any) -> tuple[Any, Any]:

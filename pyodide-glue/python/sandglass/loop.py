@@ -11,6 +11,8 @@ from asyncio import events, tasks
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from sandglass.errors import Submitted
+from sandglass.helpers import AwaitableList, AwaitableStr
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 
 if TYPE_CHECKING:
@@ -28,6 +30,11 @@ class CellLoop(asyncio.BaseEventLoop):
         self._selector = self
         self._main: asyncio.Future[Any] | None = None
         self._external = 0
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """Says nothing of a task that ended by SUBMIT and that nobody awaited."""
+        if not isinstance(context.get("exception"), Submitted):
+            super().default_exception_handler(context)
 
     def select(self, timeout: float | None) -> list[Any]:
         """What BaseEventLoop calls to wait: this loop is its own selector."""
@@ -57,6 +64,9 @@ class CellLoop(asyncio.BaseEventLoop):
         if waiter is None or waiter.done():
             raise error
         waiter.set_exception(error.with_traceback(None))
+
+    def create_task(self, coro: Any, **kwargs: Any) -> Any:
+        return super().create_task(_coroutine(coro), **kwargs)
 
     def run_until_complete(self, future: Any) -> Any:
         if self.is_running() and asyncio.iscoroutine(future):
@@ -128,6 +138,15 @@ class CellLoop(asyncio.BaseEventLoop):
         """Part of BaseEventLoop: there is no other thread to be woken from."""
 
 
+def _coroutine(awaitable: Any) -> Any:
+    """A coroutine for the result of a query, which models take for one."""
+    return _wait_for(awaitable) if isinstance(awaitable, (AwaitableStr, AwaitableList)) else awaitable
+
+
+async def _wait_for(awaitable: Any) -> Any:
+    return await awaitable
+
+
 def _stop(future: asyncio.Future[Any]) -> None:
     if not future.cancelled() and isinstance(future.exception(), (SystemExit, KeyboardInterrupt)):
         return  # already propagates out of run_forever
@@ -180,6 +199,7 @@ class EventLoops:
 
         CPython's would also take over SIGINT, so that an interrupt would not stop a busy coroutine.
         """
+        main = _coroutine(main)
         if not asyncio.iscoroutine(main):
             raise ValueError(f"a coroutine was expected, got {main!r}")
         loop = loop_factory() if loop_factory else CellLoop(self._sleep)

@@ -1,7 +1,8 @@
 """The user's namespace: the dictionary of the module `__main__`, so that pickle, dataclasses and inspect work.
 
-User variables are its names that are identifiers, not dunder names and not reserved (the helpers and `answer`).
-`context` is a user variable. A cell may overwrite reserved names; they are put back when it ends.
+User variables are its names that are identifiers, not dunder names and not reserved (the helpers and, where the profile
+has it, `answer`). `context` is a user variable. A cell may overwrite reserved names; they are put back when it ends.
+Aliases are helpers whose names the user may take.
 """
 
 from __future__ import annotations
@@ -9,10 +10,15 @@ from __future__ import annotations
 import builtins
 import keyword
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
-from sandglass.values import type_name
+from sandglass.values import as_text, type_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandglass.profiles import Profile
 
 MAX_NAMES = 10_000
 MAX_NAME_CHARS = 200
@@ -30,22 +36,36 @@ class Namespace:
         self.globals["__builtins__"] = builtins
         self._essentials = dict(self.globals)
         self.helpers: dict[str, Any] = {}
+        self.aliases: dict[str, Any] = {}
+        self.has_answer = True
         self.answer: dict[Any, Any] = {"content": "", "ready": False}
         self.final: Any = MISSING
+        self._final_is_text = False
+        self._originals: Mapping[str, str] = {}
         self._reported: set[Any] = set()
+        self._taken: list[str] = []
 
-    def set_helpers(self, helpers: dict[str, Any]) -> None:
-        for name in self.helpers:
+    def configure(self, profile: Profile, helpers: dict[str, Any], aliases: dict[str, Any]) -> None:
+        for name in (*self.helpers, *self.aliases, "answer"):
             self.globals.pop(name, None)
-        self.helpers = helpers
+        self.helpers, self.aliases, self.has_answer = helpers, aliases, profile.has_answer
+        self._final_is_text, self._originals = profile.final_is_text, profile.originals
         self.restore()
         self._reported = set(self.globals)
+        self._taken = []
 
     def restore(self) -> None:
         """Puts reserved names back."""
-        self.globals.update(self._essentials)
-        self.globals.update(self.helpers)
-        self.globals["answer"] = self.answer
+        variables = self.globals
+        variables.update(self._essentials)
+        variables.update(self.helpers)
+        if self.has_answer:
+            variables["answer"] = self.answer
+        for name, alias in self.aliases.items():
+            variables.setdefault(name, alias)
+        for name, original in self._originals.items():
+            if original in variables:
+                variables[name] = variables[original]
 
     def take_answer(self) -> None:
         """Reads `answer` at the end of a cell: a true `ready` makes `content` the final value.
@@ -53,6 +73,8 @@ class Namespace:
         A cell may rebind `answer` to a dict of its own, which is used from then on. Anything else that was assigned to
         it becomes the content, so that `answer = "42"` is not lost when the dict is put back.
         """
+        if not self.has_answer:
+            return
         answer = self.globals.get("answer", self.answer)
         if not issubclass(type(answer), dict):
             self.answer = {"content": answer, "ready": False}
@@ -68,7 +90,8 @@ class Namespace:
         except Exception:  # an array, say: its truth is undefined, but it was set
             pass
         if self.final is MISSING:
-            self.final = dict.get(answer, "content", "")
+            content = dict.get(answer, "content", "")
+            self.final = as_text(content) if self._final_is_text else content
 
     def names(self) -> list[str]:
         """User variables in order of creation."""
@@ -76,9 +99,10 @@ class Namespace:
 
     def changed_names(self) -> list[str] | None:
         """User variables, bounded for the host; None when there are the same names as in the last report."""
-        if self.globals.keys() == self._reported:
+        taken = [name for name, alias in self.aliases.items() if self.globals.get(name) is not alias]
+        if taken == self._taken and self.globals.keys() == self._reported:
             return None
-        self._reported = set(self.globals)
+        self._reported, self._taken = set(self.globals), taken
         return [name for name in self.names() if len(name) <= MAX_NAME_CHARS][:MAX_NAMES]
 
     def find(self, name: str) -> Any:
@@ -86,7 +110,7 @@ class Namespace:
         value = self.globals.get(name, MISSING)
         if value is MISSING or name[:2] == name[-2:] == "__":
             return MISSING
-        return MISSING if value is self.helpers.get(name, self) else value
+        return MISSING if value is self.helpers.get(name, self) or value is self.aliases.get(name, self) else value
 
     def assign(self, name: str, value: Any) -> None:
         """Sets a variable for the host. ValueError when that is no name for a user variable."""
@@ -94,6 +118,9 @@ class Namespace:
             raise ValueError(f"{name[:MAX_NAME_CHARS]!r} is not a valid Python variable name")
         if name in self.helpers or name[:2] == name[-2:] == "__":
             raise ValueError(f"{name[:MAX_NAME_CHARS]!r} is reserved and cannot be set")
+        for alias, original in self._originals.items():
+            if name in (alias, original):
+                self.globals[original] = self.globals[alias] = value
         self.globals[name] = value
         self._assign_alias(name)
         if name == "answer":
@@ -125,7 +152,13 @@ class Namespace:
             rows.append({"name": name[:MAX_NAME_CHARS], "type": type_name(value), "length": length})
         return rows
 
+    def is_ours(self, name: str) -> bool:
+        """Whether it names something reserved, or an alias that nobody has taken."""
+        if name in self.helpers or (name == "answer" and self.has_answer):
+            return True
+        return name in self.aliases and self.globals.get(name) is self.aliases[name]
+
     def _is_user_name(self, name: Any) -> bool:
-        if type(name) is not str or name in self.helpers or name == "answer":
+        if type(name) is not str or self.is_ours(name):
             return False
         return name.isidentifier() and not name[:2] == name[-2:] == "__"

@@ -18,13 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 from sandglass import execution as cells
 from sandglass import foreign, state, values
+from sandglass.displays import Displays
 from sandglass.errors import HostCallError, LimitError, Submitted
+from sandglass.figures import Figures
+from sandglass.files import Files
 from sandglass.guards import Guards
 from sandglass.helpers import Helpers
+from sandglass.ipython import Finder
 from sandglass.loop import EventLoops
 from sandglass.namespace import MISSING, Namespace
 from sandglass.output import Emitter, EmptyStdin, TextStream, no_input
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.profiles import PROFILES
 from sandglass.tracebacks import describe
 
 if TYPE_CHECKING:
@@ -49,6 +54,7 @@ class Runtime:
         self._max_output_chars = 0
         self._max_value_bytes = 0
         self._max_value_depth = 0
+        self._show: Callable[[object], str] | None = None
         self._sources = cells.Sources()
         self._output = Emitter(bridge)
         self._namespace = Namespace()
@@ -56,12 +62,17 @@ class Runtime:
         self._loops = EventLoops(self._sleep)
         self._stdout = TextStream(self._output, "stdout")
         self._stderr = TextStream(self._output, "stderr")
+        self._displays = Displays(self._display, self._stderr.write)
+        self._figures = Figures(self._displays)
+        self._ipython = Finder(self._displays.display)
+        self._files = Files()
         self._guards = self._make_guards()
         self._clock_sleep = time.sleep
         self._clock_sleep_thread = threading.get_ident()
         self._prepared: tuple[str, list[CodeType] | BaseException] | None = None
         self._error: BaseException | None = None
         self._described = False
+        self._shown: object = None  # the last expression's value, where it was shown as more than its repr
         self._open: int | None = None  # the execution under way
         self._current: int | None = None  # the execution whose code runs now
         #: Takes what went to file descriptors 1 and 2 past `os.write`; a backend that hears of it sets this.
@@ -70,26 +81,43 @@ class Runtime:
     def install(self) -> None:
         """Takes over sys.stdout, `__main__`, time.sleep, asyncio, … of this interpreter."""
         self._guards.install()
+        self._figures.install()
+        self._ipython.install()
+        self._files.install()
 
     def uninstall(self) -> None:
         """Gives back what `install` took over; for tests."""
         self._loops.end_cell()
+        self._ipython.uninstall()
+        self._figures.uninstall()
         self._guards.uninstall()
 
     def configure(self, config: dict[str, Any]) -> None:
         """Sets limits and host functions.
 
         Keys: `maxOutputChars`, `maxValueBytes`, `maxValueDepth`, `maxSourceCache` (characters of source kept for
-        tracebacks), `hostFunctions` (names), `profile`. Unknown keys are for other parts of the guest. Raises KeyError
-        or ValueError, and then changes nothing.
+        tracebacks), `maxDisplays`, `maxDisplayBytes`, `maxDisplaysBytes`, `maxFiles` (in a listing), `hostFunctions`
+        (names that the host answers), `maxHostCalls` (of a cell), `profile` (a name of `PROFILES`), `outputFields`
+        (names of what `SUBMIT` takes). Unknown keys are for other parts of the guest. Raises KeyError or ValueError,
+        and then changes nothing.
         """
-        profile = config.get("profile", "default")
-        if profile != "default":
-            raise ValueError(f"unknown profile {profile!r}")
+        profile = PROFILES.get(config.get("profile", "default"))
+        if profile is None:
+            raise ValueError(f"there is no profile {config['profile']!r}, but {', '.join(PROFILES)}")
         limits = [int(config[key]) for key in ("maxOutputChars", "maxValueBytes", "maxValueDepth", "maxSourceCache")]
-        helpers = self._helpers.table(list(config.get("hostFunctions", ())))
+        displays = [int(config[key]) for key in ("maxDisplays", "maxDisplayBytes", "maxDisplaysBytes")]
+        max_files = int(config["maxFiles"])
+        answered, fields = list(config.get("hostFunctions", ())), list(config.get("outputFields", ()))
+        most_calls = int(config.get("maxHostCalls", sys.maxsize))
+        helpers, aliases = self._helpers.table(profile, answered, fields)
+        if profile is PROFILES["default"]:  # the others have the names of their projects and no more
+            helpers.setdefault("display", self._displays.display)
         self._max_output_chars, self._max_value_bytes, self._max_value_depth, self._sources.limit = limits
-        self._namespace.set_helpers(helpers)
+        self._show = profile.show
+        self._helpers.configure(profile, answered, most_calls)
+        self._namespace.configure(profile, helpers, aliases)
+        self._displays.limit(*displays)
+        self._files.limit(max_files)
 
     def prepare(self, execution: int, source: str) -> None:
         """Compiles a cell ahead of its `execute`; what is wrong with it is told there.
@@ -106,8 +134,9 @@ class Runtime:
         """Runs a cell to its end. Never raises, whatever it does.
 
         Returns `(header, encoding, body)`. The header is JSON: `ended` ("ok", "error" or "limit"), `errorType`,
-        `final`, and `names` of user variables, null when they are those of the last report. When `final`, encoding and
-        body hold the declared final value (as it is at the end of the cell), else they are `("none", b"")`.
+        `final`, `names` of user variables, null when they are those of the last report, and `omittedDisplays` where
+        there are any. When `final`, encoding and body hold the declared final value (as it is at the end of the cell),
+        else they are `("none", b"")`.
         """
         self._error = None
         self._described = False
@@ -119,11 +148,13 @@ class Runtime:
                 pass
             except BaseException as error:
                 self._error = error
+            if not isinstance(self._error, KeyboardInterrupt):  # it is to stop now
+                self._figures.show_open(self._shown)
             return self._finish()
         except BaseException as late:  # an interrupt that arrived while finishing, or a fault of ours
             return self._finish_after(late)
         finally:
-            self._open = self._current = None
+            self._open = self._current = self._shown = None
 
     def get_variable(self, name: str) -> tuple[str, bytes]:
         """A variable as `(encoding, body)`; `("missing", b"")` when there is none. Raises NotSerializable."""
@@ -143,6 +174,28 @@ class Runtime:
     def list_variables(self) -> tuple[str, bytes]:
         """User variables, encoded: a list of `{name, type, length}`, at most 10,000."""
         return self._encode(self._namespace.listing(), "the list of variables")
+
+    def file(self, action: str, path: str, pieces: Iterable[bytes]) -> tuple[str, Iterable[bytes]]:
+        """Does something with a file: `write` (of `pieces`), `read`, `readText`, `list` or `remove`.
+
+        Raises FileError, while the pieces are taken as well. Returns the encoding of the answer and its pieces;
+        `("missing", [])` when there is no such file.
+        """
+        files = self._files
+        if action == "write":
+            files.write(path, pieces)
+            return "none", []
+        if action == "remove":
+            return "none" if files.remove(path) else "missing", []
+        if action == "list":
+            rows = files.list(path)
+            if rows is None:
+                return "missing", []
+            encoding, body = self._encode(rows, "the list of files")
+            return encoding, [body]
+        text = action == "readText"
+        contents = files.read(path, text, self._max_value_bytes)
+        return ("missing", []) if contents is None else ("text" if text else "bytes", contents)
 
     def save_state(self) -> tuple[bytes, list[tuple[str, str]]]:
         """The user's variables by value, and `(name, reason)` of each that is not among them. Runs hooks of theirs."""
@@ -205,6 +258,9 @@ class Runtime:
             stream.buffer.finish()  # drops half a character that was written between executions
         self._output.begin(self._max_output_chars)
         self._namespace.final = MISSING
+        self._displays.begin()
+        self._figures.begin_cell()
+        self._helpers.begin_cell()
         self._loops.begin_cell()
         self._sources.add(filename, source)
         prepared, self._prepared = self._prepared, None
@@ -216,8 +272,10 @@ class Runtime:
             codes = prepared[1]
         try:
             value = cells.run(codes, self._namespace.globals, self._loops)
-            if value is not None:
-                self._write("result", values.safe_repr(value))
+            if value is not None and self._show is not None:
+                self._write("result", self._show(value))
+                if self._displays.show(value):
+                    self._shown = value
         finally:
             cancelled = self._loops.end_cell()
             if cancelled:
@@ -225,10 +283,10 @@ class Runtime:
                 self._stderr.write(f"sandglass: {tasks} cancelled at the end of the cell\n")
 
     def _finish(self) -> tuple[str, str, bytes]:
+        namespace = self._namespace
+        namespace.take_answer()  # may run user code
         self._guards.repair()
         self._loops.begin_cell()
-        namespace = self._namespace
-        namespace.take_answer()
         namespace.restore()
         encoding, body = "none", b""
         final = namespace.final is not MISSING
@@ -248,11 +306,12 @@ class Runtime:
         self._stderr.buffer.finish()
         self._output.end()
         self._error = None
-        if error is None and names is None and not final:
+        omitted = self._displays.omitted
+        if error is None and names is None and not final and not omitted:
             return _OK, encoding, body
         ended = "ok" if error is None else "limit" if issubclass(type(error), LimitError) else "error"
         error_type = None if error is None else values.type_name(error)[:_NAME_LIMIT]
-        header = {"ended": ended, "errorType": error_type, "final": final, "names": names}
+        header = {"ended": ended, "errorType": error_type, "final": final, "names": names, "omittedDisplays": omitted}
         return to_json(header), encoding, body
 
     def _finish_after(self, late: BaseException) -> tuple[str, str, bytes]:
@@ -273,6 +332,11 @@ class Runtime:
 
     def _write(self, stream: str, text: str) -> None:
         self._output.write(self._output.channels[stream], text)
+
+    def _display(self, mime: str, data: bytes) -> None:
+        if self._open is not None and self._current == self._open:
+            self._output.flush()  # what was printed before it comes before it
+            self._bridge.display(mime, data)
 
     def _encode(self, value: object, name: str) -> tuple[str, bytes]:
         return values.encode(value, max_bytes=self._max_value_bytes, max_depth=self._max_value_depth, name=name)

@@ -138,7 +138,7 @@ def _seeds(namespace: Namespace) -> Iterator[tuple[tuple[str, str], Any]]:
     """What stays in its interpreter, each with a key by which another one finds its own."""
     yield ("", "__dict__"), namespace.globals
     yield ("", "module"), namespace.module
-    for name, helper in namespace.helpers.items():
+    for name, helper in (*namespace.aliases.items(), *namespace.helpers.items()):
         yield ("helper", name), helper
     for module, names in _SHARED.items():
         for name in names:
@@ -152,7 +152,8 @@ def _find_seed(key: tuple[str, str], namespace: Namespace) -> Any:
     if not module:
         return namespace.globals if name == "__dict__" else namespace.module
     if module == "helper":
-        return namespace.helpers.get(name, Lost(f"there is no helper {name}() here"))
+        missing = Lost(f"there is no helper {name}() here")
+        return namespace.helpers.get(name, namespace.aliases.get(name, missing))
     try:
         return getattr(import_module(module), name)
     except Exception as error:
@@ -164,16 +165,17 @@ def _variables(namespace: Namespace) -> tuple[dict[str, Any], Reasons]:
     for name, value in list(namespace.globals.items()):
         if type(name) is not str:
             lost.append((f"<{type_name(name)}>", "its name in globals() is not a str"))
-        elif name not in _ESSENTIALS and name not in namespace.helpers and name != "answer":
+        elif name not in _ESSENTIALS and not namespace.is_ours(name):
             variables[name] = value
-    variables["answer"] = namespace.answer
+    if namespace.has_answer:
+        variables["answer"] = namespace.answer
     return variables, lost
 
 
 def _assign(namespace: Namespace, name: str, value: Any, lost: Reasons) -> None:
     if name in namespace.helpers:
         lost.append((name, "a helper has this name here"))
-    elif name != "answer":
+    elif name != "answer" or not namespace.has_answer:
         namespace.globals[name] = value
     elif issubclass(type(value), dict):
         namespace.answer = value

@@ -116,6 +116,14 @@ def safe_repr(value: object) -> str:
         return f"<{type_name(value)} object, repr() raised {type_name(error)}: {_safe_message(error)}>"
 
 
+def as_text(value: object) -> str:
+    """str(), or repr() when it raises."""
+    try:
+        return str.__str__(str(value))
+    except Exception:
+        return safe_repr(value)
+
+
 def _safe_message(error: Exception) -> str:
     try:
         return str.__str__(str(error))[:OPAQUE_CHARS]

@@ -87,14 +87,16 @@ impl Driver {
         }
         match (name, &self.options.on_llm_query, &self.options.on_rlm_query) {
             ("llm_query", Some(function), _) => {
-                let model = args.get(1);
-                let model = if model.is_null() { JsValue::UNDEFINED } else { model };
-                let info = object(&[("model", &model), ("signal", signal)]);
+                let info = object(&[("model", &model(args.get(1))), ("signal", signal)]);
                 function.call2(&nobody, &args.get(0), &info)
             }
             ("rlm_query", _, Some(function)) => {
                 let child = JsBudget::new(budget.child(BudgetLimits::default(), now()));
-                let info = object(&[("signal", signal), ("budget", &child.into())]);
+                let info = object(&[
+                    ("model", &model(args.get(2))),
+                    ("signal", signal),
+                    ("budget", &child.into()),
+                ]);
                 function.call3(&nobody, &args.get(0), &args.get(1), &info)
             }
             _ => Err(JsValue::from_str("there is no such function")),
@@ -126,4 +128,9 @@ impl Driver {
         let most = self.options.limits.max_value_bytes;
         encode(&value, &format!("the result of {name}"), most).map_err(|error| HostFailure(error.to_string()))
     }
+}
+
+/// The model that Python asked for, if it did.
+fn model(value: JsValue) -> JsValue {
+    if value.is_null() { JsValue::UNDEFINED } else { value }
 }

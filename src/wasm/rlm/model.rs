@@ -288,7 +288,7 @@ impl Endpoint {
             set("authorization", &format!("Bearer {key}"))?;
         }
         for (name, value) in &self.headers {
-            set(name, value)?;
+            set(&name.to_ascii_lowercase(), value)?;
         }
         let init = object(&[
             ("method", &"POST".into()),

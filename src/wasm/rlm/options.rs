@@ -32,6 +32,8 @@ pub(super) struct Options {
     pub(super) budget: BudgetLimits,
     pub(super) schema: Option<Schema>,
     pub(super) instructions: Option<String>,
+    /// Packages that the sandboxes are asked for.
+    pub(super) packages: Vec<String>,
     sandbox: JsValue,
     pub(super) on_event: Option<Function>,
     pub(super) signal: Option<AbortSignal>,
@@ -54,6 +56,7 @@ impl Options {
             budget: BudgetLimits::default(),
             schema: None,
             instructions: None,
+            packages: Vec::new(),
             sandbox: JsValue::UNDEFINED,
             on_event: None,
             signal: None,
@@ -105,16 +108,28 @@ impl Options {
             return Err(Error::invalid("budget.maxDepth", "is the option maxDepth here"));
         }
         options.sandbox()?;
+        if options.sandbox.is_object()
+            && let Some(packages) = get(&options.sandbox, "packages").dyn_ref::<Array>()
+        {
+            options.packages = packages
+                .iter()
+                .filter_map(|package| package.as_string())
+                .take(100)
+                .collect();
+        }
         Ok(options)
     }
 
     /// The options of a run's sandbox, without what answers its queries.
     pub(super) fn sandbox(&self) -> Result<sandbox_options::Options, Error> {
-        for (name, _) in entries(&self.sandbox, "sandbox")? {
+        for (name, value) in entries(&self.sandbox, "sandbox")? {
             let instead = match name.as_str() {
                 "onLLMQuery" => "is answered by subModel",
                 "onRLMQuery" => "is answered by runs of their own",
                 "budget" => "is an option of runRlm itself",
+                "profile" if !value.is_undefined() && value != "default" => {
+                    "must be \"default\": the controller's prompts are written for that"
+                }
                 _ => continue,
             };
             return Err(Error::invalid(format!("sandbox.{name}"), instead));
@@ -188,7 +203,8 @@ fn parse_model(what: &str, value: &JsValue) -> Result<Model, Error> {
             }
         }
     }
-    if endpoint.base_url.is_empty() {
+    // One that begins with a slash is of the page's own origin.
+    if !endpoint.base_url.starts_with('/') && web_sys::Url::new(&endpoint.base_url).is_err() {
         return Err(Error::invalid(
             format!("{what}.baseUrl"),
             "must be an address, such as https://api.example.com/v1",

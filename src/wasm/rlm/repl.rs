@@ -11,7 +11,7 @@ use wasm_bindgen_futures::future_to_promise;
 use super::run::Run;
 use super::stop::Waited;
 use crate::execution::CodeExecution;
-use crate::rlm::answer::to_json;
+use crate::rlm::answer::{fits, to_json};
 use crate::rlm::event::RlmEventKind;
 use crate::rlm::prompt::{ContextFacts, describe_code, read_facts};
 use crate::session::Command;
@@ -96,8 +96,11 @@ impl Repl {
     fn value(&self, value: &JsValue) -> Result<Value, String> {
         let encoded = encode(value, "the final answer", self.max_value_bytes).map_err(|error| error.to_string())?;
         match encoded.body {
-            JsBody::Text(text) => Ok(Value::String(text.into())),
-            JsBody::Bytes(bytes) => to_json(encoded.encoding, &bytes.to_vec()),
+            JsBody::Text(text) => fits(text.length() as usize).map(|()| Value::String(text.into())),
+            JsBody::Bytes(bytes) => {
+                fits(bytes.length() as usize)?;
+                to_json(encoded.encoding, &bytes.to_vec())
+            }
             JsBody::Blob(_) => Err("the final answer is no value".to_owned()),
         }
     }
@@ -114,8 +117,8 @@ fn llm_query(run: Weak<Run>) -> LlmQuery {
         let run = run.clone();
         future_to_promise(async move {
             let run = run.upgrade().ok_or("the run is over")?;
-            let (model, signal) = (get(&info, "model").as_string(), get(&info, "signal"));
-            run.llm_query(&prompt, model, &signal).await.map_err(error)
+            let (model, signal) = (get(&info, "model"), get(&info, "signal"));
+            run.llm_query(&prompt, &model, &signal).await.map_err(error)
         })
     })
 }

@@ -72,6 +72,7 @@ impl Run {
                 .iter()
                 .flat_map(|sandbox| sandbox.host_functions.iter().map(|(name, _)| name.clone()))
                 .collect(),
+            packages: options.packages.clone(),
             instructions: options.instructions.clone(),
         };
         let mut controller = Controller::new(task, self.budget.clone(), now());
@@ -174,9 +175,11 @@ impl Run {
     pub(super) async fn llm_query(
         self: &Rc<Self>,
         prompt: &JsValue,
-        model: Option<String>,
+        model: &JsValue,
         signal: &JsValue,
     ) -> Result<JsValue, String> {
+        // A name of any length, from Python; no model has one longer than this.
+        let model = model.dyn_ref::<JsString>().map(|name| String::from(name.slice(0, 200)));
         let (call, began_at) = (self.next_call(), now());
         let prompt = self.prompt(prompt);
         let shown = prompt

@@ -14,8 +14,8 @@ use crate::rlm::event::RunOutcome;
 
 #[wasm_bindgen]
 extern "C" {
-    #[wasm_bindgen(js_namespace = AbortSignal, js_name = any)]
-    fn any(signals: &Array) -> AbortSignal;
+    #[wasm_bindgen(catch, js_namespace = AbortSignal, js_name = any)]
+    fn any(signals: &Array) -> Result<AbortSignal, JsValue>;
 }
 
 /// Ends work: what waits by [`Stop::wait`] waits no longer, and fetches with its signal are aborted. Clones are the same one.
@@ -46,7 +46,7 @@ impl Stop {
         for signal in signals {
             all.push(signal);
         }
-        let signal = any(&all);
+        let signal = any(&all)?;
         let aborted = if signal.aborted() {
             Promise::resolve(&JsValue::UNDEFINED)
         } else {

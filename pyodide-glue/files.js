@@ -1,0 +1,294 @@
+// The guest's files: how much of them there may be, and which of them an execution changed.
+//
+// Their contents are JavaScript's, outside of the wasm heap that `memoryLimit` bounds. So the operations of Emscripten's file
+// system in memory are wrapped here, all of which every way to a file goes through; Python sees an `OSError`. Python can reach
+// JavaScript, but not take these wrappers off again: the tables that hold them are frozen.
+//
+// Nothing is noted of a file as long as nobody changes any: an execution that touches none costs nothing.
+
+/** @typedef {any} Node  a file or folder of Emscripten's */
+/** @typedef {{ path: string, change: "created" | "modified" | "deleted", size: number }} FileChange */
+
+// Taken before any guest code runs: it may replace them.
+const { Map, Set } = self;
+const { defineProperty, freeze, keys } = Object;
+const { max } = Math;
+
+// Emscripten's own numbers.
+const ENAMETOOLONG = 37;
+const EAGAIN = 6;
+const EINVAL = 28;
+const ENOSPC = 51;
+const LONGEST_NAME = 255;
+const LONGEST_PATH = 4096;
+/** Pieces of 8 KiB that a pipe may hold. */
+const LARGEST_PIPE = 9;
+/** Changed files that are told of, and characters of their paths. */
+const MOST_CHANGES = 1000;
+const MOST_CHARS = 100_000;
+/** What Python leaves beside modules that it imports. */
+const IGNORED = "__pycache__";
+
+/** @param {any} module  Pyodide's `_module`, in the working folder */
+export function createFiles({ FS }) {
+  const { MEMFS } = FS.filesystems;
+  const { dir, file, link } = MEMFS.ops_table;
+  const folder = FS.lookupPath(FS.cwd()).node;
+
+  let mostBytes = Infinity;
+  let mostFiles = Infinity;
+  /** What does not count: the files that Python itself needs. */
+  let free = { bytes: 0, files: 0 };
+  /** At most so much there is; what was removed is only taken off when it matters. */
+  let bytes = 0;
+  let files = 0;
+
+  /** The execution's, if there is one. @type {{ before: Map<string, Node>, touched: Set<Node> } | null} */
+  let changes = null;
+  let watching = false;
+
+  const refuse = (/** @type {number} */ errno) => {
+    throw new FS.ErrnoError(errno);
+  };
+
+  /** Counts anew what there is, files that are open and have no name any more included. */
+  const count = () => {
+    const seen = new Set();
+    const todo = [FS.root];
+    for (const stream of FS.streams) if (stream?.node) todo.push(stream.node);
+    bytes = files = 0;
+    for (let node = todo.pop(); node; node = todo.pop()) {
+      if (seen.has(node)) continue;
+      seen.add(node);
+      files += 1;
+      if (FS.isFile(node.mode)) bytes += node.usedBytes;
+      // `/dev` and `/proc` hold what is no file of MEMFS.
+      else if (FS.isDir(node.mode) && node.node_ops === dir.node)
+        for (const name of keys(node.contents)) todo.push(node.contents[name]);
+    }
+    bytes -= free.bytes;
+    files -= free.files;
+  };
+
+  /** @param {number} more */
+  const needBytes = (more) => {
+    if (!(bytes + more <= mostBytes)) count();
+    if (!(bytes + more <= mostBytes)) refuse(ENOSPC);
+  };
+
+  /** Whether there is room for one more, so named in this folder. @param {Node} parent @param {string} name */
+  const needPlace = (parent, name) => {
+    if (name.length > LONGEST_NAME) refuse(ENAMETOOLONG);
+    // Emscripten keeps a folder's entries as properties of an object, where this one is no entry.
+    if (name === "__proto__") refuse(EINVAL);
+    let length = name.length;
+    for (let node = parent; node !== node.parent && length <= LONGEST_PATH; node = node.parent)
+      length += node.name.length + 1;
+    if (length > LONGEST_PATH) refuse(ENAMETOOLONG);
+  };
+  const needFile = () => {
+    if (files >= mostFiles) count();
+    if (files >= mostFiles) refuse(ENOSPC);
+  };
+
+  /** The files in the working folder, by path. */
+  const list = () => {
+    /** @type {Map<string, Node>} */
+    const found = new Map();
+    const todo = [{ path: "", node: folder }];
+    for (let at = todo.pop(); at; at = todo.pop()) {
+      const { contents } = at.node;
+      for (const name of keys(contents)) {
+        const node = contents[name];
+        const path = at.path + name;
+        if (!FS.isDir(node.mode)) found.set(path, node);
+        else if (name !== IGNORED) todo.push({ path: `${path}/`, node });
+      }
+    }
+    return found;
+  };
+
+  /** Something is about to happen to what is in this folder. @param {Node} node */
+  const note = (node) => {
+    if (!watching) return;
+    for (let at = node; at !== folder; at = at.parent) if (at === at.parent) return;
+    changes ??= { before: list(), touched: new Set() };
+  };
+  /** @param {Node} node */
+  const touch = (node) => {
+    note(node);
+    changes?.touched.add(node);
+  };
+
+  /**
+   * Changes the size of a file, or its contents.
+   * @template T @param {Node} node @param {number} size  what it will have @param {() => T} work
+   */
+  const write = (node, size, work) => {
+    const before = node.usedBytes;
+    if (size > before) needBytes(size - before);
+    touch(node);
+    try {
+      return work();
+    } catch (error) {
+      if (!(error instanceof RangeError)) throw error;
+      return /** @type {never} */ (refuse(ENOSPC)); // the browser has no room for it
+    } finally {
+      bytes += node.usedBytes - before;
+    }
+  };
+
+  const { mknod, symlink, rename, unlink, rmdir } = dir.node;
+  const { setattr } = file.node;
+  const writeStream = file.stream.write;
+  const makeFile =
+    (/** @type {typeof mknod} */ make) =>
+    (/** @type {Node} */ parent, /** @type {string} */ name, /** @type {any[]} */ ...rest) => {
+      needPlace(parent, name);
+      needFile();
+      note(parent);
+      const node = make(parent, name, ...rest);
+      files += 1;
+      return node;
+    };
+  const makeLink = makeFile(symlink);
+  Object.assign(dir.node, {
+    mknod: makeFile(mknod),
+    symlink(/** @type {Node} */ parent, /** @type {string} */ name, /** @type {string} */ target) {
+      if (target.length > LONGEST_PATH) refuse(ENAMETOOLONG);
+      return makeLink(parent, name, target);
+    },
+    rename(/** @type {Node} */ node, /** @type {Node} */ to, /** @type {string} */ name) {
+      needPlace(to, name);
+      note(node.parent);
+      note(to);
+      rename(node, to, name);
+    },
+    unlink(/** @type {Node} */ parent, /** @type {string} */ name) {
+      note(parent);
+      unlink(parent, name);
+    },
+    rmdir(/** @type {Node} */ parent, /** @type {string} */ name) {
+      note(parent);
+      rmdir(parent, name);
+    },
+  });
+  file.node.setattr = (/** @type {Node} */ node, /** @type {any} */ attr) =>
+    attr.size === undefined ? setattr(node, attr) : write(node, attr.size, () => setattr(node, attr));
+  file.stream.write = (
+    /** @type {any} */ stream,
+    /** @type {Uint8Array} */ buffer,
+    /** @type {number} */ offset,
+    /** @type {number} */ length,
+    /** @type {number} */ position,
+    /** @type {boolean} */ canOwn,
+  ) =>
+    write(stream.node, max(stream.node.usedBytes, position + length), () =>
+      writeStream(stream, buffer, offset, length, position, canOwn),
+    );
+  file.stream.msync = (
+    /** @type {any} */ stream,
+    /** @type {Uint8Array} */ buffer,
+    /** @type {number} */ offset,
+    /** @type {number} */ length,
+  ) => {
+    file.stream.write(stream, buffer, 0, length, offset, false);
+    return 0;
+  };
+  for (const { node, stream } of [dir, file, link]) {
+    freeze(node);
+    freeze(stream);
+  }
+
+  // A pipe holds what was written to it and not read yet, without a bound of its own.
+  const writeAny = FS.write;
+  const writeStreamed = (/** @type {any} */ stream, /** @type {any[]} */ ...rest) => {
+    const pipe = stream?.node?.pipe;
+    if (pipe?.buckets && pipe.buckets.length + rest[2] / 8192 > LARGEST_PIPE) refuse(EAGAIN);
+    return writeAny(stream, ...rest);
+  };
+  defineProperty(FS, "write", { value: writeStreamed, writable: false, configurable: false });
+
+  // What there is by now is Python's own.
+  count();
+  free = { bytes, files };
+  bytes = files = 0;
+
+  return {
+    /** @param {{ maxFileBytes: number, maxFiles: number }} config */
+    limit({ maxFileBytes, maxFiles }) {
+      mostBytes = maxFileBytes;
+      mostFiles = maxFiles;
+    },
+
+    /** What does not count. */
+    free: () => free,
+
+    /**
+     * Puts files in place that were within the limits elsewhere, of which `uncounted` do not count.
+     * @param {typeof free} uncounted @param {() => void} work
+     */
+    put(uncounted, work) {
+      const limits = [mostBytes, mostFiles];
+      mostBytes = mostFiles = Infinity;
+      try {
+        work();
+      } finally {
+        [mostBytes, mostFiles] = limits;
+        free = uncounted;
+        count();
+      }
+    },
+
+    /**
+     * Does something whose files are not the user's, such as installing a package: they do not count.
+     * @template T @param {() => T | Promise<T>} work
+     */
+    async exempt(work) {
+      count();
+      const before = { bytes, files };
+      const limits = [mostBytes, mostFiles];
+      mostBytes = mostFiles = Infinity;
+      try {
+        return await work();
+      } finally {
+        [mostBytes, mostFiles] = limits;
+        count();
+        free = { bytes: free.bytes + bytes - before.bytes, files: free.files + files - before.files };
+        ({ bytes, files } = before);
+      }
+    },
+
+    /** An execution begins. */
+    watch() {
+      watching = true;
+      changes = null;
+    },
+
+    /** It ended: the files of the working folder that it changed, and how many more. */
+    changed() {
+      watching = false;
+      const noted = changes;
+      changes = null;
+      /** @type {FileChange[]} */
+      const found = [];
+      if (!noted) return {};
+      const { before, touched } = noted;
+      const after = list();
+      for (const [path, node] of after) {
+        const known = before.get(path);
+        if (known === node && !touched.has(node)) continue;
+        found.push({ path, change: known ? "modified" : "created", size: node.usedBytes ?? 0 });
+      }
+      for (const path of before.keys()) if (!after.has(path)) found.push({ path, change: "deleted", size: 0 });
+      found.sort((a, b) => (a.path < b.path ? -1 : 1));
+      let kept = 0;
+      for (let chars = 0; kept < found.length && kept < MOST_CHANGES; kept++) {
+        chars += found[kept].path.length;
+        if (chars > MOST_CHARS) break;
+        found[kept].path = found[kept].path.toWellFormed();
+      }
+      return { files: found.slice(0, kept), omittedFiles: found.length - kept };
+    },
+  };
+}

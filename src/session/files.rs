@@ -1,0 +1,113 @@
+//! Files of a guest: what may be asked, and whether the answer fits.
+
+use super::turn::{Task, Turn};
+use super::{Body, Encoded, Reply, Session};
+use crate::error::Error;
+use crate::execution::FileChange;
+use crate::limits::{MAX_CHANGED_FILES, MAX_PATH_BYTES};
+use crate::protocol::{Encoding, Event, Request};
+
+/// What a user asks of the files. A path is relative to the working folder, or lies in it or in the folder of temporary files.
+#[derive(Debug, Clone, PartialEq)]
+pub enum FileCommand<B> {
+    /// Make these bytes the contents of a file.
+    Write {
+        /// Which file.
+        path: String,
+        /// Its contents, in any encoding: they are sent as they are.
+        data: B,
+    },
+    /// Get a file's contents.
+    Read {
+        /// Which file.
+        path: String,
+        /// Whether it has to be UTF-8.
+        text: bool,
+    },
+    /// List a folder, and those in it.
+    List(String),
+    /// Remove a file, or a folder and all in it.
+    Remove(String),
+}
+
+impl<B: Body> FileCommand<B> {
+    fn path(&self) -> &str {
+        let (Self::Write { path, .. } | Self::Read { path, .. } | Self::List(path) | Self::Remove(path)) = self;
+        path
+    }
+
+    /// The path that it changes, if it does.
+    pub(super) fn changes(&self) -> Option<&str> {
+        matches!(self, Self::Write { .. } | Self::Remove(_)).then(|| self.path())
+    }
+
+    /// What the guest is asked.
+    pub(super) fn request(&self, turn: u32, timeout_ms: f64) -> (Request, Option<B>) {
+        let path = self.path().to_owned();
+        let request = match self {
+            Self::Write { data, .. } => {
+                let request = Request::WriteFile { turn, path, timeout_ms };
+                return (request, Some(data.clone()));
+            }
+            Self::Read { text, .. } => Request::ReadFile {
+                turn,
+                path,
+                text: *text,
+                timeout_ms,
+            },
+            Self::List(_) => Request::ListFiles { turn, path, timeout_ms },
+            Self::Remove(_) => Request::RemoveFile { turn, path, timeout_ms },
+        };
+        (request, None)
+    }
+
+    /// Whether a value so written answers it.
+    fn takes(&self, encoding: Encoding) -> bool {
+        match self {
+            Self::Write { .. } => false,
+            Self::Read { text: true, .. } => encoding == Encoding::Text,
+            Self::Read { .. } => encoding == Encoding::Bytes,
+            Self::List(_) => encoding == Encoding::Marshal,
+            Self::Remove(_) => false,
+        }
+    }
+}
+
+impl<B: Body> Session<B> {
+    /// The guest answers what it was asked of a file.
+    pub(super) fn file_event(&mut self, now: f64, event: Event, body: Option<B>) {
+        let Some(Turn {
+            task: Task::File(command),
+            ..
+        }) = &self.turn
+        else {
+            return;
+        };
+        let reply = match event {
+            Event::Refused { message, .. } => Err(Error::File(message)),
+            Event::Done { .. } if command.changes().is_some() => {
+                let path = command.changes().unwrap_or_default();
+                self.checkpoints.set(&format!("file {path}"));
+                Ok(Reply::Done)
+            }
+            Event::Value {
+                encoding: Encoding::Missing,
+                ..
+            } if !matches!(command, FileCommand::Write { .. }) => Err(Error::FileNotFound(command.path().to_owned())),
+            Event::Value { encoding, .. } if command.takes(encoding) => match body {
+                Some(body) => Ok(Reply::Value(Encoded { encoding, body })),
+                None => return self.violation(now, "a value without a body"),
+            },
+            _ => return self.violation(now, "an answer that does not fit what was asked of a file"),
+        };
+        self.end_turn(now, reply);
+    }
+}
+
+/// Whether a guest tells of more changed files, or longer paths, than one of ours would.
+pub(super) fn oversized_report(files: &[FileChange]) -> bool {
+    files.len() > MAX_CHANGED_FILES
+        || files
+            .iter()
+            .any(|file| file.path.len() > MAX_PATH_BYTES || !(0.0..=1e15).contains(&file.size))
+}

@@ -1,0 +1,98 @@
+//! `sandbox.feedback`: a finished execution and its options, out of JavaScript.
+
+use js_sys::{Array, Object, Reflect};
+use tsify::Tsify;
+use wasm_bindgen::prelude::*;
+
+use super::glue::{get, is_plain};
+use super::options::{entries, one_of, whole_number};
+use crate::error::Error;
+use crate::execution::CodeExecution;
+use crate::feedback::{Format, feedback};
+use crate::protocol::Profile;
+
+/// What is to be told, and how.
+#[derive(Debug)]
+pub(super) struct FeedbackOptions {
+    format: Format,
+    block: Option<u32>,
+    variables: Vec<String>,
+    max_chars: Option<u32>,
+}
+
+/// The classes whose instances alexzhang13/rlm lists.
+const LISTED_TYPES: [&str; 7] = ["str", "int", "float", "bool", "list", "dict", "tuple"];
+
+impl FeedbackOptions {
+    pub(super) fn parse(value: &JsValue, profile: Profile) -> Result<Self, Error> {
+        let mut format = Format::from(profile);
+        let (mut block, mut max_chars, mut variables) = (None, None, JsValue::UNDEFINED);
+        for (name, value) in entries(value, "options")? {
+            match name.as_str() {
+                _ if value.is_undefined() => {}
+                "format" => {
+                    let named = value.as_string().as_deref().and_then(Format::named);
+                    let names = Profile::ALL.map(Profile::name).into_iter().chain(["rlm-minimal"]);
+                    format = named.ok_or_else(|| Error::invalid(&name, one_of(names)))?;
+                }
+                "block" => block = Some(whole_number(&name, &value, "must be a whole number")?),
+                "maxLength" => max_chars = Some(whole_number(&name, &value, "must be a whole number")?),
+                "variables" => variables = value,
+                _ => return Err(Error::invalid(name, "there is no such option of feedback")),
+            }
+        }
+        let variables = if variables.is_undefined() {
+            Vec::new()
+        } else {
+            names(&variables, format)?
+        };
+        Ok(Self {
+            format,
+            block,
+            variables,
+            max_chars,
+        })
+    }
+
+    pub(super) fn tell(&self, execution: &JsValue) -> Result<String, Error> {
+        let refused = || Error::invalid("execution", "must be what execute resolved to");
+        if !is_plain(execution) {
+            return Err(refused());
+        }
+        // What JSON cannot hold, and a model is not shown.
+        let told = Object::assign(&Object::new(), execution.unchecked_ref());
+        for name in ["final", "displays"] {
+            let _ = Reflect::delete_property(&told, &name.into());
+        }
+        let execution = CodeExecution::from_js(told).map_err(|_| refused())?;
+        Ok(feedback(
+            self.format,
+            &execution,
+            self.block,
+            &self.variables,
+            self.max_chars,
+        ))
+    }
+}
+
+/// Names as they are; of variables those that the format lists.
+fn names(value: &JsValue, format: Format) -> Result<Vec<String>, Error> {
+    let refused = || Error::invalid("variables", "must be a list of names or of what listVariables tells");
+    let list: &Array = value.dyn_ref().ok_or_else(refused)?;
+    let mut names = Vec::new();
+    for item in list.iter() {
+        if let Some(name) = item.as_string() {
+            names.push(name);
+            continue;
+        }
+        let (name, kind) = (get(&item, "name").as_string(), get(&item, "type").as_string());
+        let (Some(name), Some(kind)) = (name, kind) else {
+            return Err(refused());
+        };
+        let listed = LISTED_TYPES.contains(&kind.as_str()) && !name.starts_with('_');
+        if format == Format::Default || listed {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}

@@ -1,0 +1,7 @@
+//! The controller from outside: what a driver sees of it.
+#![cfg(not(target_arch = "wasm32"))]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
+
+mod controller;
+mod events;
+mod openai;

@@ -1,0 +1,49 @@
+// The types of `sandglass/rlm`, used rightly and wrongly; `tsc` is the test.
+
+import { replayRlm, runRlm, toJsonLines } from "../../pyodide-glue/rlm.js";
+
+export async function rightly(): Promise<void> {
+  const run = await runRlm({
+    task: "Which?",
+    context: new Map(),
+    model: {
+      baseUrl: "https://api.example.com/v1",
+      apiKey: "…",
+      model: "m",
+      body: { temperature: 0 },
+      price: { input: 1 },
+    },
+    subModel: async (messages, { signal, onText, run, depth, purpose, call, model }) => {
+      messages[0]?.role satisfies "system" | "user" | "assistant" | undefined;
+      onText(`${run} ${depth} ${call} ${model ?? purpose}`);
+      return signal.aborted ? "" : { text: "x", usage: { inputTokens: 1 } };
+    },
+    maxDepth: 2,
+    budget: { maxCalls: 10, maxTime: 60_000 },
+    answerSchema: { type: "integer" },
+    sandbox: { timeout: 1_000, hostFunctions: { now: () => Date.now() } },
+    onEvent: (event) => {
+      event.run satisfies string;
+      if (event.type === "executionEnded") event.execution.outcome satisfies string;
+      if (event.type === "callEnded") event.usage?.cost satisfies number | undefined;
+    },
+    signal: new AbortController().signal,
+  });
+  run.outcome satisfies "answered" | "exhausted" | "limit" | "aborted" | "failed";
+  run.error satisfies string | undefined;
+  run.usage.inputTokens satisfies number | undefined;
+  const lines: string = toJsonLines(run.events);
+  await runRlm({ task: "Which?", model: replayRlm(lines) });
+  await runRlm({ task: "Which?", model: replayRlm(run.events) });
+}
+
+export function wrongly(): void {
+  // @ts-expect-error  the task is missing
+  void runRlm({ model: async () => "" });
+  // @ts-expect-error  queries are answered by the sub-model
+  void runRlm({ task: "t", model: async () => "", sandbox: { onLLMQuery: () => "" } });
+  // @ts-expect-error  an endpoint has an address
+  void runRlm({ task: "t", model: { model: "m" } });
+  // @ts-expect-error  there is no such event
+  void runRlm({ task: "t", model: () => "", onEvent: ({ type }) => type === "runBegan" });
+}

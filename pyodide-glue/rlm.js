@@ -1,6 +1,6 @@
 // The entry `sandglass/rlm`: a whole Recursive Language Model from one call.
 
-import { startReplay, startRlm } from "../pkg/sandglass.js";
+import { readTrajectory, startReplay, startRlm } from "../pkg/sandglass.js";
 import { load } from "./supervisor.js";
 
 /** @import { RlmEvent, RlmModelFunction, RlmOptions, RlmRun } from "../pkg/sandglass.js" */
@@ -34,4 +34,13 @@ export function replayRlm(trajectory) {
  */
 export function toJsonLines(events) {
   return events.map((event) => `${JSON.stringify(event)}\n`).join("");
+}
+
+/**
+ * The events of a trajectory, to be shown. Rejects with code `invalid_option` when the text is none, or of another version.
+ * @param {string} lines
+ * @returns {Promise<RlmEvent[]>}
+ */
+export async function fromJsonLines(lines) {
+  return readTrajectory(await load(), lines);
 }

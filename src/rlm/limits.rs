@@ -18,7 +18,7 @@ pub const MAX_OUTPUT_CHARS: f64 = 20_000.0;
 pub const HOST_CALL_TIMEOUT_MS: f64 = 24.0 * 3_600_000.0;
 
 /// Characters of one block's feedback.
-pub const MAX_FEEDBACK_CHARS: usize = 50_000;
+pub const MAX_FEEDBACK_CHARS: u32 = 50_000;
 /// Blocks of one reply that are run.
 pub const MAX_BLOCKS: usize = 16;
 /// Characters of the context that its description shows.

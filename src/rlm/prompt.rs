@@ -4,10 +4,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::limits::{MAX_FEEDBACK_CHARS, PEEK_CHARS};
-use super::middle_cut;
 use super::schema::Schema;
 use crate::budget::BudgetLeft;
-use crate::execution::{CodeExecution, Outcome, StateStatus};
+use crate::execution::{CodeExecution, Outcome};
+use crate::feedback;
+use crate::protocol::Profile;
 
 /// A variable that holds a context.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -210,32 +211,12 @@ pub fn rejected(problems: &str) -> String {
 
 /// What a block did.
 pub fn feedback(execution: &CodeExecution, block: usize, blocks: usize) -> String {
-    let mut text = match blocks {
-        1 => "REPL output:".to_owned(),
-        _ => format!("REPL output (block {block} of {blocks}):"),
-    };
-    let mut parts = 0;
-    let mut add = |heading: &str, part: &str| {
-        if !part.is_empty() {
-            parts += 1;
-            text.push_str(heading);
-            text.push_str(part.trim_end_matches('\n'));
-        }
-    };
-    add("\n", &execution.stdout);
-    add("\nstderr:\n", &execution.stderr);
-    add("\n→ ", execution.result.as_deref().unwrap_or_default());
-    let error = execution
-        .traceback
-        .as_deref()
-        .filter(|traceback| !traceback.trim().is_empty());
-    add("\n", error.or(execution.error.as_deref()).unwrap_or_default());
-    add("\n", outcome(execution).unwrap_or_default());
-    add("\n", &state(execution));
-    if parts == 0 {
-        text.push_str("\n(nothing)");
+    let number = (blocks > 1).then(|| u32::try_from(block).unwrap_or(u32::MAX));
+    let text = feedback::feedback(Profile::Default, execution, number, &[], Some(MAX_FEEDBACK_CHARS));
+    match outcome(execution) {
+        Some(outcome) => format!("{}\n{outcome}", text.trim_end_matches('\n')),
+        None => text.trim_end_matches('\n').to_owned(),
     }
-    middle_cut(&text, MAX_FEEDBACK_CHARS)
 }
 
 /// What the traceback does not say.
@@ -246,28 +227,6 @@ fn outcome(execution: &CodeExecution) -> Option<&'static str> {
         Outcome::Interrupted => Some("[The block was stopped.]"),
         Outcome::Crashed => Some("[Python itself died in this block.]"),
         Outcome::Limit => Some("[A limit ended the block.]"),
-    }
-}
-
-fn state(execution: &CodeExecution) -> String {
-    let names = execution
-        .state
-        .lost
-        .iter()
-        .flatten()
-        .take(50)
-        .map(|lost| lost.name.as_str());
-    let names = names.collect::<Vec<_>>().join(", ");
-    match execution.state.status {
-        StateStatus::Kept if names.is_empty() => String::new(),
-        StateStatus::Kept => format!("[These variables are gone: {names}.]"),
-        StateStatus::Restored if names.is_empty() => {
-            "[Variables are as they were before, what this block did to them is undone.]".to_owned()
-        }
-        StateStatus::Restored => {
-            format!("[Variables are as they were before, what this block did to them is undone. Gone: {names}.]")
-        }
-        StateStatus::Lost => "[All variables but the context are gone.]".to_owned(),
     }
 }
 
@@ -287,33 +246,27 @@ mod tests {
     }
 
     #[test]
-    fn feedback_holds_everything_that_came_of_a_block() {
-        let plain = feedback(&execution(), 1, 1);
-        assert_eq!(plain, "REPL output:\n(nothing)");
-        let full = CodeExecution {
+    fn feedback_says_how_a_block_ended() {
+        assert_eq!(feedback(&execution(), 1, 1), "Output:\nNo output");
+        let stopped = CodeExecution {
             stdout: "out\n".to_owned(),
-            stderr: "err".to_owned(),
-            result: Some("42".to_owned()),
-            traceback: Some("Traceback\nValueError: x\n".to_owned()),
             outcome: Outcome::Timeout,
-            state: StateReport::restored(3, ["big".to_owned()], "why"),
             ..execution()
         };
         assert_eq!(
-            feedback(&full, 2, 3),
-            "REPL output (block 2 of 3):\nout\nstderr:\nerr\n→ 42\nTraceback\nValueError: x\n[The block ran for too long and was \
-             stopped.]\n[Variables are as they were before, what this block did to them is undone. Gone: big.]"
+            feedback(&stopped, 2, 3),
+            "Output (block 2):\nout\n[The block ran for too long and was stopped.]"
         );
     }
 
     #[test]
     fn feedback_is_bounded() {
         let huge = CodeExecution {
-            stdout: "x".repeat(10 * MAX_FEEDBACK_CHARS),
-            traceback: Some("y".repeat(10 * MAX_FEEDBACK_CHARS)),
+            stdout: "x".repeat(200_000),
+            traceback: Some("y".repeat(200_000)),
             ..execution()
         };
-        assert!(feedback(&huge, 1, 1).chars().count() < MAX_FEEDBACK_CHARS + 100);
+        assert!(feedback(&huge, 1, 1).chars().count() < MAX_FEEDBACK_CHARS as usize + 200);
     }
 
     #[test]

@@ -28,7 +28,7 @@ use super::glue::{Glue, get, now, object, thrown};
 use crate::budget::Budget;
 use crate::error::Error;
 use crate::rlm::controller::Finish;
-use crate::rlm::event::RunOutcome;
+use crate::rlm::event::{RlmEvent, RunOutcome};
 use crate::rlm::replay::{Replay, read_trajectory};
 
 #[wasm_bindgen(typescript_custom_section)]
@@ -144,6 +144,9 @@ extern "C" {
     /// TypeScript's `string | RlmEvent[]`.
     #[wasm_bindgen(typescript_type = "string | RlmEvent[]")]
     pub type TrajectoryValue;
+    /// TypeScript's `RlmEvent[]`.
+    #[wasm_bindgen(typescript_type = "RlmEvent[]")]
+    pub type EventsValue;
     /// TypeScript's `RlmModelFunction`.
     #[wasm_bindgen(typescript_type = "RlmModelFunction")]
     pub type ModelFunctionValue;
@@ -197,10 +200,16 @@ fn show(finish: &Finish, budget: &Budget, tree: &Tree) -> Object {
     run
 }
 
-/// A model that replies what it replied in a recorded trajectory.
-#[wasm_bindgen(js_name = startReplay)]
-pub fn start_replay(glue: Glue, trajectory: TrajectoryValue) -> Result<ModelFunctionValue, JsValue> {
-    let refuse = |problem: String| thrown(&glue, &Error::invalid("trajectory", problem));
+/// The events of a trajectory that was kept as JSON lines.
+#[wasm_bindgen(js_name = readTrajectory)]
+pub fn read_lines(glue: &Glue, trajectory: &TrajectoryValue) -> Result<EventsValue, JsValue> {
+    let events = read_events(glue, trajectory)?;
+    let json = serde_json::to_string(&events).unwrap_or_default();
+    JSON::parse(&json).map(JsCast::unchecked_into)
+}
+
+fn read_events(glue: &Glue, trajectory: &JsValue) -> Result<Vec<RlmEvent>, JsValue> {
+    let refuse = |problem: String| thrown(glue, &Error::invalid("trajectory", problem));
     let lines = match trajectory.dyn_ref::<Array>() {
         Some(events) => {
             let lines = events.iter().map(|event| JSON::stringify(&event).map(String::from));
@@ -210,7 +219,14 @@ pub fn start_replay(glue: Glue, trajectory: TrajectoryValue) -> Result<ModelFunc
             .as_string()
             .ok_or_else(|| refuse("must be the lines of a trajectory, or its events".to_owned()))?,
     };
-    let replay = read_trajectory(&lines).and_then(Replay::new).map_err(refuse)?;
+    read_trajectory(&lines).map_err(refuse)
+}
+
+/// A model that replies what it replied in a recorded trajectory.
+#[wasm_bindgen(js_name = startReplay)]
+pub fn start_replay(glue: &Glue, trajectory: &TrajectoryValue) -> Result<ModelFunctionValue, JsValue> {
+    let replay = Replay::new(read_events(glue, trajectory)?)
+        .map_err(|problem| thrown(glue, &Error::invalid("trajectory", problem)))?;
     let model = Closure::<dyn Fn(JsValue, JsValue) -> Promise>::new(move |_messages: JsValue, info: JsValue| {
         let text = |name| get(&info, name).as_string().unwrap_or_default();
         #[expect(

@@ -8,7 +8,7 @@ import { randomness } from "./random.js";
 const page = /** @type {any} */ (globalThis);
 const { setTimeout: wait } = globalThis;
 const timers = countTimers();
-const { replayRlm, runRlm, toJsonLines } = /** @type {typeof import("../../pyodide-glue/rlm.js")} */ (
+const { fromJsonLines, replayRlm, runRlm, toJsonLines } = /** @type {typeof import("../../pyodide-glue/rlm.js")} */ (
   await import(/** @type {any} */ ("/pyodide-glue/rlm.js"))
 );
 
@@ -336,8 +336,8 @@ const ANSWERS = {
     });
     const expected = [
       /Task:\nt\n[^]*Turn 1 of 20\. Left for everything: 30 model calls, cost 100/,
-      /REPL output:\none\n→ 2\n\nTurn 2 of 20\. Left for everything: 29 model calls, cost 99\.5/,
-      /block 1 of 2[^]*ValueError: three[^]*Block 2 was not run/,
+      /Output:\none\nResult: 2\n\nTurn 2 of 20\. Left for everything: 29 model calls, cost 99\.5/,
+      /block 1[^]*ValueError: three[^]*Block 2 was not run/,
       /no block of code/,
       /none that begins with ```repl/,
       /Variable 'missing' not found/,
@@ -583,6 +583,13 @@ const ENDS = {
     return problems;
   },
 
+  "runs work without a frame, too": async () => {
+    const child = JSON.stringify([cell("FINAL(context)")]);
+    const code = cell(`FINAL(rlm_query(${JSON.stringify(child)}, 'inner') + context)`);
+    const result = await script([code], { context: " outer", sandbox: { isolation: "worker" } });
+    return [...ended(result, "inner outer"), ...result.problems];
+  },
+
   "a context that Python has no counterpart for fails the run": async () => {
     const result = await script([cell("1")], { context: () => 1 });
     return [
@@ -645,12 +652,20 @@ const REPLAY = {
     const first = await run({ ...options, task, model: endpoint("tree") });
     await order([]);
     const lines = toJsonLines(first.events);
+    const read = await fromJsonLines(lines);
+    const rubbish = await fromJsonLines(lines.replace('"version":1', '"version":9')).catch(({ code }) => code);
     const again = await run({ ...options, task, model: replayRlm(lines) });
     const twice = await run({ ...options, task, model: replayRlm(again.events) });
     const { requests } = await log();
     return [
       ...[first, again, twice].flatMap((result) => [...ended(result, String(total)), ...result.problems]),
       ...unequal(requests, 0, "requests"),
+      ...unequal(rubbish, "invalid_option", "another version"),
+      ...unequal(
+        read.map(({ type, run, time }) => [type, run, time]),
+        first.events.map(({ type, run, time }) => [type, run, time]),
+        "events that were read",
+      ),
       ...unequal(again.usage, first.usage, "usage"),
     ];
   },

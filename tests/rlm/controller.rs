@@ -123,9 +123,7 @@ fn blocks_run_in_order_and_their_output_is_shown() {
     assert_eq!(answer(&ran), (RunOutcome::Answered, Some(json!("x"))));
     assert_eq!(ran.code, ["a", "b", "FINAL \"x\""]);
     assert!(ran.heard[0].contains("Task:\nFind it.") && ran.heard[0].contains("Turn 1 of 5"));
-    assert!(
-        ran.heard[1].starts_with("REPL output (block 1 of 2):\na\n\nREPL output (block 2 of 2):\nb\n\nTurn 2 of 5")
-    );
+    assert!(ran.heard[1].starts_with("Output (block 1):\na\n\nOutput (block 2):\nb\n\nTurn 2 of 5"));
 }
 
 #[test]
@@ -177,7 +175,7 @@ fn prose_declares_answers_outside_of_code_only() {
     assert_eq!((answer(&ran).1, ran.code), (Some(json!("2")), vec!["a".to_owned()]));
     let ran = script(task(), &["FINAL_VAR(x\"é)", &cell("FINAL 1")]);
     assert_eq!(ran.code[0], "FINAL_VAR(\"x\\\"\\U000000e9\")");
-    assert!(ran.heard[1].starts_with("REPL output:\nFINAL_VAR"), "a miss is shown");
+    assert!(ran.heard[1].starts_with("Output:\nFINAL_VAR"), "a miss is shown");
 }
 
 #[test]

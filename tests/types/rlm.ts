@@ -1,6 +1,6 @@
 // The types of `sandglass/rlm`, used rightly and wrongly; `tsc` is the test.
 
-import { replayRlm, runRlm, toJsonLines } from "../../pyodide-glue/rlm.js";
+import { fromJsonLines, replayRlm, runRlm, toJsonLines } from "../../pyodide-glue/rlm.js";
 
 export async function rightly(): Promise<void> {
   const run = await runRlm({
@@ -33,6 +33,7 @@ export async function rightly(): Promise<void> {
   run.error satisfies string | undefined;
   run.usage.inputTokens satisfies number | undefined;
   const lines: string = toJsonLines(run.events);
+  (await fromJsonLines(lines))[0]?.run satisfies string | undefined;
   await runRlm({ task: "Which?", model: replayRlm(lines) });
   await runRlm({ task: "Which?", model: replayRlm(run.events) });
 }

@@ -268,12 +268,16 @@ const STEPS = {
     check("the name of a file", (await text("#sources")).includes(attack));
     await endpoint("script");
     const replies = [
+      `\`\`\`repl\nclass Evil:\n    def _repr_html_(self):\n        return ${JSON.stringify(attack)}\nEvil()\n\`\`\``,
       `${attack}\n\`\`\`repl\nprint(list(context), ${JSON.stringify(attack)})\nllm_query(${JSON.stringify(attack)})\nraise ValueError(${JSON.stringify(attack)})\n\`\`\``,
       `\`\`\`repl\nFINAL(${JSON.stringify(attack)})\n\`\`\``,
     ];
     await ask(JSON.stringify(replies));
     await answered();
     check("the answer", (await text("#answer-text")) === attack);
+    await page.click("#turns .turn:first-child > details > summary");
+    await page.waitForSelector("#turns .display");
+    check("a display", (await text("#turns .display pre")) === attack);
     const turns = await text("#turns");
     check(`prose, output and error: ${turns.slice(0, 300)}`, turns.split(attack).length >= 5);
     check("names of files reached Python", turns.includes("'__proto__'"));

@@ -72,8 +72,8 @@ export class BlockView {
       this.#output = whole;
     }
     this.#output.paint();
-    const { displays = [] } = /** @type {{ displays?: { mime: string, data: string }[] }} */ (execution);
-    this.#result.append(...showDisplays(displays), ...describeRun(execution));
+    // Older recordings know none.
+    this.#result.append(...showDisplays(execution.displays ?? []), ...describeRun(execution));
     if (declared) {
       const text = `It declared the final answer, after ${time(execution.duration)}.`;
       this.#result.append(el("p", { class: "declared", text }));

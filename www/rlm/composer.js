@@ -90,7 +90,8 @@ export class Composer {
       },
       answerSchema: schema.value,
     };
-    return { options, context: () => contextOf(this.sources) };
+    const { sources } = this;
+    return { options, context: () => contextOf(sources) };
   }
 
   /** Tells what is wrong with an option. @param {string} message  as runRlm says it: `name: problem` */

@@ -22,8 +22,9 @@ export class Live {
   #ended = false;
   time = 0;
 
-  /** @param {RunEvent} event */
+  /** @param {RunEvent} event  which has happened just now */
   push(event) {
+    this.#began = performance.now() - event.time;
     this.#waiting.push(event);
   }
 

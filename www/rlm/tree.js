@@ -111,7 +111,13 @@ class Row {
     this.#name.textContent = id === "0" ? "The run" : id;
     this.#row = el(
       "button",
-      { class: "run-row", role: "treeitem", onclick: onSelect, "data-run": id },
+      {
+        class: "run-row",
+        role: "treeitem",
+        "aria-level": String(id.split(".").length),
+        "data-run": id,
+        onclick: onSelect,
+      },
       el("span", { class: "dot", "aria-hidden": "true" }),
       this.#name,
       this.#status,
@@ -124,9 +130,8 @@ class Row {
 
   children() {
     if (!this.#group) {
-      this.#group = el("ul", { role: "group" });
+      this.#group = el("ul", { role: "none" });
       this.element.append(this.#group);
-      this.#row.setAttribute("aria-expanded", "true");
     }
     return this.#group;
   }

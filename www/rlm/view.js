@@ -14,7 +14,7 @@ import { TurnView } from "./turn.js";
 
 /** Of each frame, for events and for drawing. */
 const APPLY_MS = 5;
-const DRAW_MS = 8;
+const DRAW_MS = 6;
 /** A longer task does not fit above the run. */
 export const MAX_TITLE_CHARS = 300;
 /** The newest turns are open. */

@@ -186,18 +186,31 @@ async function types() {
   }
 }
 
+// What the playground takes from CodeMirror: its editor, and the colours of Python, which are needed much sooner.
 async function editor() {
-  const contents = `
-    export { basicSetup, EditorView } from "codemirror";
-    export { Compartment, EditorState, Prec } from "@codemirror/state";
-    export { keymap, placeholder } from "@codemirror/view";
-    export { indentWithTab } from "@codemirror/commands";
-    export { HighlightStyle, indentUnit, syntaxHighlighting } from "@codemirror/language";
-    export { python } from "@codemirror/lang-python";
-    export { tags } from "@lezer/highlight";`;
+  await Promise.all([
+    bundle("codemirror", [
+      `export { basicSetup, EditorView } from "codemirror";`,
+      `export { Compartment, EditorState, Prec } from "@codemirror/state";`,
+      `export { keymap, placeholder } from "@codemirror/view";`,
+      `export { indentWithTab } from "@codemirror/commands";`,
+      `export { HighlightStyle, indentUnit, syntaxHighlighting } from "@codemirror/language";`,
+      `export { python } from "@codemirror/lang-python";`,
+      `export { tags } from "@lezer/highlight";`,
+    ]),
+    bundle("colours", [
+      `export { parser } from "@lezer/python";`,
+      `export { highlightTree, tagHighlighter, tags } from "@lezer/highlight";`,
+    ]),
+  ]);
+}
+
+/** @param {string} name @param {string[]} lines  of which module it consists */
+async function bundle(name, lines) {
+  const contents = lines.join("\n");
   await esbuild.build({
     stdin: { contents, resolveDir: root },
-    outfile: join(dist, "www/codemirror.js"),
+    outfile: join(dist, `www/${name}.js`),
     bundle: true,
     format: "esm",
     target: "es2022",
@@ -205,7 +218,7 @@ async function editor() {
     logLevel: "silent",
   });
   // The same lines are its types.
-  await writeFile(join(dist, "www/codemirror.d.ts"), contents);
+  await writeFile(join(dist, `www/${name}.d.ts`), `${contents}\n`);
 }
 
 /**

@@ -36,6 +36,7 @@ const SUITES = [
   { name: "ruff", command: [python("ruff"), "check", PYTHON, "tests/python"] },
   { name: "ruff format", command: [python("ruff"), "format", "--check", PYTHON, "tests/python"] },
   { name: "page hash", command: ["node", "tests/pages.mjs"], count: sumLine },
+  { name: "trajectories", command: ["node", "tests/trajectories.mjs"], count: sumLine },
   { name: "mypy", command: [python("mypy")], cwd: PYTHON },
   ...pythons().map(({ version, program }) => ({
     name: `python ${version}`,
@@ -68,6 +69,7 @@ const SUITES = [
   ...inBrowsers("soak"),
   { name: "readme", command: e2e("readme", "--browser", "chromium"), count: sumLine },
   ...inBrowsers("playground"),
+  ...inBrowsers("playground-ask"),
 ];
 
 const { values: options } = parseArgs({ options: { only: { type: "string" }, list: { type: "boolean" } } });

@@ -7,11 +7,12 @@ export function count(n, unit, plural = `${unit}s`) {
   return `${numbers.format(n)} ${n === 1 ? unit : plural}`;
 }
 
-/** `12 ms`, `3.4 s`, `2 min 5 s`. @param {number} ms */
+/** `12 ms`, `3.4 s`, `2 min 5 s`, `10 min`. @param {number} ms */
 export function time(ms) {
   if (ms < 999.5) return `${ms < 9.95 ? Number(ms.toFixed(1)) : Math.round(ms)} ms`;
   if (ms < 60_000) return `${(ms / 1000).toFixed(1)} s`;
-  return `${Math.floor(ms / 60_000)} min ${Math.floor((ms % 60_000) / 1000)} s`;
+  const seconds = Math.floor((ms % 60_000) / 1000);
+  return `${Math.floor(ms / 60_000)} min${seconds > 0 ? ` ${seconds} s` : ""}`;
 }
 
 /** At most `max` characters, and how many more there are. @param {string} text @param {number} max */

@@ -1,53 +1,33 @@
-// Puts the playground together. Everything it does with Python goes through the package's entry.
+// Puts the playground together: two views of one page. Everything it does with Python goes through the package's entries.
 
 import { byId } from "./dom.js";
-import { EXAMPLES, RLM_EXAMPLE } from "./examples.js";
-import { Notebook } from "./notebook.js";
-import { contextPanel } from "./panels/context.js";
-import { CallLog } from "./panels/log.js";
 import { settingsPanel } from "./panels/settings.js";
-import { statusPanel } from "./panels/status.js";
-import { variablesPanel } from "./panels/variables.js";
-import { searchInChild } from "./rlm.js";
-import { Session } from "./session.js";
+import { Ask } from "./rlm/ask.js";
 
-const log = new CallLog();
-const answer = settingsPanel();
+const settings = settingsPanel();
+const ask = new Ask(settings.endpoint);
+let isAskOpen = false;
 
-const session = new Session({
-  onLLMQuery: (prompt, info) =>
-    log.record({ name: "llm_query", prompt, signal: info.signal }, () => answer(prompt, info)),
+/** @type {Promise<void> | undefined} */
+let notebook;
 
-  onRLMQuery: (task, context, { signal }) => {
-    const onLLMQuery = (/** @type {string} */ prompt, /** @type {{ model?: string, signal: AbortSignal }} */ info) =>
-      log.record({ name: "llm_query", prompt, signal: info.signal, nested: true }, () => answer(prompt, info));
-    return log.record({ name: "rlm_query", prompt: task, signal }, () =>
-      searchInChild(task, context, { signal, onLLMQuery }),
-    );
-  },
-});
+/** Shows the view that the address names. */
+function show() {
+  const isNotebook = location.hash === "#notebook";
+  const view = isNotebook ? "notebook" : "ask";
+  document.documentElement.dataset.view = view;
+  byId("ask").hidden = isNotebook;
+  byId("notebook").hidden = byId("status").hidden = !isNotebook;
+  for (const name of ["ask", "notebook"]) {
+    byId(`to-${name}`).toggleAttribute("aria-current", name === view);
+    if (name === view) byId(`to-${name}`).setAttribute("aria-current", "page");
+  }
+  // There is one model for both, and one field that holds its key.
+  document.querySelector(`[data-model-slot="${view}"]`)?.append(byId("model"));
+  if (!isNotebook && !isAskOpen) ask.open();
+  isAskOpen ||= !isNotebook;
+  if (isNotebook) notebook ??= import("./notebook-view.js").then(({ openNotebook }) => openNotebook(settings.answer));
+}
 
-const timeout = /** @type {HTMLInputElement} */ (byId("timeout"));
-const refreshVariables = variablesPanel(session);
-const notebook = new Notebook(byId("cells"), {
-  session,
-  timeout: () => 1000 * (timeout.checkValidity() ? timeout.valueAsNumber : Number(timeout.defaultValue)),
-  waitingForHost: () => log.pending > 0,
-});
-
-statusPanel(session);
-for (const code of EXAMPLES) notebook.add(code);
-
-/** @type {Record<string, () => unknown>} */
-const actions = {
-  "run-all": () => notebook.runAll(),
-  stop: () => notebook.stopAll(),
-  restart: () => session.restart(),
-  "shut-down": () => session.shutDown(),
-  "add-cell": () => notebook.add().focus(),
-  "add-rlm": () => notebook.add(RLM_EXAMPLE).focus(),
-};
-for (const [id, action] of Object.entries(actions)) byId(id).addEventListener("click", () => void action());
-
-void contextPanel(session, () => void refreshVariables());
-void session.start();
+addEventListener("hashchange", show);
+show();

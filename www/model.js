@@ -14,7 +14,7 @@ const STOP_WORDS = new Set(
 );
 
 /** The words that carry meaning, without their plural. @param {string} text */
-const keywords = (text) =>
+export const keywords = (text) =>
   new Set((text.toLowerCase().match(/[\p{L}\p{N}]{4,}/gu) ?? []).filter((word) => !STOP_WORDS.has(word)).map(singular));
 
 /** @param {string} word */

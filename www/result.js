@@ -11,7 +11,7 @@ const MAX_NAMES = 60;
 /**
  * Everything below the output of a run.
  * @param {CodeExecution} run
- * @param {number} timeout  the limit that it ran under, in milliseconds
+ * @param {number} [timeout]  the limit that it ran under, in milliseconds, where that is known
  * @returns {HTMLElement[]}
  */
 export function describeRun(run, timeout) {
@@ -36,7 +36,7 @@ function labelled(name, label, text) {
   return el("div", { class: `labelled ${name}` }, el("span", { class: "label", text: label }), value);
 }
 
-/** @param {CodeExecution} run @param {number} timeout */
+/** @param {CodeExecution} run @param {number} [timeout] */
 function outcome(run, timeout) {
   const facts = [`${time(run.guestTime)} of Python`];
   if (run.duration - run.guestTime > 50) facts.push(`${time(run.duration)} in all`);
@@ -56,11 +56,11 @@ function outcome(run, timeout) {
   return footer;
 }
 
-/** @param {CodeExecution} run @param {number} timeout */
+/** @param {CodeExecution} run @param {number} [timeout] */
 function why({ outcome, error }, timeout) {
   switch (outcome) {
     case "timeout":
-      return `The time limit of ${time(timeout)} was reached, so it was stopped.`;
+      return `The time limit${timeout === undefined ? "" : ` of ${time(timeout)}`} was reached, so it was stopped.`;
     case "interrupted":
       return "You stopped it.";
     case "crashed":

@@ -21,8 +21,34 @@ function random(seed) {
   };
 }
 
+/** How long the page may be held up at a time. */
+const SLICE_MS = 8;
+
 /** The same text for the same arguments. */
 export function harbourLog(lines = 5000, seed = 1) {
+  return [...book(lines, seed)].join("");
+}
+
+/** The same, a little at a time. */
+export async function harbourLogSlowly(lines = 5000, seed = 1) {
+  const written = [];
+  let until = performance.now() + SLICE_MS;
+  for (const line of book(lines, seed)) {
+    written.push(line);
+    if (performance.now() < until) continue;
+    await new Promise((resolve) => setTimeout(resolve));
+    until = performance.now() + SLICE_MS;
+  }
+  return written.join("");
+}
+
+/** How it begins. */
+export function harbourLogPeek(lines = 5000, seed = 1) {
+  const pages = book(lines, seed);
+  return Array.from({ length: 6 }, () => pages.next().value ?? "").join("");
+}
+
+function* book(/** @type {number} */ lines, /** @type {number} */ seed) {
   const next = random(seed);
   const any = (/** @type {string[]} */ list) => /** @type {string} */ (list[Math.floor(next() * list.length)]);
   const upTo = (/** @type {number} */ most) => 1 + Math.floor(next() * most);
@@ -37,14 +63,13 @@ export function harbourLog(lines = 5000, seed = 1) {
   ];
   const needles = new Map(NEEDLES.map(([at, level, text]) => [Math.floor(Number(at) * lines), { level, text }]));
   let minutes = Date.UTC(2031, 2, 1) / 60_000;
-  const book = Array.from({ length: lines }, (_, line) => {
+  for (let line = 0; line < lines; line++) {
     minutes += upTo(17);
     const stamp = new Date(minutes * 60_000).toISOString().slice(0, 16).replace("T", " ");
     const { level, text } = needles.get(line) ?? {
       level: next() < 0.06 ? "warn" : "note",
       text: /** @type {() => string} */ (events[Math.floor(next() * events.length)])(),
     };
-    return `${stamp}  ${level}  berth ${upTo(9)}  ${text}`;
-  });
-  return `${book.join("\n")}\n`;
+    yield `${stamp}  ${level}  berth ${upTo(9)}  ${text}\n`;
+  }
 }

@@ -19,7 +19,7 @@ pub fn to_json(encoding: Encoding, body: &[u8]) -> Result<Value, String> {
     match encoding {
         Encoding::None | Encoding::Missing | Encoding::File => Ok(Value::Null),
         Encoding::Text => Ok(String::from_utf8_lossy(body).into_owned().into()),
-        Encoding::Bytes => Ok(ToJson.bytes(body)),
+        Encoding::Bytes | Encoding::File => Ok(ToJson.bytes(body)),
         Encoding::Marshal | Encoding::Tagged => {
             read(body, encoding == Encoding::Tagged, 2 * MAX_VALUE_DEPTH, &mut ToJson)
                 .map_err(|error| error.to_string())

@@ -1,46 +1,19 @@
-// Clicks through the playground in a real browser, as a visitor would.
+// Clicks through the playground's notebook in a real browser, as a visitor would.
 //   node tests/e2e/playground.mjs --browser chromium|firefox
 // Leaves screenshots in test-results/ and lists what held up the page's main thread for more than 50 ms.
 import { createHash } from "node:crypto";
-import { mkdir, readFile, writeFile } from "node:fs/promises";
+import { readFile, writeFile } from "node:fs/promises";
 import { createServer } from "node:http";
 import { join } from "node:path";
 import { frame } from "../../dist/assets.js";
-import { openBrowser, readArguments, root, Score } from "./harness.mjs";
+import { root } from "./harness.mjs";
+import { visit } from "./visit.mjs";
 
-const { browser: name, only } = readArguments();
-const results = join(root, "test-results");
-await mkdir(results, { recursive: true });
-const score = new Score();
 const endpoint = await modelEndpoint();
-const { browser, site, close } = await openBrowser(name);
-const page = await browser.newPage();
-page.setDefaultTimeout(60_000);
+const visitor = await visit("playground");
+const { browser, complaints, includes, name, page, results, screenshot, site, text } = visitor;
 
-/** What a visitor's console would show. @type {string[]} */
-const complaints = [];
-page.on("pageerror", (error) => complaints.push(String(error)));
-page.on("console", (message) => {
-  if (message.type() === "error" || message.type() === "warn") complaints.push(message.text());
-});
-// Runs in the page before anything of it does.
-await page.evaluateOnNewDocument(() => {
-  const seen = /** @type {any} */ (window);
-  seen.states = [];
-  seen.longTasks = [];
-  addEventListener("DOMContentLoaded", () => {
-    const html = document.documentElement;
-    new MutationObserver(() => seen.states.push(html.dataset.state)).observe(html, { attributeFilter: ["data-state"] });
-  });
-  if (!PerformanceObserver.supportedEntryTypes.includes("longtask")) return;
-  new PerformanceObserver((list) => {
-    for (const { duration } of list.getEntries()) seen.longTasks.push({ step: seen.step, duration });
-  }).observe({ type: "longtask", buffered: true });
-});
-
-/** @typedef {(check: (what: string, holds: unknown) => void) => Promise<void>} Step */
-
-/** In this order: each finds the page as the one before left it. @type {Record<string, Step>} */
+/** In this order: each finds the page as the one before left it. @type {Record<string, import("./visit.mjs").Step>} */
 const STEPS = {
   "the policy has the hash of the frame's script": async (check) => {
     const policy = await readFile(join(root, "www/index.html"), "utf8");
@@ -49,7 +22,7 @@ const STEPS = {
   },
 
   "boots to ready, shows the way there and what it can do": async (check) => {
-    await page.goto(`${site.url}/www/`);
+    await page.goto(`${site.url}/www/#notebook`);
     await page.waitForSelector("#steps:not([hidden]) .reached");
     await state("ready");
     check("it was booting before", (await states()).includes("booting"));
@@ -301,7 +274,7 @@ const STEPS = {
     other.on("request", (request) =>
       offline && request.url().endsWith("python_stdlib.zip") ? request.abort() : request.continue(),
     );
-    await other.goto(`${site.url}/www/`);
+    await other.goto(`${site.url}/www/#notebook`);
     await other.waitForSelector('#state[data-state="failed"]');
     const detail = await other.$eval("#state-detail", (it) => it.textContent ?? "");
     check(`what is missing: ${detail}`, detail.includes("python_stdlib.zip"));
@@ -316,50 +289,15 @@ const STEPS = {
   },
 };
 
-/** @type {Error | undefined} */
-let broken;
-for (const [step, act] of Object.entries(STEPS)) {
-  if (broken) {
-    score.fail(step, ["not reached"]);
-    continue;
-  }
-  if (only && !/boots|console/.test(step) && !step.includes(only)) continue;
-  const begin = Date.now();
-  /** @type {string[]} */
-  const problems = [];
-  try {
-    await page.evaluate((step) => void Object.assign(window, { step }), step);
-    await act((what, holds) => void (holds || problems.push(what)));
-  } catch (error) {
-    broken = /** @type {Error} */ (error);
-    problems.push(String(broken.stack), ...complaints);
-    await screenshot("failed").catch(() => {});
-  }
-  score.add(step, problems);
-  if (problems.length === 0) console.log(`✓ ${step} (${((Date.now() - begin) / 1000).toFixed(1)} s)`);
-}
-await reportLongTasks().catch(() => {});
-await close();
+await visitor.go(STEPS, { always: /boots|console/ });
 endpoint.close();
-score.end();
+await visitor.end();
 
 // ---- the page ----
 
 /** @param {number} n from 1 @param {string} [inside] */
 function cell(n, inside = "") {
   return `.cell:nth-child(${n}) ${inside}`.trim();
-}
-
-/** @param {string} selector */
-function text(selector) {
-  return page.$eval(selector, (it) => it.textContent ?? "");
-}
-
-/** @param {string} selector @param {string} part */
-function includes(selector, part) {
-  const has = (/** @type {string} */ selector, /** @type {string} */ part) =>
-    document.querySelector(selector)?.textContent?.includes(part);
-  return page.waitForFunction(has, {}, selector, part);
 }
 
 /** @param {string} wanted */
@@ -435,30 +373,9 @@ function logged() {
   );
 }
 
-/** Of what is in view, or of the whole page at a width. @param {string} what @param {number} [width] */
-async function screenshot(what, width) {
-  if (width) {
-    await page.setViewport({ width, height: 1000, deviceScaleFactor: width < 500 ? 2 : 1 });
-    await page.evaluate(() => scrollTo(0, 0));
-    // The side panel is as tall as the window; so the window becomes as tall as the page.
-    const height = await page.evaluate(() => Math.ceil(document.body.getBoundingClientRect().height));
-    await page.setViewport({ width, height, deviceScaleFactor: width < 500 ? 2 : 1 });
-  }
-  await page.screenshot({ path: join(results, `playground-${name}-${what}.png`) });
-}
-
 /** A failed request is the browser's own message; the endpoint's failure was asked for. @param {string} complaint */
 function expected(complaint) {
   return /status of 500/.test(complaint);
-}
-
-async function reportLongTasks() {
-  /** @type {{ step: string, duration: number }[]} */
-  const tasks = await page.evaluate(() => /** @type {any} */ (window).longTasks);
-  if (tasks.length === 0)
-    console.log(name === "chromium" ? "no task held up the page for 50 ms" : "long tasks: not measured");
-  for (const { step, duration } of tasks)
-    console.log(`long task: ${Math.round(duration)} ms in "${step ?? "loading"}"`);
 }
 
 /** An OpenAI-compatible endpoint that repeats what it is asked. */

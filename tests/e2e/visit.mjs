@@ -1,0 +1,118 @@
+// A visit of the playground in a real browser: its page, what it complains about, what holds it up, and steps that are taken in order.
+import { mkdir } from "node:fs/promises";
+import { join } from "node:path";
+import { openBrowser, readArguments, root, Score } from "./harness.mjs";
+
+/** @typedef {(check: (what: string, holds: unknown) => void) => Promise<void>} Step */
+
+/**
+ * Opens a browser as the command line says.
+ * @param {string} suite  how its screenshots are called
+ */
+export async function visit(suite) {
+  const { browser: name, only } = readArguments();
+  const results = join(root, "test-results");
+  await mkdir(results, { recursive: true });
+  const score = new Score();
+  const { browser, site, close } = await openBrowser(name);
+  const page = await browser.newPage();
+  page.setDefaultTimeout(60_000);
+
+  /** What a visitor's console would show. @type {string[]} */
+  const complaints = [];
+  page.on("pageerror", (error) => complaints.push(String(error)));
+  page.on("console", (message) => {
+    if (message.type() === "error" || message.type() === "warn") complaints.push(message.text());
+  });
+  // Runs in the page before anything of it does.
+  await page.evaluateOnNewDocument(() => {
+    const seen = /** @type {any} */ (window);
+    seen.states = [];
+    seen.longTasks = [];
+    seen.violations = [];
+    document.addEventListener("securitypolicyviolation", ({ violatedDirective, blockedURI }) =>
+      seen.violations.push(`${violatedDirective} ${blockedURI}`),
+    );
+    addEventListener("DOMContentLoaded", () => {
+      const html = document.documentElement;
+      new MutationObserver(() => seen.states.push(html.dataset.state)).observe(html, {
+        attributeFilter: ["data-state"],
+      });
+    });
+    if (!PerformanceObserver.supportedEntryTypes.includes("longtask")) return;
+    new PerformanceObserver((list) => {
+      for (const { duration } of list.getEntries()) seen.longTasks.push({ step: seen.step, duration });
+    }).observe({ type: "longtask", buffered: true });
+  });
+
+  /** @param {string} selector */
+  const text = (selector) => page.$eval(selector, (it) => it.textContent ?? "");
+
+  /** Waits until an element's text has a part. @param {string} selector @param {string} part */
+  const includes = (selector, part) => {
+    const has = (/** @type {string} */ selector, /** @type {string} */ part) =>
+      document.querySelector(selector)?.textContent?.includes(part);
+    return page.waitForFunction(has, {}, selector, part);
+  };
+
+  /** Of what is in view, or of the whole page at a width. @param {string} what @param {number} [width] */
+  const screenshot = async (what, width) => {
+    if (width) {
+      await page.setViewport({ width, height: 1000, deviceScaleFactor: width < 500 ? 2 : 1 });
+      await page.evaluate(() => scrollTo(0, 0));
+      // The side panel is as tall as the window; so the window becomes as tall as the page.
+      const height = await page.evaluate(() => Math.ceil(document.body.getBoundingClientRect().height));
+      await page.setViewport({ width, height, deviceScaleFactor: width < 500 ? 2 : 1 });
+    }
+    // Two frames, so that what is in view now is painted.
+    await page.evaluate(() => new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve))));
+    await page.screenshot({ path: join(results, `${suite}-${name}-${what}.png`) });
+  };
+
+  /**
+   * Takes steps in order: each finds the page as the one before left it, so nothing comes after one that broke.
+   * @param {Record<string, Step>} steps
+   * @param {{ always: RegExp }} options  which steps `--only` does not leave out
+   */
+  const go = async (steps, { always }) => {
+    /** @type {Error | undefined} */
+    let broken;
+    for (const [step, act] of Object.entries(steps)) {
+      if (broken) {
+        score.fail(step, ["not reached"]);
+        continue;
+      }
+      if (only && !always.test(step) && !step.includes(only)) continue;
+      const begin = Date.now();
+      /** @type {string[]} */
+      const problems = [];
+      try {
+        await page.evaluate((step) => void Object.assign(window, { step }), step);
+        await act((what, holds) => void (holds || problems.push(what)));
+      } catch (error) {
+        broken = /** @type {Error} */ (error);
+        problems.push(String(broken.stack), ...complaints);
+        await screenshot("failed").catch(() => {});
+      }
+      score.add(step, problems);
+      if (problems.length === 0) console.log(`✓ ${step} (${((Date.now() - begin) / 1000).toFixed(1)} s)`);
+    }
+    await reportLongTasks().catch(() => {});
+  };
+
+  const reportLongTasks = async () => {
+    /** @type {{ step: string, duration: number }[]} */
+    const tasks = await page.evaluate(() => /** @type {any} */ (window).longTasks);
+    if (tasks.length === 0)
+      console.log(name === "chromium" ? "no task held up the page for 50 ms" : "long tasks: not measured");
+    for (const { step, duration } of tasks)
+      console.log(`long task: ${Math.round(duration)} ms in "${step ?? "loading"}"`);
+  };
+
+  /** Closes everything and says how it went. */
+  const end = async () => {
+    await close();
+    score.end();
+  };
+  return { browser, complaints, end, go, includes, name, page, results, screenshot, site, text };
+}

@@ -1,0 +1,54 @@
+// The second view: cells, variables, host calls. It starts its sandbox when it is first looked at.
+
+import { byId } from "./dom.js";
+import { EXAMPLES, RLM_EXAMPLE } from "./examples.js";
+import { Notebook } from "./notebook.js";
+import { contextPanel } from "./panels/context.js";
+import { CallLog } from "./panels/log.js";
+import { statusPanel } from "./panels/status.js";
+import { variablesPanel } from "./panels/variables.js";
+import { searchInChild } from "./rlm.js";
+import { Session } from "./session.js";
+
+/** @param {import("./panels/settings.js").Answer} answer  who answers `llm_query` */
+export function openNotebook(answer) {
+  const log = new CallLog();
+
+  const session = new Session({
+    onLLMQuery: (prompt, info) =>
+      log.record({ name: "llm_query", prompt, signal: info.signal }, () => answer(prompt, info)),
+
+    onRLMQuery: (task, context, { signal }) => {
+      const onLLMQuery = (/** @type {string} */ prompt, /** @type {{ model?: string, signal: AbortSignal }} */ info) =>
+        log.record({ name: "llm_query", prompt, signal: info.signal, nested: true }, () => answer(prompt, info));
+      return log.record({ name: "rlm_query", prompt: task, signal }, () =>
+        searchInChild(task, context, { signal, onLLMQuery }),
+      );
+    },
+  });
+
+  const timeout = /** @type {HTMLInputElement} */ (byId("timeout"));
+  const refreshVariables = variablesPanel(session);
+  const notebook = new Notebook(byId("cells"), {
+    session,
+    timeout: () => 1000 * (timeout.checkValidity() ? timeout.valueAsNumber : Number(timeout.defaultValue)),
+    waitingForHost: () => log.pending > 0,
+  });
+
+  statusPanel(session);
+  for (const code of EXAMPLES) notebook.add(code);
+
+  /** @type {Record<string, () => unknown>} */
+  const actions = {
+    "run-all": () => notebook.runAll(),
+    stop: () => notebook.stopAll(),
+    restart: () => session.restart(),
+    "shut-down": () => session.shutDown(),
+    "add-cell": () => notebook.add().focus(),
+    "add-rlm": () => notebook.add(RLM_EXAMPLE).focus(),
+  };
+  for (const [id, action] of Object.entries(actions)) byId(id).addEventListener("click", () => void action());
+
+  void contextPanel(session, () => void refreshVariables());
+  void session.start();
+}

@@ -1,0 +1,232 @@
+// The first view: a question, the run that answers it, and recordings of runs.
+
+import { createSandbox } from "../../pyodide-glue/index.js";
+import { replayRlm, runRlm } from "../../pyodide-glue/rlm.js";
+import { byId } from "../dom.js";
+import { Composer } from "./composer.js";
+import { Live, Player } from "./player.js";
+import { PlayerControls } from "./controls.js";
+import { builtInPolicy } from "./policy.js";
+import { SAMPLE, contextOf } from "./sources.js";
+import { Recorder, readTrajectory, toBlob } from "./trajectory.js";
+import { MAX_TITLE_CHARS, RunView } from "./view.js";
+
+/** @import { RlmEndpoint, RlmOptions } from "../../pkg/sandglass.js" */
+/** @import { RunEvent } from "./state.js" */
+
+/**
+ * @typedef {object} Recording
+ * @property {RunEvent[]} events
+ * @property {(() => Promise<unknown>) | undefined} context  what it was about, where that is known
+ */
+
+const BUILT_IN = "driven by the built-in policy: a fixed script that writes Python, not an LLM";
+
+export class Ask {
+  #endpoint;
+  /** @type {AbortController | undefined} */
+  #abort;
+  /** What is shown. @type {Recording | undefined} */
+  #recording;
+  /** Counts what was shown, so that what is read slowly does not take the place of what came later. */
+  #shown = 0;
+
+  #run = /** @type {HTMLButtonElement} */ (byId("ask-run"));
+  #export = /** @type {HTMLButtonElement} */ (byId("run-export"));
+  #again = /** @type {HTMLButtonElement} */ (byId("run-again"));
+  #stops = /** @type {HTMLButtonElement[]} */ ([byId("ask-stop"), byId("run-stop")]);
+  #kind = byId("run-kind");
+  #title = byId("run-title");
+  #verdict = byId("run-verdict");
+  #view = new RunView(() => this.#controls.update());
+  #controls = new PlayerControls(this.#view);
+  #composer = new Composer({ onRun: () => void this.run(), onRecording: (file) => void this.#open(file) });
+
+  /** @param {() => RlmEndpoint | undefined} endpoint  the one that was chosen; without one, the built-in policy does it */
+  constructor(endpoint) {
+    this.#endpoint = endpoint;
+    this.#run.addEventListener("click", () => void this.run());
+    for (const stop of this.#stops) stop.addEventListener("click", () => this.#abort?.abort());
+    byId("ask-watch").addEventListener("click", () => void this.#showSample("sample played"));
+    this.#export.addEventListener("click", () => this.#save());
+    this.#again.addEventListener("click", () => void this.#runAgain());
+    const file = /** @type {HTMLInputElement} */ (byId("recording-file"));
+    file.addEventListener("change", () => {
+      const [chosen] = file.files ?? [];
+      file.value = "";
+      if (chosen) void this.#open(chosen);
+    });
+    this.#enable();
+  }
+
+  /** The view is looked at for the first time. */
+  open() {
+    void this.#showSample("sample shown");
+    void warmUp();
+  }
+
+  /** Answers the question. */
+  async run() {
+    if (this.#abort) return;
+    const asked = this.#composer.read();
+    if (!asked) return;
+    const endpoint = this.#endpoint();
+    const kind = endpoint ? `Live, driven by ${endpoint.model || "a model"}` : `Live, ${BUILT_IN}`;
+    const model = endpoint ?? builtInPolicy;
+    await this.#live(kind, { ...asked.options, model }, asked.context);
+  }
+
+  /** Runs now, with everything to be seen. @param {string} kind @param {RlmOptions} options @param {() => Promise<unknown>} context */
+  async #live(kind, options, context) {
+    const abort = (this.#abort = new AbortController());
+    const [live, recorder] = [new Live(), new Recorder()];
+    this.#present(kind, options.task, { events: recorder.events, context });
+    this.#view.show(live);
+    this.#enable();
+    this.#scroll();
+    const onEvent = (/** @type {RunEvent} */ event) => {
+      recorder.add(event);
+      live.push(event);
+    };
+    try {
+      const value = await context();
+      abort.signal.throwIfAborted();
+      return await runRlm({ ...options, context: value, signal: abort.signal, onEvent: /** @type {any} */ (onEvent) });
+    } catch (error) {
+      if (abort.signal.aborted && recorder.events.length === 0)
+        this.#composer.problem("run", "Stopped before it began.");
+      else this.#composer.refused(error instanceof Error ? error.message : String(error));
+      if (recorder.events.length === 0) this.#present();
+    } finally {
+      live.end();
+      this.#view.wake();
+      this.#abort = undefined;
+      this.#enable();
+    }
+  }
+
+  /** Runs the shown recording again, with its replies in the model's place. */
+  async #runAgain() {
+    const recording = this.#recording;
+    const [start] = recording?.events ?? [];
+    if (!recording || this.#abort || start?.type !== "runStarted") return;
+    const { task, maxDepth, maxIterations, answerSchema } = start;
+    const calls = recording.events.filter(({ type }) => type === "callStarted").length;
+    const context = recording.context ?? (() => contextOf(this.#composer.sources));
+    // Streaming is none of what a replay needs.
+    const lines = await toBlob(recording.events.filter(({ type }) => type !== "text" && type !== "output")).text();
+    const run = await this.#live(
+      "Run again: Python runs now, the model's replies are those of the recording",
+      { task, maxDepth, maxIterations, answerSchema, model: replayRlm(lines), budget: { maxCalls: 500 + calls } },
+      context,
+    );
+    if (run) this.#compare(recording.events, this.#recording?.events ?? []);
+  }
+
+  /** Says whether two runs came to the same. @param {RunEvent[]} before @param {RunEvent[]} now */
+  #compare(before, now) {
+    const answerOf = (/** @type {RunEvent[]} */ events) => {
+      const end = events.findLast(({ type, run }) => type === "runEnded" && run === "0");
+      return end?.type === "runEnded" ? JSON.stringify([end.outcome, end.answer]) : undefined;
+    };
+    const contextsOf = (/** @type {RunEvent[]} */ [start]) =>
+      start?.type === "runStarted" ? JSON.stringify(start.contexts) : undefined;
+    const isSame = answerOf(before) === answerOf(now);
+    const isOther = contextsOf(before) !== contextsOf(now);
+    const words = [isSame ? "Same answer as in the recording." : "Not the answer of the recording."];
+    if (isOther) words.push("What it was given is not what the recording was about: choose the same files first.");
+    this.#verdict.textContent = words.join(" ");
+    this.#verdict.dataset.state = isSame ? "same" : "other";
+    this.#verdict.hidden = false;
+  }
+
+  // ---- recordings ----
+
+  /** @param {"sample shown" | "sample played"} from */
+  async #showSample(from) {
+    const url = new URL("../sample-run.jsonl", import.meta.url);
+    const kind = `A recording of a run over the sample, ${BUILT_IN}`;
+    const read = async () => readTrajectory(await (await fetch(url)).blob());
+    await this.#load(kind, read, SAMPLE.open, from);
+  }
+
+  /** @param {File} file */
+  async #open(file) {
+    await this.#load(`Recording: ${file.name}`, () => readTrajectory(file), undefined, "file");
+  }
+
+  /**
+   * @param {string} kind
+   * @param {() => Promise<RunEvent[]>} read
+   * @param {Recording["context"]} context
+   * @param {"file" | "sample shown" | "sample played"} from  what is not played is shown as it ended
+   */
+  async #load(kind, read, context, from) {
+    if (this.#abort) return this.#composer.problem("run", "A run is under way: stop it first.");
+    this.#composer.clearProblems();
+    const shown = ++this.#shown;
+    try {
+      const events = await read();
+      if (shown !== this.#shown) return;
+      const [start] = events;
+      this.#present(kind, start?.type === "runStarted" ? start.task : "", { events, context });
+      const player = new Player(events, from === "sample played" ? 0 : events.length);
+      this.#view.show(player);
+      this.#controls.show(player);
+      this.#enable();
+      if (from === "file") this.#scroll();
+      if (from !== "sample played") return;
+      this.#controls.play();
+      this.#scroll();
+    } catch (error) {
+      // Nobody has asked for it.
+      if (from === "sample shown") return;
+      this.#composer.problem("run", `The recording cannot be opened: ${/** @type {Error} */ (error).message}.`);
+    }
+  }
+
+  #save() {
+    if (!this.#recording) return;
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(toBlob(this.#recording.events));
+    link.download = `sandglass-run-${new Date().toISOString().slice(0, 19).replace(/\D/g, "")}.jsonl`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+  }
+
+  /** What is above the run; nothing hides it. @param {string} [kind] @param {string} [task] @param {Recording} [recording] */
+  #present(kind, task = "", recording) {
+    this.#shown++;
+    this.#recording = recording;
+    this.#controls.hide();
+    this.#verdict.hidden = true;
+    const section = byId("run");
+    section.hidden = !recording;
+    if (!recording) return;
+    this.#kind.textContent = String(kind);
+    this.#title.textContent = task.slice(0, MAX_TITLE_CHARS);
+  }
+
+  #scroll() {
+    const isCalm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    byId("run").scrollIntoView({ block: "start", behavior: isCalm ? "instant" : "smooth" });
+  }
+
+  #enable() {
+    const isRunning = this.#abort !== undefined;
+    this.#run.disabled = isRunning;
+    for (const stop of this.#stops) stop.disabled = !isRunning;
+    byId("run-stop").hidden = !isRunning;
+    this.#export.hidden = this.#again.hidden = isRunning || !this.#recording?.events.length;
+  }
+}
+
+/** Has the page fetch Python and make what its guests start from, so that the first run starts as quickly as later ones. */
+async function warmUp() {
+  await new Promise((resolve) => setTimeout(resolve, 300));
+  // Should it fail, the run will say why.
+  await createSandbox().then(
+    (sandbox) => sandbox.destroy(),
+    () => {},
+  );
+}

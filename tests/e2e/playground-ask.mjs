@@ -239,6 +239,9 @@ const STEPS = {
     await answered();
     check(`it says so: ${await text("#answer-title")}`, (await text("#answer-title")) === "No answer: stopped");
 
+    // More turns than there is time for, however slow the clicks are.
+    await page.locator('input[name="max-iterations"]').fill("100");
+    await page.locator('input[name="max-calls"]').fill("5000");
     await ask("goes on and on");
     await page.waitForFunction(() => document.querySelectorAll("#turns .turn").length >= 4);
     check("older turns are folded", (await page.$$("#turns .turn > details[open]")).length === 2);
@@ -249,6 +252,7 @@ const STEPS = {
     await page.waitForFunction(() => document.querySelectorAll("iframe").length === 0);
     const log = await (await fetch(`${server.url}/log`)).json();
     check(`no connection is left: ${log.open}`, log.open === 0);
+    await page.locator('input[name="max-iterations"]').fill("20");
   },
 
   "ends at a limit, and says which": async (check) => {

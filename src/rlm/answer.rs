@@ -17,7 +17,7 @@ use crate::value::{Build, read};
 pub fn to_json(encoding: Encoding, body: &[u8]) -> Result<Value, String> {
     fits(body.len())?;
     match encoding {
-        Encoding::None | Encoding::Missing | Encoding::File => Ok(Value::Null),
+        Encoding::None | Encoding::Missing => Ok(Value::Null),
         Encoding::Text => Ok(String::from_utf8_lossy(body).into_owned().into()),
         Encoding::Bytes | Encoding::File => Ok(ToJson.bytes(body)),
         Encoding::Marshal | Encoding::Tagged => {

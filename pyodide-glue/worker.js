@@ -21,7 +21,7 @@ const { Blob, Uint8Array } = self;
 const { parse, stringify } = JSON;
 const SMALL_BODY = 100_000;
 const PIECE = 1 << 20;
-/** Bytes of a file that are read at once. */
+/** Bytes of a file that Python decodes at once. */
 const FILE_PIECE = 4 << 20;
 /** Bytes of bodies that wait for the next message, at most. */
 const MAX_HELD_BYTES = 4 << 20;
@@ -154,24 +154,27 @@ function createHandler(post, send, bridge, { python, packages, checkpoints, file
   /** @param {Extract<Request, { type: "setVariable" }>} request @param {Uint8Array | Blob} body */
   const assign = async ({ name, encoding }, body) => {
     if (!(body instanceof Blob)) return python.setVariable(name, encoding, body);
+    let bytes;
     try {
-      if (encoding === "file" && (await readText(body))) return python.setVariable(name, "text", new Uint8Array(0));
-      const bytes = new Uint8Array(await body.arrayBuffer());
-      return python.setVariable(name, encoding === "file" ? "bytes" : encoding, bytes);
+      // At once: in Firefox, parts of a Blob of another process may never come.
+      bytes = new Uint8Array(await body.arrayBuffer());
     } catch (error) {
       return /** @type {const} */ (["refused", `the file could not be read: ${text(error)}`]);
     }
+    if (encoding !== "file") return python.setVariable(name, encoding, bytes);
+    return readText(bytes)
+      ? python.setVariable(name, "text", new Uint8Array(0))
+      : python.setVariable(name, "bytes", bytes);
   };
 
-  /** Gives Python a file as the text of the next `setVariable`; whether it is text. @param {Blob} blob */
-  const readText = async (blob) => {
+  /** Gives Python a file as the text of the next `setVariable`, piece by piece; whether it is text. @param {Uint8Array} bytes */
+  const readText = (bytes) => {
     let start = 0;
     do {
       const end = start + FILE_PIECE;
-      const piece = new Uint8Array(await blob.slice(start, end).arrayBuffer());
-      if (!python.takeFile(piece, end >= blob.size)) return false;
+      if (!python.takeFile(bytes.subarray(start, end), end >= bytes.length)) return false;
       start = end;
-    } while (start < blob.size);
+    } while (start < bytes.length);
     return true;
   };
 

@@ -1,6 +1,7 @@
 // Sandboxes from their creation to their end. Runs in a page; tests/e2e/lifecycle.mjs gives it what a page cannot know
 // (`countWorkers`, `collectGarbage`), runs each of `TESTS`, and reports the problems that they return.
 
+import { countReferences, countTimers } from "./leftovers.js";
 import { randomness } from "./random.js";
 
 /** @import { Sandbox, SandboxOptions } from "../../pkg/sandglass.js" */
@@ -95,24 +96,11 @@ async function leftovers() {
 
 /** Counts timers and channels of the page, except the tests' own. */
 function countLeftovers() {
-  /** @type {Map<unknown, string>} */
-  const timers = new Map();
+  const timers = countTimers();
   /** The near ends of open channels. @type {Set<MessagePort>} */
   const ports = new Set();
-  const { setTimeout, clearTimeout, MessageChannel } = globalThis;
+  const { MessageChannel } = globalThis;
   const { close } = MessagePort.prototype;
-  page.setTimeout = (/** @type {() => void} */ act, /** @type {number} */ ms) => {
-    const timer = setTimeout(() => {
-      timers.delete(timer);
-      act();
-    }, ms);
-    timers.set(timer, `${ms} ms`);
-    return timer;
-  };
-  page.clearTimeout = (/** @type {number} */ timer) => {
-    timers.delete(timer);
-    clearTimeout(timer);
-  };
   page.setInterval = () => {
     throw new Error("an interval would have to be counted, too");
   };
@@ -126,16 +114,13 @@ function countLeftovers() {
     ports.delete(this);
     close.call(this);
   };
-  return { ports: () => ports.size, timers: () => [...timers.values()] };
+  return { ports: () => ports.size, timers };
 }
 
 /** What the supervisor holds: values of JavaScript, and memory. */
 export function figures() {
   opened.length = 0;
-  const table = /** @type {any} */ (supervisor).__wbindgen_externrefs;
-  let references = 0;
-  for (let index = 0; index < table.length; index += 1) references += table.get(index) == null ? 0 : 1;
-  return { references, supervisorBytes: supervisor.memory.buffer.byteLength };
+  return { references: countReferences(supervisor), supervisorBytes: supervisor.memory.buffer.byteLength };
 }
 
 // ---- destroy, at every stage ----

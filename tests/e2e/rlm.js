@@ -1,6 +1,7 @@
 // `runRlm` in a page. tests/e2e/rlm.mjs runs each of `TESTS` and reports the problems that they return; the model is
 // tests/e2e/rlm-server.mjs.
 
+import { countReferences, countTimers } from "./leftovers.js";
 import { randomness } from "./random.js";
 
 /** @import { RlmEvent, RlmOptions, RlmRun } from "../../pkg/sandglass.js" */
@@ -97,14 +98,6 @@ async function until(condition, ms = 20_000) {
 const order = (faults) => fetch(`${server}/faults`, { method: "POST", body: JSON.stringify(faults) });
 const log = async () => (await fetch(`${server}/log`)).json();
 
-/** How many values of JavaScript the supervisor holds. */
-function references() {
-  const table = /** @type {any} */ (supervisor).__wbindgen_externrefs;
-  let count = 0;
-  for (let index = 0; index < table.length; index += 1) count += table.get(index) == null ? 0 : 1;
-  return count;
-}
-
 /** @param {unknown} actual @param {unknown} wanted @param {string} what */
 function unequal(actual, wanted, what) {
   const [a, b] = [JSON.stringify(actual), JSON.stringify(wanted)];
@@ -117,26 +110,6 @@ const ended = (result, answer, outcome = "answered") => [
   ...unequal(result.answer, answer, "answer"),
   ...(outcome === "answered" && result.error ? [result.error] : []),
 ];
-
-/** Counts the page's timers, except the tests' own. */
-function countTimers() {
-  /** @type {Map<unknown, string>} */
-  const timers = new Map();
-  const { setTimeout, clearTimeout } = globalThis;
-  page.setTimeout = (/** @type {() => void} */ act, /** @type {number} */ ms) => {
-    const timer = setTimeout(() => {
-      timers.delete(timer);
-      act();
-    }, ms);
-    timers.set(timer, `${ms} ms`);
-    return timer;
-  };
-  page.clearTimeout = (/** @type {number} */ timer) => {
-    timers.delete(timer);
-    clearTimeout(timer);
-  };
-  return () => [...timers.values()];
-}
 
 // ---- corpora ----
 
@@ -575,7 +548,7 @@ const ENDS = {
     for (let round = 0; round < 12; round += 1) {
       const result = await script(replies, { sandbox: { spares: 0 } });
       problems.push(...ended(result, "['echo: a', 'echo: b']"), ...result.problems);
-      counts.push(references());
+      counts.push(countReferences(supervisor));
     }
     // Closures that a user's function may keep are given back when garbage is collected; here there is none of them.
     const [, , settled = 0] = counts;

@@ -10,7 +10,10 @@ export async function rightly(): Promise<void> {
     hostFunctions: { add: (a: number, b: number) => a + b },
     isolation: "worker",
     profile: "rlm-legacy",
-    onProgress: (progress) => (progress.stage === "calls" ? (progress.total satisfies number) : progress.stage),
+    onProgress: (progress) => {
+      progress.stage satisfies "assets" | "python" | "ready" | "cold" | "calls" | "packages";
+      if (progress.stage === "calls") progress.total satisfies number;
+    },
     budget: { maxCalls: 10, maxTokens: 1e6, maxCost: 1.5, maxTime: 60_000, maxDepth: 1 },
   });
   await sandbox.initialize({ any: ["value", 1n, new Map()] });

@@ -23,26 +23,51 @@
  * @property {string[]} removed  files of the boot that are gone
  * @property {{ bytes: number, files: number }} uncounted  files that are not the user's
  * @property {string} folder  the current one
- * @property {{ fd: number, path: string, flags: number, position: number }[]} open
+ * @property {Open[]} open
  */
-/** @typedef {{ path: string, mode: number, time: number, size: number | null, link?: string }[]} Files  size null: a folder */
+/**
+ * @typedef {object} Entry
+ * @property {string} path
+ * @property {number} mode
+ * @property {number} time
+ * @property {number | null} size  null: a folder
+ * @property {string} [link]
+ * @property {number} [fd]  of a file that was removed and only is open: the first of its descriptors
+ */
+/** @typedef {Entry[]} Files */
+/**
+ * @typedef {object} Open  a descriptor
+ * @property {number} fd
+ * @property {number} flags
+ * @property {number} position
+ * @property {string} [path]  the file
+ * @property {number} [hidden]  the file, where it has no path any more: its `fd`
+ * @property {number} [shares]  the descriptor that this is a duplicate of
+ *   With none of the three it cannot be opened elsewhere.
+ */
 
 /** @import { createFiles } from "./files.js" */
 /** @import { createLibraries, Loaded } from "./libraries.js" */
+/** @import { Hash } from "./snapshot.js" */
 /** @import { LostVariable } from "../pkg/sandglass.js" */
 
 // Taken before any guest code runs: lockDown removes them, or guest code may replace them.
-const { BigInt64Array, Blob, DataView, Map, MessageChannel, Promise, Set, TextDecoder, TextEncoder } = self;
+const { Blob, DataView, Float64Array, Map, MessageChannel, Promise, Set, TextDecoder, TextEncoder } = self;
 const { Uint32Array, Uint8Array } = self;
 const { parse, stringify } = JSON;
+const { freeze } = Object;
 const now = performance.now.bind(performance);
 
-/** Bytes of a page of wasm memory. */
-export const PAGE = 65536;
-/** Bytes of free memory that are taken at once, at most. */
-const LARGEST = 1 << 20;
+/** Bytes that are saved when one of them has changed. */
+export const PAGE = 4096;
+/** Bytes of free memory that are taken at once. */
+const [LARGEST, SMALLEST] = [1 << 20, 1 << 16];
 /** Pages to be saved that make it worth while to look for memory that is free, and pages that were needed once. */
-const WORTH_CLEANING = 512;
+const WORTH_CLEANING = (32 << 20) / PAGE;
+/** Pages that are hashed between two looks at the clock. */
+const AT_ONCE = 64;
+/** Parts of a `Blob` that are shorter are joined first, in bytes: each costs some time. */
+const SHORT = 1 << 18;
 /** How long the event loop waits at most, in milliseconds. */
 const SLICE_MS = 1;
 /** What the host or the boot puts there. */
@@ -54,6 +79,8 @@ const GONE = (() => {
   };
   return new Proxy(fail, { get: fail, set: fail, has: fail, apply: fail, construct: fail, ownKeys: fail });
 })();
+/** Emscripten's number of an input or output error. */
+const EIO = 29;
 /** Where Pyodide's interned strings begin; before it are constants. */
 const FIRST_STRING = 7;
 
@@ -62,9 +89,10 @@ const FIRST_STRING = 7;
 /**
  * @param {object} parts
  * @param {Module} parts.module
- * @param {(page: number) => bigint} parts.hash
- * @param {BigInt64Array} parts.original  the hashes of the snapshot's pages
- * @param {(page: number) => Blob} parts.originalPage  in the snapshot
+ * @param {Hash} parts.hash
+ * @param {string} parts.snapshot  what the guest has started from
+ * @param {Float64Array} parts.original  the hashes of the snapshot's pages
+ * @param {(pages: number[]) => Promise<Uint8Array>} parts.readOriginal  reads pages of the snapshot
  * @param {object[]} parts.roles  the glue's objects that Python may hold
  * @param {(bytes: number) => void} parts.grow  makes the memory at least so large
  * @param {(fixed: boolean) => void} parts.fixSize  keeps the memory from growing
@@ -75,8 +103,9 @@ const FIRST_STRING = 7;
 export function createCheckpoints({
   module,
   hash,
+  snapshot,
   original,
-  originalPage,
+  readOriginal,
   roles,
   grow,
   fixSize,
@@ -86,9 +115,15 @@ export function createCheckpoints({
 }) {
   const { FS } = module;
   const role = new Map(roles.map((object, index) => [object, index]));
-  const snapshot = `${original.length}:${original.reduce((sum, hash, page) => sum ^ (hash * BigInt(2 * page + 1)), 0n)}`;
-  const boot = new Map(list(FS).map((file) => [line(file), file.path]));
-  /** Of the last checkpoint. @type {BigInt64Array | null} */
+  const boot = new Map(listAll().map(({ file, line }) => [line, file.path]));
+  /** What can be done with a descriptor of what was only in the other guest: to close it. */
+  const dead = (() => {
+    const fail = () => {
+      throw new FS.ErrnoError(EIO);
+    };
+    return freeze({ getattr: fail, setattr: fail, llseek: fail, read: fail, write: fail, mmap: fail, msync: fail });
+  })();
+  /** Of the last checkpoint. @type {Float64Array | null} */
   let last = null;
   let lastFiles = "";
   /** The most pages that were in use. */
@@ -116,11 +151,11 @@ export function createCheckpoints({
 
   /** The hashes of all pages as they are; undefined when somebody else needs the thread. @param {Job} job */
   const hashAll = async (job) => {
-    const hashes = new BigInt64Array(module.HEAPU8.length / PAGE);
+    const hashes = new Float64Array(module.HEAPU8.length / PAGE);
     for (let page = 0; page < hashes.length;) {
       const ends = now() + SLICE_MS;
-      do hashes[page] = hash(page);
-      while (++page < hashes.length && (page % 8 || now() < ends));
+      do hashes[page] = hash(page * PAGE, PAGE);
+      while (++page < hashes.length && (page % AT_ONCE || now() < ends));
       await pause();
       if (job.cancelled) return undefined;
     }
@@ -139,7 +174,7 @@ export function createCheckpoints({
     fixSize(true);
     try {
       let ends = now() + SLICE_MS;
-      for (let size = LARGEST; size >= PAGE;) {
+      for (let size = LARGEST; size >= SMALLEST;) {
         const address = module._malloc(size);
         if (!address) {
           size /= 4;
@@ -170,7 +205,7 @@ export function createCheckpoints({
      */
     expect(paths) {
       const known = new Set(paths);
-      for (const file of list(FS)) if (known.has(file.path)) boot.set(line(file), file.path);
+      for (const { file, line } of listAll()) if (known.has(file.path)) boot.set(line, file.path);
     },
 
     /**
@@ -184,7 +219,8 @@ export function createCheckpoints({
       if (!libraries.isEmpty && !libraries.record) {
         const [state, lost] = python.saveState();
         last = null;
-        return { blob: pack({ values: state.length, pages: [] }, [state], true), full: true, lost, spent: false };
+        const blob = pack({ values: state.length, pages: [], references: references() }, [state], true);
+        return { blob, full: true, lost, spent: false };
       }
       const slots = references();
       const lost = slots.includes(-1) || libraries.hasOthers ? python.findForeign() : [];
@@ -193,23 +229,18 @@ export function createCheckpoints({
       const before = full ? null : last;
       let used = count(hashes);
       most = Math.max(most, used);
-      if (changes(hashes, before ?? original).length > WORTH_CLEANING) {
+      let pages = changes(hashes, before ?? original);
+      if (sum(pages) > WORTH_CLEANING) {
         await clean(job);
         hashes = job.cancelled ? undefined : await hashAll(job);
         if (!hashes) return undefined;
         used = count(hashes);
-      }
-      /** @type {[number, number][]} */
-      const pages = [];
-      for (const page of changes(hashes, before ?? original)) {
-        const run = pages.at(-1);
-        if (run && run[0] + run[1] === page) run[1] += 1;
-        else pages.push([page, 1]);
+        pages = changes(hashes, before ?? original);
       }
       const memory = pages.map(([first, count]) => module.HEAPU8.subarray(first * PAGE, (first + count) * PAGE));
-      const blob = pack({ pages }, memory, !before);
+      const blob = pack({ pages, references: slots }, gather(memory), !before);
       last = hashes;
-      const spent = most - used > WORTH_CLEANING && used < most / 2 && !hasHiddenFiles();
+      const spent = most - used > WORTH_CLEANING && used < most / 2 && !holdsWhatOnlyItHas();
       return { blob, full: !before, lost, spent };
     },
 
@@ -220,7 +251,7 @@ export function createCheckpoints({
      */
     async restore(chain, configure) {
       cancel = () => {}; // nothing interrupts this
-      const found = /** @type {BigInt64Array} */ (await hashAll({ cancelled: false }));
+      const found = /** @type {Float64Array} */ (await hashAll({ cancelled: false }));
       /** @type {Header | undefined} */
       let header;
       /** @type {{ files: Files, bytes: Uint8Array } | undefined} */
@@ -247,22 +278,26 @@ export function createCheckpoints({
       if (!header) throw new Error("a checkpoint is empty");
       if (header.values === undefined) {
         // What this guest had changed and the other had not.
-        for (let page = 0; page < found.length; page++) {
-          if (taken.has(page) || found[page] === (original[page] ?? 0n)) continue;
-          module.HEAPU8.set(new Uint8Array(await originalPage(page).arrayBuffer()), page * PAGE);
-        }
+        const stale = changes(found, original)
+          .flatMap(([first, count]) => Array.from({ length: count }, (_, index) => first + index))
+          .filter((page) => !taken.has(page));
+        const pages = stale.length > 0 ? await readOriginal(stale) : new Uint8Array(0);
+        stale.forEach((page, index) =>
+          module.HEAPU8.set(pages.subarray(index * PAGE, (index + 1) * PAGE), page * PAGE),
+        );
         putStrings(header.strings);
         putReferences(header.references);
         libraries.replay(header.libraries);
       }
       const { removed, uncounted, folder, open } = header;
+      const memory = header.values === undefined;
       withPermissions(() => {
         quota.put(uncounted, () => {
           for (const path of removed) remove(path);
-          if (files) putFiles(files.files, files.bytes);
+          const hidden = files ? putFiles(files.files, files.bytes) : new Map();
+          if (memory) putOpen(open, hidden);
         });
         if (FS.analyzePath(folder).exists) FS.chdir(folder);
-        if (header.values === undefined) putOpen(open);
       });
       last = null;
       if (header.values === undefined) return [];
@@ -270,16 +305,6 @@ export function createCheckpoints({
       return python.loadState(state);
     },
   };
-
-  /** Where `after` differs. Memory that nobody has used is zero, and so is its hash. @param {BigInt64Array} after @param {BigInt64Array} before */
-  function changes(after, before) {
-    /** @type {number[]} */
-    const pages = [];
-    after.forEach((hash, page) => {
-      if (hash !== (before[page] ?? 0n)) pages.push(page);
-    });
-    return pages;
-  }
 
   /** @template T @param {() => T} work */
   function withPermissions(work) {
@@ -293,31 +318,32 @@ export function createCheckpoints({
 
   /**
    * A checkpoint of these parts, and the files.
-   * @param {Pick<Header, "pages" | "values">} head
+   * @param {Pick<Header, "pages" | "values" | "references">} head
    * @param {Uint8Array[]} parts
    * @param {boolean} full
    */
   function pack(head, parts, full) {
     return withPermissions(() => {
-      const all = list(FS);
-      const files = all.filter((file) => !boot.has(line(file)));
-      const signature = files.map(line).join("\n");
+      const all = listAll();
+      const own = all.filter(({ line }) => !boot.has(line));
+      const { streams, hidden } = open();
+      const kept = [...own, ...hidden];
+      const signature = kept.map(({ line }) => line).join("\n");
       const changed = full || signature !== lastFiles;
-      const contents = changed ? files.flatMap(({ path, size }) => (size === null ? [] : [FS.readFile(path)])) : [];
-      const paths = new Set(all.map(({ path }) => path));
+      const contents = changed ? kept.flatMap(({ file, node }) => (file.size === null ? [] : [bytesOf(node)])) : [];
+      const paths = new Set(all.map(({ file }) => file.path));
       /** @type {Header} */
       const header = {
         ...head,
         snapshot,
         length: module.HEAPU8.length,
-        references: references(),
         strings: strings(),
         libraries: libraries.record ?? [],
-        files: changed ? files : null,
+        files: changed ? kept.map(({ file }) => file) : null,
         removed: [...boot.values()].filter((path) => !paths.has(path)).reverse(),
         uncounted: quota.free(),
         folder: FS.cwd(),
-        open: open(),
+        open: streams,
       };
       lastFiles = signature;
       const json = new TextEncoder().encode(stringify(header));
@@ -364,41 +390,79 @@ export function createCheckpoints({
     for (const string of interned.slice(strings().length)) module.__hiwire_immortal_add(string);
   }
 
+  /** The descriptors, and the files that only they lead to. */
   function open() {
-    /** @type {Header["open"]} */
+    /** @type {Open[]} */
     const streams = [];
+    /** @type {Listed[]} */
+    const hidden = [];
+    const [duplicated, files] = [new Map(), new Map()];
     FS.streams.forEach((/** @type {any} */ stream, /** @type {number} */ fd) => {
-      if (stream && fd > 2) streams.push({ fd, path: stream.path, flags: stream.flags, position: stream.position });
+      if (!stream || fd <= 2) return;
+      const { flags, position, shared, node } = stream;
+      const shares = duplicated.get(shared);
+      const path = pathOf(stream);
+      if (shares === undefined) duplicated.set(shared, fd);
+      if (shares === undefined && path === undefined && isKept(stream) && !files.has(node)) {
+        files.set(node, fd);
+        hidden.push(listed(node, "", { fd }, quota.version(node)));
+      }
+      streams.push({ fd, flags, position, path, hidden: files.get(node), shares });
     });
-    return streams;
+    return { streams, hidden };
   }
 
-  /** Whether a file is open that nobody finds any more: only this guest has it. */
-  function hasHiddenFiles() {
-    return FS.streams.some((/** @type {any} */ stream) => stream && stream.node !== FS.analyzePath(stream.path).object);
+  /** Where the file of a descriptor is now. @param {any} stream @returns {string | undefined} */
+  function pathOf({ node, stream_ops }) {
+    if (stream_ops === dead) return undefined;
+    try {
+      const path = FS.getPath(node);
+      return FS.lookupPath(path).node === node ? path : undefined;
+    } catch {
+      return undefined;
+    }
   }
 
-  /** @param {Header["open"]} streams */
-  function putOpen(streams) {
+  /** Whether a checkpoint holds the contents of what a descriptor leads to. @param {any} stream */
+  function isKept({ node, stream_ops }) {
+    return stream_ops !== dead && FS.isFile(node.mode) && node.node_ops === FS.filesystems.MEMFS.ops_table.file.node;
+  }
+
+  /** Whether something is open that no other guest can open, such as a pipe. */
+  function holdsWhatOnlyItHas() {
+    return FS.streams.some(
+      (/** @type {any} */ stream) =>
+        stream && stream.stream_ops !== dead && !isKept(stream) && pathOf(stream) === undefined,
+    );
+  }
+
+  /** @param {Open[]} streams @param {Map<number, any>} files  those without a path */
+  function putOpen(streams, files) {
     const { O_CREAT, O_EXCL, O_TRUNC } = { O_CREAT: 64, O_EXCL: 128, O_TRUNC: 512 };
-    for (const { fd, path, flags, position } of streams) {
+    for (const { fd, path, hidden, shares, flags, position } of streams) {
       try {
-        const stream = FS.open(path, flags & ~(O_CREAT | O_EXCL | O_TRUNC));
+        const original = shares === undefined ? undefined : FS.getStreamChecked(shares);
+        const stream = original
+          ? FS.dupStream(original)
+          : FS.open(path ?? files.get(/** @type {number} */ (hidden)), flags & ~(O_CREAT | O_EXCL | O_TRUNC));
         stream.position = position;
         if (stream.fd !== fd) {
           FS.closeStream(stream.fd);
           FS.createStream(stream, fd);
         }
       } catch {
-        // A pipe, or a file that was removed: using it is an ordinary error.
+        // A pipe, for instance. Nobody else may get its number: Python still writes to that.
+        const { node } = FS.lookupPath("/dev/null");
+        FS.createStream({ node, path: "/dev/null", flags, seekable: true, position, stream_ops: dead }, fd);
       }
     }
   }
 
-  /** @param {Files} files @param {Uint8Array} bytes */
+  /** Returns the files without a path, by the first of their descriptors. @param {Files} files @param {Uint8Array} bytes */
   function putFiles(files, bytes) {
+    const hidden = new Map();
     let at = 0;
-    for (const { path, mode, time, size, link } of files) {
+    for (const { path, mode, time, size, link, fd } of files) {
       if (link !== undefined) {
         remove(path);
         FS.symlink(link, path);
@@ -407,13 +471,29 @@ export function createCheckpoints({
       if (size === null) {
         FS.mkdirTree(path);
         FS.chmod(path, mode);
-      } else {
-        FS.writeFile(path, bytes.subarray(at, at + size));
-        FS.chmod(path, mode);
-        at += size;
+        FS.utime(path, time, time);
+        continue;
       }
-      FS.utime(path, time, time);
+      const place = fd === undefined ? path : unusedPath();
+      FS.writeFile(place, bytes.subarray(at, at + size));
+      FS.chmod(place, mode);
+      FS.utime(place, time, time);
+      at += size;
+      if (fd === undefined) continue;
+      hidden.set(fd, FS.lookupPath(place).node);
+      FS.unlink(place);
     }
+    return hidden;
+  }
+
+  function unusedPath() {
+    let number = 0;
+    while (FS.analyzePath(`/removed${number}`, true).exists) number += 1;
+    return `/removed${number}`;
+  }
+
+  function listAll() {
+    return list(FS, quota.version);
   }
 
   /** @param {string} path */
@@ -427,22 +507,80 @@ export function createCheckpoints({
   }
 }
 
-/** How many pages are in use. @param {BigInt64Array} hashes */
-const count = (hashes) => hashes.reduce((sum, hash) => sum + (hash ? 1 : 0), 0);
+/** How many pages are in use. @param {Float64Array} hashes */
+function count(hashes) {
+  let used = 0;
+  for (let page = 0; page < hashes.length; page++) if (hashes[page] !== 0) used += 1;
+  return used;
+}
 
-/** Everything in the file system, folders before what is in them. @param {any} FS @param {string} [folder] @returns {Files} */
-function list(FS, folder = "/") {
+/**
+ * Where `after` differs, as runs of pages. Memory that nobody has used is zero, and so is its hash.
+ * @param {Float64Array} after @param {Float64Array} before
+ */
+function changes(after, before) {
+  /** @type {[first: number, count: number][]} */
+  const runs = [];
+  let end = -1;
+  for (let page = 0; page < after.length; page++) {
+    if (after[page] === (page < before.length ? before[page] : 0)) continue;
+    if (page === end) runs[runs.length - 1][1] += 1;
+    else runs.push([page, 1]);
+    end = page + 1;
+  }
+  return runs;
+}
+
+/** How many pages there are in runs. @param {[first: number, count: number][]} runs */
+const sum = (runs) => runs.reduce((sum, [, count]) => sum + count, 0);
+
+/** The same bytes in fewer parts. @param {Uint8Array[]} parts */
+function gather(parts) {
+  /** @type {Uint8Array[]} */
+  const gathered = [];
+  for (let index = 0; index < parts.length;) {
+    const begin = index;
+    let size = 0;
+    while (index < parts.length && parts[index].length < SHORT) size += parts[index++].length;
+    if (size > 0) {
+      const joined = new Uint8Array(size);
+      let at = 0;
+      for (const part of parts.slice(begin, index)) {
+        joined.set(part, at);
+        at += part.length;
+      }
+      gathered.push(joined);
+    }
+    if (index < parts.length) gathered.push(parts[index++]);
+  }
+  return gathered;
+}
+
+/** @typedef {{ file: Entry, node: any, line: string }} Listed  `line` differs when the file does */
+
+/**
+ * Everything in the file system, folders before what is in them.
+ * @param {any} FS @param {(node: any) => number} version @param {string} [folder] @returns {Listed[]}
+ */
+function list(FS, version, folder = "/") {
   return FS.readdir(folder).flatMap((/** @type {string} */ name) => {
     const path = `${folder === "/" ? "" : folder}/${name}`;
     if (name === "." || name === ".." || NOT_FILES.has(path)) return [];
-    const { mode, mtime, size } = FS.lstat(path);
-    const time = Number(mtime);
-    if (FS.isLink(mode)) return [{ path, mode, time, size: null, link: FS.readlink(path) }];
-    if (FS.isDir(mode)) return [{ path, mode, time, size: null }, ...list(FS, path)];
-    return FS.isFile(mode) ? [{ path, mode, time, size }] : [];
+    const { node } = FS.lookupPath(path);
+    const { mode } = node;
+    if (FS.isLink(mode)) return [listed(node, path, { size: null, link: node.link })];
+    if (FS.isDir(mode)) return [listed(node, path, { size: null }), ...list(FS, version, path)];
+    return FS.isFile(mode) ? [listed(node, path, {}, version(node))] : [];
   });
 }
 
-/** @param {Files[number]} file */
-const line = ({ path, mode, time, size, link }) =>
-  `${path}\0${mode}\0${size === null ? "" : time}\0${size}\0${link ?? ""}`;
+/** @param {any} node @param {string} path @param {Partial<Entry>} more @param {number} [version] @returns {Listed} */
+function listed(node, path, more, version = 0) {
+  const file = { path, mode: node.mode, time: node.mtime, size: node.usedBytes, ...more };
+  const { mode, time, size, link, fd } = file;
+  const when = size === null ? "" : `${time}\0${version}`;
+  return { file, node, line: `${path}\0${mode}\0${when}\0${size}\0${link ?? ""}\0${fd ?? ""}` };
+}
+
+/** The contents of a file, which it may change as soon as they are copied. @param {any} node @returns {Uint8Array} */
+const bytesOf = (node) => node.contents.subarray(0, node.usedBytes);

@@ -10,7 +10,7 @@
 /** @typedef {{ path: string, change: "created" | "modified" | "deleted", size: number }} FileChange */
 
 // Taken before any guest code runs: it may replace them.
-const { Map, Set } = self;
+const { Map, Set, WeakMap } = self;
 const { defineProperty, freeze, keys } = Object;
 const { max } = Math;
 
@@ -46,6 +46,9 @@ export function createFiles({ FS }) {
   /** The execution's, if there is one. @type {{ before: Map<string, Node>, touched: Set<Node> } | null} */
   let changes = null;
   let watching = false;
+  /** For each file that was written to, what no other change has. @type {WeakMap<Node, number>} */
+  const versions = new WeakMap();
+  let lastVersion = 0;
 
   const refuse = (/** @type {number} */ errno) => {
     throw new FS.ErrnoError(errno);
@@ -128,6 +131,7 @@ export function createFiles({ FS }) {
     const before = node.usedBytes;
     if (size > before) needBytes(size - before);
     touch(node);
+    versions.set(node, ++lastVersion);
     try {
       return work();
     } catch (error) {
@@ -220,6 +224,9 @@ export function createFiles({ FS }) {
       mostBytes = maxFileBytes;
       mostFiles = maxFiles;
     },
+
+    /** Differs whenever a file has other contents, whatever its times say. @param {Node} node */
+    version: (node) => versions.get(node) ?? 0,
 
     /** What does not count. */
     free: () => free,

@@ -1,16 +1,27 @@
 // The package's entry: hands out sandboxes.
 
 import { startSandbox } from "../pkg/sandglass.js";
+import { begin, discard } from "./ahead.js";
 import { load } from "./supervisor.js";
 
 /** @import { Sandbox, SandboxOptions } from "../pkg/sandglass.js" */
 
 export { SandboxError } from "./supervisor.js";
+
+let isFirst = true;
+
 /**
  * Starts a sandbox; resolves when Python is ready.
  * @param {SandboxOptions} [options]
  * @returns {Promise<Sandbox>}
  */
 export async function createSandbox(options) {
-  return startSandbox(await load(), options);
+  if (!isFirst) return startSandbox(await load(), options);
+  isFirst = false;
+  begin(options);
+  try {
+    return await startSandbox(await load(), options);
+  } finally {
+    discard();
+  }
 }

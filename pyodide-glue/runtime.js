@@ -3,19 +3,27 @@
 import { loadPyodide } from "pyodide";
 import createPyodideModule from "pyodide/pyodide.asm.mjs";
 import { info as lock } from "pyodide/pyodide-lock.json";
-import { PAGE, createCheckpoints } from "./checkpoint.js";
+import { createCheckpoints } from "./checkpoint.js";
 import { createFiles } from "./files.js";
 import { installWheels } from "./install.js";
 import { createLibraries } from "./libraries.js";
-import { copySnapshot, createHash, isIntact, makeSnapshot, pageOf, readSnapshot } from "./snapshot.js";
+import {
+  cleanFreeMemory,
+  copySnapshot,
+  createHash,
+  isIntact,
+  makeSnapshot,
+  readPages,
+  readSnapshot,
+} from "./snapshot.js";
 
 /** @import { Encoding, GuestInfo, LostVariable, WheelFile } from "../pkg/sandglass.js" */
 /** @import { createBridge } from "./bridge.js" */
-/** @import { Image } from "./snapshot.js" */
+/** @import { Hash, Image } from "./snapshot.js" */
 /** @import { Parts } from "./start-worker.js" */
 
 /** The protocol's version; src/protocol.rs refuses another. */
-const PROTOCOL_VERSION = 3;
+const PROTOCOL_VERSION = 4;
 
 // Pyodide builds absolute addresses of its files from this. Nothing is ever fetched from there.
 const ASSETS = "https://guest.invalid/";
@@ -27,6 +35,8 @@ const { parse } = JSON;
 const { grow: growMemory } = WebAssembly.Memory.prototype;
 const { timeOrigin } = performance;
 const now = performance.now.bind(performance);
+/** Bytes that wasm memory grows by. */
+const WASM_PAGE = 65536;
 /** How long saving the state by value may take, in milliseconds, and its C stack in bytes. */
 const STATE_MS = 2000;
 const PICKLE_STACK = 500_000;
@@ -52,8 +62,9 @@ export async function loadRuntime({ pyodide: assets, files: sources, snapshot: g
   let snapshot = given;
   let started = given && (await load(wasm, sources, readSnapshot(given), proven));
   if (!snapshot || !started) {
-    const { pyodide, hash } = /** @type {Loaded} */ (await load(wasm, sources));
-    pyodide.runPython("import sandglass.preload, sandglass.browser; del sandglass");
+    const { pyodide, hash, fixSize } = /** @type {Loaded} */ (await load(wasm, sources));
+    pyodide.runPython("import sandglass.preload, sandglass.browser; del sandglass; import gc; gc.collect(); del gc");
+    cleanFreeMemory(pyodide, fixSize);
     snapshot = makeSnapshot(pyodide, hash);
     started = /** @type {Loaded} */ (await load(wasm, sources, readSnapshot(snapshot), true));
   }
@@ -76,8 +87,9 @@ export async function loadRuntime({ pyodide: assets, files: sources, snapshot: g
   const checkpoints = createCheckpoints({
     module,
     hash,
+    snapshot: image.name,
     original: image.hashes,
-    originalPage: (page) => pageOf(/** @type {Blob} */ (snapshot), image.hashes, page),
+    readOriginal: (pages) => readPages(/** @type {Blob} */ (snapshot), image.hashes, pages),
     roles: [bridge.python, ...Object.values(bridge.python).filter((value) => typeof value === "function")],
     grow,
     fixSize,
@@ -111,7 +123,7 @@ export async function loadRuntime({ pyodide: assets, files: sources, snapshot: g
  * @typedef {object} Loaded
  * @property {import("pyodide").PyodideAPI} pyodide
  * @property {Image} image
- * @property {(page: number) => bigint} hash  of a page of its memory
+ * @property {Hash} hash  of its memory
  * @property {(bytes: number) => void} grow  makes the memory at least so large
  * @property {(bytes: number) => void} limitMemory
  * @property {(fixed: boolean) => void} fixSize  keeps the memory from growing
@@ -127,20 +139,16 @@ export async function loadRuntime({ pyodide: assets, files: sources, snapshot: g
  * @returns {Promise<Loaded | undefined>}
  */
 async function load(wasm, files, reading, proven) {
-  const { Module, instantiateStreaming } = WebAssembly;
+  const { instantiateStreaming } = WebAssembly;
   /** @type {Image | undefined} */
   let image;
   /** @type {Loaded["grow"]} */
   let grow = () => {};
   /** @type {Loaded["hash"]} */
-  let hash = () => 0n;
+  let hash = () => 0;
   const libraries = createLibraries();
   let limit = Infinity;
   let fixed = false;
-  // Emscripten compiles a wrapper for each of its functions that Python holds: most are alike.
-  /** @type {Record<string, WebAssembly.Module>} */
-  const wrappers = {};
-  WebAssembly.Module = new Proxy(Module, { construct: (_, [bytes]) => (wrappers[bytes] ??= new Module(bytes)) });
   // Pyodide's own way to the compiled module leads through here, and so does the memory's size.
   WebAssembly.instantiateStreaming = /** @type {any} */ (
     async (/** @type {unknown} */ _response, /** @type {WebAssembly.Imports} */ imports) => {
@@ -154,10 +162,10 @@ async function load(wasm, files, reading, proven) {
       hash = createHash(memory);
       const sizeOf = () => memory.buffer.byteLength;
       // Emscripten asks for more than it needs, and gets what is left.
-      memory.grow = (pages) => growMemory.call(memory, Math.min(pages, (limit - sizeOf()) / PAGE));
+      memory.grow = (pages) => growMemory.call(memory, Math.min(pages, (limit - sizeOf()) / WASM_PAGE));
       image = await reading;
-      const missing = image ? image.hashes.length * PAGE - sizeOf() : 0;
-      if (missing > 0) memory.grow(missing / PAGE);
+      const missing = image ? image.size - sizeOf() : 0;
+      if (missing > 0) memory.grow(missing / WASM_PAGE);
       return { instance, module };
     }
   );
@@ -170,7 +178,9 @@ async function load(wasm, files, reading, proven) {
       env: { HOME: "/home/pyodide", MPLBACKEND: "agg" },
       fsInit: async (fs) => {
         fs.mkdirTree(home);
-        for (const [name, source] of files) fs.writeFile(`${home}/${name}`, source);
+        // Bytes: of a text, Emscripten takes a character at a time.
+        const encoder = new TextEncoder();
+        for (const [name, source] of files) fs.writeFile(`${home}/${name}`, encoder.encode(source));
       },
       // The snapshot is read meanwhile: this only says that there is one.
       ...(reading ? { _loadSnapshot: new Uint8Array(4) } : { _makeSnapshot: true }),
@@ -190,14 +200,14 @@ async function load(wasm, files, reading, proven) {
         return module;
       },
     });
-    const limitMemory = (/** @type {number} */ bytes) => void (limit = Math.floor(bytes / PAGE) * PAGE);
+    const limitMemory = (/** @type {number} */ bytes) => void (limit = Math.floor(bytes / WASM_PAGE) * WASM_PAGE);
     const fixSize = (/** @type {boolean} */ on) => void (fixed = on);
     return { pyodide, image: /** @type {Image} */ (image), hash, grow, limitMemory, fixSize, libraries };
   } catch (error) {
     if (reading && !image) return undefined;
     throw error;
   } finally {
-    Object.assign(WebAssembly, { Module, instantiateStreaming });
+    WebAssembly.instantiateStreaming = instantiateStreaming;
   }
 }
 

@@ -1,52 +1,83 @@
 // The memory that guests start from, as a `Blob`: that of a Python that has imported the runtime and much of the standard
 // library. Pages of zeros are left out.
 //
-// Layout: the hash of the head, its size (64-bit numbers, little-endian), the head (`Head`) as JSON, the pages.
+// Layout: the hash of the head, bytes of its first part, number of pages (64-bit floats, little-endian); the head: first what
+// Pyodide needs to know of its references to JavaScript, as JSON with spaces behind, then the hashes of all pages of the memory
+// (64-bit floats, 0 where it is zero); then the pages.
 
 import { PAGE } from "./checkpoint.js";
 import hasher from "./pages.wat";
 
 /**
- * @typedef {object} Head
- * @property {string[]} hashes  of all pages of the memory; 0 where it is zero
- * @property {any} references  what Pyodide needs to know of its references to JavaScript
- */
-/**
  * @typedef {object} Image
- * @property {BigInt64Array} hashes
+ * @property {string} name  only of this one
+ * @property {number} size  of the memory in bytes
+ * @property {Float64Array} hashes
  * @property {any} references
  * @property {Uint8Array} pages
  */
+/** The hash of so many bytes at an address; `bytes` is a multiple of 64. @typedef {(at: number, bytes: number) => number} Hash */
 
 // Taken before any guest code runs: lockDown removes them.
-const { Blob, Uint8Array } = self;
-const PREFIX = 16;
+const { Blob, Float64Array, Uint8Array } = self;
+const PREFIX = 24;
+/** Bytes of a head, at most. */
+const MAX_HEAD = 1 << 20;
 const hashing = new WebAssembly.Module(hasher);
 
-/** How the pages of a memory are hashed. @param {WebAssembly.Memory} memory */
+/** How a memory is hashed. @param {WebAssembly.Memory} memory */
 export function createHash(memory) {
   const { exports } = new WebAssembly.Instance(hashing, { env: { memory } });
-  return /** @type {(page: number) => bigint} */ (exports.hash);
+  return /** @type {Hash} */ (exports.hash);
 }
 
 /** @param {Uint8Array} head */
 function hashHead(head) {
-  const memory = new WebAssembly.Memory({ initial: 1 });
+  const memory = new WebAssembly.Memory({ initial: MAX_HEAD / 65536 });
   new Uint8Array(memory.buffer).set(head);
-  return createHash(memory)(0);
+  return createHash(memory)(0, Math.ceil(head.length / 64) * 64);
+}
+
+/**
+ * Fills memory that is free with zeros, which need not be kept, nor be in the memory of any guest.
+ * @param {any} pyodide
+ * @param {(fixed: boolean) => void} fixSize  keeps the memory from growing
+ */
+export function cleanFreeMemory({ _module: module }, fixSize) {
+  /** @type {number[]} */
+  const held = [];
+  fixSize(true);
+  for (let size = 1 << 20; size >= 64;) {
+    const address = module._malloc(size);
+    if (address) {
+      module.HEAPU8.fill(0, address, address + size);
+      held.push(address);
+    } else size /= 4;
+  }
+  for (const address of held) module._free(address);
+  fixSize(false);
 }
 
 /**
  * @param {any} pyodide  started with `_makeSnapshot`. No reference to a JavaScript object may be in its memory.
- * @param {(page: number) => bigint} hash
+ * @param {Hash} hash
  */
 export function makeSnapshot({ _module: { HEAPU8 }, _api }, hash) {
-  const hashes = Array.from({ length: HEAPU8.length / PAGE }, (_, page) => hash(page));
-  const json = JSON.stringify({ hashes: hashes.map(String), references: _api.serializeHiwireState() });
-  const head = new TextEncoder().encode(json);
-  if (head.length > PAGE) throw new Error("the memory is too large for a snapshot");
-  const pages = hashes.flatMap((hash, page) => (hash ? [HEAPU8.subarray(page * PAGE, (page + 1) * PAGE)] : []));
-  return new Blob([new BigInt64Array([hashHead(head), BigInt(head.length)]), head, ...pages]);
+  const hashes = Float64Array.from({ length: HEAPU8.length / PAGE }, (_, page) => hash(page * PAGE, PAGE));
+  const text = new TextEncoder().encode(JSON.stringify(_api.serializeHiwireState()));
+  const size = Math.ceil(text.length / 8) * 8;
+  const head = new Uint8Array(size + hashes.byteLength).fill(32, 0, size);
+  if (head.length > MAX_HEAD) throw new Error("the memory is too large for a snapshot");
+  head.set(text);
+  head.set(new Uint8Array(hashes.buffer), size);
+  /** @type {Uint8Array[]} */
+  const pages = [];
+  forRuns(hashes, (first, end) => pages.push(HEAPU8.subarray(first * PAGE, end * PAGE)));
+  return new Blob([
+    new Float64Array([hashHead(head), size, hashes.length]),
+    head,
+    .../** @type {BlobPart[]} */ (pages),
+  ]);
 }
 
 /**
@@ -57,42 +88,66 @@ export function makeSnapshot({ _module: { HEAPU8 }, _api }, hash) {
 export async function readSnapshot(snapshot) {
   const whole = await snapshot.arrayBuffer();
   if (whole.byteLength < PREFIX) return undefined;
-  const [known, size] = new BigInt64Array(whole, 0, 2);
-  const head = new Uint8Array(whole).subarray(PREFIX, PREFIX + Number(size));
-  if (head.length > PAGE || hashHead(head) !== known) return undefined;
-  const { hashes, references } = /** @type {Head} */ (JSON.parse(new TextDecoder().decode(head)));
-  const pages = new Uint8Array(whole).subarray(PREFIX + head.length);
-  if (pages.length !== hashes.filter((hash) => hash !== "0").length * PAGE) return undefined;
-  return { hashes: BigInt64Array.from(hashes, BigInt), references, pages };
+  const [known, size, count] = new Float64Array(whole, 0, 3);
+  const length = size + 8 * count;
+  if (!(size % 8 === 0 && count >= 0 && length <= Math.min(MAX_HEAD, whole.byteLength - PREFIX))) return undefined;
+  const head = new Uint8Array(whole, PREFIX, length);
+  if (hashHead(head) !== known) return undefined;
+  const hashes = new Float64Array(whole.slice(PREFIX + size, PREFIX + length));
+  const pages = new Uint8Array(whole, PREFIX + length);
+  if (pages.length !== hashes.filter((hash) => hash !== 0).length * PAGE) return undefined;
+  const references = JSON.parse(new TextDecoder().decode(head.subarray(0, size)));
+  return { name: `${count}:${known}`, size: count * PAGE, hashes, references, pages };
 }
 
 /**
  * Puts a snapshot into fresh memory.
  * @param {Image} image
  * @param {Uint8Array} memory
- * @param {(page: number) => bigint} hash
+ * @param {Hash} hash
  */
 export function copySnapshot({ hashes, pages }, memory, hash) {
   let at = 0;
-  hashes.forEach((known, page) => {
-    const start = page * PAGE;
-    if (known) memory.set(pages.subarray(at, (at += PAGE)), start);
-    else if (hash(page)) memory.fill(0, start, start + PAGE); // what is zero already stays untouched, and takes no room
+  let zeros = 0;
+  const clear = (/** @type {number} */ end) => {
+    // What is zero already stays untouched, and takes no room.
+    for (; zeros < end; zeros++) if (hash(zeros * PAGE, PAGE)) memory.fill(0, zeros * PAGE, (zeros + 1) * PAGE);
+  };
+  forRuns(hashes, (first, end) => {
+    clear(first);
+    memory.set(pages.subarray(at, (at += (end - first) * PAGE)), first * PAGE);
+    zeros = end;
   });
+  clear(hashes.length);
 }
 
-/** Whether the memory is as it was when its snapshot was made. @param {Image} image @param {(page: number) => bigint} hash */
-export const isIntact = ({ hashes }, hash) => hashes.every((known, page) => hash(page) === known);
+/** Whether the memory is as it was when its snapshot was made. @param {Image} image @param {Hash} hash */
+export const isIntact = ({ hashes }, hash) => hashes.every((known, page) => hash(page * PAGE, PAGE) === known);
 
 /**
- * One page of the memory in a snapshot.
+ * Some pages of the memory in a snapshot, one behind the other.
  * @param {Blob} snapshot
- * @param {BigInt64Array} hashes
- * @param {number} page
+ * @param {Float64Array} hashes
+ * @param {number[]} wanted  in their order
  */
-export function pageOf(snapshot, hashes, page) {
-  if (!hashes[page]) return new Blob([new Uint8Array(PAGE)]);
-  const after = hashes.subarray(page).filter((hash) => hash !== 0n).length;
-  const start = snapshot.size - after * PAGE;
-  return snapshot.slice(start, start + PAGE);
+export async function readPages(snapshot, hashes, wanted) {
+  const zeros = new Uint8Array(PAGE);
+  /** @type {BlobPart[]} */
+  const parts = [];
+  let start = snapshot.size - hashes.filter((hash) => hash !== 0).length * PAGE;
+  let page = 0;
+  for (const next of wanted) {
+    for (; page < next; page++) if (hashes[page]) start += PAGE;
+    parts.push(hashes[page] ? snapshot.slice(start, start + PAGE) : zeros);
+  }
+  return new Uint8Array(await new Blob(parts).arrayBuffer());
+}
+
+/** Tells of each run of pages that are not zero. @param {Float64Array} hashes @param {(first: number, end: number) => void} tell */
+function forRuns(hashes, tell) {
+  for (let end = 0; end < hashes.length; end++) {
+    const first = end;
+    while (end < hashes.length && hashes[end] !== 0) end++;
+    if (end > first) tell(first, end);
+  }
 }

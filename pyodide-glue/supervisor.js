@@ -1,7 +1,8 @@
 // Loads the supervisor, once for all entries of the package.
 
 import init from "../pkg/sandglass.js";
-import { build, frame, integrity, platform } from "../dist/assets.js";
+import { build, integrity, platform } from "../dist/assets.js";
+import { ASSETS_URL, openFrame, takeRequest } from "./ahead.js";
 import { startWorker } from "./start-worker.js";
 import { readMetadata } from "./wheel.js";
 
@@ -22,8 +23,9 @@ const glue = {
   build,
   integrity,
   platform,
-  frameScript: frame,
-  assetsUrl: new URL("../dist/", import.meta.url).href,
+  assetsUrl: ASSETS_URL,
+  openFrame,
+  takeRequest,
   startWorker,
   readMetadata,
 };

@@ -264,6 +264,9 @@ function createHandler(post, send, bridge, { python, packages, checkpoints, file
         bridge.begin(request.turn, request.timeoutMs);
         return void orDie(install(request, /** @type {any} */ (body)));
       case "part": // never gets here: `assembleBodies` keeps it
+      case "credit": // these are for native guests
+      case "openState":
+      case "captureState":
         return;
       case "init":
         return init(request);
@@ -278,6 +281,7 @@ function createHandler(post, send, bridge, { python, packages, checkpoints, file
       case "readFile":
       case "listFiles":
       case "removeFile":
+      case "cellFile":
         bridge.begin(request.turn, request.timeoutMs);
         return void orDie(file(request, body));
       default:
@@ -288,7 +292,13 @@ function createHandler(post, send, bridge, { python, packages, checkpoints, file
 }
 
 /** @typedef {Extract<Request, { type: keyof typeof FILE_ACTIONS }>} FileRequest */
-const FILE_ACTIONS = { writeFile: "write", readFile: "read", listFiles: "list", removeFile: "remove" };
+const FILE_ACTIONS = {
+  writeFile: "write",
+  readFile: "read",
+  listFiles: "list",
+  removeFile: "remove",
+  cellFile: "cell",
+};
 
 /** Pieces of a body, joined. @param {Uint8Array[]} pieces */
 function join(pieces) {

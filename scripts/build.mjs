@@ -4,6 +4,7 @@ import { createHash } from "node:crypto";
 import { copyFile, cp, mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import * as esbuild from "esbuild";
+import { readEmscripten } from "./emscripten.mjs";
 import { root, run } from "./project.mjs";
 import { assemble } from "./wat.mjs";
 
@@ -106,58 +107,9 @@ async function wat({ path }) {
   return { contents: await assemble(path), loader: "binary" };
 }
 
-/**
- * Emscripten's script without half of it: one statement for each of 5000 functions of wasm, most of which no JavaScript
- * names. A loop makes them properties as well, and every guest starts sooner.
- * @param {{ path: string }} file @returns {Promise<esbuild.OnLoadResult>}
- */
+/** @param {{ path: string }} file @returns {Promise<esbuild.OnLoadResult>} */
 async function emscripten({ path }) {
-  const text = await readFile(path, "utf8");
-  const found = /var ([\w$,]+);function assignWasmExports\(wasmExports\)\{([^{}]*)\}/.exec(text);
-  if (!found) throw new Error(`${path} has no assignWasmExports as that of Pyodide 314.0.7: is it another release?`);
-  const [all, names, statements] = found;
-  const used = new Set(text.replace(all, "").match(/[\w$]+/g));
-  const kept = statements.split(";").filter((statement) => used.has(statement.slice(0, statement.indexOf("="))));
-  const contents = placed(path, text).replace(
-    all,
-    () => `var ${names.split(",").filter((name) => used.has(name))};
-    function assignWasmExports(wasmExports) {
-      for (const name in wasmExports) {
-        const value = wasmExports[name];
-        Module["_" + name] = value instanceof WebAssembly.Global ? value.value >>> 0 : value;
-      }
-      ${kept.join(";")}
-    }`,
-  );
-  return { contents, loader: "js" };
-}
-
-/**
- * Emscripten's script as libraries.js needs it: that says where in memory a library goes, and when its variables are not to be set.
- * @param {string} path @param {string} text
- */
-function placed(path, text) {
-  const place = "alignMemory(getMemory(metadata.memorySize+memAlign),memAlign)";
-  const changes = [
-    [
-      `var memoryBase=metadata.memorySize?${place}:0;`,
-      `var memoryBase=Module.placeLibrary(libName,metadata.memorySize,()=>metadata.memorySize?${place}:0);`,
-    ],
-    ["if(freeTableIndexes.length){", "if(freeTableIndexes.length&&!Module.isLoading){"],
-    [
-      "var rtn=getFunctionAddress(func);if(rtn){",
-      "var rtn=getFunctionAddress(func);if(rtn&&!(Module.isLoading&&Module.isStray(rtn))){",
-    ],
-    ["if(applyRelocs){", "if(applyRelocs&&!Module.isReplaying){"],
-    ['["__wasm_call_ctors"];if(init){', '["__wasm_call_ctors"];if(init&&!Module.isReplaying){'],
-  ];
-  return changes.reduce((text, [old, now]) => {
-    const [before, after, ...more] = text.split(old);
-    if (after === undefined || more.length > 0) {
-      throw new Error(`${path} loads libraries in another way than that of Pyodide 314.0.7: is it another release?`);
-    }
-    return before + now + after;
-  }, text);
+  return { contents: await readEmscripten(path), loader: "js" };
 }
 
 /** Subresource integrity metadata. @param {string} path */

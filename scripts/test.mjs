@@ -27,6 +27,14 @@ const inBrowsers = (/** @type {string} */ name, /** @type {string[]} */ ...args)
     command: e2e(name, "--browser", browser, ...args),
     count: sumLine,
   }));
+/** The cases on guests of a server; "host build" makes that. */
+const onServer = (/** @type {string} */ backend) => [
+  {
+    name: `cases on ${backend}`,
+    command: ["node", "tests/cases-on-server.mjs", "--backend", backend],
+    count: sumLine,
+  },
+];
 
 /** In the order of how quickly they fail. The build stands before whatever needs pkg/ and dist/. @type {Suite[]} */
 const SUITES = [
@@ -48,7 +56,7 @@ const SUITES = [
     name: "clippy wasm",
     command: ["cargo", "clippy", "--target", "wasm32-unknown-unknown", ...wasm, "--lib", "--", "-D", "warnings"],
   },
-  { name: "rust", command: ["cargo", "test", "--workspace"], count: cargoLines },
+  { name: "rust", command: ["cargo", "test", "--workspace", "--no-fail-fast"], count: cargoLines },
   { name: "build", command: ["node", "scripts/build.mjs"] },
   { name: "tsc", command: ["tsc"] },
   {
@@ -61,6 +69,11 @@ const SUITES = [
   },
   ...inBrowsers("cases"),
   ...inBrowsers("cases", "--shared"),
+  { name: "host build", command: ["cargo", "build", "--package", "sandglass-host"] },
+  ...onServer("subprocess"),
+  ...onServer("bubblewrap"),
+  ...onServer("docker"),
+  { name: "soak of a server", command: ["node", "tests/e2e/soak-host.mjs", "--seconds", "45"], count: sumLine },
   ...inBrowsers("isolation"),
   ...inBrowsers("lifecycle"),
   ...inBrowsers("rlm"),

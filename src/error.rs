@@ -52,6 +52,9 @@ pub enum Error {
     /// The guest ended, or had to be ended, during the call; its state is lost, a fresh guest takes over.
     #[error("the guest was lost during the call and its variables with it: {0}")]
     GuestLost(String),
+    /// No backend can run a guest on this machine, or not the one that was asked for. Nothing was started.
+    #[error("{0}")]
+    BackendUnavailable(String),
     /// The call did not finish in time and was interrupted; the state is kept.
     #[error("{0}")]
     Timeout(String),
@@ -75,6 +78,7 @@ impl Error {
             Self::FileNotFound(_) => "file_not_found",
             Self::File(_) => "file_error",
             Self::GuestLost(_) => "guest_lost",
+            Self::BackendUnavailable(_) => "backend_unavailable",
             Self::Timeout(_) => "timeout",
         }
     }

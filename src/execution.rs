@@ -54,6 +54,10 @@ pub struct CodeExecution {
     pub truncated: Truncated,
     /// How many host calls it made.
     pub host_calls: u32,
+    /// Which limit ended it, or the guest with it, where that is known; only native guests have all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "wasm", tsify(optional))]
+    pub killer: Option<Killer>,
     /// What its calls of models have used, recursions included, when there were any.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "wasm", tsify(optional))]
@@ -114,6 +118,23 @@ pub enum Outcome {
     Crashed,
     /// A limit other than `timeout` and `wallTimeout` ended it.
     Limit,
+}
+
+/// What ended a native guest, or the code in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub enum Killer {
+    /// It needed more memory than it may have.
+    Oom,
+    /// It ran out of time.
+    Timeout,
+    /// It had as many processes and threads as it may have.
+    Pids,
+    /// It wrote more than it may.
+    Disk,
+    /// A signal that was none of these.
+    Signal,
 }
 
 /// What became of the variables.

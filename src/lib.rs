@@ -46,7 +46,7 @@ pub mod wasm;
 
 pub use budget::{Budget, BudgetLimits};
 pub use error::Error;
-pub use execution::CodeExecution;
+pub use execution::{CodeExecution, Killer};
 pub use limits::Limits;
 pub use protocol::{PROTOCOL_VERSION, Profile};
 pub use session::{Effect, Input, Session};

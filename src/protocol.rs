@@ -2,7 +2,7 @@
 //!
 //! A message is a header and bodies, which are bytes. The header is JSON: a [`Request`] with at most one body, or an array of
 //! [`Event`]s with the bodies of those that have one ([`Event::has_body`]), in order. In the browser it is the array
-//! `[header, ...bodies]` posted over a private `MessagePort`; natively it will be a length-prefixed frame.
+//! `[header, ...bodies]` posted over a private `MessagePort`; natively it is a length-prefixed frame.
 //!
 //! Ordering rules:
 //!
@@ -26,7 +26,7 @@ use crate::deadline::StopReason;
 use crate::execution::{FileChange, LostVariable};
 
 /// Changes whenever a message does. Host and guest refuse to talk to another version.
-pub const PROTOCOL_VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 4;
 
 /// The host functions that the guest has helpers for; others are the user's own.
 pub const QUERIES: [&str; 2] = ["llm_query", "rlm_query"];
@@ -76,6 +76,14 @@ pub enum Request {
     ListFiles { turn: u32, path: String, timeout_ms: f64 },
     /// Remove a file, or a folder with all that is in it. Answered by `Done`, or by `Value`: `Missing`.
     RemoveFile { turn: u32, path: String, timeout_ms: f64 },
+    /// Add the variables that the body holds, which `CaptureState` made, here or elsewhere: base64 of LZ4 of a cloudpickle,
+    /// `max_bytes` long at most when unpacked. Answered by `Done`, or by `Refused`, and then no variable was set.
+    OpenState { turn: u32, max_bytes: f64, timeout_ms: f64 },
+    /// Write the user's variables so that another guest can have them. Answered by `Value`: `Bytes`; or by `Refused`.
+    CaptureState { turn: u32, max_bytes: f64, timeout_ms: f64 },
+    /// Describe a cell that is about to run (`path` is `input`) or has run (`output`) as a file of its own, a pickle. The body is JSON,
+    /// what the host knows of the cell; `python/sandglass/cell_files.py` has the keys. Answered by `Value`, `Bytes`.
+    CellFile { turn: u32, path: String, timeout_ms: f64 },
     /// Answers a host call: the body is the result, or `message` says why there is none.
     HostReply {
         call: u32,
@@ -106,6 +114,8 @@ pub enum Request {
     Interrupt { turn: u32, reason: StopReason },
     /// A piece of a body. `Text` says that it is a variable's, which a guest may decode while the rest is on its way.
     Part { encoding: Encoding },
+    /// Bytes of `Output` and `Display` events that the host has taken: a native guest holds back more than it has credit for.
+    Credit { bytes: f64 },
 }
 
 /// What a guest has to know before it runs anything.

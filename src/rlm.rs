@@ -7,10 +7,12 @@
 //! | [`prompt`] | everything that a model reads |
 //! | [`parse`] | the code in a model's reply |
 //! | [`answer`] | final values as JSON, and as what was asked for |
+//! | [`integer`] | ints that are too large for numbers of JSON |
 //! | [`schema`] | the part of JSON Schema that typed answers are checked by |
 //! | [`history`] | the messages of a run, kept below a number of tokens |
 //! | [`event`] | what is told of a run: the lines of a trajectory |
 //! | [`replay`] | a recorded trajectory in the place of the model |
+//! | [`query`] | what Python is told of its queries |
 //! | [`openai`] | the wire of `/chat/completions` endpoints, and when to try again |
 //! | [`limits`] | defaults and bounds |
 
@@ -18,10 +20,12 @@ pub mod answer;
 pub mod controller;
 pub mod event;
 pub mod history;
+pub mod integer;
 pub mod limits;
 pub mod openai;
 pub mod parse;
 pub mod prompt;
+pub mod query;
 pub mod replay;
 pub mod schema;
 

@@ -32,7 +32,7 @@ use turn::{Task, Turn};
 pub use call::HostFailure;
 pub use checkpoint::Fork;
 pub use contexts::{Series, Target};
-pub use files::FileCommand;
+pub use files::{CellFile, FileCommand};
 pub use packages::{Package, Wanted};
 
 /// The bytes of a message, as the driver holds them.
@@ -85,6 +85,10 @@ pub enum Command<B> {
     Later(Target),
     /// List the variables.
     ListVariables,
+    /// Add variables that [`Command::CaptureState`] wrote, of at most so many bytes unpacked.
+    OpenState(B, f64),
+    /// Write the variables for another session, in at most so many bytes unpacked.
+    CaptureState(f64),
     /// Do something with a file.
     File(FileCommand<B>),
     /// Have packages, in this guest and in every later one.
@@ -229,6 +233,8 @@ pub struct Session<B> {
     starting: Vec<Ticket>,
     /// What this guest and every later one is given.
     contexts: Contexts<B>,
+    /// Whether code may run before there is a `context`.
+    contextless: bool,
     /// Those of them that the guest does not have, or not in their newest form.
     lacking: Vec<String>,
     /// The user's variables as last reported.
@@ -261,6 +267,7 @@ impl<B: Body> Session<B> {
             queue: VecDeque::new(),
             starting: Vec::new(),
             contexts: Contexts::default(),
+            contextless: false,
             lacking: Vec::new(),
             names: Vec::new(),
             untold_loss: None,
@@ -280,6 +287,15 @@ impl<B: Body> Session<B> {
         Self {
             profile,
             output_fields,
+            ..self
+        }
+    }
+
+    /// The same for runs that have no `context`: they need not wait for one.
+    #[must_use]
+    pub fn without_context(self) -> Self {
+        Self {
+            contextless: true,
             ..self
         }
     }
@@ -388,10 +404,14 @@ impl<B: Body> Session<B> {
 
     fn has_or_awaits_context(&self) -> bool {
         let turn = self.turn.iter().map(|turn| &turn.task);
-        self.contexts.is_initialized()
+        self.may_run()
             || turn
                 .chain(self.queue.iter().map(|(_, task)| task))
                 .any(Task::initializes)
+    }
+
+    fn may_run(&self) -> bool {
+        self.contextless || self.contexts.is_initialized()
     }
 
     fn cancel(&mut self, now: f64, ticket: Ticket) {
@@ -555,8 +575,10 @@ impl<B: Body> Session<B> {
                 }
             }
         }
-        // A guest that dies before it has done anything would do so again: then the next command boots one.
-        if std::mem::take(&mut self.proven) || !self.queue.is_empty() {
+        // A guest that dies before it has done anything would do so again: then the next command boots one. So it does where a server
+        // has gone away, or has had enough of a sandbox that nobody uses.
+        let is_proven = std::mem::take(&mut self.proven) && !matches!(error, Error::BackendUnavailable(_));
+        if is_proven || !self.queue.is_empty() {
             self.boot(now);
         }
     }
@@ -672,7 +694,7 @@ impl<B: Body> Session<B> {
             }
             if let (Task::Execute(_), Some(why)) = (&task, self.budget.overdue(now)) {
                 self.resolve(ticket, task.unaffordable(&why));
-            } else if self.contexts.is_initialized() || task.initializes() {
+            } else if self.may_run() || task.initializes() {
                 self.begin(now, Some(ticket), task);
             } else {
                 // The `initialize` that it waited for failed.
@@ -680,6 +702,7 @@ impl<B: Body> Session<B> {
             }
         }
         self.save(now);
+        self.note_wait(now);
         self.plan_wake();
     }
 

@@ -27,7 +27,12 @@
 //!
 //! Source: CPython's `Python/marshal.c` and the documentation of the module `marshal`.
 
+use std::fmt::Write as _;
+
 use thiserror::Error;
+
+/// Hexadecimal digits of an int that are turned into decimal ones, which takes time that grows with their square.
+pub const MAX_DECIMAL_HEX_DIGITS: usize = 4_000;
 
 /// Builds a driver's own values while bytes are read.
 pub trait Build {
@@ -49,8 +54,12 @@ pub trait Build {
     fn ill_formed_text(&mut self, utf16: &[u16]) -> Self::Value;
     /// Bytes.
     fn bytes(&mut self, value: &[u8]) -> Self::Value;
-    /// A list or tuple.
+    /// A list.
     fn list(&mut self, items: Vec<Self::Value>) -> Self::Value;
+    /// A tuple, where it is told apart from a list.
+    fn tuple(&mut self, items: Vec<Self::Value>) -> Self::Value {
+        self.list(items)
+    }
     /// A dict.
     fn dict(&mut self, entries: Vec<(Self::Value, Self::Value)>) -> Self::Value;
     /// A set or frozenset.
@@ -154,7 +163,11 @@ impl<'a> Reader<'a> {
                 text(self.take(length)?, build)
             }
             b'(' if self.tagged && self.bytes.get(4) == Some(&b'S') => self.extension(inner, build)?,
-            b'(' | b'[' => {
+            b'(' => {
+                let items = self.items(inner, build)?;
+                build.tuple(items)
+            }
+            b'[' => {
                 let items = self.items(inner, build)?;
                 build.list(items)
             }
@@ -292,6 +305,46 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// The text of an int by its sign and the hexadecimal digits of its magnitude: decimal; `0x…` or `-0x…` where that would take too long.
+pub fn int_text(negative: bool, hex: &str) -> String {
+    let sign = if negative { "-" } else { "" };
+    if hex.len() > MAX_DECIMAL_HEX_DIGITS {
+        format!("{sign}0x{hex}")
+    } else {
+        format!("{sign}{}", decimal_of(hex))
+    }
+}
+
+/// Hexadecimal digits as decimal ones.
+fn decimal_of(hex: &str) -> String {
+    const CHUNK: u64 = 1_000_000_000;
+    // Least significant first, in base 10^9.
+    let mut chunks: Vec<u64> = vec![0];
+    let (mut from, mut to) = (0, (hex.len() + 7) % 8 + 1);
+    while let Some(digits) = hex.get(from..to) {
+        let mut carry = u64::from_str_radix(digits, 16).unwrap_or(0);
+        for chunk in &mut chunks {
+            let value = (*chunk << 32) + carry;
+            *chunk = value % CHUNK;
+            carry = value / CHUNK;
+        }
+        while carry > 0 {
+            chunks.push(carry % CHUNK);
+            carry /= CHUNK;
+        }
+        (from, to) = (to, to + 8);
+    }
+    let mut text = String::new();
+    for (at, chunk) in chunks.iter().rev().enumerate() {
+        let _ = if at == 0 {
+            write!(text, "{chunk}")
+        } else {
+            write!(text, "{chunk:09}")
+        };
+    }
+    text
+}
+
 fn text<B: Build>(bytes: &[u8], build: &mut B) -> B::Value {
     match std::str::from_utf8(bytes) {
         Ok(text) => build.text(text),
@@ -420,6 +473,11 @@ impl Writer {
     /// A list; `length` values follow.
     pub fn list(&mut self, length: usize) {
         self.sized(b'[', length);
+    }
+
+    /// A tuple; `length` values follow. One that begins with an extension's tag cannot be written.
+    pub fn tuple(&mut self, length: usize) {
+        self.sized(b'(', length);
     }
 
     /// A set; `length` values follow.

@@ -11,6 +11,7 @@ mod guest_frame;
 mod options;
 mod outbox;
 mod packages;
+mod remote;
 mod rlm;
 mod sandbox;
 mod snapshot;
@@ -31,6 +32,16 @@ pub mod testing {
     /// [`Error::InvalidOption`].
     pub fn check_options(options: &JsValue) -> Result<(), Error> {
         super::options::Options::parse(options).map(drop)
+    }
+
+    /// The header of a server's frame, and how long its bodies are.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn open_frame(frame: &js_sys::ArrayBuffer) -> Result<(String, Vec<u32>), String> {
+        let (header, bodies) = super::remote::open_frame(frame)?;
+        let length = |body: JsValue| js_sys::Uint8Array::from(body).length();
+        Ok((header, bodies.iter().map(length).collect()))
     }
 
     /// A value as it comes back from a guest that only keeps it.

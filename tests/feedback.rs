@@ -25,6 +25,7 @@ fn ran(code: &str, stdout: &str) -> CodeExecution {
         files: Vec::new(),
         truncated: Truncated::default(),
         host_calls: 0,
+        killer: None,
         usage: None,
     }
 }

@@ -4,7 +4,7 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 
 use js_sys::{Array, Object, Reflect};
-use sandglass::wasm::testing::{check_options, round_trip};
+use sandglass::wasm::testing::{check_options, open_frame, round_trip};
 use wasm_bindgen::{JsCast, JsValue};
 use wasm_bindgen_test::{wasm_bindgen_test, wasm_bindgen_test_configure};
 
@@ -51,6 +51,9 @@ fn right_options_are_taken() {
         "{ profile: 'dspy', outputFields: ['answer', 'größe'] }",
         "{ outputFields: [] }",
         "Object.create(null)",
+        "{ backend: { url: 'http://127.0.0.1:8788' } }",
+        "{ backend: { url: new URL('https://example.com/a/'), apiKey: 'k+/=', unknown: undefined }, checkpoints: 'off' }",
+        "{ backend: { url: '/sandglass' }, memoryLimit: 1e9, spares: undefined }",
     ] {
         check_options(&js(options)).expect(options);
     }
@@ -79,6 +82,24 @@ fn a_wrong_option_is_named() {
         ("{ outputFields: 'answer' }", "outputFields"),
         ("{ outputFields: ['a', 'a'] }", "outputFields"),
         ("{ outputFields: ['a b'] }", "outputFields"),
+        ("{ backend: 'http://127.0.0.1:8788' }", "backend"),
+        ("{ backend: {} }", "backend.url"),
+        ("{ backend: { url: '' } }", "backend.url"),
+        ("{ backend: { url: 'ws://127.0.0.1' } }", "backend.url"),
+        ("{ backend: { url: 'http://user:word@127.0.0.1' } }", "backend.url"),
+        ("{ backend: { url: 'http://127.0.0.1/?a' } }", "backend.url"),
+        ("{ backend: { url: 'http://127.0.0.1', apiKey: '' } }", "backend.apiKey"),
+        (
+            "{ backend: { url: 'http://127.0.0.1', apiKey: 'two words' } }",
+            "backend.apiKey",
+        ),
+        ("{ backend: { url: 'http://127.0.0.1', key: 'k' } }", "backend.key"),
+        ("{ backend: { url: '/' }, isolation: 'frame' }", "isolation"),
+        ("{ spares: 1, backend: { url: '/' } }", "spares"),
+        ("{ backend: { url: '/' }, assetsUrl: '/' }", "assetsUrl"),
+        ("{ backend: { url: '/' }, checkpoints: 'auto' }", "checkpoints"),
+        ("{ backend: { url: '/' }, packages: [] }", "packages"),
+        ("{ backend: { url: '/' }, autoImport: false }", "autoImport"),
         ("'text'", "options"),
         ("[]", "options"),
         ("new Date()", "options"),
@@ -187,4 +208,42 @@ fn a_getter_that_throws_is_an_error_and_no_panic() {
     assert!(round_trip(&object, NO_LIMIT).is_err());
     assert!(check_options(&object).is_err());
     assert!(round_trip(&Array::of1(&js("Proxy.revocable({}, {}).proxy")), NO_LIMIT).is_ok());
+}
+
+/// A frame of guest 7.
+fn frame(header: &str, bodies: &[&[u8]]) -> Vec<u8> {
+    let mut frame = 7_u32.to_le_bytes().to_vec();
+    for part in [header.as_bytes()].iter().chain(bodies) {
+        frame.extend(u32::try_from(part.len()).unwrap().to_le_bytes());
+        frame.extend_from_slice(part);
+    }
+    frame
+}
+
+fn open(frame: &[u8]) -> Result<(String, Vec<u32>), String> {
+    open_frame(&js_sys::Uint8Array::from(frame).buffer())
+}
+
+#[wasm_bindgen_test]
+fn frames_of_a_server_are_opened() {
+    assert_eq!(open(&frame("[1]", &[])), Ok(("[1]".to_owned(), vec![])));
+    assert_eq!(open(&frame("é", &[b"", b"abc"])), Ok(("é".to_owned(), vec![0, 3])));
+}
+
+#[wasm_bindgen_test]
+fn frames_that_do_not_add_up_are_refused() {
+    let whole = frame("[1]", &[b"ab", b"c"]);
+    // Where a body ends, the rest is a frame as well: whether it has all its bodies is looked at later.
+    let ends = [11, 17, whole.len()];
+    for length in 0..=whole.len() {
+        assert_eq!(open(&whole[..length]).is_ok(), ends.contains(&length), "{length}");
+    }
+    for at in [4, 11] {
+        let mut frame = whole.clone();
+        frame[at..at + 4].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(open(&frame).is_err(), "a length of 4 GiB at {at}");
+    }
+    let mut no_text = whole;
+    no_text[8] = 0xff;
+    assert_eq!(open(&no_text), Err("a header that is no UTF-8".to_owned()));
 }

@@ -1,6 +1,60 @@
-//! Native supervision for Sandglass.
+//! Native supervision for Sandglass: the same sandbox outside of the browser.
 //!
-//! Today this crate proves one thing: the core builds and works with no browser in sight. The byte channel, the
-//! launchers and the server come here.
+//! [`Sandbox`] is the front door. Under it, a [driver](driver) pumps the core's `Session` over a byte channel to a
+//! [guest], which a [backend] started.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`sandbox`] | the public handle |
+//! | [`value`] | what Python values are here; as bodies, and as JSON |
+//! | [`frame`] | the bytes between host and guest |
+//! | [`driver`] | one task per sandbox that carries out what the session wants |
+//! | [`guest`] | a running guest: channel, end, cause |
+//! | [`backend`] | what starts guests: a pure plan per backend |
+//! | [`cgroup`] | what a guest's processes may use together |
+//! | [`seccomp`] | the system calls that a guest does without |
+//! | [`engine`] | Docker's engine on this machine |
+//! | [`image`] | what guests find installed: image and virtual environment |
+//! | [`runtime`] | the Python package as files, and what a Python needs |
+//! | [`zygote`] | a process that forks guests in milliseconds |
+//! | [`pool`] | guests that wait to be needed |
+//! | [`stateless`] | runs that leave nothing behind |
+//! | [`server`] | sessions over HTTP and WebSocket |
+//! | [`notebook`] | cells, and the files that describe them |
+//! | [`rlm`] | the controller of a Recursive Language Model |
+//! | [`workspace`] | the folders that guests work in |
+//! | [`doctor`] | what each backend can do on this machine |
+//! | [`cli`], [`repl`] | the commands of the program |
 
-pub use sandglass::{PROTOCOL_VERSION, Session};
+pub mod backend;
+pub mod cgroup;
+pub mod cli;
+pub mod doctor;
+pub mod driver;
+pub mod engine;
+pub mod frame;
+pub mod guest;
+pub mod image;
+pub mod notebook;
+pub mod pool;
+pub mod repl;
+pub mod rlm;
+pub mod runtime;
+pub mod sandbox;
+pub mod seccomp;
+pub mod server;
+pub mod stateless;
+pub mod value;
+pub mod workspace;
+pub mod zygote;
+
+pub use backend::{BackendKind, Launcher, Resources, Settings};
+pub use guest::{Exit, Guest};
+pub use sandbox::{
+    Answer, Capabilities, ExecuteOptions, Execution, FileEntry, Final, HostCall, Query, Sandbox, SandboxBuilder,
+    Variable,
+};
+pub use sandglass::execution::{CodeExecution, Killer, Outcome, StateStatus};
+pub use sandglass::protocol::Stream;
+pub use sandglass::{BudgetLimits, Error, Limits, PROTOCOL_VERSION, Profile};
+pub use value::Value;

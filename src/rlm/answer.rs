@@ -2,15 +2,17 @@
 
 use serde_json::{Map, Number, Value};
 
+use super::integer;
 use super::limits::MAX_ANSWER_BYTES;
 use super::parse::parse;
 use super::schema::Schema;
 use crate::limits::MAX_VALUE_DEPTH;
 use crate::protocol::Encoding;
-use crate::value::{Build, read};
+use crate::value::{Build, int_text, read};
 
 /// A value that Python declared, as JSON. What JSON lacks becomes text (floats that are not finite, dates in ISO 8601, bytes in
-/// hexadecimal), sets become arrays, keys of dicts become text, and other objects `{ type, repr }`.
+/// hexadecimal), sets become arrays, keys of dicts become text, ints past 2^53 what [`integer`] says, and other objects
+/// `{ type, repr }`.
 ///
 /// # Errors
 /// What is wrong with it, in words for whoever wrote the code.
@@ -66,21 +68,26 @@ pub fn check(value: Value, schema: Option<&Schema>) -> Result<Value, String> {
 pub fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
-        other => other.to_string(),
+        other => {
+            let mut text = String::new();
+            integer::write(other, &mut text);
+            text
+        }
     }
 }
 
 /// The JSON that a text is, or that stands in its first fence that holds any.
 pub fn json_in(text: &str) -> Option<Value> {
-    let whole = serde_json::from_str(text.trim()).ok();
-    whole.or_else(|| {
+    integer::read(text.trim()).or_else(|| {
         let parsed = parse(text);
         let mut blocks = parsed.others.iter().chain(&parsed.blocks);
-        blocks.find_map(|block| serde_json::from_str(block.code.trim()).ok())
+        blocks.find_map(|block| integer::read(block.code.trim()))
     })
 }
 
-struct ToJson;
+/// Builds the JSON that answers are.
+#[derive(Debug, Clone, Copy)]
+pub struct ToJson;
 
 impl Build for ToJson {
     type Value = Value;
@@ -94,16 +101,11 @@ impl Build for ToJson {
     }
 
     fn int(&mut self, value: i64) -> Value {
-        value.into()
+        integer::from_text(&value.to_string())
     }
 
     fn big_int(&mut self, negative: bool, hex: &str) -> Value {
-        let sign = if negative { "-" } else { "" };
-        match u64::from_str_radix(hex, 16) {
-            Ok(magnitude) if !negative => magnitude.into(),
-            Ok(magnitude) => format!("{sign}{magnitude}").into(),
-            Err(_) => format!("{sign}0x{hex}").into(),
-        }
+        integer::from_text(&int_text(negative, hex))
     }
 
     fn float(&mut self, value: f64) -> Value {
@@ -213,17 +215,18 @@ mod tests {
             writer.text("a");
             writer.list(4);
             writer.int(-5);
-            writer.big_int(false, "ffffffffffffffff");
+            writer.big_int(false, "20000000000000");
             writer.float(f64::NAN);
             writer.bytes(b"\x01\xff");
             writer.int(7);
             writer.none();
             writer.end_dict();
         });
-        assert_eq!(value, json!({ "a": [-5, u64::MAX, "NaN", "01ff"], "7": null }));
+        let two_to_53 = json!({ "$bigint": "9007199254740992" });
+        assert_eq!(value, json!({ "a": [-5, two_to_53, "NaN", "01ff"], "7": null }));
         assert_eq!(
             written(|writer| writer.big_int(true, "10000000000000000")),
-            json!("-0x10000000000000000")
+            json!({ "$bigint": "-18446744073709551616" })
         );
         assert_eq!(to_json(Encoding::Text, "é".as_bytes()), Ok(json!("é")));
         assert!(to_json(Encoding::Marshal, b"?").is_err());
@@ -239,6 +242,28 @@ mod tests {
             (4_107_542_400_000.0, "2100-03-01T00:00:00.000Z"),
         ] {
             assert_eq!(written(|writer| writer.date(ms)), json!(expected));
+        }
+    }
+
+    /// Neither 30! nor an int between 2^53 and 2^64 is rounded, as a value or in a model's text.
+    #[test]
+    fn large_ints_are_exact() {
+        let integer = Schema::new(json!({ "type": "integer", "minimum": 9_007_199_254_740_993_u64 })).unwrap();
+        for (hex, digits) in [
+            ("d13f6370f96865df5dd54000000", "265252859812191058636308480000000"),
+            ("20000000000001", "9007199254740993"),
+            ("fffffffffffffffe", "18446744073709551614"),
+        ] {
+            let value = written(|writer| writer.big_int(false, hex));
+            assert_eq!(check(value.clone(), None), Ok(json!(digits)));
+            assert_eq!(check(value.clone(), Some(&integer)), Ok(json!({ "$bigint": digits })));
+            assert_eq!(
+                check(json!(digits), Some(&integer)),
+                Ok(value.clone()),
+                "a text of JSON"
+            );
+            let nested = check(json!({ "a": [value] }), None);
+            assert_eq!(nested, Ok(format!("{{\"a\":[{digits}]}}").into()));
         }
     }
 

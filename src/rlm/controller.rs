@@ -42,6 +42,8 @@ pub struct Task {
     pub functions: Vec<String>,
     /// Packages that Python can import beside its standard library.
     pub packages: Vec<String>,
+    /// Models that Python may name; none when it has no choice.
+    pub models: Vec<String>,
     /// What the user adds to the rules.
     pub instructions: Option<String>,
 }
@@ -81,7 +83,7 @@ pub struct Finish {
     pub answer: Option<Value>,
     /// Why there is none, or what is wrong.
     pub error: Option<String>,
-    /// Replies that it took.
+    /// Turns that the model was asked for, the one after the last turn included.
     pub iterations: u32,
 }
 
@@ -110,6 +112,42 @@ struct Running {
     prose: String,
     /// Why blocks beyond those in `waiting` are not run.
     beyond: Option<String>,
+    /// The name in a `FINAL(name)` of the prose that is being looked up.
+    looked_up: Option<String>,
+    /// What the last words say when code of theirs declares nothing.
+    otherwise: Option<String>,
+}
+
+impl Running {
+    fn new(reply: String, blocks: Vec<Block>, prose: String) -> Self {
+        Self {
+            blocks: blocks.len(),
+            waiting: blocks.into(),
+            reply,
+            block: 0,
+            feedback: Vec::new(),
+            prose,
+            beyond: None,
+            looked_up: None,
+            otherwise: None,
+        }
+    }
+
+    /// Lets a declaration of the prose be run.
+    fn declare(&mut self, code: String, looked_up: Option<String>) {
+        self.looked_up = looked_up;
+        self.prose.clear();
+        self.blocks += 1;
+        self.waiting.push_back(Block { code, closed: true });
+    }
+}
+
+/// What a reply declares outside of its code.
+enum Declared {
+    /// A variable, by this code; with the name of a `FINAL(name)`.
+    Code(String, Option<String>),
+    /// The answer itself.
+    Text(String),
 }
 
 /// See the [module](self).
@@ -173,6 +211,7 @@ impl Controller {
             output_chars: self.task.output_chars,
             functions: &self.task.functions,
             packages: &self.task.packages,
+            models: &self.task.models,
             instructions: self.task.instructions.as_deref(),
         });
         let mut opening = prompt::task(&self.task.task, &contexts, self.task.schema.as_ref());
@@ -248,11 +287,11 @@ impl Controller {
             spent: self.budget.spent(),
             left: self.budget.left(now),
         });
-        let Parsed { blocks, others, prose } = parse(&reply.text);
+        let parsed = parse(&reply.text);
         if self.is_over_time() {
-            return self.last_words(now, &reply.text, &prose);
+            return self.last_words(now, reply.text, &parsed);
         }
-        self.run(now, reply, blocks, others.len(), prose);
+        self.run(now, reply, parsed);
     }
 
     /// Whether the turns are used up, and the model was asked for its answer only.
@@ -261,7 +300,12 @@ impl Controller {
     }
 
     /// Runs the code of a reply, or takes its prose.
-    fn run(&mut self, now: f64, reply: Reply, mut blocks: Vec<Block>, others: usize, prose: String) {
+    fn run(&mut self, now: f64, reply: Reply, parsed: Parsed) {
+        let Parsed {
+            mut blocks,
+            others,
+            prose,
+        } = parsed;
         let all = blocks.len();
         let mut beyond = None;
         if reply.cut && blocks.last().is_some_and(|last| !last.closed) {
@@ -273,24 +317,15 @@ impl Controller {
             beyond = Some(prompt::skipped(MAX_BLOCKS + 1, all, &why));
         }
         let mut running = Running {
-            blocks: blocks.len(),
-            waiting: blocks.into(),
-            reply: reply.text,
-            block: 0,
-            feedback: Vec::new(),
-            prose,
             beyond,
+            ..Running::new(reply.text, blocks, prose)
         };
         if running.waiting.is_empty() {
-            match directive_code(&running.prose) {
-                Some(Ok(code)) => {
-                    running.blocks = 1;
-                    running.waiting.push_back(Block { code, closed: true });
-                    running.prose.clear();
-                }
-                Some(Err(text)) => return self.declared(now, running, Ok(Value::String(text))),
+            match in_prose(&running.prose) {
+                Some(Declared::Code(code, name)) => running.declare(code, name),
+                Some(Declared::Text(text)) => return self.declared(now, running, Ok(Value::String(text))),
                 None => {
-                    let told = running.beyond.take().unwrap_or_else(|| prompt::no_code(others));
+                    let told = running.beyond.take().unwrap_or_else(|| prompt::no_code(others.len()));
                     running.feedback.push(told);
                     return self.next_turn(now, running);
                 }
@@ -302,15 +337,13 @@ impl Controller {
     fn next_block(&mut self, now: f64, mut running: Running) {
         let Some(Block { code, .. }) = running.waiting.pop_front() else {
             running.feedback.extend(running.beyond.take());
-            return match directive_code(&running.prose) {
+            return match in_prose(&running.prose) {
                 // The prose of a reply whose blocks went well may declare what they have computed.
-                Some(Ok(code)) => {
-                    running.prose.clear();
-                    running.blocks += 1;
-                    running.waiting.push_back(Block { code, closed: true });
+                Some(Declared::Code(code, name)) => {
+                    running.declare(code, name);
                     self.next_block(now, running);
                 }
-                Some(Err(text)) => self.declared(now, running, Ok(Value::String(text))),
+                Some(Declared::Text(text)) => self.declared(now, running, Ok(Value::String(text))),
                 None => self.next_turn(now, running),
             };
         };
@@ -338,11 +371,21 @@ impl Controller {
             execution: serde_json::to_value(execution).unwrap_or_default(),
             declared: value.is_some(),
         });
+        if self.is_over_time() {
+            let said = || match running.otherwise {
+                Some(said) => self.last_value(&said),
+                None => Err(prompt::declares_nothing(execution)),
+            };
+            let value = value.unwrap_or_else(said);
+            return self.exhausted(now, value);
+        }
         let told = prompt::feedback(execution, running.block, running.blocks);
         running.feedback.push(told);
         if let Some(value) = value {
             return self.declared(now, running, value);
         }
+        let no_variable = running.looked_up.take().map(|name| prompt::no_variable(&name));
+        running.feedback.extend(no_variable);
         if execution.outcome != Outcome::Ok {
             running.prose.clear();
             running.beyond = None;
@@ -386,17 +429,43 @@ impl Controller {
     }
 
     /// The turns are used up, and this is what the model says when it is asked once more.
-    fn last_words(&mut self, now: f64, reply: &str, prose: &str) {
-        let said = match final_directive(prose) {
-            Some(Directive::Value(text)) => text.to_owned(),
-            _ if self.task.schema.is_some() => reply.to_owned(),
-            _ => prose.trim().to_owned(),
+    ///
+    /// Its code is not run. But what it declares, in prose or in a fence, may be a variable's value, which the sandbox still has.
+    fn last_words(&mut self, now: f64, reply: String, parsed: &Parsed) {
+        let others = parsed.others.iter().map(|other| other.code.as_str());
+        let in_text = std::iter::once(parsed.prose.as_str()).chain(others).find_map(in_prose);
+        let said = match self.task.schema {
+            Some(_) => reply.clone(),
+            None => parsed.prose.trim().to_owned(),
         };
-        let value = match &self.task.schema {
-            Some(_) => json_in(&said).ok_or_else(|| "the model's last reply is no JSON".to_owned()),
+        let (code, otherwise) = match in_text {
+            Some(Declared::Text(text)) => return self.exhausted(now, self.last_value(&text)),
+            // `FINAL(Paris)` is a text where there is no such variable.
+            Some(Declared::Code(code, name)) => (code, name),
+            None => match parsed.blocks.iter().rev().find_map(|block| in_code(&block.code)) {
+                Some(code) => (code, (!said.is_empty()).then_some(said)),
+                None => return self.exhausted(now, self.last_value(&said)),
+            },
+        };
+        let mut running = Running {
+            otherwise,
+            ..Running::new(reply, Vec::new(), String::new())
+        };
+        running.declare(code, None);
+        self.next_block(now, running);
+    }
+
+    /// The answer that a text is.
+    fn last_value(&self, said: &str) -> Result<Value, String> {
+        match &self.task.schema {
+            Some(_) => json_in(said).ok_or_else(|| "the model's last reply is no JSON".to_owned()),
             None if said.is_empty() => Err("the model's last reply has no text".to_owned()),
-            None => Ok(Value::String(said)),
-        };
+            None => Ok(said.into()),
+        }
+    }
+
+    /// The run ends after its last turn, with the last words as its answer.
+    fn exhausted(&mut self, now: f64, value: Result<Value, String>) {
         let most = self.task.max_iterations;
         let exhausted = format!("no answer was declared within {most} turns (maxIterations)");
         match value.and_then(|value| check(value, self.task.schema.as_ref())) {
@@ -433,16 +502,45 @@ impl Controller {
     }
 }
 
-/// What a reply declares in its prose: the code that declares a variable, or the text of the answer.
-fn directive_code(prose: &str) -> Option<Result<String, String>> {
+/// What a reply declares in its prose. A `FINAL(name)` is taken for a `FINAL_VAR(name)`: models write it in plans, too, before there is
+/// such a variable.
+fn in_prose(prose: &str) -> Option<Declared> {
     match final_directive(prose)? {
-        // A text of JSON is also one of Python, once it is ASCII.
-        Directive::Variable(name) => Some(Ok(format!("FINAL_VAR({})", python_text(name)))),
+        Directive::Variable(name) => Some(Declared::Code(variable_code(name), None)),
         Directive::Value("") => None,
-        Directive::Value(text) => Some(Err(text.to_owned())),
+        Directive::Value(name) if is_name(name) => Some(Declared::Code(variable_code(name), Some(name.to_owned()))),
+        Directive::Value(text) => Some(Declared::Text(text.to_owned())),
     }
 }
 
+/// What a block declares, as code without the rest of the block.
+fn in_code(block: &str) -> Option<String> {
+    match final_directive(block)? {
+        Directive::Variable(name) => Some(variable_code(name)),
+        Directive::Value(value) => Some(format!("FINAL({value})")),
+    }
+}
+
+/// Code that declares a variable. The variable `answer` is always there, and no answer before something is in it.
+fn variable_code(name: &str) -> String {
+    let code = format!("FINAL_VAR({})", python_text(name));
+    match name {
+        "answer" => format!(
+            "{code} if not isinstance(answer.get(\"content\"), str) or answer[\"content\"] else 'answer[\"content\"] is empty'"
+        ),
+        _ => code,
+    }
+}
+
+/// Whether a text may be the name of a variable in Python.
+fn is_name(text: &str) -> bool {
+    let starts = |char: char| char.is_alphabetic() || char == '_';
+    text.starts_with(starts)
+        && text.chars().all(|char| char.is_alphanumeric() || char == '_')
+        && !matches!(text, "True" | "False" | "None")
+}
+
+/// A text as Python writes it, in ASCII.
 fn python_text(text: &str) -> String {
     let mut literal = String::from("\"");
     for char in text.chars() {

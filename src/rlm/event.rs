@@ -188,7 +188,7 @@ pub enum RlmEventKind {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(feature = "wasm", tsify(optional))]
         error: Option<String>,
-        /// Replies that it took.
+        /// Turns that the model was asked for, the one after the last turn included.
         iterations: u32,
         /// What it spent, its children included.
         usage: Usage,

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::limits::{MAX_FEEDBACK_CHARS, PEEK_CHARS};
+use super::middle_cut;
 use super::schema::Schema;
 use crate::budget::BudgetLeft;
 use crate::execution::{CodeExecution, Outcome};
@@ -71,6 +72,8 @@ pub struct Setting<'a> {
     pub functions: &'a [String],
     /// Packages beside the standard library.
     pub packages: &'a [String],
+    /// Models that `llm_query` may name.
+    pub models: &'a [String],
     /// What the user adds.
     pub instructions: Option<&'a str>,
 }
@@ -83,6 +86,7 @@ pub fn rules(setting: &Setting<'_>) -> String {
         output_chars,
         functions,
         packages,
+        models,
         instructions,
     } = setting;
     let rlm_query = if *recurses {
@@ -95,15 +99,19 @@ pub fn rules(setting: &Setting<'_>) -> String {
         true => String::new(),
         false => format!(" and these packages: {}", packages.join(", ")),
     };
+    let quoted = |names: &[String], quote: &str| {
+        let names = names.iter().map(|name| format!("{quote}{name}{quote}"));
+        names.collect::<Vec<_>>().join(", ")
+    };
     let functions = match functions.is_empty() {
         true => String::new(),
-        false => format!(
-            "- also callable: {}\n",
-            functions
-                .iter()
-                .map(|name| format!("`{name}`"))
-                .collect::<Vec<_>>()
-                .join(", ")
+        false => format!("- also callable: {}\n", quoted(functions, "`")),
+    };
+    let models = match models {
+        [] | [_] => String::new(),
+        [usual, ..] => format!(
+            " Both take `model=`, one of {}; without it, \"{usual}\" is asked.",
+            quoted(models, "\"")
         ),
     };
     let instructions = instructions.map(|text| format!("\n{text}\n")).unwrap_or_default();
@@ -120,7 +128,7 @@ The code runs at once. In the next turn you see what it printed, the value of it
 Names in the REPL:
 - `context`: the data of the task.
 - `llm_query(prompt)`: asks a sub-model one question and returns its answer as str. The sub-model sees the prompt and nothing else, at most about {prompt_chars} characters. Good at reading, judging and summarising a piece of text.
-- `llm_query_batched(prompts)`: the same for a list, at the same time: a list of str in the same order. A prompt that failed has the answer "Error: LM query failed - ...".
+- `llm_query_batched(prompts)`: the same for a list, at the same time: a list of str in the same order. A prompt that failed has the answer "Error: LM query failed - ...".{models}
 - `rlm_query(task, ctx=None)`: {rlm_query} Returns str.
 - `rlm_query_batched(tasks, contexts=None)`: the same for lists, at the same time.
 - `search_context(pattern, window=200, max_results=100, text=None)`: matches of a regular expression, upper and lower case alike, in `context` or `text`: a list of dicts with the keys "match", "start", "end", "context" (the match with its surroundings), and "index" where the text is a list or dict.
@@ -187,6 +195,23 @@ pub fn no_code(other_fences: usize) -> String {
         "Your reply has no block of code, so nothing was run."
     };
     format!("{why} Write a ```repl block; when you know the answer, call FINAL(value) in it.")
+}
+
+/// What is told of a `FINAL(name)` in prose that names no variable.
+pub fn no_variable(name: &str) -> String {
+    format!(
+        "FINAL({name}) outside of code declares a variable, and there is none with a value of that name. If the answer is that text, call \
+         FINAL(\"{name}\") in a ```repl block."
+    )
+}
+
+/// Why there is no answer after last words that declare one.
+pub fn declares_nothing(execution: &CodeExecution) -> String {
+    let why = execution.error.as_deref().or(execution.result.as_deref());
+    format!(
+        "what the model's last reply declares has no value: {}",
+        middle_cut(why.unwrap_or_default(), 500)
+    )
 }
 
 /// What is told of a block that was not run because the reply ends within it.
@@ -277,6 +302,7 @@ mod tests {
             output_chars: 20_000,
             functions: &["lookup".to_owned()],
             packages: &["numpy".to_owned()],
+            models: &["small".to_owned(), "large".to_owned()],
             instructions: Some("Answer in French."),
         };
         let rules = rules(&setting);
@@ -296,6 +322,7 @@ mod tests {
             "```repl",
             "\"match\", \"start\", \"end\", \"context\"",
             "`lookup`",
+            "`model=`, one of \"small\", \"large\"; without it, \"small\" is asked.",
             "Answer in French.",
         ] {
             assert!(rules.contains(text), "{text}");

@@ -7,13 +7,20 @@ use super::event::{RlmEvent, RlmEventKind, TRAJECTORY_VERSION};
 use super::limits::MAX_TRAJECTORY_EVENTS;
 use crate::budget::Usage;
 
-/// What a model said, or why it said nothing.
-pub type Recorded = Result<(String, Usage), String>;
+/// What a model said.
+pub type Said = (String, Usage);
+/// What a model said, or what the call of it failed with.
+pub type Recorded = Result<Said, String>;
+
+/// What is asked for is not in the trajectory, so that the run cannot go on as it did then.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the trajectory has no {0}")]
+pub struct Missing(String);
 
 /// The replies of a trajectory.
 #[derive(Debug, Default)]
 pub struct Replay {
-    turns: HashMap<(String, u32), Recorded>,
+    turns: HashMap<(String, u32), Said>,
     calls: HashMap<(String, u32), Call>,
     used: RefCell<HashSet<(String, u32)>>,
 }
@@ -68,7 +75,7 @@ impl Replay {
         for RlmEvent { run, kind, .. } in events {
             match kind {
                 RlmEventKind::ModelReplied { turn, text, usage, .. } => {
-                    replay.turns.insert((run, turn), Ok((text, usage)));
+                    replay.turns.insert((run, turn), (text, usage));
                 }
                 RlmEventKind::CallStarted { call, prompt_hash, .. } => {
                     prompts.insert((run, call), prompt_hash);
@@ -97,18 +104,16 @@ impl Replay {
     ///
     /// # Errors
     /// That it did not.
-    pub fn turn(&self, run: &str, turn: u32) -> Recorded {
-        match self.turns.get(&(run.to_owned(), turn)) {
-            Some(reply) => reply.clone(),
-            None => Err(format!("the trajectory has no reply for turn {turn} of run {run}")),
-        }
+    pub fn turn(&self, run: &str, turn: u32) -> Result<Said, Missing> {
+        let said = self.turns.get(&(run.to_owned(), turn)).cloned();
+        said.ok_or_else(|| Missing(format!("reply for turn {turn} of run {run}")))
     }
 
-    /// What a call was answered: one with this prompt, or the one of this number.
+    /// What came of a call: of one with this prompt, or of the one of this number.
     ///
     /// # Errors
-    /// What the call failed with, or that there was none.
-    pub fn call(&self, run: &str, call: u32, prompt_hash: &str) -> Recorded {
+    /// That there was none, or that it did not end.
+    pub fn call(&self, run: &str, call: u32, prompt_hash: &str) -> Result<Recorded, Missing> {
         let mut used = self.used.borrow_mut();
         let exact = (run.to_owned(), call);
         let is_it = |key: &(String, u32)| {
@@ -126,7 +131,7 @@ impl Replay {
         };
         let reply = self.calls.get(&key).map(|call| call.reply.clone());
         used.insert(key);
-        reply.unwrap_or_else(|| Err(format!("the trajectory has no answer for call {call} of run {run}")))
+        reply.ok_or_else(|| Missing(format!("answer for call {call} of run {run}")))
     }
 }
 
@@ -150,17 +155,29 @@ mod tests {
         assert_eq!(events.len(), 6);
         let replay = Replay::new(events).unwrap();
         assert_eq!(replay.turn("0", 1).unwrap().0, "a");
-        assert!(replay.turn("0", 2).unwrap_err().contains("turn 2 of run 0"));
+        let missing = replay.turn("0", 2).unwrap_err();
+        assert_eq!(missing.to_string(), "the trajectory has no reply for turn 2 of run 0");
         // In another order than then.
-        assert_eq!(replay.call("0", 1, "af63fc4c8601f067").unwrap().0, "for q");
-        assert_eq!(replay.call("0", 2, "af63fd4c8601f21a").unwrap_err(), "it failed");
-        assert!(replay.call("0", 3, "x").unwrap_err().contains("call 3"));
+        assert_eq!(replay.call("0", 1, "af63fc4c8601f067").unwrap().unwrap().0, "for q");
+        assert_eq!(
+            replay.call("0", 2, "af63fd4c8601f21a").unwrap().unwrap_err(),
+            "it failed"
+        );
+        assert!(replay.call("0", 3, "x").unwrap_err().to_string().contains("call 3"));
+    }
+
+    #[test]
+    fn a_call_whose_end_is_missing_is_no_failed_call() {
+        let lines = LINES.replace("\"type\":\"callEnded\",\"call\":1", "\"type\":\"callEnded\",\"call\":7");
+        let replay = Replay::new(read_trajectory(&lines).unwrap()).unwrap();
+        let missing = replay.call("0", 1, "af63fd4c8601f21a").unwrap_err();
+        assert_eq!(missing.to_string(), "the trajectory has no answer for call 1 of run 0");
     }
 
     #[test]
     fn a_prompt_that_has_changed_is_found_by_its_number() {
         let replay = Replay::new(read_trajectory(LINES).unwrap()).unwrap();
-        assert_eq!(replay.call("0", 2, "other").unwrap().0, "for q");
+        assert_eq!(replay.call("0", 2, "other").unwrap().unwrap().0, "for q");
     }
 
     #[test]

@@ -7,9 +7,12 @@
 //! `format` among them, are not checked. Any other keyword is refused: what is not checked must not look as if it were.
 
 use std::cell::Cell;
+use std::cmp::Ordering;
 
 use serde_json::{Map, Value};
 
+use super::integer::big_int;
+use super::middle_cut;
 use crate::error::Error;
 
 const ANNOTATIONS: [&str; 13] = [
@@ -223,7 +226,8 @@ impl Check<'_> {
             }
         }
         match value {
-            Value::Number(number) => self.number(keywords, number.as_f64().unwrap_or(f64::NAN), path),
+            Value::Number(_) => self.number(keywords, value, path),
+            _ if big_int(value).is_some() => self.number(keywords, value, path),
             Value::String(text) => {
                 let length = text.chars().count();
                 self.size(keywords, ["minLength", "maxLength"], length, "characters", path);
@@ -238,11 +242,11 @@ impl Check<'_> {
         let is = |name: &str| match name {
             "null" => value.is_null(),
             "boolean" => value.is_boolean(),
-            "number" => value.is_number(),
-            "integer" => value.as_f64().is_some_and(|number| number.fract() == 0.0),
+            "number" => value.is_number() || big_int(value).is_some(),
+            "integer" => big_int(value).is_some() || value.as_f64().is_some_and(|number| number.fract() == 0.0),
             "string" => value.is_string(),
             "array" => value.is_array(),
-            "object" => value.is_object(),
+            "object" => value.is_object() && big_int(value).is_none(),
             _ => false,
         };
         let right = match expected {
@@ -254,6 +258,7 @@ impl Check<'_> {
                 Value::Null => "null",
                 Value::Bool(_) => "a boolean",
                 Value::Number(_) => "a number",
+                _ if big_int(value).is_some() => "a number",
                 Value::String(_) => "a string",
                 Value::Array(_) => "an array",
                 Value::Object(_) => "an object",
@@ -278,21 +283,18 @@ impl Check<'_> {
         }
     }
 
-    fn number(&mut self, keywords: &Map<String, Value>, number: f64, path: &str) {
+    fn number(&mut self, keywords: &Map<String, Value>, number: &Value, path: &str) {
         for (keyword, bound) in keywords {
-            let Some(bound) = bound.as_f64() else { continue };
             let right = match keyword.as_str() {
-                "minimum" => number >= bound,
-                "maximum" => number <= bound,
-                "exclusiveMinimum" => number > bound,
-                "exclusiveMaximum" => number < bound,
-                "multipleOf" => {
-                    let times = number / bound;
-                    (times - times.round()).abs() <= 1e-9 * times.abs().max(1.0)
-                }
+                "minimum" => compare(number, bound).is_ge(),
+                "maximum" => compare(number, bound).is_le(),
+                "exclusiveMinimum" => compare(number, bound).is_gt(),
+                "exclusiveMaximum" => compare(number, bound).is_lt(),
+                "multipleOf" => is_multiple(number, bound),
                 _ => true,
             };
             if !right {
+                let number = big_int(number).map_or_else(|| number.to_string(), |digits| middle_cut(digits, 40));
                 self.say(path, format!("is {number}, {keyword} is {bound}"));
             }
         }
@@ -356,9 +358,53 @@ fn items(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
+/// A number, or the double next to it.
+fn as_f64(number: &Value) -> f64 {
+    match big_int(number) {
+        // One that is hexadecimal is beyond all doubles.
+        Some(int) if int.contains('x') => f64::INFINITY.copysign(if int.starts_with('-') { -1.0 } else { 1.0 }),
+        Some(int) => int.parse().unwrap_or(f64::NAN),
+        None => number.as_f64().unwrap_or(f64::NAN),
+    }
+}
+
+/// An int, where 128 bits hold it.
+fn as_int(number: &Value) -> Option<i128> {
+    match big_int(number) {
+        Some(int) => int.parse().ok(),
+        None => number.as_i64().map(Into::into).or(number.as_u64().map(Into::into)),
+    }
+}
+
+/// Ints are compared exactly.
+fn compare(a: &Value, b: &Value) -> Ordering {
+    match (as_int(a), as_int(b)) {
+        (Some(a), Some(b)) => a.cmp(&b),
+        _ => as_f64(a).partial_cmp(&as_f64(b)).unwrap_or(Ordering::Equal),
+    }
+}
+
+fn is_multiple(number: &Value, step: &Value) -> bool {
+    if let (Some(int), Some(step)) = (big_int(number), step.as_u64()) {
+        let magnitude = int.trim_start_matches('-');
+        let (digits, base) = magnitude.strip_prefix("0x").map_or((magnitude, 10), |hex| (hex, 16));
+        let digits = digits.chars().filter_map(|digit| digit.to_digit(base));
+        let rest = digits.fold(0, |rest: u128, digit| {
+            (rest * u128::from(base) + u128::from(digit)) % u128::from(step)
+        });
+        return rest == 0;
+    }
+    let times = as_f64(number) / as_f64(step);
+    (times - times.round()).abs() <= 1e-9 * times.abs().max(1.0)
+}
+
 /// Equality in which 1 and 1.0 are the same, as JSON Schema has it.
 fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
+        _ if big_int(a).is_some() != big_int(b).is_some() => {
+            let are_numbers = (big_int(a).is_some() || a.is_number()) && (big_int(b).is_some() || b.is_number());
+            are_numbers && compare(a, b).is_eq()
+        }
         (Value::Number(a), Value::Number(b)) => a == b || a.as_f64() == b.as_f64(),
         (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)),
         (Value::Object(a), Value::Object(b)) => {
@@ -487,6 +533,47 @@ mod tests {
             assert_eq!(problems(schema.clone(), right), "", "{schema}");
             let found = problems(schema.clone(), wrong);
             assert!(found.contains(problem), "{schema}: {found}");
+        }
+    }
+
+    #[test]
+    fn large_ints_are_numbers() {
+        let int = |digits: &str| json!({ "$bigint": digits });
+        let odd = int("265252859812191058636308480000001");
+        for (schema, right, wrong) in [
+            (json!({ "type": "integer" }), odd.clone(), json!({ "$bigint": "5" })),
+            (json!({ "type": ["number"] }), odd.clone(), json!({})),
+            (json!({ "type": "object" }), json!({ "$bigint": 5 }), odd.clone()),
+            (json!({ "required": ["a"] }), odd.clone(), json!({})),
+            (
+                json!({ "maximum": (1_u64 << 53) + 1 }),
+                int("9007199254740993"),
+                int("9007199254740994"),
+            ),
+            (json!({ "exclusiveMinimum": 0 }), odd.clone(), int("-9007199254740993")),
+            (
+                json!({ "maximum": 1e40 }),
+                odd.clone(),
+                json!({ "$bigint": format!("0x{}", "f".repeat(4_001)) }),
+            ),
+            (
+                json!({ "multipleOf": 3 }),
+                int("265252859812191058636308480000000"),
+                odd.clone(),
+            ),
+            (
+                json!({ "const": (1_u64 << 53) + 1 }),
+                int("9007199254740993"),
+                int("9007199254740995"),
+            ),
+            (
+                json!({ "enum": ["a", 1e30] }),
+                int("1000000000000000000000000000000"),
+                odd,
+            ),
+        ] {
+            assert_eq!(problems(schema.clone(), right), "", "{schema}");
+            assert_ne!(problems(schema.clone(), wrong), "", "{schema}");
         }
     }
 

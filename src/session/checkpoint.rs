@@ -21,8 +21,10 @@ const LEAST_SAVE_MS: f64 = 20.0;
 const IDLE_MS: f64 = 50.0;
 /// Guests that crash before they have finished anything with a state that was restored, until it is given up.
 const MOST_CRASHES: u32 = 3;
-/// How long a guest may take to save what somebody waits for, in milliseconds.
+/// How long somebody may wait for a guest that saves, in milliseconds.
 const MAX_SAVE_MS: f64 = 20_000.0;
+/// How much longer, when that is over: the page may have been busy, and what the guest sent may be waiting in a queue.
+const LATE_MS: f64 = 500.0;
 
 /// What a user asks of the checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,10 +83,12 @@ pub(super) struct Checkpoints<B> {
     pub(super) execution: u32,
     /// The variables that the host has set since the last checkpoint was begun.
     set_since: Vec<String>,
-    /// Time that turns took and that no checkpoint holds yet, in milliseconds.
+    /// Time that turns took since the last save that did not give way, in milliseconds.
     unsaved_ms: f64,
-    /// Why the state of this guest cannot be saved.
+    /// Why the state of this guest could not be saved when that was last tried.
     unsavable: Option<String>,
+    /// Whether nothing has changed since: another try would end in the same way.
+    vain: bool,
     /// How many guests in a row have crashed before they had finished anything with the state that they were given.
     crashes: u32,
     /// Whether the guest has finished nothing yet with the state that it was given.
@@ -120,6 +124,10 @@ struct Saving<B> {
     /// What the host had set after the checkpoint before.
     news: Vec<String>,
     begun_at: f64,
+    /// Since when somebody waits for it.
+    awaited_since: Option<f64>,
+    /// When that was first found to be too long.
+    late_since: Option<f64>,
     /// Whether the guest was sent something else meanwhile, for which it may give up.
     overtaken: bool,
 }
@@ -141,6 +149,7 @@ impl<B> Default for Checkpoints<B> {
             set_since: Vec::new(),
             unsaved_ms: 0.0,
             unsavable: None,
+            vain: false,
             crashes: 0,
             unproven: false,
             failed: false,
@@ -157,6 +166,7 @@ impl<B: Body> Checkpoints<B> {
             self.before = self.at();
         }
         self.dirty = true;
+        self.vain = false;
     }
 
     /// The checkpoint that holds the state exactly as it is.
@@ -204,6 +214,23 @@ impl<B: Body> Checkpoints<B> {
         self.dirty = false;
         self.unsaved_ms = 0.0;
         self.unsavable = None;
+        self.vain = false;
+    }
+
+    /// A save that took so long failed: what was saved before stays, and the next turn may change what is in the way.
+    fn failed_to_save(&mut self, took: f64, news: Vec<String>, why: String) {
+        self.unsavable = Some(why);
+        self.vain = !self.dirty;
+        self.growing = false;
+        self.save_ms = LEAST_SAVE_MS.max(took);
+        self.unsaved_ms = 0.0;
+        self.gave_way(news);
+    }
+
+    /// What was to be saved is not.
+    fn gave_way(&mut self, news: Vec<String>) {
+        self.dirty = true;
+        self.set_since.extend(news);
     }
 
     /// The guest was sent something.
@@ -286,7 +313,7 @@ impl<B: Body> Session<B> {
     }
 
     fn saves(&self) -> bool {
-        self.limits.checkpoints && self.checkpoints.unsavable.is_none()
+        self.limits.checkpoints && !self.checkpoints.vain
     }
 
     /// Whether the next command has to wait until the state is saved.
@@ -388,10 +415,23 @@ impl<B: Body> Session<B> {
         self.saves() && idle && self.checkpoints.dirty && self.checkpoints.saving.is_none()
     }
 
-    /// When a guest that saves what somebody waits for has taken too long.
+    /// Looks whether somebody waits for the save under way.
+    pub(super) fn note_wait(&mut self, now: f64) {
+        let waits = self.turn.is_none() && !self.queue.is_empty() && self.waits_for_save();
+        if let Some(saving) = &mut self.checkpoints.saving {
+            if waits {
+                saving.awaited_since.get_or_insert(now);
+            } else {
+                (saving.awaited_since, saving.late_since) = (None, None);
+            }
+        }
+    }
+
+    /// When to look whether a guest has saved what somebody waits for.
     pub(super) fn save_ends_at(&self) -> Option<f64> {
-        let saving = self.checkpoints.saving.as_ref().filter(|_| self.turn.is_none());
-        saving.map(|saving| self.since(saving) + MAX_SAVE_MS)
+        let saving = self.checkpoints.saving.as_ref()?;
+        let late = saving.late_since.map(|since| since + LATE_MS);
+        late.or(saving.awaited_since.map(|since| since + MAX_SAVE_MS))
     }
 
     /// When the guest was last free to save.
@@ -399,11 +439,18 @@ impl<B: Body> Session<B> {
         saving.begun_at.max(self.checkpoints.idle_since)
     }
 
-    /// Ends a guest that takes too long to save.
+    /// Ends a guest that takes too long to save. A clock that is late says nothing yet: it may be the host that was busy.
     pub(super) fn check_save(&mut self, now: f64) {
-        if self.save_ends_at().is_some_and(|ends_at| now >= ends_at) {
-            self.guest_gone(now, Error::GuestLost("it did not finish saving its state".to_owned()));
+        if self.save_ends_at().is_none_or(|ends_at| now < ends_at) {
+            return;
         }
+        if let Some(saving) = &mut self.checkpoints.saving
+            && saving.late_since.is_none()
+        {
+            saving.late_since = Some(now);
+            return;
+        }
+        self.guest_gone(now, Error::GuestLost("it did not finish saving its state".to_owned()));
     }
 
     /// Begins a checkpoint when there is nothing else to do, or too much at stake.
@@ -426,6 +473,8 @@ impl<B: Body> Session<B> {
             before: checkpoints.before,
             news: std::mem::take(&mut checkpoints.set_since),
             begun_at: now,
+            awaited_since: None,
+            late_since: None,
             overtaken: false,
         });
         let request = Request::Save {
@@ -465,16 +514,11 @@ impl<B: Body> Session<B> {
             Kept::Yes => {}
             Kept::NotOnTop => {
                 checkpoints.growing = false;
-                checkpoints.dirty = true;
-                checkpoints.set_since.extend(saving.news);
-                return;
+                return checkpoints.gave_way(saving.news);
             }
-            Kept::No => {
-                checkpoints.base = None;
-                checkpoints.unsavable = Some("it was too large".to_owned());
-                return;
-            }
+            Kept::No => return checkpoints.failed_to_save(took, saving.news, "it was too large".to_owned()),
         }
+        checkpoints.unsavable = None;
         checkpoints.base = Some(number);
         checkpoints.growing = true;
         checkpoints.save_ms = LEAST_SAVE_MS.max(took);
@@ -497,9 +541,14 @@ impl<B: Body> Session<B> {
         if reason.is_none() && !saving.overtaken {
             return self.violation(now, "it gives up saving for nothing");
         }
-        self.checkpoints.dirty = true;
-        self.checkpoints.set_since.extend(saving.news);
-        self.checkpoints.unsavable = reason.map(|why| why.chars().take(300).collect());
+        let took = now - self.since(&saving);
+        match reason {
+            None => self.checkpoints.gave_way(saving.news),
+            Some(why) => {
+                let why = why.chars().take(300).collect();
+                self.checkpoints.failed_to_save(took, saving.news, why);
+            }
+        }
     }
 
     fn take_saving(&mut self, number: u32) -> Option<Saving<B>> {
@@ -537,13 +586,13 @@ impl<B: Body> Session<B> {
                 self.lacking.push(name);
             }
         }
-        let unsavable = self.checkpoints.unsavable.take();
+        let why = self.checkpoints.unsavable.take();
+        let why = why.map_or_else(String::new, |why| format!(", and its state could not be saved: {why}"));
+        let reason = format!("{reason}{why}");
         let base = self.checkpoints.base;
         let Some(saved) = base.and_then(|number| self.checkpoints.history.find(number)) else {
             let restored = |name: &String| self.contexts.has(name);
             self.checkpoints.forget();
-            let why = unsavable.map(|why| format!(", and its state could not be saved: {why}"));
-            let reason = format!("{reason}{}", why.unwrap_or_default());
             let files = news.into_iter().filter(|name| is_file(name));
             return StateReport::lost(names.filter(|name| !restored(name)).chain(files), &reason);
         };

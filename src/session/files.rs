@@ -28,12 +28,40 @@ pub enum FileCommand<B> {
     List(String),
     /// Remove a file, or a folder and all in it.
     Remove(String),
+    /// Get the file that describes a cell.
+    Cell {
+        /// Which of the two.
+        file: CellFile,
+        /// What the host knows of the cell, as JSON.
+        about: B,
+    },
+}
+
+/// The files that describe a cell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CellFile {
+    /// What it begins with.
+    Input,
+    /// What came of it.
+    Output,
+}
+
+impl CellFile {
+    /// As the guest calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Input => "input",
+            Self::Output => "output",
+        }
+    }
 }
 
 impl<B: Body> FileCommand<B> {
     fn path(&self) -> &str {
-        let (Self::Write { path, .. } | Self::Read { path, .. } | Self::List(path) | Self::Remove(path)) = self;
-        path
+        match self {
+            Self::Write { path, .. } | Self::Read { path, .. } | Self::List(path) | Self::Remove(path) => path,
+            Self::Cell { file, .. } => file.name(),
+        }
     }
 
     /// The path that it changes, if it does.
@@ -57,6 +85,10 @@ impl<B: Body> FileCommand<B> {
             },
             Self::List(_) => Request::ListFiles { turn, path, timeout_ms },
             Self::Remove(_) => Request::RemoveFile { turn, path, timeout_ms },
+            Self::Cell { about, .. } => {
+                let request = Request::CellFile { turn, path, timeout_ms };
+                return (request, Some(about.clone()));
+            }
         };
         (request, None)
     }
@@ -66,7 +98,7 @@ impl<B: Body> FileCommand<B> {
         match self {
             Self::Write { .. } => false,
             Self::Read { text: true, .. } => encoding == Encoding::Text,
-            Self::Read { .. } => encoding == Encoding::Bytes,
+            Self::Read { .. } | Self::Cell { .. } => encoding == Encoding::Bytes,
             Self::List(_) => encoding == Encoding::Marshal,
             Self::Remove(_) => false,
         }
@@ -93,7 +125,9 @@ impl<B: Body> Session<B> {
             Event::Value {
                 encoding: Encoding::Missing,
                 ..
-            } if !matches!(command, FileCommand::Write { .. }) => Err(Error::FileNotFound(command.path().to_owned())),
+            } if !matches!(command, FileCommand::Write { .. } | FileCommand::Cell { .. }) => {
+                Err(Error::FileNotFound(command.path().to_owned()))
+            }
             Event::Value { encoding, .. } if command.takes(encoding) => match body {
                 Some(body) => Ok(Reply::Value(Encoded { encoding, body })),
                 None => return self.violation(now, "a value without a body"),

@@ -82,12 +82,8 @@ impl<B: Body> History<B> {
         self.0.push(link);
         let last = self.last_full();
         if self.0[last..].iter().map(size).sum::<f64>() > most {
-            if is_full {
-                self.clear();
-                return Kept::No;
-            }
             self.0.pop();
-            return Kept::NotOnTop;
+            return if is_full { Kept::No } else { Kept::NotOnTop };
         }
         let mut earlier = self.0[..last].iter().map(size).sum::<f64>();
         while earlier > EARLIER_BYTES {
@@ -116,7 +112,7 @@ pub(super) enum Kept {
     Yes,
     /// It is too large on top of the others; a full one may not be.
     NotOnTop,
-    /// It is too large. Now there is none at all.
+    /// It is too large. Those before it stay.
     No,
 }
 

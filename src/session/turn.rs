@@ -29,6 +29,8 @@ pub(super) enum Task<B> {
         value: Option<Encoded<B>>,
     },
     List,
+    OpenState(B, f64),
+    CaptureState(f64),
     File(FileCommand<B>),
     /// No turn, but waited for like one.
     State(Ask),
@@ -275,6 +277,7 @@ impl Execution {
                 ..Truncated::default()
             },
             host_calls: self.host_calls,
+            killer: None, // the driver knows
             usage: Some(self.budget.spent()).filter(|usage| *usage != Usage::default()),
             code: self.code,
         }
@@ -309,6 +312,8 @@ impl<B: Body> Session<B> {
             Command::Start => return Err(Reply::Done),
             Command::GetVariable(name) => Task::Get(name),
             Command::ListVariables => Task::List,
+            Command::OpenState(state, max_bytes) => Task::OpenState(state, max_bytes),
+            Command::CaptureState(max_bytes) => Task::CaptureState(max_bytes),
             Command::File(command) => Task::File(command),
             Command::Checkpoint => Task::State(Ask::Checkpoint),
             Command::Restore(execution) => Task::State(Ask::Restore(execution)),
@@ -369,9 +374,11 @@ impl<B: Body> Session<B> {
                 execution.budget = self.budget.scope(execution.budget.limits(), now);
                 execution.timeout_ms
             }
+            // Opening and capturing run the user's code.
+            Task::OpenState(..) | Task::CaptureState(_) => self.limits.timeout_ms,
             _ => VALUE_TIMEOUT_MS,
         };
-        if let Task::Execute(_) | Task::Set { .. } = task {
+        if let Task::Execute(_) | Task::Set { .. } | Task::OpenState(..) = task {
             self.checkpoints.touched(matches!(task, Task::Execute(_)));
         }
         if let Task::File(command) = &task
@@ -405,6 +412,22 @@ impl<B: Body> Session<B> {
                 Request::GetVariable {
                     turn,
                     name: name.clone(),
+                    timeout_ms,
+                },
+                None,
+            ),
+            Task::OpenState(state, max_bytes) => (
+                Request::OpenState {
+                    turn,
+                    max_bytes: *max_bytes,
+                    timeout_ms,
+                },
+                Some(state.clone()),
+            ),
+            Task::CaptureState(max_bytes) => (
+                Request::CaptureState {
+                    turn,
+                    max_bytes: *max_bytes,
                     timeout_ms,
                 },
                 None,
@@ -520,22 +543,31 @@ impl<B: Body> Session<B> {
             ) => {
                 self.executed(now, report, encoding, body);
             }
-            (Event::Value { encoding, .. }, Task::Get(_) | Task::List) => match body {
+            (Event::Value { encoding, .. }, task @ (Task::Get(_) | Task::List | Task::CaptureState(_))) => match body {
+                Some(_) if matches!(task, Task::CaptureState(_)) && encoding != Encoding::Bytes => {
+                    self.violation(now, "a state that is no bytes");
+                }
                 None => self.violation(now, "a value without a body"),
                 Some(body) => self.end_turn(now, Ok(Reply::Value(Encoded { encoding, body }))),
             },
             (Event::Done { .. }, Task::Set { .. }) => self.assigned(now),
+            (Event::Done { .. }, Task::OpenState(..)) => self.end_turn(now, Ok(Reply::Done)),
             (Event::Done { .. }, Task::Install(_)) => self.installed(now),
             (Event::Restored { lost, .. }, Task::Restore { .. }) => self.restored(now, lost),
             (Event::Refused { message, .. }, _) if turn.ticket.is_none() => {
                 self.not_restored(now, &Error::GuestLost(message));
             }
             (Event::Refused { message, .. }, Task::Install(_)) => self.not_installed(now, message),
-            (Event::Refused { message, .. }, task @ (Task::Get(_) | Task::List | Task::Set { .. })) => {
+            (
+                Event::Refused { message, .. },
+                task @ (Task::Get(_) | Task::List | Task::Set { .. } | Task::OpenState(..) | Task::CaptureState(_)),
+            ) => {
                 let error = if turn.deadline.stop_reason().is_some() {
                     Error::Timeout(format!("stopped before it was done; variables are kept: {message}"))
                 } else if let Task::Set { .. } = task {
                     Error::invalid("setVariable", message)
+                } else if let Task::OpenState(..) = task {
+                    Error::invalid("state", message)
                 } else {
                     Error::NotSerializable(message)
                 };

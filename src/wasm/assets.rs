@@ -1,7 +1,8 @@
 //! The files that a guest is made of: fetched by the page, checked, kept for the next guest.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use js_sys::{Object, Promise, Reflect, Uint8Array};
 use wasm_bindgen::prelude::*;
@@ -19,11 +20,22 @@ thread_local! {
     static LOADING: RefCell<HashMap<String, File>> = RefCell::default();
 }
 
-/// A file on its way: promises of its `Blob`, and of nothing once that is known to be the right one.
+/// A file on its way: a promise of its `Blob`.
 #[derive(Clone)]
 struct File {
+    url: Rc<str>,
+    integrity: JsValue,
     blob: Promise,
-    verified: Promise,
+    verified: Rc<OnceCell<Promise>>,
+}
+
+impl File {
+    /// A promise of nothing once it is known to be the right one. To look takes the page some milliseconds, so that it is put off
+    /// until somebody wants to know.
+    async fn verified(&self) -> Result<(), Error> {
+        let begin = || promise(&self.url, verify(self.blob.clone(), self.integrity.clone()));
+        settle(self.verified.get_or_init(begin)).await.map(drop)
+    }
 }
 
 /// All assets, as `Blob`s: the browser keeps their bytes, and handing them to a guest copies nothing.
@@ -36,19 +48,18 @@ pub(super) struct Assets {
 impl Assets {
     /// Begins to fetch what is below `base` and not fetched yet.
     pub(super) fn load(base: &str, glue: &Glue) -> Self {
-        let integrity = glue.integrity();
         Self {
-            script: load_one(base, GUEST, &integrity),
+            script: load_one(base, GUEST, glue),
             pyodide: PYODIDE
                 .into_iter()
-                .map(|(file, _)| load_one(base, file, &integrity))
+                .map(|(file, _)| load_one(base, file, glue))
                 .collect(),
         }
     }
 
     /// The worker's script.
     pub(super) async fn script(&self) -> Result<JsValue, Error> {
-        settle(&self.script.verified).await?;
+        self.script.verified().await?;
         settle(&self.script.blob).await
     }
 
@@ -65,7 +76,7 @@ impl Assets {
     /// Waits until all files are known to be those of this release.
     pub(super) async fn verified(&self) -> Result<(), Error> {
         for file in [&self.script].into_iter().chain(&self.pyodide) {
-            settle(&file.verified).await?;
+            file.verified().await?;
         }
         Ok(())
     }
@@ -82,14 +93,19 @@ pub(super) fn forget() {
 }
 
 /// One file. One that failed is forgotten, so that the next sandbox tries again.
-fn load_one(base: &str, name: &'static str, integrity: &Object) -> File {
+fn load_one(base: &str, name: &'static str, glue: &Glue) -> File {
     let url = format!("{base}{name}");
     if let Some(file) = LOADING.with_borrow(|loading| loading.get(&url).cloned()) {
         return file;
     }
-    let blob = promise(&url, download(url.clone(), get(integrity, name)));
-    let verified = promise(&url, verify(blob.clone(), get(integrity, name)));
-    let file = File { blob, verified };
+    let integrity = get(&glue.integrity(), name);
+    let request = glue.take_request(&url);
+    let file = File {
+        url: url.as_str().into(),
+        blob: promise(&url, download(url.clone(), integrity.clone(), request)),
+        integrity,
+        verified: Rc::default(),
+    };
     LOADING.with_borrow_mut(|loading| loading.insert(url, file.clone()));
     file
 }
@@ -123,13 +139,13 @@ fn failed(error: &JsValue) -> JsValue {
 }
 
 /// Fetches a file.
-async fn download(url: String, integrity: JsValue) -> Result<JsValue, JsValue> {
+async fn download(url: String, integrity: JsValue, begun: Option<Promise>) -> Result<JsValue, JsValue> {
     // Where the page's context is not secure, the browser checks it while it fetches, on the main thread.
     let init = match subtle() {
         Some(_) => Object::new(),
         None => object(&[("integrity", &integrity)]),
     };
-    let response = async { JsFuture::from(fetch(&url, &init)?).await };
+    let response = async { JsFuture::from(begun.map_or_else(|| fetch(&url, &init), Ok)?).await };
     let response: Response = response.await.map_err(|error| failed(&error))?.unchecked_into();
     if !response.ok() {
         return Err(format!("the server answered {}", response.status()).into());

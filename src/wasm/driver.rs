@@ -2,10 +2,14 @@
 
 mod host_calls;
 mod packages;
+mod remote;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::future::poll_fn;
+use std::pin::pin;
 use std::rc::{Rc, Weak};
+use std::task::Poll;
 
 use gloo_timers::callback::Timeout;
 use js_sys::{Array, Function, JsString, Promise, Reflect, Uint8Array};
@@ -20,12 +24,13 @@ use super::glue::{Glue, describe, now, object, thrown};
 use super::guest_frame::Guest;
 use super::options::{ExecuteOptions, Isolation, Options};
 use super::outbox::{JsBody, join};
+use super::remote::{RemoteGuest, Server};
 use super::sandbox::Sandbox;
 use super::snapshot::{self, Maker};
 use super::spares::Claim;
 use crate::budget::Budget;
 use crate::error::Error;
-use crate::execution::{CodeExecution, Outcome};
+use crate::execution::{CodeExecution, Killer, Outcome};
 use crate::protocol::{Encoding, Event, GuestInfo, Request, Stream};
 use crate::session::{Command, Effect, Encoded, Input, Reply, Session, Ticket};
 
@@ -45,6 +50,9 @@ pub(super) struct Driver {
     options: Rc<Options>,
     session: RefCell<Session<JsBody>>,
     guest: RefCell<Option<Guest>>,
+    /// Where guests run instead of here, and the one that does.
+    server: Option<Rc<Server>>,
+    remote: RefCell<Option<RemoteGuest>>,
     /// Counts the guests, so that nothing of an earlier one arrives.
     generation: Cell<u32>,
     effects: RefCell<VecDeque<Effect<JsBody>>>,
@@ -60,8 +68,8 @@ pub(super) struct Driver {
     parts: RefCell<Parts>,
     /// Held while its guest makes the page's snapshot, or is the first to start from it.
     maker: RefCell<Option<Maker>>,
-    /// Its share of the page's spare guests.
-    claim: Claim,
+    /// Its share of the page's spare guests; none where guests run on a server.
+    claim: Option<Claim>,
     /// While a guest that was a spare is not ready: goes off when that takes too long.
     spare: RefCell<Option<Timeout>>,
     /// What such a guest was sent first: should it fail, another one gets it.
@@ -104,13 +112,19 @@ impl Driver {
     }
 
     fn with_session(glue: Glue, options: Rc<Options>, session: Session<JsBody>) -> Rc<Self> {
-        let claim = Claim::new(&glue, &options);
+        let server = options
+            .backend
+            .as_ref()
+            .map(|backend| Server::new(backend, &options.limits));
+        let claim = server.is_none().then(|| Claim::new(&glue, &options));
         Rc::new_cyclic(|this| Self {
             this: this.clone(),
             glue,
             options,
             session: RefCell::new(session),
             guest: RefCell::default(),
+            server,
+            remote: RefCell::default(),
             generation: Cell::default(),
             effects: RefCell::default(),
             busy: Cell::default(),
@@ -231,6 +245,10 @@ impl Driver {
     /// Gives the session an input and does what follows from it.
     pub(super) fn feed(&self, input: Input<JsBody>) {
         let effects = self.session.borrow_mut().handle(now(), input);
+        self.follow(effects);
+    }
+
+    fn follow(&self, effects: Vec<Effect<JsBody>>) {
         self.effects.borrow_mut().extend(effects);
         // A callback of the user's may come back in here; its effects wait for their turn.
         if !self.busy.replace(true) {
@@ -239,10 +257,11 @@ impl Driver {
             }
             self.busy.set(false);
             self.set_timer();
-            if self.session.borrow().is_destroyed() {
-                self.claim.release();
-            } else {
-                self.claim.fill_when_idle(self.session.borrow().is_idle());
+            match (&self.claim, self.session.borrow().is_destroyed()) {
+                (Some(claim), true) => claim.release(),
+                (Some(claim), false) => claim.fill_when_idle(self.session.borrow().is_idle()),
+                (None, true) => self.hang_up(),
+                (None, false) => {}
             }
             if self.waiters.borrow().is_empty()
                 && let Some(driver) = self.abandoned.take()
@@ -332,7 +351,10 @@ impl Driver {
     // ---- the guest ----
 
     fn boot(&self) {
-        let spare = self.claim.take();
+        if let Some(server) = &self.server {
+            return self.boot_remotely(server);
+        }
+        let spare = self.claim.as_ref().and_then(Claim::take);
         let Some(guest) = spare else {
             return self.boot_anew();
         };
@@ -417,6 +439,7 @@ impl Driver {
         }
         self.generation.set(self.generation.get() + 1);
         self.guest.replace(None);
+        drop(self.remote.take());
         self.parts.take();
         self.blocked.take();
         self.maker.take();
@@ -425,6 +448,9 @@ impl Driver {
     }
 
     fn post(&self, request: Request, body: Option<JsBody>) {
+        if let Some(guest) = &*self.remote.borrow() {
+            return guest.post(request, body);
+        }
         let guest = self.guest.borrow();
         let Some(guest) = guest.as_ref() else { return };
         if let Request::Init { .. } = request
@@ -460,7 +486,19 @@ impl Driver {
         if let [(event @ Event::Snapshot { .. }, _)] = &events[..] {
             return self.take_snapshot(data, event);
         }
+        if self.take_all(events) {
+            self.init.take();
+            self.spare.take();
+            snapshot::prove(&self.options.assets_url(&self.glue));
+            self.maker.take();
+            self.progress("ready");
+        }
+    }
+
+    /// Takes a message's events, as long as their guest is there; whether it has become ready.
+    fn take_all(&self, events: Vec<(Event, Option<JsBody>)>) -> bool {
         let generation = self.generation.get();
+        let mut has_become_ready = false;
         for (event, body) in events {
             if let Event::HostCall {
                 call, blocking: true, ..
@@ -468,22 +506,17 @@ impl Driver {
             {
                 self.blocked.borrow_mut().insert(*call);
             }
-            let ready = matches!(event, Event::Ready { .. });
+            has_become_ready |= matches!(event, Event::Ready { .. });
             if let Event::BootFailed { .. } = event {
-                return self.guest_failed(Input::Guest(event, None));
+                self.guest_failed(Input::Guest(event, None));
+                return false;
             }
             self.feed(Input::Guest(event, body));
             if self.generation.get() != generation {
-                return;
-            }
-            if ready {
-                self.init.take();
-                self.spare.take();
-                snapshot::prove(&self.options.assets_url(&self.glue));
-                self.maker.take();
-                self.progress("ready");
+                return false;
             }
         }
+        has_become_ready
     }
 
     /// Memory that later guests start from. Only a guest that has run no code yet may offer it.
@@ -512,10 +545,7 @@ impl Driver {
         if header.length() > MAX_HEADER {
             return Err("an oversized header".to_owned());
         }
-        let events: Vec<Event> = serde_json::from_str(&String::from(header)).map_err(|error| error.to_string())?;
-        if events.is_empty() {
-            return Err("a message without an event".to_owned());
-        }
+        let events = parse(&String::from(header))?;
         match &events[..] {
             [Event::Snapshot { .. }] => return Ok(events.into_iter().map(|event| (event, None)).collect()),
             [saved @ Event::Saved { .. }] => {
@@ -524,16 +554,22 @@ impl Driver {
             }
             _ => {}
         }
-        let bodies = events.iter().filter(|event| event.has_body()).count();
-        if message.length() as usize != 1 + bodies {
+        self.with_bodies(events, &message.slice(1, message.length()))
+    }
+
+    /// The events, each with its body.
+    fn with_bodies(&self, events: Vec<Event>, bodies: &Array) -> Result<Vec<(Event, Option<JsBody>)>, String> {
+        let body_of = |at| bodies.get(at).dyn_into::<Uint8Array>();
+        let is_a_save = |event: &Event| matches!(event, Event::Saved { .. } | Event::Snapshot { .. });
+        if events.iter().any(is_a_save) {
+            return Err("a checkpoint that is no Blob, or not alone".to_owned());
+        }
+        if bodies.length() as usize != events.iter().filter(|event| event.has_body()).count() {
             return Err("a message with bodies that are not its events'".to_owned());
         }
         // A piece is alone in its message and of full size, so that their number is bounded with their sum.
         if let Some(part) = events.iter().position(|event| matches!(event, Event::Part { .. })) {
-            let body = message
-                .get(1)
-                .dyn_into::<Uint8Array>()
-                .map_err(|_| "a body that is not bytes")?;
+            let body = body_of(0).map_err(|_| "a body that is not bytes")?;
             if events.len() > 1 || body.length() < MIN_PIECE {
                 return Err("a piece of a body that is none".to_owned());
             }
@@ -547,8 +583,8 @@ impl Driver {
                 if !event.has_body() {
                     return Ok((event, None));
                 }
+                let body = body_of(next).map_err(|_| "a body that is not bytes")?;
                 next += 1;
-                let body: Uint8Array = message.get(next).dyn_into().map_err(|_| "a body that is not bytes")?;
                 size += f64::from(body.length());
                 if size > self.options.limits.max_value_bytes {
                     return Err("a message larger than maxValueSize".to_owned());
@@ -597,7 +633,12 @@ impl Driver {
             Reply::Name(name) => Ok(name.into()),
             Reply::Value(value) => decode(&value),
             Reply::Packages(wheels) => Ok(super::packages::show(&wheels)),
-            Reply::Execution(execution, last) => show(execution, last, displays),
+            Reply::Execution(mut execution, last) => {
+                if self.server.is_some() && execution.outcome == Outcome::Timeout {
+                    execution.killer = execution.killer.or(Some(Killer::Timeout));
+                }
+                show(execution, last, displays)
+            }
             Reply::Fork(fork) => {
                 let session = Session::forked(*fork).with_budget(self.budget());
                 let driver = Self::with_session(self.glue.clone(), self.options.clone(), session);
@@ -652,6 +693,15 @@ impl Driver {
     }
 }
 
+/// The events of a message.
+fn parse(header: &str) -> Result<Vec<Event>, String> {
+    let events: Vec<Event> = serde_json::from_str(header).map_err(|error| error.to_string())?;
+    if events.is_empty() {
+        return Err("a message without an event".to_owned());
+    }
+    Ok(events)
+}
+
 /// Starts a guest in the place that it has. Within a frame, Python starts while its files are still being checked: it hears and
 /// says nothing until they are.
 async fn start(
@@ -661,13 +711,16 @@ async fn start(
     on_driver: &impl Fn(&dyn Fn(&Driver)),
 ) -> Result<(), Error> {
     let assets = Assets::load(base, glue);
-    let script = assets.script().await?;
-    on_driver(&|driver| driver.with_guest(|guest| guest.launch(glue, &script)));
-    let (snapshot, maker) = snapshot::find(base, glue).await;
-    if isolation == Isolation::Worker {
-        assets.verified().await?;
-    }
-    let pyodide = assets.pyodide().await?;
+    let launched = async {
+        let script = assets.script().await?;
+        on_driver(&|driver| driver.with_guest(|guest| guest.launch(glue, &script)));
+        if isolation == Isolation::Worker {
+            assets.verified().await?;
+        }
+        assets.pyodide().await
+    };
+    let (pyodide, (snapshot, maker)) = both(launched, snapshot::find(base, glue)).await;
+    let pyodide = pyodide?;
     let maker = Cell::new(maker);
     on_driver(&|driver| {
         driver.maker.replace(maker.take());
@@ -675,6 +728,32 @@ async fn start(
         driver.with_guest(|guest| guest.furnish(&pyodide, snapshot.as_ref()));
     });
     assets.verified().await
+}
+
+/// What both come to, at the same time.
+async fn both<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> (A, B) {
+    let (mut a, mut b) = (pin!(a), pin!(b));
+    let (mut first, mut second) = (None, None);
+    poll_fn(|context| {
+        if first.is_none()
+            && let Poll::Ready(value) = a.as_mut().poll(context)
+        {
+            first = Some(value);
+        }
+        if second.is_none()
+            && let Poll::Ready(value) = b.as_mut().poll(context)
+        {
+            second = Some(value);
+        }
+        match (first.take(), second.take()) {
+            (Some(a), Some(b)) => Poll::Ready((a, b)),
+            (a, b) => {
+                (first, second) = (a, b);
+                Poll::Pending
+            }
+        }
+    })
+    .await
 }
 
 /// What an execution resolves to.

@@ -20,9 +20,12 @@ extern "C" {
     /// What identifies the files that guests are made of.
     #[wasm_bindgen(method, getter)]
     pub(super) fn build(this: &Glue) -> String;
-    /// The script of the guest's frame.
-    #[wasm_bindgen(method, getter, js_name = frameScript)]
-    pub(super) fn frame_script(this: &Glue) -> String;
+    /// A frame for a guest: `{ element, loaded }`.
+    #[wasm_bindgen(method, catch, js_name = openFrame)]
+    pub(super) fn open_frame(this: &Glue) -> Result<Object, JsValue>;
+    /// A promise of the answer to a request that was made already.
+    #[wasm_bindgen(method, js_name = takeRequest)]
+    pub(super) fn take_request(this: &Glue, url: &str) -> Option<Promise>;
     /// `{ python, abi }` of the Python that packages have to be for.
     #[wasm_bindgen(method, getter)]
     pub(super) fn platform(this: &Glue) -> Object;

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use gloo_timers::callback::Timeout;
 use js_sys::{Array, Object};
 use wasm_bindgen::prelude::*;
-use web_sys::{Document, HtmlElement, HtmlIFrameElement, MessageChannel, MessageEvent, MessagePort};
+use web_sys::{HtmlIFrameElement, MessageChannel, MessageEvent, MessagePort};
 
 use super::glue::{Glue, describe, get, object};
 use super::options::Isolation;
@@ -15,11 +15,6 @@ use super::outbox::{JsBody, Outbox};
 use super::snapshot::Snapshot;
 use crate::guest;
 use crate::protocol::Request;
-
-/// No network, no storage, no `eval`: nothing but wasm, in a worker made of what the page passed in. The worker inherits
-/// the policy.
-const POLICY: &str =
-    "default-src 'none'; script-src 'nonce-sandglass' 'wasm-unsafe-eval'; worker-src blob:; connect-src 'none'";
 
 /// Time that the frame may take to run its script, in milliseconds.
 const FRAME_MS: u32 = 20_000;
@@ -277,20 +272,14 @@ impl Drop for Guest {
 }
 
 fn open_frame(glue: &Glue) -> Result<Home, JsValue> {
-    let document: Document = get(&js_sys::global(), "document")
-        .dyn_into()
-        .map_err(|_| JsValue::from_str("isolation \"frame\" needs a document; use isolation \"worker\" here"))?;
-    let frame: HtmlIFrameElement = document.create_element("iframe")?.unchecked_into();
-    frame.set_attribute("sandbox", "allow-scripts")?;
-    frame.set_attribute("allow", "cross-origin-isolated *")?;
-    frame.set_attribute("title", "Sandglass guest")?;
-    frame.set_attribute("aria-hidden", "true")?;
-    frame.set_hidden(true);
-    frame.set_srcdoc(&format!(
-        "<!doctype html><meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\"><script nonce=\"sandglass\">{}</script>",
-        glue.frame_script()
-    ));
+    if get(&js_sys::global(), "document").is_undefined() {
+        let why = "isolation \"frame\" needs a document; use isolation \"worker\" here";
+        return Err(JsValue::from_str(why));
+    }
+    let place = glue.open_frame()?;
+    let frame: HtmlIFrameElement = get(&place, "element").dyn_into()?;
     let gate: Rc<Gate> = Rc::default();
+    gate.is_open.set(get(&place, "loaded").is_truthy());
     let on_load = Closure::<dyn FnMut()>::new({
         let (frame, gate) = (frame.clone(), gate.clone());
         move || {
@@ -299,14 +288,6 @@ fn open_frame(glue: &Glue) -> Result<Home, JsValue> {
         }
     });
     frame.set_onload(Some(on_load.as_ref().unchecked_ref()));
-    let parent: HtmlElement = match document.body() {
-        Some(body) => body,
-        None => document
-            .document_element()
-            .ok_or("the document is empty")?
-            .unchecked_into(),
-    };
-    parent.append_child(&frame)?;
     Ok(Home::Frame {
         element: frame,
         gate,

@@ -6,6 +6,7 @@ use wasm_bindgen::prelude::*;
 use super::budget;
 use super::glue::{self, Glue, describe, is_plain};
 use super::packages;
+use super::remote::Backend;
 use crate::budget::BudgetLimits;
 use crate::error::Error;
 use crate::limits::Limits;
@@ -35,6 +36,8 @@ pub(super) struct Options {
     pub(super) limits: Limits,
     pub(super) budget: budget::Given,
     pub(super) isolation: Isolation,
+    /// The server that runs the guest, where it is not the page.
+    pub(super) backend: Option<Backend>,
     pub(super) profile: Profile,
     pub(super) output_fields: Vec<String>,
     pub(super) assets_url: Option<String>,
@@ -54,6 +57,7 @@ impl Options {
             limits: Limits::default(),
             budget: budget::Given::Limits(BudgetLimits::default()),
             isolation: Isolation::Frame,
+            backend: None,
             profile: Profile::Default,
             output_fields: Vec::new(),
             assets_url: None,
@@ -66,8 +70,13 @@ impl Options {
             on_display: None,
             on_progress: None,
         };
-        for (name, value) in entries(value, "options")? {
-            options.set(&name, &value)?;
+        let given = entries(value, "options")?;
+        for (name, value) in &given {
+            options.set(name, value)?;
+        }
+        if options.backend.is_some() {
+            let given = given.iter().filter(|(_, value)| !value.is_undefined());
+            options.leave_to_server(given.map(|(name, _)| name.as_str()))?;
         }
         if !options.output_fields.is_empty() && !options.profile.has_submit() {
             let why = format!("the profile \"{}\" has no SUBMIT", options.profile.name());
@@ -81,6 +90,26 @@ impl Options {
         self.assets_url.clone().unwrap_or_else(|| glue.assets_url())
     }
 
+    /// Refuses what only guests of the page have.
+    fn leave_to_server<'a>(&mut self, given: impl Iterator<Item = &'a str>) -> Result<(), Error> {
+        for name in given {
+            let why = match name {
+                "isolation" => "is the server's to choose when there is a backend; leave it out",
+                "assetsUrl" | "spares" => "is for guests of the page, and there is a backend; leave it out",
+                "checkpoints" if self.limits.checkpoints => {
+                    "is not possible with a backend yet; leave it out, or say \"off\""
+                }
+                _ if packages::Settings::NAMES.contains(&name) => {
+                    "is for guests of the page; with a backend, packages are those of the server's Python"
+                }
+                _ => continue,
+            };
+            return Err(Error::invalid(name, why));
+        }
+        self.limits.checkpoints = false;
+        Ok(())
+    }
+
     fn set(&mut self, name: &str, value: &JsValue) -> Result<(), Error> {
         match name {
             _ if value.is_undefined() => {}
@@ -91,6 +120,7 @@ impl Options {
                     _ => return Err(Error::invalid(name, "must be \"frame\" or \"worker\"")),
                 }
             }
+            "backend" => self.backend = Some(Backend::parse(value)?),
             "profile" => self.profile = profile(name, value)?,
             "outputFields" => self.output_fields = python_names(name, value)?,
             "checkpoints" => {

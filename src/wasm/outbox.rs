@@ -1,7 +1,7 @@
 //! Posting messages without holding the page up: a large body leaves in pieces, with a trip through the event loop
 //! between slices of work.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
@@ -10,7 +10,8 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, spawn_local};
 use web_sys::{Blob, MessageChannel, MessagePort};
 
-use super::glue::{bytes, now, well_formed};
+use super::glue::{bytes, describe, now, well_formed};
+use super::remote::Wire;
 use crate::protocol::{Encoding, Request};
 use crate::session::Body;
 use crate::value::wtf8_from_utf16;
@@ -47,11 +48,17 @@ impl Body for JsBody {
 }
 
 impl JsBody {
+    /// In UTF-16 units or bytes.
     fn length(&self) -> u32 {
         match self {
             Self::Text(text) => text.length(),
             Self::Bytes(data) => data.length(),
-            Self::Blob(_) => 0,
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "at most what a value may take"
+            )]
+            Self::Blob(blob) => blob.size() as u32,
         }
     }
 }
@@ -119,7 +126,7 @@ impl Cutter {
                 }
             }
             JsBody::Text(text) => self.text_piece(text, start),
-            // It is never cut.
+            // It travels as it is, or is read in pieces by `read`.
             JsBody::Blob(_) => Piece {
                 bytes: Uint8Array::new_with_length(0),
                 next: 0,
@@ -169,20 +176,54 @@ fn pair_boundary(text: &JsString, end: u32) -> u32 {
     if parts_a_pair { end - 1 } else { end.min(text.length()) }
 }
 
+/// The piece of a file that begins at `start`.
+async fn read(blob: &Blob, start: u32) -> Result<Piece, JsValue> {
+    let next = start.saturating_add(PIECE);
+    let slice = blob.slice_with_f64_and_f64(f64::from(start), f64::from(next))?;
+    let buffer = JsFuture::from(slice.array_buffer()).await?;
+    Ok(Piece {
+        bytes: Uint8Array::new(&buffer),
+        next,
+        owned: true,
+    })
+}
+
+/// What messages leave by.
+#[derive(Clone)]
+enum Way {
+    Port(MessagePort),
+    Socket(Wire),
+}
+
 /// Where messages to one guest leave, in order. One without a body may overtake.
 #[derive(Clone)]
 pub(super) struct Outbox {
-    port: MessagePort,
+    way: Way,
     waiting: Rc<RefCell<VecDeque<(Request, JsBody)>>>,
+    /// Whether a task works at what waits: there is one at most, also while it lets the page do other things.
+    pumping: Rc<Cell<bool>>,
+    /// How often what waits was forgotten: a task of before has nothing more to do.
+    cleared: Rc<Cell<u32>>,
     cutter: Cutter,
 }
 
 impl Outbox {
     /// An outbox to the other end of `port`.
     pub(super) fn new(port: MessagePort) -> Self {
+        Self::by(Way::Port(port))
+    }
+
+    /// An outbox to a guest on a server.
+    pub(super) fn to_server(wire: Wire) -> Self {
+        Self::by(Way::Socket(wire))
+    }
+
+    fn by(way: Way) -> Self {
         Self {
-            port,
+            way,
             waiting: Rc::default(),
+            pumping: Rc::default(),
+            cleared: Rc::default(),
             cutter: Cutter::new(),
         }
     }
@@ -193,17 +234,17 @@ impl Outbox {
             return self.post_piece(&request, None);
         };
         let busy = !self.waiting.borrow().is_empty();
-        if let (false, JsBody::Blob(blob)) = (busy, &body) {
-            return self.post_blob(&request, blob);
+        if let (false, Way::Port(port), JsBody::Blob(blob)) = (busy, &self.way, &body) {
+            return post_blob(port, &request, blob);
         }
-        if !busy && body.length() <= STEP {
+        if !busy && body.length() <= STEP && !matches!(body, JsBody::Blob(_)) {
             let piece = self.cutter.piece(&body, 0);
             return self.post_piece(&request, Some(&piece));
         }
         self.waiting.borrow_mut().push_back((request, body));
-        if !busy {
-            let outbox = self.clone();
-            spawn_local(async move { outbox.pump().await });
+        if !self.pumping.replace(true) {
+            let (outbox, begun) = (self.clone(), self.cleared.get());
+            spawn_local(async move { outbox.pump(begun).await });
         }
     }
 
@@ -223,21 +264,44 @@ impl Outbox {
     /// Forgets what has not been sent.
     pub(super) fn clear(&self) {
         self.waiting.borrow_mut().clear();
+        self.cleared.set(self.cleared.get().wrapping_add(1));
+        self.pumping.set(false);
     }
 
-    async fn pump(&self) {
+    async fn pump(&self, begun: u32) {
+        let is_stale = || self.cleared.get() != begun;
         let mut slice_ends = now() + SLICE_MS;
         let mut start = 0;
         loop {
+            if let Way::Socket(wire) = &self.way {
+                wire.has_room().await;
+            }
+            if is_stale() {
+                return;
+            }
             let Some((request, body)) = self.waiting.borrow().front().cloned() else {
+                self.pumping.set(false);
                 return;
             };
-            if let JsBody::Blob(blob) = &body {
-                self.post_blob(&request, blob);
-                self.waiting.borrow_mut().pop_front();
-                continue;
-            }
-            let piece = self.cutter.piece(&body, start);
+            let piece = match (&body, &self.way) {
+                (JsBody::Blob(blob), Way::Port(port)) => {
+                    post_blob(port, &request, blob);
+                    self.waiting.borrow_mut().pop_front();
+                    continue;
+                }
+                (JsBody::Blob(blob), Way::Socket(wire)) => match read(blob, start).await {
+                    // Nobody wants it any more.
+                    _ if is_stale() => return,
+                    Ok(piece) => piece,
+                    Err(error) => {
+                        self.waiting.borrow_mut().pop_front();
+                        wire.unreadable(&request, start > 0, &describe(&error));
+                        start = 0;
+                        continue;
+                    }
+                },
+                _ => self.cutter.piece(&body, start),
+            };
             if piece.next < body.length() {
                 let encoding = match (&body, &request) {
                     (JsBody::Text(_), Request::SetVariable { .. }) => Encoding::Text,
@@ -257,32 +321,36 @@ impl Outbox {
         }
     }
 
-    fn post_blob(&self, request: &Request, blob: &Blob) {
-        let header = serde_json::to_string(request).unwrap_or_default();
-        if let Err(error) = self.port.post_message(&Array::of2(&header.into(), blob)) {
-            web_sys::console::error_1(&error);
-        }
-    }
-
     fn post_piece(&self, request: &Request, piece: Option<&Piece>) {
         // A request is plain data, which JSON can always hold.
         let header = serde_json::to_string(request).unwrap_or_default();
-        let message = Array::of1(&header.into());
-        let posted = match piece {
-            None => self.port.post_message(&message),
-            Some(Piece { bytes, owned, .. }) => {
-                message.push(bytes);
-                if *owned && bytes.length() >= SMALL_BODY {
-                    self.port
-                        .post_message_with_transferable(&message, &Array::of1(&bytes.buffer()))
-                } else {
-                    self.port.post_message(&message)
-                }
-            }
+        let posted = match &self.way {
+            Way::Port(port) => post(port, header, piece),
+            Way::Socket(wire) => wire.send(&header, piece.map(|piece| &piece.bytes)),
         };
         if let Err(error) = posted {
             web_sys::console::error_1(&error);
         }
+    }
+}
+
+fn post_blob(port: &MessagePort, request: &Request, blob: &Blob) {
+    let header = serde_json::to_string(request).unwrap_or_default();
+    if let Err(error) = port.post_message(&Array::of2(&header.into(), blob)) {
+        web_sys::console::error_1(&error);
+    }
+}
+
+fn post(port: &MessagePort, header: String, piece: Option<&Piece>) -> Result<(), JsValue> {
+    let message = Array::of1(&header.into());
+    let Some(Piece { bytes, owned, .. }) = piece else {
+        return port.post_message(&message);
+    };
+    message.push(bytes);
+    if *owned && bytes.length() >= SMALL_BODY {
+        port.post_message_with_transferable(&message, &Array::of1(&bytes.buffer()))
+    } else {
+        port.post_message(&message)
     }
 }
 

@@ -16,10 +16,12 @@ mod run;
 mod stop;
 mod tree;
 
-use js_sys::{Array, Function, JSON, Object, Promise};
+use js_sys::{Array, BigInt, Function, JSON, Object, Promise};
+use serde_json::Value;
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::future_to_promise;
 
+use self::model::NOT_RECORDED;
 use self::options::Options;
 use self::run::Run;
 use self::stop::{Stop, after};
@@ -29,6 +31,7 @@ use crate::budget::Budget;
 use crate::error::Error;
 use crate::rlm::controller::Finish;
 use crate::rlm::event::{RlmEvent, RunOutcome};
+use crate::rlm::integer::big_int;
 use crate::rlm::replay::{Replay, read_trajectory};
 
 #[wasm_bindgen(typescript_custom_section)]
@@ -39,7 +42,7 @@ export interface RlmEndpoint {
   baseUrl: string;
   apiKey?: string;
   model: string;
-  /** Other models of the endpoint that Python may name in `llm_query(prompt, model)`. */
+  /** Other models of the endpoint that Python may name in `llm_query(prompt, model)`; the system prompt lists those of `subModel`. */
   models?: string[];
   /** More headers. */
   headers?: Record<string, string>;
@@ -119,12 +122,12 @@ export type RlmEvent = {
 
 /** What `runRlm` resolves to. */
 export interface RlmRun {
-  /** The answer: a string, or what `answerSchema` asks for; undefined when there is none. */
+  /** The answer: a string, or what `answerSchema` asks for, where ints past 2^53 are `BigInt`s; undefined when there is none. */
   answer: any;
   outcome: RunOutcome;
   /** Why there is no answer, or what is wrong with it. */
   error?: string;
-  /** Replies of the model that the first run took. */
+  /** Turns that the model of the first run was asked for, the one after `maxIterations` included. */
   iterations: number;
   /** What the whole tree has spent. */
   usage: Usage;
@@ -183,10 +186,7 @@ fn show(finish: &Finish, budget: &Budget, tree: &Tree) -> Object {
             .and_then(|json| JSON::parse(&json).ok())
             .unwrap_or_default()
     };
-    let answer = finish
-        .answer
-        .as_ref()
-        .map_or(JsValue::UNDEFINED, |answer| json(&|| serde_json::to_string(answer)));
+    let answer = finish.answer.as_ref().map_or(JsValue::UNDEFINED, answer_of_json);
     let run = object(&[
         ("answer", &answer),
         ("outcome", &json(&|| serde_json::to_string(&finish.outcome))),
@@ -198,6 +198,38 @@ fn show(finish: &Finish, budget: &Budget, tree: &Tree) -> Object {
         let _ = js_sys::Reflect::set(&run, &"error".into(), &error.into());
     }
     run
+}
+
+/// JSON as JavaScript's values, with ints past 2^53 as `BigInt`s.
+fn answer_of_json(value: &Value) -> JsValue {
+    match value {
+        Value::Null => JsValue::NULL,
+        Value::Bool(flag) => (*flag).into(),
+        Value::Number(number) => number.as_f64().into(),
+        Value::String(text) => text.into(),
+        Value::Array(items) => items.iter().map(answer_of_json).collect::<Array>().into(),
+        Value::Object(fields) => match big_int(value) {
+            Some(int) => js_int(int),
+            None => {
+                let entries: Array = fields
+                    .iter()
+                    .map(|(name, field)| Array::of2(&name.into(), &answer_of_json(field)))
+                    .collect();
+                Object::from_entries(&entries).map_or(JsValue::UNDEFINED, Into::into)
+            }
+        },
+    }
+}
+
+/// An int by its text, `-0x…` among them, which is not JavaScript's.
+fn js_int(text: &str) -> JsValue {
+    let magnitude = text.strip_prefix('-').unwrap_or(text);
+    match BigInt::new(&magnitude.into()) {
+        Ok(int) if magnitude.len() < text.len() => (-&int).into(),
+        Ok(int) => int.into(),
+        // Beyond what the engine holds.
+        Err(_) => text.into(),
+    }
 }
 
 /// The events of a trajectory that was kept as JSON lines.
@@ -236,16 +268,21 @@ pub fn start_replay(glue: &Glue, trajectory: &TrajectoryValue) -> Result<ModelFu
         )]
         let call = get(&info, "call").as_f64().unwrap_or_default() as u32;
         let recorded = match text("purpose").as_str() {
-            "turn" => replay.turn(&text("run"), call),
+            "turn" => replay.turn(&text("run"), call).map(Ok),
             _ => replay.call(&text("run"), call, &text("promptHash")),
         };
         match recorded {
-            Ok((text, usage)) => {
+            Ok(Ok((text, usage))) => {
                 let usage = serde_json::to_string(&usage).unwrap_or_default();
                 let usage = JSON::parse(&usage).unwrap_or_default();
                 Promise::resolve(&JsValue::from(object(&[("text", &text.into()), ("usage", &usage)])))
             }
-            Err(error) => Promise::reject(&js_sys::Error::new(&error).into()),
+            Ok(Err(error)) => Promise::reject(&js_sys::Error::new(&error).into()),
+            Err(missing) => {
+                let error = js_sys::Error::new(&missing.to_string());
+                error.set_name(NOT_RECORDED);
+                Promise::reject(&error.into())
+            }
         }
     });
     Ok(model.into_js_value().unchecked_into::<Function>().unchecked_into())

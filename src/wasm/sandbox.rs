@@ -78,6 +78,12 @@ export interface SandboxOptions {
   outputFields?: string[];
   /** `"frame"` (default): an opaque origin without network. `"worker"`: a plain worker, where there is no DOM. */
   isolation?: "frame" | "worker";
+  /**
+   * A `sandglass-host` server that runs Python instead of the page, in bubblewrap, in Docker or as a plain process: see
+   * `capabilities.isolation`. Functions, budgets and time limits stay the page's. Packages are those of the server's Python; there are
+   * no checkpoints, so `checkpoint`, `undo`, `restore` and `fork` reject.
+   */
+  backend?: Backend;
   /** Where the package's `dist/` is served. Default: beside the package's entry. */
   assetsUrl?: string;
   /** Gets what is printed, as it comes. */
@@ -90,12 +96,20 @@ export interface SandboxOptions {
   onProgress?: (progress: Progress) => void;
 }
 
+/** Where a server is. */
+export interface Backend {
+  /** Its `http` or `https` address, as `sandglass-host serve` tells it. */
+  url: string | URL;
+  /** One of its keys, if it has any. Who has the page has the key: give each user their own. */
+  apiKey?: string;
+}
+
 /**
- * How far the boot is (`cold` and its reason: the memory that guests start from had to be made anew), or how many of the `calls`
+ * How far the boot is (`backend`: a server is asked for a guest; `cold` and its reason: the memory that guests start from had to be made anew), or how many of the `calls`
  * are answered that Python made at once, such as a batch.
  */
 export type Progress =
-  | { stage: "assets" | "python" | "ready" }
+  | { stage: "assets" | "backend" | "python" | "ready" }
   | { stage: "cold"; reason: string }
   | PackageProgress
   | { stage: "calls"; name: string; done: number; failed: number; total: number };
@@ -162,8 +176,8 @@ export interface Sandbox {
 
 /** What a sandbox is and can do. */
 export interface Capabilities {
-  isolation: "frame" | "worker";
-  /** How Python waits for the host: `atomics`, `jspi` or `none`. */
+  isolation: "frame" | "worker" | "bubblewrap" | "docker" | "subprocess";
+  /** How Python waits for the host: `atomics`, `jspi` or `none`; `native` on a server. */
   bridge: string;
   /** Whether running code can be stopped with its state kept. */
   softInterrupt: boolean;
@@ -328,6 +342,11 @@ impl Sandbox {
         #[wasm_bindgen(unchecked_optional_param_type = "LoadOptions")] options: &JsValue,
     ) -> PackagesPromise {
         let promise = packages::requirements("requirements", requirements).and_then(|wanted| {
+            if self.driver.options().backend.is_some() {
+                let why =
+                    "cannot be loaded with a backend: packages are those of the server's Python; nothing was installed";
+                return Err(Error::invalid("requirements", why));
+            }
             let options = packages::load_options(options)?;
             Ok(self.driver.submit(Command::Load(Wanted::Requirements(wanted)), options))
         });
@@ -385,7 +404,7 @@ impl Sandbox {
     pub fn capabilities(&self) -> CapabilitiesValue {
         let info = self.driver.guest_info();
         object(&[
-            ("isolation", &self.driver.options().isolation.name().into()),
+            ("isolation", &self.driver.isolation().into()),
             ("bridge", &info.bridge.into()),
             ("softInterrupt", &info.soft_interrupt.into()),
             ("memoryLimit", &self.driver.options().limits.max_memory_bytes.into()),

@@ -271,6 +271,9 @@ const BEHAVIOURS = {
   function: () => () => () => 1,
 };
 
+/** Options of every sandbox: where guests run, when it is not the page. */
+let place = {};
+
 /** @typedef {{ sandbox: any, host: any, log: string[], crowd: number, most: number, last?: any }} World */
 
 const QUERIES = { llm_query: "onLLMQuery", rlm_query: "onRLMQuery" };
@@ -320,7 +323,9 @@ function describeStep(step) {
 async function act(step, world) {
   const { sandbox } = world;
   if ("create" in step) {
-    const made = await createSandbox(/** @type {any} */ (decode(step.create)));
+    const options = /** @type {any} */ (decode(step.create));
+    const isPlain = Object.getPrototypeOf(options) === Object.prototype;
+    const made = await createSandbox(isPlain ? { ...options, ...place } : options);
     await made.destroy();
     return undefined;
   }
@@ -459,10 +464,12 @@ export async function load(files, only) {
 /**
  * Runs the cases of these files; `report` hears of each.
  * @param {string[]} files
- * @param {{ only: string, lanes: number, backend: string }} options
+ * @param {{ only: string, lanes: number, backend: string, server?: { url: string, apiKey: string } }} options  `server`: what
+ *   runs the guests of this backend
  * @param {(line: { name: string, problems: string[], skipped?: string, ms: number }) => void} report
  */
-export async function run(files, { only, lanes, backend }, report) {
+export async function run(files, { only, lanes, backend, server }, report) {
+  place = server ? { backend: server } : {};
   const tests = await load(files, only);
   const waiting = tests.map((test) => ({ test, key: keyOf(test) }));
   const next = (/** @type {string | undefined} */ key) => {
@@ -489,7 +496,7 @@ export async function run(files, { only, lanes, backend }, report) {
         if (held) await held.world.sandbox.execute(RESET);
         else {
           const world = /** @type {World} */ ({ sandbox: null, host: {}, log: [], crowd: 0, most: 0 });
-          world.sandbox = await createSandbox(makeOptions(test, world));
+          world.sandbox = await createSandbox({ ...makeOptions(test, world), ...place });
           held = { key, world };
         }
         const late = sleep(CASE_SECONDS * 1000).then(() => [`it did not end within ${CASE_SECONDS} s`]);

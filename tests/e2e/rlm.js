@@ -277,13 +277,41 @@ const ANSWERS = {
       [cell("SUBMIT('a')\nprint('not reached')"), "a"],
       [cell("answer['content'] = 'b'\nanswer['ready'] = True"), "b"],
       [`${cell("y = 'c' * 3")}\nFINAL_VAR(y)`, "ccc"],
-      ["It is this.\nFINAL(d)", "d"],
+      ["It is this.\nFINAL(d e)", "d e"],
+      [`${cell("z = 'f'")}\nFINAL(z)`, "f"],
       [`${cell("z = 1")}\nmore\n${cell("FINAL('é ✓')")}\n${cell("print('not run')")}`, "é ✓"],
     ])) {
       const result = await script([reply]);
       problems.push(...ended(result, answer), ...result.problems);
     }
     return problems;
+  },
+
+  "ints of any size are exact": async () => {
+    const code = "import math\nx = [math.factorial(30), -(2**64), 2**53 + 1, 7]";
+    const text = await script([cell(`${code}\nFINAL(x[0])`)]);
+    const answerSchema = { type: "array", items: { type: "integer" } };
+    const typed = await script([cell(`${code}\nFINAL(x)`)], { answerSchema });
+    const said = await script(["I say it.", "[9007199254740993]"], { answerSchema, maxIterations: 1 });
+    const shown = (/** @type {unknown} */ list) =>
+      Array.isArray(list) ? list.map((item) => `${typeof item} ${item}`).join() : `${list}`;
+    return [
+      ...ended(text, "265252859812191058636308480000000"),
+      ...unequal(
+        shown(typed.answer),
+        "bigint 265252859812191058636308480000000,bigint -18446744073709551616,bigint 9007199254740993,number 7",
+        "with a schema",
+      ),
+      ...unequal(shown(said.answer), "bigint 9007199254740993", "in last words"),
+      ...[text, typed, said].flatMap(({ problems }) => problems),
+    ];
+  },
+
+  "a name in prose is no answer before there is a variable": async () => {
+    const plan = "I look at it, then call\nFINAL(result)\nonce done.";
+    const empty = "FINAL(answer)";
+    const result = await script([plan, empty, `${cell("result = 6 * 7")}\n${plan}`]);
+    return [...ended(result, "42"), ...unequal(result.iterations, 3, "turns"), ...result.problems];
   },
 
   "what code does is shown to the model": async () => {
@@ -326,7 +354,11 @@ const ANSWERS = {
     const result = await script([cell("1"), cell("2"), "It may be 7."], { maxIterations: 2 });
     const none = await script([cell("1"), "nothing"], { maxIterations: 1, answerSchema: { type: "integer" } });
     const typed = await script([cell("1"), "```json\n7\n```"], { maxIterations: 1, answerSchema: { type: "integer" } });
+    const found = [];
+    for (const last of ["FINAL_VAR(x)", cell("FINAL(x)"), cell("FINAL(f'{x}')"), "FINAL(x)"])
+      found.push(await script([cell("x = 8"), last], { maxIterations: 1 }));
     return [
+      ...found.flatMap((result) => [...ended(result, "8", "exhausted"), ...result.problems]),
       ...ended(result, "It may be 7.", "exhausted"),
       ...ended(none, undefined, "exhausted"),
       ...ended(typed, 7, "exhausted"),
@@ -641,6 +673,33 @@ const REPLAY = {
       ),
       ...unequal(again.usage, first.usage, "usage"),
     ];
+  },
+
+  "a trajectory without an answer fails the run": async () => {
+    const child = JSON.stringify([cell("FINAL(llm_query('inner'))")]);
+    const code = cell(`FINAL([*llm_query_batched(['a', 'b']), *rlm_query_batched([${JSON.stringify(child)}])])`);
+    const first = await script([code], { maxDepth: 1 });
+    const problems = [...first.problems];
+    for (const [type, id, missing] of [
+      ["callEnded", "0", "answer for call 1 of run 0"],
+      ["callEnded", "0.0", "answer for call 1 of run 0.0"],
+      ["modelReplied", "0.0", "reply for turn 1 of run 0.0"],
+    ]) {
+      const at = first.events.findIndex(
+        (event) => event.type === type && event.run === id && (event.type !== "callEnded" || event.call === 1),
+      );
+      const cut = await run({
+        task: "again",
+        maxDepth: 1,
+        model: replayRlm(first.events.filter((_, index) => index !== at)),
+      });
+      problems.push(
+        ...ended(cut, undefined, "failed"),
+        ...unequal(cut.error, `the trajectory has no ${missing}`, "error"),
+        ...cut.problems,
+      );
+    }
+    return problems;
   },
 
   "a recorded failure fails again, and rubbish is refused": async () => {

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
+import gc
 import json
+import linecache
+import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "pyodide-glue" / "python"))
 
 from sandglass import values
 from sandglass.runtime import Runtime
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPIPE)
 
 settings.register_profile("untimed", deadline=None)  # a slow machine is not a failure
 settings.load_profile("untimed")
@@ -31,6 +41,70 @@ CONFIG = {
     "maxFiles": 100,
     "hostFunctions": ["fetch_page"],
 }
+
+
+_STREAMS = ("stdin", "stdout", "stderr")
+_SYS = ("excepthook", "displayhook", "unraisablehook", "breakpointhook", *_STREAMS, *(f"__{n}__" for n in _STREAMS))
+#: What sandglass takes over, or could; audit hooks and those of os.fork cannot be looked at, nor given back.
+_PLACES: list[tuple[Any, str]] = [
+    *((sys, name) for name in _SYS),
+    (builtins, "input"),
+    (time, "sleep"),
+    (os, "write"),
+    (os, "fork"),
+    (os, "_exit"),
+    (os, "abort"),
+    (asyncio, "run"),
+    (asyncio.runners, "run"),
+    (asyncio.events, "_event_loop_policy"),
+    (threading, "excepthook"),
+    (linecache, "cache"),
+]
+
+
+def hooks() -> dict[str, object]:
+    """What stands in all those places, by name."""
+    return {
+        **{f"{module.__name__}.{name}": getattr(module, name) for module, name in _PLACES},
+        **{f"the handler of {number.name}": signal.getsignal(number) for number in _SIGNALS},
+        "sys.modules['__main__']": sys.modules["__main__"],
+        "sys.meta_path": [*sys.meta_path],
+        "sys.path_hooks": [*sys.path_hooks],
+        "the hooks of asynchronous generators": sys.get_asyncgen_hooks(),
+    }
+
+
+def is_ours(hook: Any) -> bool:
+    if isinstance(hook, (list, tuple)):
+        return any(map(is_ours, hook))
+    return str(getattr(hook, "__module__", "")).startswith("sandglass")
+
+
+@contextmanager
+def installed(runtime: Runtime) -> Iterator[Runtime]:
+    """The runtime has the interpreter for so long only: pytest has its own ideas about sys.stdout between phases."""
+    before = hooks()
+    runtime.install()
+    taken = [name for name, hook in hooks().items() if hook is not before[name] and hook != before[name]]
+    try:
+        yield runtime
+    finally:
+        runtime.uninstall()
+    after = hooks()
+    left = [name for name in taken if after[name] is not before[name] and after[name] != before[name]]
+    assert taken and not left, f"not given back: {', '.join(left)}"
+
+
+@pytest.fixture(autouse=True)
+def _interpreter() -> Iterator[None]:
+    """Nothing of sandglass is left in it after a test, and what cells put there is taken out."""
+    before = hooks()
+    yield
+    left = [name for name, hook in hooks().items() if is_ours(hook) and hook is not before[name]]
+    for module, name in _PLACES:
+        setattr(module, name, before[f"{module.__name__}.{name}"])
+    gc.enable()
+    assert not left, f"not given back: {', '.join(left)}"
 
 
 class Reply:
@@ -117,11 +191,8 @@ class Guest:
         self.bridge.messages = []
         self.bridge.displays = []
         self.count += 1
-        self.runtime.install()  # for this cell only: pytest has its own ideas about sys.stdout between phases
-        try:
-            reply = self.runtime.execute(self.count, source)
-        finally:
-            self.runtime.uninstall()
+        with installed(self.runtime) as runtime:
+            reply = runtime.execute(self.count, source)
         return Cell(*reply, self.bridge)
 
     def ok(self, source: str) -> Cell:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from conftest import Guest
+
+from sandglass import loop
 
 PREFIX = "import asyncio\nlog = []\nasync def f(x, t=1):\n  await asyncio.sleep(t)\n  log.append(x)\n  return x\n"
 
@@ -33,10 +37,8 @@ PREFIX = "import asyncio\nlog = []\nasync def f(x, t=1):\n  await asyncio.sleep(
     ],
 )
 def test_works_in_a_cell(guest: Guest, source: str, result: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import time
-
     clock = [time.monotonic()]
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])  # sleeping advances time, so nothing waits for real
+    monkeypatch.setattr(loop, "monotonic", lambda: clock[0])  # sleeping advances time, so nothing waits for real
     real_sleep = guest.bridge.sleep
 
     def sleep(seconds: float | None) -> None:

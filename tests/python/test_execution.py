@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from conftest import CONFIG, FakeBridge, Guest
+from conftest import CONFIG, FakeBridge, Guest, installed
 
 from sandglass.runtime import Runtime
 
@@ -233,18 +233,14 @@ def test_main_module_supports_the_library(guest: Guest) -> None:
 def test_old_sources_are_dropped() -> None:
     import linecache
 
-    runtime = Runtime(FakeBridge())
-    runtime.install()
-    try:
+    with installed(Runtime(FakeBridge())) as runtime:
         runtime.configure({**CONFIG, "maxSourceCache": 100})
         for number in range(50):
             runtime.execute(number, "x = 1  # padding padding")
         assert 0 < len([name for name in linecache.cache if name.startswith("<cell ")]) <= 4
         runtime.execute(50, "#" * 1000)
         assert "<cell 50>" not in linecache.cache
-    finally:
-        runtime.uninstall()
-        linecache.clearcache()
+    linecache.clearcache()
 
 
 def test_time_sleep_goes_through_the_bridge(guest: Guest) -> None:
@@ -293,6 +289,14 @@ def test_uninstall_gives_everything_back() -> None:
     assert (sys.stdout, time.sleep) != before[:2]
     runtime.uninstall()
     assert (sys.stdout, time.sleep, builtins.input, sys.modules["__main__"]) == before
+
+
+def test_it_gives_back_what_a_cell_took_from_it(guest: Guest) -> None:
+    guest.ok(
+        "import sys\nsys.meta_path[:] = [f for f in sys.meta_path if not type(f).__module__.startswith('sandglass')]"
+    )
+    guest.ok("import time\ntime.sleep = None")
+    assert guest.ok("1 + 1").result == "2"
 
 
 def test_configure_refuses_what_it_cannot_do(guest: Guest) -> None:

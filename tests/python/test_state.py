@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CONFIG, Guest
+from conftest import CONFIG, Guest, installed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -343,11 +343,8 @@ if sys.version_info >= (3, 12):
 
 
 def save(guest: Guest) -> tuple[bytes, dict[str, str]]:
-    guest.runtime.install()
-    try:
-        data, lost = guest.runtime.save_state()
-    finally:
-        guest.runtime.uninstall()
+    with installed(guest.runtime) as runtime:
+        data, lost = runtime.save_state()
     return data, dict(lost)
 
 
@@ -355,11 +352,8 @@ def restored(data: bytes, **config: Any) -> tuple[Guest, dict[str, str]]:
     guest = Guest()
     guest.count = 100  # the host goes on counting
     guest.runtime.configure(CONFIG | config)
-    guest.runtime.install()
-    try:
-        lost = guest.runtime.load_state(data)
-    finally:
-        guest.runtime.uninstall()
+    with installed(guest.runtime) as runtime:
+        lost = runtime.load_state(data)
     return guest, dict(lost)
 
 
@@ -585,10 +579,8 @@ def test_keyboard_interrupt_passes_and_sets_nothing(guest: Guest) -> None:
     data, _ = save(guest)
     other = Guest()
     other.runtime.configure(CONFIG)
-    other.runtime.install()
-    with pytest.raises(KeyboardInterrupt):
+    with installed(other.runtime), pytest.raises(KeyboardInterrupt):
         other.runtime.load_state(data)
-    other.runtime.uninstall()
     assert "'x'" not in other.ok("dir()").result
     guest.ok("class R:\n  def __reduce__(self): raise KeyboardInterrupt\nr = R()")
     with pytest.raises(KeyboardInterrupt):

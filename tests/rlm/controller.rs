@@ -22,6 +22,7 @@ fn task() -> Task {
         max_depth: 1,
         functions: Vec::new(),
         packages: Vec::new(),
+        models: Vec::new(),
         instructions: None,
     }
 }
@@ -54,7 +55,8 @@ struct Ran {
     events: Vec<RlmEventKind>,
 }
 
-/// Runs a task. Python understands `FINAL <json>` (declares it), `fail` (raises), and prints everything else.
+/// Runs a task. Python understands `FINAL <json>` (declares it), `fail` (raises), `FINAL_VAR("found")` and `FINAL(found)` (declare 7), and prints
+/// everything else.
 fn run(task: Task, limits: BudgetLimits, mut model: impl FnMut(&[Message]) -> Result<Reply, String>) -> Ran {
     let mut controller = Controller::new(task, Budget::new(limits, 0.0), 0.0);
     let (mut now, mut input) = (0.0, Input::Ready(Vec::new()));
@@ -82,6 +84,9 @@ fn run(task: Task, limits: BudgetLimits, mut model: impl FnMut(&[Message]) -> Re
                 let (outcome, value) = match declared {
                     Some(value) => (Outcome::Ok, Some(Ok(value))),
                     None if source == "fail" => (Outcome::Error, None),
+                    None if ["FINAL_VAR(\"found\")", "FINAL(found)"].contains(&source.as_str()) => {
+                        (Outcome::Ok, Some(Ok(json!(7))))
+                    }
                     None => (Outcome::Ok, None),
                 };
                 Input::Executed(Box::new(execution(outcome, &source)), value)
@@ -179,12 +184,38 @@ fn prose_declares_answers_outside_of_code_only() {
 }
 
 #[test]
+fn a_name_in_prose_is_a_variable_and_no_answer_without_one() {
+    let ran = script(task(), &["FINAL(found)"]);
+    assert_eq!(answer(&ran), (RunOutcome::Answered, Some(json!("7"))));
+    let plan = "First I look, then call\nFINAL(result)\nonce done.";
+    let ran = script(task(), &[plan, &format!("{plan}\n{}", cell("look")), &cell("FINAL 1")]);
+    assert_eq!(
+        ran.code,
+        ["FINAL_VAR(\"result\")", "look", "FINAL_VAR(\"result\")", "FINAL 1"]
+    );
+    assert!(
+        ran.heard[1].contains("FINAL(\"result\") in a ```repl block"),
+        "{}",
+        ran.heard[1]
+    );
+    assert!(ran.heard[2].starts_with("Output:\nlook\n\nOutput (block 2):"));
+    // Texts are answers as they are.
+    for said in ["two words", "7", "True", "f(x)"] {
+        let ran = script(task(), &[&format!("FINAL({said})")]);
+        assert_eq!((answer(&ran).1, ran.code.len()), (Some(json!(said)), 0));
+    }
+    // `answer` is there from the beginning, and empty.
+    let ran = script(task(), &["FINAL(answer)", &cell("FINAL 1")]);
+    assert!(ran.code[0].starts_with("FINAL_VAR(\"answer\") if "), "{}", ran.code[0]);
+}
+
+#[test]
 fn a_wrong_answer_is_told_and_asked_for_again() {
     let typed = Task {
         schema: Some(Schema::new(json!({ "type": "integer" })).unwrap()),
         ..task()
     };
-    let ran = script(typed, &[&cell("FINAL \"many\""), "FINAL(several)", &cell("FINAL 3")]);
+    let ran = script(typed, &[&cell("FINAL \"many\""), "FINAL(a few)", &cell("FINAL 3")]);
     assert_eq!(answer(&ran), (RunOutcome::Answered, Some(json!(3))));
     assert!(ran.heard[0].contains("JSON Schema:\n{\"type\":\"integer\"}"));
     assert!(ran.heard[1].contains("not accepted:\n$: must be of type \"integer\", not a string"));
@@ -206,6 +237,51 @@ fn after_the_last_turn_the_model_is_asked_once_more() {
     let ran = script(task(), &["a", "b", "c", "d", "e", "```repl\nz\n```"]);
     assert_eq!(answer(&ran), (RunOutcome::Exhausted, None));
     assert!(ran.finish.error.unwrap().contains("within 5 turns"));
+}
+
+#[test]
+fn what_the_last_words_declare_is_looked_up() {
+    let once = || Task {
+        max_iterations: 1,
+        ..task()
+    };
+    let typed = || Task {
+        schema: Some(Schema::new(json!({ "type": "integer" })).unwrap()),
+        ..once()
+    };
+    for (reply, answer) in [
+        ("FINAL_VAR(found)", Some("7")),
+        ("I say:\nFINAL(found)", Some("7")),
+        ("```repl\nFINAL(found)\n```", Some("7")),
+        ("It is in it:\n```python\nlook\nFINAL_VAR(found)\n```", Some("7")),
+        ("```\nFINAL_VAR('found')\n```", Some("7")),
+        ("```repl\nFINAL \"no directive\"\n```", None),
+        ("FINAL_VAR(lost)", None),
+        ("```repl\nFINAL(lost)\n```", None),
+        ("Perhaps 8.\n```repl\nFINAL(lost)\n```", Some("Perhaps 8.")),
+        ("FINAL(Paris)", Some("Paris")),
+        ("FINAL(in Paris)", Some("in Paris")),
+    ] {
+        let ran = script(once(), &["a", reply]);
+        assert_eq!(ran.finish.outcome, RunOutcome::Exhausted, "{reply}");
+        assert_eq!(ran.finish.answer, answer.map(Value::from), "{reply}");
+        assert_eq!(ran.finish.iterations, 2);
+        assert!(!ran.code.contains(&"look".to_owned()), "no other code runs");
+        assert!(ran.finish.error.unwrap().contains("within 1 turns"));
+    }
+    for (reply, answer) in [
+        ("FINAL_VAR(found)", Some(7)),
+        ("FINAL(8)", Some(8)),
+        ("```json\n9\n```", Some(9)),
+        ("FINAL_VAR(lost)", None),
+        ("FINAL(Paris)", None),
+    ] {
+        let ran = script(typed(), &["a", reply]);
+        assert_eq!(ran.finish.answer, answer.map(Value::from), "{reply}");
+    }
+    let ran = script(once(), &["a", "FINAL_VAR(lost)"]);
+    let error = ran.finish.error.unwrap();
+    assert!(error.contains("last reply declares has no value"), "{error}");
 }
 
 #[test]
@@ -272,7 +348,7 @@ proptest! {
     #[test]
     fn any_model_comes_to_an_end(
         replies in prop::collection::vec(
-            "(a|FINAL\\(x\\)|FINAL_VAR\\(y\\)|\n|```repl\n|```\n|fail\n|FINAL 1\n|~~~py\n|<think>|z{2000})*", 1..8
+            "(a|FINAL\\(x\\)|FINAL\\(found\\)|FINAL_VAR\\(y\\)|\n|```repl\n|```\n|fail\n|FINAL 1\n|~~~py\n|<think>|z{2000})*", 1..8
         ),
         iterations in 1u32..6,
         calls in 0u8..10,

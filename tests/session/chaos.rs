@@ -6,7 +6,7 @@ use sandglass::budget::BudgetLimits;
 use sandglass::deadline::StopReason;
 use sandglass::limits::{MAX_NAMES, MAX_OUTPUT_EVENT_BYTES};
 use sandglass::protocol::{Encoding, Ended, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, Request, Stream};
-use sandglass::session::{Command, FileCommand, HostFailure, Input, Series, Target, Wanted};
+use sandglass::session::{CellFile, Command, FileCommand, HostFailure, Input, Series, Target, Wanted};
 
 use crate::packages::package;
 use crate::world::{Bytes, World, limits, ok, text};
@@ -123,6 +123,8 @@ fn command() -> impl Strategy<Value = Command<Bytes>> {
         2 => Just(Command::GetVariable("x".to_owned())),
         2 => Just(Command::SetVariable("x".to_owned(), text("value"))),
         1 => Just(Command::ListVariables),
+        1 => Just(Command::OpenState(b"state".to_vec(), 1e6)),
+        1 => Just(Command::CaptureState(1e6)),
         1 => Just(Command::Checkpoint),
         1 => prop::option::of(0..5_u32).prop_map(Command::Restore),
         1 => Just(Command::Undo),
@@ -157,6 +159,10 @@ fn file_command() -> impl Strategy<Value = FileCommand<Bytes>> {
         },
         FileCommand::List(path()),
         FileCommand::Remove(path()),
+        FileCommand::Cell {
+            file: CellFile::Input,
+            about: b"{}".to_vec(),
+        },
     ])
 }
 
@@ -310,7 +316,7 @@ impl World {
             Step::ReturnsUnknown(call) => self.returns(call, "stale"),
             Step::Fetched { well } => self.fetches(well),
             Step::Wait(ms) => self.wait(ms),
-            Step::Sleep(ms) => self.now += ms,
+            Step::Sleep(ms) => self.sleep(ms),
             Step::Wake => drop(self.wake()),
         }
     }

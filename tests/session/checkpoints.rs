@@ -203,6 +203,35 @@ fn a_guest_that_never_finishes_saving_is_ended() {
 }
 
 #[test]
+fn a_guest_that_saved_while_the_host_was_busy_is_not_ended() {
+    let mut world = ready();
+    world.execute("long()");
+    world.wait(900.0);
+    world.ends_well(&["x"]);
+    let next = world.execute("x");
+    world.sleep(60_000.0);
+    assert!(world.wake(), "the clock is heard before what the guest sent");
+    assert!(world.saves(true));
+    assert_eq!(world.boots, 1);
+    assert_eq!(world.asked_for(), "execute x");
+    world.ends(ok());
+    assert_eq!(world.execution(next).state.status, StateStatus::Kept);
+}
+
+#[test]
+fn a_save_that_nobody_waits_for_ends_no_guest() {
+    let mut world = ready();
+    run(&mut world, &["context", "x"]);
+    world.wait(600_000.0);
+    assert_eq!(world.boots, 1);
+    let asked = world.command(Command::Checkpoint);
+    world.wait(10_000.0);
+    assert!(world.saves(true), "the wait has only begun with the command");
+    assert_eq!(world.answer(asked), &Ok(Reply::State(1)));
+    assert_eq!(world.boots, 1);
+}
+
+#[test]
 fn what_is_too_large_to_be_saved_is_said() {
     let mut world = World::ready_with(Limits {
         checkpoints: true,
@@ -211,8 +240,9 @@ fn what_is_too_large_to_be_saved_is_said() {
     });
     run(&mut world, &["context", "huge"]);
     assert!(world.saves(true));
-    run(&mut world, &["context", "huge", "x"]);
     assert!(!world.saves(true), "it would be in vain");
+    run(&mut world, &["context", "huge", "x"]);
+    assert!(world.saves(true), "it may be smaller now");
     let killed = world.execute("while True: pass");
     world.feed(crash());
     let state = &world.execution(killed).state;
@@ -220,6 +250,74 @@ fn what_is_too_large_to_be_saved_is_said() {
     assert_eq!(world.lost(killed), ["huge", "x"]);
     let reason = &state.lost.as_ref().expect("names")[0].reason;
     assert!(reason.ends_with("could not be saved: it was too large"), "{reason}");
+}
+
+/// A session with room for a checkpoint of two variables, where execution 1 made one and 2 made the state too large.
+fn too_large() -> World {
+    let mut world = World::ready_with(Limits {
+        checkpoints: true,
+        max_checkpoint_bytes: 400.0,
+        ..limits()
+    });
+    run(&mut world, &["context", "x"]);
+    assert!(world.saves(true));
+    run(&mut world, &["context", "x", "huge"]);
+    assert!(world.saves(true), "on top of the one before");
+    assert!(world.saves(true), "by itself");
+    assert!(!world.saves(true), "it would be in vain");
+    world
+}
+
+#[test]
+fn the_checkpoint_before_one_that_was_too_large_stays() {
+    let mut world = too_large();
+    let asked = world.command(Command::Checkpoint);
+    assert_eq!(world.code_of(asked), "not_serializable");
+    let killed = world.execute("while True: pass");
+    world.feed(crash());
+    let state = &world.execution(killed).state;
+    assert_eq!((state.status, state.restored_to), (StateStatus::Restored, Some(1)));
+    assert_eq!(world.lost(killed), ["huge"]);
+    let reason = &state.lost.as_ref().expect("names")[0].reason;
+    assert!(reason.ends_with("could not be saved: it was too large"), "{reason}");
+    world.execute("x");
+    world.boot();
+    assert_eq!(world.asked_for(), "restore 1");
+}
+
+#[test]
+fn a_state_that_is_small_again_is_saved_again() {
+    let mut world = too_large();
+    run(&mut world, &["context", "x"]);
+    let asked = world.command(Command::Checkpoint);
+    assert!(world.saves(true), "the cell may have removed what was in the way");
+    assert_eq!(world.answer(asked), &Ok(Reply::State(3)));
+    let killed = world.execute("while True: pass");
+    world.feed(crash());
+    assert_eq!(world.execution(killed).state.restored_to, Some(3));
+}
+
+#[test]
+fn what_the_host_sets_may_make_a_state_that_can_be_saved() {
+    let mut world = too_large();
+    world.command(Command::SetVariable("huge".to_owned(), text("")));
+    world.done();
+    assert!(world.saves(true));
+}
+
+#[test]
+fn a_state_that_is_always_too_large_holds_nobody_up() {
+    let mut world = too_large();
+    for _ in 0..3 {
+        world.execute("long()");
+        world.wait(350.0);
+        world.ends_well(&["context", "x", "huge"]);
+        let next = world.execute("x");
+        assert_eq!(world.asked_for(), "execute x", "less than a save is worth is at stake");
+        world.ends_well(&["context", "x", "huge"]);
+        assert!(!world.is_pending(next));
+        assert!(world.saves(true));
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use sandglass::Error;
 use sandglass::limits::Limits;
 use sandglass::protocol::{Encoding, Event, Request};
-use sandglass::session::{Command, Encoded, FileCommand, Reply, Ticket};
+use sandglass::session::{CellFile, Command, Encoded, FileCommand, Reply, Ticket};
 
 use crate::world::{Bytes, World, limits, ok};
 
@@ -167,4 +167,33 @@ fn an_interrupt_stops_no_write_half_way() {
     assert_eq!(world.asked_for(), "write x");
     world.done();
     assert_eq!(world.answer(ticket), &Ok(Reply::Done));
+}
+
+#[test]
+fn a_cells_file_is_bytes_and_never_missing() {
+    for file in [CellFile::Input, CellFile::Output] {
+        let command = || {
+            let about = b"{}".to_vec();
+            Command::File(FileCommand::Cell { file, about })
+        };
+        let mut world = World::ready();
+        let ticket = world.command(command());
+        let last = world.guest.as_ref().and_then(|guest| guest.inbox.last());
+        assert!(
+            matches!(last, Some((Request::CellFile { path, .. }, Some(body))) if path == file.name() && body == b"{}"),
+            "{last:?}"
+        );
+        value(&mut world, Encoding::Bytes);
+        let encoded = Encoded {
+            encoding: Encoding::Bytes,
+            body: b"bytes".to_vec(),
+        };
+        assert_eq!(world.answer(ticket), &Ok(Reply::Value(encoded)));
+        for wrong in [Encoding::Missing, Encoding::Text, Encoding::Tagged] {
+            let mut world = World::ready();
+            let ticket = world.command(command());
+            value(&mut world, wrong);
+            assert!(matches!(world.answer(ticket), Err(Error::Protocol(_))), "{wrong:?}");
+        }
+    }
 }

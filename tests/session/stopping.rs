@@ -157,6 +157,21 @@ fn a_loss_between_executions_is_told_by_the_next_one() {
 }
 
 #[test]
+fn a_guest_whose_server_is_gone_is_replaced_when_somebody_asks_for_something() {
+    let mut world = World::ready();
+    world.execute("x = 1");
+    world.ends_well(&["x"]);
+    world.feed(Input::GuestLost(Error::BackendUnavailable("it was idle".to_owned())));
+    assert!(world.guest.is_none());
+    let (boots, next) = (world.boots, world.execute("1"));
+    assert_eq!(world.boots, boots + 1);
+    world.fresh_guest();
+    world.ends(ok());
+    assert_eq!(world.execution(next).state.status, StateStatus::Lost);
+    assert_eq!(world.lost(next), ["x"]);
+}
+
+#[test]
 fn a_loss_is_not_forgotten_over_the_next_loss() {
     let mut world = World::ready();
     world.execute("x = 1");

@@ -381,6 +381,11 @@ impl World {
         self.now = until;
     }
 
+    /// Time passes, and nobody tells the session.
+    pub(crate) fn sleep(&mut self, ms: f64) {
+        self.now += ms;
+    }
+
     /// Jumps to when the session wants to be woken; false if it does not.
     pub(crate) fn wake(&mut self) -> bool {
         let Some(at) = self.session.wake_at() else { return false };
@@ -541,10 +546,13 @@ impl World {
             | Request::GetVariable { turn, .. }
             | Request::SetVariable { turn, .. }
             | Request::ListVariables { turn, .. }
+            | Request::OpenState { turn, .. }
+            | Request::CaptureState { turn, .. }
             | Request::WriteFile { turn, .. }
             | Request::ReadFile { turn, .. }
             | Request::ListFiles { turn, .. }
             | Request::RemoveFile { turn, .. }
+            | Request::CellFile { turn, .. }
             | Request::Install { turn, .. }
             | Request::Restore { turn, .. } => Some(*turn),
             Request::HostReply { call, .. } => {
@@ -567,7 +575,7 @@ impl World {
                 guest.saving = Some((*checkpoint, *full));
                 return;
             }
-            Request::Part { .. } => panic!("the drivers' own"),
+            Request::Part { .. } | Request::Credit { .. } => panic!("the drivers' own"),
         };
         assert!(
             !guest.inbox.is_empty() || matches!(request, Request::Init { .. }),

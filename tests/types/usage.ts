@@ -11,7 +11,7 @@ export async function rightly(): Promise<void> {
     isolation: "worker",
     profile: "rlm-legacy",
     onProgress: (progress) => {
-      progress.stage satisfies "assets" | "python" | "ready" | "cold" | "calls" | "packages";
+      progress.stage satisfies "assets" | "backend" | "python" | "ready" | "cold" | "calls" | "packages";
       if (progress.stage === "calls") progress.total satisfies number;
     },
     budget: { maxCalls: 10, maxTokens: 1e6, maxCost: 1.5, maxTime: 60_000, maxDepth: 1 },
@@ -45,6 +45,8 @@ export async function rightly(): Promise<void> {
   sandbox.feedback(run, { format: "rlm-minimal", block: 1, variables, maxLength: 10 }) satisfies string;
   sandbox.budget.left.calls satisfies number | undefined;
   await createSandbox({ budget: sandbox.budget, onLLMQuery: () => ({ text: "", usage: { inputTokens: 1 } }) });
+  await createSandbox({ backend: { url: "https://example.com/sandglass", apiKey: "…" } });
+  await createSandbox({ backend: { url: new URL("http://127.0.0.1:8788") } });
   await createSandbox({
     packages: ["pydantic>=2"],
     autoImport: true,
@@ -56,6 +58,7 @@ export async function rightly(): Promise<void> {
   });
   loaded satisfies { name: string; version: string }[];
   sandbox.capabilities.softInterrupt satisfies boolean;
+  sandbox.capabilities.isolation satisfies "frame" | "worker" | "bubblewrap" | "docker" | "subprocess";
   sandbox.interrupt();
   await sandbox.destroy();
   new SandboxError("destroyed", "…").code satisfies string;
@@ -70,6 +73,10 @@ export async function wrongly(): Promise<void> {
   await createSandbox({ onLLMQuery: async () => 42 });
   // @ts-expect-error: one of four
   await createSandbox({ profile: "smolagents" });
+  // @ts-expect-error: a server has an address
+  await createSandbox({ backend: { apiKey: "…" } });
+  // @ts-expect-error: what runs guests is the server's to choose
+  await createSandbox({ backend: { url: "/", isolation: "docker" } });
   // @ts-expect-error: frame or worker
   await createSandbox({ isolation: "none" });
   const sandbox = await createSandbox();

@@ -25,3 +25,17 @@ class Bridge(Protocol):
 
     def sleep(self, seconds: float | None) -> None:
         """Blocks for `seconds`; None means until something wakes it. Raises KeyboardInterrupt when interrupted."""
+
+
+class Threads(Protocol):
+    """What a backend whose user code has threads gives the event loops as well."""
+
+    def may_wake(self) -> bool:
+        """Whether there is a thread that could wake a loop that has nothing to do."""
+        ...
+
+    def wake(self) -> None:
+        """Ends `wait`, or has the next one end at once. Called from any thread."""
+
+    def wait(self, seconds: float | None) -> None:
+        """`Bridge.sleep` that ends with `wake`."""

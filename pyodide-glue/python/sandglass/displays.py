@@ -7,8 +7,8 @@ stderr as one line, and what they return is checked.
 
 from __future__ import annotations
 
-import io
 from binascii import a2b_base64
+from io import BytesIO
 from json import dumps
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +124,7 @@ class Displays:
                 if checked is not None:
                     return mime, checked
         if _wanted("image/png", include, exclude):
-            image = io.BytesIO()
+            image = BytesIO()
             self._call(value, "savefig", image, format="png")
             if not image.closed and image.tell():
                 return "image/png", image.getvalue()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import linecache
 from ast import Expr, Expression, PyCF_ALLOW_TOP_LEVEL_AWAIT, PyCF_ONLY_AST
 from collections import deque
 from inspect import CO_COROUTINE
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
@@ -44,7 +44,7 @@ def _compile(source: str, filename: str) -> list[CodeType]:
             return [compile(source, filename, "eval", _FLAGS, True)]
         except SyntaxError:
             pass
-    tree: Module = compile(source, filename, "exec", _FLAGS | PyCF_ONLY_AST, True)
+    tree = _parse(source, filename)
     codes: list[CodeType] = []
     last = tree.body[-1] if tree.body else None
     if isinstance(last, Expr):
@@ -55,6 +55,15 @@ def _compile(source: str, filename: str) -> list[CodeType]:
         flags = _FLAGS | (codes[0].co_flags & _FUTURES if codes else 0)
         codes.append(compile(Expression(last.value), filename, "eval", flags, True))
     return codes
+
+
+def _parse(source: str, filename: str) -> Module:
+    try:
+        return compile(source, filename, "exec", _FLAGS | PyCF_ONLY_AST, True)  # type: ignore[no-any-return]
+    except SystemError:
+        # CPython before 3.11.8 and 3.12.2 counts the depth of all trees under construction in one place (gh-106905):
+        # one that another thread or a finalizer makes meanwhile spoils the count, and a good tree is thrown away.
+        return compile(source, filename, "exec", _FLAGS | PyCF_ONLY_AST, True)  # type: ignore[no-any-return]
 
 
 def _explain_bad_character(source: str, filename: str, error: Exception) -> SyntaxError:
@@ -120,7 +129,7 @@ def _lines(source: str) -> list[str]:
     """Lines as the compiler counts them: str.splitlines would also split at form feeds and U+2028."""
     if "\n" not in source and "\r" not in source:
         return [source + "\n"] if source else []
-    lines = io.StringIO(source, newline=None).readlines()
+    lines = StringIO(source, newline=None).readlines()
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"
     return lines

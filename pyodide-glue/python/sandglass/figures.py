@@ -7,6 +7,7 @@ matplotlib is never imported here. What stands in `sys.modules` under its name i
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
@@ -32,7 +33,8 @@ class Figures:
 
     def uninstall(self) -> None:
         """Undoes `install`; only tests need it."""
-        sys.meta_path.remove(self)
+        with suppress(ValueError):  # a cell may have taken it out
+            sys.meta_path.remove(self)
 
     def begin_cell(self) -> None:
         """Takes over `show` of a pyplot that was not imported the usual way."""

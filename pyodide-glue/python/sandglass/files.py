@@ -6,12 +6,11 @@ lie in it or in `/tmp`. Links are followed first, so that none leads out. How mu
 
 from __future__ import annotations
 
-import codecs
 import errno
-import os
+from codecs import getincrementaldecoder
 from contextlib import suppress
-from os import getcwd
-from os.path import dirname, isdir, islink, join, lexists, realpath
+from os import getcwd, makedirs, remove, replace, rmdir, scandir, stat, walk
+from os.path import basename, dirname, isdir, islink, join, lexists, realpath
 from stat import S_ISDIR
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pris
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from os import stat_result
 
 _CHUNK_BYTES = 1 << 20
 _TEMPORARY = "/tmp"
@@ -54,16 +54,16 @@ class Files:
             if isdir(whole):
                 raise FileError(f"{path}: is a folder")
             folder = dirname(whole)
-            os.makedirs(folder, exist_ok=True)
+            makedirs(folder, exist_ok=True)
             part = join(folder, _PART)
             try:
                 with open(part, "wb") as file:
                     for piece in pieces:
                         file.write(piece)
-                os.replace(part, whole)
+                replace(part, whole)
             except BaseException:
                 with suppress(OSError):
-                    os.remove(part)
+                    remove(part)
                 raise
 
     def read(self, path: str, text: bool, max_bytes: float) -> Iterator[bytes] | None:
@@ -74,7 +74,7 @@ class Files:
                 return None
             if isdir(whole):
                 raise FileError(f"{path}: is a folder; listFiles lists it")
-            size = os.stat(whole).st_size
+            size = stat(whole).st_size
             if size > max_bytes:
                 raise FileError(
                     f"{path}: has {size} bytes, maxValueSize is {max_bytes:.0f}; read parts of it in Python"
@@ -110,22 +110,22 @@ class Files:
             if whole in self._roots:
                 raise FileError(f"{path}: is the folder itself; remove what is in it")
             if islink(whole) or not isdir(whole):
-                os.remove(whole)
+                remove(whole)
                 return True
-            for folder, folders, files in os.walk(whole, topdown=False):
+            for folder, folders, files in walk(whole, topdown=False):
                 for name in files:
-                    os.remove(join(folder, name))
+                    remove(join(folder, name))
                 for name in folders:
                     inner = join(folder, name)
-                    (os.remove if islink(inner) else os.rmdir)(inner)
-            os.rmdir(whole)
+                    (remove if islink(inner) else rmdir)(inner)
+            rmdir(whole)
             return True
 
     def _resolve(self, path: str, *, follow: bool = True) -> str:
         if "\0" in path:
             raise FileError("a path cannot contain null characters")
         whole = join(self._folder, path)
-        name = os.path.basename(whole)
+        name = basename(whole)
         follows = follow or name in ("", ".", "..")
         whole = realpath(whole) if follows else join(realpath(dirname(whole)), name)
         if not any(whole == root or whole.startswith(f"{root}/") for root in self._roots):
@@ -152,14 +152,14 @@ class _explained:
             raise FileError(f"{self._path}: {error.strerror or 'cannot be used'}{hint}") from None
 
 
-def _walk(path: str) -> Iterator[tuple[str, os.stat_result]]:
+def _walk(path: str) -> Iterator[tuple[str, stat_result]]:
     """A file itself, or all that is in a folder; links as what they lead to, but not into folders."""
     todo = [path]
     if not isdir(path):
-        yield path, os.stat(path)
+        yield path, stat(path)
         return
     while todo:
-        with os.scandir(todo.pop()) as entries:
+        with scandir(todo.pop()) as entries:
             for entry in entries:
                 try:
                     status = entry.stat()
@@ -171,7 +171,7 @@ def _walk(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _pieces(path: str, whole: str, text: bool) -> Iterator[bytes]:
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    decoder = getincrementaldecoder("utf-8")()
     with _explained(path), open(whole, "rb") as file:
         try:
             while piece := file.read(_CHUNK_BYTES):

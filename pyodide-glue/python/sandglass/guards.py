@@ -6,12 +6,25 @@ Cheap enough to run after every cell. It restores what was deleted or replaced; 
 from __future__ import annotations
 
 import builtins
-import gc
-import operator
 import sys
+from gc import enable as enable_gc
+from gc import get_threshold, set_threshold
+from operator import is_
+from sys import (
+    getprofile,
+    getrecursionlimit,
+    getswitchinterval,
+    gettrace,
+    setprofile,
+    setrecursionlimit,
+    setswitchinterval,
+    settrace,
+)
 from typing import Any
 
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+
+_MISSING = object()
 
 
 class Guards:
@@ -23,6 +36,8 @@ class Guards:
         self._names: tuple[str, ...] = ()
         self._builtins: tuple[Any, ...] = ()
         self._recursion_limit = 0
+        self._switch_interval = 0.0
+        self._gc_threshold = get_threshold()
         self._modules: dict[str, Any] = {}
 
     def own(self, namespace: dict[str, Any], name: str, value: object) -> None:
@@ -31,30 +46,37 @@ class Guards:
 
     def install(self) -> None:
         for namespace, name, value in self._slots:
-            self._previous.append((namespace, name, namespace.get(name)))
+            self._previous.append((namespace, name, namespace.get(name, _MISSING)))
             namespace[name] = value
         originals = dict(vars(builtins))
         self._names, self._builtins = tuple(originals), tuple(originals.values())
-        self._recursion_limit = sys.getrecursionlimit()
+        self._recursion_limit = getrecursionlimit()
+        self._switch_interval = getswitchinterval()
+        self._gc_threshold = get_threshold()
         self._modules = dict(sys.modules)
 
     def uninstall(self) -> None:
         """Undoes `install`; only tests need it."""
         while self._previous:
             namespace, name, value = self._previous.pop()
-            namespace[name] = value
+            if value is _MISSING:
+                namespace.pop(name, None)
+            else:
+                namespace[name] = value
 
     def repair(self) -> None:
-        if sys.getrecursionlimit() != self._recursion_limit:  # first: the rest needs room to run
-            sys.setrecursionlimit(self._recursion_limit)
-        if sys.gettrace() is not None:
-            sys.settrace(None)
-        if sys.getprofile() is not None:
-            sys.setprofile(None)
+        if getrecursionlimit() != self._recursion_limit:  # first: the rest needs room to run
+            setrecursionlimit(self._recursion_limit)
+        if gettrace() is not None:
+            settrace(None)
+        if getprofile() is not None:
+            setprofile(None)
+        if getswitchinterval() != self._switch_interval:  # or threads of ours would never run, or nothing else would
+            setswitchinterval(self._switch_interval)
         namespace = vars(builtins)
         # As long as nobody touched them, the values stand in their old order, and what was added behind them.
-        if not all(map(operator.is_, namespace.values(), self._builtins)) and not all(
-            map(operator.is_, map(namespace.get, self._names), self._builtins)
+        if not all(map(is_, namespace.values(), self._builtins)) and not all(
+            map(is_, map(namespace.get, self._names), self._builtins)
         ):
             namespace.update(zip(self._names, self._builtins, strict=True))
         for namespace, name, value in self._slots:
@@ -64,4 +86,6 @@ class Guards:
         if len(modules) < len(self._modules):
             for name, module in self._modules.items():
                 modules.setdefault(name, module)
-        gc.enable()
+        enable_gc()
+        if not get_threshold()[0]:  # which turns collection off as well
+            set_threshold(*self._gc_threshold)

@@ -12,9 +12,11 @@ because models write both `llm_query(x)` and `await llm_query(x)`; results of ot
 
 from __future__ import annotations
 
-import re
 from functools import wraps
 from keyword import iskeyword
+from re import IGNORECASE
+from re import compile as compile_pattern
+from re import error as PatternError
 from typing import TYPE_CHECKING, Any
 
 from sandglass.errors import CallLimitError, HostCallError, LimitError, Submitted
@@ -355,8 +357,8 @@ def _search(pattern: str, window: int, max_results: int, text: Any) -> list[dict
     if max_results < 0:
         raise ValueError(f"search_context() needs max_results of 0 or more, not {max_results}")
     try:
-        compiled = re.compile(pattern, re.IGNORECASE)
-    except (re.error, OverflowError, RecursionError) as error:
+        compiled = compile_pattern(pattern, IGNORECASE)
+    except (PatternError, OverflowError, RecursionError) as error:
         raise ValueError(f"search_context() got an invalid pattern: {error}") from None
     results: list[dict[str, Any]] = []
     for extra, item in _texts(text):

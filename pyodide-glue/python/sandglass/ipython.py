@@ -5,6 +5,7 @@ installed. `get_ipython()` is None, as outside of a notebook.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +106,8 @@ class Finder:
 
     def uninstall(self) -> None:
         """Undoes `install`; only tests need it."""
-        sys.meta_path.remove(self)
+        with suppress(ValueError):  # a cell may have taken it out
+            sys.meta_path.remove(self)
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
         if name not in self._modules:

@@ -7,8 +7,11 @@ outlives the cell: `EventLoops.end_cell` treats leftover tasks as `asyncio.run` 
 from __future__ import annotations
 
 import asyncio
-from asyncio import events, tasks
+from asyncio import Task, all_tasks, current_task, ensure_future, gather, iscoroutine
+from asyncio.events import _get_running_loop, _set_running_loop
+from asyncio.tasks import _enter_task, _leave_task
 from contextlib import contextmanager
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from sandglass.errors import Submitted
@@ -18,18 +21,25 @@ from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pris
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
+    from sandglass.bridge import Threads
+
 CANCEL_ROUNDS = 3  # tasks that are cancelled may start others; after this many rounds they are dropped
 
 
 class CellLoop(asyncio.BaseEventLoop):
     """An event loop that sleeps through the bridge."""
 
-    def __init__(self, sleep: Callable[[float | None], None]) -> None:
+    def __init__(self, sleep: Callable[[float | None], None], threads: Threads | None) -> None:
         super().__init__()
         self._sleep = sleep
+        self._threads = threads
         self._selector = self
         self._main: asyncio.Future[Any] | None = None
         self._external = 0
+
+    def time(self) -> float:
+        """The clock, whatever became of the module `time`."""
+        return monotonic()
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         """Says nothing of a task that ended by SUBMIT and that nobody awaited."""
@@ -39,7 +49,9 @@ class CellLoop(asyncio.BaseEventLoop):
     def select(self, timeout: float | None) -> list[Any]:
         """What BaseEventLoop calls to wait: this loop is its own selector."""
         try:
-            if timeout is None and not self._external:
+            if timeout is None and not self._external and not (self._threads and self._threads.may_wake()):
+                if self._ready:  # type: ignore[attr-defined]  # by a thread that has ended since
+                    return []
                 raise RuntimeError(
                     "deadlock: the cell waits for something that nothing can complete: no task is ready, no timer set"
                 )
@@ -59,7 +71,7 @@ class CellLoop(asyncio.BaseEventLoop):
     def _fail_main(self, error: BaseException) -> None:
         """Raises the error at the await where the main task stands, so that the traceback shows that line."""
         waiter: Any = self._main
-        while isinstance(waiter, asyncio.Task):
+        while isinstance(waiter, Task):
             waiter = getattr(waiter, "_fut_waiter", None)
         if waiter is None or waiter.done():
             raise error
@@ -69,9 +81,9 @@ class CellLoop(asyncio.BaseEventLoop):
         return super().create_task(_coroutine(coro), **kwargs)
 
     def run_until_complete(self, future: Any) -> Any:
-        if self.is_running() and asyncio.iscoroutine(future):
+        if self.is_running() and iscoroutine(future):
             return self._run_beside(future)
-        main = asyncio.ensure_future(future, loop=self)
+        main = ensure_future(future, loop=self)
         main.add_done_callback(_stop)
         self._main = main
         try:
@@ -89,7 +101,7 @@ class CellLoop(asyncio.BaseEventLoop):
 
     def _run_beside(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """`loop.run_until_complete()` inside a coroutine of this loop: a loop of its own runs it meanwhile."""
-        other = CellLoop(self._sleep)
+        other = CellLoop(self._sleep, self._threads)
         try:
             return other.run_until_complete(coroutine)
         finally:
@@ -100,7 +112,9 @@ class CellLoop(asyncio.BaseEventLoop):
             super().run_forever()
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
-        """There are no threads: the function runs here and now, and the future that is returned is done."""
+        """Without threads, the function runs here and now, and the future that is returned is done."""
+        if self._threads:
+            return super().run_in_executor(executor, func, *args)
         future = self.create_future()
         try:
             future.set_result(func(*args))
@@ -115,27 +129,29 @@ class CellLoop(asyncio.BaseEventLoop):
         left: set[Any] = set()
         try:
             for _ in range(CANCEL_ROUNDS):
-                pending = asyncio.all_tasks(self)
+                pending = all_tasks(self)
                 if not pending:
                     break
                 left |= pending
                 for task in pending:
                     task.cancel()
-                self.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+                self.run_until_complete(gather(*pending, return_exceptions=True))
             self.run_until_complete(self.shutdown_asyncgens())
         except RuntimeError:
             pass  # a task refused to be cancelled and waits forever
         finally:
-            for task in asyncio.all_tasks(self):
+            for task in all_tasks(self):
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
-            self.close()
+            self.close()  # which ends idle threads of `run_in_executor`, and waits for none
         return len(left - {main})
 
     def _process_events(self, event_list: list[Any]) -> None:
         """Part of BaseEventLoop: there are no I/O events."""
 
     def _write_to_self(self) -> None:
-        """Part of BaseEventLoop: there is no other thread to be woken from."""
+        """Part of BaseEventLoop: another thread has something for this one."""
+        if self._threads:
+            self._threads.wake()
 
 
 def _coroutine(awaitable: Any) -> Any:
@@ -156,27 +172,28 @@ def _stop(future: asyncio.Future[Any]) -> None:
 @contextmanager
 def _outer_loop_suspended() -> Iterator[None]:
     """Lets a loop run inside a callback of another one."""
-    outer = events._get_running_loop()
+    outer = _get_running_loop()
     if outer is None:
         yield
         return
-    task = asyncio.current_task(outer)
+    task = current_task(outer)
     if task is not None:
-        tasks._leave_task(outer, task)
-    events._set_running_loop(None)
+        _leave_task(outer, task)
+    _set_running_loop(None)
     try:
         yield
     finally:
-        events._set_running_loop(outer)
+        _set_running_loop(outer)
         if task is not None:
-            tasks._enter_task(outer, task)
+            _enter_task(outer, task)
 
 
 class EventLoops:
     """The asyncio policy: hands out `CellLoop`s, and ends them with the cell that made them."""
 
-    def __init__(self, sleep: Callable[[float | None], None]) -> None:
+    def __init__(self, sleep: Callable[[float | None], None], threads: Threads | None = None) -> None:
         self._sleep = sleep
+        self._threads = threads
         self._made: list[CellLoop] = []
         self._current: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Future[Any] | None = None
@@ -190,7 +207,7 @@ class EventLoops:
         self._current = loop
 
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
-        loop = CellLoop(self._sleep)
+        loop = CellLoop(self._sleep, self._threads)
         self._made.append(loop)
         return loop
 
@@ -200,9 +217,9 @@ class EventLoops:
         CPython's would also take over SIGINT, so that an interrupt would not stop a busy coroutine.
         """
         main = _coroutine(main)
-        if not asyncio.iscoroutine(main):
+        if not iscoroutine(main):
             raise ValueError(f"a coroutine was expected, got {main!r}")
-        loop = loop_factory() if loop_factory else CellLoop(self._sleep)
+        loop = loop_factory() if loop_factory else CellLoop(self._sleep, self._threads)
         if debug is not None:
             loop.set_debug(debug)
         try:
@@ -221,8 +238,8 @@ class EventLoops:
 
     def begin_cell(self) -> None:
         """The backend may have a loop of its own (Pyodide's counts as always running); cells do not see it."""
-        if events._get_running_loop() is not None:
-            events._set_running_loop(None)
+        if _get_running_loop() is not None:
+            _set_running_loop(None)
 
     def end_cell(self) -> int:
         """Ends every loop of the cell. Returns how many background tasks that cancelled."""

@@ -8,7 +8,7 @@ Aliases are helpers whose names the user may take.
 from __future__ import annotations
 
 import builtins
-import keyword
+from keyword import iskeyword
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -114,7 +114,7 @@ class Namespace:
 
     def assign(self, name: str, value: Any) -> None:
         """Sets a variable for the host. ValueError when that is no name for a user variable."""
-        if not name.isidentifier() or keyword.iskeyword(name):
+        if not name.isidentifier() or iskeyword(name):
             raise ValueError(f"{name[:MAX_NAME_CHARS]!r} is not a valid Python variable name")
         if name in self.helpers or name[:2] == name[-2:] == "__":
             raise ValueError(f"{name[:MAX_NAME_CHARS]!r} is reserved and cannot be set")

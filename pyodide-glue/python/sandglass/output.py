@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import codecs
 import io
-import sys
+from _thread import RLock, get_ident
+from sys import audit
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from sandglass.bridge import Bridge
 
 FLUSH_CHARS = 32 * 1024
 FLUSH_SECONDS = 0.05
+#: How soon after another flush of user code the next one counts.
+HURRY_SECONDS = 0.001
 MAX_MESSAGE_CHARS = 64 * 1024
 STREAMS = ("stdout", "stderr", "result", "error", "traceback")
 
@@ -85,7 +88,7 @@ class Emitter:
                 return
         elif channel.head_left:
             head = channel.head_left
-            self.write(channel, text[:head])
+            Emitter.write(self, channel, text[:head])  # not what a subclass has: that may take more text first
             self._keep_tail(channel, text, size - head)
         else:
             self._keep_tail(channel, text, size)
@@ -124,6 +127,9 @@ class Emitter:
                 self._flush_tail(channel)
         self._due = monotonic() + FLUSH_SECONDS
 
+    def hurry(self) -> None:
+        """User code has flushed a stream. Nothing to do: text is sent within 50 ms, and a message costs something."""
+
     def _flush_tail(self, channel: Channel) -> None:
         kept = "".join(channel.tail)
         extra = max(0, len(kept) - self._limit)
@@ -137,6 +143,71 @@ class Emitter:
         self._bridge.output(stream, skipped, text[:MAX_MESSAGE_CHARS])
         for start in range(MAX_MESSAGE_CHARS, len(text), MAX_MESSAGE_CHARS):
             self._bridge.output(stream, 0, text[start : start + MAX_MESSAGE_CHARS])
+
+
+class SharedEmitter(Emitter):
+    """The same where user code has threads, and another thread sends what has waited long enough."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        super().__init__(bridge)
+        self.lock = RLock()  # one thread may come back here: flushing may collect garbage whose `__del__` prints
+        #: Whether a thread is a leftover of an earlier execution, which prints nothing; None when there are no such.
+        self.is_silenced: Callable[[int], bool] | None = None
+        #: Called before text is taken, where something else may have been printed before it.
+        self.catch_up: Callable[[], object] | None = None
+        #: Sends what the bridge has been given.
+        self.send_now: Callable[[], object] | None = None
+        self._hurried = 0.0
+
+    def begin(self, limit: int) -> None:
+        with self.lock:
+            super().begin(limit)
+
+    def end(self) -> None:
+        with self.lock:
+            super().end()
+
+    def write(self, channel: Channel, text: str) -> None:
+        if self.is_silenced and self.is_silenced(get_ident()):
+            return
+        if self.catch_up:
+            self.catch_up()
+        with self.lock:
+            # What Emitter.write does most of the time, without a look at the clock: the other thread has one.
+            size = len(text)
+            left = channel.head_left
+            if not self.active:
+                pass
+            elif size < left and self._head_chars < FLUSH_CHARS:
+                channel.head_left = left - size
+                self._head.append((channel, text))
+                self._head_chars += size
+            elif not left and channel.tail_chars + size <= self._limit:
+                channel.tail.append(text)
+                channel.tail_chars += size
+            else:
+                Emitter.write(self, channel, text)
+
+    def write_caught_up(self, channel: Channel, text: str) -> None:
+        """Writes what `catch_up` found."""
+        with self.lock:
+            Emitter.write(self, channel, text)
+
+    def flush(self) -> None:
+        with self.lock:
+            super().flush()
+
+    def hurry(self) -> None:
+        """Sends what was flushed, or it would be lost should the process be killed; once a millisecond at most."""
+        if self._head and self.send_now and (now := monotonic()) >= self._hurried + HURRY_SECONDS:
+            self._hurried = now
+            self.flush()
+            self.send_now()
+
+    def flush_due(self) -> None:
+        """Sends pending text that has waited for 50 ms."""
+        if monotonic() >= self._due and (self._head or any(c.tail_chars for c in self.channels.values())):
+            self.flush()
 
 
 def printable(text: str) -> str:
@@ -178,7 +249,8 @@ class TextStream(io.TextIOBase):
             self.write(line)
 
     def flush(self) -> None:
-        """Nothing to do: text is sent within 50 ms, and a flush on every print must not cost a message."""
+        """See `Emitter.hurry`."""
+        self._emitter.hurry()
 
     def close(self) -> None:
         """Nothing to do: the stream outlives a cell that closes it."""
@@ -218,7 +290,7 @@ class ByteStream(io.BufferedIOBase):
             self._decoder.reset()
 
     def flush(self) -> None:
-        """Nothing to do, as in `TextStream`."""
+        self._text.flush()
 
     def close(self) -> None:
         """Nothing to do, as in `TextStream`."""
@@ -239,7 +311,7 @@ class EmptyStdin(io.TextIOWrapper):
 
 def no_input(prompt: object = "", /) -> str:
     """Stands for input(): nobody is there to answer."""
-    sys.audit("builtins.input", prompt)
+    audit("builtins.input", prompt)
     raise EOFError("input() is not available in this sandbox: assign the value in code instead")
 
 

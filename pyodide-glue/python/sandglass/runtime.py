@@ -6,18 +6,20 @@ import asyncio
 import builtins
 import json
 import linecache
-import operator
 import os
 import sys
-import threading
 import time
 import traceback
 from asyncio import events
 from json import dumps as to_json
+from operator import index
+from sys import stdlib_module_names
+from threading import TIMEOUT_MAX, get_ident
 from typing import TYPE_CHECKING, Any
 
 from sandglass import execution as cells
-from sandglass import foreign, state, values
+from sandglass import foreign, state, stateless, values
+from sandglass.cell_files import CellFiles
 from sandglass.displays import Displays
 from sandglass.errors import HostCallError, LimitError, Submitted
 from sandglass.figures import Figures
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import CodeType
 
-    from sandglass.bridge import Bridge
+    from sandglass.bridge import Bridge, Threads
 
 _OK = to_json({"ended": "ok", "errorType": None, "final": False, "names": None})
 _NAME_LIMIT = 200
@@ -49,26 +51,27 @@ class Runtime:
     purpose (`get_variable` may call a `__repr__`).
     """
 
-    def __init__(self, bridge: Bridge) -> None:
+    def __init__(self, bridge: Bridge, emitter: Emitter | None = None, threads: Threads | None = None) -> None:
         self._bridge = bridge
+        self._threads = threads
         self._max_output_chars = 0
         self._max_value_bytes = 0
         self._max_value_depth = 0
         self._show: Callable[[object], str] | None = None
         self._sources = cells.Sources()
-        self._output = Emitter(bridge)
+        self._output = emitter or Emitter(bridge)
         self._namespace = Namespace()
         self._helpers = Helpers(self._namespace, self._call_host)
-        self._loops = EventLoops(self._sleep)
+        self._loops = EventLoops(self._sleep_in_loop, threads)
         self._stdout = TextStream(self._output, "stdout")
         self._stderr = TextStream(self._output, "stderr")
         self._displays = Displays(self._display, self._stderr.write)
         self._figures = Figures(self._displays)
         self._ipython = Finder(self._displays.display)
         self._files = Files()
+        self._cell_files = CellFiles(self._namespace, self._sources)
         self._guards = self._make_guards()
-        self._clock_sleep = time.sleep
-        self._clock_sleep_thread = threading.get_ident()
+        self._clock_sleep_thread = get_ident()
         self._prepared: tuple[str, list[CodeType] | BaseException] | None = None
         self._error: BaseException | None = None
         self._described = False
@@ -79,6 +82,10 @@ class Runtime:
         self.package_hint = ""
         #: Takes what went to file descriptors 1 and 2 past `os.write`; a backend that hears of it sets this.
         self.take_written: Callable[[], Iterable[tuple[int, bytes]]] = tuple
+        #: `time.sleep` of threads other than the main one.
+        self.sleep_in_thread: Callable[[float], None] = time.sleep
+        #: Ends what a cell left running, and returns lines that say what would not end. For a backend with threads.
+        self.end_strays: Callable[[], Iterable[str]] = tuple
 
     def install(self) -> None:
         """Takes over sys.stdout, `__main__`, time.sleep, asyncio, … of this interpreter."""
@@ -181,9 +188,16 @@ class Runtime:
         """Does something with a file: `write` (of `pieces`), `read`, `readText`, `list` or `remove`.
 
         Raises FileError, while the pieces are taken as well. Returns the encoding of the answer and its pieces;
-        `("missing", [])` when there is no such file.
+        `("missing", [])` when there is no such file. `cell` makes the file `path` ("input" or "output") that
+        describes a cell, of the JSON in `pieces`; see `CellFiles.make`.
         """
         files = self._files
+        if action == "cell":
+            try:
+                return "bytes", [self._cell_files.make(path, b"".join(pieces))]
+            finally:
+                self._guards.repair()
+                self._namespace.restore()
         if action == "write":
             files.write(path, pieces)
             return "none", []
@@ -214,6 +228,22 @@ class Runtime:
         """
         try:
             return state.load(data, self._namespace, self._sources)
+        finally:
+            self._guards.repair()
+            self._namespace.restore()
+
+    def open_state(self, data: bytes, max_bytes: int) -> None:
+        """Adds the variables that `capture_state` wrote, or raises ValueError and sets none."""
+        try:
+            stateless.open_state(data, max_bytes, self._namespace)
+        finally:
+            self._guards.repair()
+            self._namespace.restore()
+
+    def capture_state(self, max_bytes: int) -> bytes:
+        """The user's variables for another guest. ValueError when they cannot be written."""
+        try:
+            return stateless.capture_state(max_bytes, self._namespace)
         finally:
             self._guards.repair()
             self._namespace.restore()
@@ -302,6 +332,8 @@ class Runtime:
         error, names = self._error, namespace.changed_names()  # type: ignore[misc]
         if error is not None:
             self._describe(error)
+        for line in self.end_strays():
+            self._stderr.write(f"sandglass: {line}\n")
         for fd, data in self.take_written():
             self.write_fd(fd, data)
         self._stdout.buffer.finish()
@@ -339,7 +371,7 @@ class Runtime:
         if not self.package_hint or type(name) is not str or len(name) > _NAME_LIMIT:
             return ""
         top = name.partition(".")[0]
-        return "" if top in sys.stdlib_module_names else self.package_hint.format(name=top) + "\n"
+        return "" if top in stdlib_module_names else self.package_hint.format(name=top) + "\n"
 
     def _write(self, stream: str, text: str) -> None:
         self._output.write(self._output.channels[stream], text)
@@ -376,19 +408,28 @@ class Runtime:
         self._output.flush()
         self._bridge.sleep(seconds)
 
+    def _sleep_in_loop(self, seconds: float | None) -> None:
+        self._require_execution()
+        self._output.flush()
+        (self._threads.wait if self._threads else self._bridge.sleep)(seconds)
+
     def _time_sleep(self, seconds: float, /) -> None:
         """Delays execution for a number of seconds; the host can interrupt it. Checks its argument as CPython does."""
-        duration = seconds if isinstance(seconds, float) else operator.index(seconds)
+        duration = seconds if isinstance(seconds, float) else index(seconds)
         if duration != duration:
             raise ValueError("Invalid value NaN (not a number)")
         if duration < 0:
             raise ValueError("sleep length must be non-negative")
-        if duration > threading.TIMEOUT_MAX:
+        if duration > TIMEOUT_MAX:
             raise OverflowError("timestamp too large to convert to C PyTime_t")
-        if threading.get_ident() != self._clock_sleep_thread:
-            self._clock_sleep(duration)
+        if get_ident() != self._clock_sleep_thread:
+            self.sleep_in_thread(duration)
         else:
             self._sleep(float(duration))
+
+    def own(self, namespace: dict[str, Any], name: str, value: object) -> None:
+        """Before `install`: what a backend puts into the interpreter, and cells do not take out for good."""
+        self._guards.own(namespace, name, value)
 
     def _make_guards(self) -> Guards:
         def sleep(seconds: float, /) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import traceback
+from traceback import StackSummary, TracebackException
 from typing import TYPE_CHECKING
 
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
@@ -24,9 +24,7 @@ def describe(error: BaseException) -> tuple[str, str]:
     Survives exceptions whose `__str__`, attributes or causes are broken.
     """
     try:
-        summary = traceback.TracebackException(
-            type(error), error, error.__traceback__, lookup_lines=False, compact=True
-        )
+        summary = TracebackException(type(error), error, error.__traceback__, lookup_lines=False, compact=True)
         for part in _chain(summary):
             _keep_guest_frames(part)
         return _last_line(summary, error), "".join(summary.format())
@@ -35,7 +33,7 @@ def describe(error: BaseException) -> tuple[str, str]:
         return text, text + "\n"
 
 
-def _chain(summary: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
+def _chain(summary: TracebackException) -> Iterator[TracebackException]:
     todo, seen = [summary], set()
     while todo:
         part = todo.pop()
@@ -46,20 +44,20 @@ def _chain(summary: traceback.TracebackException) -> Iterator[traceback.Tracebac
         todo += [other for other in (part.__cause__, part.__context__, *(part.exceptions or ())) if other is not None]
 
 
-def _keep_guest_frames(part: traceback.TracebackException) -> None:
+def _keep_guest_frames(part: TracebackException) -> None:
     frames = [frame for frame in part.stack if not _is_ours(frame.filename)]
     for start, frame in enumerate(frames):
         if frame.filename.startswith(CELL_PREFIX):
             frames = frames[start:]  # what led to the cell (the event loop, say) is not the guest's
             break
-    part.stack = traceback.StackSummary.from_list(frames) if frames else None  # type: ignore[assignment]
+    part.stack = StackSummary.from_list(frames) if frames else None  # type: ignore[assignment]
 
 
 def _is_ours(filename: str) -> bool:
     return filename.startswith(_OURS) or any(part in filename for part in _PYODIDE)
 
 
-def _last_line(summary: traceback.TracebackException, error: BaseException) -> str:
+def _last_line(summary: TracebackException, error: BaseException) -> str:
     lines = list(summary.format_exception_only())
     if issubclass(type(error), SyntaxError):  # the file, line and caret come first
         name = type_name(error)

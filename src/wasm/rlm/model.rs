@@ -10,12 +10,12 @@ use wasm_bindgen_futures::JsFuture;
 use web_sys::{ReadableStreamDefaultReader, Response};
 
 use super::stop::{Stop, Waited, after};
-use crate::rlm::Message;
 use crate::rlm::event::hash;
 use crate::rlm::limits::MAX_REPLY_BYTES;
 use crate::rlm::openai::{
     Failure, Reply, RetryAfter, StreamReader, completions_url, read_reply, refusal, request_body, retry_in,
 };
+use crate::rlm::{Message, query};
 use crate::wasm::budget::usage;
 use crate::wasm::glue::{describe, fetch, get, object};
 
@@ -81,12 +81,20 @@ pub(super) enum NoAnswer {
     Stopped,
     /// The model failed.
     Failed(String),
+    /// The model is a recorded one, and this was not recorded.
+    NotRecorded(String),
 }
+
+/// The name of the error that a recorded model throws for what was not recorded.
+pub(super) const NOT_RECORDED: &str = "NotRecorded";
 
 impl From<Waited> for NoAnswer {
     fn from(waited: Waited) -> Self {
         match waited {
             Waited::Stopped => Self::Stopped,
+            Waited::Rejected(error) if get(&error, "name") == NOT_RECORDED => {
+                Self::NotRecorded(get(&error, "message").as_string().unwrap_or_default())
+            }
             Waited::Rejected(error) => Self::Failed(describe(&error)),
         }
     }
@@ -175,17 +183,8 @@ async fn ask_function(
 
 impl Endpoint {
     async fn ask(&self, question: &Question<'_>, stop: &Stop, listener: &Rc<dyn Listener>) -> Result<Reply, NoAnswer> {
-        let model = match &question.model {
-            Some(named) if *named != self.model && !self.models.contains(named) => {
-                let offered = std::iter::once(&self.model).chain(&self.models);
-                let offered = offered.map(String::as_str).collect::<Vec<_>>().join(", ");
-                return Err(NoAnswer::Failed(format!(
-                    "there is no model {named:.100}; there are: {offered}"
-                )));
-            }
-            Some(named) => named,
-            None => &self.model,
-        };
+        let model =
+            query::model_named(question.model.as_deref(), &self.model, &self.models).map_err(NoAnswer::Failed)?;
         let body = request_body(model, question.messages, self.stream, &self.body);
         for attempt in 1.. {
             let failure = match self.attempt(&body, stop, &**listener).await {
@@ -198,7 +197,7 @@ impl Endpoint {
                 Err(_) if stop.is_stopped() => break,
                 Err(failure) => failure,
             };
-            let reason = self.without_key(failure.to_string());
+            let reason = query::without_key(failure.to_string(), self.api_key.as_deref());
             let Some(wait_ms) = retry_in(&failure, attempt, self.max_retries, Math::random()) else {
                 let times = if attempt > 1 {
                     format!(" ({attempt} attempts)")
@@ -211,14 +210,6 @@ impl Endpoint {
             stop.pause(wait_ms).await?;
         }
         Err(NoAnswer::Stopped)
-    }
-
-    /// Endpoints quote keys that they do not like.
-    fn without_key(&self, text: String) -> String {
-        match self.api_key.as_deref().filter(|key| key.len() > 3) {
-            Some(key) => text.replace(key, "[key]"),
-            None => text,
-        }
     }
 
     async fn attempt(&self, body: &str, stop: &Stop, listener: &dyn Listener) -> Result<Reply, Failure> {

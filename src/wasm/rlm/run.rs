@@ -20,7 +20,7 @@ use crate::rlm::controller::{Controller, Effect, Finish, Input, Task};
 use crate::rlm::event::{RlmEventKind, RunOutcome};
 use crate::rlm::limits::MAX_EVENT_CHARS;
 use crate::rlm::openai::{Reply, estimated_usage};
-use crate::rlm::{Message, Role, estimate_tokens};
+use crate::rlm::{Message, Role, query};
 use crate::wasm::glue::{now, object};
 
 /// One run, and what its children share with it.
@@ -73,6 +73,10 @@ impl Run {
                 .flat_map(|sandbox| sandbox.host_functions.iter().map(|(name, _)| name.clone()))
                 .collect(),
             packages: options.packages.clone(),
+            models: match &options.sub_model {
+                Model::Endpoint(endpoint) => query::offered(&endpoint.model, &endpoint.models),
+                Model::Function(_) => Vec::new(),
+            },
             instructions: options.instructions.clone(),
         };
         let mut controller = Controller::new(task, self.budget.clone(), now());
@@ -129,7 +133,7 @@ impl Run {
         {
             Ok(reply) => Input::Replied(Ok(reply), now() - began_at),
             Err(NoAnswer::Stopped) => self.stopped(&Waited::Stopped),
-            Err(NoAnswer::Failed(error)) => Input::Replied(Err(error), now() - began_at),
+            Err(NoAnswer::Failed(error) | NoAnswer::NotRecorded(error)) => Input::Replied(Err(error), now() - began_at),
         }
     }
 
@@ -152,7 +156,14 @@ impl Run {
             purpose,
             model: named,
         };
-        model.ask(&question, stop, &listener).await
+        match model.ask(&question, stop, &listener).await {
+            // Nothing that code makes of it would be what was recorded.
+            Err(NoAnswer::NotRecorded(error)) => {
+                self.tree.fail(error);
+                Err(NoAnswer::Stopped)
+            }
+            answered => answered,
+        }
     }
 
     /// Why the run does not go on.
@@ -253,13 +264,7 @@ impl Run {
         } = work.await;
         match answer {
             Some(answer) => Ok((text(&answer), None)),
-            None => {
-                let why = error.unwrap_or_default();
-                Err(match outcome {
-                    RunOutcome::Limit => why,
-                    _ => format!("the child run has no answer: {why}"),
-                })
-            }
+            None => Err(query::child_failed(outcome, error)),
         }
     }
 
@@ -283,7 +288,7 @@ impl Run {
                 Ok((text, Some(Usage { calls: 0.0, ..usage })))
             }
             Err(NoAnswer::Stopped) => Err("nobody waits for the answer any more".to_owned()),
-            Err(NoAnswer::Failed(error)) => Err(error),
+            Err(NoAnswer::Failed(error) | NoAnswer::NotRecorded(error)) => Err(error),
         }
     }
 
@@ -354,19 +359,14 @@ impl Run {
         let text: &JsString = prompt.unchecked_ref();
         let refuse = |start: JsString| Refused {
             start: start.into(),
-            why: format!(
-                "the prompt has {} characters, which is more than the {most} tokens that fit (about {} characters): ask about parts \
-                 of it",
-                text.length(),
-                4 * most
-            ),
+            why: query::too_long(text.length() as usize, most),
         };
         let start = || text.slice(0, u32::try_from(MAX_EVENT_CHARS).unwrap_or(u32::MAX));
         if text.length() > 4 * most {
             return Err(refuse(start()));
         }
         let prompt = String::from(text);
-        if estimate_tokens(&prompt) > most as usize {
+        if !query::fits(&prompt, most) {
             return Err(refuse(start()));
         }
         Ok(prompt)
@@ -384,17 +384,8 @@ impl Run {
             .ok()
             .filter(|context| context.length() <= 4 * most)
             .map(String::from);
-        let prompt = context.map(|context| match context.as_str() {
-            "" => task.to_owned(),
-            context => format!("{task}\n\n{context}"),
-        });
-        let prompt = prompt.filter(|prompt| estimate_tokens(prompt) <= most as usize);
-        prompt.ok_or_else(|| format!(
-            "rlm_query goes no deeper than here (maxDepth {}), and its context does not fit into one prompt of {most} tokens (about \
-             {} characters): pass a smaller ctx, or use llm_query_batched on parts",
-            self.tree.options.max_depth,
-            4 * most
-        ))
+        let prompt = context.and_then(|context| query::with_context(task, &context, most));
+        prompt.ok_or_else(|| query::no_deeper(self.tree.options.max_depth, most))
     }
 
     pub(super) fn emit(&self, kind: RlmEventKind) {

@@ -51,6 +51,11 @@ impl Tree {
         Some(self.stop.reason().unwrap_or_else(aborted))
     }
 
+    /// Ends all runs, because one of them cannot go on.
+    pub(super) fn fail(&self, why: String) {
+        self.stop.end(RunOutcome::Failed, why);
+    }
+
     pub(super) fn thrown(&self, error: &Error) -> JsValue {
         thrown(&self.glue, error)
     }

@@ -1,0 +1,44 @@
+"""Checks an environment against the requirements.txt beside this file: each package that is pinned there has that version to
+the digit, and imports.
+
+A virtual environment or an image that passes can run whatever the list promises; a library of the system that is missing
+shows here and not in somebody's session.
+"""
+
+import importlib
+import pathlib
+import re
+import sys
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+
+lines = (pathlib.Path(__file__).parent / "requirements.txt").read_text("utf-8").splitlines()
+needed = "# what those need"
+dependencies = lines.index(needed) if needed in lines else len(lines)
+found_pins = ((re.match(r"([\w.-]+)(?:\[.*\])?\s*==\s*([^\s;,]+)$", line.strip()), at) for at, line in enumerate(lines))
+pins = [(pin.groups(), at < dependencies) for pin, at in found_pins if pin]
+
+modules: dict[str, list[str]] = {}
+for module, distributions in packages_distributions().items():
+    for distribution in distributions:
+        modules.setdefault(re.sub(r"[-_.]+", "-", distribution.lower()), []).append(module)
+
+faults = []
+imported = 0
+for (name, pinned), wanted in pins:
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        found = None
+    if found != pinned:
+        faults.append(f"{name}: {pinned} is pinned, {found or 'nothing'} is installed")
+        continue
+    for module in modules.get(re.sub(r"[-_.]+", "-", name.lower()), []) if wanted else []:
+        if module.isidentifier() and not module.startswith("_"):
+            try:
+                importlib.import_module(module)
+                imported += 1
+            except Exception as error:
+                faults.append(f"{name}: import {module}: {type(error).__name__}: {error}")
+
+print("\n".join(faults) if faults else f"{len(pins)} packages, {imported} modules imported")
+sys.exit(bool(faults))

@@ -1,0 +1,194 @@
+//! What starts guests. A backend makes a [`Plan`](crate::guest::Plan), which is data and tested as such; starting it is
+//! another matter.
+
+pub mod bubblewrap;
+pub mod docker;
+pub mod subprocess;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use sandglass::Error;
+use serde::{Deserialize, Serialize};
+
+use crate::cgroup::Bounds;
+use crate::guest::Guest;
+
+/// A future that can be sent between threads.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Which backend runs the guests.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BackendKind {
+    /// The best that this machine has: bubblewrap, else Docker; a plain process only where that is allowed.
+    #[default]
+    Auto,
+    /// Namespaces, no capabilities, a narrow file system.
+    Bubblewrap,
+    /// A container.
+    Docker,
+    /// A plain process: no isolation at all.
+    Subprocess,
+}
+
+impl BackendKind {
+    /// All there are.
+    pub const ALL: [Self; 4] = [Self::Auto, Self::Bubblewrap, Self::Docker, Self::Subprocess];
+
+    /// Its public name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Bubblewrap => "bubblewrap",
+            Self::Docker => "docker",
+            Self::Subprocess => "subprocess",
+        }
+    }
+}
+
+impl fmt::Display for BackendKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+impl FromStr for BackendKind {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
+            Error::invalid(
+                "backend",
+                format!("must be auto, bubblewrap, docker or subprocess, not \"{name}\""),
+            )
+        })
+    }
+}
+
+/// What a guest may use of the machine.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Resources {
+    /// Bytes of memory, of all its processes together.
+    pub memory_bytes: u64,
+    /// Processes and threads.
+    pub pids: u32,
+    /// Processors, in parts of one.
+    pub cpus: f64,
+    /// Open files of a process.
+    pub open_files: u32,
+    /// Bytes of `/tmp`, and of `/dev/shm`.
+    pub tmp_bytes: u64,
+    /// Bytes of the workspace.
+    pub disk_bytes: u64,
+}
+
+impl Default for Resources {
+    fn default() -> Self {
+        Self {
+            memory_bytes: 2 << 30,
+            pids: 256,
+            cpus: 1.0,
+            open_files: 1024,
+            tmp_bytes: 256 << 20,
+            disk_bytes: 1 << 30,
+        }
+    }
+}
+
+impl Resources {
+    /// Those that a control group bounds.
+    pub fn bounds(&self) -> Bounds {
+        Bounds {
+            memory_bytes: self.memory_bytes,
+            pids: self.pids,
+            cpus: self.cpus,
+        }
+    }
+
+    /// Bytes that a file may have: as many as the largest place for files.
+    pub fn file_bytes(&self) -> u64 {
+        self.disk_bytes.max(self.tmp_bytes)
+    }
+}
+
+/// What a backend plans from.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    /// The Python that runs guests (not in Docker); by default `/usr/bin/python3`, else the first on `PATH`.
+    pub python: Option<PathBuf>,
+    /// Docker's image.
+    pub image: Option<String>,
+    /// Docker's runtime, such as `runsc`.
+    pub runtime: Option<String>,
+    /// What a guest may use.
+    pub resources: Resources,
+    /// The folder that the guest has as `/workspace`; without one it has an empty folder of its own.
+    pub workspace: Option<PathBuf>,
+    /// Modules that a guest imports before it says that it is ready.
+    pub preload: Vec<String>,
+    /// Whether the folder [`CELLS_FOLDER`](crate::workspace::CELLS_FOLDER) of the workspace is the host's: guests have an empty one in
+    /// its place, that they cannot write to.
+    pub hides_cells: bool,
+    /// Whether `auto` may come down to a plain process.
+    pub allow_subprocess: bool,
+}
+
+/// Starts guests of one kind. It holds what they share: files, images, a plan.
+pub trait Launcher: Send + Sync + 'static {
+    /// Which backend it is.
+    fn kind(&self) -> BackendKind;
+
+    /// Starts one. It has not been sent anything yet, and is ended when it is dropped.
+    fn launch(&self) -> BoxFuture<'_, Result<Guest, Error>>;
+}
+
+/// What starts the guests of `kind` here.
+///
+/// # Errors
+/// [`Error::BackendUnavailable`] says why there is none, and what to do.
+pub async fn launcher(kind: BackendKind, settings: &Settings) -> Result<Arc<dyn Launcher>, Error> {
+    match kind {
+        BackendKind::Bubblewrap => bubblewrap::launcher(settings).await,
+        BackendKind::Docker => docker::launcher(settings).await,
+        BackendKind::Subprocess => subprocess::launcher(settings).await,
+        BackendKind::Auto => {
+            let mut reasons = Vec::new();
+            match bubblewrap::launcher(settings).await {
+                Ok(launcher) => return Ok(launcher),
+                Err(error) => reasons.push(error.to_string()),
+            }
+            match docker::launcher(settings).await {
+                Ok(launcher) => return Ok(launcher),
+                Err(error) => reasons.push(error.to_string()),
+            }
+            if settings.allow_subprocess {
+                return subprocess::launcher(settings).await;
+            }
+            Err(Error::BackendUnavailable(format!(
+                "no backend can isolate guests here. {}. Install bubblewrap or Docker; or, only where the code can be trusted, \
+                 name the backend \"subprocess\", which isolates nothing",
+                reasons.join(". ")
+            )))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_kinds_belong_together() {
+        for kind in BackendKind::ALL {
+            assert_eq!(kind.to_string().parse::<BackendKind>(), Ok(kind));
+            assert_eq!(serde_json::to_value(kind).unwrap(), kind.name());
+        }
+        let error = "podman".parse::<BackendKind>().unwrap_err();
+        assert_eq!(error.code(), "invalid_option");
+        assert!(error.to_string().contains("podman"));
+    }
+}

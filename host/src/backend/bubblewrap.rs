@@ -1,0 +1,494 @@
+//! Guests in namespaces of their own, by bubblewrap: no network, no capabilities, and a file system of little more than Python.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use sandglass::Error;
+use tokio::process::Command;
+
+use super::{BackendKind, BoxFuture, Launcher, Settings};
+use crate::guest::{FILTER_FD, Guest, GuestProcess, Plan};
+use crate::pool::ZygoteLauncher;
+use crate::runtime::{Python, Runtime, guest_args, which};
+use crate::seccomp;
+use crate::workspace::CELLS_FOLDER;
+use crate::zygote::{self, Zygote};
+
+/// Who a guest is outside of its namespace when the host is root, who could write to much that no mount hides.
+pub const NOBODY: u32 = 65534;
+/// Who it is inside.
+const INSIDE: &str = "1000";
+/// Where it finds the package.
+const PACKAGE: &str = "/run/sandglass";
+/// Where a zygote sees the workspaces of its guests, and only it; `python/sandglass/zygote.py` has the same.
+const WORKSPACES: &str = "/run/workspaces";
+/// Bytes of the workspace of a zygote, which has nothing to write there.
+const ZYGOTE_BYTES: u64 = 1 << 20;
+/// Processes of a zygote. A guest leaves its group at once.
+const ZYGOTE_PIDS: u32 = 512;
+/// How long it may take to say whether bubblewrap works here.
+const TRIAL: Duration = Duration::from_secs(30);
+
+/// What starts guests in bubblewrap here.
+///
+/// # Errors
+/// [`Error::BackendUnavailable`] says what is missing.
+pub async fn launcher(settings: &Settings) -> Result<Arc<dyn Launcher>, Error> {
+    let (view, runtime) = look(settings).await?;
+    if let (Some(folder), Some((user, group))) = (&settings.workspace, view.user) {
+        own(folder, user, group)
+            .map_err(|error| Error::invalid("workspace", format!("{} cannot be used: {error}", folder.display())))?;
+    }
+    let plan = plan(&view, settings);
+    Ok(Arc::new(Bubblewrap { plan, runtime }))
+}
+
+/// What starts zygotes in bubblewrap here, whose guests are as isolated as those of [`launcher`]. The workspaces that its guests
+/// can have are the folders in `workspaces`.
+///
+/// # Errors
+/// [`Error::BackendUnavailable`] says what is missing.
+pub async fn zygote_launcher(
+    settings: &Settings,
+    preload: Vec<String>,
+    workspaces: Option<&Path>,
+    timeout: Duration,
+) -> Result<Arc<dyn ZygoteLauncher>, Error> {
+    let (view, runtime) = look(settings).await?;
+    let plan = zygote_plan(&view, settings, workspaces);
+    Ok(Arc::new(Zygotes {
+        plan,
+        filter: view.filter,
+        preload,
+        timeout,
+        runtime,
+    }))
+}
+
+/// What there is here, and whether it works.
+async fn look(settings: &Settings) -> Result<(View, Arc<Runtime>), Error> {
+    let bwrap = which("bwrap")
+        .ok_or_else(|| Error::BackendUnavailable("bubblewrap is not installed: apt install bubblewrap".to_owned()))?;
+    let python = Python::find(settings.python.as_deref()).await?;
+    let runtime = Runtime::prepare(&python).await?;
+    let filter = match seccomp::program() {
+        Ok(filter) => Some(filter),
+        Err(why) => {
+            tracing::warn!("guests are not restricted in their system calls: {why}");
+            None
+        }
+    };
+    let view = View {
+        bwrap,
+        package: runtime.path(),
+        etc: runtime.etc(),
+        roots: roots(&python),
+        python,
+        filter,
+        user: rustix::process::geteuid().is_root().then_some((NOBODY, NOBODY)),
+    };
+    view.try_out().await?;
+    Ok((view, runtime))
+}
+
+struct Zygotes {
+    plan: Plan,
+    filter: Option<Vec<u8>>,
+    preload: Vec<String>,
+    timeout: Duration,
+    runtime: Arc<Runtime>,
+}
+
+impl ZygoteLauncher for Zygotes {
+    fn launch(&self) -> BoxFuture<'_, Result<Arc<Zygote>, Error>> {
+        Box::pin(async move {
+            let (ours, theirs) = zygote::control()?;
+            let process = GuestProcess::run(self.plan.clone(), theirs).await?;
+            let process = process.keep(Arc::clone(&self.runtime));
+            Zygote::ready(ours, process, &self.preload, self.filter.as_deref(), self.timeout).await
+        })
+    }
+}
+
+struct Bubblewrap {
+    plan: Plan,
+    runtime: Arc<Runtime>,
+}
+
+impl Launcher for Bubblewrap {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Bubblewrap
+    }
+
+    fn launch(&self) -> BoxFuture<'_, Result<Guest, Error>> {
+        Box::pin(async move { Ok(Guest::spawn(self.plan.clone()).await?.keep(Arc::clone(&self.runtime))) })
+    }
+}
+
+/// Gives the workspace to who the guest is outside, if it is still root's.
+pub(super) fn own(folder: &Path, user: u32, group: u32) -> std::io::Result<()> {
+    if fs::metadata(folder)?.uid() == 0 {
+        std::os::unix::fs::chown(folder, Some(user), Some(group))?;
+    }
+    Ok(())
+}
+
+/// What there is on this machine to plan from.
+#[derive(Debug, Clone)]
+pub struct View {
+    /// bubblewrap itself.
+    pub bwrap: PathBuf,
+    /// The Python of the guests.
+    pub python: Python,
+    /// The folder that holds the package.
+    pub package: PathBuf,
+    /// The folder that guests have as `/etc`.
+    pub etc: PathBuf,
+    /// The folders, and links, of programs and libraries.
+    pub roots: Vec<Root>,
+    /// The filter of system calls.
+    pub filter: Option<Vec<u8>>,
+    /// Who bubblewrap is started as, when that is not who the host is.
+    pub user: Option<(u32, u32)>,
+}
+
+/// A folder of programs or libraries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Root {
+    /// A folder, which the guest sees as it is.
+    Folder(PathBuf),
+    /// A link, such as `/lib` on most systems, and where it leads.
+    Link(PathBuf, PathBuf),
+}
+
+/// `/usr` and what stands for parts of it, and the Python's own folders where they are elsewhere.
+fn roots(python: &Python) -> Vec<Root> {
+    let mut roots = vec![Root::Folder("/usr".into())];
+    for path in ["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"].map(PathBuf::from) {
+        match fs::read_link(&path) {
+            Ok(target) => roots.push(Root::Link(path, target)),
+            Err(_) if path.is_dir() => roots.push(Root::Folder(path)),
+            Err(_) => {}
+        }
+    }
+    let real = python.real.parent().and_then(Path::parent).map(Path::to_owned);
+    for prefix in [Some(python.base.clone()), Some(python.prefix.clone()), real]
+        .into_iter()
+        .flatten()
+    {
+        let is_there = |root: &Root| matches!(root, Root::Folder(folder) if prefix.starts_with(folder));
+        // A prefix of `/` would be everything.
+        if prefix.components().count() > 1 && !roots.iter().any(is_there) {
+            roots.push(Root::Folder(prefix));
+        }
+    }
+    roots
+}
+
+/// How a guest is started in namespaces of its own.
+pub fn plan(view: &View, settings: &Settings) -> Plan {
+    let resources = &settings.resources;
+    let mut args = Args::around(view, settings);
+    match &settings.workspace {
+        Some(folder) => {
+            args.bind("--bind", folder, Path::new("/workspace"));
+            if settings.hides_cells {
+                let hidden = format!("/workspace/{CELLS_FOLDER}");
+                args.folder(&hidden, 4_096);
+                args.add(["--remount-ro", &hidden]);
+            }
+        }
+        None => args.folder("/workspace", resources.disk_bytes),
+    }
+    args.close();
+    if view.filter.is_some() {
+        args.add(["--seccomp", &FILTER_FD.to_string()]);
+    }
+    // Descendants are not all: a guest can leave orphans to the first process of its namespace.
+    finish(args, view, settings, &["--reap", "all", "--confine"])
+}
+
+/// How a zygote is started: as a guest, but with what it needs to give each of its guests namespaces of its own, in a user
+/// namespace of its own. It runs nothing but the modules that it preloads. It has no filter of system calls: its guests get that.
+pub fn zygote_plan(view: &View, settings: &Settings, workspaces: Option<&Path>) -> Plan {
+    let mut args = Args::around(view, settings);
+    // CAP_SYS_ADMIN is for namespaces and mounts, CAP_SETPCAP to give up all of them for good.
+    args.add(["--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"]);
+    args.add([
+        "--setenv",
+        "OPENBLAS_NUM_THREADS",
+        "1",
+        "--setenv",
+        "OMP_NUM_THREADS",
+        "1",
+    ]);
+    args.folder("/workspace", ZYGOTE_BYTES);
+    if let Some(folder) = workspaces {
+        args.bind("--bind", folder, Path::new(WORKSPACES));
+    }
+    args.close();
+    let mut plan = finish(args, view, settings, &["--zygote"]);
+    // What is preloaded is shared, and its guests have groups of their own.
+    plan.bounds.memory_bytes = plan.bounds.memory_bytes.saturating_mul(4);
+    plan.bounds.pids = ZYGOTE_PIDS;
+    plan.filter = None;
+    plan
+}
+
+fn finish(mut args: Args, view: &View, settings: &Settings, more: &[&str]) -> Plan {
+    args.add(["--"]);
+    args.0.push(view.python.executable.clone().into_os_string());
+    args.0.extend(guest_args(Path::new(PACKAGE), &settings.preload));
+    args.0.extend(more.iter().map(OsString::from));
+    Plan {
+        program: view.bwrap.clone(),
+        args: args.0,
+        env: Vec::new(),
+        cwd: None,
+        user: view.user,
+        bounds: settings.resources.bounds(),
+        open_files: settings.resources.open_files,
+        file_bytes: settings.resources.file_bytes(),
+        filter: view.filter.clone(),
+    }
+}
+
+#[derive(Default)]
+struct Args(Vec<OsString>);
+
+impl Args {
+    /// What is around guests and zygotes: all but the workspace.
+    fn around(view: &View, settings: &Settings) -> Self {
+        let resources = &settings.resources;
+        let mut args = Self::default();
+        args.add(["--unshare-all", "--unshare-user", "--uid", INSIDE, "--gid", INSIDE]);
+        args.add([
+            "--disable-userns",
+            "--cap-drop",
+            "ALL",
+            "--new-session",
+            "--die-with-parent",
+        ]);
+        args.add(["--hostname", "sandglass", "--clearenv"]);
+        for (name, value) in [
+            ("PATH", "/usr/local/bin:/usr/bin:/bin"),
+            ("LANG", "C.UTF-8"),
+            ("HOME", "/workspace"),
+            ("TMPDIR", "/tmp"),
+            ("PYTHONDONTWRITEBYTECODE", "1"),
+            ("MPLBACKEND", "agg"),
+            ("MPLCONFIGDIR", "/tmp/matplotlib"),
+        ] {
+            args.add(["--setenv", name, value]);
+        }
+        for root in &view.roots {
+            match root {
+                Root::Folder(folder) => args.bind("--ro-bind", folder, folder),
+                Root::Link(path, target) => args.bind("--symlink", target, path),
+            }
+        }
+        args.bind("--ro-bind", &view.etc, Path::new("/etc"));
+        args.bind("--ro-bind", &view.package, Path::new(PACKAGE));
+        args.add(["--proc", "/proc", "--dev", "/dev"]);
+        args.folder("/dev/shm", resources.tmp_bytes);
+        args.folder("/tmp", resources.tmp_bytes);
+        args
+    }
+
+    /// Ends the list of what is mounted.
+    fn close(&mut self) {
+        // These hold no more than they need to; what the guest could write there would count nowhere.
+        self.add(["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/workspace"]);
+    }
+
+    fn add<const N: usize>(&mut self, args: [&str; N]) {
+        self.0.extend(args.map(OsString::from));
+    }
+
+    fn bind(&mut self, how: &str, from: &Path, to: &Path) {
+        self.0.extend([how.into(), from.into(), to.into()]);
+    }
+
+    /// An empty folder of its own that holds so many bytes.
+    fn folder(&mut self, path: &str, bytes: u64) {
+        self.add(["--size", &bytes.to_string(), "--tmpfs", path]);
+    }
+}
+
+impl View {
+    /// Sees whether bubblewrap can do here what a guest needs.
+    async fn try_out(&self) -> Result<(), Error> {
+        let key = (self.bwrap.clone(), self.python.executable.clone());
+        if let Some(known) = trials().get(&key) {
+            return known.clone().map_err(Error::BackendUnavailable);
+        }
+        // All of a guest's plan but the filter, which needs a file descriptor, and the guest.
+        let mut plan = plan(
+            &Self {
+                filter: None,
+                ..self.clone()
+            },
+            &Settings::default(),
+        );
+        let python = plan.args.iter().position(|arg| arg == "--").map_or(0, |at| at + 2);
+        plan.args.truncate(python);
+        let mut command = Command::new(&plan.program);
+        command
+            .args(&plan.args)
+            .args(["-I", "-c", "import json, marshal, socket"])
+            .env_clear()
+            .current_dir("/");
+        if let Some((user, group)) = plan.user {
+            command.uid(user).gid(group);
+        }
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        let output = tokio::time::timeout(TRIAL, command.output()).await;
+        let failure = match output {
+            Ok(Ok(output)) if output.status.success() => None,
+            Ok(Ok(output)) => Some(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some(format!("it did not end within {} s", TRIAL.as_secs())),
+        };
+        let result = failure.map_or(Ok(()), |why| Err(self.advice(&why)));
+        trials().insert(key, result.clone());
+        result.map_err(Error::BackendUnavailable)
+    }
+
+    fn advice(&self, why: &str) -> String {
+        let python = self.python.executable.display();
+        let advice = if why.contains("Permission denied") && self.user.is_some() {
+            format!(
+                ". Guests are not root: all users have to be able to read {python}, its folders and the temporary folder"
+            )
+        } else if why.contains("namespace") || why.contains("uid map") {
+            ". The system has to allow user namespaces: see kernel.unprivileged_userns_clone, user.max_user_namespaces and \
+             kernel.apparmor_restrict_unprivileged_userns"
+                .to_owned()
+        } else if why.contains("Unknown option") {
+            ". bubblewrap 0.8 or newer is needed".to_owned()
+        } else {
+            String::new()
+        };
+        format!("bubblewrap cannot run {python} here: {why}{advice}")
+    }
+}
+
+type Trials = HashMap<(PathBuf, PathBuf), Result<(), String>>;
+
+/// How it went before.
+fn trials() -> MutexGuard<'static, Trials> {
+    static TRIALS: LazyLock<Mutex<Trials>> = LazyLock::new(Mutex::default);
+    TRIALS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view() -> View {
+        View {
+            bwrap: "/usr/bin/bwrap".into(),
+            python: Python {
+                executable: "/opt/venv/bin/python".into(),
+                real: "/opt/python/bin/python3.12".into(),
+                prefix: "/opt/venv".into(),
+                base: "/opt/python".into(),
+                version: (3, 12),
+            },
+            package: "/tmp/package".into(),
+            etc: "/tmp/etc".into(),
+            roots: vec![
+                Root::Folder("/usr".into()),
+                Root::Link("/lib".into(), "usr/lib".into()),
+                Root::Folder("/opt/python".into()),
+            ],
+            filter: Some(vec![1]),
+            user: Some((NOBODY, NOBODY)),
+        }
+    }
+
+    fn args(settings: &Settings) -> Vec<String> {
+        let plan = plan(&view(), settings);
+        plan.args.into_iter().map(|arg| arg.into_string().unwrap()).collect()
+    }
+
+    /// Whether these arguments follow each other.
+    fn has(args: &[String], wanted: &[&str]) -> bool {
+        args.windows(wanted.len()).any(|window| window == wanted)
+    }
+
+    #[test]
+    fn a_guest_has_namespaces_and_no_rights() {
+        let args = args(&Settings::default());
+        for wanted in [
+            &["--unshare-all"][..],
+            &["--unshare-user"],
+            &["--uid", "1000"],
+            &["--disable-userns"],
+            &["--cap-drop", "ALL"],
+            &["--new-session"],
+            &["--die-with-parent"],
+            &["--clearenv"],
+            &["--seccomp", "4"],
+            &["--remount-ro", "/"],
+            &["--reap", "all", "--confine"],
+        ] {
+            assert!(has(&args, wanted), "{wanted:?} in {args:?}");
+        }
+        assert_eq!(plan(&view(), &Settings::default()).user, Some((NOBODY, NOBODY)));
+        assert_eq!(plan(&view(), &Settings::default()).env, []);
+    }
+
+    #[test]
+    fn only_the_workspace_can_be_written_to_and_nothing_is_the_hosts_root() {
+        let settings = Settings {
+            workspace: Some("/srv/work".into()),
+            ..Settings::default()
+        };
+        let args = args(&settings);
+        let binds: Vec<_> = args.windows(3).filter(|window| window[0] == "--bind").collect();
+        assert_eq!(binds, [&["--bind", "/srv/work", "/workspace"]]);
+        let sources = args.windows(2).filter(|window| window[0].ends_with("bind"));
+        assert!(
+            sources
+                .into_iter()
+                .all(|window| window[1] != "/" && window[1] != "/etc")
+        );
+        assert!(!has(&args, &["--share-net"]));
+    }
+
+    #[test]
+    fn without_a_workspace_there_is_a_folder_of_limited_size() {
+        let args = args(&Settings::default());
+        assert!(has(&args, &["--size", "1073741824", "--tmpfs", "/workspace"]));
+        assert!(has(&args, &["--size", "268435456", "--tmpfs", "/tmp"]));
+        assert!(has(&args, &["--size", "268435456", "--tmpfs", "/dev/shm"]));
+    }
+
+    #[test]
+    fn the_folders_of_a_python_are_there_and_no_others() {
+        let mut python = view().python;
+        let folders = |python: &Python| -> Vec<PathBuf> {
+            let roots = roots(python).into_iter().filter_map(|root| match root {
+                Root::Folder(folder) => Some(folder),
+                Root::Link(..) => None,
+            });
+            roots
+                .filter(|folder| folder.starts_with("/opt") || folder == Path::new("/"))
+                .collect()
+        };
+        assert_eq!(folders(&python), [Path::new("/opt/python"), Path::new("/opt/venv")]);
+        python.base = "/usr".into();
+        python.prefix = "/usr".into();
+        python.real = "/usr/bin/python3".into();
+        assert_eq!(folders(&python), [] as [&Path; 0]);
+        python.base = "/".into();
+        assert_eq!(folders(&python), [] as [&Path; 0]);
+    }
+}

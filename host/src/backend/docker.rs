@@ -1,0 +1,327 @@
+//! Guests in containers of Docker's engine.
+//!
+//! The engine starts a container whose first process connects to a socket in a folder that only this process and the
+//! container can reach, confines itself further and becomes the guest's parent (`container.py`). Nothing that matters goes
+//! through the engine's own streams.
+
+mod container;
+mod plan;
+mod supervisor;
+
+use std::collections::HashMap;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bollard::Docker;
+use bollard::models::{ContainerCreateBody, HostConfig, Mount, MountType};
+use bollard::query_parameters::{CreateContainerOptionsBuilder, StartContainerOptions};
+use sandglass::Error;
+use tempfile::TempDir;
+use tokio::net::{UnixListener, UnixStream};
+
+use super::bubblewrap::{NOBODY, own};
+use super::{BackendKind, BoxFuture, Launcher, Settings};
+use crate::engine::{self, is_missing, said, unavailable};
+use crate::guest::{Guest, epoch};
+use crate::image;
+use crate::runtime::Runtime;
+use crate::seccomp;
+
+pub use plan::{Place, container};
+pub use supervisor::Supervisor;
+
+use container::Container;
+use plan::{EMPTY, FILTER, GROUP, PASSWD, SOCKET, SUPERVISOR_LABEL};
+
+/// For how long a guest may take to connect. Engines are slow on busy machines; one that never will is noticed sooner.
+const CONNECTING: Duration = Duration::from_secs(120);
+
+/// What starts guests in Docker here.
+///
+/// # Errors
+/// [`Error::BackendUnavailable`] when there is no engine or no image, and how to get it.
+pub async fn launcher(settings: &Settings) -> Result<Arc<dyn Launcher>, Error> {
+    let docker = engine::connect().await?;
+    let name = settings.image.as_deref().unwrap_or(image::IMAGE);
+    let image = docker.inspect_image(name).await.map_err(|error| {
+        if is_missing(&error) {
+            let make = if name == image::IMAGE {
+                "`sandglass-host image build` makes it".to_owned()
+            } else {
+                format!("get it with `docker pull {name}`, or make one with `sandglass-host image build --tag {name}`")
+            };
+            unavailable(format!("Docker has no image {name}: {make}"))
+        } else {
+            unavailable(format!(
+                "Docker's engine does not say whether it has {name}: {}",
+                said(&error)
+            ))
+        }
+    })?;
+    let info = docker
+        .info()
+        .await
+        .map_err(|error| unavailable(format!("Docker's engine does not describe itself: {}", said(&error))))?;
+    if let Some(runtime) = &settings.runtime
+        && !info.runtimes.as_ref().is_some_and(|known| known.contains_key(runtime))
+    {
+        return Err(unavailable(format!(
+            "Docker's engine has no runtime {runtime}: install it, and name it in /etc/docker/daemon.json"
+        )));
+    }
+    let user = user(settings.workspace.as_deref());
+    if let Some(folder) = &settings.workspace
+        && rustix::process::geteuid().is_root()
+    {
+        own(folder, user.0, user.1)
+            .map_err(|error| Error::invalid("workspace", format!("{} cannot be used: {error}", folder.display())))?;
+    }
+    let supervisor = Supervisor::own().ok_or_else(|| unavailable("this process cannot read what /proc says of it"))?;
+    supervisor::sweep(&docker, &supervisor).await;
+    // Its number, so that a name that is given to another image does not change what this launcher starts.
+    let image = image.id.unwrap_or_else(|| name.to_owned());
+    let runtime = Runtime::prepare_elsewhere(Path::new(&image))?;
+    Ok(Arc::new(Containers(Arc::new(Shared {
+        settings: settings.clone(),
+        docker,
+        image,
+        processors: info.ncpu.map_or(1.0, |count| count as f64),
+        supervisor,
+        user,
+        filter: seccomp::program().map_err(unavailable)?,
+        runtime,
+        is_compiled: AtomicBool::new(false),
+    }))))
+}
+
+struct Containers(Arc<Shared>);
+
+struct Shared {
+    settings: Settings,
+    docker: Docker,
+    image: String,
+    processors: f64,
+    supervisor: Supervisor,
+    user: (u32, u32),
+    filter: Vec<u8>,
+    runtime: Arc<Runtime>,
+    is_compiled: AtomicBool,
+}
+
+impl Launcher for Containers {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Docker
+    }
+
+    fn launch(&self) -> BoxFuture<'_, Result<Guest, Error>> {
+        let shared = Arc::clone(&self.0);
+        // A task, because a request to the engine that is given up half-way may still make a container. The task knows of
+        // that one and removes it, when it sees that nobody waits for the guest any more.
+        let launching = tokio::spawn(async move { shared.launch().await });
+        Box::pin(async move {
+            launching
+                .await
+                .unwrap_or_else(|error| Err(Error::BootFailed(format!("starting a container was given up: {error}"))))
+        })
+    }
+}
+
+impl Shared {
+    async fn launch(self: Arc<Self>) -> Result<Guest, Error> {
+        let epoch = epoch()?;
+        let failed = |error: std::io::Error| Error::BootFailed(format!("no channel could be made: {error}"));
+        let channel = Channel::open(&self.filter, self.user).map_err(failed)?;
+        let plan = container(
+            &self.settings,
+            &Place {
+                image: &self.image,
+                processors: self.processors,
+                package: &self.runtime.path(),
+                channel: &channel.folder.path().join(SHARED),
+                is_filtered: true,
+                epoch,
+                supervisor: &self.supervisor.label(),
+                user: self.user,
+            },
+        );
+        let mut container = self.create(plan).await?;
+        self.start(container.id()).await?;
+        let (stream, watcher) = tokio::select! {
+            connected = channel.accept() => connected.map_err(failed)?,
+            exit = container.ended() => return Err(Error::BootFailed(format!("the container ended before the guest spoke: {exit}"))),
+            () = tokio::time::sleep(CONNECTING) => {
+                return Err(Error::BootFailed("the guest did not connect to its host".to_owned()));
+            }
+        };
+        container.runs(watcher).await;
+        self.compile_later();
+        // The folder goes with `channel`: nobody else will connect.
+        Ok(Guest::new(stream, epoch, Box::new(container)).keep(Arc::clone(&self.runtime)))
+    }
+
+    async fn create(&self, plan: ContainerCreateBody) -> Result<Container, Error> {
+        let number =
+            getrandom::u64().map_err(|error| Error::BootFailed(format!("there are no random numbers: {error}")))?;
+        let name = CreateContainerOptionsBuilder::default()
+            .name(&format!("sandglass-{number:016x}"))
+            .build();
+        let made = self.docker.create_container(Some(name), plan).await;
+        let made = made.map_err(|error| Error::BootFailed(format!("Docker made no container: {}", said(&error))))?;
+        Ok(Container::new(self.docker.clone(), made.id))
+    }
+
+    async fn start(&self, id: &str) -> Result<(), Error> {
+        self.docker
+            .start_container(id, None::<StartContainerOptions>)
+            .await
+            .map_err(|error| Error::BootFailed(format!("Docker did not start the container: {}", said(&error))))
+    }
+
+    /// Has the image's Python compile the package, once, so that the guests after the first one start faster. It writes
+    /// beside the sources, where guests can only read.
+    fn compile_later(self: &Arc<Self>) {
+        if self.is_compiled.swap(true, Ordering::Relaxed) || self.runtime.is_compiled() {
+            return;
+        }
+        let shared = Arc::clone(self);
+        tokio::spawn(async move {
+            if let Err(error) = shared.compile().await {
+                tracing::debug!(%error, "the package is not compiled: guests start slower");
+            }
+        });
+    }
+
+    async fn compile(&self) -> Result<(), Error> {
+        let package = self.runtime.path();
+        let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let plan = ContainerCreateBody {
+            image: Some(self.image.clone()),
+            entrypoint: Some(vec!["python3".to_owned()]),
+            cmd: Some(
+                [
+                    "-I",
+                    "-S",
+                    "-m",
+                    "compileall",
+                    "-q",
+                    "--invalidation-mode",
+                    "unchecked-hash",
+                    "/package",
+                ]
+                .map(str::to_owned)
+                .to_vec(),
+            ),
+            user: Some(format!("{}:{}", owner.0, owner.1)),
+            labels: Some(HashMap::from([(SUPERVISOR_LABEL.to_owned(), self.supervisor.label())])),
+            network_disabled: Some(true),
+            host_config: Some(HostConfig {
+                network_mode: Some("none".to_owned()),
+                readonly_rootfs: Some(true),
+                cap_drop: Some(vec!["ALL".to_owned()]),
+                security_opt: Some(vec!["no-new-privileges:true".to_owned()]),
+                mounts: Some(vec![Mount {
+                    typ: Some(MountType::BIND),
+                    source: Some(package.display().to_string()),
+                    target: Some("/package".to_owned()),
+                    read_only: Some(false),
+                    ..Mount::default()
+                }]),
+                ..HostConfig::default()
+            }),
+            ..ContainerCreateBody::default()
+        };
+        let mut container = self.create(plan).await?;
+        self.start(container.id()).await?;
+        let exit = container.ended().await;
+        if exit.code == Some(0) {
+            Ok(())
+        } else {
+            Err(Error::BootFailed(exit.to_string()))
+        }
+    }
+}
+
+/// The name of the part of a channel's folder that the container sees.
+const SHARED: &str = "shared";
+
+/// A socket that waits for one guest, and the folder that it is in. Nobody else can pass through the folder.
+struct Channel {
+    listener: UnixListener,
+    folder: TempDir,
+}
+
+impl Channel {
+    fn open(filter: &[u8], (uid, gid): (u32, u32)) -> std::io::Result<Self> {
+        let set = |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode));
+        let folder = tempfile::Builder::new().prefix("sandglass-channel-").tempdir()?;
+        set(folder.path(), 0o700)?;
+        let shared = folder.path().join(SHARED);
+        std::fs::create_dir(&shared)?;
+        set(&shared, 0o755)?;
+        std::fs::create_dir(shared.join(EMPTY))?;
+        set(&shared.join(EMPTY), 0o755)?;
+        let listener = UnixListener::bind(shared.join(SOCKET))?;
+        // The guest is another user than this process.
+        set(&shared.join(SOCKET), 0o666)?;
+        let passwd = format!("guest:x:{uid}:{gid}:guest:/workspace:/bin/sh\nroot:x:0:0:root:/:/bin/false\n");
+        let group = format!("guest:x:{gid}:\nroot:x:0:\n");
+        for (name, content) in [(FILTER, filter), (PASSWD, passwd.as_bytes()), (GROUP, group.as_bytes())] {
+            std::fs::write(shared.join(name), content)?;
+            set(&shared.join(name), 0o644)?;
+        }
+        Ok(Self { listener, folder })
+    }
+
+    /// The guest's connection, and that of the first process, in the order in which it makes them (`container.py`).
+    async fn accept(&self) -> std::io::Result<(UnixStream, UnixStream)> {
+        Ok((self.listener.accept().await?.0, self.listener.accept().await?.0))
+    }
+}
+
+/// Who the guest is: this process's user; where that is root, whoever the workspace belongs to, so that it can write there.
+/// Never root.
+fn user(workspace: Option<&Path>) -> (u32, u32) {
+    let owner = workspace
+        .and_then(|folder| folder.metadata().ok())
+        .map(|data| (data.uid(), data.gid()));
+    let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    [Some(own), owner]
+        .into_iter()
+        .flatten()
+        .find(|(uid, _)| *uid != 0)
+        .unwrap_or((NOBODY, NOBODY))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_is_who_its_workspace_belongs_to_and_never_root() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        if own.0 == 0 {
+            assert_eq!(user(None), (NOBODY, NOBODY));
+            assert_eq!(user(Some(folder.path())), (NOBODY, NOBODY));
+            std::os::unix::fs::chown(folder.path(), Some(1234), Some(55)).unwrap();
+            assert_eq!(user(Some(folder.path())), (1234, 55));
+        } else {
+            assert_eq!(user(None), own);
+            assert_eq!(user(Some(folder.path())), own);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_channel_is_private_and_gone_with_its_folder() {
+        let channel = Channel::open(b"filter", (5, 6)).unwrap();
+        let path = channel.folder.path().to_owned();
+        assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o700);
+        let socket = path.join(SHARED).join(SOCKET);
+        assert_eq!(socket.metadata().unwrap().mode() & 0o777, 0o666);
+        drop(channel);
+        assert!(!path.exists());
+    }
+}

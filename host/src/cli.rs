@@ -1,0 +1,243 @@
+//! The commands `run` and `doctor`, and the options that commands share.
+
+use std::io::{self, IsTerminal, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::rlm::clean;
+use crate::sandbox::ExecuteOptions;
+use crate::{BackendKind, Error, Execution, Limits, Outcome, Sandbox, Settings, Stream, Value, doctor};
+
+/// The status of a program whose code failed.
+const FAILED: u8 = 1;
+/// The status of a program that ran out of time, as `timeout` has it.
+const TIMED_OUT: u8 = 124;
+/// The status of a program that was interrupted, as shells have it.
+const INTERRUPTED: u8 = 130;
+
+/// Where guests run, the same for all commands.
+#[derive(Debug, Clone, clap::Args)]
+pub struct GuestArgs {
+    /// Where the code runs: auto, bubblewrap, docker or subprocess (which isolates nothing, and which auto never takes).
+    #[arg(long, env = "SANDGLASS_BACKEND", default_value = "auto", value_name = "NAME")]
+    pub backend: BackendKind,
+    /// The Python of bubblewrap and subprocess guests; by default /usr/bin/python3, else the first on PATH.
+    #[arg(long, env = "SANDGLASS_PYTHON", value_name = "PROGRAM")]
+    pub python: Option<PathBuf>,
+    /// The image of Docker guests.
+    #[arg(long, env = "REPL_DOCKER_IMAGE")]
+    pub image: Option<String>,
+}
+
+impl GuestArgs {
+    /// What a backend plans from.
+    pub fn settings(&self) -> Settings {
+        Settings {
+            python: self.python.clone(),
+            image: self.image.clone(),
+            ..Settings::default()
+        }
+    }
+}
+
+/// What describes a sandbox.
+#[derive(Debug, Clone, clap::Args)]
+pub struct SandboxArgs {
+    /// Where it runs.
+    #[command(flatten)]
+    pub guest: GuestArgs,
+    /// The folder that the code has as /workspace, and works in; without it, an empty one.
+    #[arg(long, value_name = "DIR")]
+    pub workspace: Option<PathBuf>,
+    /// How long code may run, in seconds; host calls do not count.
+    #[arg(long, value_name = "SECONDS", default_value_t = timeout_seconds(), value_parser = seconds)]
+    pub timeout: f64,
+    /// The file that the variable `context` holds: what JSON says if it is named *.json, else text.
+    #[arg(long, value_name = "FILE")]
+    pub context: Option<PathBuf>,
+}
+
+/// How long code may run where nobody says.
+pub(crate) fn timeout_seconds() -> f64 {
+    Limits::default().timeout_ms / 1_000.0
+}
+
+/// A time that code may run.
+pub(crate) fn seconds(text: &str) -> Result<f64, String> {
+    let fits = |seconds: &f64| Limits::default().set("timeout", seconds * 1_000.0).is_ok();
+    let seconds = text.parse().ok().filter(fits);
+    seconds.ok_or_else(|| "must be a number of seconds, from 0.001 to 2147483".to_owned())
+}
+
+impl SandboxArgs {
+    /// A sandbox with its context, whose guest has started.
+    ///
+    /// # Errors
+    /// What cannot be read, or why there is no guest.
+    pub async fn sandbox(&self) -> Result<Sandbox, String> {
+        let context = self.context.as_deref().map(context).transpose()?.unwrap_or_default();
+        let mut limits = Limits::default();
+        limits.set("timeout", self.timeout * 1_000.0).map_err(told)?;
+        let sandbox = Sandbox::builder()
+            .backend(self.guest.backend)
+            .settings(Settings {
+                workspace: self.workspace.clone(),
+                ..self.guest.settings()
+            })
+            .limits(limits)
+            .build()
+            .await
+            .map_err(told)?;
+        sandbox.initialize(context).await.map_err(told)?;
+        Ok(sandbox)
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+fn told(error: Error) -> String {
+    error.to_string()
+}
+
+fn context(path: &Path) -> Result<Value, String> {
+    let text = text_of(path)?;
+    if path.extension().is_some_and(|extension| extension == "json") {
+        let json = serde_json::from_str(&text).map_err(|error| format!("{} is no JSON: {error}", path.display()))?;
+        return Value::from_json(json).map_err(told);
+    }
+    Ok(Value::Str(text))
+}
+
+/// A file's text; `-` is standard input.
+fn text_of(path: &Path) -> Result<String, String> {
+    let text = if path.as_os_str() == "-" {
+        let mut text = String::new();
+        io::stdin().read_to_string(&mut text).map(|_| text)
+    } else {
+        std::fs::read_to_string(path)
+    };
+    text.map_err(|error| format!("{} cannot be read: {error}", path.display()))
+}
+
+/// `sandglass-host run`: runs code and ends.
+#[derive(Debug, Clone, clap::Args)]
+pub struct RunArgs {
+    /// The file that holds the code; `-` is standard input.
+    #[arg(required_unless_present = "code", conflicts_with = "code")]
+    pub file: Option<PathBuf>,
+    /// The code itself.
+    #[arg(short = 'c', value_name = "CODE")]
+    pub code: Option<String>,
+    /// The sandbox.
+    #[command(flatten)]
+    pub sandbox: SandboxArgs,
+}
+
+/// The command `run`: what the code prints as it comes, its result, and the status to exit with: 0, 1 when it failed, 124 when
+/// it ran out of time, 130 when Ctrl-C ended it.
+///
+/// # Errors
+/// The code could not be run.
+pub async fn run(args: RunArgs) -> Result<u8, String> {
+    let code = match (args.code, args.file) {
+        (Some(code), _) => code,
+        (None, Some(file)) => text_of(&file)?,
+        (None, None) => return Err("there is no code: name a file, or give -c".to_owned()),
+    };
+    let sandbox = args.sandbox.sandbox().await?;
+    let ended = execute(&sandbox, code).await;
+    sandbox.destroy().await;
+    Ok(status(&ended?))
+}
+
+/// Runs code and shows everything of it; Ctrl-C interrupts it.
+///
+/// # Errors
+/// The sandbox could not run it.
+pub async fn execute(sandbox: &Sandbox, code: String) -> Result<Execution, String> {
+    let options = ExecuteOptions {
+        on_output: Some(Arc::new(|stream, text| {
+            if matches!(stream, Stream::Stdout | Stream::Stderr) {
+                show(stream, text);
+            }
+        })),
+        on_display: Some(Arc::new(|display| match display.mime.as_str() {
+            "text/plain" => show(Stream::Stdout, &format!("{}\n", display.data.trim_end())),
+            mime => show(Stream::Stderr, &format!("[{mime}, which a terminal does not show]\n")),
+        })),
+        ..ExecuteOptions::default()
+    };
+    let running = sandbox.execute_with(code, options);
+    tokio::pin!(running);
+    let run = loop {
+        tokio::select! {
+            run = &mut running => break run,
+            Ok(()) = tokio::signal::ctrl_c() => sandbox.interrupt(),
+        }
+    }
+    .map_err(told)?;
+    if let Some(result) = &run.result {
+        show(Stream::Stdout, &format!("{result}\n"));
+    }
+    if let Some(last) = &run.final_answer {
+        let text = match &last.value {
+            Value::Str(text) => text.clone(),
+            value => value.to_json().to_string(),
+        };
+        show(Stream::Stdout, &format!("{text}\n"));
+    }
+    let traceback = run.traceback.as_deref().unwrap_or_default().trim_end();
+    if !traceback.is_empty() {
+        show(Stream::Stderr, &format!("{traceback}\n"));
+    }
+    // Of a timeout, the traceback tells only where it was.
+    if let Some(error) = run
+        .error
+        .as_deref()
+        .filter(|error| !traceback.ends_with(error.trim_end()))
+    {
+        show(Stream::Stderr, &format!("{}\n", error.trim_end()));
+    }
+    Ok(run)
+}
+
+/// Who reads it may be gone, which is no reason to fail.
+fn show(stream: Stream, text: &str) {
+    let _ = match stream {
+        Stream::Stdout => write(io::stdout(), text),
+        _ => write(io::stderr(), text),
+    };
+}
+
+/// A program gets it as it is. A terminal gets nothing that controls it: anybody may have written this.
+fn write(mut out: impl Write + IsTerminal, text: &str) -> io::Result<()> {
+    if out.is_terminal() {
+        // Bars of progress begin their line again.
+        let lines: Vec<String> = text.split('\r').map(|line| clean(line, usize::MAX)).collect();
+        out.write_all(lines.join("\r").as_bytes())?;
+    } else {
+        out.write_all(text.as_bytes())?;
+    }
+    out.flush()
+}
+
+/// The status that tells how code ended.
+pub fn status(run: &Execution) -> u8 {
+    match run.outcome {
+        Outcome::Ok => 0,
+        Outcome::Timeout => TIMED_OUT,
+        Outcome::Interrupted => INTERRUPTED,
+        Outcome::Error | Outcome::Crashed | Outcome::Limit => FAILED,
+    }
+}
+
+/// The command `doctor`: what each backend can do here, or the one that is named; 0 when one works.
+///
+/// # Errors
+/// Never; commands are alike.
+pub async fn doctor(args: GuestArgs) -> Result<u8, String> {
+    let findings = doctor::examine(args.backend, &args.settings()).await;
+    for finding in &findings {
+        show(Stream::Stdout, &format!("{finding}\n"));
+    }
+    Ok(u8::from(findings.iter().all(|finding| finding.usable.is_err())))
+}

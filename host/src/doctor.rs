@@ -1,0 +1,40 @@
+//! What each backend can do on this machine.
+
+use std::fmt;
+
+use crate::backend::{BackendKind, Settings, launcher};
+
+/// What is to be said of a backend.
+#[derive(Debug, Clone)]
+pub struct Finding {
+    /// Which backend.
+    pub backend: BackendKind,
+    /// Whether it can run guests, or why not and what to do.
+    pub usable: Result<(), String>,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.usable {
+            Ok(()) => write!(formatter, "{:<11} works", self.backend),
+            Err(why) => write!(formatter, "{:<11} does not work: {why}", self.backend),
+        }
+    }
+}
+
+/// Looks at a backend; at all of them when that is `auto`.
+pub async fn examine(backend: BackendKind, settings: &Settings) -> Vec<Finding> {
+    let backends = match backend {
+        BackendKind::Auto => &[BackendKind::Bubblewrap, BackendKind::Docker, BackendKind::Subprocess][..],
+        _ => &[backend],
+    };
+    let mut findings = Vec::new();
+    for &backend in backends {
+        let usable = launcher(backend, settings)
+            .await
+            .map(drop)
+            .map_err(|error| error.to_string());
+        findings.push(Finding { backend, usable });
+    }
+    findings
+}

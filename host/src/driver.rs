@@ -1,0 +1,156 @@
+//! Carries out what the session wants: one task per sandbox, which is the only one that has its session and its guest.
+
+mod pump;
+mod receive;
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use sandglass::Error;
+use sandglass::budget::Usage;
+use sandglass::protocol::GuestInfo;
+use sandglass::session::{Command, Encoded, HostFailure, Reply, Session, Ticket};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::backend::Launcher;
+use crate::sandbox::{Functions, OnDisplay, OnOutput};
+use crate::value::Payload;
+
+static CLOCK: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// The clock of all sessions and budgets of this process, in milliseconds.
+pub fn now() -> f64 {
+    CLOCK.elapsed().as_secs_f64() * 1_000.0
+}
+
+/// When that will be.
+fn instant(at: f64) -> Instant {
+    let most = 86_400_000.0 * 365.0;
+    *CLOCK + std::time::Duration::from_secs_f64(at.clamp(0.0, now() + most) / 1_000.0)
+}
+
+/// Is shown text.
+pub(crate) type OnText = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// What a sandbox tells of all its executions.
+#[derive(Clone, Default)]
+pub(crate) struct Callbacks {
+    pub(crate) on_stdout: Option<OnText>,
+    pub(crate) on_stderr: Option<OnText>,
+}
+
+/// What one execution tells.
+#[derive(Default)]
+pub(crate) struct Watch {
+    pub(crate) on_output: Option<OnOutput>,
+    pub(crate) on_display: Option<OnDisplay>,
+}
+
+/// The answer to a command.
+type Answered = Result<Reply<Payload>, Error>;
+
+/// What the task is told.
+enum Message {
+    Command(Ticket, Command<Payload>, Watch, oneshot::Sender<Answered>),
+    Cancel(Ticket),
+    Interrupt,
+    /// Is told when nothing is left.
+    Destroy(Option<oneshot::Sender<()>>),
+    HostReturned(u32, Result<Encoded<Payload>, HostFailure>, Option<Usage>),
+}
+
+/// The way to a sandbox's task. The task ends when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    messages: mpsc::UnboundedSender<Message>,
+    last_ticket: AtomicU32,
+    info: Arc<Mutex<GuestInfo>>,
+}
+
+impl Driver {
+    /// Starts the task of a session.
+    pub(crate) fn start(
+        session: Session<Payload>,
+        max_value_bytes: f64,
+        launcher: Arc<dyn Launcher>,
+        functions: Functions,
+        callbacks: Callbacks,
+    ) -> Self {
+        let (messages, inbox) = mpsc::unbounded_channel();
+        let info = Arc::default();
+        let pump = pump::Pump::new(
+            session,
+            max_value_bytes,
+            launcher,
+            functions,
+            callbacks,
+            messages.downgrade(),
+            Arc::clone(&info),
+        );
+        tokio::spawn(pump.run(inbox));
+        Self {
+            messages,
+            last_ticket: AtomicU32::new(0),
+            info,
+        }
+    }
+
+    /// What becomes of a command. When the future is dropped, the command is taken back.
+    pub(crate) async fn submit(&self, command: Command<Payload>, watch: Watch) -> Answered {
+        let ticket = self.last_ticket.fetch_add(1, Ordering::Relaxed) + 1;
+        let (answer, answered) = oneshot::channel();
+        let message = Message::Command(ticket, command, watch, answer);
+        if self.messages.send(message).is_err() {
+            return Err(Error::Destroyed);
+        }
+        let mut waiting = Waiting {
+            driver: self,
+            ticket: Some(ticket),
+        };
+        let answer = answered.await;
+        waiting.ticket = None;
+        answer.unwrap_or(Err(Error::Destroyed))
+    }
+
+    pub(crate) fn interrupt(&self) {
+        let _ = self.messages.send(Message::Interrupt);
+    }
+
+    /// Ends the session, and returns when nothing of it is left.
+    pub(crate) async fn destroy(&self) {
+        let (gone, is_gone) = oneshot::channel();
+        if self.messages.send(Message::Destroy(Some(gone))).is_ok() {
+            let _ = is_gone.await;
+        }
+    }
+
+    /// What the guest last said of itself.
+    pub(crate) fn info(&self) -> GuestInfo {
+        lock(&self.info).clone()
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        let _ = self.messages.send(Message::Destroy(None));
+    }
+}
+
+/// Takes a command back when nobody waits for it any more.
+struct Waiting<'a> {
+    driver: &'a Driver,
+    ticket: Option<Ticket>,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket {
+            let _ = self.driver.messages.send(Message::Cancel(ticket));
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,331 @@
+//! A guest that is a child of this process.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Seek, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream as StdStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, LazyLock, Mutex, Once, PoisonError, mpsc};
+use std::time::Duration;
+
+use command_fds::{CommandFdExt, FdMapping};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use sandglass::{Error, Killer};
+use tokio::io::AsyncReadExt;
+use tokio::net::UnixStream;
+use tokio::net::unix::pipe;
+use tokio::process::{Child, Command};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use super::each::Each;
+use super::{CHANNEL_FD, Exit, FILTER_FD, GATE_FD, Guest, Hits, Plan, Process, epoch};
+use crate::backend::BoxFuture;
+use crate::cgroup::Cgroup;
+
+/// Bytes of a guest's own output that are kept, to say why it ended.
+const KEPT_BYTES: usize = 4 << 10;
+/// How much sooner than others a guest is killed when the machine itself has no memory left.
+pub(crate) const OOM_SCORE: i64 = 500;
+/// `SIGKILL`.
+const KILLED: i32 = 9;
+/// Time that killed processes have to be gone.
+const GONE_WITHIN: Duration = Duration::from_secs(5);
+/// In the environment of guests, and so of what they start: by it that is found where there are no control groups.
+const MARK: &str = "SANDGLASS_GUEST";
+
+/// Starts a process as planned.
+pub(super) async fn spawn(plan: Plan) -> Result<Guest, Error> {
+    let epoch = epoch()?;
+    let failed =
+        |error: io::Error| Error::BootFailed(format!("{} could not be started: {error}", plan.program.display()));
+    let (ours, theirs) = StdStream::pair().map_err(failed)?;
+    ours.set_nonblocking(true).map_err(failed)?;
+    let channel = UnixStream::from_std(ours).map_err(failed)?;
+    let process = run(plan, epoch, theirs.into()).await?;
+    Ok(Guest::new(channel, epoch, process))
+}
+
+/// Starts a process as planned, with the other end of something as its channel.
+pub(super) async fn run(plan: Plan, epoch: u32, channel: OwnedFd) -> Result<Box<dyn Process>, Error> {
+    let program = plan.program.display().to_string();
+    let failed = |error: io::Error| Error::BootFailed(format!("{program} could not be started: {error}"));
+    let (writes, reads) = pipe::pipe().map_err(failed)?;
+    let writes = writes.into_blocking_fd().map_err(failed)?;
+    let started = start(plan, epoch, channel, writes).await.map_err(failed)?;
+    let said = Arc::new(Mutex::new(Vec::new()));
+    let listening = tokio::spawn(listen(reads, Arc::clone(&said)));
+    Ok(Box::new(Native {
+        started,
+        said,
+        listening,
+        exit: None,
+    }))
+}
+
+/// Keeps the end of what a guest writes where nobody looks, and reads on, so that it never waits.
+async fn listen(mut reads: pipe::Receiver, said: Arc<Mutex<Vec<u8>>>) {
+    let mut buffer = vec![0; 4 << 10];
+    while let Ok(read @ 1..) = reads.read(&mut buffer).await {
+        let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
+        said.extend_from_slice(&buffer[..read]);
+        let surplus = said.len().saturating_sub(KEPT_BYTES);
+        said.drain(..surplus);
+    }
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The thread that starts all guests. They end with their parent, and for the kernel that is a thread: so it has to be one that
+/// never ends. Starting a process also takes longer than a task may.
+static STARTER: LazyLock<Option<Mutex<mpsc::Sender<Job>>>> = LazyLock::new(|| {
+    let (jobs, work) = mpsc::channel::<Job>();
+    let thread = std::thread::Builder::new().name("sandglass-start".to_owned());
+    let run = move || work.into_iter().for_each(|job| job());
+    thread.spawn(run).ok().map(|_| Mutex::new(jobs))
+});
+
+async fn start(plan: Plan, epoch: u32, channel: OwnedFd, output: OwnedFd) -> io::Result<Started> {
+    let runtime = Handle::current();
+    let (done, started) = oneshot::channel();
+    let job = Box::new(move || {
+        let _entered = runtime.enter();
+        let _ = done.send(start_here(plan, epoch, channel, output));
+    });
+    let starter = STARTER
+        .as_ref()
+        .ok_or_else(|| io::Error::other("no thread could be started"))?;
+    let sent = starter.lock().unwrap_or_else(PoisonError::into_inner).send(job);
+    sent.map_err(|_| io::Error::other("the thread that starts guests is gone"))?;
+    started.await.map_err(|_| io::Error::other("it was given up"))?
+}
+
+/// A child with what belongs to it. Dropping it kills all of that.
+struct Started {
+    child: Child,
+    group: Option<Pid>,
+    mark: OsString,
+    cgroup: Option<Cgroup>,
+}
+
+/// Waits for a word before it becomes the program: until then the child can be put under limits, and starts nothing itself.
+const GATE: &str = "read -r word <&5 && exec 5<&- && exec \"$@\"";
+
+fn start_here(plan: Plan, epoch: u32, channel: OwnedFd, output: OwnedFd) -> io::Result<Started> {
+    let Plan {
+        program,
+        args,
+        env,
+        cwd,
+        user,
+        bounds,
+        open_files,
+        file_bytes,
+        filter,
+    } = plan;
+    let mark = OsString::from(format!("{}.{epoch}", std::process::id()));
+    let (gate, mut word) = io::pipe()?;
+    let cgroup = Cgroup::create("guest", &bounds).map_err(not_bounded).ok();
+    let each = Each {
+        open_files: open_files.into(),
+        file_bytes,
+        memory_bytes: cgroup.is_none().then_some(bounds.memory_bytes),
+    };
+    let mut command = std::process::Command::new("/bin/sh");
+    command
+        .args(["-c", &format!("{} && {GATE}", each.commands()), "sandglass-gate"])
+        .arg(program)
+        .args(args)
+        .args(["--fd", &CHANNEL_FD.to_string(), "--epoch", &epoch.to_string()])
+        .env_clear()
+        .envs(env)
+        .env(MARK, &mark)
+        .current_dir(cwd.unwrap_or_else(|| "/".into()))
+        .stdin(Stdio::null())
+        .stdout(output.try_clone()?)
+        .stderr(output)
+        .process_group(0);
+    if let Some((uid, gid)) = user {
+        command.uid(uid).gid(gid);
+    }
+    let mapping = |parent_fd, child_fd| FdMapping { parent_fd, child_fd };
+    let mut mappings = vec![mapping(channel, CHANNEL_FD), mapping(gate.into(), GATE_FD)];
+    if let Some(filter) = filter {
+        mappings.push(mapping(file_of(&filter)?, FILTER_FD));
+    }
+    command.fd_mappings(mappings).map_err(io::Error::other)?;
+    let child = Command::from(command).kill_on_drop(true).spawn()?;
+    let pid = child.id();
+    let started = Started {
+        child,
+        group: pid.and_then(|pid| Pid::from_raw(pid.cast_signed())),
+        mark,
+        cgroup,
+    };
+    if let (Some(cgroup), Some(pid)) = (&started.cgroup, pid) {
+        cgroup.add(pid)?;
+    }
+    if let Some(pid) = pid {
+        let _ = fs::write(format!("/proc/{pid}/oom_score_adj"), OOM_SCORE.to_string());
+    }
+    word.write_all(b"begin\n")?;
+    Ok(started)
+}
+
+/// Warns once: most machines without control groups never have any.
+fn not_bounded(why: String) {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
+        tracing::warn!(
+            "guests may use as many processes and as much processor time as they like, and memory by the process: {why}"
+        )
+    });
+}
+
+/// A file without a name that holds these bytes, to be read from its beginning.
+pub(crate) fn file_of(bytes: &[u8]) -> io::Result<OwnedFd> {
+    let mut file = tempfile::tempfile()?;
+    file.write_all(bytes)?;
+    file.rewind()?;
+    Ok(file.into())
+}
+
+impl Started {
+    fn kill(&mut self) {
+        // Its number is its own for as long as it was not waited for.
+        if let (Some(_), Some(group)) = (self.child.id(), self.group) {
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+        let _ = self.child.start_kill();
+        match &self.cgroup {
+            Some(cgroup) => cgroup.kill_all(),
+            None => kill_marked(&self.mark),
+        }
+    }
+
+    fn hits(&self) -> Hits {
+        let events = self.cgroup.as_ref().map(Cgroup::events).unwrap_or_default();
+        Hits {
+            oom: events.oom_kills,
+            pids: events.pids_refused,
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.cgroup.as_ref().is_none_or(Cgroup::is_empty)
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Kills whatever has the mark in its environment: what a guest has started and sent away from itself. One that clears its
+/// environment gets away; only control groups hold it, or namespaces.
+fn kill_marked(mark: &OsString) {
+    let wanted = format!("{MARK}={}", mark.display());
+    let pids = || {
+        let names = fs::read_dir("/proc").into_iter().flatten().flatten();
+        names.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
+    };
+    let marked = |pid: &i32| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment
+            .split(|byte| *byte == 0)
+            .any(|entry| entry == wanted.as_bytes())
+    };
+    // Again, for what one had started in the meantime; a few times, for what starts without end is nothing to wait for.
+    for _ in 0..10 {
+        let found: Vec<_> = pids().filter(marked).filter_map(Pid::from_raw).collect();
+        if found.is_empty() {
+            return;
+        }
+        for pid in found {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+/// A child, and what it wrote.
+struct Native {
+    started: Started,
+    said: Arc<Mutex<Vec<u8>>>,
+    /// Ends when nobody is left who could write.
+    listening: JoinHandle<()>,
+    exit: Option<Exit>,
+}
+
+impl Native {
+    fn exit(&self, status: io::Result<ExitStatus>) -> Exit {
+        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let stderr = String::from_utf8_lossy(&said).into_owned();
+        let code = status.as_ref().ok().and_then(ExitStatus::code);
+        // Programs between tell of a signal by a status, as shells do.
+        let told = code.filter(|code| (129..=192).contains(code)).map(|code| code - 128);
+        let signal = status.ok().and_then(|status| status.signal()).or(told);
+        let killer = match signal {
+            Some(KILLED) if self.started.hits().oom > 0 => Some(Killer::Oom),
+            signal => signal.map(|_| Killer::Signal),
+        };
+        Exit {
+            code: code.filter(|_| signal.is_none()),
+            signal,
+            killer,
+            stderr,
+        }
+    }
+
+    /// Waits until all its processes are gone, for a while.
+    async fn emptied(&mut self) {
+        let gone = async {
+            // It is not to be asked again once it has said that it ended.
+            if !self.listening.is_finished() {
+                let _ = (&mut self.listening).await;
+            }
+            while !self.started.is_empty() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        if tokio::time::timeout(GONE_WITHIN, gone).await.is_err() {
+            tracing::warn!("processes of a guest are still there after they were killed");
+        }
+    }
+}
+
+impl Process for Native {
+    fn kill(&mut self) {
+        self.started.kill();
+    }
+
+    fn wait(&mut self) -> BoxFuture<'_, Exit> {
+        Box::pin(async move {
+            if let Some(exit) = &self.exit {
+                return exit.clone();
+            }
+            let status = self.started.child.wait().await;
+            // What it has left behind goes with it.
+            self.started.kill();
+            if !self.listening.is_finished() || !self.started.is_empty() {
+                self.emptied().await;
+            }
+            let exit = self.exit(status);
+            self.exit = Some(exit.clone());
+            exit
+        })
+    }
+
+    fn hits(&self) -> Hits {
+        self.started.hits()
+    }
+}
+
+impl Drop for Native {
+    fn drop(&mut self) {
+        self.listening.abort();
+    }
+}

@@ -1,0 +1,68 @@
+//! The program `sandglass-host`.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use sandglass_host::cli::{self, GuestArgs, RunArgs, SandboxArgs};
+use sandglass_host::image::command::{ImageCommand, VenvCommand};
+use sandglass_host::notebook::command::CellArgs;
+use sandglass_host::rlm::command::RlmArgs;
+use sandglass_host::server::{self, ServeArgs};
+use sandglass_host::{image, notebook, repl, rlm};
+
+#[derive(Parser)]
+#[command(name = "sandglass-host", version, about = "Runs Python that nobody has to trust")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+// One line per command, here and in `main`.
+#[derive(Subcommand)]
+enum Command {
+    /// Sessions over HTTP and WebSocket.
+    Serve(Box<ServeArgs>),
+    /// Runs a file, or the code of -c, and exits with 0, 1 (it failed), 124 (out of time) or 130 (interrupted).
+    Run(Box<RunArgs>),
+    /// Runs what is typed, as Python's own REPL does.
+    ///
+    /// Each statement is a cell, and variables stay. A block ends with an empty line; several statements can be pasted. Ctrl-C
+    /// interrupts what runs; Ctrl-D, exit() or quit() leaves.
+    Repl(Box<SandboxArgs>),
+    /// What each backend can do here, or that of --backend, and what is missing; exits with 0 when one works.
+    Doctor(Box<GuestArgs>),
+    /// Lets a model answer a question about a file, by writing Python that runs in sandboxes.
+    ///
+    /// The answer goes to standard output, what happens meanwhile to standard error. Exits with 0 (an answer), 1 (none), 2 (wrong options)
+    /// or 130 (Ctrl-C). docs/rlm.md tells how it works.
+    Rlm(Box<RlmArgs>),
+    /// Shows what is in a file that a notebook's cell has left, which is opened in a sandbox; exits with 0, or 1 when it cannot be shown.
+    Cell(Box<CellArgs>),
+    /// Builds the image that Docker's guests run in.
+    #[command(subcommand)]
+    Image(ImageCommand),
+    /// Makes a virtual environment of the same packages, for guests in bubblewrap.
+    #[command(subcommand)]
+    Venv(VenvCommand),
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let ended = match Cli::parse().command {
+        Command::Serve(args) => server::serve(*args).await,
+        Command::Run(args) => cli::run(*args).await,
+        Command::Repl(args) => repl::repl(*args).await,
+        Command::Doctor(args) => cli::doctor(*args).await,
+        Command::Rlm(args) => return rlm::command::main(*args).await,
+        Command::Cell(args) => return notebook::command::main(*args).await,
+        Command::Image(command) => image::command::image(command).await,
+        Command::Venv(command) => image::command::venv(command).await,
+    };
+    match ended {
+        Ok(status) => ExitCode::from(status),
+        Err(why) => {
+            eprintln!("sandglass-host: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}

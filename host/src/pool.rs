@@ -1,0 +1,468 @@
+//! Guests that wait to be needed: forked, isolated and alive before anybody asks.
+//!
+//! A guest that was handed out never comes back. The level follows demand: it doubles when somebody finds the pool empty, and goes
+//! down by one for each quiet [`PoolSettings::calm`]. Whatever dies while it waits is replaced.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use sandglass::Error;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+
+use crate::backend::{BackendKind, BoxFuture, Launcher, Resources};
+use crate::guest::Guest;
+use crate::zygote::Zygote;
+
+/// What somebody gets who finds the pool empty.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WhenEmpty {
+    /// The next guest that is ready.
+    #[default]
+    Wait,
+    /// A guest that is started for it alone, and imports for itself.
+    Cold,
+    /// An error, at once.
+    Refuse,
+}
+
+impl FromStr for WhenEmpty {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self, Error> {
+        match name {
+            "wait" => Ok(Self::Wait),
+            "cold" => Ok(Self::Cold),
+            "refuse" => Ok(Self::Refuse),
+            _ => Err(Error::invalid(
+                "pool",
+                format!("an empty one can wait, cold or refuse, not \"{name}\""),
+            )),
+        }
+    }
+}
+
+/// How many guests wait, and how old what they come from may get.
+#[derive(Debug, Clone)]
+pub struct PoolSettings {
+    /// Guests that wait at least.
+    pub min_spares: usize,
+    /// Guests that wait at most.
+    pub max_spares: usize,
+    /// What to do when there is none.
+    pub when_empty: WhenEmpty,
+    /// How long somebody waits for one at most.
+    pub max_wait: Duration,
+    /// Without demand for so long, one less waits.
+    pub calm: Duration,
+    /// A zygote that is older is replaced: its guests share the layout of its memory.
+    pub max_zygote_age: Duration,
+    /// The same for how many guests it has forked.
+    pub max_zygote_forks: u64,
+    /// What a guest may use.
+    pub resources: Resources,
+}
+
+impl Default for PoolSettings {
+    fn default() -> Self {
+        Self {
+            min_spares: 2,
+            max_spares: 20,
+            when_empty: WhenEmpty::Wait,
+            max_wait: Duration::from_secs(30),
+            calm: Duration::from_secs(10),
+            max_zygote_age: Duration::from_secs(3600),
+            max_zygote_forks: 10_000,
+            resources: Resources::default(),
+        }
+    }
+}
+
+/// Why there is no guest.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Unavailable {
+    /// The pool is empty, for now.
+    #[error("{0}; nothing was run. Try again shortly")]
+    Empty(String),
+    /// One that was started for this could not be.
+    #[error(transparent)]
+    Failed(#[from] Error),
+}
+
+impl From<Unavailable> for Error {
+    fn from(why: Unavailable) -> Self {
+        match why {
+            Unavailable::Empty(_) => Self::BackendUnavailable(why.to_string()),
+            Unavailable::Failed(error) => error,
+        }
+    }
+}
+
+/// Where the guests of a pool come from.
+#[derive(Clone)]
+pub enum Source {
+    /// They are forked from a zygote, which this starts.
+    Zygote(Arc<dyn ZygoteLauncher>),
+    /// Each is a process of its own, with a memory layout of its own, which this starts.
+    Fresh(Arc<dyn Launcher>),
+}
+
+/// Starts zygotes of one kind.
+pub trait ZygoteLauncher: Send + Sync + 'static {
+    /// Starts one, and waits until it is ready.
+    fn launch(&self) -> BoxFuture<'_, Result<Arc<Zygote>, Error>>;
+}
+
+/// What a pool has seen.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolStats {
+    /// Guests that wait.
+    pub spares: usize,
+    /// How many are to wait.
+    pub level: usize,
+    /// Guests that were made.
+    pub made: u64,
+    /// Guests that were handed out.
+    pub acquired: u64,
+    /// How often there was none.
+    pub empty: u64,
+    /// How often somebody was refused because of that.
+    pub refused: u64,
+    /// Guests that were started cold because of that.
+    pub cold: u64,
+    /// Guests that died while they waited.
+    pub died: u64,
+    /// Guests that could not be made.
+    pub failed: u64,
+    /// Zygotes that were started.
+    pub zygotes: u64,
+    /// Milliseconds that the last zygote took to be ready.
+    pub warmup_ms: f64,
+    /// Milliseconds that the last guest took to make.
+    pub make_ms: f64,
+    /// Upper bounds in seconds, and how many acquisitions took at most so long; then all of them.
+    pub acquire_seconds: Vec<(f64, u64)>,
+    /// How long all acquisitions took, in seconds.
+    pub acquire_seconds_sum: f64,
+}
+
+/// Upper bounds of the times that acquiring takes, in seconds.
+const BOUNDS: [f64; 10] = [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.01, 0.05, 0.25, 1.0, 5.0];
+/// How often the pool is looked after when nobody wants anything.
+const TICK: Duration = Duration::from_secs(1);
+/// How long to wait after a guest that could not be made.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// See the [module](self). It is looked after for as long as it is there.
+pub struct Pool {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    settings: PoolSettings,
+    source: Source,
+    /// What starts a guest when there is none.
+    cold: Arc<dyn Launcher>,
+    state: Mutex<State>,
+    wanted: Notify,
+    arrived: Notify,
+    empty: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    spares: VecDeque<Guest>,
+    zygote: Option<Arc<Zygote>>,
+    level: usize,
+    calm_since: Option<Instant>,
+    /// Why the last guest could not be made.
+    failure: Option<Error>,
+    stats: PoolStats,
+    counts: [u64; BOUNDS.len()],
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Pool")
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Pool {
+    /// A pool that begins to fill. `cold` starts the guests for which [`WhenEmpty::Cold`] asks.
+    pub fn new(source: Source, cold: Arc<dyn Launcher>, settings: PoolSettings) -> Self {
+        let level = settings.min_spares.min(settings.max_spares);
+        let shared = Arc::new(Shared {
+            settings,
+            source,
+            cold,
+            state: Mutex::new(State {
+                level,
+                ..State::default()
+            }),
+            wanted: Notify::new(),
+            arrived: Notify::new(),
+            empty: AtomicU64::new(0),
+        });
+        tokio::spawn(look_after(Arc::downgrade(&shared)));
+        Self { shared }
+    }
+
+    /// Waits until as many guests wait as are to.
+    ///
+    /// # Errors
+    /// Why they cannot be made, or [`Error::BackendUnavailable`] after `timeout`.
+    pub async fn warm(&self, timeout: Duration) -> Result<(), Error> {
+        let shared = &self.shared;
+        let filled = async {
+            loop {
+                let arrived = shared.arrived.notified();
+                {
+                    let state = shared.state();
+                    if state.spares.len() >= state.level {
+                        return Ok(());
+                    }
+                    if let Some(error) = &state.failure {
+                        return Err(error.clone());
+                    }
+                }
+                let _ = tokio::time::timeout(TICK, arrived).await;
+            }
+        };
+        tokio::time::timeout(timeout, filled).await.unwrap_or_else(|_| {
+            Err(Error::BackendUnavailable(format!(
+                "the pool of guests was not full after {} s",
+                timeout.as_secs()
+            )))
+        })
+    }
+
+    /// A guest that nobody has had. Dropping this future gives up.
+    ///
+    /// # Errors
+    /// [`Unavailable::Empty`] when there is none and the settings say to refuse, or none comes in time.
+    pub async fn acquire(&self) -> Result<Guest, Unavailable> {
+        let begin = Instant::now();
+        let guest = self.shared.acquire(begin).await?;
+        self.shared.acquired(begin.elapsed());
+        Ok(guest)
+    }
+
+    /// A guest with one of the workspaces that the zygote sees: forked when it is wanted, because a guest that waits has none.
+    ///
+    /// # Errors
+    /// Why there is none. [`Error::BackendUnavailable`] without a zygote.
+    pub async fn acquire_with_workspace(&self, workspace: &str) -> Result<Guest, Error> {
+        let Source::Zygote(launcher) = &self.shared.source else {
+            return Err(Error::BackendUnavailable(
+                "guests of this pool have no workspaces".to_owned(),
+            ));
+        };
+        let zygote = self.shared.zygote(launcher).await?;
+        zygote.fork(&self.shared.settings.resources, Some(workspace)).await
+    }
+
+    /// Whether its guests are forked, and so can have workspaces.
+    pub fn has_zygote(&self) -> bool {
+        matches!(self.shared.source, Source::Zygote(_))
+    }
+
+    /// What it has seen so far.
+    pub fn stats(&self) -> PoolStats {
+        let state = self.shared.state();
+        let mut sum = 0;
+        let bounds = BOUNDS.iter().zip(state.counts).map(|(bound, count)| {
+            sum += count;
+            (*bound, sum)
+        });
+        PoolStats {
+            spares: state.spares.len(),
+            level: state.level,
+            empty: self.shared.empty.load(Ordering::Relaxed),
+            acquire_seconds: bounds.collect(),
+            ..state.stats.clone()
+        }
+    }
+}
+
+impl Launcher for Pool {
+    fn kind(&self) -> BackendKind {
+        self.shared.cold.kind()
+    }
+
+    fn launch(&self) -> BoxFuture<'_, Result<Guest, Error>> {
+        Box::pin(async { Ok(self.acquire().await?) })
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.wanted.notify_one(); // so that whoever looks after it sees that it is gone
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn acquire(&self, begin: Instant) -> Result<Guest, Unavailable> {
+        let mut found_none = false;
+        loop {
+            let arrived = self.arrived.notified();
+            if let Some(guest) = self.take() {
+                return Ok(guest);
+            }
+            if !found_none {
+                found_none = true;
+                self.empty.fetch_add(1, Ordering::Relaxed);
+                let mut state = self.state();
+                state.level = (state.level * 2).clamp(1, self.settings.max_spares.max(1));
+            }
+            self.wanted.notify_one();
+            match self.settings.when_empty {
+                WhenEmpty::Refuse => {
+                    self.state().stats.refused += 1;
+                    return Err(Unavailable::Empty("no guest is ready".to_owned()));
+                }
+                WhenEmpty::Cold => {
+                    self.state().stats.cold += 1;
+                    return Ok(self.cold.launch().await?);
+                }
+                WhenEmpty::Wait => {}
+            }
+            let left = self.settings.max_wait.saturating_sub(begin.elapsed());
+            if tokio::time::timeout(left, arrived).await.is_err() {
+                let why = self.state().failure.as_ref().map(|why| format!(" ({why})"));
+                return Err(Unavailable::Empty(format!(
+                    "no guest was ready within {} s{}",
+                    self.settings.max_wait.as_secs(),
+                    why.unwrap_or_default()
+                )));
+            }
+        }
+    }
+
+    fn take(&self) -> Option<Guest> {
+        let mut state = self.state();
+        while let Some(mut guest) = state.spares.pop_front() {
+            if guest.is_alive() {
+                state.calm_since = Some(Instant::now());
+                drop(state);
+                self.wanted.notify_one();
+                return Some(guest);
+            }
+            state.stats.died += 1;
+        }
+        None
+    }
+
+    fn acquired(&self, took: Duration) {
+        let mut state = self.state();
+        state.stats.acquired += 1;
+        state.stats.acquire_seconds_sum += took.as_secs_f64();
+        if let Some(at) = BOUNDS.iter().position(|bound| took.as_secs_f64() <= *bound) {
+            state.counts[at] += 1;
+        }
+    }
+
+    /// A zygote that is alive and not too old.
+    async fn zygote(&self, launcher: &Arc<dyn ZygoteLauncher>) -> Result<Arc<Zygote>, Error> {
+        if let Some(zygote) = &self.state().zygote
+            && !zygote.is_dead()
+            && zygote.age() < self.settings.max_zygote_age
+            && zygote.forks() < self.settings.max_zygote_forks
+        {
+            return Ok(Arc::clone(zygote));
+        }
+        let begin = Instant::now();
+        let zygote = launcher.launch().await?;
+        let mut state = self.state();
+        state.stats.zygotes += 1;
+        state.stats.warmup_ms = ms(begin.elapsed());
+        state.zygote = Some(Arc::clone(&zygote));
+        Ok(zygote)
+    }
+
+    async fn make(&self) -> Result<Guest, Error> {
+        match &self.source {
+            Source::Fresh(launcher) => launcher.launch().await,
+            Source::Zygote(launcher) => {
+                let zygote = self.zygote(launcher).await?;
+                zygote.fork(&self.settings.resources, None).await
+            }
+        }
+    }
+
+    /// Makes one guest if one is missing; how long to rest after that.
+    async fn refill(&self) -> Duration {
+        {
+            let mut state = self.state();
+            let before = state.spares.len();
+            state.spares.retain_mut(Guest::is_alive);
+            state.stats.died += (before - state.spares.len()) as u64;
+            let now = Instant::now();
+            if now.duration_since(*state.calm_since.get_or_insert(now)) >= self.settings.calm {
+                state.calm_since = Some(now);
+                if state.level > self.settings.min_spares {
+                    state.level -= 1;
+                    let level = state.level;
+                    state.spares.truncate(level);
+                }
+            }
+            if state.spares.len() >= state.level {
+                return TICK;
+            }
+        }
+        let begin = Instant::now();
+        let made = self.make().await;
+        let mut state = self.state();
+        let rest = match made {
+            Ok(guest) => {
+                state.stats.made += 1;
+                state.stats.make_ms = ms(begin.elapsed());
+                state.failure = None;
+                state.spares.push_back(guest.waited());
+                Duration::ZERO
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a guest for the pool could not be made");
+                state.stats.failed += 1;
+                state.failure = Some(error);
+                // It may be the zygote that is at fault.
+                state.zygote = None;
+                PAUSE
+            }
+        };
+        drop(state);
+        self.arrived.notify_waiters();
+        rest
+    }
+}
+
+async fn look_after(pool: Weak<Shared>) {
+    let mut rest = Duration::ZERO;
+    while let Some(shared) = pool.upgrade() {
+        if rest == PAUSE {
+            tokio::time::sleep(rest).await; // whoever asks: a failure is not tried again at once
+        } else if rest > Duration::ZERO {
+            let _ = tokio::time::timeout(rest, shared.wanted.notified()).await;
+        }
+        if Arc::strong_count(&shared) == 1 {
+            return;
+        }
+        rest = shared.refill().await;
+    }
+}
+
+fn ms(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1_000.0
+}

@@ -1,0 +1,321 @@
+//! Whether Python source that is being typed goes on: what Python's own REPL (`codeop`) says, found by looking at its tokens.
+
+use std::iter::Peekable;
+use std::str::Chars;
+
+/// The columns that a tab goes on to, as Python counts.
+const TAB: usize = 8;
+
+/// Whether more lines must follow before this can be run: something is open, a block has not ended, a decorator has nothing to
+/// decorate, or a `try` nothing that catches. What Python refuses does not go on, so that the user hears of it.
+///
+/// An empty line ends a block. What follows without indentation does so, too: several statements can be pasted at once.
+pub fn goes_on(source: &str) -> bool {
+    let mut scan = Scan {
+        rest: source.chars().peekable(),
+        inside: Vec::new(),
+        line: None,
+        last: None,
+        tries: Vec::new(),
+    };
+    match scan.all() {
+        Err(Stop::Refused) => false,
+        Err(Stop::Open) => true,
+        Ok(()) => {
+            let ends_empty = source.ends_with('\n');
+            scan.last
+                .is_some_and(|last| last.needs_more() || last.in_block() && !ends_empty)
+                || !scan.tries.is_empty()
+        }
+    }
+}
+
+/// Why a text cannot be read to its end.
+enum Stop {
+    /// It is no Python.
+    Refused,
+    /// It ends within brackets, a string, or after a backslash.
+    Open,
+}
+
+type Read = Result<(), Stop>;
+
+/// What one can be inside of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Inside {
+    /// Brackets, and what closes them.
+    Bracket(char),
+    /// The text of a string with fields, `f"…"`.
+    Text(Quote),
+    /// The code of one of its fields, `{…}`.
+    Field(Quote),
+    /// What stands after the colon in a field.
+    Format(Quote),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Quote {
+    char: char,
+    triple: bool,
+    raw: bool,
+}
+
+/// A line as Python counts them: a simple statement, or the head of a block.
+#[derive(Default)]
+struct Line {
+    indent: usize,
+    /// Its first two words, if it begins with words.
+    words: [String; 2],
+    tokens: usize,
+    decorates: bool,
+    /// Whether there is a colon outside of brackets.
+    has_colon: bool,
+    ends_in_colon: bool,
+}
+
+impl Line {
+    fn keyword(&self) -> &str {
+        match &self.words {
+            [first, second] if first == "async" => second,
+            [first, _] => first,
+        }
+    }
+
+    /// Whether it begins a block, or is one.
+    fn heads(&self) -> bool {
+        match self.keyword() {
+            "if" | "elif" | "else" | "for" | "while" | "with" | "try" | "except" | "finally" | "def" | "class" => {
+                self.has_colon
+            }
+            // These may be names as well.
+            "match" | "case" => self.ends_in_colon,
+            _ => false,
+        }
+    }
+
+    /// Whether nothing can end after it.
+    fn needs_more(&self) -> bool {
+        self.decorates || self.heads() && self.ends_in_colon
+    }
+
+    /// Whether more may belong to the same block.
+    fn in_block(&self) -> bool {
+        self.indent > 0 || self.heads()
+    }
+}
+
+struct Scan<'a> {
+    rest: Peekable<Chars<'a>>,
+    inside: Vec<Inside>,
+    /// The line that is being read.
+    line: Option<Line>,
+    /// The one before it.
+    last: Option<Line>,
+    /// How far each `try` is indented that has neither `except` nor `finally` yet.
+    tries: Vec<usize>,
+}
+
+impl Scan<'_> {
+    fn all(&mut self) -> Read {
+        let mut indent = 0;
+        while let Some(char) = self.rest.next() {
+            match (self.inside.last().copied(), char) {
+                (Some(Inside::Text(quote)), _) => self.text(quote, char)?,
+                (Some(Inside::Format(quote)), _) => self.format(quote, char)?,
+                (None, '\n') => {
+                    indent = 0;
+                    self.end_line()?;
+                }
+                (None, ' ') if self.line.is_none() => indent += 1,
+                (None, '\t') if self.line.is_none() => indent = (indent / TAB + 1) * TAB,
+                (_, ' ' | '\t' | '\n' | '\r' | '\u{c}') => {}
+                (_, '#') => while self.rest.next_if(|char| *char != '\n').is_some() {},
+                (inside, _) => {
+                    self.line.get_or_insert_with(|| Line {
+                        indent,
+                        ..Line::default()
+                    });
+                    self.token(inside, char)?;
+                }
+            }
+        }
+        match self.inside.last() {
+            Some(Inside::Text(quote) | Inside::Format(quote)) if !quote.triple => Err(Stop::Refused),
+            Some(_) => Err(Stop::Open),
+            None => self.end_line(),
+        }
+    }
+
+    fn end_line(&mut self) -> Read {
+        let Some(line) = self.line.take() else { return Ok(()) };
+        let goes_with_another = matches!(line.keyword(), "elif" | "else" | "except" | "finally");
+        if self.last.is_none() && (line.indent > 0 || goes_with_another) {
+            return Err(Stop::Refused);
+        }
+        if self.tries.last() == Some(&line.indent) && matches!(line.keyword(), "except" | "finally") {
+            self.tries.pop();
+        }
+        if self.tries.last().is_some_and(|indent| *indent >= line.indent) {
+            return Err(Stop::Refused);
+        }
+        if line.keyword() == "try" && line.has_colon {
+            self.tries.push(line.indent);
+        }
+        self.last = Some(line);
+        Ok(())
+    }
+
+    /// Reads a token that begins with this.
+    fn token(&mut self, inside: Option<Inside>, first: char) -> Read {
+        let mut word = String::new();
+        let mut ends_in_colon = false;
+        match first {
+            '(' => self.inside.push(Inside::Bracket(')')),
+            '[' => self.inside.push(Inside::Bracket(']')),
+            '{' => self.inside.push(Inside::Bracket('}')),
+            ')' | ']' | '}' => match self.inside.pop() {
+                Some(Inside::Bracket(closes)) if closes == first => {}
+                Some(Inside::Field(_)) if first == '}' => {}
+                _ => return Err(Stop::Refused),
+            },
+            ':' => match inside {
+                Some(Inside::Field(quote)) => self.inside.push(Inside::Format(quote)),
+                Some(_) => {}
+                None => ends_in_colon = self.rest.next_if_eq(&'=').is_none(),
+            },
+            '\\' => match (self.rest.next(), self.rest.peek()) {
+                (None | Some('\n'), None) => return Err(Stop::Open),
+                (Some('\n'), _) => return Ok(()),
+                _ => return Err(Stop::Refused),
+            },
+            '$' | '?' => return Err(Stop::Refused),
+            '\'' | '"' => self.string("", first)?,
+            char if is_of_word(char) => {
+                word.push(char);
+                while let Some(char) = self.rest.next_if(|char| is_of_word(*char)) {
+                    word.push(char);
+                }
+                if is_prefix(&word)
+                    && let Some(quote) = self.rest.next_if(|char| matches!(char, '\'' | '"'))
+                {
+                    self.string(&std::mem::take(&mut word), quote)?;
+                }
+            }
+            _ => {}
+        }
+        if inside.is_none()
+            && let Some(line) = &mut self.line
+        {
+            line.decorates |= first == '@' && line.tokens == 0;
+            line.has_colon |= ends_in_colon;
+            line.ends_in_colon = ends_in_colon;
+            if let Some(place) = line.words.get_mut(line.tokens) {
+                *place = word;
+            }
+            line.tokens += 1;
+        }
+        Ok(())
+    }
+
+    /// Reads a string whose first quote has been read: all of it, or to where its text begins when it has fields.
+    fn string(&mut self, prefix: &str, char: char) -> Read {
+        let prefix = prefix.to_ascii_lowercase();
+        let mut quote = Quote {
+            char,
+            triple: false,
+            raw: prefix.contains('r'),
+        };
+        if self.rest.next_if_eq(&char).is_some() {
+            if self.rest.next_if_eq(&char).is_none() {
+                return Ok(());
+            }
+            quote.triple = true;
+        }
+        if prefix.contains(['f', 't']) {
+            self.inside.push(Inside::Text(quote));
+            return Ok(());
+        }
+        while let Some(next) = self.rest.next() {
+            match next {
+                '\\' if self.rest.next().is_none() => return Err(Stop::Open),
+                '\n' if !quote.triple => return Err(Stop::Refused),
+                next if self.ends(quote, next) => return Ok(()),
+                _ => {}
+            }
+        }
+        Err(if quote.triple { Stop::Open } else { Stop::Refused })
+    }
+
+    /// Whether a string ends with this character, and those after it, which are read then.
+    fn ends(&mut self, quote: Quote, char: char) -> bool {
+        if char != quote.char || !quote.triple {
+            return char == quote.char;
+        }
+        let mut ahead = self.rest.clone();
+        let ends = ahead.next_if_eq(&char).is_some() && ahead.next_if_eq(&char).is_some();
+        if ends {
+            self.rest = ahead;
+        }
+        ends
+    }
+
+    /// Reads on in the text of a string with fields.
+    fn text(&mut self, quote: Quote, char: char) -> Read {
+        match char {
+            '\\' => return self.escape(quote),
+            '{' if self.rest.next_if_eq(&'{').is_none() => self.inside.push(Inside::Field(quote)),
+            '\n' if !quote.triple => return Err(Stop::Refused),
+            char if self.ends(quote, char) => {
+                self.inside.pop();
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Reads on in what stands after the colon in a field.
+    fn format(&mut self, quote: Quote, char: char) -> Read {
+        match char {
+            '\\' => return self.escape(quote),
+            '{' => self.inside.push(Inside::Field(quote)),
+            '}' => {
+                self.inside.pop();
+                self.inside.pop();
+            }
+            '\n' if !quote.triple => return Err(Stop::Refused),
+            char if self.ends(quote, char) => return Err(Stop::Refused),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Reads what belongs to a backslash in a string with fields. It keeps a quote from ending the string, but no field from beginning.
+    fn escape(&mut self, quote: Quote) -> Read {
+        if self.rest.peek().is_none() {
+            return Err(Stop::Open);
+        }
+        let escaped = self.rest.next_if(|char| !matches!(char, '{' | '}'));
+        // \N{DIGIT ONE} is no field.
+        if escaped == Some('N') && !quote.raw && self.rest.next_if_eq(&'{').is_some() {
+            while self.rest.next_if(|char| !matches!(char, '}' | '\n')).is_some() {}
+            self.rest.next_if_eq(&'}');
+        }
+        Ok(())
+    }
+}
+
+fn is_of_word(char: char) -> bool {
+    char.is_alphanumeric() || char == '_' || !char.is_ascii()
+}
+
+/// Whether a string may have this before its quote.
+fn is_prefix(word: &str) -> bool {
+    let word = word.to_ascii_lowercase();
+    matches!(
+        word.as_str(),
+        "r" | "u" | "b" | "f" | "t" | "br" | "rb" | "fr" | "rf" | "tr" | "rt"
+    )
+}
+
+#[cfg(test)]
+mod tests;

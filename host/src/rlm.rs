@@ -1,0 +1,175 @@
+//! The controller of a Recursive Language Model on native sandboxes: [`run`], and the command `sandglass-host rlm`.
+//!
+//! What a run does is decided in [`sandglass::rlm`]; here it is carried out.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `run` | one run: carries out what the controller wants |
+//! | `repl` | its sandbox |
+//! | `endpoint` | asks models |
+//! | `stop` | how work is ended |
+//! | `command` | the command line |
+//! | `show` | what is printed while it runs |
+
+pub mod command;
+mod endpoint;
+mod repl;
+mod run;
+mod show;
+mod stop;
+
+use std::fmt;
+use std::sync::Arc;
+
+use sandglass::budget::{Budget, BudgetLimits, Usage};
+use sandglass::rlm::controller::Finish;
+use sandglass::rlm::event::{RlmEvent, RunOutcome};
+use sandglass::rlm::limits::{
+    HOST_CALL_TIMEOUT_MS, MAX_CALLS, MAX_CONCURRENT_RUNS, MAX_DEPTH, MAX_ITERATIONS, MAX_OUTPUT_CHARS,
+    MAX_PROMPT_TOKENS,
+};
+use sandglass::rlm::schema::Schema;
+use sandglass::{Error, Limits};
+
+pub use command::{RlmArgs, main};
+pub use endpoint::Endpoint;
+pub(crate) use show::clean;
+pub use stop::Stop;
+
+use self::run::{Run, Tree};
+use crate::backend::{Launcher, Resources};
+use crate::driver::now;
+use crate::value::Value;
+
+/// What a tree of runs is asked to be.
+#[derive(Clone)]
+pub struct RlmOptions {
+    /// What is to be found out.
+    pub task: String,
+    /// The data.
+    pub context: Value,
+    /// Who writes the code.
+    pub model: Endpoint,
+    /// Who answers `llm_query`, and writes the code of children.
+    pub sub_model: Endpoint,
+    /// Levels of children.
+    pub max_depth: u32,
+    /// Replies of the model per run.
+    pub max_iterations: u32,
+    /// Tokens of one prompt, by estimate.
+    pub max_prompt_tokens: u32,
+    /// Children of one depth that have a sandbox at the same time.
+    pub max_concurrent_runs: u32,
+    /// What the whole tree may spend.
+    pub budget: BudgetLimits,
+    /// What the answer has to be.
+    pub schema: Option<Schema>,
+    /// Added to the system prompt.
+    pub instructions: Option<String>,
+    /// Packages that Python can import beside its standard library, as the model is told.
+    pub packages: Vec<String>,
+    /// What each sandbox lives under.
+    pub limits: Limits,
+    /// What each sandbox may use of the machine.
+    pub resources: Resources,
+    /// Hears every step.
+    pub on_event: Arc<dyn Fn(&RlmEvent) + Send + Sync>,
+}
+
+impl fmt::Debug for RlmOptions {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("RlmOptions")
+            .field("task", &self.task)
+            .field("model", &self.model)
+            .field("sub_model", &self.sub_model)
+            .finish_non_exhaustive()
+    }
+}
+
+impl RlmOptions {
+    /// The defaults, for a task that `model` does.
+    ///
+    /// # Errors
+    /// None that a caller can cause: the defaults are within their bounds.
+    pub fn new(task: impl Into<String>, context: impl Into<Value>, model: Endpoint) -> Result<Self, Error> {
+        let mut limits = Limits::default();
+        limits.set("maxOutputLength", MAX_OUTPUT_CHARS)?;
+        limits.set("hostCallTimeout", HOST_CALL_TIMEOUT_MS)?;
+        Ok(Self {
+            task: task.into(),
+            context: context.into(),
+            sub_model: model.clone(),
+            model,
+            max_depth: MAX_DEPTH,
+            max_iterations: MAX_ITERATIONS,
+            max_prompt_tokens: MAX_PROMPT_TOKENS,
+            max_concurrent_runs: MAX_CONCURRENT_RUNS,
+            budget: BudgetLimits {
+                max_calls: Some(MAX_CALLS),
+                ..BudgetLimits::default()
+            },
+            schema: None,
+            instructions: None,
+            packages: Vec::new(),
+            limits,
+            resources: Resources::default(),
+            on_event: Arc::new(|_| {}),
+        })
+    }
+}
+
+/// What became of a tree of runs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rlm {
+    /// How the first run ended.
+    pub finish: Finish,
+    /// What the whole tree has spent.
+    pub usage: Usage,
+}
+
+/// Lets a model answer a task about data. Whatever models and code do, this comes to an end; `stop` is how to end it early, and then
+/// too all sandboxes are gone when it returns.
+pub async fn run(options: RlmOptions, launcher: Arc<dyn Launcher>, stop: &Stop) -> Rlm {
+    let budget = Budget::new(options.budget, now());
+    let (task, context) = (options.task.clone(), options.context.clone());
+    let most = options.budget.max_time;
+    let tree = Tree::new(options, launcher);
+    // Its own, which ends when the reason is known, and not before.
+    let own = Stop::default();
+    let watching = {
+        let (tree, own, stop, budget) = (tree.clone(), own.clone(), stop.clone(), budget.clone());
+        async move {
+            let time_is_over = async {
+                match budget.expires_at().zip(most) {
+                    Some((at, most)) => {
+                        let left = std::time::Duration::from_secs_f64((at - now()).clamp(0.0, 1e12) / 1_000.0);
+                        tokio::time::sleep(left).await;
+                        most
+                    }
+                    None => std::future::pending().await,
+                }
+            };
+            match stop.wait(time_is_over).await {
+                Some(most) => {
+                    let why = sandglass::budget::Exhausted::Time(most).to_string();
+                    tree.stopping(RunOutcome::Limit, why);
+                }
+                None => tree.stopping(RunOutcome::Aborted, "it was stopped from outside".to_owned()),
+            }
+            own.end();
+            std::future::pending().await
+        }
+    };
+    let root = Run::new(tree, "0".to_owned(), 0, own, budget.clone());
+    let finish = tokio::select! {
+        // It gives the reason before anybody asks for it.
+        biased;
+        never = watching => never,
+        finish = root.work(task, context) => finish,
+    };
+    Rlm {
+        finish,
+        usage: budget.spent(),
+    }
+}

@@ -1,0 +1,132 @@
+//! The sandbox of one run.
+
+use std::sync::{Arc, Weak};
+
+use sandglass::execution::CodeExecution;
+use sandglass::protocol::Stream;
+use sandglass::rlm::answer::{ToJson, fits};
+use sandglass::rlm::event::RlmEventKind;
+use sandglass::rlm::integer;
+use sandglass::rlm::prompt::{ContextFacts, describe_code, read_facts};
+use sandglass::value::Build;
+
+use super::run::Run;
+use crate::sandbox::{Answer, ExecuteOptions, Query, Sandbox};
+use crate::value::Value;
+
+/// A sandbox that ends with this, whatever it does.
+pub(super) struct Repl {
+    sandbox: Sandbox,
+}
+
+/// A block's execution, and the value that it declared final, or why that is none.
+type Executed = (CodeExecution, Option<Result<serde_json::Value, String>>);
+
+impl Repl {
+    /// Makes one whose queries the run answers.
+    pub(super) async fn new(run: &Arc<Run>) -> Result<Self, String> {
+        let (llm, rlm) = (Arc::downgrade(run), Arc::downgrade(run));
+        let sandbox = Sandbox::builder()
+            .launcher(run.tree.launcher.clone())
+            .limits(run.tree.options.limits.clone())
+            .resources(run.tree.options.resources)
+            .shared_budget(run.budget.clone())
+            .on_llm_query(move |query| answer(llm.clone(), query, Run::llm_query))
+            .on_rlm_query(move |query| answer(rlm.clone(), query, Run::rlm_query))
+            .build()
+            .await
+            .map_err(|error| error.to_string())?;
+        Ok(Self { sandbox })
+    }
+
+    /// Starts it and gives it its context; says what that is.
+    pub(super) async fn begin(&self, run: &Arc<Run>, context: Value) -> Result<Vec<ContextFacts>, String> {
+        self.sandbox.start().await.map_err(|error| error.to_string())?;
+        let given = self.sandbox.initialize(context).await;
+        given.map_err(|error| error.to_string())?;
+        // A guest whose context cannot be described works all the same.
+        let (_, facts) = self.execute(run, describe_code(), false).await?;
+        Ok(read_facts(facts.and_then(Result::ok)))
+    }
+
+    /// Runs code.
+    pub(super) async fn execute(&self, run: &Arc<Run>, code: String, shown: bool) -> Result<Executed, String> {
+        let mut options = ExecuteOptions::default();
+        if shown {
+            let run = Arc::downgrade(run);
+            options.on_output = Some(Arc::new(move |stream, text| {
+                if let Some(run) = run.upgrade() {
+                    let stream = match stream {
+                        Stream::Stdout => "stdout",
+                        _ => "stderr",
+                    };
+                    run.emit(RlmEventKind::Output {
+                        stream: stream.to_owned(),
+                        text: text.to_owned(),
+                    });
+                }
+            }));
+        }
+        let executed = self.sandbox.execute_with(code, options).await;
+        let executed = executed.map_err(|error| error.to_string())?;
+        let declared = executed.final_answer.map(|declared| json(declared.value));
+        Ok((executed.run, declared))
+    }
+
+    /// Ends it; when this returns, nothing of it is left.
+    pub(super) async fn close(self) {
+        self.sandbox.destroy().await;
+    }
+}
+
+/// A value that Python declared, as JSON for people and models.
+fn json(value: Value) -> Result<serde_json::Value, String> {
+    let json = build(value, &mut ToJson);
+    fits(json.to_string().len())?;
+    Ok(json)
+}
+
+fn build(value: Value, to: &mut ToJson) -> serde_json::Value {
+    let all = |items: Vec<Value>, to: &mut ToJson| items.into_iter().map(|item| build(item, to)).collect::<Vec<_>>();
+    match value {
+        Value::None => to.none(),
+        Value::Bool(value) => to.bool(value),
+        Value::Int(value) => to.int(value),
+        Value::BigInt(digits) => integer::from_text(&digits),
+        Value::Float(value) => to.float(value),
+        Value::Str(text) => text.into(),
+        Value::Bytes(bytes) => to.bytes(&bytes),
+        Value::List(items) | Value::Tuple(items) => {
+            let items = all(items, to);
+            to.list(items)
+        }
+        Value::Set(items) => {
+            let items = all(items, to);
+            to.set(items)
+        }
+        Value::Dict(entries) => {
+            let entries = entries
+                .into_iter()
+                .map(|(key, value)| (build(key, to), build(value, to)));
+            let entries = entries.collect();
+            to.dict(entries)
+        }
+        Value::DateTime(ms) => to.date(ms),
+        Value::Array { dtype, shape, data } => to.array(&dtype, &shape, &data).unwrap_or_default(),
+        Value::Table { columns, index, data } => {
+            let (columns, index) = (all(columns, to).into(), all(index, to).into());
+            let rows: Vec<serde_json::Value> = data.into_iter().map(|row| all(row, to).into()).collect();
+            to.frame(columns, index, rows.into())
+        }
+        Value::Other { type_name, repr } => to.opaque(&type_name, &repr),
+    }
+}
+
+async fn answer<W, F>(run: Weak<Run>, query: Query, work: W) -> Result<Answer, String>
+where
+    W: FnOnce(Arc<Run>, Query, super::stop::Stop) -> F,
+    F: Future<Output = Result<Answer, String>> + Send + 'static,
+{
+    let run = run.upgrade().ok_or("the run is over")?;
+    run.answer_query(query, work).await
+}

@@ -1,0 +1,365 @@
+//! The public handle of a sandbox.
+
+mod builder;
+mod host_call;
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use sandglass::execution::{CodeExecution, Display};
+use sandglass::protocol::Stream;
+use sandglass::session::{CellFile, Command, Encoded, FileCommand, Reply, Series};
+use sandglass::{BudgetLimits, Error, Limits};
+use serde::{Deserialize, Serialize};
+
+pub use builder::SandboxBuilder;
+pub(crate) use host_call::Functions;
+pub use host_call::{Answer, HostCall, Query};
+
+use crate::backend::BackendKind;
+use crate::driver::{Driver, Watch};
+use crate::value::{Payload, Value};
+
+/// A sandbox: Python in a guest, with its variables. Clones are the same one; when the last is dropped, the guest is ended
+/// with all that belongs to it.
+#[derive(Clone)]
+pub struct Sandbox {
+    driver: Arc<Driver>,
+    backend: BackendKind,
+    limits: Limits,
+}
+
+/// Is shown what is printed.
+pub type OnOutput = Arc<dyn Fn(Stream, &str) + Send + Sync>;
+/// Is shown rich outputs.
+pub type OnDisplay = Arc<dyn Fn(&Display) + Send + Sync>;
+
+/// What is said of one execution.
+#[derive(Clone, Default)]
+pub struct ExecuteOptions {
+    /// Guest time in milliseconds, where it is not the sandbox's `timeout`.
+    pub timeout_ms: Option<f64>,
+    /// What it may spend of the sandbox's budget.
+    pub budget: BudgetLimits,
+    /// Is shown what is printed, as it comes.
+    pub on_output: Option<OnOutput>,
+    /// Is shown rich outputs, as they come.
+    pub on_display: Option<OnDisplay>,
+}
+
+impl fmt::Debug for ExecuteOptions {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("ExecuteOptions")
+            .field("timeout_ms", &self.timeout_ms)
+            .field("budget", &self.budget)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What an execution resolves to: a [`CodeExecution`], and the final answer where the code declared one.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Execution {
+    /// How it went.
+    #[serde(flatten)]
+    pub run: CodeExecution,
+    /// The final answer.
+    #[serde(rename = "final", skip_serializing_if = "Option::is_none")]
+    pub final_answer: Option<Final>,
+}
+
+impl Deref for Execution {
+    type Target = CodeExecution;
+
+    fn deref(&self) -> &CodeExecution {
+        &self.run
+    }
+}
+
+/// A final answer.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Final {
+    /// What was declared; as JSON it is as [`Value::to_json`] writes it.
+    #[serde(serialize_with = "as_json")]
+    pub value: Value,
+}
+
+fn as_json<S: serde::Serializer>(value: &Value, serializer: S) -> Result<S::Ok, S::Error> {
+    value.to_json().serialize(serializer)
+}
+
+/// A user's variable.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Variable {
+    /// Its name.
+    pub name: String,
+    /// The class name of its value.
+    #[serde(rename = "type")]
+    pub type_name: String,
+    /// `len` of its value, where that has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub length: Option<i64>,
+}
+
+/// A file or folder of the guest's.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FileEntry {
+    /// Its path, relative to the working folder.
+    pub path: String,
+    /// Its size in bytes.
+    pub size: i64,
+    /// When it was last written, in milliseconds since 1970.
+    pub modified: f64,
+    /// `file` or `folder`.
+    #[serde(rename = "type")]
+    pub kind: String,
+}
+
+/// What a sandbox is and can do. Python's version is known when a guest has started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Capabilities {
+    /// What runs the guest.
+    pub backend: BackendKind,
+    /// Whether running code can be stopped with its state kept.
+    pub soft_interrupt: bool,
+    /// Python's version, or nothing.
+    pub python: String,
+}
+
+impl fmt::Debug for Sandbox {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Sandbox")
+            .field("backend", &self.backend)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Sandbox {
+    /// Builds one.
+    pub fn builder() -> SandboxBuilder {
+        SandboxBuilder::default()
+    }
+
+    /// Starts the guest now; otherwise the first call does.
+    ///
+    /// # Errors
+    /// [`Error::BootFailed`], or [`Error::Destroyed`].
+    pub async fn start(&self) -> Result<(), Error> {
+        self.ask(Command::Start).await.map(drop)
+    }
+
+    /// Makes this the variable `context`, in this guest and in every later one.
+    ///
+    /// # Errors
+    /// As all calls: see [`Error`].
+    pub async fn initialize(&self, context: impl Into<Value>) -> Result<(), Error> {
+        let context = self.encode(context.into(), "the context")?;
+        self.ask(Command::Initialize(context)).await.map(drop)
+    }
+
+    /// Runs code.
+    ///
+    /// # Errors
+    /// Only when the sandbox itself cannot run code. How the code ended is in the [`Execution`].
+    pub async fn execute(&self, code: impl Into<String>) -> Result<Execution, Error> {
+        self.execute_with(code, ExecuteOptions::default()).await
+    }
+
+    /// Runs code, with options. Dropping the future interrupts it.
+    ///
+    /// # Errors
+    /// As [`Sandbox::execute`].
+    pub async fn execute_with(&self, code: impl Into<String>, options: ExecuteOptions) -> Result<Execution, Error> {
+        let ExecuteOptions {
+            timeout_ms,
+            budget,
+            on_output,
+            on_display,
+        } = options;
+        if let Some(ms) = timeout_ms {
+            Limits::default().set("timeout", ms)?;
+        }
+        let command = Command::Execute {
+            code: code.into(),
+            timeout_ms,
+            budget,
+        };
+        match self.driver.submit(command, Watch { on_output, on_display }).await? {
+            Reply::Execution(run, last) => Ok(finished(*run, last.as_ref())),
+            _ => Err(Error::Protocol("an answer that is no execution".to_owned())),
+        }
+    }
+
+    /// A variable's value; `None` when there is no such variable.
+    ///
+    /// # Errors
+    /// As all calls: see [`Error`].
+    pub async fn get_variable(&self, name: impl Into<String>) -> Result<Option<Value>, Error> {
+        Value::decode(&self.value(Command::GetVariable(name.into())).await?)
+    }
+
+    /// Assigns a variable.
+    ///
+    /// # Errors
+    /// As all calls: see [`Error`].
+    pub async fn set_variable(&self, name: impl Into<String>, value: impl Into<Value>) -> Result<(), Error> {
+        let name = name.into();
+        let value = self.encode(value.into(), &format!("the variable {name}"))?;
+        self.ask(Command::SetVariable(name, value)).await.map(drop)
+    }
+
+    /// The user's variables.
+    ///
+    /// # Errors
+    /// As all calls: see [`Error`].
+    pub async fn list_variables(&self) -> Result<Vec<Variable>, Error> {
+        self.records(Command::ListVariables).await
+    }
+
+    /// Adds the variables of a state that [`Sandbox::capture_state`] returned, here or elsewhere. `max_bytes` bounds what it may
+    /// unpack to.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] when it is no such state or too large; then no variable is set.
+    pub async fn open_state(&self, state: impl Into<Vec<u8>>, max_bytes: u64) -> Result<(), Error> {
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+        let command = Command::OpenState(Payload(state.into().into()), max_bytes as f64);
+        self.ask(command).await.map(drop)
+    }
+
+    /// The user's variables, for another sandbox to go on with: base64 of an LZ4 frame of a cloudpickle, of at most `max_bytes`
+    /// before it is packed. Private names, modules, generators and open handles are left out.
+    ///
+    /// # Errors
+    /// [`Error::NotSerializable`] when a variable cannot be written, or all are too large.
+    pub async fn capture_state(&self, max_bytes: u64) -> Result<Vec<u8>, Error> {
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+        let command = Command::CaptureState(max_bytes as f64);
+        Ok(self.value(command).await?.body.0.into())
+    }
+
+    /// Adds a value to those that every guest has, as the next of `series`; the name that it is there by.
+    ///
+    /// # Errors
+    /// As all calls: see [`Error`].
+    pub async fn add_context(&self, series: Series, value: impl Into<Value>) -> Result<String, Error> {
+        let value = self.encode(value.into(), "the context")?;
+        match self.ask(Command::Add(series, value)).await? {
+            Reply::Name(name) => Ok(name),
+            _ => Err(Error::Protocol("an answer that is no name".to_owned())),
+        }
+    }
+
+    /// Makes these bytes the contents of a file, and the folders that it needs. Paths are relative to the working folder.
+    ///
+    /// # Errors
+    /// As all calls: see [`Error`].
+    pub async fn write_file(&self, path: impl Into<String>, data: impl Into<Vec<u8>>) -> Result<(), Error> {
+        let (path, data) = (path.into(), Payload(data.into().into()));
+        self.ask(Command::File(FileCommand::Write { path, data }))
+            .await
+            .map(drop)
+    }
+
+    /// A file's contents.
+    ///
+    /// # Errors
+    /// As all calls: see [`Error`].
+    pub async fn read_file(&self, path: impl Into<String>) -> Result<Vec<u8>, Error> {
+        let path = path.into();
+        let command = Command::File(FileCommand::Read { path, text: false });
+        Ok(self.value(command).await?.body.0.into())
+    }
+
+    /// Everything in a folder and below; `""` is the working folder.
+    ///
+    /// # Errors
+    /// As all calls: see [`Error`].
+    pub async fn list_files(&self, path: impl Into<String>) -> Result<Vec<FileEntry>, Error> {
+        self.records(Command::File(FileCommand::List(path.into()))).await
+    }
+
+    /// Removes a file, or a folder with all that is in it.
+    ///
+    /// # Errors
+    /// As all calls: see [`Error`].
+    pub async fn remove_file(&self, path: impl Into<String>) -> Result<(), Error> {
+        self.ask(Command::File(FileCommand::Remove(path.into())))
+            .await
+            .map(drop)
+    }
+
+    /// A file that describes a cell, made by the guest: opaque bytes, of which nothing may be believed.
+    ///
+    /// # Errors
+    /// As all calls: see [`Error`].
+    pub(crate) async fn cell_file(&self, file: CellFile, about: Vec<u8>) -> Result<Bytes, Error> {
+        let about = Payload(about.into());
+        let command = Command::File(FileCommand::Cell { file, about });
+        Ok(self.value(command).await?.body.0)
+    }
+
+    /// Stops what is running; its call resolves then.
+    pub fn interrupt(&self) {
+        self.driver.interrupt();
+    }
+
+    /// Ends the sandbox. Calls under way are refused, later ones too. When it returns, nothing of the guest is left.
+    pub async fn destroy(&self) {
+        self.driver.destroy().await;
+    }
+
+    /// What it is and can do.
+    pub fn capabilities(&self) -> Capabilities {
+        let info = self.driver.info();
+        Capabilities {
+            backend: self.backend,
+            soft_interrupt: info.soft_interrupt,
+            python: info.python,
+        }
+    }
+
+    /// Its limits.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn encode(&self, value: Value, what: &str) -> Result<Encoded<Payload>, Error> {
+        value.encode(what, self.limits.max_value_bytes)
+    }
+
+    async fn ask(&self, command: Command<Payload>) -> Result<Reply<Payload>, Error> {
+        self.driver.submit(command, Watch::default()).await
+    }
+
+    async fn value(&self, command: Command<Payload>) -> Result<Encoded<Payload>, Error> {
+        match self.ask(command).await? {
+            Reply::Value(value) => Ok(value),
+            _ => Err(Error::Protocol("an answer that is no value".to_owned())),
+        }
+    }
+
+    /// The dicts of a list.
+    async fn records<T: for<'a> Deserialize<'a>>(&self, command: Command<Payload>) -> Result<Vec<T>, Error> {
+        let value = Value::decode(&self.value(command).await?)?.unwrap_or_default();
+        serde_json::from_value(value.to_json())
+            .map_err(|error| Error::Protocol(format!("a list that is not as it should be: {error}")))
+    }
+}
+
+/// An execution with its final answer, as far as that can be read.
+fn finished(mut run: CodeExecution, last: Option<&Encoded<Payload>>) -> Execution {
+    let value = last.map(Value::decode).transpose().unwrap_or_else(|error| {
+        run.outcome = sandglass::execution::Outcome::Error;
+        run.error_type = Some("NotSerializable".to_owned());
+        run.error = Some(format!("NotSerializable: the final value: {error}"));
+        None
+    });
+    let final_answer = value.flatten().map(|value| Final { value });
+    Execution { run, final_answer }
+}

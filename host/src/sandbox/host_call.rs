@@ -1,0 +1,115 @@
+//! What Python can ask of the host.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use sandglass::budget::{Budget, Usage};
+
+use crate::backend::BoxFuture;
+use crate::value::Value;
+
+/// A call of a host function.
+#[derive(Debug, Clone)]
+pub struct HostCall {
+    /// The function's name.
+    pub name: String,
+    /// What it was called with.
+    pub args: Vec<Value>,
+    /// What the execution may spend; a recursion is given a child of it.
+    pub budget: Budget,
+}
+
+impl HostCall {
+    /// The text of an argument.
+    ///
+    /// # Errors
+    /// What Python is told when there is none.
+    pub fn text(&self, at: usize) -> Result<&str, String> {
+        let argument = self.args.get(at).and_then(Value::as_str);
+        argument.ok_or_else(|| format!("argument {} of {} must be a str", at + 1, self.name))
+    }
+}
+
+/// A question of `llm_query` or `rlm_query`.
+#[derive(Debug, Clone)]
+pub struct Query {
+    /// The prompt, or the task.
+    pub prompt: String,
+    /// What `rlm_query` gives to the recursion; `None` in `llm_query`.
+    pub context: Value,
+    /// The model that was asked for.
+    pub model: Option<String>,
+    /// What the execution may spend; a recursion is given a child of it.
+    pub budget: Budget,
+}
+
+/// A model's answer.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Answer {
+    /// The text that Python gets.
+    pub text: String,
+    /// What it took, for the budget. The call itself is counted already.
+    pub usage: Usage,
+}
+
+impl From<String> for Answer {
+    fn from(text: String) -> Self {
+        Self {
+            text,
+            usage: Usage::default(),
+        }
+    }
+}
+
+impl From<&str> for Answer {
+    fn from(text: &str) -> Self {
+        text.to_owned().into()
+    }
+}
+
+/// What a host function gives, and what it used of the budget.
+pub(crate) type Returned = Result<(Value, Option<Usage>), String>;
+
+/// A host function.
+pub(crate) type HostFunction = Arc<dyn Fn(HostCall) -> BoxFuture<'static, Returned> + Send + Sync>;
+
+/// All of a sandbox, by name.
+pub(crate) type Functions = HashMap<String, HostFunction>;
+
+/// A function of the user's own.
+pub(super) fn own<F, R>(function: F) -> HostFunction
+where
+    F: Fn(HostCall) -> R + Send + Sync + 'static,
+    R: Future<Output = Result<Value, String>> + Send + 'static,
+{
+    Arc::new(move |call| {
+        let result = function(call);
+        Box::pin(async move { Ok((result.await?, None)) })
+    })
+}
+
+/// A function that asks a model; `llm_query(prompt, model)` and `rlm_query(task, context, model)` differ in their arguments.
+pub(super) fn query<F, R, A>(recursive: bool, function: F) -> HostFunction
+where
+    F: Fn(Query) -> R + Send + Sync + 'static,
+    R: Future<Output = Result<A, String>> + Send + 'static,
+    A: Into<Answer>,
+{
+    Arc::new(move |call| {
+        let query = call.text(0).map(str::to_owned).map(|prompt| {
+            let model = call.args.get(if recursive { 2 } else { 1 });
+            Query {
+                prompt,
+                model: model.and_then(Value::as_str).map(str::to_owned),
+                context: call.args.get(1).filter(|_| recursive).cloned().unwrap_or_default(),
+                budget: call.budget.clone(),
+            }
+        });
+        let answer = query.map(&function);
+        Box::pin(async move {
+            let Answer { text, usage } = answer?.await?.into();
+            let used = usage != Usage::default();
+            Ok((Value::Str(text), used.then_some(usage)))
+        })
+    })
+}

@@ -1,0 +1,378 @@
+//! Who may ask: bearer keys, the `Host` that a keyless server answers, and the origins of pages.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use axum::http::{HeaderMap, Uri, header};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use sha2::{Digest, Sha256};
+
+/// Characters that a key has at least: shorter ones can be guessed.
+const LEAST_KEY_CHARS: usize = 16;
+/// Characters that a key has at most.
+const MOST_KEY_CHARS: usize = 512;
+/// Characters of an owner's name.
+const MOST_NAME_CHARS: usize = 64;
+/// What the WebSocket subprotocol that carries a key begins with.
+pub const KEY_PROTOCOL: &str = "sandglass.key.";
+/// Whom sessions belong to when there are no keys.
+pub const LOCAL: &str = "local";
+
+/// The keys that the server knows, as hashes.
+#[derive(Clone, Default)]
+pub struct Keys(Vec<Key>);
+
+#[derive(Clone)]
+struct Key {
+    owner: Arc<str>,
+    digest: [u8; 32],
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Keys({})", self.0.len())
+    }
+}
+
+impl Keys {
+    /// Reads keys: one per line (or between commas), as `name key` or as the key alone, whose name then is `key-1`, `key-2` and so on.
+    /// Lines of one name are several keys of one owner. Lines that begin with `#` are comments.
+    ///
+    /// # Errors
+    /// What is wrong, and with which line; never the key.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut keys = Self::default();
+        let lines = text.split(['\n', ',']).map(str::trim).enumerate();
+        for (index, line) in lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')) {
+            keys.add(line)
+                .map_err(|problem| format!("key {}: {problem}", index + 1))?;
+        }
+        Ok(keys)
+    }
+
+    /// Reads the keys of a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, holds no key, or one that will not do.
+    pub fn from_file(path: &Path) -> Result<Self, String> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| format!("the file of keys {} cannot be read: {error}", path.display()))?;
+        let keys = Self::parse(&text).map_err(|problem| format!("{}, {problem}", path.display()))?;
+        if keys.is_empty() {
+            return Err(format!("{} holds no keys", path.display()));
+        }
+        Ok(keys)
+    }
+
+    /// The keys of both.
+    ///
+    /// # Errors
+    /// A key is there twice under different names.
+    pub fn and(mut self, other: Self) -> Result<Self, String> {
+        for key in other.0 {
+            self.insert(key)?;
+        }
+        Ok(self)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The names of the owners, each once.
+    pub fn owners(&self) -> Vec<Arc<str>> {
+        let mut owners: Vec<_> = self.0.iter().map(|key| Arc::clone(&key.owner)).collect();
+        owners.sort();
+        owners.dedup();
+        owners
+    }
+
+    /// Whose key this is. Takes the same time whatever is asked.
+    pub fn owner_of(&self, key: &[u8]) -> Option<Arc<str>> {
+        let digest = digest(key);
+        let mut owner = None;
+        for known in &self.0 {
+            let difference = known.digest.iter().zip(digest).fold(0, |all, (a, b)| all | (a ^ b));
+            if std::hint::black_box(difference) == 0 {
+                owner = Some(Arc::clone(&known.owner));
+            }
+        }
+        owner
+    }
+
+    fn add(&mut self, line: &str) -> Result<(), String> {
+        let mut words = line.split_whitespace();
+        let (owner, key) = match (words.next(), words.next(), words.next()) {
+            (Some(key), None, _) => (format!("key-{}", self.0.len() + 1), key),
+            (Some(name), Some(key), None) => (name.to_owned(), key),
+            _ => return Err("must be a key, or a name and a key".to_owned()),
+        };
+        if !is_name(&owner) {
+            return Err(format!(
+                "a name has 1 to {MOST_NAME_CHARS} letters, digits, \".\", \"_\" or \"-\", and begins with a letter or digit"
+            ));
+        }
+        if !(LEAST_KEY_CHARS..=MOST_KEY_CHARS).contains(&key.len()) || !key.bytes().all(|byte| byte.is_ascii_graphic())
+        {
+            return Err(format!(
+                "a key has {LEAST_KEY_CHARS} to {MOST_KEY_CHARS} visible ASCII characters; `openssl rand -hex 32` makes a good one"
+            ));
+        }
+        self.insert(Key {
+            owner: owner.into(),
+            digest: digest(key.as_bytes()),
+        })
+    }
+
+    fn insert(&mut self, key: Key) -> Result<(), String> {
+        match self.0.iter().find(|known| known.digest == key.digest) {
+            Some(known) if known.owner != key.owner => {
+                Err(format!("\"{}\" and \"{}\" have the same key", known.owner, key.owner))
+            }
+            Some(_) => Ok(()),
+            None => {
+                self.0.push(key);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A name becomes a folder of the workspaces.
+fn is_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    name.len() <= MOST_NAME_CHARS
+        && name.starts_with(|char: char| char.is_ascii_alphanumeric())
+        && name.bytes().all(allowed)
+}
+
+fn digest(key: &[u8]) -> [u8; 32] {
+    Sha256::digest(key).into()
+}
+
+/// The key that a request brings: in `Authorization: Bearer …`, or in a WebSocket's subprotocols.
+pub fn presented_key(headers: &HeaderMap) -> Option<Vec<u8>> {
+    if let Some(value) = headers.get(header::AUTHORIZATION) {
+        let (scheme, key) = value.as_bytes().split_at_checked(7)?;
+        return scheme
+            .eq_ignore_ascii_case(b"bearer ")
+            .then(|| key.trim_ascii().to_vec());
+    }
+    let protocols = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).into_iter();
+    protocols
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .find_map(|protocol| protocol.trim().strip_prefix(KEY_PROTOCOL))
+        .and_then(|key| URL_SAFE_NO_PAD.decode(key).ok())
+}
+
+/// Whether `Host` names this machine: a page of another site that has its name resolved to this machine (DNS rebinding) cannot
+/// make the browser say so.
+pub fn is_local_host(headers: &HeaderMap, uri: &Uri) -> bool {
+    let Some(host) = host(headers, uri) else { return false };
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split_once(']').map_or(rest, |(address, _)| address),
+        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
+    };
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+fn host<'a>(headers: &'a HeaderMap, uri: &'a Uri) -> Option<&'a str> {
+    let header = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    // An absolute target (`GET http://host/…`) takes precedence.
+    uri.authority().map(axum::http::uri::Authority::as_str).or(header)
+}
+
+/// The pages that may send requests.
+#[derive(Debug, Clone, Default)]
+pub struct Origins {
+    allowed: Vec<String>,
+    any: bool,
+}
+
+impl Origins {
+    /// Reads the values of `--allow-origin`: `https://app.example`, `http://localhost:5173`, or `*` for all.
+    ///
+    /// # Errors
+    /// One is no origin.
+    pub fn parse(origins: &[String]) -> Result<Self, String> {
+        let mut parsed = Self::default();
+        for origin in origins {
+            let origin = origin.trim().trim_end_matches('/').to_ascii_lowercase();
+            if origin == "*" {
+                parsed.any = true;
+                continue;
+            }
+            let uri: Option<Uri> = origin.parse().ok();
+            let is_origin = uri.as_ref().is_some_and(|uri| {
+                uri.scheme().is_some()
+                    && uri.authority().is_some()
+                    && !origin.splitn(4, '/').nth(3).is_some_and(|_| true)
+            });
+            if !is_origin {
+                return Err(format!(
+                    "\"{origin}\" is no origin: give a scheme, a host and perhaps a port, such as https://app.example:8443"
+                ));
+            }
+            parsed.allowed.push(origin);
+        }
+        Ok(parsed)
+    }
+
+    /// Whether every page may.
+    pub fn any(&self) -> bool {
+        self.any
+    }
+
+    /// What to make of the `Origin` of a request.
+    pub fn judge(&self, headers: &HeaderMap, uri: &Uri) -> Origin {
+        let Some(value) = headers.get(header::ORIGIN) else {
+            return Origin::None;
+        };
+        let Ok(origin) = value.to_str() else {
+            return Origin::Forbidden;
+        };
+        let lower = origin.to_ascii_lowercase();
+        if self.any || self.allowed.contains(&lower) {
+            return Origin::Allowed(origin.to_owned());
+        }
+        let own = host(headers, uri).map(str::to_ascii_lowercase);
+        let same = ["http://", "https://"].iter().any(|scheme| {
+            lower
+                .strip_prefix(scheme)
+                .is_some_and(|rest| Some(rest) == own.as_deref())
+        });
+        if same { Origin::None } else { Origin::Forbidden }
+    }
+}
+
+/// What a request's `Origin` means.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// No page of another origin sent it.
+    None,
+    /// A page of this origin did, and may.
+    Allowed(String),
+    /// A page did, and may not.
+    Forbidden,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: &str = "0123456789abcdef";
+
+    fn headers(pairs: &[(header::HeaderName, &str)]) -> HeaderMap {
+        let pairs = pairs.iter();
+        pairs
+            .map(|(name, value)| (name.clone(), value.parse().unwrap()))
+            .collect()
+    }
+
+    #[test]
+    fn keys_have_owners_and_names_can_have_several() {
+        let text = format!("# keys\n\nann {KEY}-1\r\nann {KEY}-2\n{KEY}-3,bob {KEY}-4");
+        let keys = Keys::parse(&text).unwrap();
+        let owner = |key: &str| keys.owner_of(key.as_bytes()).map(|owner| owner.to_string());
+        assert_eq!(owner(&format!("{KEY}-1")).as_deref(), Some("ann"));
+        assert_eq!(owner(&format!("{KEY}-2")).as_deref(), Some("ann"));
+        assert_eq!(owner(&format!("{KEY}-3")).as_deref(), Some("key-3"));
+        assert_eq!(owner(&format!("{KEY}-4")).as_deref(), Some("bob"));
+        assert_eq!(owner(KEY), None);
+        assert_eq!(owner(""), None);
+        let owners: Vec<_> = keys.owners().iter().map(ToString::to_string).collect();
+        assert_eq!(owners, ["ann", "bob", "key-3"]);
+    }
+
+    #[test]
+    fn bad_keys_are_refused_and_never_repeated() {
+        for line in [
+            "short",
+            "a b c",
+            "../up 0123456789abcdef",
+            ".. 0123456789abcdef",
+            "ann ключключключключ",
+        ] {
+            let problem = Keys::parse(line).unwrap_err();
+            assert!(problem.starts_with("key 1: "), "{problem}");
+            assert!(
+                !problem.contains("0123456789abcdef") && !problem.contains("short"),
+                "{problem}"
+            );
+        }
+        let twice = Keys::parse(&format!("ann {KEY}\nbob {KEY}")).unwrap_err();
+        assert!(twice.contains("same key") && !twice.contains(KEY), "{twice}");
+        assert_eq!(format!("{:?}", Keys::parse(KEY).unwrap()), "Keys(1)");
+    }
+
+    #[test]
+    fn keys_come_in_the_authorization_header_or_as_a_subprotocol() {
+        let bearer = |value| presented_key(&headers(&[(header::AUTHORIZATION, value)]));
+        assert_eq!(bearer("Bearer abc").as_deref(), Some(&b"abc"[..]));
+        assert_eq!(bearer("bearer  abc ").as_deref(), Some(&b"abc"[..]));
+        assert_eq!(bearer("Basic abc"), None);
+        assert_eq!(bearer("x"), None);
+        let protocol = |value| presented_key(&headers(&[(header::SEC_WEBSOCKET_PROTOCOL, value)]));
+        assert_eq!(
+            protocol("sandglass.v4, sandglass.key.YWJj").as_deref(),
+            Some(&b"abc"[..])
+        );
+        assert_eq!(protocol("sandglass.v4"), None);
+        assert_eq!(protocol("sandglass.key.!!"), None);
+    }
+
+    #[test]
+    fn a_keyless_server_is_called_by_a_name_of_this_machine() {
+        let local = |host| is_local_host(&headers(&[(header::HOST, host)]), &Uri::from_static("/health"));
+        for host in [
+            "localhost",
+            "LOCALHOST:8788",
+            "127.0.0.1:1",
+            "127.1.2.3",
+            "[::1]:8788",
+            "[::1]",
+        ] {
+            assert!(local(host), "{host}");
+        }
+        for host in [
+            "example.com",
+            "localhost.example.com:8788",
+            "10.0.0.1",
+            "0.0.0.0",
+            "[::2]:1",
+            "",
+            "127.0.0.1.example.com",
+        ] {
+            assert!(!local(host), "{host}");
+        }
+        assert!(!is_local_host(&HeaderMap::new(), &Uri::from_static("/")));
+        let absolute = Uri::from_static("http://example.com/health");
+        assert!(!is_local_host(&headers(&[(header::HOST, "localhost")]), &absolute));
+    }
+
+    #[test]
+    fn pages_of_other_origins_must_be_allowed() {
+        let origins = Origins::parse(&["https://App.example/".to_owned()]).unwrap();
+        let judge = |origin| {
+            let headers = headers(&[(header::HOST, "localhost:8788"), (header::ORIGIN, origin)]);
+            origins.judge(&headers, &Uri::from_static("/v1/sessions"))
+        };
+        assert_eq!(judge("http://localhost:8788"), Origin::None);
+        assert_eq!(
+            judge("https://app.example"),
+            Origin::Allowed("https://app.example".to_owned())
+        );
+        assert_eq!(judge("http://localhost:9000"), Origin::Forbidden);
+        assert_eq!(judge("https://app.example.evil"), Origin::Forbidden);
+        assert_eq!(judge("null"), Origin::Forbidden);
+        assert_eq!(origins.judge(&HeaderMap::new(), &Uri::from_static("/")), Origin::None);
+        assert!(Origins::parse(&["app.example".to_owned()]).is_err());
+        assert!(Origins::parse(&["https://app.example/path".to_owned()]).is_err());
+        assert!(Origins::parse(&["*".to_owned()]).unwrap().any());
+    }
+}

@@ -1,0 +1,125 @@
+//! What every failure looks like to a client: `{ "error": { "code", "message" } }`, with a code that never changes.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+
+/// A request that brought no result.
+#[derive(Debug, Clone)]
+pub struct ApiError {
+    /// The HTTP status.
+    pub status: StatusCode,
+    /// The stable code.
+    pub code: &'static str,
+    /// What happened, what became of the state, what to do.
+    pub message: String,
+    retry_after_seconds: Option<u64>,
+}
+
+impl ApiError {
+    /// An error of this status, code and text.
+    pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            code,
+            message: message.into(),
+            retry_after_seconds: None,
+        }
+    }
+
+    /// The same request may succeed after this time.
+    #[must_use]
+    pub fn retry_after(mut self, seconds: u64) -> Self {
+        self.retry_after_seconds = Some(seconds.max(1));
+        self
+    }
+
+    /// 400: the request is not one that this server understands.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+    }
+
+    /// 400: a field is unknown, ill-typed or out of range.
+    pub fn option(name: &str, problem: impl AsRef<str>) -> Self {
+        let message = format!("{name}: {}", problem.as_ref());
+        Self::new(StatusCode::BAD_REQUEST, "invalid_option", message)
+    }
+
+    /// 404: no such session, or it belongs to another key.
+    pub fn no_session(id: &str) -> Self {
+        let id: String = id.chars().take(64).collect();
+        let message = format!(
+            "there is no session \"{id}\": it was never there, was destroyed, has expired, or is another key's"
+        );
+        Self::new(StatusCode::NOT_FOUND, "session_not_found", message)
+    }
+
+    /// 503: the server is about to end.
+    pub fn shutting_down() -> Self {
+        let message = "the server is shutting down; nothing was done";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message).retry_after(5)
+    }
+
+    /// 503: the server ends, and what ran was ended with it.
+    pub fn cut_short() -> Self {
+        let message = "the server is shutting down: the code was stopped, and its variables are gone";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message).retry_after(5)
+    }
+
+    /// 500: something that should not happen.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+    }
+
+    /// The error as JSON.
+    pub fn to_json(&self) -> serde_json::Value {
+        json!({ "error": { "code": self.code, "message": self.message } })
+    }
+}
+
+impl From<sandglass::Error> for ApiError {
+    fn from(error: sandglass::Error) -> Self {
+        use sandglass::Error as E;
+        let status = match &error {
+            E::InvalidOption { .. } => StatusCode::BAD_REQUEST,
+            E::NotInitialized | E::NoCheckpoint(_) => StatusCode::CONFLICT,
+            E::Destroyed => StatusCode::GONE,
+            E::BootFailed(_) | E::AssetFailed(_) | E::BackendUnavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            E::PackageNotFound(_) | E::Integrity(_) | E::NotSerializable(_) | E::SourceFailed(_) | E::File(_) => {
+                StatusCode::UNPROCESSABLE_ENTITY
+            }
+            E::FileNotFound(_) => StatusCode::NOT_FOUND,
+            E::Protocol(_) | E::GuestLost(_) => StatusCode::BAD_GATEWAY,
+            E::Timeout(_) => StatusCode::GATEWAY_TIMEOUT,
+        };
+        Self::new(status, error.code(), error.to_string())
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.to_json())).into_response();
+        if let Some(seconds) = self.retry_after_seconds {
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            let challenge = HeaderValue::from_static("Bearer realm=\"sandglass\"");
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
+        }
+        // Metrics count refusals by code.
+        response.extensions_mut().insert(Refused(self.code));
+        response.extensions_mut().insert(Ours);
+        response
+    }
+}
+
+/// Marks a response whose body is as clients expect it, whatever its status.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ours;
+
+/// Marks a response as an error of this code.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Refused(pub &'static str);

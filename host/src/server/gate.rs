@@ -1,0 +1,219 @@
+//! What every request passes first: where it comes from, whose it is, whether there are too many; and what every answer has.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use super::App;
+use super::access::{self, LOCAL, Origin};
+use super::connections::Place;
+use super::errors::{ApiError, Ours, Refused};
+use super::quotas::Account;
+use super::routes;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// The status that is counted when the client has left before the answer.
+const CLIENT_LEFT: u16 = 499;
+
+/// Lets a request in, or answers it.
+pub async fn pass(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let method = known_method(request.method());
+    let route = request
+        .extensions()
+        .get::<MatchedPath>()
+        .map_or("none", MatchedPath::as_str)
+        .to_owned();
+    let mut watch = Watch::new(&app, route, method);
+    let origin = app.origins.judge(request.headers(), request.uri());
+    let admitted = admit(&app, &origin, &request, &watch.route);
+    let response = match admitted {
+        Err(error) => error.into_response(),
+        Ok(_) if is_preflight(&request) => StatusCode::NO_CONTENT.into_response(),
+        Ok(account) => {
+            if let Some(account) = account {
+                watch.owner = Some(Arc::clone(&account.owner));
+                request.extensions_mut().insert(account);
+            }
+            if let Some(place) = request.extensions().get::<Arc<Place>>() {
+                tracing::trace!(id = watch.id, peer = %place.peer, "request");
+            }
+            next.run(request).await
+        }
+    };
+    let mut response = uniform(response);
+    add_headers(response.headers_mut(), &watch.id, &origin);
+    watch.answered(&response);
+    response
+}
+
+fn is_preflight(request: &Request) -> bool {
+    request.method() == Method::OPTIONS && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
+}
+
+/// The account of who asks; none where nobody is asked for a key.
+fn admit(app: &App, origin: &Origin, request: &Request, route: &str) -> Result<Option<Arc<Account>>, ApiError> {
+    let forbidden = |code, message: &str| Err(ApiError::new(StatusCode::FORBIDDEN, code, message));
+    if *origin == Origin::Forbidden {
+        return forbidden(
+            "origin_forbidden",
+            "pages of this origin may not use the server; its operator can allow them with --allow-origin",
+        );
+    }
+    if app.keys.is_empty() && !access::is_local_host(request.headers(), request.uri()) {
+        return forbidden(
+            "host_forbidden",
+            "a server without keys answers only when it is called localhost, or by a loopback address",
+        );
+    }
+    if is_preflight(request) || routes::is_open(route) {
+        return Ok(None);
+    }
+    if *app.ending.borrow() {
+        return Err(ApiError::shutting_down());
+    }
+    let owner = if app.keys.is_empty() {
+        Some(LOCAL.into())
+    } else {
+        access::presented_key(request.headers()).and_then(|key| app.keys.owner_of(&key))
+    };
+    let account = owner.and_then(|owner| app.quotas.account(&owner)).ok_or_else(|| {
+        let message = "give a key of this server: Authorization: Bearer …";
+        ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
+    })?;
+    account.admit(Instant::now())?;
+    Ok(Some(account))
+}
+
+/// Gives failures that the libraries answer (no such route, no such method, an odd path) the form that all have.
+fn uniform(response: Response) -> Response {
+    let status = response.status();
+    let is_failure = status.is_client_error() || status.is_server_error();
+    if !is_failure || response.extensions().get::<Ours>().is_some() {
+        return response;
+    }
+    let (code, message) = match status {
+        StatusCode::NOT_FOUND => (
+            "not_found",
+            "there is no such route; /openapi.json lists those that there are",
+        ),
+        StatusCode::METHOD_NOT_ALLOWED => ("method_not_allowed", "this route has other methods; Allow names them"),
+        StatusCode::UPGRADE_REQUIRED => ("not_a_websocket", "this route is a WebSocket"),
+        _ if status.is_client_error() => ("invalid_request", "the request could not be read"),
+        _ => ("internal", "the request could not be answered; this is a bug"),
+    };
+    let mut uniform = ApiError::new(status, code, message).into_response();
+    for name in [
+        header::ALLOW,
+        header::UPGRADE,
+        header::CONNECTION,
+        header::SEC_WEBSOCKET_VERSION,
+    ] {
+        if let Some(value) = response.headers().get(&name) {
+            uniform.headers_mut().insert(name, value.clone());
+        }
+    }
+    uniform
+}
+
+fn add_headers(headers: &mut HeaderMap, id: &str, origin: &Origin) {
+    let fixed = HeaderValue::from_static;
+    if let Ok(id) = HeaderValue::from_str(id) {
+        headers.insert(REQUEST_ID, id);
+    }
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, fixed("nosniff"));
+    headers.entry(header::CACHE_CONTROL).or_insert(fixed("no-store"));
+    headers.append(header::VARY, fixed("Origin"));
+    let Origin::Allowed(origin) = origin else { return };
+    let Ok(origin) = HeaderValue::from_str(origin) else {
+        return;
+    };
+    headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, fixed("GET, POST, PUT, DELETE"));
+    headers.insert(
+        header::ACCESS_CONTROL_ALLOW_HEADERS,
+        fixed("Authorization, Content-Type, Accept"),
+    );
+    headers.insert(
+        header::ACCESS_CONTROL_EXPOSE_HEADERS,
+        fixed("Retry-After, X-Request-Id"),
+    );
+    headers.insert(header::ACCESS_CONTROL_MAX_AGE, fixed("600"));
+    // A page of the internet that calls this machine is asked for this, too.
+    headers.insert(
+        HeaderName::from_static("access-control-allow-private-network"),
+        fixed("true"),
+    );
+}
+
+/// Methods have any name that a client likes; metrics have few.
+fn known_method(method: &Method) -> &'static str {
+    match method.as_str() {
+        "GET" => "GET",
+        "HEAD" => "HEAD",
+        "POST" => "POST",
+        "PUT" => "PUT",
+        "DELETE" => "DELETE",
+        "OPTIONS" => "OPTIONS",
+        _ => "other",
+    }
+}
+
+/// Logs and counts a request at its end, also when its client leaves.
+struct Watch<'a> {
+    app: &'a App,
+    id: String,
+    route: String,
+    method: &'static str,
+    owner: Option<Arc<str>>,
+    began: Instant,
+    status: u16,
+}
+
+impl<'a> Watch<'a> {
+    fn new(app: &'a App, route: String, method: &'static str) -> Self {
+        Self {
+            app,
+            id: format!("{:08x}", getrandom::u32().unwrap_or_default()),
+            route,
+            method,
+            owner: None,
+            began: Instant::now(),
+            status: CLIENT_LEFT,
+        }
+    }
+
+    fn answered(&mut self, response: &Response<Body>) {
+        self.status = response.status().as_u16();
+        if let Some(Refused(code)) = response.extensions().get() {
+            self.app.metrics.refusal(code);
+        }
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        let Self {
+            app,
+            id,
+            route,
+            method,
+            owner,
+            began,
+            status,
+        } = self;
+        app.metrics.request(route, method, *status);
+        let ms = began.elapsed().as_secs_f64() * 1_000.0;
+        let owner = owner.as_deref().unwrap_or("");
+        // Paths and bodies are the user's; only the route is told.
+        match *status {
+            500.. => tracing::warn!(id, owner, method, route, status, ms, "request"),
+            _ if routes::is_open(route) => tracing::debug!(id, owner, method, route, status, ms, "request"),
+            _ => tracing::info!(id, owner, method, route, status, ms, "request"),
+        }
+    }
+}

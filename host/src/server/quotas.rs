@@ -1,0 +1,343 @@
+//! What each key may have at the same time, and how often it may ask.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::http::StatusCode;
+
+use super::errors::ApiError;
+
+/// The bounds of one key, and of all together.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Sessions of the server.
+    pub sessions: u64,
+    /// Sessions of a key.
+    pub sessions_per_key: u64,
+    /// Executions of a key that run or wait for their session.
+    pub executions_per_key: u64,
+    /// Bytes of request bodies that the server holds.
+    pub body_bytes: u64,
+    /// The same for one key.
+    pub body_bytes_per_key: u64,
+    /// Bodies of a key that are under way: each takes a connection for as long as its client likes, up to the deadline.
+    pub uploads_per_key: u64,
+    /// Requests of a key per second; twice as many may come at once.
+    pub requests_per_second: f64,
+}
+
+/// The accounts of all keys.
+#[derive(Debug)]
+pub struct Quotas {
+    accounts: HashMap<Arc<str>, Arc<Account>>,
+    sessions: Arc<Counter>,
+}
+
+/// What one key has now.
+#[derive(Debug)]
+pub struct Account {
+    /// Its name.
+    pub owner: Arc<str>,
+    sessions: [Arc<Counter>; 2],
+    executions: Arc<Counter>,
+    uploads: Arc<Counter>,
+    body_bytes: [Arc<Counter>; 2],
+    bucket: Mutex<Bucket>,
+}
+
+impl Quotas {
+    /// Accounts for these owners.
+    pub fn new(owners: impl IntoIterator<Item = Arc<str>>, bounds: Bounds) -> Self {
+        let sessions = Counter::new(bounds.sessions);
+        let body_bytes = Counter::new(bounds.body_bytes);
+        let now = Instant::now();
+        let account = |owner: Arc<str>| {
+            let account = Account {
+                owner: Arc::clone(&owner),
+                sessions: [Counter::new(bounds.sessions_per_key), Arc::clone(&sessions)],
+                executions: Counter::new(bounds.executions_per_key),
+                uploads: Counter::new(bounds.uploads_per_key),
+                body_bytes: [Counter::new(bounds.body_bytes_per_key), Arc::clone(&body_bytes)],
+                bucket: Mutex::new(Bucket::new(bounds.requests_per_second, now)),
+            };
+            (owner, Arc::new(account))
+        };
+        Self {
+            accounts: owners.into_iter().map(account).collect(),
+            sessions,
+        }
+    }
+
+    /// The account of an owner.
+    pub fn account(&self, owner: &str) -> Option<Arc<Account>> {
+        self.accounts.get(owner).cloned()
+    }
+
+    /// Sessions that there are.
+    pub fn sessions(&self) -> u64 {
+        self.sessions.now.load(Ordering::Relaxed)
+    }
+
+    /// Executions that run or wait.
+    pub fn executions(&self) -> u64 {
+        let accounts = self.accounts.values();
+        accounts
+            .map(|account| account.executions.now.load(Ordering::Relaxed))
+            .sum()
+    }
+}
+
+impl Account {
+    /// Counts a request.
+    ///
+    /// # Errors
+    /// 429, when there are too many.
+    pub fn admit(&self, now: Instant) -> Result<(), ApiError> {
+        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        bucket.take(now).map_err(|wait| {
+            let message = format!(
+                "this key may send {} requests per second; nothing was done, try again later",
+                bucket.per_second
+            );
+            refused("too_many_requests", message).retry_after(wait.as_secs_f64().ceil().max(1.0) as u64)
+        })
+    }
+
+    /// Takes the place of a session, for as long as what is returned lives.
+    ///
+    /// # Errors
+    /// 429, when this key has too many; 503, when the server has.
+    pub fn session(&self) -> Result<Held, ApiError> {
+        take_both(&self.sessions, 1).map_err(|(most, of_key)| {
+            if of_key {
+                let message = format!("this key has {most} sessions, and may have no more: destroy one first");
+                refused("too_many_sessions", message).retry_after(5)
+            } else {
+                let message = format!("the server has {most} sessions, and no room for another; try again later");
+                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "server_full", message).retry_after(10)
+            }
+        })
+    }
+
+    /// Takes the place of an execution.
+    ///
+    /// # Errors
+    /// 429, when this key has too many.
+    pub fn execution(&self) -> Result<Held, ApiError> {
+        self.executions.take(1).map(|held| Held(vec![held])).ok_or_else(|| {
+            let most = self.executions.most;
+            let message = format!("{most} executions of this key run or wait, and no more may: wait for one to end");
+            refused("too_many_executions", message).retry_after(1)
+        })
+    }
+
+    /// Takes the place of a body that is under way.
+    ///
+    /// # Errors
+    /// 429, when this key has too many.
+    pub fn upload(&self) -> Result<Held, ApiError> {
+        self.uploads.take(1).map(|held| Held(vec![held])).ok_or_else(|| {
+            let most = self.uploads.most;
+            let message = format!("{most} bodies of this key are under way, and no more may be; nothing was done");
+            refused("too_many_uploads", message).retry_after(1)
+        })
+    }
+
+    /// Takes room for a body.
+    ///
+    /// # Errors
+    /// 429, when this key has too many bytes under way; 503, when the server has.
+    pub fn body(&self, bytes: usize) -> Result<Held, ApiError> {
+        take_both(&self.body_bytes, bytes as u64).map_err(|(most, of_key)| {
+            if of_key {
+                let message = format!("requests of this key with {most} bytes are under way, and no more may be");
+                refused("too_many_bytes", message).retry_after(1)
+            } else {
+                let message = "the server holds as many bytes of requests as it can; try again later";
+                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "server_full", message).retry_after(1)
+            }
+        })
+    }
+}
+
+fn refused(code: &'static str, message: String) -> ApiError {
+    ApiError::new(StatusCode::TOO_MANY_REQUESTS, code, message)
+}
+
+/// Takes from the key's counter and from the server's; the error says which of them is full, and at what.
+fn take_both([own, all]: &[Arc<Counter>; 2], amount: u64) -> Result<Held, (u64, bool)> {
+    let own = own.take(amount).ok_or((own.most, true))?;
+    let all = all.take(amount).ok_or((all.most, false))?;
+    Ok(Held(vec![own, all]))
+}
+
+#[derive(Debug)]
+struct Counter {
+    now: AtomicU64,
+    most: u64,
+}
+
+impl Counter {
+    fn new(most: u64) -> Arc<Self> {
+        Arc::new(Self {
+            now: AtomicU64::new(0),
+            most,
+        })
+    }
+
+    fn take(self: &Arc<Self>, amount: u64) -> Option<Share> {
+        let add = |now: u64| now.checked_add(amount).filter(|now| *now <= self.most);
+        self.now.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok()?;
+        Some(Share {
+            counter: Arc::clone(self),
+            amount,
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Share {
+    counter: Arc<Counter>,
+    amount: u64,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.counter.now.fetch_sub(self.amount, Ordering::Relaxed);
+    }
+}
+
+/// A part of a quota, given back when it is dropped.
+#[derive(Debug)]
+#[must_use = "the quota is given back when this is dropped"]
+pub struct Held(#[expect(dead_code, reason = "held for its drop")] Vec<Share>);
+
+/// A token bucket.
+#[derive(Debug)]
+struct Bucket {
+    per_second: f64,
+    tokens: f64,
+    filled_at: Instant,
+}
+
+impl Bucket {
+    fn new(per_second: f64, now: Instant) -> Self {
+        Self {
+            per_second,
+            tokens: most_tokens(per_second),
+            filled_at: now,
+        }
+    }
+
+    /// Takes a token, or says how long until there is one.
+    fn take(&mut self, now: Instant) -> Result<(), Duration> {
+        let passed = now.saturating_duration_since(self.filled_at).as_secs_f64();
+        self.filled_at = self.filled_at.max(now);
+        self.tokens = (self.tokens + passed * self.per_second).min(most_tokens(self.per_second));
+        if self.tokens >= 1.0 {
+            self.tokens -= 1.0;
+            return Ok(());
+        }
+        let seconds = (1.0 - self.tokens) / self.per_second.max(1e-3);
+        Err(Duration::from_secs_f64(seconds))
+    }
+}
+
+/// Requests that may come at once.
+fn most_tokens(per_second: f64) -> f64 {
+    (per_second * 2.0).max(1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn quotas() -> Quotas {
+        let bounds = Bounds {
+            sessions: 3,
+            sessions_per_key: 2,
+            executions_per_key: 1,
+            uploads_per_key: 2,
+            body_bytes: 100,
+            body_bytes_per_key: 60,
+            requests_per_second: 2.0,
+        };
+        Quotas::new(["a".into(), "b".into()], bounds)
+    }
+
+    #[test]
+    fn what_is_held_is_given_back() {
+        let quotas = quotas();
+        let (a, b) = (quotas.account("a").unwrap(), quotas.account("b").unwrap());
+        let first = a.session().unwrap();
+        let _second = a.session().unwrap();
+        assert_eq!(a.session().unwrap_err().code, "too_many_sessions");
+        let _third = b.session().unwrap();
+        assert_eq!(b.session().unwrap_err().code, "server_full");
+        assert_eq!(quotas.sessions(), 3);
+        drop(first);
+        assert_eq!(quotas.sessions(), 2);
+        let _fourth = b.session().unwrap();
+        assert!(quotas.account("c").is_none());
+    }
+
+    #[test]
+    fn bodies_are_bounded_per_key_and_in_all() {
+        let quotas = quotas();
+        let (a, b) = (quotas.account("a").unwrap(), quotas.account("b").unwrap());
+        let held = a.body(60).unwrap();
+        assert_eq!(a.body(1).unwrap_err().code, "too_many_bytes");
+        assert_eq!(b.body(41).unwrap_err().code, "server_full");
+        assert!(b.body(usize::MAX).is_err());
+        drop(held);
+        let _fits = a.body(60).unwrap();
+        let _fits_too = b.body(40).unwrap();
+    }
+
+    #[test]
+    fn one_key_does_not_send_all_bodies() {
+        let quotas = quotas();
+        let (a, b) = (quotas.account("a").unwrap(), quotas.account("b").unwrap());
+        let first = a.upload().unwrap();
+        let _second = a.upload().unwrap();
+        assert_eq!(a.upload().unwrap_err().code, "too_many_uploads");
+        let _others = b.upload().unwrap();
+        drop(first);
+        assert!(a.upload().is_ok());
+    }
+
+    #[test]
+    fn a_bucket_refills_at_its_rate() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(2.0, start);
+        assert!((0..4).all(|_| bucket.take(start).is_ok()));
+        assert_eq!(bucket.take(start), Err(Duration::from_millis(500)));
+        let later = start + Duration::from_secs(1);
+        assert!(bucket.take(later).is_ok() && bucket.take(later).is_ok() && bucket.take(later).is_err());
+        assert_eq!(
+            Bucket::new(0.01, start).take(start),
+            Ok(()),
+            "the first request is not too many"
+        );
+        // A clock that stands still or goes back brings nothing.
+        assert!(bucket.take(start).is_err());
+        let much_later = start + Duration::from_secs(1_000);
+        assert!((0..4).all(|_| bucket.take(much_later).is_ok()));
+        assert!(bucket.take(much_later).is_err());
+    }
+
+    #[test]
+    fn executions_are_counted() {
+        let quotas = quotas();
+        let a = quotas.account("a").unwrap();
+        let running = a.execution().unwrap();
+        assert_eq!(
+            (a.execution().unwrap_err().code, quotas.executions()),
+            ("too_many_executions", 1)
+        );
+        drop(running);
+        assert!(a.execution().is_ok());
+    }
+}

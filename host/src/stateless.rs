@@ -1,0 +1,224 @@
+//! Runs that leave nothing behind: each in a guest of its own, with the state of an earlier one where that is given.
+//!
+//! The request and the response are those of known stateless REPL servers, so that their clients work here.
+//! `python/sandglass/delimiter.py` answers the same over standard input and output.
+
+use std::sync::Arc;
+
+use sandglass::execution::{Change, CodeExecution, Outcome};
+use sandglass::{Error, Limits};
+use serde::{Deserialize, Serialize};
+
+use crate::backend::Launcher;
+use crate::sandbox::{ExecuteOptions, Sandbox};
+
+/// The exit code of a run that ran out of time, as timeout(1) has it.
+pub const TIMED_OUT: i32 = 124;
+/// The exit code of a run that was killed, as shells have it.
+pub const KILLED: i32 = 137;
+
+/// What to run.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Request {
+    /// The source.
+    pub code: String,
+    /// The state of an earlier run: base64 of an LZ4 frame of a cloudpickle. It is opened in the guest only.
+    #[serde(default)]
+    pub state: Option<String>,
+    /// Whether the response is to hold the state.
+    #[serde(default)]
+    pub capture_state: bool,
+    /// Seconds of guest time, where it is not the server's `timeout`.
+    #[serde(default)]
+    pub timeout: Option<f64>,
+}
+
+/// How it went.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Response {
+    /// What was printed.
+    pub stdout: String,
+    /// What was written to `sys.stderr`, and the traceback.
+    pub stderr: String,
+    /// 0 when the code ran to its end; 1 after an exception, 124 after a timeout, 137 when the guest was killed.
+    pub exit_code: i32,
+    /// The variables, when they were asked for and could be written.
+    pub state: Option<String>,
+    /// The files that it created or changed, relative to the working folder.
+    pub files: Vec<String>,
+    /// The exception's last line, or why there is no state.
+    pub error: Option<String>,
+}
+
+/// A file that a run left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunFile {
+    /// Its path, relative to the working folder.
+    pub path: String,
+    /// Its contents.
+    pub data: Vec<u8>,
+}
+
+/// What bounds a run.
+#[derive(Debug, Clone)]
+pub struct Bounds {
+    /// The limits of its session.
+    pub limits: Limits,
+    /// Bytes of a state, unpacked.
+    pub max_state_bytes: u64,
+    /// Bytes of all files that are fetched from the guest when it is done.
+    pub max_file_bytes: u64,
+}
+
+/// Runs code in a guest that nobody has had and nobody will have.
+///
+/// # Errors
+/// Only when there is no guest. All else is in the response.
+pub async fn run(
+    launcher: Arc<dyn Launcher>,
+    bounds: &Bounds,
+    request: Request,
+) -> Result<(Response, Vec<RunFile>), Error> {
+    let sandbox = Sandbox::builder()
+        .launcher(launcher)
+        .limits(bounds.limits.clone())
+        .without_context()
+        .build()
+        .await?;
+    sandbox.start().await?;
+    let answer = answer(&sandbox, bounds, request).await;
+    // Nobody waits until it is gone.
+    tokio::spawn(async move { sandbox.destroy().await });
+    answer
+}
+
+async fn answer(sandbox: &Sandbox, bounds: &Bounds, request: Request) -> Result<(Response, Vec<RunFile>), Error> {
+    if let Some(state) = request.state
+        && let Err(error) = sandbox.open_state(state, bounds.max_state_bytes).await
+    {
+        return Ok((refused("StateError", &error), Vec::new()));
+    }
+    let options = ExecuteOptions {
+        timeout_ms: request.timeout.map(|seconds| seconds * 1_000.0),
+        ..ExecuteOptions::default()
+    };
+    let execution = match sandbox.execute_with(request.code, options).await {
+        Ok(execution) => execution,
+        Err(error @ (Error::InvalidOption { .. } | Error::NotSerializable(_))) => {
+            return Ok((refused("RequestError", &error), Vec::new()));
+        }
+        Err(error) => return Err(error),
+    };
+    let mut response = respond(&execution.run);
+    if execution.state.status != sandglass::execution::StateStatus::Kept {
+        return Ok((response, Vec::new()));
+    }
+    if request.capture_state {
+        match sandbox.capture_state(bounds.max_state_bytes).await {
+            Ok(state) => response.state = String::from_utf8(state).ok(),
+            Err(error) => {
+                let why = match error {
+                    Error::NotSerializable(why) => why,
+                    other => other.to_string(),
+                };
+                response
+                    .error
+                    .get_or_insert_with(|| format!("State serialization failed: {why}"));
+            }
+        }
+    }
+    let mut left = bounds.max_file_bytes;
+    let mut files = Vec::new();
+    for path in &response.files {
+        let size = execution
+            .files
+            .iter()
+            .find(|file| file.path == *path)
+            .map(|file| file.size);
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+        let fits = size.is_some_and(|size| size <= left as f64);
+        if fits
+            && let Ok(data) = sandbox.read_file(path.clone()).await
+            && let Some(rest) = left.checked_sub(data.len() as u64)
+        {
+            left = rest;
+            files.push(RunFile {
+                path: path.clone(),
+                data,
+            });
+        }
+    }
+    Ok((response, files))
+}
+
+/// The response for code that was not run.
+fn refused(kind: &str, error: &Error) -> Response {
+    let error = format!("{kind}: {error}");
+    Response {
+        stderr: format!("{error}\n"),
+        exit_code: 1,
+        error: Some(error),
+        ..Response::default()
+    }
+}
+
+/// The response for an execution.
+fn respond(execution: &CodeExecution) -> Response {
+    let gone = execution.state.status != sandglass::execution::StateStatus::Kept;
+    let exit_code = match execution.outcome {
+        Outcome::Ok => 0,
+        Outcome::Timeout => TIMED_OUT,
+        _ if gone => KILLED,
+        _ => 1,
+    };
+    let mut error = execution.error.clone();
+    // There is no state to speak of, and no other cell.
+    if let (Outcome::Timeout, Some(error)) = (execution.outcome, &mut error) {
+        error.truncate(error.find(';').unwrap_or(error.len()));
+    }
+    let mut stderr = execution.stderr.clone();
+    let traceback = execution
+        .traceback
+        .as_deref()
+        .filter(|_| execution.outcome == Outcome::Error)
+        .map(|text| text.replace("File \"<cell 1>\"", "File \"<string>\""));
+    match (&mut error, traceback) {
+        (Some(error), Some(traceback)) if is_syntax_error(execution.error_type.as_deref()) => {
+            if let Some(at) = error.rfind(" (<cell 1>, line ") {
+                error.truncate(at);
+            }
+            stderr.push_str(error);
+            if let Some(line) = line_of(&traceback) {
+                stderr.push_str(&format!(" (line {line})"));
+            }
+        }
+        (_, Some(traceback)) => stderr.push_str(traceback.trim_end_matches('\n')),
+        (Some(error), None) => {
+            stderr.push_str(error);
+            stderr.push('\n');
+        }
+        (None, None) => {}
+    }
+    let changed = execution.files.iter().filter(|file| file.change != Change::Deleted);
+    Response {
+        stdout: execution.stdout.clone(),
+        stderr,
+        exit_code,
+        state: None,
+        files: changed.map(|file| file.path.clone()).collect(),
+        error,
+    }
+}
+
+fn is_syntax_error(error_type: Option<&str>) -> bool {
+    matches!(error_type, Some("SyntaxError" | "IndentationError" | "TabError"))
+}
+
+/// The line that a traceback's last entry in the code names.
+fn line_of(traceback: &str) -> Option<u32> {
+    let at = traceback.rfind("File \"<string>\", line ")?;
+    let rest = &traceback[at + "File \"<string>\", line ".len()..];
+    let digits = rest.find(|char: char| !char.is_ascii_digit()).unwrap_or(rest.len());
+    rest[..digits].parse().ok()
+}

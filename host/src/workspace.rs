@@ -1,0 +1,736 @@
+//! Workspaces: the folders `WORKSPACE_DIR/<user>/<session>/` that guests see as `/workspace`.
+//!
+//! What is in one is the guest's, and may be anything: links, pipes, devices, files without end, folders without end in each other. The
+//! host reaches it through paths beneath it only, follows nothing, and reads nothing but files.
+//!
+//! The folder [`CELLS_FOLDER`] of a notebook's workspace is the host's. A backend that mounts the workspace has to put something empty over
+//! it (`--tmpfs /workspace/.repl`). Nothing of it is listed, read, written or removed here; only [`Workspace::measure`] looks into it.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `beneath` | paths that lead down only, and what may be opened |
+//! | `tree` | walking, measuring, comparing and removing |
+//! | `held` | files without a name that somebody still has open |
+
+mod beneath;
+mod held;
+mod tree;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{
+    AtFlags, Dir, FileType, FlockOperation, Gid, Mode, OFlags, Stat, Uid, fchmod, fchown, flock, fstat, mkdirat,
+    openat, renameat, statat, unlinkat,
+};
+use rustix::io::Errno;
+use sandglass::execution::{Change, FileChange};
+
+use self::beneath::kind;
+pub use self::tree::Usage;
+use self::tree::{Next, Version, Walked};
+
+/// The folder of a workspace in which the files of cells are kept.
+pub const CELLS_FOLDER: &str = ".repl";
+const CELLS: &CStr = c".repl";
+/// Things that one listing names.
+const MAX_LISTED: usize = 10_000;
+/// Files of which a mark knows the version.
+const MAX_MARKED: usize = 200_000;
+/// Changed files that are named.
+const MAX_CHANGES: usize = sandglass::limits::MAX_CHANGED_FILES;
+/// Characters of the names of users and sessions.
+const MAX_NAME: usize = 64;
+/// Times that a workspace is looked up again because it was removed meanwhile.
+const ATTEMPTS: u32 = 8;
+
+/// Why something cannot be done with a workspace or a file of it. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkspaceError {
+    /// A user or session cannot have this name.
+    #[error(
+        "{what} {name:?} cannot be a folder's name: 1 to {MAX_NAME} letters, digits, \"_\", \"-\", \".\" or \"@\", the first none of the last three"
+    )]
+    Name {
+        /// Which of the two.
+        what: &'static str,
+        /// What it is called.
+        name: String,
+    },
+    /// Another session has it.
+    #[error("the workspace {0} is in use: end the session that has it, or take another name")]
+    InUse(String),
+    /// There is no such file or folder.
+    #[error("there is no file or folder {0:?}")]
+    NotFound(String),
+    /// A path leads to something that is refused.
+    #[error("{path}: {problem}")]
+    Refused {
+        /// The path as it was given.
+        path: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// There is no room for it.
+    #[error("the workspace has no room for it: {0}")]
+    Quota(String),
+    /// The system failed.
+    #[error("{what}: {error}")]
+    System {
+        /// What was to be done.
+        what: String,
+        /// What the system says.
+        error: io::Error,
+    },
+}
+
+impl WorkspaceError {
+    /// The stable code that callers may branch on.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Name { .. } => "invalid_option",
+            Self::InUse(_) => "workspace_in_use",
+            Self::NotFound(_) => "file_not_found",
+            Self::Refused { .. } | Self::System { .. } => "file_error",
+            Self::Quota(_) => "quota",
+        }
+    }
+
+    fn refused(path: &str, problem: impl Into<String>) -> Self {
+        Self::Refused {
+            path: path.to_owned(),
+            problem: problem.into(),
+        }
+    }
+
+    fn system(what: impl Into<String>, error: impl Into<io::Error>) -> Self {
+        Self::System {
+            what: what.into(),
+            error: error.into(),
+        }
+    }
+
+    /// What a failure at a path within a workspace means.
+    fn at(path: &str, error: Errno) -> Self {
+        match error {
+            Errno::NOENT | Errno::NOTDIR => Self::NotFound(path.to_owned()),
+            Errno::LOOP => Self::refused(path, "is a link, or lies behind one; links are not followed"),
+            Errno::XDEV => Self::refused(path, "leads out of the workspace"),
+            Errno::NOSPC | Errno::DQUOT => Self::Quota("the disk is full".to_owned()),
+            error => Self::system(path, error),
+        }
+    }
+}
+
+/// What a workspace may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Quota {
+    /// Bytes on the disk.
+    pub bytes: u64,
+    /// Files and folders.
+    pub files: u64,
+}
+
+impl Quota {
+    /// What there is too much of, if anything.
+    pub fn exceeded(&self, usage: &Usage) -> Option<String> {
+        if !usage.complete {
+            Some("its folders are deeper, or more, than can be looked at".to_owned())
+        } else if usage.bytes > self.bytes {
+            Some(format!("{} bytes of {}", usage.bytes, self.bytes))
+        } else if usage.files > self.files {
+            Some(format!("{} files of {}", usage.files, self.files))
+        } else {
+            None
+        }
+    }
+}
+
+/// Whom the files of guests belong to; only root can choose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owner {
+    /// The user's number.
+    pub uid: u32,
+    /// The group's number.
+    pub gid: u32,
+}
+
+/// All workspaces of a server: `WORKSPACE_DIR`.
+#[derive(Debug)]
+pub struct Workspaces {
+    path: PathBuf,
+    folder: OwnedFd,
+    owner: Option<Owner>,
+    quota: Option<Quota>,
+}
+
+impl Workspaces {
+    /// Those in a folder, which is made when there is none. With an `owner`, what is made in workspaces is given to it; others than root
+    /// leave it out.
+    ///
+    /// # Errors
+    /// [`WorkspaceError::System`], when it cannot be made.
+    pub fn open(path: &Path, owner: Option<Owner>, quota: Option<Quota>) -> Result<Self, WorkspaceError> {
+        let fail = |error: io::Error| WorkspaceError::system(path.display().to_string(), error);
+        std::fs::create_dir_all(path).map_err(fail)?;
+        let path = path.canonicalize().map_err(fail)?;
+        let folder = File::open(&path).map_err(fail)?.into();
+        Ok(Self {
+            path,
+            folder,
+            owner,
+            quota,
+        })
+    }
+
+    /// Takes a workspace, and makes it when there is none. Nobody else gets it until it is dropped.
+    ///
+    /// # Errors
+    /// [`WorkspaceError::InUse`] when somebody has it, [`WorkspaceError::Name`] for a name that is none.
+    pub fn claim(&self, user: &str, session: &str) -> Result<Workspace, WorkspaceError> {
+        check_name("the user", user)?;
+        check_name("the session", session)?;
+        let label = format!("{user}/{session}");
+        let fail = |error: Errno| WorkspaceError::at(&label, error);
+        for _ in 0..ATTEMPTS {
+            // Others than the owner may pass through it, but not see what is there.
+            let parent = make_folder(&self.folder, user, Mode::from_raw_mode(0o711), None).map_err(fail)?;
+            let folder = match make_folder(&parent, session, Mode::RWXU, self.owner) {
+                Err(Errno::NOENT) => continue, // the user's folder was removed just now
+                folder => folder.map_err(fail)?,
+            };
+            match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::AGAIN) => return Err(WorkspaceError::InUse(label)),
+                locked => locked.map_err(fail)?,
+            }
+            // Whoever had it until now may have removed it.
+            let there = statat(&parent, session, AtFlags::SYMLINK_NOFOLLOW);
+            let same =
+                |stat: &Stat| fstat(&folder).is_ok_and(|mine| (mine.st_dev, mine.st_ino) == (stat.st_dev, stat.st_ino));
+            if !there.is_ok_and(|stat| same(&stat)) {
+                continue;
+            }
+            return Ok(Workspace {
+                path: self.path.join(user).join(session),
+                user: user.to_owned(),
+                session: session.to_owned(),
+                parent,
+                folder,
+                owner: self.owner,
+                quota: self.quota,
+            });
+        }
+        Err(WorkspaceError::InUse(label))
+    }
+
+    /// Where they are.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes a user's workspaces that nobody has, all but the `kept` ones that were changed last. `is_meant` says of a name whether it is
+    /// of those that this is about.
+    ///
+    /// # Errors
+    /// [`WorkspaceError`], when one cannot be read or removed; then there may be more than `kept`.
+    pub fn prune(&self, user: &str, kept: usize, is_meant: impl Fn(&str) -> bool) -> Result<(), WorkspaceError> {
+        check_name("the user", user)?;
+        let fail = |error: Errno| WorkspaceError::at(user, error);
+        let folder = match beneath::open(&self.folder, user, OFlags::RDONLY | OFlags::DIRECTORY) {
+            Err(Errno::NOENT) => return Ok(()),
+            folder => folder.map_err(fail)?,
+        };
+        let mut sessions = Vec::new();
+        for entry in Dir::read_from(&folder).map_err(fail)? {
+            let entry = entry.map_err(fail)?;
+            let Ok(name) = entry.file_name().to_str() else { continue };
+            if check_name("the session", name).is_err() || !is_meant(name) {
+                continue;
+            }
+            if let Ok(stat) = statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW)
+                && kind(&stat) == FileType::Directory
+            {
+                sessions.push(((stat.st_ctime, stat.st_ctime_nsec), name.to_owned()));
+            }
+        }
+        sessions.sort();
+        let mut seen = 0;
+        for (_, session) in sessions.iter().rev() {
+            match self.claim(user, session) {
+                Err(WorkspaceError::InUse(_)) => continue,
+                Err(error) => return Err(error),
+                Ok(workspace) if seen == kept => workspace.destroy()?,
+                Ok(_) => seen += 1,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_name(what: &'static str, name: &str) -> Result<(), WorkspaceError> {
+    let fits = |(index, byte): (usize, u8)| match byte {
+        b'.' | b'-' | b'@' => index > 0,
+        byte => byte.is_ascii_alphanumeric() || byte == b'_',
+    };
+    if (1..=MAX_NAME).contains(&name.len()) && name.bytes().enumerate().all(fits) {
+        return Ok(());
+    }
+    let name = name.chars().take(MAX_NAME).collect();
+    Err(WorkspaceError::Name { what, name })
+}
+
+/// Opens a folder, and makes it first when there is none.
+fn make_folder(parent: impl AsFd, name: &str, mode: Mode, owner: Option<Owner>) -> rustix::io::Result<OwnedFd> {
+    let made = match mkdirat(&parent, name, mode) {
+        Ok(()) => true,
+        Err(Errno::EXIST) => false,
+        Err(error) => return Err(error),
+    };
+    let folder = beneath::open(&parent, name, OFlags::RDONLY | OFlags::DIRECTORY)?;
+    if made {
+        // Not what the host's umask left of it: guests have to get in.
+        fchmod(&folder, mode)?;
+        if let Some(owner) = owner {
+            give(&folder, owner)?;
+        }
+    }
+    Ok(folder)
+}
+
+fn give(file: &OwnedFd, owner: Owner) -> rustix::io::Result<()> {
+    fchown(file, Some(Uid::from_raw(owner.uid)), Some(Gid::from_raw(owner.gid)))
+}
+
+/// One workspace, held by one session.
+#[derive(Debug)]
+pub struct Workspace {
+    path: PathBuf,
+    user: String,
+    session: String,
+    parent: OwnedFd,
+    folder: OwnedFd,
+    owner: Option<Owner>,
+    quota: Option<Quota>,
+}
+
+impl Drop for Workspace {
+    fn drop(&mut self) {
+        // Closing would do, unless a process is just being started, which has a copy for a moment.
+        let _ = flock(&self.folder, FlockOperation::Unlock);
+    }
+}
+
+/// Something in a workspace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Its path beneath the workspace; what is not UTF-8 is replaced, and cannot be reached by it.
+    pub path: String,
+    /// What it is.
+    pub kind: EntryKind,
+    /// Its size in bytes.
+    pub size: u64,
+    /// When it was last written to: milliseconds since 1970.
+    pub modified_ms: i64,
+}
+
+/// What something in a workspace is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EntryKind {
+    /// A file.
+    File,
+    /// A folder.
+    Directory,
+    /// A symbolic link, which is not followed.
+    Link,
+    /// A pipe, a socket or a device.
+    Other,
+}
+
+impl EntryKind {
+    /// As listings call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::File => "file",
+            Self::Directory => "directory",
+            Self::Link => "link",
+            Self::Other => "other",
+        }
+    }
+
+    fn of(stat: &Stat) -> Self {
+        match kind(stat) {
+            FileType::RegularFile => Self::File,
+            FileType::Directory => Self::Directory,
+            FileType::Symlink => Self::Link,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// What is in a folder and below.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listing {
+    /// Sorted by path.
+    pub entries: Vec<Entry>,
+    /// Whether there is more.
+    pub truncated: bool,
+}
+
+/// Which files there were, and how each was.
+#[derive(Debug)]
+pub struct Mark {
+    versions: BTreeMap<Vec<u8>, Version>,
+    complete: bool,
+}
+
+/// What happened to files since a [`Mark`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Changes {
+    /// By path.
+    pub files: Vec<FileChange>,
+    /// How many more there are.
+    pub omitted: u32,
+    /// Whether there were too many files to know of all.
+    pub complete: bool,
+}
+
+/// Everything here may take as long as the disk does: on tokio, use `spawn_blocking`.
+impl Workspace {
+    /// Where it is on the host.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whose it is.
+    pub fn user(&self) -> &str {
+        &self.user
+    }
+
+    /// Which one of the user's.
+    pub fn session(&self) -> &str {
+        &self.session
+    }
+
+    /// What it may hold.
+    pub fn quota(&self) -> Option<Quota> {
+        self.quota
+    }
+
+    /// The same workspace with another quota.
+    #[must_use]
+    pub fn with_quota(mut self, quota: Quota) -> Self {
+        self.quota = Some(quota);
+        self
+    }
+
+    /// The folder of the cells' files, made when there is none.
+    pub(crate) fn cells_folder(&self) -> rustix::io::Result<OwnedFd> {
+        make_folder(&self.folder, CELLS_FOLDER, Mode::RWXU, None)
+    }
+
+    /// Removes that folder with all that is in it. A running guest that has something mounted over it would lose that: only without one.
+    pub(crate) fn remove_cells_folder(&self) -> rustix::io::Result<()> {
+        match tree::remove(&self.folder, CELLS) {
+            Err(Errno::NOENT) => Ok(()),
+            removed => removed,
+        }
+    }
+
+    /// Everything in a folder and below.
+    ///
+    /// # Errors
+    /// [`WorkspaceError`], when there is no such folder.
+    pub fn list(&self, path: &str) -> Result<Listing, WorkspaceError> {
+        let names = self.names(path)?;
+        let clean = names.join("/");
+        let fail = |error| WorkspaceError::at(path, error);
+        let stat = fstat(beneath::open(&self.folder, &clean, OFlags::PATH).map_err(fail)?).map_err(fail)?;
+        if kind(&stat) != FileType::Directory {
+            return Err(WorkspaceError::refused(path, "is no folder"));
+        }
+        // The folder as it is, or one whose mode has to be changed for this.
+        let (top, inner);
+        let folder = if names.is_empty() {
+            top = beneath::open(&self.folder, "", OFlags::RDONLY | OFlags::DIRECTORY).map_err(fail)?;
+            top.as_fd()
+        } else {
+            let (parent, name) = self.parent_of(path, &names)?;
+            inner = beneath::open_folder(parent, &name, beneath::Access::Look).map_err(fail)?;
+            inner.as_fd()
+        };
+        let mut entries = Vec::new();
+        let hidden = names.is_empty().then_some(CELLS);
+        let walked = tree::walk(folder, hidden, &mut |below, stat| {
+            if entries.len() == MAX_LISTED {
+                return Next::Stop;
+            }
+            let below = String::from_utf8_lossy(below);
+            entries.push(Entry {
+                path: if clean.is_empty() {
+                    below.into_owned()
+                } else {
+                    format!("{clean}/{below}")
+                },
+                kind: EntryKind::of(stat),
+                size: tree::size(stat),
+                modified_ms: stat.st_mtime.saturating_mul(1_000)
+                    + i64::try_from(stat.st_mtime_nsec / 1_000_000).unwrap_or_default(),
+            });
+            Next::On
+        });
+        let truncated = walked.map_err(fail)? != Walked::All;
+        entries.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(Listing { entries, truncated })
+    }
+
+    /// Opens a file for reading, and says how long it is. It may grow, or become shorter, while it is read.
+    ///
+    /// # Errors
+    /// [`WorkspaceError`], when it is no file, or one that has another name outside of the workspace.
+    pub fn open_file(&self, path: &str) -> Result<(File, u64), WorkspaceError> {
+        let clean = self.names(path)?.join("/");
+        let opened = beneath::open_file(&self.folder, &clean).map_err(|error| match error {
+            // The guest holds a lease on it, or something else than a file has come in its place.
+            Errno::AGAIN | Errno::NXIO => WorkspaceError::refused(path, "is in use; try again"),
+            error => WorkspaceError::at(path, error),
+        })?;
+        let Some((file, stat)) = opened else {
+            return Err(WorkspaceError::refused(path, "is no file"));
+        };
+        // What one cannot read by its own rights, one could have linked into the workspace.
+        let all_here = stat.st_nlink < 2
+            || tree::has_all_names(&self.folder, Some(CELLS), &stat)
+                .map_err(|error| WorkspaceError::at(path, error))?;
+        if !all_here {
+            return Err(WorkspaceError::refused(
+                path,
+                "has another name outside of the workspace",
+            ));
+        }
+        Ok((file.into(), tree::size(&stat)))
+    }
+
+    /// The contents of a file of at most `max_bytes`.
+    ///
+    /// # Errors
+    /// [`WorkspaceError`], when it is no file, or longer.
+    pub fn read(&self, path: &str, max_bytes: u64) -> Result<Vec<u8>, WorkspaceError> {
+        let (file, size) = self.open_file(path)?;
+        let too_long =
+            |size| WorkspaceError::refused(path, format!("has {size} bytes, of which at most {max_bytes} are read"));
+        if size > max_bytes {
+            return Err(too_long(size));
+        }
+        let mut bytes = Vec::new();
+        let read = file.take(max_bytes.saturating_add(1)).read_to_end(&mut bytes);
+        read.map_err(|error| WorkspaceError::system(path, error))?;
+        let size = bytes.len() as u64;
+        if size > max_bytes {
+            Err(too_long(size))
+        } else {
+            Ok(bytes)
+        }
+    }
+
+    /// Makes `bytes` the contents of a file, all of them or none, and the folders that it needs.
+    ///
+    /// # Errors
+    /// [`WorkspaceError`], when there is something else than a file in its place, or no room.
+    pub fn write(&self, path: &str, bytes: &[u8]) -> Result<(), WorkspaceError> {
+        let names = self.names(path)?;
+        let fail = |error| WorkspaceError::at(path, error);
+        let Some((name, folders)) = names.split_last() else {
+            return Err(WorkspaceError::refused(path, "is the workspace itself"));
+        };
+        if let Some(quota) = self.quota {
+            let usage = self.usage()?;
+            let after = Usage {
+                bytes: usage.bytes.saturating_add(bytes.len() as u64),
+                files: usage.files + names.len() as u64,
+                ..usage
+            };
+            if let Some(why) = quota.exceeded(&after) {
+                return Err(WorkspaceError::Quota(why));
+            }
+        }
+        let mut folder = beneath::open(&self.folder, "", OFlags::RDONLY | OFlags::DIRECTORY).map_err(fail)?;
+        for name in folders {
+            folder =
+                make_folder(&folder, name, Mode::from_raw_mode(0o755), self.owner).map_err(|error| match error {
+                    Errno::NOTDIR => WorkspaceError::refused(path, format!("{name:?} is no folder")),
+                    error => fail(error),
+                })?;
+        }
+        match statat(&folder, *name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) if kind(&stat) == FileType::Symlink => return Err(fail(Errno::LOOP)),
+            Ok(stat) if kind(&stat) == FileType::Directory => return Err(WorkspaceError::refused(path, "is a folder")),
+            Ok(stat) if kind(&stat) != FileType::RegularFile => {
+                return Err(WorkspaceError::refused(path, "is no file"));
+            }
+            Ok(_) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(fail(error)),
+        }
+        put(&folder, name, bytes, Mode::from_raw_mode(0o644), self.owner).map_err(fail)
+    }
+
+    /// Removes a file, a link, or a folder with all that is in it.
+    ///
+    /// # Errors
+    /// [`WorkspaceError`], when there is none.
+    pub fn remove(&self, path: &str) -> Result<(), WorkspaceError> {
+        let names = self.names(path)?;
+        if names.is_empty() {
+            return Err(WorkspaceError::refused(path, "is the workspace itself"));
+        }
+        let (parent, name) = self.parent_of(path, &names)?;
+        tree::remove(parent, &name).map_err(|error| WorkspaceError::at(path, error))
+    }
+
+    /// What it takes on its disk.
+    ///
+    /// # Errors
+    /// [`WorkspaceError::System`], when it cannot be read.
+    pub fn usage(&self) -> Result<Usage, WorkspaceError> {
+        tree::usage(&self.folder, Some(CELLS)).map_err(|error| WorkspaceError::system("the workspace", error))
+    }
+
+    /// The same with the files that have been removed but that one of these processes still holds.
+    ///
+    /// # Errors
+    /// [`WorkspaceError::System`], when it cannot be read.
+    pub fn usage_with(&self, processes: &[u32]) -> Result<Usage, WorkspaceError> {
+        let mut usage = self.usage()?;
+        usage.bytes = usage.bytes.saturating_add(held::bytes(&self.folder, processes));
+        Ok(usage)
+    }
+
+    /// What a guest takes that sees all of it, the folder of the cells included: with the files that it has removed and still holds.
+    ///
+    /// # Errors
+    /// [`WorkspaceError::System`], when it cannot be read.
+    pub fn measure(&self) -> Result<Usage, WorkspaceError> {
+        let usage = tree::usage(&self.folder, None);
+        let mut usage = usage.map_err(|error| WorkspaceError::system("the workspace", error))?;
+        let held = held::bytes(&self.folder, &held::guests(&self.folder));
+        usage.bytes = usage.bytes.saturating_add(held);
+        Ok(usage)
+    }
+
+    /// Remembers how its files are.
+    ///
+    /// # Errors
+    /// [`WorkspaceError::System`], when it cannot be read.
+    pub fn mark(&self) -> Result<Mark, WorkspaceError> {
+        let marked = tree::versions(&self.folder, Some(CELLS), MAX_MARKED);
+        let (versions, complete) = marked.map_err(|error| WorkspaceError::system("the workspace", error))?;
+        Ok(Mark { versions, complete })
+    }
+
+    /// What happened since a mark, and the mark for the next time.
+    ///
+    /// # Errors
+    /// [`WorkspaceError::System`], when it cannot be read.
+    pub fn changes(&self, since: &Mark) -> Result<(Changes, Mark), WorkspaceError> {
+        let now = self.mark()?;
+        let mut changes = Changes {
+            files: Vec::new(),
+            omitted: 0,
+            complete: since.complete && now.complete,
+        };
+        let mut add = |path: &[u8], change, size: u64| {
+            if changes.files.len() == MAX_CHANGES {
+                changes.omitted = changes.omitted.saturating_add(1);
+                return;
+            }
+            #[expect(clippy::cast_precision_loss, reason = "files have less than 2^53 bytes")]
+            changes.files.push(FileChange {
+                path: String::from_utf8_lossy(path).into_owned(),
+                change,
+                size: size as f64,
+            });
+        };
+        for (path, version) in &now.versions {
+            match since.versions.get(path) {
+                None => add(path, Change::Created, version.size),
+                Some(before) if before != version => add(path, Change::Modified, version.size),
+                Some(_) => {}
+            }
+        }
+        for path in since.versions.keys().filter(|path| !now.versions.contains_key(*path)) {
+            add(path, Change::Deleted, 0);
+        }
+        changes.files.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok((changes, now))
+    }
+
+    /// Removes the workspace with all that is in it. Only when its guest is gone; nothing else may be done with it then.
+    ///
+    /// # Errors
+    /// [`WorkspaceError::System`], when something cannot be removed; the rest is gone then.
+    pub fn destroy(&self) -> Result<(), WorkspaceError> {
+        let fail = |error: Errno| WorkspaceError::system(self.path.display().to_string(), error);
+        tree::empty(self.folder.as_fd(), None).map_err(fail)?;
+        unlinkat(&self.parent, self.session.as_str(), AtFlags::REMOVEDIR).map_err(fail)?;
+        // The user's folder stays as long as there are other sessions, or somebody makes one just now.
+        if let Some(users) = self.path.parent().and_then(Path::parent) {
+            let _ = std::fs::remove_dir(users.join(&self.user));
+        }
+        Ok(())
+    }
+
+    /// The names in a path, which may not lead into the folder of the cells.
+    fn names<'a>(&self, path: &'a str) -> Result<Vec<&'a str>, WorkspaceError> {
+        let names = beneath::names(path).map_err(|problem| WorkspaceError::refused(path, problem))?;
+        if names.first() == Some(&CELLS_FOLDER) {
+            return Err(WorkspaceError::refused(path, "is the host's"));
+        }
+        Ok(names)
+    }
+
+    /// The folder that something is in, and its name there.
+    fn parent_of(&self, path: &str, names: &[&str]) -> Result<(OwnedFd, CString), WorkspaceError> {
+        let (name, folders) = names
+            .split_last()
+            .ok_or_else(|| WorkspaceError::refused(path, "has no name"))?;
+        let parent = beneath::open(&self.folder, &folders.join("/"), OFlags::RDONLY | OFlags::DIRECTORY)
+            .map_err(|error| WorkspaceError::at(path, error))?;
+        let name = CString::new(*name).map_err(|_| WorkspaceError::NotFound(path.to_owned()))?;
+        Ok((parent, name))
+    }
+}
+
+/// Makes `bytes` the contents of a file of a folder, all of them or none. A file that was there is replaced, not written to: it may
+/// have other names.
+pub(crate) fn put(
+    folder: &OwnedFd,
+    name: &str,
+    bytes: &[u8],
+    mode: Mode,
+    owner: Option<Owner>,
+) -> rustix::io::Result<()> {
+    let mut random = [0; 8];
+    getrandom::fill(&mut random).map_err(|_| Errno::IO)?;
+    let part = format!(".sandglass-{:016x}", u64::from_le_bytes(random));
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = openat(folder, part.as_str(), flags, mode)?;
+    let written = (|| {
+        if let Some(owner) = owner {
+            give(&file, owner)?;
+        }
+        let mut file = File::from(file);
+        let written = file.write_all(bytes);
+        written.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        renameat(folder, part.as_str(), folder, name)
+    })();
+    if written.is_err() {
+        let _ = unlinkat(folder, part.as_str(), AtFlags::empty());
+    }
+    written
+}

@@ -1,0 +1,135 @@
+//! Paths beneath a folder that somebody hostile writes to. Nothing here follows a link, crosses into another file system or leaves the
+//! folder, whatever changes meanwhile: the kernel sees to it (`openat2`), and file descriptors are what is worked with.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Stat, chmod, fchmod, fstat, openat, openat2};
+use rustix::io::{Errno, Result};
+
+/// Characters of a path.
+const MAX_PATH_BYTES: usize = 4_096;
+/// The longest name that file systems take.
+const MAX_NAME_BYTES: usize = 255;
+/// Times that a path is looked up again because somebody renamed folders meanwhile.
+const ATTEMPTS: u32 = 16;
+
+/// Splits a path that somebody gave into names, none of which leads anywhere but down.
+pub(super) fn names(path: &str) -> std::result::Result<Vec<&str>, &'static str> {
+    if path.len() > MAX_PATH_BYTES {
+        return Err("the path is too long");
+    }
+    if path.contains('\0') {
+        return Err("a path cannot contain null characters");
+    }
+    let path = match path.strip_prefix("/workspace") {
+        Some(rest) if rest.is_empty() || rest.starts_with('/') => rest,
+        _ if path.starts_with('/') => return Err("the path leads out of the workspace"),
+        _ => path,
+    };
+    let names: Vec<&str> = path.split('/').filter(|name| !matches!(*name, "" | ".")).collect();
+    if names.contains(&"..") {
+        return Err("the path leads out of the workspace, or may do so: write it without \"..\"");
+    }
+    if names.iter().any(|name| name.len() > MAX_NAME_BYTES) {
+        return Err("a name in the path is too long");
+    }
+    Ok(names)
+}
+
+/// Opens what `path` leads to without following anything. The empty path is the folder itself.
+pub(super) fn open(folder: impl AsFd, path: &str, flags: OFlags) -> Result<OwnedFd> {
+    let resolve =
+        ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
+    let path = if path.is_empty() { "." } else { path };
+    let flags = flags | OFlags::CLOEXEC;
+    let mut attempt = 0;
+    loop {
+        match openat2(&folder, path, flags, Mode::empty(), resolve) {
+            // The kernel cannot be sure that nothing was renamed.
+            Err(Errno::AGAIN) if attempt < ATTEMPTS => attempt += 1,
+            opened => return opened,
+        }
+    }
+}
+
+/// A folder that is open; it gets its mode back when it had to be changed.
+#[derive(Debug)]
+pub(super) struct Folder {
+    file: OwnedFd,
+    mode: Option<Mode>,
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if let Some(mode) = self.mode {
+            let _ = fchmod(&self.file, mode);
+        }
+    }
+}
+
+impl AsFd for Folder {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// Opens a folder, whatever its mode: its owner may have taken the right to look into it from itself, and so from us.
+pub(super) fn open_folder(parent: impl AsFd, name: &CStr, access: Access) -> Result<Folder> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let needed = Mode::RUSR | Mode::XUSR;
+    let (file, mode) = match openat(&parent, name, flags, Mode::empty()) {
+        Err(Errno::ACCESS) => {
+            let place = openat(&parent, name, flags | OFlags::PATH, Mode::empty())?;
+            let mode = Mode::from_raw_mode(fstat(&place)?.st_mode);
+            // A descriptor that only names a place has no `fchmod`; its entry in /proc leads to exactly this folder.
+            let itself = format!("/proc/self/fd/{}", place.as_raw_fd());
+            chmod(&itself, mode | Mode::RWXU)?;
+            match openat(&parent, name, flags, Mode::empty()) {
+                Ok(file) => (file, Some(mode)),
+                Err(error) => {
+                    let _ = chmod(&itself, mode);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(file) => {
+            let mode = Mode::from_raw_mode(fstat(&file)?.st_mode);
+            // One can be read, but not looked things up in.
+            let lacking = !mode.contains(needed) && fchmod(&file, mode | Mode::RWXU).is_ok();
+            (file, lacking.then_some(mode))
+        }
+        Err(error) => return Err(error),
+    };
+    if access == Access::Empty {
+        // Not everything that needs it says so at once; who may not do it, may not remove anything either.
+        let _ = fchmod(&file, Mode::RWXU);
+        return Ok(Folder { file, mode: None });
+    }
+    Ok(Folder { file, mode })
+}
+
+/// What a folder is opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    /// To see what is in it; it stays as it is.
+    Look,
+    /// To remove what is in it.
+    Empty,
+}
+
+/// What kind of thing it is.
+pub(super) fn kind(stat: &Stat) -> FileType {
+    FileType::from_raw_mode(stat.st_mode)
+}
+
+/// Opens a file to read it. Nothing but a file: a device may act when it is opened, and a pipe may block.
+pub(super) fn open_file(folder: impl AsFd, path: &str) -> Result<Option<(OwnedFd, Stat)>> {
+    let place = fstat(open(&folder, path, OFlags::PATH)?)?;
+    if kind(&place) != FileType::RegularFile {
+        return Ok(None);
+    }
+    let file = open(&folder, path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?;
+    let stat = fstat(&file)?;
+    Ok((kind(&stat) == FileType::RegularFile).then_some((file, stat)))
+}

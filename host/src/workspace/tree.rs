@@ -1,0 +1,273 @@
+//! Trees of files that somebody hostile made: walked, measured, compared and removed, with a bounded number of open files.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{AtFlags, Dir, FileType, Stat, renameat, statat, unlinkat};
+use rustix::io::{Errno, Result};
+
+use super::beneath::{Access, Folder, kind, open_folder};
+
+/// Folders within folders that are looked into; each one on the way is an open file.
+const MAX_DEPTH: usize = 64;
+/// Things in a tree that are looked at.
+pub(super) const MAX_ENTRIES: usize = 1_000_000;
+/// Bytes of the names that are remembered of one folder at a time.
+const MAX_BATCH: usize = 4_096;
+
+/// What a walk says of the next thing.
+pub(super) enum Next {
+    /// Go on, into it if it is a folder.
+    On,
+    /// Stop here.
+    Stop,
+}
+
+/// How a walk ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Walked {
+    /// Everything was seen.
+    All,
+    /// It was told to stop.
+    Stopped,
+    /// The tree has more in it, or is deeper, than is looked at.
+    Beyond,
+}
+
+/// Calls `visit` with path and status of everything in a folder. What vanishes meanwhile is passed over. At the top, `hidden` is left
+/// out.
+pub(super) fn walk(
+    folder: impl AsFd,
+    hidden: Option<&CStr>,
+    visit: &mut dyn FnMut(&[u8], &Stat) -> Next,
+) -> Result<Walked> {
+    let mut seen = 0;
+    let mut path = Vec::new();
+    let device = rustix::fs::fstat(&folder)?.st_dev;
+    // The folder itself is not ours to close, so the first level has none.
+    let mut levels: Vec<(Dir, usize, Option<Folder>)> = vec![(Dir::read_from(&folder)?, 0, None)];
+    let mut beyond = false;
+    while let Some((level, length, _)) = levels.last_mut() {
+        path.truncate(*length);
+        let Some(entry) = level.read() else {
+            levels.pop();
+            continue;
+        };
+        let entry = match entry {
+            Ok(entry) => entry,
+            Err(Errno::NOENT) => {
+                levels.pop();
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") || (levels.len() == 1 && hidden == Some(name)) {
+            continue;
+        }
+        let parent = levels[levels.len() - 1].0.fd()?;
+        let Some(stat) = vanished(statat(parent, name, AtFlags::SYMLINK_NOFOLLOW))? else {
+            continue;
+        };
+        seen += 1;
+        if seen > MAX_ENTRIES {
+            return Ok(Walked::Beyond);
+        }
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(name.to_bytes());
+        if let Next::Stop = visit(&path, &stat) {
+            return Ok(Walked::Stopped);
+        }
+        // What is mounted there is not of this tree.
+        if kind(&stat) != FileType::Directory || stat.st_dev != device {
+            continue;
+        }
+        if levels.len() > MAX_DEPTH {
+            beyond = true;
+            continue;
+        }
+        if let Some(inner) = vanished(open_folder(parent, name, Access::Look))? {
+            levels.push((Dir::read_from(&inner)?, path.len(), Some(inner)));
+        }
+    }
+    Ok(if beyond { Walked::Beyond } else { Walked::All })
+}
+
+/// Nothing, where something was a moment ago, or where it is something else now.
+fn vanished<T>(found: Result<T>) -> Result<Option<T>> {
+    match found {
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
+        found => found.map(Some),
+    }
+}
+
+/// What a tree takes on its disk.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes on the disk: holes in files take none, and a file with several names is counted once.
+    pub bytes: u64,
+    /// Files, folders, links and whatever else has a name.
+    pub files: u64,
+    /// Whether all was seen: a tree can be deeper, or have more in it, than is looked at. One like that is over any quota.
+    pub complete: bool,
+}
+
+/// Bytes of a block in a status.
+const BLOCK_BYTES: u64 = 512;
+
+/// What something takes on its disk.
+pub(super) fn disk_bytes(stat: &Stat) -> u64 {
+    u64::try_from(stat.st_blocks).unwrap_or_default() * BLOCK_BYTES
+}
+
+/// Measures a tree.
+pub(super) fn usage(folder: &OwnedFd, hidden: Option<&CStr>) -> Result<Usage> {
+    let mut usage = Usage::default();
+    let mut shared = HashSet::new();
+    let walked = walk(folder, hidden, &mut |_, stat| {
+        usage.files += 1;
+        if stat.st_nlink < 2 || kind(stat) == FileType::Directory || shared.insert(stat.st_ino) {
+            usage.bytes = usage.bytes.saturating_add(disk_bytes(stat));
+        }
+        Next::On
+    })?;
+    usage.complete = walked == Walked::All;
+    Ok(usage)
+}
+
+/// Whether all names of a file lie in the tree: another one may be anywhere on the disk.
+pub(super) fn has_all_names(folder: &OwnedFd, hidden: Option<&CStr>, file: &Stat) -> Result<bool> {
+    let most = u64::from(u32::try_from(file.st_nlink).unwrap_or(u32::MAX));
+    let mut found = 0;
+    walk(folder, hidden, &mut |_, stat| {
+        found += u64::from((stat.st_dev, stat.st_ino) == (file.st_dev, file.st_ino));
+        if found < most { Next::On } else { Next::Stop }
+    })?;
+    Ok(found >= most)
+}
+
+/// What tells one state of a file from another: who writes to it can set its times, but for the last of these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Version {
+    inode: u64,
+    pub(super) size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Version {
+    fn of(stat: &Stat) -> Self {
+        let time = |seconds: i64, nanoseconds: u64| (seconds, i64::try_from(nanoseconds).unwrap_or_default());
+        Self {
+            inode: stat.st_ino,
+            size: size(stat),
+            modified: time(stat.st_mtime, stat.st_mtime_nsec),
+            changed: time(stat.st_ctime, stat.st_ctime_nsec),
+        }
+    }
+}
+
+/// The length of a file.
+pub(super) fn size(stat: &Stat) -> u64 {
+    u64::try_from(stat.st_size).unwrap_or_default()
+}
+
+/// The files of a tree, by path. Of more than `most`, some.
+pub(super) fn versions(
+    folder: &OwnedFd,
+    hidden: Option<&CStr>,
+    most: usize,
+) -> Result<(BTreeMap<Vec<u8>, Version>, bool)> {
+    let mut versions = BTreeMap::new();
+    let walked = walk(folder, hidden, &mut |path, stat| {
+        if kind(stat) == FileType::Directory {
+            return Next::On;
+        }
+        if versions.len() == most {
+            return Next::Stop;
+        }
+        versions.insert(path.to_vec(), Version::of(stat));
+        Next::On
+    })?;
+    Ok((versions, walked == Walked::All))
+}
+
+/// Removes something with all that is in it, whatever that is: folders that nobody may read, and any number of folders in each other.
+pub(super) fn remove(parent: impl AsFd, name: &CStr) -> Result<()> {
+    match unlinkat(&parent, name, AtFlags::empty()) {
+        Err(Errno::ISDIR | Errno::PERM) => {}
+        removed => return removed,
+    }
+    let top = open_folder(&parent, name, Access::Empty)?;
+    empty(top.as_fd(), None)?;
+    drop(top);
+    unlinkat(&parent, name, AtFlags::REMOVEDIR)
+}
+
+/// Removes all that is in a folder, but for what is named `kept`.
+pub(super) fn empty(top: BorrowedFd<'_>, kept: Option<&CStr>) -> Result<()> {
+    empty_level(top, top, 0, kept, &mut 0)
+}
+
+/// Folders that lie too deep are moved to the top, and their turn comes later: paths and open files stay few.
+fn empty_level(
+    folder: BorrowedFd<'_>,
+    top: BorrowedFd<'_>,
+    depth: usize,
+    kept: Option<&CStr>,
+    moved: &mut u64,
+) -> Result<()> {
+    loop {
+        let names = some_names(folder, kept)?;
+        if names.is_empty() {
+            return Ok(());
+        }
+        let mut any = false;
+        for name in &names {
+            match unlinkat(folder, name, AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => {
+                    any = true;
+                    continue;
+                }
+                Err(Errno::ISDIR | Errno::PERM) => {}
+                Err(error) => return Err(error),
+            }
+            let Some(inner) = vanished(open_folder(folder, name, Access::Empty))? else {
+                continue;
+            };
+            if depth < MAX_DEPTH {
+                empty_level(inner.as_fd(), top, depth + 1, None, moved)?;
+                drop(inner);
+                unlinkat(folder, name, AtFlags::REMOVEDIR)?;
+            } else {
+                *moved += 1;
+                renameat(folder, name, top, format!(".sandglass-removed-{moved}"))?;
+            }
+            any = true;
+        }
+        // Everything there comes and goes: somebody is still at work.
+        if !any {
+            return Err(Errno::BUSY);
+        }
+    }
+}
+
+/// Some of the names in a folder; none when it has none.
+fn some_names(folder: BorrowedFd<'_>, kept: Option<&CStr>) -> Result<Vec<CString>> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") || kept == Some(name) {
+            continue;
+        }
+        names.push(name.to_owned());
+        if names.len() == MAX_BATCH {
+            break;
+        }
+    }
+    Ok(names)
+}

@@ -1,0 +1,438 @@
+//! The host's end of a zygote: a process inside a backend's boundary that has imported the heavy libraries and forks guests.
+//!
+//! `python/sandglass/zygote.py` is the other end and tells what the two say to each other. A guest that was forked is a [`Guest`] like
+//! any other: it has a channel of its own, is killed by a pidfd, and is limited by a control group of its own.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use rustix::process::{Signal, pidfd_send_signal};
+use sandglass::{Error, Killer};
+use serde::{Deserialize, Serialize};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::net::UnixStream;
+use tokio::sync::{oneshot, watch};
+
+use crate::backend::{BoxFuture, Resources};
+use crate::cgroup::{Bounds, Cgroup};
+use crate::guest::{self, Exit, Guest, Hits, Process};
+
+/// Bytes of a packet. The zygote is ours, but its children are not.
+const PACKET_BYTES: usize = 64 << 10;
+/// How long it may take to fork a guest.
+const FORK_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long the status of a guest that is gone may take to arrive.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What the host says.
+#[derive(Debug, Serialize)]
+#[serde(untagged, rename_all_fields = "camelCase")]
+enum Order<'a> {
+    Preload {
+        preload: &'a [String],
+    },
+    Fork {
+        fork: u64,
+        epoch: u32,
+        tmp_bytes: u64,
+        disk_bytes: u64,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        workspace: Option<&'a str>,
+    },
+}
+
+/// What the zygote says.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Report {
+    Ready {
+        ready: bool,
+        missing: HashMap<String, String>,
+    },
+    Forked {
+        forked: u64,
+    },
+    Failed {
+        failed: u64,
+        message: String,
+    },
+    Ended {
+        ended: u64,
+        status: i32,
+    },
+}
+
+type Forked = Result<OwnedFd, String>;
+
+/// A zygote that is ready. The last of it and of its guests that is dropped ends it.
+pub struct Zygote {
+    control: AsyncFd<OwnedFd>,
+    /// Whoever runs it: ends it when dropped.
+    _process: guest::GuestProcess,
+    missing: HashMap<String, String>,
+    born: Instant,
+    last: AtomicU64,
+    dead: AtomicBool,
+    waiting: Mutex<HashMap<u64, oneshot::Sender<Forked>>>,
+    ends: Mutex<HashMap<u64, watch::Sender<Option<i32>>>>,
+}
+
+impl fmt::Debug for Zygote {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Zygote")
+            .field("forks", &self.forks())
+            .field("dead", &self.is_dead())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The two ends of a zygote's control socket: ours, and its.
+///
+/// # Errors
+/// [`Error::BootFailed`] when the system has no sockets left.
+pub fn control() -> Result<(OwnedFd, OwnedFd), Error> {
+    rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .map_err(|error| Error::BootFailed(format!("there is no socket for the zygote: {error}")))
+}
+
+impl Zygote {
+    /// Tells a zygote that was started with the other end of `control` what to import, and waits for that. A filter of system
+    /// calls is what its guests get; the zygote itself could not work under it.
+    ///
+    /// # Errors
+    /// [`Error::BootFailed`] when it ends, or is not ready in time.
+    pub async fn ready(
+        control: OwnedFd,
+        process: guest::GuestProcess,
+        preload: &[String],
+        filter: Option<&[u8]>,
+        timeout: Duration,
+    ) -> Result<Arc<Self>, Error> {
+        let failed = |what: String| Error::BootFailed(format!("the zygote {what}"));
+        rustix::io::ioctl_fionbio(&control, true).map_err(|error| failed(format!("has no socket: {error}")))?;
+        let control = watched(control, Interest::READABLE | Interest::WRITABLE)
+            .map_err(|error| failed(format!("has no socket: {error}")))?;
+        let mut process = process;
+        let filter = filter
+            .map(crate::guest::process::file_of)
+            .transpose()
+            .map_err(|error| failed(format!("cannot be given its filter: {error}")))?;
+        let fds: Vec<BorrowedFd<'_>> = filter.iter().map(AsFd::as_fd).collect();
+        send(&control, &Order::Preload { preload }, &fds)
+            .await
+            .map_err(|error| failed(format!("did not start: {error}")))?;
+        let report = tokio::select! {
+            report = receive(&control) => report,
+            () = tokio::time::sleep(timeout) => return Err(failed(format!("was not ready after {} s", timeout.as_secs()))),
+        };
+        let missing = match report {
+            Ok(Some((Report::Ready { ready: true, missing }, _))) => missing,
+            Ok(Some(_)) => return Err(failed("said something else than that it is ready".to_owned())),
+            Ok(None) => {
+                let exit = tokio::time::timeout(STATUS_TIMEOUT, process.wait()).await;
+                return Err(failed(
+                    exit.map_or_else(|_| "ended".to_owned(), |exit| format!("ended: {exit}")),
+                ));
+            }
+            Err(error) => return Err(failed(format!("could not be heard: {error}"))),
+        };
+        for (name, why) in &missing {
+            tracing::warn!(module = name, why, "the zygote could not preload a module");
+        }
+        let zygote = Arc::new(Self {
+            control,
+            _process: process,
+            missing,
+            born: Instant::now(),
+            last: AtomicU64::new(0),
+            dead: AtomicBool::new(false),
+            waiting: Mutex::default(),
+            ends: Mutex::default(),
+        });
+        tokio::spawn(listen(Arc::downgrade(&zygote), zygote.clone_control()?));
+        Ok(zygote)
+    }
+
+    /// What could not be imported, and why.
+    pub fn missing(&self) -> &HashMap<String, String> {
+        &self.missing
+    }
+
+    /// How many guests it has forked.
+    pub fn forks(&self) -> u64 {
+        self.last.load(Ordering::Relaxed)
+    }
+
+    /// How long it has been ready.
+    pub fn age(&self) -> Duration {
+        self.born.elapsed()
+    }
+
+    /// Whether it is gone.
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// Forks a guest, whose workspace is the folder of that name among those that the zygote sees, or else an empty one.
+    ///
+    /// # Errors
+    /// [`Error::BootFailed`] when it cannot be forked or isolated; then there is no process either.
+    pub async fn fork(self: &Arc<Self>, resources: &Resources, workspace: Option<&str>) -> Result<Guest, Error> {
+        let failed = |what: String| Error::BootFailed(format!("the zygote {what}"));
+        let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
+        let epoch = guest::epoch()?;
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair()
+            .map_err(|error| failed(format!("has no socket for a guest: {error}")))?;
+        let channel = ours
+            .set_nonblocking(true)
+            .and_then(|()| UnixStream::from_std(ours))
+            .map_err(|error| failed(format!("has no socket for a guest: {error}")))?;
+        let (answer, forked) = oneshot::channel();
+        let (end, ended) = watch::channel(None);
+        lock(&self.waiting).insert(number, answer);
+        lock(&self.ends).insert(number, end);
+        let waits = Waits { zygote: self, number };
+        let order = Order::Fork {
+            fork: number,
+            epoch,
+            tmp_bytes: resources.tmp_bytes,
+            disk_bytes: resources.disk_bytes,
+            workspace,
+        };
+        if self.is_dead() {
+            return Err(failed("is gone".to_owned()));
+        }
+        send(&self.control, &order, &[theirs.as_fd()])
+            .await
+            .map_err(|error| failed(format!("is gone: {error}")))?;
+        drop(theirs);
+        let pidfd = match tokio::time::timeout(FORK_TIMEOUT, forked).await {
+            Ok(Ok(Ok(pidfd))) => pidfd,
+            Ok(Ok(Err(message))) => return Err(failed(format!("could not fork a guest: {message}"))),
+            Ok(Err(_)) => return Err(failed("ended while it forked a guest".to_owned())),
+            Err(_) => {
+                return Err(failed(format!(
+                    "did not fork a guest within {} s",
+                    FORK_TIMEOUT.as_secs()
+                )));
+            }
+        };
+        std::mem::forget(waits); // the guest's end is still to come
+        let group = group(resources, &pidfd);
+        let pidfd =
+            watched(pidfd, Interest::READABLE).map_err(|error| failed(format!("cannot watch its guest: {error}")))?;
+        let process = ForkedProcess {
+            pidfd,
+            number,
+            ended,
+            group,
+            zygote: Arc::clone(self),
+            exit: None,
+        };
+        Ok(Guest::new(channel, epoch, Box::new(process)))
+    }
+
+    fn clone_control(&self) -> Result<AsyncFd<OwnedFd>, Error> {
+        let copy = rustix::io::fcntl_dupfd_cloexec(self.control.get_ref(), 0).map_err(std::io::Error::from);
+        copy.and_then(|fd| watched(fd, Interest::READABLE))
+            .map_err(|error| Error::BootFailed(format!("the zygote cannot be listened to: {error}")))
+    }
+}
+
+/// Takes a fork's entries away when it did not come to be.
+struct Waits<'a> {
+    zygote: &'a Zygote,
+    number: u64,
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        lock(&self.zygote.waiting).remove(&self.number);
+        lock(&self.zygote.ends).remove(&self.number);
+    }
+}
+
+/// Hears a zygote for as long as anybody has it.
+async fn listen(zygote: std::sync::Weak<Zygote>, control: AsyncFd<OwnedFd>) {
+    loop {
+        let heard = receive(&control).await;
+        let Some(zygote) = zygote.upgrade() else { return };
+        match heard {
+            Ok(Some((Report::Forked { forked }, Some(pidfd)))) => {
+                // Nobody may wait any more: then nobody would end it either.
+                if let Some(Err(Ok(pidfd))) = lock(&zygote.waiting)
+                    .remove(&forked)
+                    .map(|waiting| waiting.send(Ok(pidfd)))
+                {
+                    kill(&pidfd);
+                }
+            }
+            Ok(Some((Report::Failed { failed, message }, _))) => {
+                if let Some(waiting) = lock(&zygote.waiting).remove(&failed) {
+                    let _ = waiting.send(Err(message));
+                }
+            }
+            Ok(Some((Report::Ended { ended, status }, _))) => {
+                if let Some(end) = lock(&zygote.ends).remove(&ended) {
+                    let _ = end.send(Some(status));
+                }
+            }
+            Ok(Some(_)) => {}
+            Ok(None) | Err(_) => {
+                zygote.dead.store(true, Ordering::Release);
+                lock(&zygote.waiting).clear();
+                lock(&zygote.ends).clear();
+                return;
+            }
+        }
+    }
+}
+
+/// A guest that a zygote has forked.
+struct ForkedProcess {
+    pidfd: AsyncFd<OwnedFd>,
+    number: u64,
+    ended: watch::Receiver<Option<i32>>,
+    group: Option<Cgroup>,
+    /// Its parent: without it there would be nobody to reap it.
+    zygote: Arc<Zygote>,
+    exit: Option<Exit>,
+}
+
+impl Process for ForkedProcess {
+    fn kill(&mut self) {
+        kill(self.pidfd.get_ref());
+    }
+
+    fn wait(&mut self) -> BoxFuture<'_, Exit> {
+        Box::pin(async move {
+            if let Some(exit) = &self.exit {
+                return exit.clone();
+            }
+            // Readable when the first process of the namespace is gone, and so all others are.
+            let _ = self.pidfd.readable().await;
+            let status = tokio::time::timeout(STATUS_TIMEOUT, self.ended.wait_for(Option::is_some)).await;
+            let status = status.ok().and_then(Result::ok).and_then(|status| *status);
+            let oom = self.hits().oom > 0;
+            let exit = Exit {
+                code: status.filter(|status| *status >= 0),
+                signal: status.filter(|status| *status < 0).map(|status| -status),
+                killer: oom.then_some(Killer::Oom),
+                stderr: String::new(),
+            };
+            self.exit = Some(exit.clone());
+            exit
+        })
+    }
+
+    fn hits(&self) -> Hits {
+        self.group.as_ref().map_or_else(Hits::default, |group| {
+            let events = group.events();
+            Hits {
+                oom: events.oom_kills,
+                pids: events.pids_refused,
+            }
+        })
+    }
+}
+
+impl Drop for ForkedProcess {
+    fn drop(&mut self) {
+        kill(self.pidfd.get_ref());
+        lock(&self.zygote.ends).remove(&self.number);
+    }
+}
+
+/// Ends the first process of a namespace, and with it all others.
+fn kill(pidfd: &OwnedFd) {
+    let _ = pidfd_send_signal(pidfd, Signal::KILL); // it may be gone already
+}
+
+/// A control group with a guest in it, where there can be one.
+fn group(resources: &Resources, pidfd: &OwnedFd) -> Option<Cgroup> {
+    let bounds = Bounds {
+        memory_bytes: resources.memory_bytes,
+        pids: resources.pids,
+        cpus: resources.cpus,
+    };
+    let group = Cgroup::create("fork", &bounds).ok()?;
+    group.add(process_of(pidfd)?).ok()?;
+    Some(group)
+}
+
+/// The number by which we know the process of a pidfd.
+fn process_of(pidfd: &OwnedFd) -> Option<u32> {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).ok()?;
+    let pid = info.lines().find_map(|line| line.strip_prefix("Pid:"))?;
+    pid.trim().parse().ok()
+}
+
+/// Lets tasks wait for a descriptor.
+#[expect(
+    deprecated,
+    reason = "the replacement is unsafe; an `OwnedFd` is open for as long as it is watched, which is what it asks for"
+)]
+fn watched(fd: OwnedFd, interest: Interest) -> std::io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(fd, interest)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn send(control: &AsyncFd<OwnedFd>, order: &Order<'_>, fds: &[BorrowedFd<'_>]) -> std::io::Result<()> {
+    let packet = serde_json::to_vec(order)?;
+    control
+        .async_io(Interest::WRITABLE, |control| {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            if !fds.is_empty() {
+                ancillary.push(SendAncillaryMessage::ScmRights(fds));
+            }
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            rustix::net::sendmsg(control, &[IoSlice::new(&packet)], &mut ancillary, flags)?;
+            Ok(())
+        })
+        .await
+}
+
+/// A packet and the descriptor that came with it; `None` when the other end is closed.
+async fn receive(control: &AsyncFd<OwnedFd>) -> std::io::Result<Option<(Report, Option<OwnedFd>)>> {
+    let mut packet = vec![0; PACKET_BYTES];
+    let (bytes, fd) = control
+        .async_io(Interest::READABLE, |control| {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+            let received = rustix::net::recvmsg(control, &mut [IoSliceMut::new(&mut packet)], &mut ancillary, flags)?;
+            if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+                return Err(std::io::Error::other("a packet that is too large"));
+            }
+            let fd = ancillary
+                .drain()
+                .filter_map(|message| match message {
+                    RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+                    _ => None,
+                })
+                .flatten()
+                .next();
+            Ok((received.bytes, fd))
+        })
+        .await?;
+    if bytes == 0 {
+        return Ok(None);
+    }
+    Ok(Some((serde_json::from_slice(&packet[..bytes])?, fd)))
+}

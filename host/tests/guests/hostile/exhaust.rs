@@ -1,0 +1,342 @@
+//! Code that uses up what there is: processes, memory, disks, output, file descriptors, time.
+
+use sandglass_host::Killer;
+
+use super::*;
+
+on!(
+    bubblewrap,
+    crate::hostile::Kind::Bubblewrap,
+    processes,
+    processes_that_run_away,
+    threads,
+    memory,
+    memory_of_a_child,
+    memory_in_files,
+    disks,
+    one_large_file,
+    output,
+    output_past_python,
+    output_of_a_child,
+    file_descriptors,
+    time_that_is_not_given_up,
+    time_while_stopped,
+    depth
+);
+on!(
+    forked,
+    crate::hostile::Kind::Forked,
+    processes,
+    processes_that_run_away,
+    threads,
+    memory,
+    memory_of_a_child,
+    memory_in_files,
+    disks,
+    one_large_file,
+    output,
+    output_past_python,
+    output_of_a_child,
+    file_descriptors,
+    time_that_is_not_given_up,
+    depth
+);
+on!(
+    docker,
+    crate::hostile::Kind::Docker,
+    processes,
+    processes_that_run_away,
+    threads,
+    memory,
+    memory_of_a_child,
+    memory_in_files,
+    disks,
+    one_large_file,
+    output,
+    output_past_python,
+    output_of_a_child,
+    file_descriptors,
+    time_that_is_not_given_up,
+    time_while_stopped,
+    depth
+);
+
+/// Every process makes others until none can be made.
+async fn processes(kind: Kind) {
+    let sandbox = sandbox(kind).await;
+    let run = run_for(&sandbox, 30_000.0, "import os\nwhile True:\n    os.fork()").await;
+    assert_eq!(
+        (run.outcome, run.killer),
+        (Outcome::Error, Some(Killer::Pids)),
+        "{run:?}"
+    );
+    assert_eq!(run.error_type.as_deref(), Some("BlockingIOError"));
+    assert_eq!(run.state.status, StateStatus::Kept);
+    assert_alone(&sandbox).await;
+    assert_works(&sandbox).await;
+}
+
+/// The same, but each in a session of its own, deaf to whatever can be ignored, and never giving up.
+async fn processes_that_run_away(kind: Kind) {
+    let sandbox = sandbox(kind).await;
+    let code = "
+import os, signal
+for number in signal.valid_signals():
+    try: signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError): pass
+while True:
+    try:
+        if os.fork() == 0:
+            os.setsid()
+    except OSError:
+        pass
+";
+    let run = run_for(&sandbox, 2_000.0, code).await;
+    assert_eq!(
+        (run.outcome, run.killer),
+        (Outcome::Timeout, Some(Killer::Timeout)),
+        "{run:?}"
+    );
+    assert_works(&sandbox).await;
+    text(&sandbox, "import os").await;
+    assert_alone(&sandbox).await;
+}
+
+async fn threads(kind: Kind) {
+    let sandbox = sandbox(kind).await;
+    let code = "
+import threading
+end = threading.Event()
+while True:
+    threading.Thread(target=end.wait).start()
+";
+    let run = run_for(&sandbox, 30_000.0, code).await;
+    assert_eq!(
+        (run.outcome, run.killer),
+        (Outcome::Error, Some(Killer::Pids)),
+        "{run:?}"
+    );
+    assert_works(&sandbox).await;
+    // Not the earlier execution's fault any more.
+    let run = sandbox.execute("1 / 0").await.unwrap();
+    assert_eq!((run.outcome, run.killer), (Outcome::Error, None));
+}
+
+async fn memory(kind: Kind) {
+    let sandbox = sandbox(kind).await;
+    let run = run_for(&sandbox, 60_000.0, "print('before', flush=True)\nx = b'x' * (1 << 30)").await;
+    assert_eq!(
+        (run.outcome, run.killer),
+        (Outcome::Crashed, Some(Killer::Oom)),
+        "{run:?}"
+    );
+    assert_eq!(run.state.status, StateStatus::Lost);
+    assert_eq!(run.stdout, "before\n");
+    assert!(run.error.as_deref().unwrap().contains("memory"), "{run:?}");
+    assert_works(&sandbox).await;
+}
+
+/// Only the child is killed, and a crash later is not put down to that.
+async fn memory_of_a_child(kind: Kind) {
+    let sandbox = sandbox(kind).await;
+    let code = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'b\"x\" * (1 << 30)'], check=True)";
+    let run = run_for(&sandbox, 60_000.0, code).await;
+    assert_eq!(
+        (run.outcome, run.killer),
+        (Outcome::Error, Some(Killer::Oom)),
+        "{run:?}"
+    );
+    assert_eq!(run.state.status, StateStatus::Kept);
+    assert_works(&sandbox).await;
+    let run = sandbox.execute("import ctypes; ctypes.string_at(0)").await.unwrap();
+    assert_eq!(
+        (run.outcome, run.killer),
+        (Outcome::Crashed, Some(Killer::Signal)),
+        "{run:?}"
+    );
+    assert_works(&sandbox).await;
+}
+
+/// Files without a name count as memory.
+async fn memory_in_files(kind: Kind) {
+    let sandbox = sandbox(kind).await;
+    let code = "
+import os
+held = []
+while True:
+    held.append(os.memfd_create('x'))
+    os.write(held[-1], bytes(8 << 20))
+";
+    let run = run_for(&sandbox, 60_000.0, code).await;
+    assert_eq!(
+        (run.outcome, run.killer),
+        (Outcome::Crashed, Some(Killer::Oom)),
+        "{run:?}"
+    );
+    assert_works(&sandbox).await;
+}
+
+async fn disks(kind: Kind) {
+    let sandbox = sandbox(kind).await;
+    for folder in ["/tmp", "/dev/shm", "/workspace"] {
+        let fill = format!(
+            "with open('{folder}/full', 'wb', buffering=0) as file:\n    for _ in range(256):\n        file.write(bytes(1 << 20))"
+        );
+        let run = run_for(&sandbox, 60_000.0, &fill).await;
+        assert_eq!(
+            (run.outcome, run.killer),
+            (Outcome::Error, Some(Killer::Disk)),
+            "{folder}: {run:?}"
+        );
+        assert_works(&sandbox).await;
+        text(&sandbox, &format!("import os; os.remove('{folder}/full')")).await;
+    }
+    // Many empty ones are bounded by memory: that of the kernel counts as well.
+    let many = "
+import itertools
+for number in itertools.count():
+    open(f'/tmp/{number}', 'w').close()
+";
+    let run = run_for(&sandbox, 60_000.0, many).await;
+    assert!(matches!(run.killer, Some(Killer::Disk | Killer::Oom)), "{run:?}");
+    assert_works(&sandbox).await;
+}
+
+/// A hole costs nothing, but is no way around the bound.
+async fn one_large_file(kind: Kind) {
+    let sandbox = sandbox(kind).await;
+    let run = sandbox
+        .execute("open('/workspace/hole', 'wb').truncate(1 << 40)")
+        .await
+        .unwrap();
+    assert_eq!(
+        (run.outcome, run.killer),
+        (Outcome::Error, Some(Killer::Disk)),
+        "{run:?}"
+    );
+    assert_works(&sandbox).await;
+}
+
+/// Ten gigabytes, or as many as there is time for.
+const FLOOD_MS: f64 = 2_000.0;
+
+async fn flood(kind: Kind, code: &str) {
+    let sandbox = sandbox(kind).await;
+    let run = run_for(&sandbox, FLOOD_MS, code).await;
+    // It is either stopped in time, or is too quick for it.
+    assert!(
+        matches!(run.outcome, Outcome::Timeout | Outcome::Limit | Outcome::Ok),
+        "{:?} {:?}",
+        run.outcome,
+        run.error
+    );
+    let kept = sandbox.limits().max_output_chars as usize;
+    for output in [&run.stdout, &run.stderr] {
+        assert!(output.chars().count() < kept + 100, "{} characters", output.len());
+    }
+    assert!(run.stdout.contains("characters omitted"), "{}", run.stdout.len());
+    assert_works(&sandbox).await;
+}
+
+async fn output(kind: Kind) {
+    flood(kind, "for _ in range(100_000):\n    print('x' * 100_000)").await;
+}
+
+async fn output_past_python(kind: Kind) {
+    flood(
+        kind,
+        "import os\nfor _ in range(100_000):\n    os.write(1, b'x' * 100_000)",
+    )
+    .await;
+}
+
+async fn output_of_a_child(kind: Kind) {
+    flood(
+        kind,
+        "import subprocess\nsubprocess.run(['sh', '-c', 'yes | head -c 10000000000'])",
+    )
+    .await;
+}
+
+async fn file_descriptors(kind: Kind) {
+    let sandbox = sandbox(kind).await;
+    let code = "
+import os
+held = []
+while True:
+    held.append(os.open('/dev/null', os.O_RDONLY))
+";
+    let run = sandbox.execute(code).await.unwrap();
+    assert_eq!(run.outcome, Outcome::Error, "{run:?}");
+    assert!(
+        run.error.as_deref().unwrap().starts_with("OSError: [Errno 24]"),
+        "{run:?}"
+    );
+    // With none left the guest still does what it has to, and a cell that leaves processes behind is cleaned up after.
+    assert_works(&sandbox).await;
+    assert_eq!(text(&sandbox, "len(held) < 256").await, "True");
+    text(&sandbox, "import time\nif os.fork() == 0:\n    time.sleep(1000)").await;
+    text(&sandbox, "for fd in held:\n    os.close(fd)").await;
+    assert_alone(&sandbox).await;
+    assert_works(&sandbox).await;
+}
+
+async fn time_that_is_not_given_up(kind: Kind) {
+    let sandbox = sandbox(kind).await;
+    let code = "
+while True:
+    try:
+        while True:
+            pass
+    except BaseException:
+        print('no')
+";
+    let run = run_for(&sandbox, 300.0, code).await;
+    assert_eq!(
+        (run.outcome, run.killer),
+        (Outcome::Timeout, Some(Killer::Timeout)),
+        "{run:?}"
+    );
+    assert_eq!(run.state.status, StateStatus::Lost);
+    assert!(run.error.as_deref().unwrap().starts_with("TimeoutError:"), "{run:?}");
+    assert_works(&sandbox).await;
+}
+
+/// It hears nothing any more, not even the host.
+async fn time_while_stopped(kind: Kind) {
+    let sandbox = sandbox(kind).await;
+    let run = run_for(
+        &sandbox,
+        300.0,
+        "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
+    )
+    .await;
+    assert_eq!(
+        (run.outcome, run.killer),
+        (Outcome::Timeout, Some(Killer::Timeout)),
+        "{run:?}"
+    );
+    assert_works(&sandbox).await;
+}
+
+/// Recursion in Python, in C and in values.
+async fn depth(kind: Kind) {
+    let sandbox = sandbox(kind).await;
+    let run = sandbox.execute("def f(): f()\nf()").await.unwrap();
+    assert_eq!(
+        (run.outcome, run.error_type.as_deref()),
+        (Outcome::Error, Some("RecursionError")),
+        "{run:?}"
+    );
+    text(&sandbox, "x = []\nfor _ in range(100_000):\n    x = [x]").await;
+    assert!(sandbox.get_variable("x").await.is_err());
+    let run = sandbox
+        .execute("import sys\nsys.setrecursionlimit(1 << 30)\ndef f(): f()\nf()\nrepr(x)")
+        .await
+        .unwrap();
+    assert!(
+        matches!(run.outcome, Outcome::Error | Outcome::Crashed | Outcome::Timeout),
+        "{run:?}"
+    );
+    assert_works(&sandbox).await;
+}

@@ -1,0 +1,414 @@
+//! What a guest must not reach: the kernel's doors, other processes, the network, the host's files.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+use super::*;
+
+/// `refused(call)` is the name of the error that a call ends in.
+const PRELUDE: &str = r#"
+import ctypes, errno, fcntl, os, resource, socket, sys
+
+libc = ctypes.CDLL(None, use_errno=True)
+numbers = {
+    "x86_64": dict(
+        mount=165, umount2=166, pivot_root=155, chroot=161, unshare=272, setns=308, clone=56, ptrace=101,
+        process_vm_readv=310, process_vm_writev=311, add_key=248, request_key=249, keyctl=250, bpf=321,
+        perf_event_open=298, userfaultfd=323, init_module=175, finit_module=313, kexec_load=246, reboot=169, swapon=167,
+        name_to_handle_at=303, open_by_handle_at=304, personality=135, sethostname=170, quotactl=179, syslog=103,
+    ),
+    "aarch64": dict(
+        mount=40, umount2=39, pivot_root=41, chroot=51, unshare=97, setns=268, clone=220, ptrace=117,
+        process_vm_readv=270, process_vm_writev=271, add_key=217, request_key=218, keyctl=219, bpf=280,
+        perf_event_open=241, userfaultfd=282, init_module=105, finit_module=273, kexec_load=104, reboot=142, swapon=224,
+        name_to_handle_at=264, open_by_handle_at=265, personality=92, sethostname=161, quotactl=60, syslog=116,
+    ),
+}[os.uname().machine] | dict(
+    io_uring_setup=425, open_tree=428, move_mount=429, fsopen=430, clone3=435, pidfd_getfd=438, mount_setattr=442,
+    memfd_secret=447, unheard_of=2000,
+)
+
+
+def syscall(name, *arguments):
+    ctypes.set_errno(0)
+    passed = [ctypes.c_char_p(each) if isinstance(each, bytes) else ctypes.c_long(each) for each in arguments]
+    value = libc.syscall(ctypes.c_long(numbers[name]), *passed)
+    if value == -1:
+        raise OSError(ctypes.get_errno(), name)
+    return value
+
+
+def refused(call, *arguments):
+    try:
+        value = call(*arguments)
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    return f"done: {value!r}"[:200]
+
+
+def size(path):
+    with open(path, "rb") as file:
+        return len(file.read(1))
+
+
+def links(folder):
+    """What the file descriptors of a process lead to, the one for reading the folder left out."""
+    found = []
+    for name in os.listdir(folder):
+        try:
+            found.append(os.readlink(f"{folder}/{name}"))
+        except FileNotFoundError:
+            pass
+        except PermissionError:  # Landlock hides those of the first process
+            assert folder == "/proc/1/fd" and os.getpid() != 1
+    return found
+"#;
+
+/// Calls that have to end in one of these errors.
+const REFUSED: &[(&str, &[&str])] = &[
+    // Mounts and namespaces.
+    (r#"syscall, "mount", b"none", b"/tmp", b"tmpfs", 0, 0"#, &["EPERM"]),
+    (r#"syscall, "umount2", b"/tmp", 2"#, &["EPERM"]),
+    (r#"syscall, "pivot_root", b"/tmp", b"/tmp""#, &["EPERM"]),
+    (r#"syscall, "chroot", b"/tmp""#, &["EPERM"]),
+    (r#"syscall, "open_tree", -100, b"/", 1"#, &["EPERM"]),
+    (r#"syscall, "fsopen", b"tmpfs", 0"#, &["EPERM"]),
+    (r#"syscall, "move_mount", -1, b"", -100, b"/tmp", 4"#, &["EPERM"]),
+    (r#"syscall, "mount_setattr", -100, b"/", 0, 0, 0"#, &["EPERM"]),
+    (r#"syscall, "unshare", 0x10000000"#, &["EPERM"]),
+    (r#"syscall, "unshare", 0x00020000"#, &["EPERM"]),
+    (r#"syscall, "clone", 0x10000000 | 17, 0, 0, 0, 0"#, &["EPERM"]),
+    (r#"syscall, "clone3", 0, 0"#, &["ENOSYS"]),
+    (
+        r#"lambda: syscall("setns", os.open("/proc/1/ns/mnt", os.O_RDONLY), 0)"#,
+        &["EPERM", "EACCES"], // EACCES is Landlock's
+    ),
+    // Other processes.
+    (r#"syscall, "ptrace", 16, 1, 0, 0"#, &["EPERM"]),
+    (r#"syscall, "process_vm_readv", 1, 0, 0, 0, 0, 0"#, &["EPERM"]),
+    (r#"syscall, "process_vm_writev", 1, 0, 0, 0, 0, 0"#, &["EPERM"]),
+    (r#"syscall, "pidfd_getfd", os.pidfd_open(1), 0, 0"#, &["EPERM"]),
+    // Keyrings, and the kernel's engines.
+    (r#"syscall, "keyctl", 0, -3, 0"#, &["EPERM"]),
+    (r#"syscall, "add_key", b"user", b"name", b"x", 1, -3"#, &["EPERM"]),
+    (r#"syscall, "request_key", b"user", b"name", 0, -3"#, &["EPERM"]),
+    (r#"syscall, "io_uring_setup", 1, 0"#, &["ENOSYS", "EPERM"]),
+    (r#"syscall, "bpf", 0, 0, 0"#, &["EPERM"]),
+    (r#"syscall, "perf_event_open", 0, 0, -1, -1, 0"#, &["EPERM"]),
+    (r#"syscall, "userfaultfd", 0"#, &["EPERM"]),
+    (r#"syscall, "memfd_secret", 0"#, &["EPERM", "ENOSYS"]),
+    (r#"syscall, "unheard_of""#, &["ENOSYS"]),
+    // The machine.
+    (r#"syscall, "init_module", 0, 0, b"""#, &["EPERM"]),
+    (r#"syscall, "finit_module", -1, b"", 0"#, &["EPERM"]),
+    (r#"syscall, "kexec_load", 0, 0, 0, 0"#, &["EPERM"]),
+    (r#"syscall, "reboot", 0, 0, 0, 0"#, &["EPERM"]),
+    (r#"syscall, "swapon", b"/tmp", 0"#, &["EPERM"]),
+    (r#"syscall, "quotactl", 0, 0, 0, 0"#, &["EPERM"]),
+    (r#"syscall, "syslog", 3, 0, 0"#, &["EPERM"]),
+    (r#"syscall, "sethostname", b"x", 1"#, &["EPERM"]),
+    (r#"syscall, "personality", 0x0040000"#, &["EPERM"]),
+    (r#"syscall, "name_to_handle_at", -100, b"/tmp", 0, 0, 0"#, &["EPERM"]),
+    (r#"syscall, "open_by_handle_at", -1, 0, 0"#, &["EPERM"]),
+    (
+        r#"os.open, "/proc/sys/kernel/core_pattern", os.O_WRONLY"#,
+        &["EACCES", "EROFS"],
+    ),
+    (
+        r#"os.open, "/proc/sysrq-trigger", os.O_WRONLY"#,
+        &["ENOENT", "EACCES", "EROFS"],
+    ),
+    (r#"size, "/proc/kcore""#, &["ENOENT", "EACCES", "EPERM"]),
+    (r#"size, "/proc/kmsg""#, &["ENOENT", "EACCES", "EPERM"]),
+    (r#"os.open, "/dev/kmsg", os.O_RDONLY"#, &["ENOENT"]),
+    (r#"os.open, "/dev/mem", os.O_RDONLY"#, &["ENOENT"]),
+    (r#"os.open, "/dev/fuse", os.O_RDWR"#, &["ENOENT"]),
+    (r#"os.mknod, "/tmp/disk", 0o60600, os.makedev(8, 0)"#, &["EPERM"]),
+    // More rights.
+    (r#"os.setuid, 0"#, &["EINVAL", "EPERM"]),
+    (r#"os.setgroups, [0]"#, &["EPERM"]),
+    (r#"os.nice, -1"#, &["EPERM"]),
+    (
+        r#"os.sched_setscheduler, 0, os.SCHED_FIFO, os.sched_param(1)"#,
+        &["EPERM"],
+    ),
+    (
+        r#"os.write, os.open("/proc/self/oom_score_adj", os.O_WRONLY), b"-1000""#,
+        &["EACCES", "EPERM"],
+    ),
+    // Terminals.
+    (r#"os.open, "/dev/tty", os.O_RDWR"#, &["ENXIO", "ENOENT"]),
+    (r#"fcntl.ioctl, os.openpty()[1], 0x5412, b"x""#, &["EPERM"]),
+    // The network.
+    (
+        r#"socket.create_connection, ("169.254.169.254", 80), 30"#,
+        &["ENETUNREACH"],
+    ),
+    (r#"socket.create_connection, ("1.1.1.1", 53), 30"#, &["ENETUNREACH"]),
+    (
+        r#"socket.socket, socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP"#,
+        &["EPERM"],
+    ),
+    (r#"socket.socket, 17, socket.SOCK_RAW"#, &["EPERM", "EAFNOSUPPORT"]),
+    (r#"socket.socket, 40, socket.SOCK_STREAM"#, &["EPERM", "EAFNOSUPPORT"]),
+    (
+        r#"socket.socket, 38, socket.SOCK_SEQPACKET"#,
+        &["EPERM", "EAFNOSUPPORT"],
+    ),
+    // The host's files.
+    (r#"os.open, "/etc/shadow", os.O_RDONLY"#, &["ENOENT"]),
+    (r#"os.listdir, "/root""#, &["ENOENT"]),
+    (r#"os.listdir, "/home""#, &["ENOENT"]),
+    (r#"os.listdir, "/sys/kernel""#, &["ENOENT"]),
+    (r#"os.listdir, "/var/run/docker.sock""#, &["ENOENT"]),
+    (r#"os.open, "/new", os.O_CREAT | os.O_WRONLY"#, &["EROFS"]),
+    (r#"os.open, "/dev/new", os.O_CREAT | os.O_WRONLY"#, &["EROFS"]),
+    (r#"os.open, "/etc/passwd", os.O_WRONLY"#, &["EROFS", "EACCES"]),
+    (
+        r#"os.open, sys.executable, os.O_WRONLY"#,
+        &["EROFS", "EACCES", "ETXTBSY"],
+    ),
+    (r#"os.open, "/usr/new", os.O_CREAT | os.O_WRONLY"#, &["EROFS"]),
+    (r#"os.rename, "/etc", "/etc2""#, &["EROFS", "EBUSY"]),
+];
+
+/// What comes of some of them in a container: it has the image's folders, which are nobody's secrets, and the engine hides a
+/// file behind an empty one.
+const IN_A_CONTAINER: &[(&str, &[&str])] = &[
+    (r#"size, "/proc/kcore""#, &["done: 0", "ENOENT"]),
+    (r#"os.open, "/etc/shadow", os.O_RDONLY"#, &["EACCES"]),
+    (r#"os.listdir, "/root""#, &["EACCES"]),
+    (r#"os.listdir, "/home""#, &["done: []"]),
+    (r#"os.open, "/new", os.O_CREAT | os.O_WRONLY"#, &["EROFS", "EACCES"]),
+    (r#"os.open, "/dev/new", os.O_CREAT | os.O_WRONLY"#, &["EACCES"]),
+    (r#"os.open, "/usr/new", os.O_CREAT | os.O_WRONLY"#, &["EROFS", "EACCES"]),
+];
+
+on!(
+    bubblewrap,
+    crate::hostile::Kind::Bubblewrap,
+    doors_are_shut,
+    nothing_is_inherited,
+    rights_are_none,
+    the_file_system_is_its_own,
+    signals_stay_inside
+);
+on!(
+    forked,
+    crate::hostile::Kind::Forked,
+    doors_are_shut,
+    nothing_is_inherited,
+    rights_are_none
+);
+on!(
+    docker,
+    crate::hostile::Kind::Docker,
+    doors_are_shut,
+    nothing_is_inherited,
+    rights_are_none,
+    the_file_system_is_its_own,
+    signals_stay_inside
+);
+
+async fn attacked(kind: Kind) -> Sandbox {
+    let sandbox = sandbox(kind).await;
+    text(&sandbox, PRELUDE).await;
+    sandbox
+}
+
+async fn doors_are_shut(kind: Kind) {
+    let sandbox = attacked(kind).await;
+    let mut open = Vec::new();
+    for (attempt, errors) in REFUSED {
+        let known = IN_A_CONTAINER.iter().find(|(known, _)| known == attempt);
+        let errors = match known {
+            Some((_, errors)) if kind == Kind::Docker => errors,
+            _ => errors,
+        };
+        let came_to = text(&sandbox, &format!("refused({attempt})")).await;
+        if !errors.iter().any(|error| came_to == format!("'{error}'")) {
+            open.push(format!("{attempt}: {came_to}, not {errors:?}"));
+        }
+    }
+    assert!(open.is_empty(), "{open:#?}");
+    assert_works(&sandbox).await;
+}
+
+async fn nothing_is_inherited(kind: Kind) {
+    let sandbox = attacked(kind).await;
+    assert_alone(&sandbox).await;
+    // The first process of a container is not to be looked into at all.
+    if kind == Kind::Docker {
+        for (call, path) in [("os.listdir", "fd"), ("open", "environ"), ("open", "mem")] {
+            let came_to = text(&sandbox, &format!("refused({call}, '/proc/1/{path}')")).await;
+            assert_eq!(came_to, "'EACCES'", "{path}");
+        }
+    }
+    let processes = if kind == Kind::Docker {
+        &["self"][..]
+    } else {
+        &["self", "1"]
+    };
+    for process in processes {
+        let code = format!(
+            "[link for link in links('/proc/{process}/fd') if link.startswith('/') and link != '/dev/null' and not link.startswith('/proc/')]"
+        );
+        assert_eq!(text(&sandbox, &code).await, "[]", "file descriptors of {process}");
+        // Of what cargo gives to tests nothing is there, and so nothing of the host's.
+        let code = format!(
+            "def environ(path):\n    try:\n        return open(path, 'rb').read().split(b'\\0')\n    \
+             except PermissionError:\n        assert path == '/proc/1/environ' and os.getpid() != 1\n        return []\n\
+             [entry for entry in environ('/proc/{process}/environ') if b'CARGO' in entry]"
+        );
+        assert_eq!(text(&sandbox, &code).await, "[]", "environment of {process}");
+    }
+    assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
+    assert_eq!(
+        text(
+            &sandbox,
+            "[line.split(':')[0].strip() for line in open('/proc/net/dev')][2:]"
+        )
+        .await,
+        "['lo']"
+    );
+    // The guest of a container comes to its channel by a name, which is that of nothing any more.
+    let own = match kind {
+        Kind::Docker => "len(line.split()) == 7 or line.rstrip().endswith('/host.sock')",
+        _ => "False",
+    };
+    let others = format!("[line for line in [*open('/proc/net/unix')][1:] if not ({own})]");
+    assert_eq!(text(&sandbox, &others).await, "[]");
+    assert_eq!(text(&sandbox, "socket.gethostname()").await, "'sandglass'");
+}
+
+async fn rights_are_none(kind: Kind) {
+    let sandbox = attacked(kind).await;
+    let status = "status = dict(line.split(':\\t', 1) for line in open('/proc/self/status').read().splitlines() if ':\\t' in line)";
+    text(&sandbox, status).await;
+    for name in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        assert_eq!(
+            text(&sandbox, &format!("int(status['{name}'], 16)")).await,
+            "0",
+            "{name}"
+        );
+    }
+    assert_eq!(
+        text(&sandbox, "status['NoNewPrivs'], status['Seccomp']").await,
+        "('1', '2')"
+    );
+    // In a container its number is that outside as well: it is never root's.
+    let user = match (kind, rustix::process::geteuid().as_raw()) {
+        (Kind::Docker, 0) => sandglass_host::backend::bubblewrap::NOBODY,
+        (Kind::Docker, own) => own,
+        _ => 1000,
+    };
+    assert_eq!(
+        text(&sandbox, "os.getresuid()").await,
+        format!("({user}, {user}, {user})")
+    );
+    assert_eq!(text(&sandbox, "os.getsid(0) in (1, os.getpid())").await, "True");
+    assert_eq!(
+        text(&sandbox, "resource.getrlimit(resource.RLIMIT_CORE)").await,
+        "(0, 0)"
+    );
+    assert_eq!(
+        text(&sandbox, "resource.getrlimit(resource.RLIMIT_NOFILE)").await,
+        "(256, 256)"
+    );
+    // Its first process, which it could write to, has no more of them.
+    let first = "dict(line.split(':\\t', 1) for line in open('/proc/1/status').read().splitlines() if ':\\t' in line)";
+    assert_eq!(
+        text(
+            &sandbox,
+            &format!("[{first}[name] for name in ('CapPrm', 'NoNewPrivs', 'Seccomp')]")
+        )
+        .await,
+        "['0000000000000000', '1', '2']"
+    );
+}
+
+async fn the_file_system_is_its_own(kind: Kind) {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let secret = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(secret.path(), "secret").unwrap();
+    let sandbox = described(kind).await.workspace(folder.path()).build().await.unwrap();
+    sandbox.initialize(Value::None).await.unwrap();
+    text(&sandbox, PRELUDE).await;
+    // What can be written to. (Terminals are only made by opening /dev/ptmx.)
+    let mounts =
+        "sorted({line.split()[1] for line in open('/proc/self/mounts') if 'rw' in line.split()[3].split(',')})";
+    let code = format!(
+        "[path for path in {mounts} if path not in ('/proc', '/dev/pts') and os.access(path, os.W_OK) and os.path.isdir(path)]"
+    );
+    assert_eq!(text(&sandbox, &code).await, "['/dev/shm', '/tmp', '/workspace']");
+    // The kernel's settings are its own ones where there are any, which reach no further than its namespaces.
+    let own = "('/proc/sys/fs/mqueue/', '/proc/sys/kernel/msg', '/proc/sys/kernel/shm', '/proc/sys/kernel/sem', '/proc/sys/kernel/auto_msgmni', '/proc/sys/kernel/ns_last_pid', '/proc/sys/kernel/pid_max')";
+    let writable = &format!(
+        "[path for folder, folders, files in os.walk('/proc/sys') for path in (f'{{folder}}/{{name}}' for name in files) if os.access(path, os.W_OK) and not path.startswith({own})]"
+    );
+    assert_eq!(text(&sandbox, writable).await, "[]");
+    let most = || {
+        ["pid_max", "shmmax", "msgmax"].map(|name| std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap())
+    };
+    let before = most();
+    text(&sandbox, "for name in ('pid_max', 'shmmax', 'msgmax'): refused(lambda: open(f'/proc/sys/kernel/{name}', 'w').write('500'))").await;
+    assert_eq!(most(), before);
+    // A way out is none from inside, and none that the host would follow.
+    let secret = secret.path().display().to_string();
+    assert_eq!(
+        text(
+            &sandbox,
+            &format!("os.symlink({secret:?}, 'out'); refused(open, 'out')")
+        )
+        .await,
+        "'ENOENT'"
+    );
+    assert!(sandbox.read_file("out").await.is_err());
+    assert!(sandbox.read_file("/proc/1/cwd/../../etc/shadow").await.is_err());
+    let own = text(
+        &sandbox,
+        "os.symlink('/proc/self/environ', 'environ'); len(open('environ').read())",
+    );
+    assert!(own.await.parse::<usize>().is_ok());
+    // Whose files are its files? Nobody's who could do more than it.
+    text(&sandbox, "open('mine', 'w').close()").await;
+    let owner = std::fs::metadata(folder.path().join("mine")).unwrap().uid();
+    assert_ne!(owner, 0, "the guest is root outside of its namespace");
+    // A program that is somebody else's when it runs is not, and a device is none. In what a container has of an image and of the
+    // host, it is `no_new_privs` and the missing capabilities that see to that.
+    let places = if kind == Kind::Docker {
+        "'/tmp', '/dev/shm'"
+    } else {
+        "'/usr', '/tmp', '/workspace'"
+    };
+    let both = "os.ST_NOSUID | os.ST_NODEV";
+    let lacking = format!("[path for path in ({places}) if os.statvfs(path).f_flag & ({both}) != ({both})]");
+    assert_eq!(text(&sandbox, &lacking).await, "[]");
+    sandbox.destroy().await;
+}
+
+async fn signals_stay_inside(kind: Kind) {
+    let sandbox = sandbox(kind).await;
+    text(&sandbox, "import os, signal").await;
+    // Where the kernel can confine signals (Landlock, version 6), the guest cannot even send them.
+    text(
+        &sandbox,
+        "kept = 1\nimport sys\nfrom sandglass.landlock import version\ndef send(to, signal):\n\
+         \x20   try:\n        os.kill(to, signal)\n        return version() < 6\n\
+         \x20   except PermissionError:\n        return version() >= 6\n\
+         assert send(1, signal.SIGKILL) and send(os.getppid(), signal.SIGTERM)",
+    )
+    .await;
+    assert_eq!(text(&sandbox, "kept").await, "1");
+    let run = sandbox.execute("os.kill(-1, signal.SIGKILL)").await.unwrap();
+    assert!(matches!(run.outcome, Outcome::Ok | Outcome::Error), "{run:?}");
+    assert_eq!(text(&sandbox, "kept").await, "1");
+    // To all that the host has in this group, itself included: the guest dies of it, nobody else.
+    let run = sandbox.execute("os.killpg(0, signal.SIGKILL)").await.unwrap();
+    assert_eq!(
+        (run.outcome, run.state.status),
+        (Outcome::Crashed, StateStatus::Lost),
+        "{run:?}"
+    );
+    assert_works(&sandbox).await;
+}

@@ -1,0 +1,21 @@
+//! Real guests, on the backends that need nothing but programs: what every sandbox promises, and what is hidden from bubblewrap's.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests fail by panicking"
+)]
+
+mod docker;
+mod ends;
+mod evil;
+mod executions;
+mod hidden;
+mod host_calls;
+mod hostile;
+mod images;
+mod notebook;
+mod rlm;
+mod support;
+mod times;

@@ -1,0 +1,376 @@
+//! The controller with real guests. The model is a script, behind a real endpoint on loopback.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+
+use axum::Json;
+use axum::Router;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use sandglass::rlm::event::{RlmEvent, RlmEventKind, RunOutcome};
+use sandglass_host::backend::{self, Settings};
+use sandglass_host::rlm::{Endpoint, Rlm, RlmOptions, Stop, run};
+use sandglass_host::{BackendKind, BudgetLimits};
+use serde_json::{Value, json};
+use tokio::process::Command;
+
+use crate::support::{on_both, soon};
+
+on_both!(a_question_goes_two_levels_down);
+
+const KEY: &str = "a-key-of-nobody";
+
+/// What the endpoint was asked.
+#[derive(Clone)]
+struct Asked {
+    model: String,
+    /// `role: content`, each.
+    messages: Vec<(String, String)>,
+    key: Option<String>,
+}
+
+impl Asked {
+    /// The task of the run, or the prompt of a query.
+    fn task(&self) -> &str {
+        let (_, content) = &self.messages[self.messages.len().min(2) - 1];
+        match content.strip_prefix("Task:\n") {
+            Some(task) => task.lines().next().unwrap(),
+            None => content,
+        }
+    }
+
+    /// How often the model has replied already.
+    fn turn(&self) -> usize {
+        self.messages.iter().filter(|(role, _)| role == "assistant").count()
+    }
+
+    /// What came of the last reply's code.
+    fn told(&self) -> &str {
+        &self.messages.last().unwrap().1
+    }
+}
+
+/// An endpoint, and all that it was asked.
+struct Model {
+    url: String,
+    asked: Arc<Mutex<Vec<Asked>>>,
+}
+
+impl Model {
+    /// One that answers by a script, which is told how many requests there were before.
+    async fn new(script: impl Fn(&Asked, usize) -> Response + Send + Sync + 'static) -> Self {
+        let asked: Arc<Mutex<Vec<Asked>>> = Arc::default();
+        let (all, script) = (Arc::clone(&asked), Arc::new(script));
+        let answer = move |headers: HeaderMap, Json(body): Json<Value>| {
+            let (all, script) = (Arc::clone(&all), Arc::clone(&script));
+            async move {
+                let text = |value: &Value| value.as_str().unwrap().to_owned();
+                let messages = body["messages"].as_array().unwrap().iter();
+                let asked = Asked {
+                    model: text(&body["model"]),
+                    messages: messages
+                        .map(|message| (text(&message["role"]), text(&message["content"])))
+                        .collect(),
+                    key: headers
+                        .get("authorization")
+                        .map(|value| value.to_str().unwrap().to_owned()),
+                };
+                let before = {
+                    let mut all = all.lock().unwrap();
+                    all.push(asked.clone());
+                    all.len() - 1
+                };
+                script(&asked, before)
+            }
+        };
+        let routes = Router::new().route("/v1/chat/completions", post(answer));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/v1", listener.local_addr().unwrap());
+        tokio::spawn(async move { axum::serve(listener, routes).await });
+        Self { url, asked }
+    }
+
+    fn asked(&self) -> Vec<Asked> {
+        self.asked.lock().unwrap().clone()
+    }
+
+    fn endpoint(&self, model: &str) -> Endpoint {
+        Endpoint::new(&self.url, Some(KEY.to_owned()), model).unwrap()
+    }
+
+    fn options(&self, task: &str, context: &str) -> RlmOptions {
+        let mut options = RlmOptions::new(task, context, self.endpoint("large")).unwrap();
+        options.sub_model = self.endpoint("small");
+        options
+    }
+}
+
+/// A reply of ten tokens to a prompt of a hundred.
+fn says(text: impl Into<String>) -> Response {
+    Json(json!({
+        "choices": [{ "message": { "role": "assistant", "content": text.into() }, "finish_reason": "stop" }],
+        "usage": { "prompt_tokens": 100, "completion_tokens": 10 },
+    }))
+    .into_response()
+}
+
+fn runs(code: &str) -> Response {
+    says(format!("I shall run this.\n\n```repl\n{code}\n```\n"))
+}
+
+/// Runs it to its end; what it came to, and all that happened.
+async fn finish(mut options: RlmOptions, backend: BackendKind) -> (Rlm, Vec<RlmEvent>) {
+    let events: Arc<Mutex<Vec<RlmEvent>>> = Arc::default();
+    let all = Arc::clone(&events);
+    options.on_event = Arc::new(move |event| all.lock().unwrap().push(event.clone()));
+    let launcher = backend::launcher(backend, &Settings::default()).await.unwrap();
+    let done = soon(run(options, launcher, &Stop::default())).await;
+    let events = events.lock().unwrap().clone();
+    (done, events)
+}
+
+/// A model whose runs ask runs, which ask runs, which ask it. Its endpoint is busy at first, and breaks off a reply later.
+async fn two_levels() -> Model {
+    let broken = Mutex::new(false);
+    Model::new(move |asked, before| {
+        if before == 0 {
+            let later = [("retry-after-ms", "1")];
+            return (StatusCode::TOO_MANY_REQUESTS, later, "busy").into_response();
+        }
+        match (asked.task(), asked.turn()) {
+            ("shout both", 0) => runs("parts = context.split('|')\nprint(len(parts), 'parts')"),
+            ("shout both", 1) => {
+                assert!(asked.told().contains("2 parts"), "{}", asked.told());
+                runs("FINAL(' + '.join(rlm_query_batched(['shout the first word'] * 2, parts)))")
+            }
+            ("shout the first word", 0) => {
+                if !std::mem::replace(&mut *broken.lock().unwrap(), true) {
+                    return r#"{"choices": [{"message": {"content": "```repl\nFINAL("#.into_response();
+                }
+                runs("FINAL(rlm_query('shout this', context.split()[0]))")
+            }
+            ("shout this", 0) => runs("FINAL(llm_query('shout: ' + context))"),
+            (query, 0) => says(query.strip_prefix("shout: ").unwrap().to_uppercase()),
+            (task, turn) => panic!("turn {turn} of {task}: {}", asked.told()),
+        }
+    })
+    .await
+}
+
+async fn a_question_goes_two_levels_down(backend: BackendKind) {
+    let model = two_levels().await;
+    let far = "what is far behind is in no prompt";
+    let context = format!("alpha {}|gamma {far}", "beta ".repeat(1_000));
+    let mut options = model.options("shout both", &context);
+    options.max_depth = 2;
+    let (Rlm { finish, usage }, events) = finish(options, backend).await;
+    assert_eq!(
+        (finish.outcome, finish.answer, finish.error),
+        (RunOutcome::Answered, Some("ALPHA + GAMMA".into()), None)
+    );
+    assert_eq!(finish.iterations, 2);
+
+    let asked = model.asked();
+    // Two turns of the first run, one of each of the four others, two queries; and two attempts that failed.
+    assert_eq!(asked.len(), 2 + 4 + 2 + 2);
+    // Whoever was to be asked again is no further call.
+    let used = (usage.calls, usage.input_tokens, usage.output_tokens);
+    assert_eq!(used, (8.0 + 4.0, 800.0, 80.0));
+    for Asked { model, key, .. } in &asked {
+        assert!(["large", "small"].contains(&model.as_str()));
+        assert_eq!(key.as_deref(), Some(format!("Bearer {KEY}").as_str()));
+    }
+    let large = asked.iter().filter(|asked| asked.model == "large");
+    assert!(large.clone().all(|asked| asked.task() == "shout both") && large.count() == 3);
+    assert!(
+        asked
+            .iter()
+            .all(|asked| asked.task() == "shout the first word" || !format!("{:?}", asked.messages).contains(far)),
+    );
+
+    let runs: BTreeSet<_> = events.iter().map(|event| event.run.as_str()).collect();
+    assert_eq!(runs, BTreeSet::from(["0", "0.0", "0.0.0", "0.1", "0.1.0"]));
+    let ended = events.iter().filter_map(|event| match &event.kind {
+        RlmEventKind::RunEnded { outcome, .. } => Some((event.run.len(), *outcome)),
+        _ => None,
+    });
+    let ended: Vec<_> = ended.collect();
+    assert_eq!(ended.len(), 5);
+    assert!(ended.iter().all(|(_, outcome)| *outcome == RunOutcome::Answered));
+    assert!(ended.is_sorted_by_key(|(depth, _)| std::cmp::Reverse(*depth)) || ended[4].0 == 1);
+    let retries = events.iter().filter_map(|event| match &event.kind {
+        RlmEventKind::Retry { reason, attempt: 1, .. } => Some((event.depth, reason.as_str())),
+        _ => None,
+    });
+    let retries: Vec<_> = retries.collect();
+    assert!(
+        matches!(retries[..], [(0, busy), (1, broken)] if busy.contains("429: busy") && broken.contains("broken")),
+        "{retries:?}"
+    );
+    assert!(!serde_json::to_string(&events).unwrap().contains(KEY));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_endpoint_that_refuses_fails_the_run_or_the_call() {
+    let model = Model::new(|asked, _| match (asked.model.as_str(), asked.task(), asked.turn()) {
+        ("large", "catch it", 0) => runs("try: rlm_query('anything')\nexcept Exception as error: FINAL(str(error))"),
+        _ => (StatusCode::UNAUTHORIZED, format!("the key {KEY} is unknown")).into_response(),
+    })
+    .await;
+    let (done, _) = finish(model.options("catch it", "c"), BackendKind::Subprocess).await;
+    let why = "the child run has no answer: the endpoint answered 401: the key [key] is unknown";
+    assert_eq!(done.finish.answer, Some(why.into()));
+    let (done, _) = finish(model.options("fail", "c"), BackendKind::Subprocess).await;
+    assert_eq!((done.finish.outcome, done.finish.answer), (RunOutcome::Failed, None));
+    assert!(done.finish.error.unwrap().contains("401: the key [key] is unknown"));
+
+    let always = Model::new(|_, _| (StatusCode::BAD_GATEWAY, "").into_response()).await;
+    let mut options = always.options("fail", "c");
+    options.model.max_retries = 1;
+    let (done, _) = finish(options, BackendKind::Subprocess).await;
+    assert_eq!((done.finish.outcome, always.asked().len()), (RunOutcome::Failed, 2));
+    assert!(done.finish.error.unwrap().contains("(2 attempts)"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_budget_of_calls_holds_for_the_whole_tree() {
+    let model = Model::new(|asked, _| match (asked.task(), asked.turn()) {
+        ("spend it", 0) => runs("answers = llm_query_batched(['p'] * 5)\nprint(answers.count('q'), answers[-1])"),
+        _ => says("q"),
+    })
+    .await;
+    let mut options = model.options("spend it", "c");
+    options.budget = BudgetLimits {
+        max_calls: Some(3.0),
+        ..BudgetLimits::default()
+    };
+    let (Rlm { finish, usage }, events) = finish(options, BackendKind::Subprocess).await;
+    assert_eq!((finish.outcome, finish.answer), (RunOutcome::Limit, None));
+    let why = "the budget of 3 model calls is used up (maxCalls)";
+    assert!(finish.error.unwrap().contains(why));
+    assert_eq!((usage.calls, model.asked().len()), (3.0, 3));
+    let printed = events.iter().filter_map(|event| match &event.kind {
+        RlmEventKind::Output { text, .. } => Some(text.as_str()),
+        _ => None,
+    });
+    let printed: String = printed.collect();
+    assert!(printed.starts_with("2 Error: LM query failed"), "{printed}");
+    assert!(printed.contains(why), "{printed}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn time_ends_a_run_whose_model_is_silent() {
+    // It listens, and answers nobody.
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/v1", silent.local_addr().unwrap());
+    let mut options = RlmOptions::new("wait", "c", Endpoint::new(&url, None, "m").unwrap()).unwrap();
+    options.budget = BudgetLimits {
+        max_time: Some(1_500.0),
+        ..BudgetLimits::default()
+    };
+    let (done, _) = finish(options, BackendKind::Subprocess).await;
+    assert_eq!(done.finish.outcome, RunOutcome::Limit);
+    assert!(done.finish.error.unwrap().contains("(maxTime)"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_turns_left_the_best_answer_is_asked_for() {
+    let model = Model::new(|asked, _| match asked.turn() {
+        0 => runs("x = 1"),
+        1 => says("perhaps 42"),
+        turn => panic!("turn {turn}"),
+    })
+    .await;
+    let mut options = model.options("guess", "c");
+    options.max_iterations = 1;
+    let (done, _) = finish(options, BackendKind::Subprocess).await;
+    assert_eq!(
+        (done.finish.outcome, done.finish.answer),
+        (RunOutcome::Exhausted, Some("perhaps 42".into()))
+    );
+}
+
+/// `sandglass-host rlm …`: status, standard output and standard error.
+async fn command(args: &[&str]) -> (Option<i32>, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_sandglass-host"))
+        .arg("rlm")
+        .args(args)
+        .args(["--backend", "subprocess", "--key-env", "A_KEY"])
+        .env("A_KEY", KEY)
+        .env_remove("OPENAI_BASE_URL")
+        .stdin(Stdio::null())
+        .output();
+    let output = soon(output).await.unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_prints_the_answer_and_tells_what_happens() {
+    let model = two_levels().await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (data, lines) = (path("data.txt"), path("run.jsonl"));
+    std::fs::write(&data, "alpha beta|gamma delta").unwrap();
+    let asks = ["--task", "shout both", "--model", "large", "--url", &model.url];
+    let more = ["--max-depth", "2", "--price", "2,10", "--trajectory", &lines];
+    let (status, out, err) = command(&[&[data.as_str()], &asks[..], &more].concat()).await;
+    assert_eq!((status, out.as_str()), (Some(0), "ALPHA + GAMMA\n"), "{err}");
+    for told in [
+        "run 0: shout both",
+        "> parts = context.split('|')",
+        "  2 parts",
+        "attempt 1 failed, again in 0.",
+        "│ run 0.1: shout the first word",
+        "│ │ answer: GAMMA",
+        "answered: 12 calls, 800 + 80 tokens, cost 0.0024",
+    ] {
+        assert!(err.contains(told), "{told:?} is not in {err}");
+    }
+    let mode = std::fs::metadata(&lines).unwrap().permissions().mode();
+    let text = std::fs::read_to_string(&lines).unwrap();
+    let events: Vec<RlmEvent> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((mode & 0o777, events.last().unwrap().run.as_str()), (0o600, "0"));
+    assert!(!text.contains(KEY) && !err.contains(KEY));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_commands_status_tells_how_it_ended() {
+    let model = Model::new(|asked, _| match asked.task() {
+        "a number" => runs("FINAL({'n': len(context or b'')})"),
+        _ => (StatusCode::FORBIDDEN, "not you").into_response(),
+    })
+    .await;
+    let folder = tempfile::tempdir().unwrap();
+    let schema = folder.path().join("schema.json");
+    let data = folder.path().join("data.bin");
+    std::fs::write(&schema, r#"{"type": "object", "required": ["n"]}"#).unwrap();
+    std::fs::write(&data, [0xff, 0, 1]).unwrap();
+    let (schema, data) = (schema.to_str().unwrap(), data.to_str().unwrap());
+    let with = ["--model", "m", "--url", &model.url, "--quiet"];
+    let (status, out, err) = command(&[&[data, "--task", "a number", "--schema", schema], &with[..]].concat()).await;
+    assert_eq!(
+        (status, out.as_str(), err.lines().last()),
+        (Some(0), "{\"n\":3}\n", None)
+    );
+    let (status, out, err) = command(&[&["--task", "no"], &with[..]].concat()).await;
+    assert_eq!((status, out.as_str()), (Some(1), ""));
+    assert!(
+        err.contains("sandglass-host rlm: ") && err.contains("403: not you"),
+        "{err}"
+    );
+    for wrong in [
+        &["--task", " "][..],
+        &["--task", "t", "--budget-cost", "1"],
+        &["--task", "t", "--schema", data],
+        &["--task", "t", "/nowhere/at/all"],
+        &["--task", "t", "--sub-key-env", "KEY"],
+        &["--task", "t", "--price", "1"],
+    ] {
+        let (status, out, err) = command(&[wrong, &with[..]].concat()).await;
+        assert_eq!((status, out.as_str()), (Some(2), ""), "{wrong:?}: {err}");
+    }
+}

@@ -1,0 +1,367 @@
+//! Guests that are forked before anybody asks: what they are kept from, and what becomes of those that die.
+//!
+//! Real guests in bubblewrap. A machine that lacks it fails here: `scripts/setup` installs it.
+
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sandglass_host::backend::{self, bubblewrap};
+use sandglass_host::pool::{Pool, PoolSettings, Source, Unavailable, WhenEmpty, ZygoteLauncher};
+use sandglass_host::stateless::{self, Bounds, Request};
+use sandglass_host::{BackendKind, Launcher, Limits, Outcome, Sandbox, Settings, StateStatus};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Tests look at all guests that this process has started and kill some: one test at a time.
+async fn alone() -> tokio::sync::MutexGuard<'static, ()> {
+    static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+    TURN.lock().await
+}
+
+async fn zygotes(preload: &[&str]) -> Arc<dyn ZygoteLauncher> {
+    let preload = preload.iter().map(|name| (*name).to_owned()).collect();
+    bubblewrap::zygote_launcher(&Settings::default(), preload, None, PATIENCE)
+        .await
+        .unwrap()
+}
+
+async fn cold() -> Arc<dyn Launcher> {
+    backend::launcher(BackendKind::Bubblewrap, &Settings::default())
+        .await
+        .unwrap()
+}
+
+async fn pool(settings: PoolSettings) -> Arc<Pool> {
+    let pool = Pool::new(Source::Zygote(zygotes(&["json", "wave"]).await), cold().await, settings);
+    pool.warm(PATIENCE).await.unwrap();
+    Arc::new(pool)
+}
+
+fn few() -> PoolSettings {
+    PoolSettings {
+        min_spares: 2,
+        max_spares: 4,
+        max_wait: PATIENCE,
+        ..PoolSettings::default()
+    }
+}
+
+async fn sandbox(pool: &Arc<Pool>) -> Sandbox {
+    let launcher: Arc<dyn Launcher> = pool.clone();
+    Sandbox::builder()
+        .launcher(launcher)
+        .without_context()
+        .build()
+        .await
+        .unwrap()
+}
+
+async fn result(sandbox: &Sandbox, code: &str) -> String {
+    let run = sandbox.execute(code).await.unwrap();
+    assert_eq!(run.outcome, Outcome::Ok, "{code}: {:?}", run.traceback);
+    run.result.clone().unwrap_or_default()
+}
+
+/// Waits until something is so.
+async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < PATIENCE, "{what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_forked_guest_has_what_was_imported_and_no_privileges() {
+    let _alone = alone().await;
+    let pool = pool(few()).await;
+    let guest = sandbox(&pool).await;
+    assert_eq!(result(&guest, "import sys; 'wave' in sys.modules").await, "True");
+    let status = result(&guest, "open('/proc/self/status').read()").await;
+    for line in [
+        "CapEff:\\t0000000000000000",
+        "CapBnd:\\t0000000000000000",
+        "NoNewPrivs:\\t1",
+        "Seccomp:\\t2",
+    ] {
+        assert!(status.contains(line), "{line} in {status}");
+    }
+    let fds = result(&guest, "import os; [os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{fd}')]").await;
+    assert!(!fds.contains("host"), "{fds}");
+    // What the zygote can do and see, its guests cannot.
+    for attack in [
+        "import ctypes; assert ctypes.CDLL(None, use_errno=True).unshare(0x20000000) == 0",
+        "import ctypes; assert ctypes.CDLL(None, use_errno=True).umount2(b'/run/workspaces', 2) == 0",
+        "import ctypes; assert ctypes.CDLL(None, use_errno=True).mount(b'none', b'/tmp', b'tmpfs', 0, None) == 0",
+        "open('/file', 'w')",
+        "open('/dev/file', 'w')",
+        "open('/run/file', 'w')",
+        "import os; os.listdir('/run/workspaces')",
+    ] {
+        let run = guest.execute(attack).await.unwrap();
+        assert_eq!(run.outcome, Outcome::Error, "{attack}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn siblings_share_nothing() {
+    let _alone = alone().await;
+    let pool = pool(few()).await;
+    let (one, two) = (sandbox(&pool).await, sandbox(&pool).await);
+    result(
+        &one,
+        "import os, random, socket, uuid, threading\n\
+         for name in ('/tmp/x', '/dev/shm/x', '/workspace/x'): open(name, 'w').write('one')\n\
+         import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n\
+         segment = libc.shmget(4711, 4096, 0o1666)\n\
+         server = socket.socket(socket.AF_UNIX); server.bind('\\0sibling'); server.listen()\n\
+         port = socket.socket(); port.bind(('127.0.0.1', 4711)); port.listen()\n\
+         from multiprocessing import shared_memory, resource_tracker\n\
+         memory = shared_memory.SharedMemory('sibling', create=True, size=10)\n\
+         lock = open('/tmp/lock', 'w')\nimport fcntl; fcntl.flock(lock, fcntl.LOCK_EX)\n\
+         import subprocess; child = subprocess.Popen(['/bin/sleep', '1000'], start_new_session=True)",
+    )
+    .await;
+    let seen = result(
+        &two,
+        "import os, socket, ctypes\nfound = []\n\
+         found += [name for name in ('/tmp/x', '/dev/shm/x', '/workspace/x', '/tmp/lock', '/dev/shm/sibling') if os.path.exists(name)]\n\
+         libc = ctypes.CDLL(None, use_errno=True)\n\
+         if libc.shmget(4711, 4096, 0o666) >= 0: found.append('System V memory')\n\
+         for address, family in (('\\0sibling', socket.AF_UNIX), (('127.0.0.1', 4711), socket.AF_INET)):\n\
+         \x20   try: socket.socket(family).connect(address); found.append(address)\n\
+         \x20   except OSError: pass\n\
+         for pid in (pid for pid in os.listdir('/proc') if pid.isdigit()):\n\
+         \x20   if 'sleep' in open(f'/proc/{pid}/cmdline').read(): found.append('a process')\n\
+         from multiprocessing import shared_memory\n\
+         try: shared_memory.SharedMemory('sibling'); found.append('shared memory')\n\
+         except OSError: pass\n\
+         found",
+    )
+    .await;
+    assert_eq!(seen, "[]");
+    let random = "import os, random, uuid; (random.random(), uuid.uuid4().hex, os.urandom(8).hex(), random.SystemRandom().random())";
+    let (first, second) = (result(&one, random).await, result(&two, random).await);
+    let parts = |text: &str| {
+        text.trim_matches(['(', ')'])
+            .split(", ")
+            .map(str::to_owned)
+            .collect::<HashSet<_>>()
+    };
+    assert_eq!(
+        parts(&first).intersection(&parts(&second)).count(),
+        0,
+        "{first} {second}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_empty_pool_waits_starts_cold_or_refuses() {
+    let _alone = alone().await;
+    for when_empty in [WhenEmpty::Wait, WhenEmpty::Cold, WhenEmpty::Refuse] {
+        let settings = PoolSettings {
+            min_spares: 1,
+            max_spares: 1,
+            when_empty,
+            max_wait: PATIENCE,
+            ..PoolSettings::default()
+        };
+        let pool = pool(settings).await;
+        let many: Vec<_> = futures_util::future::join_all((0..6).map(|_| pool.acquire())).await;
+        let (got, refused): (Vec<_>, Vec<_>) = many.into_iter().partition(Result::is_ok);
+        let stats = pool.stats();
+        match when_empty {
+            WhenEmpty::Wait => assert_eq!((got.len(), stats.cold, stats.refused), (6, 0, 0)),
+            WhenEmpty::Cold => assert_eq!((got.len(), stats.cold > 0, stats.refused), (6, true, 0)),
+            WhenEmpty::Refuse => {
+                assert!(!got.is_empty() && !refused.is_empty() && stats.cold == 0);
+                assert!(refused.iter().all(|error| matches!(error, Err(Unavailable::Empty(_)))));
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_dies_is_replaced() {
+    let _alone = alone().await;
+    let pool = pool(few()).await;
+    // A guest that waits, killed by somebody else.
+    let victim = processes().into_iter().find(|process| process.is_guest).unwrap();
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(victim.pid).unwrap(),
+        rustix::process::Signal::KILL,
+    )
+    .unwrap();
+    until("the dead guest is noticed", || pool.stats().died == 1).await;
+    pool.warm(PATIENCE).await.unwrap();
+    let guest = sandbox(&pool).await;
+    assert_eq!(result(&guest, "1 + 1").await, "2");
+    // The zygote, with all that came from it.
+    let zygotes = pool.stats().zygotes;
+    let before = processes();
+    for process in before.iter().filter(|process| !process.is_guest) {
+        let _ = rustix::process::kill_process(
+            rustix::process::Pid::from_raw(process.pid).unwrap(),
+            rustix::process::Signal::KILL,
+        );
+    }
+    let old: Vec<i32> = before.iter().map(|process| process.pid).collect();
+    until("all of them are gone", || {
+        processes().iter().all(|process| !old.contains(&process.pid))
+    })
+    .await;
+    // Whether it is noticed before the code is sent or after that: nothing of the state is claimed to be there.
+    let next = guest.execute("3 + 3").await.unwrap();
+    assert_eq!(next.state.status, StateStatus::Lost, "{next:?}");
+    assert!(matches!(next.outcome, Outcome::Ok | Outcome::Crashed), "{next:?}");
+    assert_eq!(result(&guest, "4 + 4").await, "8");
+    until("another zygote", || pool.stats().zygotes > zygotes).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_zygote_is_replaced_when_it_has_forked_enough() {
+    let _alone = alone().await;
+    let settings = PoolSettings {
+        max_zygote_forks: 3,
+        ..few()
+    };
+    let pool = pool(settings).await;
+    let mut guests = Vec::new();
+    for _ in 0..6 {
+        let guest = sandbox(&pool).await;
+        assert_eq!(result(&guest, "1 + 1").await, "2");
+        guests.push(guest);
+    }
+    assert!(pool.stats().zygotes >= 2, "{:?}", pool.stats());
+    for guest in &guests {
+        assert_eq!(result(guest, "2 + 2").await, "4"); // those of the first zygote live on
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_left_of_a_pool() {
+    let _alone = alone().await;
+    {
+        let pool = pool(few()).await;
+        let guest = sandbox(&pool).await;
+        result(
+            &guest,
+            "import subprocess; subprocess.Popen(['/bin/sleep', '1000'], start_new_session=True) and None",
+        )
+        .await;
+        guest.destroy().await;
+        pool.warm(PATIENCE).await.unwrap();
+    }
+    until("no process is left", || processes().is_empty()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stateless_run_has_the_documented_shapes() {
+    let _alone = alone().await;
+    let launcher: Arc<dyn Launcher> = pool(few()).await;
+    let bounds = Bounds {
+        limits: Limits {
+            timeout_ms: 60_000.0,
+            grace_period_ms: 300.0,
+            ..Limits::default()
+        },
+        max_state_bytes: 1 << 20,
+        max_file_bytes: 1 << 20,
+    };
+    let run = async |code: &str, timeout: Option<f64>| {
+        let request = Request {
+            code: code.to_owned(),
+            timeout,
+            ..Request::default()
+        };
+        stateless::run(Arc::clone(&launcher), &bounds, request).await.unwrap()
+    };
+    let (ok, _) = run("print('Hello')\nx = 1\nx", None).await;
+    assert_eq!(
+        (ok.stdout.as_str(), ok.stderr.as_str(), ok.exit_code, ok.error),
+        ("Hello\n", "", 0, None)
+    );
+    let (fresh, _) = run("print('x' in globals())", None).await;
+    assert_eq!(fresh.stdout, "False\n");
+    let (syntax, _) = run("x = (", None).await;
+    assert_eq!(syntax.stderr, "SyntaxError: '(' was never closed (line 1)");
+    assert_eq!(syntax.error.as_deref(), Some("SyntaxError: '(' was never closed"));
+    let (failed, _) = run("print('before')\n1/0", None).await;
+    assert_eq!((failed.stdout.as_str(), failed.exit_code), ("before\n", 1));
+    assert!(
+        failed
+            .stderr
+            .starts_with("Traceback (most recent call last):\n  File \"<string>\", line 2, in <module>\n")
+    );
+    assert!(
+        failed.stderr.ends_with("\nZeroDivisionError: division by zero"),
+        "{}",
+        failed.stderr
+    );
+    assert_eq!(failed.error.as_deref(), Some("ZeroDivisionError: division by zero"));
+    for code in [
+        "print('before', flush=True)\nwhile True: pass",
+        "print('before', flush=True)\nwhile True:\n    try:\n        while True: pass\n    except BaseException: pass",
+    ] {
+        let (late, _) = run(code, Some(0.5)).await;
+        assert_eq!((late.stdout.as_str(), late.exit_code), ("before\n", 124));
+        assert!(late.error.unwrap().starts_with("TimeoutError: "));
+    }
+    let (gone, _) = run("print('before', flush=True)\nimport os; os._exit(3)", None).await;
+    assert_eq!((gone.stdout.as_str(), gone.exit_code), ("before\n", 137));
+    let (wrote, files) = run(
+        "import os; os.mkdir('out'); open('out/a.txt', 'w').write('a' * 10)",
+        None,
+    )
+    .await;
+    assert_eq!(wrote.files, ["out/a.txt"]);
+    assert_eq!(
+        (files[0].path.as_str(), files[0].data.as_slice()),
+        ("out/a.txt", &b"aaaaaaaaaa"[..])
+    );
+}
+
+struct Found {
+    pid: i32,
+    is_guest: bool,
+}
+
+/// The Pythons that this process has started as zygotes, and those that were forked from them.
+fn processes() -> Vec<Found> {
+    let mut parents = HashMap::new();
+    let mut pythons = HashSet::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
+            continue;
+        };
+        let read = |name: &str| std::fs::read_to_string(entry.path().join(name)).unwrap_or_default();
+        let stat = read("stat");
+        let Some((_, rest)) = stat.rsplit_once(") ") else {
+            continue;
+        };
+        let mut fields = rest.split(' ');
+        if fields.next() == Some("Z") {
+            continue;
+        }
+        let parent = fields.next().and_then(|parent| parent.parse::<i32>().ok());
+        parents.insert(pid, parent.unwrap_or(0));
+        let line = read("cmdline");
+        let program = line.split('\0').next().unwrap_or_default();
+        if line.contains("--zygote") && program.contains("python") {
+            pythons.insert(pid);
+        }
+    }
+    let ours = std::process::id().cast_signed();
+    let is_ours = |pid: i32| std::iter::successors(Some(pid), |pid| parents.get(pid).copied()).any(|pid| pid == ours);
+    pythons
+        .iter()
+        .filter(|pid| is_ours(**pid))
+        .map(|pid| Found {
+            pid: *pid,
+            is_guest: parents.get(pid).is_some_and(|parent| pythons.contains(parent)),
+        })
+        .collect()
+}

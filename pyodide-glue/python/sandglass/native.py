@@ -1,0 +1,411 @@
+"""The native backend: a process that speaks src/protocol.rs over a socket.
+
+Turns run on the main thread. A reader thread takes what the host sends: it answers waits, and stops the turn with
+SIGINT where there is none. A third thread, of `pipes.py`, takes what child processes print and sends what has waited
+long enough.
+
+User code runs in this process and can reach all of it. It cannot gain anything by that, since the host believes nothing
+it could not have said anyway; but what it breaks by chance must not outlive a cell. So whatever is needed here is taken
+from modules before any user code runs.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import _thread
+import os
+import posix
+import random
+import sys
+import warnings
+from _json import encode_basestring as quote
+from _queue import SimpleQueue
+from _socket import SHUT_RDWR
+from _socket import socket as Socket
+from _thread import RLock, get_ident, start_new_thread
+from functools import wraps
+from json import JSONDecoder
+from json import dumps as to_json
+from json import loads as from_json
+from os import _exit, getcwd, getpid
+from os import write as system_write
+from os.path import isdir
+from select import POLLIN, poll
+from typing import TYPE_CHECKING, Any
+
+from sandglass.changes import Changes
+from sandglass.channel import Channel
+from sandglass.files import FileError
+from sandglass.frames import FrameError, FrameReader
+from sandglass.output import SharedEmitter, printable
+from sandglass.pipes import Pipes, move_up
+from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.runtime import Runtime
+from sandglass.strays import Strays, adopt_orphans
+from sandglass.turns import NativeBridge
+from sandglass.values import type_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PROTOCOL_VERSION = 4
+#: A turn that takes longer is looked after by the third thread.
+QUICK_MS = 20
+_WORKSPACE = "/workspace"
+_CHILD_EVENTS = frozenset(
+    ("os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn", "subprocess.Popen")
+)
+_MAX_MESSAGE_CHARS = 4000
+_MAX_REPORT_CHARS = 512 << 10
+_FILE_ACTIONS = {
+    "writeFile": "write",
+    "readFile": "read",
+    "listFiles": "list",
+    "removeFile": "remove",
+    "cellFile": "cell",
+}
+_parse = JSONDecoder().scan_once  # type: ignore[attr-defined]
+_mask, _BLOCK, _ALL_SIGNALS = _signal.pthread_sigmask, _signal.SIG_BLOCK, _signal.valid_signals()
+
+
+class Guest:
+    """Answers requests. Refusals are answers; whatever else is raised here is fatal."""
+
+    def __init__(self, fd: int, epoch: int, reap_all: bool) -> None:
+        self._socket = Socket(fileno=move_up(fd))
+        self._pid = getpid()
+        self._channel = channel = Channel(self._send, epoch)
+        self._reader = FrameReader(self._socket.recv_into, epoch)
+        self._bridge = bridge = NativeBridge(channel)
+        self._output = output = SharedEmitter(bridge)
+        output.send_now = self._channel.flush
+        self._runtime = runtime = Runtime(bridge, output, bridge)
+        self._pipes = Pipes(self._take_written)
+        self._threads: set[int] = {get_ident()}
+        self._strays = Strays(self._threads, bridge.end_waits, reap_all)
+        self._changes = Changes(getcwd())
+        self._requests: SimpleQueue[tuple[dict[str, Any], list[Any]]] = SimpleQueue()
+        self._max_file_bytes = self._max_files = 0.0
+        self._copy_error = ""
+        mail = poll()
+        mail.register(self._socket.fileno(), POLLIN)
+        bridge.has_mail = lambda: bool(mail.poll(0))
+        bridge.flush_due = self._flush_due
+        bridge.is_stray = self._strays.is_stray
+        bridge.has_others = self._strays.has_others
+        runtime.sleep_in_thread = bridge.sleep
+        runtime.end_strays = self._strays.end
+        runtime.take_written = self._last_written
+
+    def serve(self) -> None:
+        """Works until the host closes the channel. Does not return."""
+        random.seed()
+        adopt_orphans()
+        self._pipes.open()
+        self._bridge.watch()
+        for name in ("_exit", "abort"):
+            end = self._with_last_words(getattr(os, name))
+            self._runtime.own(vars(os), name, end)
+            self._runtime.own(vars(posix), name, end)
+        self._runtime.own(vars(_thread), "start_new_thread", self._with_notice(start_new_thread))
+        self._runtime.install()
+        os.register_at_fork(after_in_child=self._become_copy)
+        sys.addaudithook(self._hear)
+        for work in (self._read, self._pump):
+            self._threads.add(start_new_thread(self._alone, (work,)))
+        end = _exit  # user code may take everything out of this module
+        try:
+            while True:
+                self._handle(*self._requests.get())
+        except BaseException as error:
+            if getpid() == self._pid:
+                self._die(error)
+        finally:
+            end(1)
+
+    def _handle(self, request: dict[str, Any], bodies: list[Any]) -> None:
+        kind = request["type"]
+        if kind == "execute":
+            self._execute(request)
+        elif kind == "init":
+            self._init(request)
+        elif kind in _FILE_ACTIONS:
+            self._file(request, bodies)
+        elif kind == "save":
+            event = '{"type":"notSaved","checkpoint":%d,"reason":"native guests make no checkpoints"}'
+            self._channel.post(event % request["checkpoint"])
+        elif kind in ("restore", "install"):
+            what = "take over a checkpoint" if kind == "restore" else "install packages"
+            self._refuse(request["turn"], f"a native guest cannot {what}; nothing was changed")
+        else:
+            self._variable(kind, request, bodies)
+
+    def _init(self, request: dict[str, Any]) -> None:
+        if request["version"] == PROTOCOL_VERSION:
+            try:
+                config = request["config"]
+                self._runtime.configure(config)
+                self._max_file_bytes, self._max_files = config["maxFileBytes"], config["maxFiles"]
+            except Exception as error:
+                self._channel.post(f'{{"type":"bootFailed","message":{quote(_describe(error))}}}')
+                return
+        guest = f'{{"bridge":"native","softInterrupt":true,"python":"{sys.version.split()[0]}","pyodide":null}}'
+        self._channel.post(f'{{"type":"ready","version":{PROTOCOL_VERSION},"guest":{guest}}}')
+
+    def _execute(self, request: dict[str, Any]) -> None:
+        turn, execution = request["turn"], request["execution"]
+        bridge, output = self._bridge, self._output
+        bridge.watch()
+        self._pipes.finish()  # what leftovers of earlier cells have printed since belongs to none
+        output.is_silenced = self._strays.is_stray if self._strays.any_threads else None
+        self._changes.begin()
+        report, encoding, body = self._runtime.execute(execution, request["code"])
+        if getpid() != self._pid:
+            _leave_copy(report, self._copy_error)
+        self._pipes.repair()
+        output.catch_up = None
+        changes = self._changes.end()
+        stopped = bridge.end()
+        if len(report) > _MAX_REPORT_CHARS:
+            report = _shorten(report)
+        reason = "null" if stopped is None else f'"{stopped}"'
+        report = f'{report[:-1]},"stopped":{reason}{changes and ","}{changes}}}'
+        event = f'{{"type":"executed","turn":{turn},"execution":{report},"encoding":"{encoding}"}}'
+        self._channel.end(event, body if '"final": true' in report else None)
+
+    def _variable(self, kind: str, request: dict[str, Any], bodies: list[Any]) -> None:
+        turn, runtime = request["turn"], self._runtime
+        self._bridge.watch()
+        try:
+            if kind == "setVariable":
+                runtime.set_variable(request["name"], request["encoding"], bodies[0] if bodies else b"")
+                answer = None
+            elif kind == "openState":
+                runtime.open_state(bodies[0] if bodies else b"", int(request["maxBytes"]))
+                answer = None
+            elif kind == "captureState":
+                answer = "bytes", runtime.capture_state(int(request["maxBytes"]))
+            else:
+                answer = runtime.list_variables() if kind == "listVariables" else runtime.get_variable(request["name"])
+        except BaseException as error:
+            self._bridge.end()
+            self._refuse(turn, _describe(error))
+            return
+        self._bridge.end()
+        if answer is None:
+            self._channel.end(f'{{"type":"done","turn":{turn}}}', None)
+        else:
+            self._channel.end(f'{{"type":"value","turn":{turn},"encoding":"{answer[0]}"}}', answer[1])
+
+    def _file(self, request: dict[str, Any], bodies: list[Any]) -> None:
+        turn, kind = request["turn"], request["type"]
+        action = "readText" if kind == "readFile" and request["text"] else _FILE_ACTIONS[kind]
+        self._bridge.watch()
+        try:
+            if action == "write":
+                self._need_room(request["path"], sum(map(len, bodies)))
+            encoding, pieces = self._runtime.file(action, request["path"], bodies)
+            body = b"".join(pieces)
+        except BaseException as error:
+            self._bridge.end()
+            self._refuse(turn, _describe(error))
+            return
+        self._bridge.end()
+        if encoding == "none":
+            self._channel.end(f'{{"type":"done","turn":{turn}}}', None)
+        else:
+            self._channel.end(f'{{"type":"value","turn":{turn},"encoding":"{encoding}"}}', body)
+
+    def _need_room(self, path: str, size: int) -> None:
+        used, files = self._changes.usage(path)
+        if used + size > self._max_file_bytes or files >= self._max_files:
+            raise FileError(
+                f"{path}: No space left on device; maxFileBytes bounds all files together, and their number is "
+                "bounded, too"
+            )
+
+    def _refuse(self, turn: int, why: str) -> None:
+        message = quote(printable(why[:_MAX_MESSAGE_CHARS]))
+        self._channel.end(f'{{"type":"refused","turn":{turn},"message":{message}}}', None)
+
+    # ---- the reader ----
+
+    def _alone(self, work: Callable[[], None]) -> None:
+        """Runs a thread of ours."""
+        end = _exit
+        try:
+            _mask(_BLOCK, _ALL_SIGNALS)  # they are the main thread's
+            work()
+        except EOFError:
+            end(0)
+        except BaseException as error:
+            self._die(error)
+        finally:
+            end(1)  # nobody could do its work
+
+    def _read(self) -> None:
+        bridge, read = self._bridge, self._reader.read
+        poller = poll()
+        poller.register(self._socket.fileno(), POLLIN)
+        parts: list[Any] = []
+        while True:
+            if self._channel.turn and not poller.poll(QUICK_MS) and self._channel.turn:
+                self._pipes.wake()
+            while (left := bridge.tick()) >= 0:
+                if poller.poll(max(left * 1000, 1) if left < 86_400 else None):
+                    break
+            header, bodies = read()
+            request = _parse(header, 0)[0]
+            kind = request["type"]
+            if kind == "hostReply" or kind == "part":
+                pass
+            elif kind == "interrupt":
+                bridge.interrupt(request["turn"], request["reason"])
+                continue
+            elif kind == "credit":
+                self._channel.give(int(request["bytes"]))
+                continue
+            elif "turn" in request:
+                bridge.begin(request["turn"], request["timeoutMs"])
+            if kind == "part":
+                parts += bodies
+                continue
+            if parts and bodies:
+                bodies = [memoryview(b"".join([*parts, bodies[0]])), *bodies[1:]]
+                parts = []
+            if kind == "hostReply":
+                body = bodies[0] if bodies else b""
+                bridge.reply(request["call"], request["status"], request["encoding"], request.get("message"), body)
+            else:
+                self._requests.put((request, bodies))
+
+    # ---- what does not go through Python's own streams ----
+
+    def _pump(self) -> None:
+        channel = self._channel
+        self._pipes.pump(lambda: channel.turn != 0, self._flush_due)
+
+    def _flush_due(self) -> None:
+        self._output.flush_due()
+        self._channel.flush_due()
+
+    def _take_written(self, fd: int, text: str) -> None:
+        self._output.write_caught_up(self._output.channels["stderr" if fd == 2 else "stdout"], text)
+
+    def _last_written(self) -> tuple[()]:
+        if not self._bridge.is_copy:
+            self._pipes.finish()
+        return ()
+
+    def _with_last_words(self, end: Callable[..., object]) -> Callable[..., object]:
+        """A function that ends the process at once; what was printed until then is sent."""
+
+        @wraps(end)
+        def ends(*args: Any, **options: Any) -> object:
+            if getpid() == self._pid:
+                self._pipes.drain()
+                self._output.flush()
+                self._channel.flush()
+            return end(*args, **options)
+
+        return ends
+
+    def _with_notice(self, start: Callable[..., int]) -> Callable[..., int]:
+        """`_thread.start_new_thread`: unlike `threading`, it does not wait until the thread has begun."""
+
+        @wraps(start)
+        def starts(*args: Any) -> int:
+            self._bridge.has_new_thread = True
+            return start(*args)
+
+        return starts
+
+    def _hear(self, event: str, _args: object) -> None:
+        """Of every audit event: when there is a child process, what it prints comes before what is printed after it."""
+        if event in _CHILD_EVENTS:
+            self._output.catch_up = self._pipes.drain
+
+    # ---- copies of this process (os.fork) ----
+
+    def _become_copy(self) -> None:
+        """In a child that user code made: it has no part in the sandbox, and prints to its descriptors."""
+        self._bridge.become_copy()
+        self._channel.lock = RLock()
+        self._socket.close()
+        self._pipes.abandon()
+        self._output.lock = RLock()
+        self._output.catch_up = None
+        self._output.begin(0)
+        self._output.write = self._write_copy  # type: ignore[method-assign]
+
+    def _write_copy(self, channel: Any, text: str) -> None:
+        if channel.name == "traceback":
+            self._copy_error = text
+        fd = {"stdout": 1, "stderr": 2}.get(channel.name)
+        if fd is not None:
+            _write_all(fd, text)
+
+    def _send(self, frame: bytes) -> None:
+        if getpid() != self._pid:
+            return
+        try:
+            self._socket.sendall(frame)
+        except OSError:  # the host is gone, or user code has closed the channel
+            _exit(1)
+
+    def _die(self, error: BaseException) -> None:
+        """The last word."""
+        try:
+            self._output.flush()
+            if not isinstance(error, FrameError):
+                self._channel.post(f'{{"type":"fatal","message":{quote(_describe(error))}}}')
+            self._socket.shutdown(SHUT_RDWR)
+        finally:
+            _exit(1)
+
+
+def _write_all(fd: int, text: str) -> None:
+    data = text.encode("utf-8", "backslashreplace")
+    while data:
+        data = data[system_write(fd, data) :]
+
+
+def _leave_copy(report: str, error: str) -> None:
+    """A copy of the process has come to the end of the cell that made it: that is where it ends, as a script would."""
+    failure = from_json(report)["errorType"]
+    try:
+        if failure and failure != "SystemExit":
+            _write_all(2, error)
+    finally:
+        _exit(1 if failure else 0)
+
+
+def _shorten(report: str) -> str:
+    """A report that fits into a frame: without names that are too many."""
+    header: dict[str, Any] = from_json(report)
+    kept: list[str] = []
+    size = 0
+    for name in header["names"] or ():
+        size += len(name) * 6
+        if size > _MAX_REPORT_CHARS:
+            break
+        kept.append(name)
+    return to_json({**header, "names": kept})
+
+
+def _describe(error: BaseException) -> str:
+    try:
+        text = str.__str__(str(error)) or type_name(error)
+    except BaseException:
+        text = type_name(error)
+    return printable(text[:_MAX_MESSAGE_CHARS])
+
+
+def serve(fd: int, epoch: int, reap_all: bool) -> None:
+    """Makes this process a guest on the socket `fd`. Does not return."""
+    if isdir(_WORKSPACE):
+        os.chdir(_WORKSPACE)
+    sys.path.insert(0, "")  # the working folder
+    # The threads are ours, and a copy of the process does without them.
+    warnings.filterwarnings("ignore", r".*multi-threaded, use of \w+\(\) may lead to deadlocks", DeprecationWarning)
+    Guest(fd, epoch, reap_all).serve()

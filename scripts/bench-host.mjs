@@ -1,0 +1,190 @@
+// npm run bench:host: what guests on a server cost, beside rivals, in one run. Linux; bubblewrap, and Docker's engine for its rivals.
+//   node scripts/bench-host.mjs [--quick] [--rivals monty,ipykernel]   (all by default, none with --rivals "")
+import { spawn } from "node:child_process";
+import { existsSync } from "node:fs";
+import { cpus } from "node:os";
+import { join } from "node:path";
+import { createInterface } from "node:readline";
+import { parseArgs } from "node:util";
+import { root, run } from "./project.mjs";
+
+const RIVALS = ["monty", "ipykernel", "local-repl", "dspy", "docker-exec", "docker-run"];
+/** With pandas and its like: what a zygote has imported. The host's default list, as far as it is about data. */
+const PRELOAD =
+  "numpy,pandas,scipy.stats,sklearn.linear_model,sklearn.ensemble,statsmodels.api,matplotlib.pyplot,seaborn,cloudpickle,lz4.frame";
+
+const { values } = parseArgs({
+  options: { quick: { type: "boolean", default: false }, rivals: { type: "string", default: RIVALS.join(",") } },
+});
+const names = values.rivals.split(",").filter(Boolean);
+const unknown = names.filter((name) => !RIVALS.includes(name));
+if (unknown.length > 0) throw new Error(`unknown rivals ${unknown.join(", ")}: ${RIVALS.join(", ")}`);
+/** @param {number} times */
+const often = (times) => (values.quick ? Math.max(1, Math.round(times / 20)) : times);
+
+const release = join(root, "target/release");
+const rivalsPython = join(root, ".setup/rivals/bin/python");
+const dataPython = join(root, ".setup/data-science/bin/python3");
+await must(["cargo", "build", "--release", "-p", "sandglass-host", "--bins", "--examples"], "bench-build");
+if (names.length > 0) {
+  if (!existsSync(rivalsPython)) await must(["python3", "-m", "venv", join(root, ".setup/rivals")], "bench-rivals");
+  await must([rivalsPython, "-m", "pip", "install", "-q", "-r", "scripts/bench/rivals.txt"], "bench-rivals");
+}
+if (!existsSync(dataPython)) {
+  await must([join(release, "sandglass-host"), "venv", "build", join(root, ".setup/data-science")], "bench-venv");
+}
+
+/** @typedef {{ name: string, ask: (order: object) => Promise<{ samples?: Record<string, number[]>, error?: string }>, end: () => Promise<void> }} Competitor */
+
+const bench = join(release, "examples/bench");
+const ours = start("sandglass", [bench, "bubblewrap"]);
+const data = start("sandglass", [bench, "bubblewrap", dataPython, PRELOAD]);
+const rivals = names.map((name) => start(name, [rivalsPython, join(root, "scripts/bench/rivals.py"), name]));
+const all = [ours, ...rivals];
+
+console.log(`Sandglass on a server: ${cpus().length} × ${cpus()[0]?.model}`);
+console.log("Milliseconds; competitors take turns; sandglass is in bubblewrap with all of its isolation.\n");
+try {
+  await side("A cell, x = 1 + 1", all, { what: "execute", times: often(500) }, 4);
+  await side("A host call", all, { what: "hostCall", times: often(500) }, 4);
+  await side("A context of 50 MiB, and its length", all, { what: "context", times: 1, megabytes: 50 }, 3);
+  await side("A new sandbox, nothing waiting, and its first result", all, { what: "session", times: 1 }, often(8));
+  await alone("10 MB of output", ours, { what: "output", times: often(10) });
+  await alone("Beyond timeout and grace period, a cell that hears no signal", ours, {
+    what: "overshoot",
+    times: often(10),
+  });
+
+  console.log(`Preloaded: ${PRELOAD}\n`);
+  await alone("A new spare, beside the same imports in a new guest", data, { what: "spare", times: often(20) });
+  await alone("A spare that waits: claimed, and its first result", data, { what: "claim", times: often(300) });
+  await alone("A stateless run from the pool", data, { what: "state", times: often(60) });
+  await alone("200 sessions at once, 20 spares", data, { what: "burst", times: values.quick ? 20 : 200 });
+  await alone("100 sandboxes at once, nothing waiting", ours, { what: "sessions", times: values.quick ? 10 : 100 });
+
+  const server = await serve();
+  const http = { what: "http", url: server.url, times: often(300) };
+  await alone("Over HTTP, 100 ms apart: a cell of a session; POST /execute from the pool", data, { ...http, gap: 100 });
+  await alone("Over HTTP, back to back: each POST /execute uses up a guest", data, { ...http, gap: 0 });
+  await server.end();
+} finally {
+  for (const competitor of [...all, data]) await competitor.end();
+}
+
+/**
+ * Has competitors take turns.
+ * @param {string} title
+ * @param {Competitor[]} competitors
+ * @param {object} order
+ * @param {number} rounds
+ */
+async function side(title, competitors, order, rounds) {
+  /** @type {Map<string, number[]>} */
+  const samples = new Map();
+  /** @type {Map<string, string>} */
+  const errors = new Map();
+  for (let round = 0; round < rounds; round++) {
+    for (const competitor of round % 2 ? competitors.toReversed() : competitors) {
+      if (errors.has(competitor.name)) continue;
+      const answer = await competitor.ask(order);
+      if (answer.error) errors.set(competitor.name, answer.error);
+      const taken = Object.values(answer.samples ?? {}).flat();
+      samples.set(competitor.name, [...(samples.get(competitor.name) ?? []), ...taken]);
+    }
+  }
+  console.log(title);
+  const base = quantile(samples.get("sandglass") ?? [], 0.5);
+  for (const { name } of competitors) {
+    const error = errors.get(name);
+    if (error) console.log(`  ${name.padEnd(16)} ${error}`);
+    else row(name, samples.get(name) ?? [], base);
+  }
+  console.log();
+}
+
+/** @param {string} title @param {Competitor} competitor @param {object} order */
+async function alone(title, competitor, order) {
+  const { samples, error } = await competitor.ask(order);
+  console.log(title);
+  if (error) console.log(`  ${error}`);
+  for (const [name, times] of Object.entries(samples ?? {})) row(name, times, NaN);
+  console.log();
+}
+
+/** @param {string} name @param {number[]} times @param {number} base */
+function row(name, times, base) {
+  const shown = [0.5, 0.95, 0.99].map((q) => {
+    const value = quantile(times, q);
+    return `p${q * 100} ${value.toFixed(value < 10 ? 3 : 0).padStart(8)}`;
+  });
+  const ratio =
+    Number.isNaN(base) || name === "sandglass" ? "" : `  ${(quantile(times, 0.5) / base).toPrecision(2)} × sandglass`;
+  console.log(`  ${name.padEnd(16)} ${shown.join("   ")}   n ${String(times.length).padEnd(5)}${ratio}`);
+}
+
+/** @param {string} name @param {string[]} command @returns {Competitor} */
+function start(name, command) {
+  const child = spawn(/** @type {string} */ (command[0]), command.slice(1), {
+    env: { ...process.env, PATH: `${join(root, ".setup/rivals/bin")}:${process.env.PATH}` },
+    stdio: ["pipe", "pipe", "pipe"],
+  });
+  let said = "";
+  child.stderr.setEncoding("utf8").on("data", (text) => (said = (said + text).slice(-4000)));
+  child.stdin.on("error", () => undefined); // it has ended, which is told below
+  const ended = new Promise((resolve) => child.once("close", (code, signal) => resolve(code ?? signal)));
+  const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
+  return {
+    name,
+    async ask(order) {
+      child.stdin.write(`${JSON.stringify(order)}\n`);
+      const { value, done } = await lines.next();
+      return done ? { error: `it ended with ${await ended}: ${said.trim().split("\n").at(-1)}` } : JSON.parse(value);
+    },
+    async end() {
+      child.stdin.end();
+      await ended;
+    },
+  };
+}
+
+/** A server with the pool of its defaults. */
+async function serve() {
+  const args = ["serve", "--listen", "127.0.0.1:0", "--backend", "bubblewrap", "--python", dataPython];
+  const child = spawn(join(release, "sandglass-host"), args, { stdio: ["ignore", "pipe", "pipe"] });
+  const ended = new Promise((resolve) => child.once("close", resolve));
+  const url = await new Promise((resolve, reject) => {
+    let said = "";
+    for (const stream of [child.stdout, child.stderr]) {
+      stream.setEncoding("utf8").on("data", (text) => {
+        said += text;
+        const address = /https?:\/\/127\.0\.0\.1:[1-9]\d*/.exec(said);
+        if (address) resolve(address[0]);
+      });
+    }
+    ended.then(() => reject(new Error(`the server did not start: ${said}`)));
+  });
+  for (;;) {
+    const health = await (await fetch(`${url}/health/detailed`)).json();
+    if ((health.pool?.spares ?? 0) >= (health.pool?.level ?? 1)) break;
+    await new Promise((resolve) => setTimeout(resolve, 200));
+  }
+  return {
+    url,
+    async end() {
+      child.kill("SIGTERM");
+      await ended;
+    },
+  };
+}
+
+/** @param {string[]} command @param {string} log */
+async function must(command, log) {
+  const { ok, output } = await run(command, { log: join(root, ".setup/logs", `${log}.log`) });
+  if (!ok) throw new Error(`${command.join(" ")} failed:\n${output.slice(-3000)}`);
+}
+
+/** @param {number[]} samples @param {number} q */
+function quantile(samples, q) {
+  const sorted = samples.toSorted((a, b) => a - b);
+  return sorted[Math.min(sorted.length - 1, Math.floor(q * sorted.length))] ?? NaN;
+}

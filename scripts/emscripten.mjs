@@ -1,0 +1,98 @@
+// Emscripten's script of Pyodide, changed: so that guests start sooner, and so that pyodide-glue/libraries.js can do its work.
+import { readFile, readdir } from "node:fs/promises";
+import { join } from "node:path";
+import { root } from "./project.mjs";
+
+/** @typedef {[old: string, now: string]} Change */
+
+const PLACE = "alignMemory(getMemory(metadata.memorySize+memAlign),memAlign)";
+/**
+ * As libraries.js needs it: it says where in memory a library goes, and when its variables are not to be set.
+ * @type {Change[]}
+ */
+const PLACED = [
+  [
+    `var memoryBase=metadata.memorySize?${PLACE}:0;`,
+    `var memoryBase=Module.placeLibrary(libName,metadata.memorySize,()=>metadata.memorySize?${PLACE}:0);`,
+  ],
+  ["if(freeTableIndexes.length){", "if(freeTableIndexes.length&&!Module.isLoading){"],
+  [
+    "var rtn=getFunctionAddress(func);if(rtn){",
+    "var rtn=getFunctionAddress(func);if(rtn&&!(Module.isLoading&&Module.isStray(rtn))){",
+  ],
+  ["if(applyRelocs){", "if(applyRelocs&&!Module.isReplaying){"],
+  ['["__wasm_call_ctors"];if(init){', '["__wasm_call_ctors"];if(init&&!Module.isReplaying){'],
+];
+
+/**
+ * What it does for each of its 5000 functions, and for 260 of JavaScript's that C knows: the table gives back what was put there,
+ * an exception shows no more than `sig` does, and wrappers of the same signature are one module.
+ * @type {Change[]}
+ */
+const QUICK = [
+  ["var isInternalSym=symName=>[", "var internalSyms=new Set(["],
+  [
+    '"__stop_em_js"].includes(symName)||symName.startsWith("__em_js__");',
+    '"__stop_em_js"]);var isInternalSym=symName=>internalSyms.has(symName)||symName.startsWith("__em_js__");',
+  ],
+  [
+    "wasmTable.set(idx,func);wasmTableMirror[idx]=wasmTable.get(idx)",
+    "wasmTable.set(idx,func);wasmTableMirror[idx]=func",
+  ],
+  [
+    "try{setWasmTableEntry(ret,func)}catch(err){if(!(err instanceof TypeError)){throw err}var wrapped",
+    "if(!func.sig){setWasmTableEntry(ret,func)}else{var wrapped",
+  ],
+  [
+    "var convertJsFunctionToWasm=(func,sig)=>{var bytes=",
+    "var wrappers={};var convertJsFunctionToWasm=(func,sig)=>{var bytes=()=>",
+  ],
+  ["var module=new WebAssembly.Module(bytes);", "var module=wrappers[sig]??=new WebAssembly.Module(bytes());"],
+];
+
+/**
+ * The script without half of it: one statement for each of 5000 functions of wasm, most of which no JavaScript names. A loop
+ * makes those properties of the module that somebody may ask it for.
+ * @param {string} path
+ */
+export async function readEmscripten(path) {
+  let text = await readFile(path, "utf8");
+  const found = /var ([\w$,]+);function assignWasmExports\(wasmExports\)\{([^{}]*)\}/.exec(text);
+  if (!found) throw new Error(`${path} has no assignWasmExports as that of Pyodide 314.0.7: is it another release?`);
+  const [all, names, statements] = found;
+  const used = new Set(text.replace(all, "").match(/[\w$]+/g));
+  const kept = statements.split(";").filter((statement) => used.has(statement.slice(0, statement.indexOf("="))));
+  const asked = new Set([
+    ...used,
+    ...(await words(join(path, "../pyodide.mjs"))),
+    ...(await words(join(root, "pyodide-glue"))),
+  ]);
+  const properties = [...new Set(statements.match(/Module\["\w+"\]/g))]
+    .map((property) => property.slice('Module["_'.length, -2))
+    .filter((name) => asked.has(`_${name}`));
+  text = text.replace(
+    all,
+    () => `var ${names.split(",").filter((name) => used.has(name))};
+    function assignWasmExports(wasmExports) {
+      for (const name of ${JSON.stringify(properties)}) {
+        const value = wasmExports[name];
+        Module["_" + name] = value instanceof WebAssembly.Global ? value.value >>> 0 : value;
+      }
+      ${kept.join(";")}
+    }`,
+  );
+  return [...PLACED, ...QUICK].reduce((text, [old, now]) => {
+    const [before, after, ...more] = text.split(old);
+    if (after === undefined || more.length > 0) {
+      throw new Error(`${path} is not as that of Pyodide 314.0.7, which has "${old}" once: is it another release?`);
+    }
+    return before + now + after;
+  }, text);
+}
+
+/** All names in a file, or in a folder's. @param {string} path @returns {Promise<string[]>} */
+async function words(path) {
+  if (path.endsWith("js")) return (await readFile(path, "utf8")).match(/[\w$]+/g) ?? [];
+  const files = (await readdir(path)).filter((file) => file.endsWith(".js"));
+  return (await Promise.all(files.map((file) => words(join(path, file))))).flat();
+}

@@ -1,0 +1,226 @@
+// What becomes of a sandbox whose guest runs on a server, when the server is not there, refuses, or goes away.
+import { createServer } from "node:net";
+import { KEY, startHost } from "./host.mjs";
+
+/** How long the server may take to see that somebody has left. */
+const IN_TIME_MS = 60_000;
+
+/** @typedef {{ outcome: string, result?: string, error?: string, stdout: string, state: { status: string, lost?: { name: string }[] } }} Run */
+
+/**
+ * @param {{ backend: string, origin: string, page: import("puppeteer-core").Page, score: import("./harness.mjs").Score, only: string }} options
+ */
+export async function testBackend({ backend, origin, page, score, only }) {
+  /** @param {string} name @param {() => Promise<string[]>} test */
+  const check = async (name, test) => {
+    if (!`backend/${name}`.includes(only)) return;
+    try {
+      score.add(`backend/${name}`, await test());
+    } catch (error) {
+      score.fail(`backend/${name}`, [String(/** @type {Error} */ (error).stack ?? error)]);
+    }
+  };
+  const create = (/** @type {object} */ options) =>
+    page.evaluate(async (options) => {
+      const { createSandbox } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
+      try {
+        const sandbox = await createSandbox(options);
+        await sandbox.destroy();
+        return "a sandbox";
+      } catch (/** @type {any} */ error) {
+        return `${error.name} ${error.code}: ${error.message}`;
+      }
+    }, options);
+
+  await check("a server that is not there is told", async () => {
+    const text = await create({ backend: { url: `http://127.0.0.1:${await freePort()}` } });
+    return differs(text, "SandboxError backend_unavailable: no sandglass-host server answers", "sandglass-host serve");
+  });
+  await check("something else than a server is told", async () => {
+    const text = await create({ backend: { url: origin } });
+    return differs(text, "SandboxError backend_unavailable: what answers", "no sandglass-host server");
+  });
+
+  await check("a key that is missing, wrong or right", async () => {
+    const host = await startHost({ backend, origin });
+    try {
+      const { url } = host;
+      return [
+        ...differs(await create({ backend: { url } }), "backend_unavailable", "pass backend.apiKey"),
+        ...differs(
+          await create({ backend: { url, apiKey: "x".repeat(20) } }),
+          "backend_unavailable",
+          "does not accept backend.apiKey",
+        ),
+        ...differs(await create({ backend: { url: `${url}/`, apiKey: KEY } }), "a sandbox"),
+      ];
+    } finally {
+      await host.stop();
+    }
+  });
+  await check("a page of another origin is refused", async () => {
+    const host = await startHost({ backend, origin: "https://example.com" });
+    try {
+      const text = await create({ backend: { url: host.url, apiKey: KEY } });
+      return differs(text, "backend_unavailable", "--allow-origin");
+    } finally {
+      await host.stop();
+    }
+  });
+  await check("limits of the server are told", async () => {
+    const settings = ["--max-sessions", "1", "--max-memory-mib", "512"];
+    const host = await startHost({ backend, origin, settings });
+    const server = { url: host.url, apiKey: KEY };
+    try {
+      const large = await create({ backend: server, memoryLimit: 1e9 });
+      const second = await page.evaluate(async (backend) => {
+        const { createSandbox } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
+        const first = await createSandbox({ backend });
+        const second = await createSandbox({ backend }).catch((/** @type {any} */ error) => error);
+        await first.destroy();
+        return `${second.code}: ${second.message}`;
+      }, server);
+      return [
+        ...differs(large, "backend_unavailable", "these limits", "memoryLimit"),
+        ...differs(second, "backend_unavailable", "no room for another"),
+      ];
+    } finally {
+      await host.stop();
+    }
+  });
+
+  await check("a sandbox that is destroyed, or whose page is closed, leaves no session", async () => {
+    const host = await startHost({ backend, origin, settings: ["--max-sessions", "1"] });
+    const server = { url: host.url, apiKey: KEY };
+    try {
+      const first = await create({ backend: server });
+      const other = await page.browser().newPage();
+      await other.goto(page.url());
+      // The first one's session ends by itself, a moment later.
+      const second = await other.evaluate(createInTime, server, IN_TIME_MS);
+      await other.close();
+      const third = await page.evaluate(createInTime, server, IN_TIME_MS);
+      await page.evaluate(() => /** @type {any} */ (window).sandbox.destroy());
+      return [first, second, third].flatMap((text) => differs(text, "a sandbox"));
+    } finally {
+      await host.stop();
+    }
+  });
+  await check("a server that stands still is not waited for without end", async () => {
+    const host = await startHost({ backend, origin });
+    try {
+      await page.evaluate(
+        async (backend) => {
+          const { createSandbox } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
+          const sandbox = await createSandbox({ backend, timeout: 500, gracePeriod: 100, bootTimeout: 30_000 });
+          await sandbox.initialize("the context");
+          /** @type {any} */ (window).sandbox = sandbox;
+        },
+        { url: host.url, apiKey: KEY },
+      );
+      await host.pause();
+      const run = await page.evaluate(() => /** @type {any} */ (window).sandbox.execute("1"));
+      const stalled = await page.evaluate(() => {
+        const { sandbox } = /** @type {any} */ (window);
+        return sandbox.execute("1").catch((/** @type {any} */ error) => `${error.code}: ${error.message}`);
+      });
+      host.goOn();
+      const after = await page.evaluate(async () => {
+        const { sandbox } = /** @type {any} */ (window);
+        const run = await sandbox.execute("context");
+        await sandbox.destroy();
+        return run;
+      });
+      return [
+        ...differs(run.outcome, "timeout"),
+        ...differs(stalled, "boot_failed", "bootTimeout"),
+        ...differs(after.result ?? "", "'the context'"),
+      ];
+    } finally {
+      await host.stop();
+    }
+  });
+
+  await check("a server that dies takes the state along, and the next one goes on", async () => {
+    const port = await freePort();
+    let host = await startHost({ backend, origin, port });
+    try {
+      const begun = page.evaluate(
+        async (backend) => {
+          const { createSandbox } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
+          const sandbox = await createSandbox({ backend });
+          await sandbox.initialize("the context");
+          await sandbox.execute("x = 1");
+          /** @type {any} */ (window).sandbox = sandbox;
+          return new Promise((resolve) => {
+            /** @type {any} */ (window).run = sandbox.execute("import time\nprint('begun')\ntime.sleep(1000)", {
+              onStdout: resolve,
+            });
+          });
+        },
+        { url: host.url, apiKey: KEY },
+      );
+      await begun;
+      await host.stop("SIGKILL");
+      const died = /** @type {Run} */ (await page.evaluate(() => /** @type {any} */ (window).run));
+      const unavailable = await page.evaluate(async () => {
+        const { sandbox } = /** @type {any} */ (window);
+        return sandbox.getVariable("x").catch((/** @type {any} */ error) => `${error.code}: ${error.message}`);
+      });
+      host = await startHost({ backend, origin, port });
+      const after = /** @type {Run} */ (
+        await page.evaluate(async () => {
+          const { sandbox } = /** @type {any} */ (window);
+          const run = await sandbox.execute("context, 'x' in globals()");
+          await sandbox.destroy();
+          return run;
+        })
+      );
+      return [
+        ...differs(died.outcome, "crashed"),
+        ...differs(died.stdout, "begun"),
+        ...differs(died.error ?? "", "the connection to the sandglass-host server", "variables are lost"),
+        ...differs(JSON.stringify(died.state), '"status":"lost"', '"name":"x"'),
+        ...differs(unavailable, "backend_unavailable", "no sandglass-host server answers"),
+        ...differs(after.result ?? "", "('the context', False)"),
+      ];
+    } finally {
+      await host.stop();
+    }
+  });
+}
+
+/**
+ * In a page: creates a sandbox as soon as there is room for it.
+ * @param {object} backend @param {number} ms
+ */
+async function createInTime(backend, ms) {
+  const { createSandbox } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
+  const end = performance.now() + ms;
+  for (;;) {
+    try {
+      /** @type {any} */ (window).sandbox = await createSandbox({ backend });
+      return "a sandbox";
+    } catch (/** @type {any} */ error) {
+      if (performance.now() > end) return `${error.code}: ${error.message}`;
+      await new Promise((resolve) => setTimeout(resolve, 100));
+    }
+  }
+}
+
+/** What of `wanted` is not in a text. @param {string} text @param {string[]} wanted */
+function differs(text, ...wanted) {
+  return wanted.filter((part) => !text.includes(part)).map((part) => `expected ${part} in ${text}`);
+}
+
+/** A port that was free a moment ago. @returns {Promise<number>} */
+function freePort() {
+  return new Promise((resolve, reject) => {
+    const server = createServer();
+    server.once("error", reject);
+    server.listen(0, "127.0.0.1", () => {
+      const { port } = /** @type {import("node:net").AddressInfo} */ (server.address());
+      server.close(() => resolve(port));
+    });
+  });
+}

@@ -1,0 +1,214 @@
+"""The host's end of a native guest: a real process on a socketpair, and frames written by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from sandglass import values
+
+FOLDER = str(Path(__file__).parents[2] / "pyodide-glue" / "python")
+BOOTSTRAP = "import sys; sys.path.insert(0, sys.argv.pop(1)); from sandglass.__main__ import main; main()"
+#: What a zygote does, without the privileges that namespaces need.
+FORKED = """import os, sys
+sys.path.insert(0, sys.argv.pop(1))
+from sandglass import native, zygote
+fd, epoch = int(sys.argv[2]), int(sys.argv[4])
+zygote.become_quiet()
+guest = zygote.fork_in_thread(lambda: None, lambda: native.serve(fd, epoch, False))
+os.close(fd)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(guest, 0)[1]) % 256)
+"""
+EPOCH = 0xFEDCBA98
+PATIENCE_SECONDS = 120.0
+CONFIG = {
+    "maxOutputChars": 50_000,
+    "maxValueBytes": 64 << 20,
+    "maxMemoryBytes": 1 << 30,
+    "maxValueDepth": 100,
+    "maxSourceCache": 1_000_000,
+    "maxDisplays": 10,
+    "maxDisplayBytes": 1_000_000,
+    "maxDisplaysBytes": 2_000_000,
+    "maxFileBytes": 1_000_000,
+    "maxFiles": 1000,
+    "hostFunctions": ["llm_query", "fetch_page"],
+    "maxHostCalls": 1000,
+    "profile": "default",
+    "outputFields": [],
+}
+Event = dict[str, Any]
+
+
+def text(value: str) -> tuple[str, bytes]:
+    return "text", value.encode()
+
+
+class Execution:
+    """What the host learned of one execution."""
+
+    def __init__(self) -> None:
+        self.streams: dict[str, str] = {}
+        self.calls: list[tuple[str, Any]] = []
+        self.displays: list[tuple[str, bytes]] = []
+        self.report: dict[str, Any] = {}
+        self.final: Any = None
+
+    def __getattr__(self, name: str) -> str:
+        if name in ("stdout", "stderr", "result", "error", "traceback"):
+            return self.streams.get(name, "")
+        raise AttributeError(name)
+
+
+class Host:
+    """Speaks to one guest. `answer` gets a function's name and arguments and returns `(encoding, body)`."""
+
+    def __init__(self, folder: Path, *, as_module: bool = False, program: str = BOOTSTRAP) -> None:
+        self.socket, theirs = socket.socketpair()
+        self.socket.settimeout(PATIENCE_SECONDS)
+        command = ["-m", "sandglass"] if as_module else ["-I", "-c", program, FOLDER]
+        self.process = subprocess.Popen(
+            [sys.executable, *command, "--fd", str(theirs.fileno()), "--epoch", str(EPOCH)],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": FOLDER},
+        )
+        theirs.close()
+        self.turn = self.execution = 0
+        self.credits = True
+        self.answer: Callable[[str, Any], tuple[str, bytes]] = lambda name, argument: text(f"answer to {argument}")
+
+    def __enter__(self) -> Host:
+        return self
+
+    def __exit__(self, _type: type | None, _error: BaseException | None, _traceback: TracebackType | None) -> None:
+        self.socket.close()
+        self.process.kill()
+        self.process.wait()
+
+    # ---- frames ----
+
+    def send(self, request: Event, *bodies: bytes, epoch: int = EPOCH) -> None:
+        self.socket.sendall(frame(request, *bodies, epoch=epoch))
+
+    def receive(self) -> tuple[list[Event], list[bytes]]:
+        (length,) = struct.unpack("<I", self._take(4))
+        data = self._take(length)
+        epoch, header_length = struct.unpack_from("<II", data)
+        assert epoch == EPOCH
+        events = json.loads(data[8 : 8 + header_length])
+        bodies, at = [], 8 + header_length
+        while at < length:
+            (size,) = struct.unpack_from("<I", data, at)
+            bodies.append(data[at + 4 : at + 4 + size])
+            at += 4 + size
+        assert at == length
+        has_body = ("hostCall", "display", "value", "part")
+        assert len(bodies) == sum(
+            event["type"] in has_body or (event["type"] == "executed" and event["execution"]["final"])
+            for event in events
+        )
+        if self.credits:
+            size = sum(len(event["text"].encode()) for event in events if event["type"] == "output")
+            with_body = [event for event in events if event["type"] in has_body]
+            size += sum(
+                len(body)
+                for event, body in zip(with_body, bodies[: len(with_body)], strict=True)
+                if event["type"] == "display"
+            )
+            if size:
+                self.send({"type": "credit", "bytes": size})
+        return events, bodies
+
+    def hears_anything_within(self, seconds: float) -> bool:
+        return bool(select.select([self.socket], [], [], seconds)[0])
+
+    def _take(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            piece = self.socket.recv(size - len(data))
+            if not piece:
+                raise EOFError
+            data += piece
+        return bytes(data)
+
+    # ---- turns ----
+
+    def init(self, **changes: Any) -> Event:
+        self.send({"type": "init", "version": 4, "config": {**CONFIG, **changes}, "restores": False})
+        (event,), _ = self.receive()
+        return event
+
+    def begin(self, code: str, timeout_ms: float = PATIENCE_SECONDS * 1000) -> None:
+        self.turn += 1
+        self.execution += 1
+        request = {"type": "execute", "turn": self.turn, "execution": self.execution, "code": code}
+        self.send({**request, "timeoutMs": timeout_ms})
+
+    def end(self, until: str | None = None) -> Execution:
+        """Takes events to the execution's end, or until this was printed."""
+        seen = Execution()
+        while True:
+            events, bodies = self.receive()
+            for event in events:
+                kind = event["type"]
+                assert event["turn"] == self.turn, event
+                if kind == "output":
+                    seen.streams[event["stream"]] = seen.streams.get(event["stream"], "") + event["text"]
+                elif kind == "display":
+                    seen.displays.append((event["mime"], bodies.pop(0)))
+                elif kind == "hostCall":
+                    argument = values.decode(event["encoding"], bodies.pop(0))
+                    seen.calls.append((event["name"], argument))
+                    encoding, body = self.answer(event["name"], argument)
+                    self.reply(event["call"], encoding, body)
+                else:
+                    assert kind == "executed", event
+                    seen.report = event["execution"]
+                    if seen.report["final"]:
+                        seen.final = values.decode(event["encoding"], bodies.pop(0))
+                    assert until is None, seen.streams
+                    return seen
+            if until is not None and until in seen.streams.get("stdout", ""):
+                return seen
+
+    def reply(self, call: int, encoding: str, body: bytes, status: str = "ok", message: str | None = None) -> None:
+        answer = {"type": "hostReply", "call": call, "status": status, "encoding": encoding}
+        self.send(answer if message is None else {**answer, "message": message}, *([body] if status == "ok" else []))
+
+    def run(self, code: str, timeout_ms: float = PATIENCE_SECONDS * 1000) -> Execution:
+        self.begin(code, timeout_ms)
+        return self.end()
+
+    def ok(self, code: str) -> Execution:
+        seen = self.run(code)
+        assert seen.report["ended"] == "ok" and seen.report["stopped"] is None, (seen.report, seen.traceback)
+        return seen
+
+    def interrupt(self, reason: str = "interrupt") -> None:
+        self.send({"type": "interrupt", "turn": self.turn, "reason": reason})
+
+    def ask(self, kind: str, *bodies: bytes, **fields: Any) -> tuple[Event, bytes]:
+        """Another turn: its answer, and the body of that."""
+        self.turn += 1
+        self.send({"type": kind, "turn": self.turn, "timeoutMs": PATIENCE_SECONDS * 1000, **fields}, *bodies)
+        (event,), bodies_back = self.receive()
+        assert event["turn"] == self.turn
+        return event, bodies_back[0] if bodies_back else b""
+
+
+def frame(request: Any, *bodies: bytes, epoch: int = EPOCH) -> bytes:
+    header = json.dumps(request).encode()
+    data = struct.pack("<II", epoch, len(header)) + header
+    data += b"".join(struct.pack("<I", len(body)) + body for body in bodies)
+    return struct.pack("<I", len(data)) + data

@@ -1,0 +1,123 @@
+"""The state that one stateless run hands to the next."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+
+import cloudpickle
+import lz4.frame
+import pytest
+from conftest import CONFIG, Guest, installed
+from hypothesis import given
+from hypothesis import strategies as st
+
+MANY = 100 << 20
+
+
+@pytest.fixture
+def next_guest() -> Iterator[Guest]:
+    guest = Guest()
+    guest.runtime.configure(CONFIG)
+    yield guest
+
+
+def capture(guest: Guest, max_bytes: int = MANY) -> bytes:
+    with installed(guest.runtime) as runtime:
+        return runtime.capture_state(max_bytes)
+
+
+def give(guest: Guest, state: bytes, max_bytes: int = MANY) -> None:
+    with installed(guest.runtime) as runtime:
+        runtime.open_state(state, max_bytes)
+
+
+def state_of(value: object) -> bytes:
+    return b64encode(lz4.frame.compress(cloudpickle.dumps(value)))
+
+
+def test_the_next_guest_has_the_variables(guest: Guest, next_guest: Guest) -> None:
+    guest.ok(
+        "x = [1, 2]; y = x; factor = 3\ndef scale(n): return n * factor\nclass P:\n    a = 1\np = P(); p.b = 'é\\ud800'"
+    )
+    give(next_guest, capture(guest))
+    next_guest.ok("assert x == [1, 2] and x is y and scale(2) == 6 and p.b == 'é\\ud800' and type(p) is P")
+
+
+def test_what_no_other_guest_can_go_on_with_is_left_out(guest: Guest, next_guest: Guest) -> None:
+    guest.ok("import math, os\n_private = 1\ng = (i for i in 'ab')\nf = open(os.devnull)\nkept = math.pi")
+    give(next_guest, capture(guest))
+    assert [row["name"] for row in next_guest.listing()] == ["kept"]
+    guest.ok("f.close()")
+
+
+def test_a_variable_that_cannot_be_written_is_told_and_nothing_is_lost(guest: Guest) -> None:
+    guest.ok("inner = [i for i in 'ab'], (i for i in 'ab')")
+    with pytest.raises(ValueError, match="cannot pickle 'generator' object"):
+        capture(guest)
+    guest.ok("assert list(inner[1]) == ['a', 'b']")
+
+
+def test_functions_that_use_helpers_go_with_it(guest: Guest, next_guest: Guest) -> None:
+    guest.ok(
+        "import math\ndef pieces(text): return [math.floor(len(p)) for p in chunk_text(text, 4, 0)]\nask = llm_query"
+    )
+    give(next_guest, capture(guest))
+    next_guest.ok("assert pieces('abcdef') == [4, 2] and ask is llm_query")
+
+
+def test_sizes_are_capped_both_ways(guest: Guest) -> None:
+    guest.ok("x = bytes(1_000_000)")
+    with pytest.raises(ValueError, match="more than 500000 bytes"):
+        capture(guest, 500_000)
+    state = capture(guest)
+    assert len(state) < 50_000
+    with pytest.raises(ValueError, match="unpacks to more than 500000 bytes"):
+        give(guest, state, 500_000)
+
+
+def test_a_bomb_is_refused_before_it_has_unpacked(guest: Guest) -> None:
+    compressor = lz4.frame.LZ4FrameCompressor()
+    piece = bytes(16 << 20)
+    bomb = compressor.begin() + b"".join(compressor.compress(piece) for _ in range(32)) + compressor.flush()
+    with pytest.raises(ValueError, match="unpacks to more than"):
+        give(guest, b64encode(bomb), 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        (b"\xff not base64", "no base64"),
+        (b64encode(b"no frame at all"), "no LZ4 frame"),
+        (b64encode(lz4.frame.compress(b"x" * 1000)[:-20]), "no LZ4 frame"),
+        (b64encode(lz4.frame.compress(b"no pickle")), "cannot be opened"),
+        (state_of([1, 2]), "no dict of variables"),
+        (state_of({1: 2}), "no dict of variables"),
+    ],
+)
+def test_what_is_no_state_is_refused_and_sets_nothing(guest: Guest, state: bytes, why: str) -> None:
+    guest.ok("x = 1")
+    with pytest.raises(ValueError, match=why):
+        give(guest, state)
+    guest.ok("assert x == 1")
+    assert [row["name"] for row in guest.listing()] == ["x"]
+
+
+def test_a_state_takes_the_place_of_no_helper(guest: Guest) -> None:
+    give(guest, state_of({"llm_query": 1, "__builtins__": {}, "_x": 1, "no name": 1, "y": 2}))
+    guest.ok("assert y == 2 and callable(llm_query) and len('ab') == 2 and '_x' not in globals()")
+
+
+@given(data=st.binary(max_size=400))
+def test_no_bytes_raise_anything_else(data: bytes) -> None:
+    guest = Guest()
+    guest.runtime.configure(CONFIG)
+    for state in (data, b64encode(data), b64encode(lz4.frame.compress(data))):
+        with pytest.raises(ValueError):
+            give(guest, state)
+
+
+def test_the_form_is_the_one_of_other_servers(guest: Guest) -> None:
+    guest.ok("answer_to_all = 42")
+    state = capture(guest)
+    assert cloudpickle.loads(lz4.frame.decompress(b64decode(state))) == {"answer_to_all": 42}

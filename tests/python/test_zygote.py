@@ -1,0 +1,56 @@
+"""What a zygote does before its first fork: after that it needs a boundary, where host/tests/pool.rs tests it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sandglass
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a zygote needs Linux")
+
+
+def ready(folder: Path, preload: list[str]) -> dict[str, Any]:
+    """What a zygote says that is to preload modules of a folder."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    path = os.pathsep.join([str(folder), str(Path(sandglass.__file__).parents[1])])
+    fd = str(theirs.fileno())
+    command = [sys.executable, "-m", "sandglass", "--zygote", "--fd", fd]
+    with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], env={"PYTHONPATH": path}) as process:
+        theirs.close()
+        ours.settimeout(60)
+        filter_file = os.memfd_create("filter")
+        socket.send_fds(ours, [json.dumps({"preload": preload}).encode()], [filter_file])
+        os.close(filter_file)
+        report: dict[str, Any] = json.loads(ours.recv(65536))
+        ours.shutdown(socket.SHUT_RDWR)  # the host is gone
+        assert process.wait(60) == 0
+    return report
+
+
+def test_what_cannot_be_preloaded_is_named_and_the_rest_is(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("1 / 0")
+    (tmp_path / "threaded.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    (tmp_path / "witness.py").write_text("import os\nos.write(1, b'imported ')")
+    report = ready(tmp_path, ["json", "broken", "threaded", "witness"])
+    assert report["ready"] is True
+    assert set(report["missing"]) == {"broken", "threaded"}
+    assert report["missing"]["broken"] == "ZeroDivisionError: division by zero"
+    assert report["missing"]["threaded"].startswith("it leaves threads running, which a fork would lose: ")
+
+
+def test_what_is_told_at_a_new_start_is_not_left_in_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "threaded.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    (tmp_path / "spy.py").write_text("import os\nassert not [name for name in os.environ if 'ZYGOTE' in name]")
+    assert set(ready(tmp_path, ["threaded", "spy"])["missing"]) == {"threaded"}

@@ -115,8 +115,9 @@ export function createBridge(post, mailbox) {
   const send = (blocking) => {
     const events = unsent;
     unsent = [];
+    const batch = events.length;
     for (const [index, [call, name, encoding, body]] of events.entries()) {
-      post({ type: "hostCall", turn, call, name, encoding, blocking }, body, index < events.length - 1);
+      post({ type: "hostCall", turn, call, batch, name, encoding, blocking }, body, index < batch - 1);
     }
     holdUntil = now() + HOLD_MS;
   };

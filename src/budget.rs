@@ -84,9 +84,9 @@ pub struct BudgetLeft {
 /// What there is no more of, and how much there was.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum Exhausted {
-    /// Calls.
-    #[error("the budget of {0} model calls is used up (maxCalls)")]
-    Calls(f64),
+    /// Calls: so many were made, and so many more are too many.
+    #[error("the budget of {most} model calls is used up (maxCalls)")]
+    Calls { made: f64, more: f64, most: f64 },
     /// Tokens.
     #[error("the budget of {0} tokens is used up (maxTokens)")]
     Tokens(f64),
@@ -105,8 +105,8 @@ impl Exhausted {
     /// What Python is told. dspy's `_LLMCallBudget` (`dspy/predict/rlm.py`, 3.4.1) has a text of its own for calls.
     pub fn told(&self, profile: Profile) -> String {
         match self {
-            Self::Calls(most) if profile == Profile::Dspy => format!(
-                "LLM call limit exceeded: {most} + 1 > {most}. \
+            Self::Calls { made, more, most } if profile == Profile::Dspy => format!(
+                "LLM call limit exceeded: {made} + {more} > {most}. \
                  Use Python code for aggregation instead of making more LLM calls."
             ),
             other => other.to_string(),
@@ -223,24 +223,42 @@ impl Budget {
     /// # Errors
     /// [`Exhausted`], when there is nothing left for it.
     pub fn admit(&self, now: f64) -> Result<(), Exhausted> {
-        if let Some(exhausted) = self.chain().find_map(|budget| budget.exhausted(now)) {
-            return Err(exhausted);
-        }
-        // Another thread may have been quicker: then what was counted is given back.
+        self.admit_all(1, now)
+    }
+
+    /// Counts so many calls, all of them or none.
+    ///
+    /// # Errors
+    /// [`Exhausted`], when there is not enough left for them.
+    pub fn admit_all(&self, calls: u32, now: f64) -> Result<(), Exhausted> {
+        self.go_on(now)?;
+        let more = f64::from(calls);
+        // Another thread may be as quick: then what was counted is given back.
         for budget in self.chain() {
             let mut spent = budget.lock();
+            let made = spent.calls;
             match budget.0.limits.max_calls {
-                Some(most) if spent.calls >= most => {
+                Some(most) if made + more > most => {
                     drop(spent);
                     for counted in self.chain().take_while(|counted| !Arc::ptr_eq(&counted.0, &budget.0)) {
-                        counted.lock().calls -= 1.0;
+                        counted.lock().calls -= more;
                     }
-                    return Err(Exhausted::Calls(most));
+                    return Err(Exhausted::Calls { made, more, most });
                 }
-                _ => spent.calls += 1.0,
+                _ => spent.calls += more,
             }
         }
         Ok(())
+    }
+
+    /// Whether a call that is counted already may still begin.
+    ///
+    /// # Errors
+    /// [`Exhausted`], when time, tokens or cost are used up by now.
+    pub fn go_on(&self, now: f64) -> Result<(), Exhausted> {
+        self.chain()
+            .find_map(|budget| budget.exhausted(now))
+            .map_or(Ok(()), Err)
     }
 
     /// Adds what a call has used. The tokens of one call may go beyond the limit; the next one is refused.
@@ -291,13 +309,12 @@ impl Budget {
             .reduce(f64::min)
     }
 
-    /// What there is none of, at this node.
+    /// What there is none of, at this node, calls aside.
     fn exhausted(&self, now: f64) -> Option<Exhausted> {
         let (limits, spent) = (self.0.limits, self.spent());
         let over = |most: Option<f64>, used: f64| most.filter(|most| used >= *most);
         over(limits.max_time, now - self.0.began_at)
             .map(Exhausted::Time)
-            .or_else(|| over(limits.max_calls, spent.calls).map(Exhausted::Calls))
             .or_else(|| over(limits.max_tokens, spent.tokens()).map(Exhausted::Tokens))
             .or_else(|| over(limits.max_cost, spent.cost).map(Exhausted::Cost))
     }
@@ -361,15 +378,20 @@ mod tests {
         }
     }
 
+    fn one_beyond(most: f64) -> Exhausted {
+        let (made, more) = (most, 1.0);
+        Exhausted::Calls { made, more, most }
+    }
+
     #[test]
     fn what_a_child_spends_is_spent_in_all_that_it_belongs_to() {
         let root = Budget::new(limits(3.0), 0.0);
         let child = root.child(limits(2.0), 0.0);
         assert_eq!(child.admit(0.0), Ok(()));
         assert_eq!(child.admit(0.0), Ok(()));
-        assert_eq!(child.admit(0.0), Err(Exhausted::Calls(2.0)));
+        assert_eq!(child.admit(0.0), Err(one_beyond(2.0)));
         assert_eq!(root.admit(0.0), Ok(()));
-        assert_eq!(root.admit(0.0), Err(Exhausted::Calls(3.0)));
+        assert_eq!(root.admit(0.0), Err(one_beyond(3.0)));
         assert_eq!((root.spent().calls, child.spent().calls), (3.0, 2.0));
     }
 
@@ -378,8 +400,20 @@ mod tests {
         let root = Budget::new(limits(1.0), 0.0);
         let child = root.child(BudgetLimits::default(), 0.0);
         assert_eq!(root.admit(0.0), Ok(()));
-        assert_eq!(child.admit(0.0), Err(Exhausted::Calls(1.0)));
+        assert_eq!(child.admit(0.0), Err(one_beyond(1.0)));
         assert_eq!(child.spent().calls, 0.0);
+    }
+
+    #[test]
+    fn of_several_calls_all_are_counted_or_none() {
+        let root = Budget::new(limits(5.0), 0.0);
+        let child = root.child(limits(9.0), 0.0);
+        assert_eq!(child.admit_all(3, 0.0), Ok(()));
+        let (made, more, most) = (3.0, 3.0, 5.0);
+        assert_eq!(child.admit_all(3, 0.0), Err(Exhausted::Calls { made, more, most }));
+        assert_eq!((root.spent().calls, child.spent().calls), (3.0, 3.0));
+        assert_eq!(child.admit_all(2, 0.0), Ok(()));
+        assert_eq!(child.go_on(0.0), Ok(()));
     }
 
     #[test]
@@ -439,12 +473,13 @@ mod tests {
     proptest! {
         /// No sequence of calls and children gets more than any limit on its way up allows.
         #[test]
-        fn no_limit_is_exceeded(root in 0u8..20, children in prop::collection::vec((0u8..10, 0u8..12), 1..8)) {
+        fn no_limit_is_exceeded(root in 0u8..20, children in prop::collection::vec((0u8..10, 0u8..12, 1u8..4), 1..8)) {
             let root_limit = f64::from(root);
             let root = Budget::new(limits(root_limit), 0.0);
-            for (limit, calls) in children {
+            for (limit, batches, size) in children {
                 let child = root.child(limits(f64::from(limit)), 0.0);
-                let admitted = (0..calls).filter(|_| child.admit(0.0).is_ok()).count();
+                let batch = || child.admit_all(u32::from(size), 0.0).is_ok();
+                let admitted = (0..batches).filter(|_| batch()).count() * usize::from(size);
                 prop_assert!(admitted <= usize::from(limit));
                 prop_assert_eq!(child.spent().calls, admitted as f64);
             }
@@ -455,10 +490,11 @@ mod tests {
 
     #[test]
     fn dspy_is_told_of_used_up_calls_in_its_own_words() {
-        let calls = Exhausted::Calls(50.0);
+        let (made, more, most) = (48.0, 3.0, 50.0);
+        let calls = Exhausted::Calls { made, more, most };
         assert_eq!(
             calls.told(Profile::Dspy),
-            "LLM call limit exceeded: 50 + 1 > 50. Use Python code for aggregation instead of making more LLM calls."
+            "LLM call limit exceeded: 48 + 3 > 50. Use Python code for aggregation instead of making more LLM calls."
         );
         assert_eq!(calls.told(Profile::Rlm), calls.to_string());
         assert_eq!(

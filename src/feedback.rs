@@ -93,6 +93,11 @@ pub fn feedback(
     }
 }
 
+/// What alexzhang13/rlm asks its model with at every turn but the first (`rlm/utils/prompts.py`, `build_user_prompt`).
+pub fn rlm_turn(turn: u32, turns: u32) -> String {
+    format!("Turn {turn}/{turns}:")
+}
+
 fn default_text(execution: &CodeExecution, variables: &[String]) -> String {
     let mut lines = Lines::default();
     lines.add(&execution.stdout);

@@ -40,6 +40,7 @@ pub mod packages;
 pub mod protocol;
 pub mod rlm;
 pub mod session;
+pub mod stats;
 pub mod value;
 #[cfg(feature = "wasm")]
 pub mod wasm;

@@ -26,7 +26,7 @@ use crate::deadline::StopReason;
 use crate::execution::{FileChange, LostVariable};
 
 /// Changes whenever a message does. Host and guest refuse to talk to another version.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 5;
 
 /// The host functions that the guest has helpers for; others are the user's own.
 pub const QUERIES: [&str; 2] = ["llm_query", "rlm_query"];
@@ -187,6 +187,11 @@ impl Profile {
         Self::ALL.into_iter().find(|profile| profile.name() == name)
     }
 
+    /// Whether a batch of queries that would exceed the budget is refused as a whole.
+    pub fn has_whole_batches(self) -> bool {
+        self == Self::Dspy
+    }
+
     /// Whether Python has `SUBMIT`.
     pub fn has_submit(self) -> bool {
         matches!(self, Self::Default | Self::Dspy)
@@ -262,10 +267,12 @@ pub enum Event {
     Display { turn: u32, mime: String },
     /// Python called the host function `name` and waits; the body is the list of arguments, or the only one when that is a
     /// str. A guest that waits `blocking`
-    /// hears nothing but what the driver puts into its mailbox.
+    /// hears nothing but what the driver puts into its mailbox. `batch` is how many calls it made at once, this one among them:
+    /// they come one after the other.
     HostCall {
         turn: u32,
         call: u32,
+        batch: u32,
         name: String,
         encoding: Encoding,
         blocking: bool,

@@ -24,6 +24,7 @@ use crate::limits::{
 };
 use crate::packages::{Wheel, normalized};
 use crate::protocol::{Encoding, Event, GuestConfig, GuestInfo, PROTOCOL_VERSION, Profile, Request, Stream};
+use crate::stats::Stats;
 use checkpoint::Checkpoints;
 use contexts::Contexts;
 use files::oversized_report;
@@ -247,6 +248,7 @@ pub struct Session<B> {
     last_turn: u32,
     last_execution: u32,
     last_call: u32,
+    stats: Stats,
     wake_at: Option<f64>,
     effects: Vec<Effect<B>>,
 }
@@ -276,6 +278,7 @@ impl<B: Body> Session<B> {
             last_turn: 0,
             last_execution: 0,
             last_call: 0,
+            stats: Stats::default(),
             wake_at: None,
             effects: Vec::new(),
         }
@@ -315,6 +318,11 @@ impl<B: Body> Session<B> {
     pub fn packages(&self) -> Vec<(String, String)> {
         let known = |package: &Package<B>| (normalized(&package.wheel.name), package.wheel.version.clone());
         self.packages.iter().map(known).collect()
+    }
+
+    /// What it has done so far.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
     }
 
     /// What the guest said of itself when it was last ready.
@@ -444,6 +452,7 @@ impl<B: Body> Session<B> {
     fn boot(&mut self, now: f64) {
         self.guest = Guest::Booting(now + self.limits.boot_timeout_ms);
         self.effects.push(Effect::Boot);
+        self.stats.guests += 1;
         let config = GuestConfig {
             max_output_chars: self.limits.max_output_chars,
             max_value_bytes: self.limits.max_value_bytes,
@@ -746,6 +755,9 @@ impl<B: Body> Session<B> {
     }
 
     fn resolve(&mut self, ticket: Ticket, reply: Result<Reply<B>, Error>) {
+        if let Ok(Reply::Execution(execution, _)) = &reply {
+            self.stats.count(execution);
+        }
         self.effects.push(Effect::Resolve(ticket, reply));
     }
 }

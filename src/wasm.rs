@@ -11,6 +11,7 @@ mod guest_frame;
 mod options;
 mod outbox;
 mod packages;
+mod pieces;
 mod remote;
 mod rlm;
 mod sandbox;

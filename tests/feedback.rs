@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use sandglass::execution::{Outcome, StateReport, Truncated};
-use sandglass::feedback::{Format, feedback};
+use sandglass::feedback::{Format, feedback, rlm_turn};
 use sandglass::output::OutputBuffer;
 use sandglass::{CodeExecution, Profile};
 
@@ -66,6 +66,11 @@ fn rlm_s_texts() {
         feedback(rlm, &ran("p", &"0123456789".repeat(3)), None, &names(&["x"]), Some(20)),
         "REPL output:\n\n0123456789012345678... + [35 chars...]"
     );
+}
+
+#[test]
+fn rlm_s_turn_is_told_as_it_tells_it() {
+    assert_eq!(rlm_turn(2, 30), "Turn 2/30:");
 }
 
 #[test]

@@ -48,6 +48,8 @@ pub struct RlmOptions {
     pub task: String,
     /// The data.
     pub context: Value,
+    /// More of it: `context_1`, `context_2`, … The model is told of 19 at most.
+    pub more_contexts: Vec<Value>,
     /// Who writes the code.
     pub model: Endpoint,
     /// Who answers `llm_query`, and writes the code of children.
@@ -99,6 +101,7 @@ impl RlmOptions {
         Ok(Self {
             task: task.into(),
             context: context.into(),
+            more_contexts: Vec::new(),
             sub_model: model.clone(),
             model,
             max_depth: MAX_DEPTH,
@@ -132,7 +135,8 @@ pub struct Rlm {
 /// too all sandboxes are gone when it returns.
 pub async fn run(options: RlmOptions, launcher: Arc<dyn Launcher>, stop: &Stop) -> Rlm {
     let budget = Budget::new(options.budget, now());
-    let (task, context) = (options.task.clone(), options.context.clone());
+    let (task, mut contexts) = (options.task.clone(), vec![options.context.clone()]);
+    contexts.extend(options.more_contexts.iter().cloned());
     let most = options.budget.max_time;
     let tree = Tree::new(options, launcher);
     // Its own, which ends when the reason is known, and not before.
@@ -166,7 +170,7 @@ pub async fn run(options: RlmOptions, launcher: Arc<dyn Launcher>, stop: &Stop) 
         // It gives the reason before anybody asks for it.
         biased;
         never = watching => never,
-        finish = root.work(task, context) => finish,
+        finish = root.work(task, contexts) => finish,
     };
     Rlm {
         finish,

@@ -206,6 +206,7 @@ impl Controller {
 
     fn begin(&mut self, now: f64, contexts: Vec<ContextFacts>) {
         let rules = prompt::rules(&Setting {
+            contexts: contexts.len(),
             recurses: self.task.depth < self.task.max_depth,
             prompt_chars: 4 * self.task.max_prompt_tokens,
             output_chars: self.task.output_chars,

@@ -19,9 +19,8 @@ def _describe_contexts():
         return facts
 
     known = globals()
-    others = [f"context_{number}" for number in range(20)]
-    others = [name for name in others if name in known and known[name] is not known["context"]]
-    return [describe(name, known[name]) for name in ["context", *others]]
+    names = ["context", *(f"context_{number}" for number in range(1, CONTEXTS))]
+    return [describe(name, known[name]) for name in names if name in known]
 
 
 FINAL(_describe_contexts())

@@ -17,6 +17,8 @@ pub const MAX_OUTPUT_CHARS: f64 = 20_000.0;
 /// Milliseconds per host call, where `sandbox.hostCallTimeout` says nothing: a child may take long, and has its own bounds.
 pub const HOST_CALL_TIMEOUT_MS: f64 = 24.0 * 3_600_000.0;
 
+/// Contexts of one run, `context` among them.
+pub const MAX_CONTEXTS: usize = 20;
 /// Characters of one block's feedback.
 pub const MAX_FEEDBACK_CHARS: u32 = 50_000;
 /// Blocks of one reply that are run.

@@ -56,6 +56,13 @@ pub fn parse(reply: &str) -> Parsed {
     parsed
 }
 
+/// The code of a reply that is being written: whole lines of all blocks, one after the other.
+pub fn code_so_far(reply: &str) -> String {
+    let whole_lines = reply.rfind('\n').map_or("", |end| &reply[..end]);
+    let blocks = parse(whole_lines).blocks.into_iter();
+    blocks.map(|block| block.code + "\n").collect()
+}
+
 fn without_thoughts(reply: &str) -> &str {
     let Some(thoughts) = reply.trim_start().strip_prefix("<think>") else {
         return reply;
@@ -170,6 +177,20 @@ impl Strings {
 #[cfg(all(test, not(target_arch = "wasm32")))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_a_reply_that_is_being_written_whole_lines_are_code() {
+        for (reply, code) in [
+            ("Let me see.\n```repl\nimport num", ""),
+            ("```repl\nimport numpy\nfrom pan", "import numpy\n"),
+            ("```repl\nimport numpy\n``", "import numpy\n"),
+            ("```py\na\nb\n```\nand\n```repl\nc\n", "a\nb\nc\n"),
+            ("<think>\n```repl\nno\n```\n", ""),
+            ("import nothing\n", ""),
+        ] {
+            assert_eq!(code_so_far(reply), code, "{reply:?}");
+        }
+    }
     use proptest::prelude::*;
 
     fn codes(reply: &str) -> Vec<String> {

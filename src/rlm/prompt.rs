@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::limits::{MAX_FEEDBACK_CHARS, PEEK_CHARS};
+use super::limits::{MAX_CONTEXTS, MAX_FEEDBACK_CHARS, PEEK_CHARS};
 use super::middle_cut;
 use super::schema::Schema;
 use crate::budget::BudgetLeft;
@@ -40,7 +40,9 @@ pub struct ContextFacts {
 
 /// Python that declares the [`ContextFacts`] of all contexts as its final value.
 pub fn describe_code() -> String {
-    include_str!("describe.py").replace("PEEK", &PEEK_CHARS.to_string())
+    include_str!("describe.py")
+        .replace("PEEK", &PEEK_CHARS.to_string())
+        .replace("CONTEXTS", &MAX_CONTEXTS.to_string())
 }
 
 /// Reads what [`describe_code`] has declared. The context is anybody's text, so nothing of it is taken for granted.
@@ -62,6 +64,8 @@ pub fn read_facts(value: Option<Value>) -> Vec<ContextFacts> {
 /// What the rules depend on.
 #[derive(Debug, Clone)]
 pub struct Setting<'a> {
+    /// How many contexts there are.
+    pub contexts: usize,
     /// Whether `rlm_query` starts runs, or asks the sub-model only.
     pub recurses: bool,
     /// Characters that fit into a prompt for the sub-model.
@@ -81,6 +85,7 @@ pub struct Setting<'a> {
 /// The rules.
 pub fn rules(setting: &Setting<'_>) -> String {
     let Setting {
+        contexts,
         recurses,
         prompt_chars,
         output_chars,
@@ -94,6 +99,10 @@ pub fn rules(setting: &Setting<'_>) -> String {
          `context`); it returns that run's answer. For sub-tasks that take several steps."
     } else {
         "asks the sub-model the task with `ctx` (a text that fits into one prompt); there is no deeper recursion from here."
+    };
+    let contexts = match contexts {
+        0 | 1 => "",
+        _ => "; more of it is in the variables `context_1` and so on, which the task lists",
     };
     let packages = match packages.is_empty() {
         true => String::new(),
@@ -126,7 +135,7 @@ print(context[:500])
 The code runs at once. In the next turn you see what it printed, the value of its last expression, and errors; of each output at most {output_chars} characters (its beginning and its end). Variables, imports and functions stay from block to block. You can import Python's standard library{packages}. There is no network, and there are no threads. A block that runs for too long is stopped, waiting for models not counted.
 
 Names in the REPL:
-- `context`: the data of the task.
+- `context`: the data of the task{contexts}.
 - `llm_query(prompt)`: asks a sub-model one question and returns its answer as str. The sub-model sees the prompt and nothing else, at most about {prompt_chars} characters. Good at reading, judging and summarising a piece of text.
 - `llm_query_batched(prompts)`: the same for a list, at the same time: a list of str in the same order. A prompt that failed has the answer "Error: LM query failed - ...".{models}
 - `rlm_query(task, ctx=None)`: {rlm_query} Returns str.
@@ -297,6 +306,7 @@ mod tests {
     #[test]
     fn the_rules_name_what_the_runtime_has() {
         let setting = Setting {
+            contexts: 2,
             recurses: true,
             prompt_chars: 400_000,
             output_chars: 20_000,
@@ -324,6 +334,7 @@ mod tests {
             "`lookup`",
             "`model=`, one of \"small\", \"large\"; without it, \"small\" is asked.",
             "Answer in French.",
+            "`context_1`",
         ] {
             assert!(rules.contains(text), "{text}");
         }

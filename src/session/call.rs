@@ -21,6 +21,8 @@ pub(super) struct Calls<B> {
     /// The highest number that the guest has used.
     last: u32,
     waiting_bytes: usize,
+    /// The batch that is coming in, where batches are admitted as a whole.
+    batch: Option<Batch>,
     /// How far those are that Python made at once.
     progress: Option<Progress>,
 }
@@ -30,6 +32,16 @@ struct Waiting<B> {
     guest_call: u32,
     name: String,
     args: Encoded<B>,
+    /// Whether the budget has counted it.
+    is_counted: bool,
+}
+
+/// Calls that are all refused when the budget has not enough for all of them.
+#[derive(Debug)]
+struct Batch {
+    /// How many of them are still to come.
+    missing: u32,
+    refusal: Option<String>,
 }
 
 #[derive(Debug)]
@@ -46,6 +58,7 @@ impl<B> Default for Calls<B> {
             running: BTreeMap::new(),
             last: 0,
             waiting_bytes: 0,
+            batch: None,
             progress: None,
         }
     }
@@ -75,7 +88,15 @@ impl<B> Calls<B> {
 
 impl<B: Body> Session<B> {
     /// The guest called `name` and waits.
-    pub(super) fn host_call(&mut self, now: f64, call: u32, name: String, encoding: Encoding, args: Option<B>) {
+    pub(super) fn host_call(
+        &mut self,
+        now: f64,
+        call: u32,
+        batch: u32,
+        name: String,
+        encoding: Encoding,
+        args: Option<B>,
+    ) {
         let Some(turn) = &mut self.turn else { return };
         let Task::Execute(execution) = &mut turn.task else {
             return;
@@ -90,6 +111,7 @@ impl<B: Body> Session<B> {
         turn.calls.count(&name);
         let made = execution.count_host_call();
         let most = self.limits.max_host_calls;
+        let is_counted = self.profile.has_whole_batches() && name == QUERIES[0];
         #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
         let bytes = turn.calls.waiting_bytes.saturating_add(body.size()) as f64;
         let refusal = if turn.deadline.stop_reason().is_some() {
@@ -106,6 +128,22 @@ impl<B: Body> Session<B> {
                 ReplyStatus::Limit,
                 "the arguments of the calls that wait are too large (maxValueSize)".to_owned(),
             ))
+        } else if is_counted {
+            // The guest says how many they are, and is believed as far as it may make so many.
+            let size = batch.clamp(1, most - made + 1);
+            let begun = turn.calls.batch.take().filter(|batch| batch.missing > 0);
+            let mut batch = begun.unwrap_or_else(|| Batch {
+                missing: size,
+                refusal: execution
+                    .budget
+                    .admit_all(size, now)
+                    .err()
+                    .map(|why| why.told(self.profile)),
+            });
+            batch.missing -= 1;
+            let refusal = batch.refusal.clone();
+            turn.calls.batch = Some(batch);
+            refusal.map(|why| (ReplyStatus::Limit, why))
         } else {
             None
         };
@@ -118,6 +156,7 @@ impl<B: Body> Session<B> {
             guest_call: call,
             name,
             args: Encoded { encoding, body },
+            is_counted,
         });
         turn.deadline.pause(now);
         self.start_calls(now);
@@ -189,12 +228,18 @@ impl<B: Body> Session<B> {
         while let Some(turn) = &mut self.turn
             && let Task::Execute(execution) = &turn.task
             && turn.calls.running.len() < self.limits.max_concurrent_host_calls as usize
-            && let Some(Waiting { guest_call, name, args }) = turn.calls.waiting.pop_front()
+            && let Some(Waiting {
+                guest_call,
+                name,
+                args,
+                is_counted,
+            }) = turn.calls.waiting.pop_front()
         {
             turn.calls.waiting_bytes = turn.calls.waiting_bytes.saturating_sub(args.body.size());
             let budget = execution.budget.clone();
             let allowed = match QUERIES.iter().position(|query| *query == name) {
                 None => Ok(()),
+                Some(_) if is_counted => budget.go_on(now),
                 Some(0) => budget.admit(now),
                 Some(_) => budget.may_recurse().and_then(|()| budget.admit(now)),
             };

@@ -527,11 +527,15 @@ impl<B: Body> Session<B> {
             }
             (
                 Event::HostCall {
-                    call, name, encoding, ..
+                    call,
+                    batch,
+                    name,
+                    encoding,
+                    ..
                 },
                 Task::Execute(_),
             ) => {
-                self.host_call(now, call, name, encoding, body);
+                self.host_call(now, call, batch, name, encoding, body);
             }
             (
                 Event::Executed {

@@ -78,7 +78,7 @@ impl JsBudget {
     }
 }
 
-fn shown(value: &impl serde::Serialize) -> JsValue {
+pub(super) fn shown(value: &impl serde::Serialize) -> JsValue {
     serde_json::to_string(value)
         .ok()
         .and_then(|json| js_sys::JSON::parse(&json).ok())

@@ -1,5 +1,6 @@
 //! Carries out what the session wants: the only part that has side effects.
 
+mod ahead;
 mod host_calls;
 mod packages;
 mod remote;
@@ -17,6 +18,7 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, future_to_promise, spawn_local};
 use web_sys::{AbortController, Blob};
 
+use self::ahead::Ahead;
 use super::assets::{self, Assets};
 use super::budget;
 use super::convert::{decode, decode_text, display};
@@ -74,6 +76,12 @@ pub(super) struct Driver {
     spare: RefCell<Option<Timeout>>,
     /// What such a guest was sent first: should it fail, another one gets it.
     init: RefCell<Option<Request>>,
+    /// What was prepared for code that had not come yet.
+    ahead: RefCell<Ahead>,
+    /// Aborted when the user is done with the sandbox.
+    ended: Option<AbortController>,
+    /// How much code is being read that comes piece by piece.
+    reading: Cell<u32>,
 }
 
 /// The pieces of a body that is still to come.
@@ -139,6 +147,9 @@ impl Driver {
             claim,
             spare: RefCell::default(),
             init: RefCell::default(),
+            ahead: RefCell::default(),
+            ended: AbortController::new().ok(),
+            reading: Cell::default(),
         })
     }
 
@@ -235,7 +246,7 @@ impl Driver {
 
     /// The sandbox was dropped: it ends when the last answer is given.
     pub(super) fn abandon(self: &Rc<Self>) {
-        if self.waiters.borrow().is_empty() {
+        if !self.is_awaited() {
             self.feed(Input::Destroy);
         } else {
             self.abandoned.replace(Some(self.clone()));
@@ -263,12 +274,22 @@ impl Driver {
                 (None, true) => self.hang_up(),
                 (None, false) => {}
             }
-            if self.waiters.borrow().is_empty()
+            if self.session.borrow().is_destroyed()
+                && let Some(ended) = &self.ended
+            {
+                ended.abort();
+            }
+            if !self.is_awaited()
                 && let Some(driver) = self.abandoned.take()
             {
                 driver.feed(Input::Destroy);
             }
         }
+    }
+
+    /// Whether somebody waits for an answer.
+    fn is_awaited(&self) -> bool {
+        !self.waiters.borrow().is_empty() || self.reading.get() > 0
     }
 
     fn next_effect(&self) -> Option<Effect<JsBody>> {

@@ -8,7 +8,7 @@ use super::glue::{get, is_plain};
 use super::options::{entries, one_of, whole_number};
 use crate::error::Error;
 use crate::execution::CodeExecution;
-use crate::feedback::{Format, feedback};
+use crate::feedback::{Format, feedback, rlm_turn};
 use crate::protocol::Profile;
 
 /// What is to be told, and how.
@@ -18,6 +18,8 @@ pub(super) struct FeedbackOptions {
     block: Option<u32>,
     variables: Vec<String>,
     max_chars: Option<u32>,
+    /// The turn that comes, and how many there may be.
+    turn: Option<(u32, u32)>,
 }
 
 /// The classes whose instances alexzhang13/rlm lists.
@@ -27,6 +29,7 @@ impl FeedbackOptions {
     pub(super) fn parse(value: &JsValue, profile: Profile) -> Result<Self, Error> {
         let mut format = Format::from(profile);
         let (mut block, mut max_chars, mut variables) = (None, None, JsValue::UNDEFINED);
+        let (mut turn, mut turns) = (None, None);
         for (name, value) in entries(value, "options")? {
             match name.as_str() {
                 _ if value.is_undefined() => {}
@@ -37,10 +40,20 @@ impl FeedbackOptions {
                 }
                 "block" => block = Some(whole_number(&name, &value, "must be a whole number")?),
                 "maxLength" => max_chars = Some(whole_number(&name, &value, "must be a whole number")?),
+                "turn" => turn = Some(whole_number(&name, &value, "must be a whole number")?),
+                "turns" => turns = Some(whole_number(&name, &value, "must be a whole number")?),
                 "variables" => variables = value,
                 _ => return Err(Error::invalid(name, "there is no such option of feedback")),
             }
         }
+        let turn = match (turn, turns) {
+            (None, None) => None,
+            (Some(_), Some(_)) if format != Format::Rlm => {
+                return Err(Error::invalid("turn", "is told in the format \"rlm\" only"));
+            }
+            (Some(turn), Some(turns)) => Some((turn, turns)),
+            _ => return Err(Error::invalid("turn", "and turns are needed together")),
+        };
         let variables = if variables.is_undefined() {
             Vec::new()
         } else {
@@ -51,6 +64,7 @@ impl FeedbackOptions {
             block,
             variables,
             max_chars,
+            turn,
         })
     }
 
@@ -64,13 +78,12 @@ impl FeedbackOptions {
         let _ = Reflect::delete_property(&told, &"final".into());
         let _ = Reflect::set(&told, &"displays".into(), &Array::new());
         let execution = CodeExecution::from_js(told).map_err(|_| refused())?;
-        Ok(feedback(
-            self.format,
-            &execution,
-            self.block,
-            &self.variables,
-            self.max_chars,
-        ))
+        let mut text = feedback(self.format, &execution, self.block, &self.variables, self.max_chars);
+        if let Some((turn, turns)) = self.turn {
+            text.push_str("\n\n");
+            text.push_str(&rlm_turn(turn, turns));
+        }
+        Ok(text)
     }
 }
 

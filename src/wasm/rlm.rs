@@ -13,7 +13,7 @@ mod model;
 mod options;
 mod repl;
 mod run;
-mod stop;
+pub(super) mod stop;
 mod tree;
 
 use js_sys::{Array, BigInt, Function, JSON, Object, Promise};
@@ -84,6 +84,8 @@ export interface RlmOptions {
   task: string;
   /** The data, as `initialize` takes it. Default null. */
   context?: unknown;
+  /** The data, instead of `context`, when it is several values: the variables `context`, `context_1`, `context_2`, … 20 at most. */
+  contexts?: unknown[];
   /** Who writes the code. */
   model: RlmEndpoint | RlmModelFunction;
   /** Who answers `llm_query`, and writes the code of children. Default: `model`. */
@@ -169,10 +171,10 @@ pub fn start_rlm(glue: Glue, options: RlmOptionsValue) -> RlmRunPromise {
             let why = crate::budget::Exhausted::Time(most).to_string();
             after(at - now(), move || stop.end(RunOutcome::Limit, why))
         });
-        let (task, context) = (options.task.clone(), options.context.clone());
+        let (task, contexts) = (options.task.clone(), options.contexts.clone());
         let tree = Tree::new(glue, options, stop.clone());
         let root = Run::new(tree.clone(), "0".to_owned(), 0, stop.clone(), budget.clone());
-        let finish = root.work(task, context).await;
+        let finish = root.work(task, contexts).await;
         stop.end(RunOutcome::Aborted, "the run is over".to_owned());
         Ok(show(&finish, &budget, &tree).into())
     };

@@ -2,18 +2,20 @@
 
 use std::rc::Rc;
 
-use js_sys::Promise;
+use js_sys::{Array, Promise};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
 
-use super::budget::JsBudget;
+use super::budget::{JsBudget, shown};
 use super::driver::Driver;
 use super::feedback::FeedbackOptions;
-use super::glue::{Glue, object, thrown};
+use super::glue::{Glue, get, object, thrown};
 use super::options::{ExecuteOptions, Options, entries, whole_number};
 use super::packages;
+use super::pieces::Pieces;
 use super::source::Source;
 use crate::error::Error;
+use crate::rlm::parse::code_so_far;
 use crate::session::{Command, Input, Series, Target, Wanted};
 
 #[wasm_bindgen(typescript_custom_section)]
@@ -138,6 +140,9 @@ export interface FeedbackOptions {
   block?: number;
   /** The variables to list, where the format lists any: names, or what `listVariables` tells, of which it shows what that project would. */
   variables?: (string | Variable)[];
+  /** The number of the turn that comes, from 1, and how many there may be: they are told behind the rest, in the format `rlm` only. */
+  turn?: number;
+  turns?: number;
   /** Characters that are shown of the execution. Default 20 000; `dspy` 10 000, `rlm-minimal` 100 000. */
   maxLength?: number;
 }
@@ -168,6 +173,18 @@ export interface FileEntry {
 }
 
 export interface Sandbox {
+  /**
+   * Runs code that is still being written, such as a model's reply: what comes piece by piece is one execution. It takes its place
+   * among other calls when the last piece has come. Until then, packages that it imports are fetched as soon as their line is there
+   * (`autoImport`), and a guest is started where there is none. `signal` ends the waiting for pieces too. Rejects with `source_failed`
+   * when the source of the pieces fails: then nothing was run.
+   */
+  executeStream(code: ReadableStream<string> | AsyncIterable<string>, options?: ExecuteOptions): Promise<CodeExecution>;
+  /**
+   * Has the code that stands in the newest message of the model prepared as `hint` does, also while that is being written: call it
+   * whenever there is more of it.
+   */
+  updateConversation(messages: Message[]): Promise<void>;
   /** The contents of a file; rejects with code `file_not_found` when there is none. */
   readFile(path: string): Promise<Uint8Array>;
   /** The contents of a file that is UTF-8 text. */
@@ -196,6 +213,9 @@ extern "C" {
     /// TypeScript's `Promise<void>`.
     #[wasm_bindgen(typescript_type = "Promise<void>")]
     pub type VoidPromise;
+    /// TypeScript's `Stats`.
+    #[wasm_bindgen(typescript_type = "Stats")]
+    pub type StatsValue;
     /// TypeScript's `Promise<string>`.
     #[wasm_bindgen(typescript_type = "Promise<string>")]
     pub type TextPromise;
@@ -265,17 +285,37 @@ impl Sandbox {
     ) -> ExecutionPromise {
         let promise = source(code).and_then(|code| {
             let options = ExecuteOptions::parse(options)?;
-            self.driver.load_imported(&code);
-            Ok(self.driver.submit(
-                Command::Execute {
-                    code,
-                    timeout_ms: options.timeout_ms,
-                    budget: options.budget,
-                },
-                options,
-            ))
+            Ok(self.driver.execute(code, options))
         });
         self.promise(promise).unchecked_into()
+    }
+
+    /// Runs code that comes piece by piece.
+    #[wasm_bindgen(js_name = executeStream, skip_typescript)]
+    pub fn execute_stream(&self, code: &JsValue, options: &JsValue) -> Promise {
+        let begun = ExecuteOptions::parse(options).and_then(|options| Ok((options, Pieces::of(code)?)));
+        let promise = begun.and_then(|(options, pieces)| self.driver.execute_written(options, pieces));
+        self.promise(promise)
+    }
+
+    /// Prepares for code that will probably be run: packages that it imports are fetched (`autoImport`), and a guest is started where
+    /// there is none. Nothing of that shows in Python. Resolves when there is nothing more to prepare; what cannot be had is told by the
+    /// code itself, when it runs.
+    pub fn hint(&self, #[wasm_bindgen(unchecked_param_type = "string")] code: &JsValue) -> VoidPromise {
+        let promise = text("code", code).and_then(|code| self.prepare(&code));
+        self.promise(promise).unchecked_into()
+    }
+
+    /// Prepares for the code in the model's newest message.
+    #[wasm_bindgen(js_name = updateConversation, skip_typescript)]
+    pub fn update_conversation(&self, messages: &JsValue) -> Promise {
+        let promise = newest_reply(messages).and_then(|reply| self.prepare(&code_so_far(&reply)));
+        self.promise(promise)
+    }
+
+    /// What the sandbox has done so far.
+    pub fn stats(&self) -> StatsValue {
+        shown(&self.driver.stats()).unchecked_into()
     }
 
     /// A variable's value; `undefined` when there is none.
@@ -414,6 +454,13 @@ impl Sandbox {
         .unchecked_into()
     }
 
+    fn prepare(&self, code: &str) -> Result<Promise, Error> {
+        if self.driver.is_destroyed() {
+            return Err(Error::Destroyed);
+        }
+        Ok(self.driver.prepare(code))
+    }
+
     pub(super) fn submit(&self, command: Command<super::outbox::JsBody>) -> Promise {
         self.driver.submit(command, ExecuteOptions::default())
     }
@@ -458,6 +505,20 @@ pub(super) fn text(name: &str, value: &JsValue) -> Result<String, Error> {
         .ok_or_else(|| Error::invalid(name, "must be a string"))
 }
 
+/// The text of the last message of the model's.
+fn newest_reply(messages: &JsValue) -> Result<String, Error> {
+    let wrong = || Error::invalid("messages", "must be an array of { role, content }");
+    let messages: &Array = messages.dyn_ref().ok_or_else(wrong)?;
+    for index in (0..messages.length()).rev() {
+        let message = messages.get(index);
+        let role = get(&message, "role").as_string().ok_or_else(wrong)?;
+        if role == "assistant" {
+            return get(&message, "content").as_string().ok_or_else(wrong);
+        }
+    }
+    Ok(String::new())
+}
+
 /// The options of `addContext`.
 fn series(options: &JsValue) -> Result<Series, Error> {
     let mut series = Series::Context;
@@ -487,7 +548,7 @@ fn count(name: &str, value: &JsValue) -> Result<Option<u32>, Error> {
 }
 
 /// The source of an execution. One that Python could not even read is refused before it is changed on the way.
-fn source(code: &JsValue) -> Result<String, Error> {
+pub(super) fn source(code: &JsValue) -> Result<String, Error> {
     let text = code
         .dyn_ref()
         .ok_or_else(|| Error::invalid("code", "must be a string; nothing was run"))?;

@@ -193,6 +193,14 @@ const stages = (dice) => ({
       return [execution];
     },
   }),
+  "waits for the rest of its code": () => ({
+    begin: async (sandbox) => {
+      const stream = new ReadableStream({ start: (source) => source.enqueue("x = ") });
+      const pending = [sandbox.executeStream(stream)];
+      await pause(20);
+      return pending;
+    },
+  }),
   sleeps: () => ({ begin: running("import time\ntime.sleep(1000)") }),
   "prints all the time": () => ({ begin: running("while True: print('x' * 1000)") }),
   "waits for a host call": () => ({ calls: 1, begin: calling("llm_query('never')", 1) }),
@@ -276,6 +284,9 @@ async function refusals(sandbox) {
   const calls = {
     initialize: () => sandbox.initialize("x"),
     execute: () => sandbox.execute("1"),
+    executeStream: () => sandbox.executeStream((async function* () {})()),
+    hint: () => sandbox.hint("1"),
+    updateConversation: () => sandbox.updateConversation([]),
     "execute, aborted": () => sandbox.execute("1", { signal: AbortSignal.abort() }),
     getVariable: () => sandbox.getVariable("x"),
     setVariable: () => sandbox.setVariable("x", 1),
@@ -696,7 +707,146 @@ async function executeAndDrop(options) {
 }
 
 /** Each gives what is wrong. */
-export const TESTS = { ...DESTROY, ...SPARES, ...DROPPED };
+// ---- code that comes in pieces ----
+
+/** Pieces, and what became of whoever reads them. @param {unknown[]} list */
+function source(list) {
+  const heard = { ended: 0 };
+  async function* pieces() {
+    try {
+      for (const piece of list) yield await (typeof piece === "function" ? piece() : piece);
+    } finally {
+      heard.ended += 1;
+    }
+  }
+  return { pieces: /** @type {AsyncIterable<string>} */ (pieces()), heard };
+}
+
+/** @type {Record<string, () => Promise<string[]>>} */
+const PIECES = {
+  "pieces: a stream and an iterator are read to their end, and run once": async () => {
+    const sandbox = await createReady();
+    const stream = new ReadableStream({
+      start(controller) {
+        for (const piece of ["pri", "nt(1)", "\n", "", "2 +", " 3"]) controller.enqueue(piece);
+        controller.close();
+      },
+    });
+    const { pieces, heard } = source(["import sys\n", "print('warned', file=", "sys.stderr)"]);
+    let streamed = "";
+    const onStderr = (/** @type {string} */ text) => (streamed += text);
+    const [first, second] = [await sandbox.executeStream(stream), await sandbox.executeStream(pieces, { onStderr })];
+    const none = await sandbox.executeStream(source([]).pieces);
+    return [
+      ...unequal([first.stdout, first.result, first.id].join(), "1\n,5,1", "the stream's"),
+      ...unequal([second.stderr, streamed, second.id].join(), "warned\n,warned\n,2", "the iterator's"),
+      ...unequal([none.outcome, none.code].join(), "ok,", "nothing's"),
+      ...unequal(heard.ended, 1, "ends of the iterator"),
+    ];
+  },
+
+  "pieces: whoever takes them back runs nothing": async () => {
+    const sandbox = await createReady();
+    const { pieces, heard } = source(["x = 1\n", new Promise(() => {})]);
+    const controller = new AbortController();
+    const running = sandbox.executeStream(pieces, { signal: controller.signal });
+    await pause(20);
+    controller.abort();
+    const run = await within(running, "what was taken back");
+    let cancelled = 0;
+    const stream = new ReadableStream({ cancel: () => void (cancelled += 1) });
+    const before = await within(sandbox.executeStream(stream, { signal: AbortSignal.abort() }), "aborted before");
+    const next = await sandbox.execute("'x' in globals()");
+    return [
+      ...unequal([run.outcome, run.code, run.state.status].join(), "interrupted,x = 1\n,kept", "the outcome"),
+      ...unequal(before.outcome, "interrupted", "the outcome of what never began"),
+      ...unequal(cancelled, 1, "cancelled streams"),
+      ...unequal(next.result, "False", "whether any of it was run"),
+      // It is still waiting for its second piece: only then can it end.
+      ...unequal(heard.ended, 0, "ends of the iterator"),
+    ];
+  },
+
+  "pieces: what is no code is refused, and nothing is run": async () => {
+    const sandbox = await createReady({ maxCodeLength: 100 });
+    const failing = source(["x = 1\n", () => Promise.reject(new Error("the line is dead"))]);
+    const why = await sandbox.executeStream(failing.pieces).catch((error) => error);
+    const bytes = source(["x = 1\n", new Uint8Array(3), "x = 2"]);
+    const { pieces, heard } = source(Array(1000).fill("x = 3\n"));
+    const long = await sandbox.executeStream(pieces);
+    const locked = new ReadableStream();
+    locked.getReader();
+    /** @type {[any, string][]} */
+    const wrong = [
+      ["x = 1", "invalid_option"],
+      [undefined, "invalid_option"],
+      [["x = 1"], "invalid_option"],
+      [locked, "invalid_option"],
+      [bytes.pieces, "invalid_option"],
+      [source(["x = '\ud800'"]).pieces, "invalid_option"],
+    ];
+    const problems = [];
+    for (const [code, end] of wrong)
+      problems.push(...unequal(await endOf(sandbox.executeStream(code)), end, "refusal"));
+    const option = await endOf(sandbox.executeStream(source([]).pieces, /** @type {any} */ ({ timeuot: 1 })));
+    const { result } = await sandbox.execute("'x' in globals()");
+    return [
+      ...problems,
+      ...unequal([why.code, /the line is dead; nothing was run/.test(why.message)].join(), "source_failed,true", why),
+      ...unequal(long.outcome, "limit", "the outcome of what is too long"),
+      ...unequal([heard.ended, bytes.heard.ended].join(), "1,1", "ends of iterators that were given up"),
+      ...unequal(option, "invalid_option", "a wrong option"),
+      ...unequal(result, "False", "whether any of it was run"),
+    ];
+  },
+
+  "pieces: a sandbox that nobody holds any more runs what is still coming": async () => {
+    /** @type {(piece: string) => void} */
+    let goOn = () => {};
+    const last = new Promise((resolve) => (goOn = resolve));
+    const begin = async () => {
+      const sandbox = await createSandbox({ spares: 0 });
+      await sandbox.initialize(null);
+      const running = sandbox.executeStream(source(["6 *", last]).pieces);
+      /** @type {any} */ (sandbox).free();
+      return { running };
+    };
+    const { running } = await begin();
+    await pause(50);
+    goOn(" 7");
+    const { result } = await within(running, "its execution");
+    return [...unequal(result, "42", "the result"), ...(await leftovers())];
+  },
+};
+
+/** @type {Record<string, () => Promise<string[]>>} */
+const STATS = {
+  "stats: they say what was done": async () => {
+    const sandbox = await createReady({ onLLMQuery: async () => "x", checkpoints: "off", maxCodeLength: 100 });
+    const fresh = JSON.stringify(sandbox.stats().executions);
+    const runs = [];
+    for (const code of ["llm_query('a')", "1/0", "x".repeat(101)]) runs.push(await sandbox.execute(code));
+    runs.push(await sandbox.execute("while True: pass", { timeout: 50 }));
+    runs.push(await sandbox.execute(STUCK, STUCK_OPTIONS));
+    runs.push(await sandbox.execute("1", { signal: AbortSignal.abort() }));
+    const stats = sandbox.stats();
+    const sum = (/** @type {"duration" | "guestTime"} */ what) => runs.reduce((all, run) => all + run[what], 0);
+    const close = (/** @type {number} */ one, /** @type {number} */ other) => Math.abs(one - other) < 1;
+    return [
+      ...unequal(fresh, '{"ok":0,"error":0,"timeout":0,"interrupted":0,"crashed":0,"limit":0}', "before"),
+      ...unequal(
+        JSON.stringify(stats.executions),
+        '{"ok":1,"error":1,"timeout":2,"interrupted":1,"crashed":0,"limit":1}',
+        "executions",
+      ),
+      ...unequal([stats.hostCalls, stats.guests, stats.lost, stats.restored].join(), "1,2,1,0", "the others"),
+      ...unequal(close(stats.duration, sum("duration")), true, `duration ${stats.duration}`),
+      ...unequal(close(stats.guestTime, sum("guestTime")), true, `guestTime ${stats.guestTime}`),
+    ];
+  },
+};
+
+export const TESTS = { ...DESTROY, ...SPARES, ...DROPPED, ...PIECES, ...STATS };
 
 /** @param {string} name @returns {Promise<string[]>} */
 export async function runTest(name) {

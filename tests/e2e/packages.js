@@ -6,10 +6,12 @@ const page = /** @type {any} */ (globalThis);
 const { createSandbox, SandboxError } = /** @type {typeof import("../../pyodide-glue/index.js")} */ (
   await import(/** @type {any} */ ("/pyodide-glue/index.js"))
 );
-/** @type {{ mirror: string, forged: Record<string, string>, tiny2Hash: string }} */
-const { mirror, forged, tiny2Hash } = page;
+/** @type {{ mirror: string, locks: string, wheelhouse: string, forged: Record<string, string>, tiny2Hash: string }} */
+const { mirror, locks, wheelhouse, forged, tiny2Hash } = page;
 /** @type {() => Promise<string[]>} what the server was asked for since */
 const askedFor = page.askedFor;
+/** @type {() => Promise<[string[], string[]]>} what the server of lock files and that of wheels in another place were asked for since */
+const askedElsewhere = page.askedElsewhere;
 
 const STUCK = "sum(range(10 ** 11))";
 const PYDANTIC = ["annotated-types", "pydantic", "pydantic_core", "typing-inspection", "typing_extensions"];
@@ -108,6 +110,36 @@ const TESTS = {
     const sandbox = await create({ packages: ["msgpack>=1,<2"] });
     await sandbox.initialize("context");
     same("works", await prints(sandbox, "import msgpack\nprint(len(msgpack.packb(context)))"), "8");
+  },
+
+  async "the wheels of a lock file may be in another place"() {
+    const lockFileUrl = `${locks}lock/pyodide-lock.json`;
+    await forget();
+    await refused(create({ packages: ["pydantic"], lockFileUrl }), "asset_failed", "404", "packageBaseUrl");
+    const [, none] = await askedElsewhere();
+    same("nobody asks the other place unasked", none, []);
+    const sandbox = await createReady({
+      lockFileUrl,
+      packageBaseUrl: `${wheelhouse}deep/wheels/`,
+      packages: ["pydantic"],
+    });
+    same("works", await prints(sandbox, `${MODEL}print(point.x, pydantic.VERSION)`), "3 2.14.3");
+    same("later ones", names(await sandbox.loadPackages(["attrs"])), ["attrs"]);
+    const [asked, wheels] = await askedElsewhere();
+    same("the lock file's place", asked, ["lock/pyodide-lock.json"]);
+    const folders = new Set(wheels.map((name) => name.slice(0, name.lastIndexOf("/"))));
+    same("the wheels' place", [wheels.length, [...folders]], [6, ["deep/wheels"]]);
+    const other = await createReady({ lockFileUrl, packageBaseUrl: `${wheelhouse}deep/wheels`, packages: ["idna"] });
+    same(
+      "without a slash",
+      await prints(other, "import idna\nprint(idna.encode('ö.example').decode())"),
+      "xn--nda.example",
+    );
+    same("the place that is not named", await askedFor(), []);
+    const own = create({ lockFileUrl: undefined, packageBaseUrl: `${wheelhouse}deep/wheels/`, packages: ["msgpack"] });
+    await refused(own, "asset_failed", `${wheelhouse}deep/wheels/msgpack`, "404");
+    const beside = create({ packageBaseUrl: `${locks}lock/`, packages: ["dnspython"] });
+    await refused(beside, "asset_failed", `${locks}lock/dnspython`, "404");
   },
 
   async "versions and extras"() {
@@ -216,6 +248,93 @@ except ModuleNotFoundError:
     } finally {
       await page.unplug(false);
     }
+  },
+
+  async "a hint fetches what code imports, and shows nothing of it"() {
+    await forget();
+    const sandbox = await createReady({ autoImport: true });
+    await askedFor();
+    await sandbox.hint("import msgpack, json, nowhere_at_all\n'import attr'");
+    same("asked for", (await askedFor()).filter((name) => name.endsWith(".whl")).length, 1);
+    const code = "import sys, importlib.util as u\nprint(u.find_spec('msgpack'), 'msgpack' in sys.modules)";
+    same("nothing is there", await prints(sandbox, code), "None False");
+    same("fetched", sandbox.stats().ahead, { fetched: 1, used: 0 });
+    await page.unplug(true);
+    try {
+      same("works", await prints(sandbox, "import msgpack\nprint(len(msgpack.packb([1])))"), "2");
+    } finally {
+      await page.unplug(false);
+    }
+    same("used", sandbox.stats().ahead, { fetched: 1, used: 1 });
+    await sandbox.hint("import msgpack");
+    same("no second time", [await askedFor(), sandbox.stats().ahead], [[], { fetched: 1, used: 1 }]);
+    const plain = await createReady();
+    await plain.hint("import attr");
+    same("not without autoImport", [await askedFor(), plain.stats().ahead.fetched], [[], 0]);
+    await refused(sandbox.hint(/** @type {any} */ (5)), "invalid_option", "code");
+    await sandbox.destroy();
+    await refused(sandbox.hint("1"), "destroyed");
+  },
+
+  async "a hint starts a guest where there is none, and fails with nobody"() {
+    const sandbox = await create({ autoImport: true, lockFileUrl: `${mirror}broken-lock.json` });
+    await sandbox.hint("import attr");
+    await sandbox.initialize(null);
+    same("works", await prints(sandbox, "print(1)"), "1");
+  },
+
+  async "what a model writes is prepared while it writes"() {
+    await forget();
+    const sandbox = await createReady({ autoImport: true });
+    await askedFor();
+    const wheels = async () =>
+      (await askedFor()).filter((name) => name.endsWith(".whl")).map((name) => name.split("-")[0]);
+    const written = "I need two.\n```repl\nimport msgpack\nimport idna\nprint(idna.__name__)\n```\nimport attr\n";
+    const question = /** @type {const} */ ({ role: "user", content: "```repl\nimport attr\n```" });
+    /** @type {string[][]} */
+    const seen = [];
+    for (let end = 0; end <= written.length; end += 6) {
+      await sandbox.updateConversation([question, { role: "assistant", content: written.slice(0, end) }]);
+      seen.push(await wheels());
+    }
+    same(
+      "each once, as soon as its line is there",
+      seen.filter(({ length }) => length),
+      [["msgpack"], ["idna"]],
+    );
+    const line = seen.findIndex(([name]) => name === "msgpack");
+    same("before the next line is", line * 6 < written.indexOf("\nprint"), true);
+    await sandbox.updateConversation([]);
+    for (const wrong of ["text", [5], [{ role: "assistant" }]]) {
+      await refused(sandbox.updateConversation(/** @type {any} */ (wrong)), "invalid_option", "messages");
+    }
+  },
+
+  async "code that comes in pieces is one execution, and what it imports is fetched meanwhile"() {
+    await forget();
+    const sandbox = await createReady({ autoImport: true });
+    await askedFor();
+    /** @type {() => void} */
+    let goOn = () => {};
+    const halfWay = new Promise((resolve) => (goOn = () => resolve(undefined)));
+    async function* pieces() {
+      yield "import msg";
+      yield "pack\nprint('\ud83c";
+      yield "\udf89', ";
+      await halfWay;
+      yield "msgpack.unpackb(b'\\x01'))";
+    }
+    const running = sandbox.executeStream(pieces());
+    for (let tries = 0; sandbox.stats().ahead.fetched < 1 && tries < 500; tries += 1) {
+      await new Promise((resolve) => setTimeout(resolve, 10));
+    }
+    same("fetched meanwhile", sandbox.stats().ahead, { fetched: 1, used: 0 });
+    same("others go first", await prints(sandbox, "print('first')"), "first");
+    goOn();
+    const run = await running;
+    same("one execution", [run.outcome, run.id, run.stdout], ["ok", 2, "🎉 1\n"]);
+    same("its code", run.code.split("\n")[0], "import msgpack");
+    same("used", sandbox.stats().ahead, { fetched: 1, used: 1 });
   },
 
   async "code that imports a package has it, with autoImport"() {

@@ -45,12 +45,17 @@ files.set("other-1.0-py3-none-any.whl", good); // its METADATA is tiny's
 
 const score = new Score();
 const mirror = await serveFiles(files);
+// The lock file in one place, its files in another.
+const locks = await serveFiles(
+  new Map([["lock/pyodide-lock.json", /** @type {string} */ (files.get("pyodide-lock.json"))]]),
+);
+const wheelhouse = await serveFiles(new Map([...wheels].map(([name, bytes]) => [`deep/wheels/${name}`, bytes])));
 const { page: openPage, uncaught, close } = await openBrowser(name, { shared });
 try {
   let page = await open();
   const names = await page.evaluate(() => Object.keys(/** @type {any} */ (window).tests));
   for (const test of names.filter((name) => name.includes(only))) {
-    mirror.asked.length = 0;
+    for (const { asked } of [mirror, locks, wheelhouse]) asked.length = 0;
     const begin = Date.now();
     const run = page.evaluate((name) => /** @type {any} */ (window).run(name), test);
     const hangs = new Promise((resolve) => {
@@ -68,13 +73,14 @@ try {
   score.fail("the tests could not be run", [String(/** @type {Error} */ (error).stack ?? error)]);
 } finally {
   await close();
-  await mirror.close();
+  await Promise.all([mirror, locks, wheelhouse].map((server) => server.close()));
 }
 score.end();
 
 async function open() {
   const page = await openPage();
   await page.exposeFunction("askedFor", () => mirror.asked.splice(0));
+  await page.exposeFunction("askedElsewhere", () => [locks.asked.splice(0), wheelhouse.asked.splice(0)]);
   await page.exposeFunction("hold", (/** @type {boolean} */ on) => {
     mirror.holding = on;
     if (!on) for (const release of mirror.held.splice(0)) release();
@@ -92,7 +98,7 @@ async function open() {
       Object.assign(window, known);
       return import(/** @type {any} */ ("/tests/e2e/packages.js"));
     },
-    { mirror: mirror.url, forged, tiny2Hash: hash },
+    { mirror: mirror.url, locks: locks.url, wheelhouse: wheelhouse.url, forged, tiny2Hash: hash },
   );
   return page;
 }

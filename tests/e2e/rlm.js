@@ -619,6 +619,56 @@ const ENDS = {
     ];
   },
 
+  "several contexts outlive the guest, and the model is told of each": async () => {
+    const contexts = ["one\n", new File(["two"], "b.txt"), [3, new Blob([new Uint8Array([255])])], null];
+    const result = await script(
+      [cell("import ctypes\nctypes.string_at(-1)"), cell("FINAL(repr([context, context_1, context_2, context_3]))")],
+      { contexts },
+    );
+    const [facts] = result.events.flatMap((event) => (event.type === "runStarted" ? [event.contexts] : []));
+    const crashed = result.events.some(
+      (event) => event.type === "executionEnded" && event.execution.outcome === "crashed",
+    );
+    return [
+      ...ended(result, "['one\\n', 'two', [3, b'\\xff'], None]"),
+      ...unequal(
+        facts?.map(({ name, type, length, peek }) => [name, type, length ?? 0, peek]),
+        [
+          ["context", "str", 4, "one\n"],
+          ["context_1", "str", 3, "two"],
+          ["context_2", "list", 2, "[3, b'\\xff']"],
+          ["context_3", "NoneType", 0, "None"],
+        ],
+        "facts",
+      ),
+      ...unequal(crashed, true, "the guest has crashed"),
+      ...result.problems,
+    ];
+  },
+
+  "the rules name more contexts only where there are some": async () => {
+    const told = [];
+    for (const options of [{ context: "a" }, { contexts: ["a"] }, { contexts: ["a", "b"] }]) {
+      /** @type {string[]} */
+      const rules = [];
+      const model = async (/** @type {{ content: string }[]} */ messages) => {
+        rules.push(messages.map(({ content }) => content).join("\n"));
+        return cell("FINAL('done')");
+      };
+      const result = await run({ task: "t", ...options, model });
+      told.push([result.answer, /context_1/.test(rules[0] ?? ""), /`context_1` is a str/.test(rules[0] ?? "")]);
+    }
+    return unequal(
+      told,
+      [
+        ["done", false, false],
+        ["done", false, false],
+        ["done", true, true],
+      ],
+      "told",
+    );
+  },
+
   "wrong options are refused by name": async () => {
     const problems = [];
     const good = { task: "t", model: async () => "x" };
@@ -638,6 +688,10 @@ const ENDS = {
       [{ ...good, sandbox: { timeout: "x" } }, "timeout"],
       [{ ...good, answerSchema: { pattern: "x" } }, "answerSchema"],
       [{ ...good, signal: {} }, "signal"],
+      [{ ...good, contexts: [] }, "contexts"],
+      [{ ...good, contexts: "text" }, "contexts"],
+      [{ ...good, contexts: Array(21).fill("") }, "contexts"],
+      [{ ...good, context: "a", contexts: ["b"] }, "contexts"],
       [undefined, "task"],
     ])) {
       const error = await runRlm(options).catch((error) => error);

@@ -1,5 +1,6 @@
 //! What may be spent on models.
 
+use sandglass::Profile;
 use sandglass::budget::{BudgetLimits, Usage};
 use sandglass::deadline::StopReason;
 use sandglass::execution::Outcome;
@@ -104,6 +105,82 @@ fn a_batch_that_uses_the_budget_up_is_refused_slot_by_slot_as_its_turn_comes() {
     let (well, refused) = (Some(ReplyStatus::Ok), Some(ReplyStatus::Limit));
     assert_eq!(statuses, [well, well, well, refused, refused]);
     assert_eq!(world.progress.last(), Some(&(5, 2, 5)));
+}
+
+#[test]
+fn dspy_s_batches_are_admitted_or_refused_as_a_whole_before_any_call_is_started() {
+    let mut world = World::ready_with_profile(Profile::Dspy, calls(7.0));
+    let mut batch = |size: u32| -> Vec<Option<(ReplyStatus, String)>> {
+        world.execute("llm_query_batched(…)");
+        let numbers: Vec<u32> = (0..size).map(|_| world.calls_one_of(size, "llm_query")).collect();
+        while let Some(&next) = world.under_way().first() {
+            world.returns(next, "an answer");
+        }
+        let replies = numbers.iter().map(|number| world.reply(*number));
+        let replies = replies
+            .map(|reply| reply.map(|(status, text)| (status, text.to_owned())))
+            .collect();
+        world.ends(ok());
+        replies
+    };
+    let well = || Some((ReplyStatus::Ok, "an answer".to_owned()));
+    let refused = |sum: &str| {
+        let text = format!(
+            "LLM call limit exceeded: {sum}. Use Python code for aggregation instead of making more LLM calls."
+        );
+        Some((ReplyStatus::Limit, text))
+    };
+    assert_eq!(batch(5), vec![well(); 5], "more than may run at once");
+    assert_eq!(batch(3), vec![refused("5 + 3 > 7"); 3]);
+    assert_eq!(batch(2), vec![well(); 2]);
+    assert_eq!(batch(1), vec![refused("7 + 1 > 7")]);
+    assert_eq!(world.session.budget().spent().calls, 7.0);
+}
+
+#[test]
+fn what_a_guest_says_of_the_size_of_a_batch_gives_it_no_call_more() {
+    let mut world = World::ready_with_profile(Profile::Dspy, calls(4.0));
+    world.execute("…");
+    let mut answered = 0;
+    for (number, size) in [3, 0, 1, u32::MAX, 2, 1, 9, 1, 1, 1].into_iter().enumerate() {
+        if number % 5 == 0 {
+            world.ends(ok());
+            world.execute("…");
+        }
+        let call = world.calls_one_of(size, "llm_query");
+        while let Some(&next) = world.under_way().first() {
+            world.returns(next, "an answer");
+        }
+        answered += u32::from(matches!(world.reply(call), Some((ReplyStatus::Ok, _))));
+        assert_ne!(world.reply(call), None);
+    }
+    assert!(answered <= 4, "{answered}");
+    assert!(world.session.budget().spent().calls <= 4.0);
+}
+
+#[test]
+fn a_batch_that_is_admitted_stops_when_its_tokens_are_used_up() {
+    let limits = BudgetLimits {
+        max_tokens: Some(10.0),
+        ..calls(9.0)
+    };
+    let mut world = World::ready_with_profile(Profile::Dspy, limits);
+    world.execute("llm_query_batched(…)");
+    let numbers: Vec<u32> = (0..5).map(|_| world.calls_one_of(5, "llm_query")).collect();
+    let first = world.under_way()[0];
+    let usage = Usage {
+        output_tokens: 11.0,
+        ..Usage::default()
+    };
+    world.feed(Input::Used(first, usage));
+    while let Some(&next) = world.under_way().first() {
+        world.returns(next, "an answer");
+    }
+    let refused = world.reply(numbers[4]);
+    assert_eq!(
+        refused,
+        Some((ReplyStatus::Limit, "the budget of 10 tokens is used up (maxTokens)"))
+    );
 }
 
 #[test]

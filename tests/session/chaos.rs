@@ -405,6 +405,7 @@ impl World {
                     Event::HostCall {
                         turn,
                         call,
+                        batch: 1,
                         name,
                         encoding,
                         blocking: repeat,

@@ -1,10 +1,12 @@
 //! What an execution resolves to.
 
+use sandglass::Error;
 use sandglass::budget::BudgetLimits;
 use sandglass::deadline::StopReason;
 use sandglass::execution::{Outcome, StateStatus};
 use sandglass::protocol::{Encoding, Ended, Event, ExecutionReport, Request, Stream};
-use sandglass::session::{Command, Reply};
+use sandglass::session::{Command, Input, Reply};
+use sandglass::stats::Outcomes;
 
 use crate::world::{World, limits, ok, output, raised};
 
@@ -256,4 +258,35 @@ fn what_the_guest_holds_and_sends_is_bounded_by_the_limits() {
     assert!(world.guest.is_some());
     let full = format!("{:?}", world.session).len();
     assert!(full < empty + 5_000, "{full} characters after 30 MB, {empty} before");
+}
+
+#[test]
+fn the_session_counts_what_it_has_done() {
+    let mut world = World::ready();
+    let fine = world.execute("f()");
+    let call = world.calls("look");
+    world.wait(5.0);
+    let under_way = world.under_way()[0];
+    world.returns(under_way, "found");
+    assert!(world.reply(call).is_some());
+    world.wait(30.0);
+    world.ends(ok());
+    assert_eq!(world.execution(fine).host_calls, 1);
+    world.execute("1 / 0");
+    world.ends(raised("ZeroDivisionError"));
+    world.execute("while True: …");
+    world.feed(Input::GuestLost(Error::GuestLost("exit status 139".to_owned())));
+    let long = "x".repeat(limits().max_code_chars as usize + 1);
+    world.execute(&long);
+    let stats = world.session.stats();
+    let outcomes = Outcomes {
+        ok: 1,
+        error: 1,
+        crashed: 1,
+        limit: 1,
+        ..Outcomes::default()
+    };
+    assert_eq!((&stats.executions, stats.host_calls), (&outcomes, 1));
+    assert_eq!((stats.guests, stats.restored, stats.lost), (2, 0, 1));
+    assert_eq!((stats.duration, stats.guest_time), (35.0, 30.0));
 }

@@ -34,6 +34,7 @@ fn call(turn: u32, call: u32, name: &str) -> Event {
     Event::HostCall {
         turn,
         call,
+        batch: 1,
         name: name.to_owned(),
         encoding: Encoding::Marshal,
         blocking: false,

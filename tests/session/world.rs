@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sandglass::Error;
 use sandglass::budget::{Budget, BudgetLimits};
 use sandglass::execution::{CodeExecution, LostVariable};
 use sandglass::limits::Limits;
@@ -10,6 +9,7 @@ use sandglass::protocol::{
     Encoding, Ended, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, ReplyStatus, Request, Stream,
 };
 use sandglass::session::{Command, Effect, Encoded, HostFailure, Input, Reply, Session, Ticket};
+use sandglass::{Error, Profile};
 
 pub(crate) type Bytes = Vec<u8>;
 pub(crate) type Answer = Result<Reply<Bytes>, Error>;
@@ -117,8 +117,13 @@ impl World {
 
     /// One whose calls of models are bounded, from now on.
     pub(crate) fn ready_within(budget: BudgetLimits) -> Self {
+        Self::ready_with_profile(Profile::Default, budget)
+    }
+
+    pub(crate) fn ready_with_profile(profile: Profile, budget: BudgetLimits) -> Self {
         let mut world = Self::new(limits());
         let session = std::mem::replace(&mut world.session, Session::new(limits(), Vec::new()));
+        let session = session.with_profile(profile, Vec::new());
         world.session = session.with_budget(Budget::new(budget, world.now));
         world.begun()
     }
@@ -291,12 +296,18 @@ impl World {
 
     /// The guest calls a host function; the guest's number of the call.
     pub(crate) fn calls(&mut self, name: &str) -> u32 {
+        self.calls_one_of(1, name)
+    }
+
+    /// The same, as one of so many calls that are made at once.
+    pub(crate) fn calls_one_of(&mut self, batch: u32, name: &str) -> u32 {
         let (call, turn) = (self.fresh_call(), self.turn());
         let name = name.to_owned();
         self.event_with(
             Event::HostCall {
                 turn,
                 call,
+                batch,
                 name,
                 encoding: Encoding::Marshal,
                 blocking: false,

@@ -36,6 +36,7 @@ export async function rightly(): Promise<void> {
   (await fromJsonLines(lines))[0]?.run satisfies string | undefined;
   await runRlm({ task: "Which?", model: replayRlm(lines) });
   await runRlm({ task: "Which?", model: replayRlm(run.events) });
+  await runRlm({ task: "Which?", contexts: ["text", new Blob([]), { a: 1 }], model: replayRlm(lines) });
 }
 
 export function wrongly(): void {
@@ -45,6 +46,8 @@ export function wrongly(): void {
   void runRlm({ task: "t", model: async () => "", sandbox: { onLLMQuery: () => "" } });
   // @ts-expect-error  an endpoint has an address
   void runRlm({ task: "t", model: { model: "m" } });
+  // @ts-expect-error  contexts are a list
+  void runRlm({ task: "t", model: () => "", contexts: "text" });
   // @ts-expect-error  there is no such event
   void runRlm({ task: "t", model: () => "", onEvent: ({ type }) => type === "runBegan" });
 }

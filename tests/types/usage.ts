@@ -57,6 +57,17 @@ export async function rightly(): Promise<void> {
     onProgress: ({ loaded, total }) => total !== null && loaded / total,
   });
   loaded satisfies { name: string; version: string }[];
+  async function* pieces() {
+    yield "1 +";
+    yield " 1";
+  }
+  (await sandbox.executeStream(pieces(), { timeout: 10 })).result satisfies string | undefined;
+  await sandbox.executeStream(new ReadableStream<string>());
+  await sandbox.hint("import numpy");
+  await sandbox.updateConversation([{ role: "assistant", content: "```repl\nimport numpy\n" }]);
+  const { executions, guestTime, ahead } = sandbox.stats();
+  (executions.ok + guestTime + ahead.used) satisfies number;
+  sandbox.feedback(run, { turn: 1, turns: 20 }) satisfies string;
   sandbox.capabilities.softInterrupt satisfies boolean;
   sandbox.capabilities.isolation satisfies "frame" | "worker" | "bubblewrap" | "docker" | "subprocess";
   sandbox.interrupt();
@@ -82,6 +93,12 @@ export async function wrongly(): Promise<void> {
   const sandbox = await createSandbox();
   // @ts-expect-error: code is text
   await sandbox.execute(1);
+  // @ts-expect-error: pieces are text
+  await sandbox.executeStream(new ReadableStream<Uint8Array>());
+  // @ts-expect-error: code that is complete is for execute
+  await sandbox.executeStream("1");
+  // @ts-expect-error: a message has a role
+  await sandbox.updateConversation([{ content: "" }]);
   // @ts-expect-error: execute has no such option
   await sandbox.execute("1", { maxOutputLength: 1 });
   // @ts-expect-error: data are text, bytes or a Blob

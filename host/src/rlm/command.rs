@@ -11,7 +11,9 @@ use clap::Args;
 use sandglass::Error;
 use sandglass::rlm::answer::text;
 use sandglass::rlm::event::{RlmEvent, RunOutcome};
-use sandglass::rlm::limits::{LEAST_PROMPT_TOKENS, MAX_CALLS, MAX_DEPTH, MAX_ITERATIONS, MAX_PROMPT_TOKENS};
+use sandglass::rlm::limits::{
+    LEAST_PROMPT_TOKENS, MAX_CALLS, MAX_CONTEXTS, MAX_DEPTH, MAX_ITERATIONS, MAX_PROMPT_TOKENS,
+};
 use sandglass::rlm::schema::Schema;
 
 use super::show::{Show, clean, name};
@@ -20,6 +22,8 @@ use crate::backend;
 use crate::cli::{GuestArgs, seconds, timeout_seconds};
 use crate::value::Value;
 
+/// The file that stands for standard input.
+const STDIN: &str = "-";
 /// What a user who pressed Ctrl-C expects of a shell.
 const INTERRUPTED: u8 = 130;
 
@@ -28,8 +32,10 @@ const INTERRUPTED: u8 = 130;
 /// The answer goes to standard output, what happens meanwhile to standard error. Keys come from the environment.
 #[derive(Debug, Clone, Args)]
 pub struct RlmArgs {
-    /// The data: a file, or `-` for standard input. UTF-8 is a str in Python, anything else bytes.
-    pub file: Option<PathBuf>,
+    /// The data: a file, or `-` for standard input. UTF-8 is a str in Python, anything else bytes. More files are the variables
+    /// `context_1`, `context_2`, …
+    #[arg(value_name = "FILE", num_args = 0..=MAX_CONTEXTS)]
+    pub files: Vec<PathBuf>,
     /// What is to be found out.
     #[arg(long)]
     pub task: String,
@@ -187,10 +193,12 @@ fn options(args: &RlmArgs) -> Result<RlmOptions, Error> {
     if args.task.trim().is_empty() {
         return Err(Error::invalid("task", "must say what is to be found out"));
     }
-    let context = match &args.file {
-        Some(file) => read_context(file)?,
-        None => Value::None,
-    };
+    if args.files.iter().filter(|file| *file == Path::new(STDIN)).count() > 1 {
+        return Err(Error::invalid("file", "only one can be standard input"));
+    }
+    let contexts: Result<Vec<Value>, Error> = args.files.iter().map(|file| read_context(file)).collect();
+    let mut contexts = contexts?.into_iter();
+    let context = contexts.next().unwrap_or(Value::None);
     let mut model = Endpoint::new(&args.url, key(&args.key_env), &args.model)?;
     model.price = args.price;
     let sub_name = args.sub_model.as_ref().unwrap_or(&args.model);
@@ -201,6 +209,7 @@ fn options(args: &RlmArgs) -> Result<RlmOptions, Error> {
     };
     sub_model.price = args.sub_price.or(args.price.filter(|_| args.sub_model.is_none()));
     let mut options = RlmOptions::new(args.task.clone(), context, model)?;
+    options.more_contexts = contexts.collect();
     options.sub_model = sub_model;
     options.max_depth = args.max_depth;
     options.max_iterations = args.max_iterations;
@@ -248,7 +257,7 @@ fn unreadable(option: &str, path: &Path, error: &io::Error) -> Error {
 
 fn read_context(path: &Path) -> Result<Value, Error> {
     let mut bytes = Vec::new();
-    let read = if path == Path::new("-") {
+    let read = if path == Path::new(STDIN) {
         io::stdin().read_to_end(&mut bytes)
     } else {
         File::open(path).and_then(|mut file| file.read_to_end(&mut bytes))

@@ -8,6 +8,7 @@ use sandglass::rlm::answer::{ToJson, fits};
 use sandglass::rlm::event::RlmEventKind;
 use sandglass::rlm::integer;
 use sandglass::rlm::prompt::{ContextFacts, describe_code, read_facts};
+use sandglass::session::Series;
 use sandglass::value::Build;
 
 use super::run::Run;
@@ -39,12 +40,17 @@ impl Repl {
         Ok(Self { sandbox })
     }
 
-    /// Starts it and gives it its context; says what that is.
-    pub(super) async fn begin(&self, run: &Arc<Run>, context: Value) -> Result<Vec<ContextFacts>, String> {
+    /// Starts it and gives it its contexts; says what they are.
+    pub(super) async fn begin(&self, run: &Arc<Run>, contexts: Vec<Value>) -> Result<Vec<ContextFacts>, String> {
         self.sandbox.start().await.map_err(|error| error.to_string())?;
-        let given = self.sandbox.initialize(context).await;
+        let mut contexts = contexts.into_iter();
+        let given = self.sandbox.initialize(contexts.next().unwrap_or(Value::None)).await;
         given.map_err(|error| error.to_string())?;
-        // A guest whose context cannot be described works all the same.
+        for context in contexts {
+            let added = self.sandbox.add_context(Series::Context, context).await;
+            added.map_err(|error| error.to_string())?;
+        }
+        // A guest whose contexts cannot be described works all the same.
         let (_, facts) = self.execute(run, describe_code(), false).await?;
         Ok(read_facts(facts.and_then(Result::ok)))
     }

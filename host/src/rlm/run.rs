@@ -87,8 +87,8 @@ impl Run {
         })
     }
 
-    /// Does a task with a context. A boxed future, because a run contains runs.
-    pub(super) fn work(self: Arc<Self>, task: String, context: Value) -> BoxFuture<'static, Finish> {
+    /// Does a task with contexts. A boxed future, because a run contains runs.
+    pub(super) fn work(self: Arc<Self>, task: String, contexts: Vec<Value>) -> BoxFuture<'static, Finish> {
         Box::pin(async move {
             let options = &self.tree.options;
             let task = Task {
@@ -117,7 +117,7 @@ impl Run {
                 None => Ok(None),
             };
             let opened = match &place {
-                Ok(_) => self.open(context).await,
+                Ok(_) => self.open(contexts).await,
                 Err(_) => Err(NoAnswer::Stopped),
             };
             let (mut repl, mut input) = match opened {
@@ -162,10 +162,10 @@ impl Run {
 
     async fn open(
         self: &Arc<Self>,
-        context: Value,
+        contexts: Vec<Value>,
     ) -> Result<(Repl, Vec<sandglass::rlm::prompt::ContextFacts>), NoAnswer> {
         let repl = Repl::new(self).await.map_err(NoAnswer::Failed)?;
-        match self.stop.wait(repl.begin(self, context)).await {
+        match self.stop.wait(repl.begin(self, contexts)).await {
             Some(Ok(facts)) => Ok((repl, facts)),
             failed => {
                 repl.close().await;
@@ -300,7 +300,7 @@ impl Run {
                 let child = Self::new(self.tree.clone(), id, self.depth + 1, stop, budget);
                 let Finish {
                     answer, outcome, error, ..
-                } = child.work(task, context).await;
+                } = child.work(task, vec![context]).await;
                 match answer {
                     Some(answer) => Ok((text(&answer), None)),
                     None => Err(query::child_failed(outcome, error)),

@@ -338,6 +338,40 @@ async fn the_command_prints_the_answer_and_tells_what_happens() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn several_files_are_several_contexts() {
+    let model = Model::new(|asked, _| match asked.task() {
+        // The variables outlive the guest that they were given to.
+        "join" if asked.turn() == 0 => runs("import os; os._exit(1)"),
+        _ => runs("FINAL([context, context_1, context_2.decode('utf-16'), 'context_3' in globals()])"),
+    })
+    .await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let files = [path("a"), path("b"), path("c")];
+    for (file, bytes) in files.iter().zip([&b"first"[..], b"second", b"\xff\xfe3\0"]) {
+        std::fs::write(file, bytes).unwrap();
+    }
+    let with = ["--task", "join", "--model", "m", "--url", &model.url, "--quiet"];
+    let all: Vec<&str> = files.iter().map(String::as_str).chain(with).collect();
+    let (status, out, err) = command(&all).await;
+    assert_eq!(
+        (status, out.as_str()),
+        (Some(0), "[\"first\",\"second\",\"3\",false]\n"),
+        "{err}"
+    );
+    let asked = model.asked();
+    let (rules, task) = (&asked[0].messages[0].1, &asked[0].messages[1].1);
+    assert!(rules.contains("`context_1` and so on"), "{rules}");
+    for told in [
+        "The variable `context` is a str of 5 characters. It begins:\n<<<\nfirst\n>>>",
+        "The variable `context_1` is a str of 6 characters. It begins:\n<<<\nsecond\n>>>",
+        "The variable `context_2` is a bytes of 4 bytes.",
+    ] {
+        assert!(task.contains(told), "{told:?} is not in {task}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_commands_status_tells_how_it_ended() {
     let model = Model::new(|asked, _| match asked.task() {
         "a number" => runs("FINAL({'n': len(context or b'')})"),
@@ -367,6 +401,7 @@ async fn the_commands_status_tells_how_it_ended() {
         &["--task", "t", "--budget-cost", "1"],
         &["--task", "t", "--schema", data],
         &["--task", "t", "/nowhere/at/all"],
+        &["--task", "t", "-", "-"],
         &["--task", "t", "--sub-key-env", "KEY"],
         &["--task", "t", "--price", "1"],
     ] {

@@ -78,7 +78,7 @@ class Channel:
 
     def calls(self, turn: int, numbers: list[int], name: str, calls: list[tuple[str, bytes]]) -> None:
         """Sends host calls; in several frames where they are large."""
-        start = f'{{"type":"hostCall","turn":{turn},"name":{quote(name)},"blocking":false'
+        start = f'{{"type":"hostCall","turn":{turn},"name":{quote(name)},"batch":{len(calls)},"blocking":false'
         events: list[str] = []
         bodies: list[bytes] = []
         size = 0

@@ -48,7 +48,7 @@ from sandglass.values import type_name
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 #: A turn that takes longer is looked after by the third thread.
 QUICK_MS = 20
 _WORKSPACE = "/workspace"

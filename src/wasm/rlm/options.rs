@@ -11,8 +11,8 @@ use super::model::{Endpoint, Model};
 use crate::budget::BudgetLimits;
 use crate::error::Error;
 use crate::rlm::limits::{
-    ATTEMPT_TIMEOUT_MS, HOST_CALL_TIMEOUT_MS, LEAST_PROMPT_TOKENS, MAX_CALLS, MAX_CONCURRENT_RUNS, MAX_DEPTH,
-    MAX_ITERATIONS, MAX_OUTPUT_CHARS, MAX_PROMPT_TOKENS, MAX_RETRIES,
+    ATTEMPT_TIMEOUT_MS, HOST_CALL_TIMEOUT_MS, LEAST_PROMPT_TOKENS, MAX_CALLS, MAX_CONCURRENT_RUNS, MAX_CONTEXTS,
+    MAX_DEPTH, MAX_ITERATIONS, MAX_OUTPUT_CHARS, MAX_PROMPT_TOKENS, MAX_RETRIES,
 };
 use crate::rlm::schema::Schema;
 use crate::wasm::budget;
@@ -22,7 +22,8 @@ use crate::wasm::options::{self as sandbox_options, entries};
 /// What a tree of runs was asked to be.
 pub(super) struct Options {
     pub(super) task: String,
-    pub(super) context: JsValue,
+    /// The data: one value at least.
+    pub(super) contexts: Vec<JsValue>,
     pub(super) model: Model,
     pub(super) sub_model: Model,
     pub(super) max_depth: u32,
@@ -46,7 +47,7 @@ impl Options {
         let none = Model::Function(JsValue::UNDEFINED.unchecked_into());
         let mut options = Self {
             task: String::new(),
-            context: JsValue::NULL,
+            contexts: Vec::new(),
             model: none.clone(),
             sub_model: none,
             max_depth: MAX_DEPTH,
@@ -65,7 +66,11 @@ impl Options {
             match name.as_str() {
                 _ if value.is_undefined() => {}
                 "task" => task = Some(text(&name, &value)?),
-                "context" => options.context = value,
+                "context" | "contexts" if !options.contexts.is_empty() => {
+                    return Err(Error::invalid("contexts", "is for all of the data: leave context out"));
+                }
+                "context" => options.contexts.push(value),
+                "contexts" => options.contexts = several(&name, &value)?,
                 "model" => model = Some(parse_model(&name, &value)?),
                 "subModel" => sub_model = Some(parse_model(&name, &value)?),
                 "maxDepth" => options.max_depth = whole(&name, &value, 0.0, 16.0)?,
@@ -102,6 +107,9 @@ impl Options {
                 "must be { baseUrl, model, … } or a function that answers messages",
             )
         })?;
+        if options.contexts.is_empty() {
+            options.contexts.push(JsValue::NULL);
+        }
         options.sub_model = sub_model.unwrap_or_else(|| options.model.clone());
         options.budget.max_calls = options.budget.max_calls.or(Some(MAX_CALLS));
         if options.budget.max_depth.is_some() {
@@ -144,6 +152,13 @@ impl Options {
         }
         Ok(options)
     }
+}
+
+/// Contexts.
+fn several(name: &str, value: &JsValue) -> Result<Vec<JsValue>, Error> {
+    let list: Option<Vec<JsValue>> = value.dyn_ref::<Array>().map(|list| list.iter().collect());
+    list.filter(|list| (1..=MAX_CONTEXTS).contains(&list.len()))
+        .ok_or_else(|| Error::invalid(name, format!("must be an array of 1 to {MAX_CONTEXTS} values")))
 }
 
 fn parse_model(what: &str, value: &JsValue) -> Result<Model, Error> {

@@ -40,8 +40,8 @@ pub(super) struct Repl {
 }
 
 impl Repl {
-    /// Starts one and gives it its context; says what that is.
-    pub(super) async fn open(run: &Rc<Run>, context: &JsValue) -> Result<(Self, Vec<ContextFacts>), Waited> {
+    /// Starts one and gives it its contexts; says what they are.
+    pub(super) async fn open(run: &Rc<Run>, contexts: &[JsValue]) -> Result<(Self, Vec<ContextFacts>), Waited> {
         let tree = &run.tree;
         let mut options = tree.options.sandbox().map_err(|error| tree.thrown(&error))?;
         let max_value_bytes = options.limits.max_value_bytes;
@@ -62,8 +62,15 @@ impl Repl {
         };
         let started = driver.submit(Command::Start, ExecuteOptions::default());
         run.stop.wait(started).await?;
-        run.stop.wait(repl.sandbox.initialize(context).unchecked_into()).await?;
-        // A guest whose context cannot be described works all the same.
+        let Some((first, others)) = contexts.split_first() else {
+            return Err(Waited::Rejected("there is no context".into()));
+        };
+        run.stop.wait(repl.sandbox.initialize(first).unchecked_into()).await?;
+        for other in others {
+            let added = repl.sandbox.add_context(other, &JsValue::UNDEFINED);
+            run.stop.wait(added.unchecked_into()).await?;
+        }
+        // A guest whose contexts cannot be described works all the same.
         let (_, facts) = repl.execute(&describe_code(), false).await?;
         Ok((repl, read_facts(facts.and_then(Result::ok))))
     }

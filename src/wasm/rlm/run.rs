@@ -53,8 +53,8 @@ impl Run {
         })
     }
 
-    /// Does a task with a context.
-    pub(super) async fn work(self: Rc<Self>, task: String, context: JsValue) -> Finish {
+    /// Does a task with contexts.
+    pub(super) async fn work(self: Rc<Self>, task: String, contexts: Vec<JsValue>) -> Finish {
         let options = &self.tree.options;
         let is_root = self.depth == 0;
         let sandbox = options.sandbox().ok();
@@ -85,12 +85,12 @@ impl Run {
             None => Ok(None),
         };
         let opened = match place {
-            Ok(place) => Repl::open(&self, &context)
+            Ok(place) => Repl::open(&self, &contexts)
                 .await
                 .map(|(repl, facts)| (repl, facts, place)),
             Err(waited) => Err(waited),
         };
-        drop(context);
+        drop(contexts);
         let (mut repl, mut input) = match opened {
             Ok((repl, facts, place)) => (Some((repl, place)), Input::Ready(facts)),
             Err(waited) => (None, self.stopped(&waited)),
@@ -258,7 +258,7 @@ impl Run {
         let stop = self.stop_with(signal)?;
         let child = Self::new(self.tree.clone(), id, self.depth + 1, stop, budget);
         // A future that holds itself needs a place of its own.
-        let work: Pin<Box<dyn Future<Output = Finish>>> = Box::pin(child.work(task, context.clone()));
+        let work: Pin<Box<dyn Future<Output = Finish>>> = Box::pin(child.work(task, vec![context.clone()]));
         let Finish {
             answer, outcome, error, ..
         } = work.await;

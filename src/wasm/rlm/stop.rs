@@ -20,7 +20,7 @@ extern "C" {
 
 /// Ends work: what waits by [`Stop::wait`] waits no longer, and fetches with its signal are aborted. Clones are the same one.
 #[derive(Clone)]
-pub(super) struct Stop(Rc<Inner>);
+pub(in crate::wasm) struct Stop(Rc<Inner>);
 
 struct Inner {
     controller: AbortController,
@@ -31,7 +31,7 @@ struct Inner {
 }
 
 /// Why waiting brought nothing.
-pub(super) enum Waited {
+pub(in crate::wasm) enum Waited {
     /// It was ended.
     Stopped,
     /// The promise was rejected.
@@ -40,7 +40,7 @@ pub(super) enum Waited {
 
 impl Stop {
     /// One that also ends when any of `signals` is aborted.
-    pub(super) fn on(signals: &[&AbortSignal]) -> Result<Self, JsValue> {
+    pub(in crate::wasm) fn on(signals: &[&AbortSignal]) -> Result<Self, JsValue> {
         let controller = AbortController::new()?;
         let all = Array::of1(&controller.signal());
         for signal in signals {
@@ -84,7 +84,7 @@ impl Stop {
     }
 
     /// Waits for a promise, but no longer than until the end.
-    pub(super) async fn wait(&self, promise: Promise) -> Result<JsValue, Waited> {
+    pub(in crate::wasm) async fn wait(&self, promise: Promise) -> Result<JsValue, Waited> {
         let settled = JsFuture::from(Promise::race(&Array::of2(&promise, &self.0.aborted))).await;
         match settled {
             _ if self.is_stopped() => Err(Waited::Stopped),

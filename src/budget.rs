@@ -84,9 +84,16 @@ pub struct BudgetLeft {
 /// What there is no more of, and how much there was.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum Exhausted {
-    /// Calls: so many were made, and so many more are too many.
+    /// Calls.
     #[error("the budget of {most} model calls is used up (maxCalls)")]
-    Calls { made: f64, more: f64, most: f64 },
+    Calls {
+        /// Calls so far.
+        made: f64,
+        /// Calls that were asked for at once.
+        more: f64,
+        /// Calls that there may be.
+        most: f64,
+    },
     /// Tokens.
     #[error("the budget of {0} tokens is used up (maxTokens)")]
     Tokens(f64),

@@ -19,8 +19,9 @@ use crate::value::Writer;
 
 /// The longest that the page is held up at a time, in milliseconds.
 const SLICE_MS: f64 = 8.0;
-/// Bytes that are put into a `Blob` as they come, so that the page need not hold them.
-const BATCH: u32 = 16 << 20;
+/// Bytes that are put into a `Blob` at once, so that the page need not hold them. To make one of 16 MiB takes longer than a frame, and each
+/// costs about the same beside that.
+const BATCH: u32 = 2 << 20;
 
 type Value = Result<Encoded<JsBody>, Error>;
 
@@ -148,6 +149,7 @@ async fn assemble(encoding: Encoding, segments: Vec<Segment>, what: String, max_
                 parts.push(&bytes(&head.into_bytes())).map_err(failed)?;
                 for piece in &text.pieces {
                     parts.push(piece).map_err(failed)?;
+                    pause(&mut until).await;
                 }
             }
         }

@@ -111,8 +111,8 @@ let descriptors = 0;
 let trap = null;
 try {
   await full();
-  const code = "import os\nclass Trap:\n    def __reduce__(self): return os._exit, (9,)\ntrap = Trap()";
-  trap = (await post({ code, capture_state: true }))?.body.state;
+  const source = "import os\nclass Trap:\n    def __reduce__(self): return os._exit, (9,)\ntrap = Trap()";
+  trap = (await post({ code: source, capture_state: true }))?.body.state;
   if (!trap) throw new Error("a state with a trap cannot be made");
   descriptors = open(host.pid);
   while (Date.now() < end && wrong.length < 10) {

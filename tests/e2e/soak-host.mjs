@@ -69,6 +69,11 @@ const CELLS = [
     exitCode: 137,
     check: (body) => (body.error && !body.stdout ? false : "a state that ends its guest"),
   }),
+  () => ({
+    request: { code: "print(1)", state: "no base64" },
+    exitCode: 1,
+    check: (body) => !String(body.error).startsWith("StateError") && "a state that is none",
+  }),
   () => ({ request: { code: "import os; os._exit(3)" }, exitCode: 137, check: () => false }),
   () => ({
     request: { code: "while True:\n    try:\n        while True: pass\n    except BaseException: pass", timeout: 0.3 },

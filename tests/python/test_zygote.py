@@ -65,7 +65,7 @@ def own():
 
 # As many modules as libraries for data have, each in a page of its own.
 spread = []
-for number in range(2000):
+for number in range(4000):
     sys.modules[f"module_{number}"] = types.ModuleType("module")
     spread.append([bytes(60) for _ in range(40)])  # of a size that shares pages with modules
 from sandglass import zygote
@@ -84,4 +84,4 @@ os.waitpid(copy, 0)
 def test_a_copy_does_not_write_to_the_pages_of_all_modules() -> None:
     env = {"PYTHONPATH": str(Path(sandglass.__file__).parents[1])}
     grown = subprocess.run([sys.executable, "-c", COPY], env=env, check=True, capture_output=True, text=True).stdout
-    assert int(grown) < 2000, "kB"
+    assert int(grown) < 1000, "kB"

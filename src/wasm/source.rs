@@ -10,7 +10,7 @@ use wasm_bindgen_futures::JsFuture;
 use web_sys::{Blob, ReadableStream, Response, Url};
 
 use super::convert::{Children, Encoder, Segment, encode, fits, simple};
-use super::glue::{bytes, describe, fetch, now, object};
+use super::glue::{describe, fetch, now, object};
 use super::outbox::{Cutter, JsBody, next_task};
 use crate::error::Error;
 use crate::protocol::Encoding;
@@ -135,18 +135,18 @@ fn content(value: &JsValue, what: &str) -> Result<Option<impl Future<Output = Re
 /// Puts a value together that has long texts or files in it.
 async fn assemble(encoding: Encoding, segments: Vec<Segment>, what: String, max_bytes: f64) -> Value {
     let failed = |error: JsValue| Error::SourceFailed(format!("{what} could not be kept: {}", describe(&error)));
-    let mut parts = Parts::default();
+    let mut parts = Parts::new();
     let cutter = Cutter::new();
     let mut until = now() + SLICE_MS;
     for segment in segments {
         match segment {
-            Segment::Bytes(written) => parts.push(&bytes(&written)).map_err(failed)?,
+            Segment::Bytes(written) => parts.push_written(&written).map_err(failed)?,
             Segment::File(blob) => parts.push_blob(&blob).map_err(failed)?,
             Segment::Text(text) => {
                 let text = Pieces::of(&cutter, text, &mut until).await;
                 let mut head = Writer::default();
                 head.begin_text(text.size as usize);
-                parts.push(&bytes(&head.into_bytes())).map_err(failed)?;
+                parts.push_written(&head.into_bytes()).map_err(failed)?;
                 for piece in &text.pieces {
                     parts.push(piece).map_err(failed)?;
                     pause(&mut until).await;
@@ -191,21 +191,50 @@ impl Pieces {
 }
 
 /// A `Blob` in the making.
-#[derive(Default)]
 struct Parts {
     finished: Array,
-    loose: Array,
-    size: u32,
+    /// What is in no `Blob` yet. It is used again and again: buffers for each piece would have the browser collect garbage all the time,
+    /// and that holds the page up.
+    buffer: Uint8Array,
+    filled: u32,
 }
 
 impl Parts {
-    fn push(&mut self, piece: &Uint8Array) -> Result<(), JsValue> {
-        self.loose.push(piece);
-        self.size += piece.length();
-        if self.size < BATCH {
-            return Ok(());
+    fn new() -> Self {
+        Self {
+            finished: Array::new(),
+            buffer: Uint8Array::new_with_length(BATCH),
+            filled: 0,
         }
-        self.pack()
+    }
+
+    fn push(&mut self, piece: &Uint8Array) -> Result<(), JsValue> {
+        let mut start = 0;
+        while start < piece.length() {
+            let part = piece.subarray(start, start.saturating_add(BATCH - self.filled));
+            self.buffer.set(&part, self.filled);
+            start += part.length();
+            self.grown_by(part.length())?;
+        }
+        Ok(())
+    }
+
+    fn push_written(&mut self, written: &[u8]) -> Result<(), JsValue> {
+        let mut rest = written;
+        while !rest.is_empty() {
+            let room = self.buffer.subarray(self.filled, BATCH);
+            let (part, after) = rest.split_at(rest.len().min(room.length() as usize));
+            let size = u32::try_from(part.len()).unwrap_or(BATCH);
+            room.subarray(0, size).copy_from(part);
+            self.grown_by(size)?;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    fn grown_by(&mut self, size: u32) -> Result<(), JsValue> {
+        self.filled += size;
+        if self.filled < BATCH { Ok(()) } else { self.pack() }
     }
 
     fn push_blob(&mut self, blob: &Blob) -> Result<(), JsValue> {
@@ -215,10 +244,10 @@ impl Parts {
     }
 
     fn pack(&mut self) -> Result<(), JsValue> {
-        let loose = std::mem::take(&mut self.loose);
-        self.size = 0;
-        if loose.length() > 0 {
-            self.finished.push(Blob::new_with_u8_array_sequence(&loose)?.as_ref());
+        let filled = std::mem::take(&mut self.filled);
+        if filled > 0 {
+            let bytes = Array::of1(&self.buffer.subarray(0, filled));
+            self.finished.push(Blob::new_with_u8_array_sequence(&bytes)?.as_ref());
         }
         Ok(())
     }

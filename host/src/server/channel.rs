@@ -47,7 +47,7 @@ use crate::frame::{Frame, FrameReader};
 use crate::guest::{Exit, Guest, GuestProcess, GuestWriter};
 
 /// The subprotocol that both sides speak.
-const PROTOCOL: &str = "sandglass.v4";
+const PROTOCOL: &str = "sandglass.v5";
 /// Bytes that a message may have beyond the largest body.
 const SLACK_BYTES: usize = 1 << 20;
 /// Bytes for the guest that it has not taken yet, beyond which the socket is not read.
@@ -574,5 +574,14 @@ impl Outgoing {
         ready!(Pin::new(&mut self.sink).poll_flush(context))?;
         self.is_flushed = true;
         Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_subprotocol_is_named_after_the_protocol_s_version() {
+        let name = format!("sandglass.v{}", sandglass::PROTOCOL_VERSION);
+        assert_eq!(super::PROTOCOL, name);
     }
 }

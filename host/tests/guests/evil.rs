@@ -21,7 +21,7 @@ def send(header, bodies=(), epoch=epoch, length=None):
     rest = struct.pack('<II', epoch, len(header)) + header + b''.join(struct.pack('<I', len(b)) + b for b in bodies)
     channel.sendall(struct.pack('<I', len(rest) if length is None else length) + rest)
 def ready():
-    send([{'type': 'ready', 'version': 4, 'guest': {'bridge': 'native', 'softInterrupt': True, 'python': '3', 'pyodide': None}}])
+    send([{'type': 'ready', 'version': 5, 'guest': {'bridge': 'native', 'softInterrupt': True, 'python': '3', 'pyodide': None}}])
 ";
 
 impl Launcher for Script {

@@ -31,7 +31,7 @@ const SITE = `/lib/python${lock.python.split(".", 2).join(".")}/site-packages`;
 const WASM = "pyodide.asm.wasm";
 const STDLIB = "python_stdlib.zip";
 // Taken before any guest code runs: it may replace it.
-const { parse } = JSON;
+const { parse, stringify } = JSON;
 const { grow: growMemory } = WebAssembly.Memory.prototype;
 const { timeOrigin } = performance;
 const now = performance.now.bind(performance);
@@ -252,8 +252,8 @@ function createCalls(calls, module, bridge) {
     listVariables: waiting(listVariables),
     /** @type {(action: string, path: string, body: Uint8Array) => ["refused", string] | [Encoding, ...Uint8Array[]]} */
     file: (action, path, body) => file(action, path, body),
-    /** @returns {LostVariable[]} */
-    findForeign: () => parse(findForeign()),
+    /** @param {number[]} gone  descriptors that cannot be opened again @returns {LostVariable[]} */
+    findForeign: (gone) => parse(findForeign(stringify(gone))),
     /** @returns {[Uint8Array, LostVariable[]]} */
     saveState: () => {
       // It runs the user's code, which may not end; and pickle would overflow JavaScript's stack before Python's.

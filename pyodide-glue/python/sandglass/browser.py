@@ -19,6 +19,7 @@ from pyodide.ffi import can_run_sync, run_sync, to_js  # type: ignore[import-not
 
 from sandglass import values
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.reserve import Reserve
 from sandglass.runtime import Runtime
 from sandglass.values import BYTE_ORDER_MARK, type_name
 
@@ -143,6 +144,7 @@ class Guest:
         self._bridge.runtime = self._runtime
         self._runtime.take_written = self._take_written
         self._runtime.package_hint = _PACKAGE_HINT
+        self._runtime.reserve = Reserve()
 
     def connect(self, js_bridge: Any) -> None:
         self._js = js_bridge
@@ -210,10 +212,13 @@ class Guest:
         """Sends what was printed so far."""
         self._runtime.flush()
 
-    def find_foreign(self) -> str:
-        """Variables that a copy of the memory does not hold: a list of `{name, reason}` as JSON."""
+    def find_foreign(self, gone: str) -> str:
+        """Variables that a copy of the memory does not hold: a list of `{name, reason}` as JSON.
+
+        `gone` is a list as JSON, too: the descriptors that cannot be opened again.
+        """
         proxy = type(self._js).__mro__[-2]  # pyodide.ffi has a stand-in for it only
-        return _named(self._runtime.find_foreign(proxy))
+        return _named(self._runtime.find_foreign(proxy, {*json.loads(gone)}))
 
     def save_state(self) -> Any:
         """`[state, lost]`: the variables by value, and those that it does not hold, as `find_foreign` does."""

@@ -234,7 +234,10 @@ function createCalls(calls, module, bridge) {
   return {
     /** @type {(config: string) => Answer} */
     configure: (config) => configure(config),
-    /** @type {(execution: number, code: string) => Promise<string | [report: string, encoding: Encoding, final: Uint8Array]>} */
+    /**
+     * Undefined when there is not enough memory to go on.
+     * @type {(execution: number, code: string) => Promise<string | [report: string, encoding: Encoding, final: Uint8Array] | undefined>}
+     */
     execute: (execution, code) => {
       // Not on the stack of its own that `callPromising` makes: Python's compiler is several times slower there.
       if (!canBlock) prepare(execution, code);

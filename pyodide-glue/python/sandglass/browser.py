@@ -144,7 +144,7 @@ class Guest:
         self._bridge.runtime = self._runtime
         self._runtime.take_written = self._take_written
         self._runtime.package_hint = _PACKAGE_HINT
-        self._runtime.reserve = Reserve()
+        self._reserve = self._runtime.reserve = Reserve()
 
     def connect(self, js_bridge: Any) -> None:
         self._js = js_bridge
@@ -162,9 +162,14 @@ class Guest:
         self._runtime.prepare(execution, source)
 
     def execute(self, execution: int, source: str) -> Any:
-        """The header alone, or `[header, encoding, final]`."""
+        """The header alone, or `[header, encoding, final]`. None when there is not enough memory to go on."""
         self._bridge.watch()
-        header, encoding, body = self._runtime.execute(execution, source)
+        try:
+            header, encoding, body = self._runtime.execute(execution, source)
+        except MemoryError:
+            return None
+        if self._reserve.is_spent:
+            return None
         return header if encoding == "none" else to_js([header, encoding, body])
 
     def get_variable(self, name: str) -> Any:

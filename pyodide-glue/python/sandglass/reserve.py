@@ -9,9 +9,13 @@ from __future__ import annotations
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 
 _BYTES = 2 << 20
-_PIECE_BYTES = 128 << 10
+_PIECE_BYTES = 64 << 10
 #: What a cell has at least, so that it can delete variables.
-_CELL_BYTES = 64 << 10
+_CELL_BYTES = 32 << 10
+#: With less, the runtime does not get far.
+_ROOM_BYTES = 128 << 10
+#: What has to be left of the reserve for the next cell, in pieces.
+_LEAST_PIECES = 8
 
 
 class Reserve:
@@ -19,6 +23,8 @@ class Reserve:
 
     def __init__(self) -> None:
         self._held: list[bytes] = []
+        #: Whether user code has taken most of it after all, a little in each cell: another might not even begin.
+        self.is_spent = False
         self.hold()
 
     def hold(self) -> None:
@@ -36,10 +42,12 @@ class Reserve:
 
     def ease(self) -> bool:
         """It has ended: makes room where there is none. Whether that was necessary."""
+        self.is_spent = False
         try:
-            bytes(_PIECE_BYTES)
+            bytes(_ROOM_BYTES)
         except MemoryError:
-            self.release()
+            self.is_spent = len(self._held) < _LEAST_PIECES
+            self._held.clear()
             return True
         return False
 

@@ -207,7 +207,7 @@ impl<B: Body> Checkpoints<B> {
         self.set_since.iter().chain(saving)
     }
 
-    /// The same, for which it is gone.
+    /// Takes it: the guest that had it is gone.
     fn take_news(&mut self) -> Vec<String> {
         let mut news = std::mem::take(&mut self.set_since);
         news.extend(self.saving.take().into_iter().flat_map(|saving| saving.news));
@@ -686,7 +686,8 @@ impl<B: Body> Session<B> {
             return loss;
         }
         let execution = self.checkpoints.execution;
-        let reason = format!("it was set or written after the state of execution {execution}, which is back");
+        let reason =
+            format!("it was set or written after execution {execution}, and the state is as it was before that");
         let mut report = loss.unwrap_or_else(|| StateReport::restored(execution, [], ""));
         report.add_lost(dropped, &reason);
         Some(report)

@@ -437,7 +437,10 @@ fn what_the_host_set_after_an_execution_that_is_undone_is_named() {
     assert!(world.saves(true));
     set(&mut world, "unsaved");
     goes_back(&mut world, Command::Undo, 2);
-    assert_eq!(told(&mut world), (Some(1), vec!["saved".to_owned(), "unsaved".to_owned()]));
+    assert_eq!(
+        told(&mut world),
+        (Some(1), vec!["saved".to_owned(), "unsaved".to_owned()])
+    );
     assert_eq!(told(&mut world), (None, vec![]), "it is told once");
 }
 
@@ -464,7 +467,11 @@ fn only_what_is_undone_is_named() {
     assert_eq!(told(&mut world), (Some(2), vec!["late".to_owned()]));
     assert!(world.saves(true)); // 7, on top of 4
     goes_back(&mut world, Command::Restore(Some(3)), 6);
-    assert_eq!(told(&mut world), (None, vec![]), "the other line has no variables of the host's");
+    assert_eq!(
+        told(&mut world),
+        (None, vec![]),
+        "the other line has no variables of the host's"
+    );
     goes_back(&mut world, Command::Restore(Some(1)), 2);
     assert_eq!(told(&mut world), (Some(1), vec!["early".to_owned(), "late".to_owned()]));
 }

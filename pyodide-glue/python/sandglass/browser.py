@@ -140,6 +140,7 @@ class Guest:
         self._bridge = BrowserBridge()
         self._runtime = Runtime(self._bridge)
         self._pieces: list[Any] = []
+        self._refused: MemoryError | None = None
         self._decoder: IncrementalDecoder | None = None
         self._bridge.runtime = self._runtime
         self._runtime.take_written = self._take_written
@@ -177,7 +178,11 @@ class Guest:
 
     def take_text(self, piece: Any) -> None:
         """A piece of the text that `set_variable` will bring the end of, decoded while the rest is on its way."""
-        self._pieces.append(values.decode("text", piece.to_bytes()))
+        try:
+            self._pieces.append(values.decode("text", piece.to_bytes()))
+        except MemoryError as error:
+            self._pieces.clear()
+            self._refused = error
 
     def take_file(self, piece: Any, last: bool) -> bool:
         """The same for a file that may be no text: then it is False, and what was taken is forgotten."""
@@ -195,10 +200,19 @@ class Guest:
 
     def set_variable(self, name: str, encoding: str, body: Any) -> Any:
         pieces, self._pieces = self._pieces, []
-        if not pieces:
-            return _answer(lambda: self._runtime.set_variable(name, encoding, body.to_bytes()))
-        pieces.append(values.decode("text", body.to_bytes()))
-        return _answer(lambda: self._runtime.assign(name, "".join(pieces)))
+        refused, self._refused = self._refused, None
+
+        def assign() -> None:
+            if refused is not None:
+                raise refused
+            if not pieces:
+                return self._runtime.set_variable(name, encoding, body.to_bytes())
+            pieces.append(values.decode("text", body.to_bytes()))
+            text = "".join(pieces)
+            pieces.clear()
+            return self._runtime.assign(name, text)
+
+        return _answer(assign)
 
     def list_variables(self) -> Any:
         return _answer(self._runtime.list_variables)
@@ -257,6 +271,8 @@ def _answer(ask: Callable[[], tuple[str, bytes] | None]) -> Any:
 
 
 def _describe(error: BaseException) -> str:
+    if type(error) is MemoryError:
+        return "there is not enough memory for it (memoryLimit)"
     try:
         return str.__str__(str(error)) or type_name(error)
     except BaseException:

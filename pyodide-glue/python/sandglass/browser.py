@@ -193,6 +193,10 @@ class Guest:
             self._decoder = None
             self._pieces.clear()
             return False
+        except MemoryError as error:
+            self._pieces.clear()
+            self._refused = error
+            return True
         self._pieces.append(text if self._pieces else text.removeprefix(BYTE_ORDER_MARK))
         if last:
             self._decoder = None

@@ -194,6 +194,7 @@ class Guest:
             self._pieces.clear()
             return False
         except MemoryError as error:
+            self._decoder = None
             self._pieces.clear()
             self._refused = error
             return True

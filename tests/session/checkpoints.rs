@@ -271,8 +271,10 @@ fn too_large() -> World {
         max_checkpoint_bytes: 400.0,
         ..limits()
     });
+    assert!(world.saves(true), "with the name of what the host has set");
     run(&mut world, &["context", "x"]);
-    assert!(world.saves(true));
+    assert!(world.saves(true), "on top of the one before");
+    assert!(world.saves(true), "by itself");
     run(&mut world, &["context", "x", "huge"]);
     assert!(world.saves(true), "on top of the one before");
     assert!(world.saves(true), "by itself");
@@ -294,7 +296,7 @@ fn the_checkpoint_before_one_that_was_too_large_stays() {
     assert!(reason.ends_with("could not be saved: it was too large"), "{reason}");
     world.execute("x");
     world.boot();
-    assert_eq!(world.asked_for(), "restore 1");
+    assert_eq!(world.asked_for(), "restore 3");
 }
 
 #[test]

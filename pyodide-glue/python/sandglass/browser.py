@@ -140,7 +140,7 @@ class Guest:
         self._bridge = BrowserBridge()
         self._runtime = Runtime(self._bridge)
         self._pieces: list[Any] = []
-        self._refused: MemoryError | None = None
+        self._is_too_much = False  # for the memory that there is: the rest of it is not taken either
         self._decoder: IncrementalDecoder | None = None
         self._bridge.runtime = self._runtime
         self._runtime.take_written = self._take_written
@@ -178,14 +178,18 @@ class Guest:
 
     def take_text(self, piece: Any) -> None:
         """A piece of the text that `set_variable` will bring the end of, decoded while the rest is on its way."""
+        if self._is_too_much:
+            return
         try:
             self._pieces.append(values.decode("text", piece.to_bytes()))
-        except MemoryError as error:
+        except MemoryError:
             self._pieces.clear()
-            self._refused = error
+            self._is_too_much = True
 
     def take_file(self, piece: Any, last: bool) -> bool:
         """The same for a file that may be no text: then it is False, and what was taken is forgotten."""
+        if self._is_too_much:
+            return True
         decoder = self._decoder = self._decoder or _Decoder()
         try:
             text = decoder.decode(piece.to_bytes(), last)
@@ -193,10 +197,10 @@ class Guest:
             self._decoder = None
             self._pieces.clear()
             return False
-        except MemoryError as error:
+        except MemoryError:
             self._decoder = None
             self._pieces.clear()
-            self._refused = error
+            self._is_too_much = True
             return True
         self._pieces.append(text if self._pieces else text.removeprefix(BYTE_ORDER_MARK))
         if last:
@@ -205,11 +209,11 @@ class Guest:
 
     def set_variable(self, name: str, encoding: str, body: Any) -> Any:
         pieces, self._pieces = self._pieces, []
-        refused, self._refused = self._refused, None
+        is_too_much, self._is_too_much = self._is_too_much, False
 
         def assign() -> None:
-            if refused is not None:
-                raise refused
+            if is_too_much:
+                raise MemoryError
             if not pieces:
                 return self._runtime.set_variable(name, encoding, body.to_bytes())
             pieces.append(values.decode("text", body.to_bytes()))

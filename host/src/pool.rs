@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use sandglass::Error;
 use serde::{Deserialize, Serialize};
-use tokio::sync::Notify;
+use tokio::sync::{Mutex as AsyncMutex, Notify};
 
 use crate::backend::{BackendKind, BoxFuture, Launcher, Resources};
 use crate::guest::Guest;
@@ -170,6 +170,8 @@ struct Shared {
     /// What starts a guest when there is none.
     cold: Arc<dyn Launcher>,
     state: Mutex<State>,
+    /// Held by who starts a zygote; when the last one could not be started, and why.
+    starting: AsyncMutex<Option<(Instant, Error)>>,
     wanted: Notify,
     arrived: Notify,
     empty: AtomicU64,
@@ -208,6 +210,7 @@ impl Pool {
                 level,
                 ..State::default()
             }),
+            starting: AsyncMutex::default(),
             wanted: Notify::new(),
             arrived: Notify::new(),
             empty: AtomicU64::new(0),
@@ -374,17 +377,38 @@ impl Shared {
         }
     }
 
-    /// A zygote that is alive and not too old.
+    /// A zygote that is alive and not too old, if there is one.
+    fn fit_zygote(&self) -> Option<Arc<Zygote>> {
+        let settings = &self.settings;
+        let is_fit = |zygote: &&Arc<Zygote>| {
+            !zygote.is_dead() && zygote.age() < settings.max_zygote_age && zygote.forks() < settings.max_zygote_forks
+        };
+        self.state().zygote.as_ref().filter(is_fit).cloned()
+    }
+
+    /// A zygote that is alive and not too old. Whoever asks while one is being started gets that one, or why there is none.
     async fn zygote(&self, launcher: &Arc<dyn ZygoteLauncher>) -> Result<Arc<Zygote>, Error> {
-        if let Some(zygote) = &self.state().zygote
-            && !zygote.is_dead()
-            && zygote.age() < self.settings.max_zygote_age
-            && zygote.forks() < self.settings.max_zygote_forks
-        {
-            return Ok(Arc::clone(zygote));
+        if let Some(zygote) = self.fit_zygote() {
+            return Ok(zygote);
         }
         let begin = Instant::now();
-        let zygote = launcher.launch().await?;
+        let mut failed = self.starting.lock().await;
+        if let Some(zygote) = self.fit_zygote() {
+            return Ok(zygote);
+        }
+        if let Some((at, why)) = &*failed
+            && *at > begin
+        {
+            return Err(why.clone());
+        }
+        let begin = Instant::now();
+        let zygote = match launcher.launch().await {
+            Ok(zygote) => zygote,
+            Err(why) => {
+                *failed = Some((Instant::now(), why.clone()));
+                return Err(why);
+            }
+        };
         let mut state = self.state();
         state.stats.zygotes += 1;
         state.stats.warmup_ms = ms(begin.elapsed());

@@ -6,12 +6,18 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
+use sandglass_host::backend::BoxFuture;
 use sandglass_host::backend::{self, bubblewrap};
 use sandglass_host::pool::{Pool, PoolSettings, Source, Unavailable, WhenEmpty, ZygoteLauncher};
 use sandglass_host::stateless::{self, Bounds, Request};
-use sandglass_host::{BackendKind, Launcher, Limits, Outcome, Sandbox, Settings, StateStatus};
+use sandglass_host::workspace::{Owner, Workspaces};
+use sandglass_host::zygote::Zygote;
+use sandglass_host::{BackendKind, Error, Launcher, Limits, Outcome, Sandbox, Settings, StateStatus};
+use tokio::sync::Notify;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -239,6 +245,77 @@ async fn a_zygote_is_replaced_when_it_has_forked_enough() {
     for guest in &guests {
         assert_eq!(result(guest, "2 + 2").await, "4"); // those of the first zygote live on
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_while_a_zygote_starts_gets_that_one() {
+    let _alone = alone().await;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let owner = rustix::process::geteuid().is_root().then_some(Owner {
+        uid: bubblewrap::NOBODY,
+        gid: bubblewrap::NOBODY,
+    });
+    let workspaces = Workspaces::open(folder.path(), owner, None).unwrap();
+    let _claimed = ["one", "two", "three"].map(|session| workspaces.claim("ann", session).unwrap());
+    let launcher = bubblewrap::zygote_launcher(
+        &Settings::default(),
+        vec!["wave".to_owned()],
+        Some(folder.path()),
+        PATIENCE,
+    );
+    let pool = Pool::new(Source::Zygote(launcher.await.unwrap()), cold().await, few());
+    // Beside who looks after the pool.
+    let names = ["ann/one", "ann/two", "ann/three"];
+    let guests = futures_util::future::join_all(names.map(|name| pool.acquire_with_workspace(name))).await;
+    assert!(guests.iter().all(Result::is_ok), "{guests:?}");
+    pool.warm(PATIENCE).await.unwrap();
+    assert_eq!(pool.stats().zygotes, 1);
+}
+
+/// Starts no zygote, and only when it is told to go on.
+#[derive(Default)]
+struct Broken {
+    attempts: AtomicU64,
+    go_on: Notify,
+}
+
+impl ZygoteLauncher for Broken {
+    fn launch(&self) -> BoxFuture<'_, Result<Arc<Zygote>, Error>> {
+        Box::pin(async {
+            let attempt = self.attempts.fetch_add(1, Ordering::Relaxed) + 1;
+            self.go_on.notified().await;
+            Err(Error::BootFailed(format!("attempt {attempt}")))
+        })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_for_a_zygote_that_does_not_start_is_told_why() {
+    let _alone = alone().await;
+    let broken = Arc::new(Broken::default());
+    let launcher: Arc<dyn ZygoteLauncher> = broken.clone();
+    let pool = Pool::new(Source::Zygote(launcher), cold().await, few());
+    let attempts = || broken.attempts.load(Ordering::Relaxed);
+    until("the pool starts one", || attempts() == 1).await;
+    let mut waiting = [
+        pool.acquire_with_workspace("ann/one"),
+        pool.acquire_with_workspace("ann/two"),
+    ]
+    .map(Box::pin);
+    for waiting in &mut waiting {
+        assert!(waiting.now_or_never().is_none());
+    }
+    broken.go_on.notify_one();
+    for waiting in waiting {
+        assert_eq!(waiting.await.unwrap_err(), Error::BootFailed("attempt 1".to_owned()));
+    }
+    // Who comes later is worth another attempt.
+    let mut later = Box::pin(pool.acquire_with_workspace("ann/one"));
+    assert!((&mut later).now_or_never().is_none());
+    until("another attempt", || attempts() == 2).await;
+    broken.go_on.notify_one();
+    assert_eq!(later.await.unwrap_err(), Error::BootFailed("attempt 2".to_owned()));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -49,7 +49,7 @@ impl Warm {
         settings.resources = args.resources();
         Self {
             settings,
-            backend: args.backend,
+            backend: args.guest.backend,
             cold: OnceCell::new(),
             pool: OnceCell::new(),
             args: args.enabled.then(|| args.warm.clone()),

@@ -4,12 +4,14 @@
 //! `python/sandglass/delimiter.py` answers the same over standard input and output.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use sandglass::execution::{Change, CodeExecution, Outcome};
 use sandglass::{Error, Limits};
 use serde::{Deserialize, Serialize};
 
-use crate::backend::Launcher;
+use crate::backend::{BackendKind, BoxFuture, Launcher};
+use crate::guest::Guest;
 use crate::sandbox::{ExecuteOptions, Sandbox};
 
 /// The exit code of a run that ran out of time, as timeout(1) has it.
@@ -80,24 +82,49 @@ pub async fn run(
     bounds: &Bounds,
     request: Request,
 ) -> Result<(Response, Vec<RunFile>), Error> {
+    let guest = Arc::new(OneGuest {
+        launcher,
+        started: AtomicBool::new(false),
+    });
     let sandbox = Sandbox::builder()
-        .launcher(launcher)
+        .launcher(Arc::clone(&guest) as Arc<dyn Launcher>)
         .limits(bounds.limits.clone())
         .without_context()
         .build()
         .await?;
     sandbox.start().await?;
+    guest.started.store(true, Ordering::Relaxed);
     let answer = answer(&sandbox, bounds, request).await;
     // Nobody waits until it is gone.
     tokio::spawn(async move { sandbox.destroy().await });
     answer
 }
 
+/// Starts guests until one has started. Another one would lack the run's state, and be asked for it as though it had it.
+struct OneGuest {
+    launcher: Arc<dyn Launcher>,
+    started: AtomicBool,
+}
+
+impl Launcher for OneGuest {
+    fn kind(&self) -> BackendKind {
+        self.launcher.kind()
+    }
+
+    fn launch(&self) -> BoxFuture<'_, Result<Guest, Error>> {
+        if self.started.load(Ordering::Relaxed) {
+            return Box::pin(async { Err(Error::BootFailed("a run has one guest only".to_owned())) });
+        }
+        self.launcher.launch()
+    }
+}
+
 async fn answer(sandbox: &Sandbox, bounds: &Bounds, request: Request) -> Result<(Response, Vec<RunFile>), Error> {
     if let Some(state) = request.state
         && let Err(error) = sandbox.open_state(state, bounds.max_state_bytes).await
     {
-        return Ok((refused("StateError", &error), Vec::new()));
+        let exit_code = if is_gone(&error) { KILLED } else { 1 };
+        return Ok((not_run("StateError", &error, exit_code), Vec::new()));
     }
     let options = ExecuteOptions {
         timeout_ms: request.timeout.map(|seconds| seconds * 1_000.0),
@@ -106,8 +133,9 @@ async fn answer(sandbox: &Sandbox, bounds: &Bounds, request: Request) -> Result<
     let execution = match sandbox.execute_with(request.code, options).await {
         Ok(execution) => execution,
         Err(error @ (Error::InvalidOption { .. } | Error::NotSerializable(_))) => {
-            return Ok((refused("RequestError", &error), Vec::new()));
+            return Ok((not_run("RequestError", &error, 1), Vec::new()));
         }
+        Err(error) if is_gone(&error) => return Ok((not_run("RunError", &error, KILLED), Vec::new())),
         Err(error) => return Err(error),
     };
     let mut response = respond(&execution.run);
@@ -119,6 +147,7 @@ async fn answer(sandbox: &Sandbox, bounds: &Bounds, request: Request) -> Result<
             Ok(state) => response.state = String::from_utf8(state).ok(),
             Err(error) => {
                 let why = match error {
+                    error if is_gone(&error) => "the guest was lost after the code had run".to_owned(),
                     Error::NotSerializable(why) => why,
                     other => other.to_string(),
                 };
@@ -152,12 +181,20 @@ async fn answer(sandbox: &Sandbox, bounds: &Bounds, request: Request) -> Result<
     Ok((response, files))
 }
 
+/// Whether the run's guest has ended.
+fn is_gone(error: &Error) -> bool {
+    matches!(error, Error::GuestLost(_) | Error::Protocol(_) | Error::BootFailed(_))
+}
+
 /// The response for code that was not run.
-fn refused(kind: &str, error: &Error) -> Response {
-    let error = format!("{kind}: {error}");
+fn not_run(kind: &str, error: &Error, exit_code: i32) -> Response {
+    let error = match error {
+        Error::BootFailed(_) => format!("{kind}: the guest was lost before the code began"),
+        error => format!("{kind}: {error}"),
+    };
     Response {
         stderr: format!("{error}\n"),
-        exit_code: 1,
+        exit_code,
         error: Some(error),
         ..Response::default()
     }

@@ -168,8 +168,11 @@ pub enum Effect<B> {
     Print(Ticket, Stream, String),
     /// Show a rich output to whoever asked for it, and keep it for the execution.
     Display {
+        /// Whose execution it is.
         ticket: Ticket,
+        /// What it is.
         mime: String,
+        /// Its bytes.
         body: B,
         /// Whether the `repr` of the last expression had come before it.
         after_result: bool,

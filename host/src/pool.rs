@@ -172,6 +172,8 @@ struct Shared {
     state: Mutex<State>,
     /// Held by who starts a zygote; when the last one could not be started, and why.
     starting: AsyncMutex<Option<(Instant, Error)>>,
+    /// Held while a guest is made that is to wait.
+    making: AsyncMutex<()>,
     wanted: Notify,
     arrived: Notify,
     empty: AtomicU64,
@@ -182,6 +184,7 @@ struct State {
     spares: VecDeque<Guest>,
     zygote: Option<Arc<Zygote>>,
     level: usize,
+    has_ended: bool,
     calm_since: Option<Instant>,
     /// Why the last guest could not be made.
     failure: Option<Error>,
@@ -211,6 +214,7 @@ impl Pool {
                 ..State::default()
             }),
             starting: AsyncMutex::default(),
+            making: AsyncMutex::default(),
             wanted: Notify::new(),
             arrived: Notify::new(),
             empty: AtomicU64::new(0),
@@ -271,6 +275,16 @@ impl Pool {
         };
         let zygote = self.shared.zygote(launcher).await?;
         zygote.fork(&self.shared.settings.resources, Some(workspace)).await
+    }
+
+    /// Ends the guests that wait, and makes no more. Dropping the pool ends them as well, but nobody knows when.
+    pub async fn end(&self) {
+        let shared = &self.shared;
+        shared.state().has_ended = true;
+        // One that is just being made waits like the others when it is.
+        let _making = shared.making.lock().await;
+        let spares = std::mem::take(&mut shared.state().spares);
+        futures_util::future::join_all(spares.into_iter().map(Guest::end)).await;
     }
 
     /// Whether its guests are forked, and so can have workspaces.
@@ -428,6 +442,7 @@ impl Shared {
 
     /// Makes one guest if one is missing; how long to rest after that.
     async fn refill(&self) -> Duration {
+        let _making = self.making.lock().await;
         {
             let mut state = self.state();
             let before = state.spares.len();
@@ -442,7 +457,7 @@ impl Shared {
                     state.spares.truncate(level);
                 }
             }
-            if state.spares.len() >= state.level {
+            if state.has_ended || state.spares.len() >= state.level {
                 return TICK;
             }
         }

@@ -62,6 +62,8 @@ pub use settings::{Secrets, ServeArgs};
 
 /// The status of a program that was interrupted, as shells have it.
 const TOLD_TWICE: u8 = 130;
+/// How long guests that wait may take to end: engines are slow.
+const SPARES_END: Duration = Duration::from_secs(10);
 /// How long answers have to leave once everything was ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -199,6 +201,9 @@ impl Server {
         };
         let _ = tokio::time::timeout(LAST_WORDS, answers_leave).await;
         connections.shutdown().await;
+        if tokio::time::timeout(SPARES_END, app.warm.end()).await.is_err() {
+            tracing::warn!("guests that waited are not all gone yet: the next server removes what is left");
+        }
         tracing::info!("ended");
     }
 }

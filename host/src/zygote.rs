@@ -256,7 +256,10 @@ fn tell_missing(missing: &HashMap<String, String>) {
     let mut absent: Vec<&str> = absent.map(|(name, _)| name.as_str()).collect();
     absent.sort_unstable();
     if !absent.is_empty() {
-        tracing::info!("not installed, and so not imported by the zygote: {}", absent.join(", "));
+        tracing::info!(
+            "not installed, and so not imported by the zygote: {}",
+            absent.join(", ")
+        );
     }
     for (name, why) in missing.iter().filter(|(_, why)| !is_absent(why)) {
         tracing::warn!(module = name, why, "the zygote could not import a module");

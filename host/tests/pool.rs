@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::collections::{HashMap, HashSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -27,9 +28,9 @@ async fn alone() -> tokio::sync::MutexGuard<'static, ()> {
     TURN.lock().await
 }
 
-async fn zygotes(preload: &[&str]) -> Arc<dyn ZygoteLauncher> {
+async fn zygotes(preload: &[&str], workspaces: Option<&Path>) -> Arc<dyn ZygoteLauncher> {
     let preload = preload.iter().map(|name| (*name).to_owned()).collect();
-    bubblewrap::zygote_launcher(&Settings::default(), preload, None, PATIENCE)
+    bubblewrap::zygote_launcher(&Settings::default(), preload, workspaces, PATIENCE)
         .await
         .unwrap()
 }
@@ -41,7 +42,11 @@ async fn cold() -> Arc<dyn Launcher> {
 }
 
 async fn pool(settings: PoolSettings) -> Arc<Pool> {
-    let pool = Pool::new(Source::Zygote(zygotes(&["json", "wave"]).await), cold().await, settings);
+    let pool = Pool::new(
+        Source::Zygote(zygotes(&["json", "wave"], None).await),
+        cold().await,
+        settings,
+    );
     pool.warm(PATIENCE).await.unwrap();
     Arc::new(pool)
 }
@@ -258,13 +263,8 @@ async fn who_comes_while_a_zygote_starts_gets_that_one() {
     });
     let workspaces = Workspaces::open(folder.path(), owner, None).unwrap();
     let _claimed = ["one", "two", "three"].map(|session| workspaces.claim("ann", session).unwrap());
-    let launcher = bubblewrap::zygote_launcher(
-        &Settings::default(),
-        vec!["wave".to_owned()],
-        Some(folder.path()),
-        PATIENCE,
-    );
-    let pool = Pool::new(Source::Zygote(launcher.await.unwrap()), cold().await, few());
+    let launcher = zygotes(&["wave"], Some(folder.path())).await;
+    let pool = Pool::new(Source::Zygote(launcher), cold().await, few());
     // Beside who looks after the pool.
     let names = ["ann/one", "ann/two", "ann/three"];
     let guests = futures_util::future::join_all(names.map(|name| pool.acquire_with_workspace(name))).await;

@@ -145,12 +145,16 @@ impl Drop for Served {
 
 impl Served {
     fn start(more: &[&str]) -> Self {
+        Self::start_on("subprocess", more)
+    }
+
+    fn start_on(backend: &str, more: &[&str]) -> Self {
         let own = [
             "serve",
             "--listen",
             "127.0.0.1:0",
             "--backend",
-            "subprocess",
+            backend,
             "--spares",
             "1",
             "--preload",
@@ -282,6 +286,33 @@ fn a_server_that_is_told_to_end_ends_what_does_not() {
     );
     assert_eq!(server.status(), Some(0));
     pids.iter().for_each(|pid| is_gone(pid));
+}
+
+#[test]
+fn a_server_that_has_ended_leaves_no_container() {
+    let server = Served::start_on("docker", &["--image", sandglass_host::image::BASE]);
+    let (status, body) = server.post("/execute", "", json!({ "code": "1" })).join().unwrap();
+    assert_eq!(status, 200, "{body}");
+    // As `Supervisor::label` has it.
+    let of_server = format!(" {} ", server.child.id());
+    let containers = || {
+        let list = [
+            "ps",
+            "--all",
+            "--filter",
+            "label=sandglass.supervisor",
+            "--format",
+            "{{.Labels}}",
+        ];
+        let output = Command::new("docker").args(list).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let labels = String::from_utf8(output.stdout).unwrap();
+        labels.lines().filter(|line| line.contains(&of_server)).count()
+    };
+    until("no container waits", || containers() > 0);
+    server.signal(Signal::TERM);
+    assert_eq!(server.status(), Some(0));
+    assert_eq!(containers(), 0);
 }
 
 #[test]

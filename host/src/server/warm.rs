@@ -121,6 +121,13 @@ impl Warm {
         }
     }
 
+    /// Ends the guests that wait.
+    pub async fn end(&self) {
+        if let Some(Some(pool)) = self.pool.get() {
+            pool.end().await;
+        }
+    }
+
     /// What the pool has seen, when there is one.
     pub fn stats(&self) -> Option<PoolStats> {
         self.pool.get()?.as_ref().map(|pool| pool.stats())

@@ -337,6 +337,7 @@ impl Bench {
 
 /// Of a server: a cell of a session, and a stateless run.
 async fn http(url: &str, times: usize, gap: Duration) -> Result<Samples, Failure> {
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::builder().no_proxy().build()?;
     let post = async |path: &str, body: serde_json::Value| -> Result<serde_json::Value, Failure> {
         let response = client.post(format!("{url}{path}")).json(&body).send().await?;

@@ -11,7 +11,7 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -160,9 +160,11 @@ impl Drop for Cgroup {
         // Killed processes take a moment to be gone, and nobody shall wait for it here.
         let place = self.place.clone();
         let home = Arc::clone(&self.home);
+        let under_way = UnderWay::new();
         let removal = move || {
             remove_patiently(&place);
             drop(home);
+            drop(under_way);
         };
         if let Err(error) = thread::Builder::new()
             .name("sandglass-cgroup".to_owned())
@@ -171,6 +173,33 @@ impl Drop for Cgroup {
             tracing::warn!("a control group is left behind until the next start: {error}");
         }
     }
+}
+
+/// How many groups are being removed.
+static REMOVALS: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
+
+/// A removal that is counted.
+struct UnderWay;
+
+impl UnderWay {
+    fn new() -> Self {
+        *REMOVALS.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        Self
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        *REMOVALS.0.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        REMOVALS.1.notify_all();
+    }
+}
+
+/// Waits until the groups of guests that have been dropped are removed: for a process that is about to end. What is still there
+/// after `patience`, a later supervisor removes.
+pub fn settle(patience: Duration) {
+    let removals = REMOVALS.0.lock().unwrap_or_else(PoisonError::into_inner);
+    drop(REMOVALS.1.wait_timeout_while(removals, patience, |left| *left > 0));
 }
 
 /// A group that somebody else made and removes, such as that of a container.

@@ -1,6 +1,7 @@
 //! The program `sandglass-host`.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use sandglass_host::cli::{self, GuestArgs, RunArgs, SandboxArgs};
@@ -8,7 +9,7 @@ use sandglass_host::image::command::{ImageCommand, VenvCommand};
 use sandglass_host::notebook::command::CellArgs;
 use sandglass_host::rlm::command::RlmArgs;
 use sandglass_host::server::{self, ServeArgs};
-use sandglass_host::{image, log, notebook, repl, rlm};
+use sandglass_host::{cgroup, image, log, notebook, repl, rlm};
 
 #[derive(Parser)]
 #[command(name = "sandglass-host", version, about = "Runs Python that nobody has to trust")]
@@ -46,8 +47,18 @@ enum Command {
     Venv(VenvCommand),
 }
 
+/// How long the end waits for what guests leave behind to be removed.
+const TIDYING: Duration = Duration::from_secs(5);
+
+fn main() -> ExitCode {
+    let status = ended();
+    cgroup::settle(TIDYING);
+    status
+}
+
+/// Runs the command; when it returns, everything that was asynchronous is dropped.
 #[tokio::main]
-async fn main() -> ExitCode {
+async fn ended() -> ExitCode {
     let command = Cli::parse().command;
     if !matches!(command, Command::Serve(_)) {
         log::of_command();

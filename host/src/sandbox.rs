@@ -233,7 +233,7 @@ impl Sandbox {
         self.ask(command).await.map(drop)
     }
 
-    /// The user's variables, for another sandbox to go on with: base64 of an LZ4 frame of a cloudpickle, of at most `max_bytes`
+    /// The user's variables, for another sandbox to go on with: an LZ4 frame of a cloudpickle, of at most `max_bytes`
     /// before it is packed. Private names, modules, generators and open handles are left out.
     ///
     /// # Errors

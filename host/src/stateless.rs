@@ -6,6 +6,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use sandglass::execution::{Change, CodeExecution, Outcome};
 use sandglass::{Error, Limits};
 use serde::{Deserialize, Serialize};
@@ -120,11 +122,16 @@ impl Launcher for OneGuest {
 }
 
 async fn answer(sandbox: &Sandbox, bounds: &Bounds, request: Request) -> Result<(Response, Vec<RunFile>), Error> {
-    if let Some(state) = request.state
-        && let Err(error) = sandbox.open_state(state, bounds.max_state_bytes).await
-    {
-        let exit_code = if is_gone(&error) { KILLED } else { 1 };
-        return Ok((not_run("StateError", &error, exit_code), Vec::new()));
+    if let Some(state) = request.state {
+        // What base64 holds is opened in the guest only.
+        let opened = match STANDARD.decode(state) {
+            Ok(state) => sandbox.open_state(state, bounds.max_state_bytes).await,
+            Err(_) => Err(Error::invalid("state", "is no base64; nothing was run")),
+        };
+        if let Err(error) = opened {
+            let exit_code = if is_gone(&error) { KILLED } else { 1 };
+            return Ok((not_run("StateError", &error, exit_code), Vec::new()));
+        }
     }
     let options = ExecuteOptions {
         timeout_ms: request.timeout.map(|seconds| seconds * 1_000.0),
@@ -144,7 +151,7 @@ async fn answer(sandbox: &Sandbox, bounds: &Bounds, request: Request) -> Result<
     }
     if request.capture_state {
         match sandbox.capture_state(bounds.max_state_bytes).await {
-            Ok(state) => response.state = String::from_utf8(state).ok(),
+            Ok(state) => response.state = Some(STANDARD.encode(state)),
             Err(error) => {
                 let why = match error {
                     error if is_gone(&error) => "the guest was lost after the code had run".to_owned(),

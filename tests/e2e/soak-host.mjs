@@ -69,6 +69,11 @@ const CELLS = [
     exitCode: 137,
     check: (body) => (body.error && !body.stdout ? false : "a state that ends its guest"),
   }),
+  () => ({
+    request: { code: "print(1)", state: "no base64" },
+    exitCode: 1,
+    check: (body) => !String(body.error).startsWith("StateError") && "a state that is none",
+  }),
   () => ({ request: { code: "import os; os._exit(3)" }, exitCode: 137, check: () => false }),
   () => ({
     request: { code: "while True:\n    try:\n        while True: pass\n    except BaseException: pass", timeout: 0.3 },
@@ -111,8 +116,8 @@ let descriptors = 0;
 let trap = null;
 try {
   await full();
-  const code = "import os\nclass Trap:\n    def __reduce__(self): return os._exit, (9,)\ntrap = Trap()";
-  trap = (await post({ code, capture_state: true }))?.body.state;
+  const source = "import os\nclass Trap:\n    def __reduce__(self): return os._exit, (9,)\ntrap = Trap()";
+  trap = (await post({ code: source, capture_state: true }))?.body.state;
   if (!trap) throw new Error("a state with a trap cannot be made");
   descriptors = open(host.pid);
   while (Date.now() < end && wrong.length < 10) {

@@ -54,3 +54,34 @@ def test_what_is_told_at_a_new_start_is_not_left_in_the_environment(tmp_path: Pa
     )
     (tmp_path / "spy.py").write_text("import os\nassert not [name for name in os.environ if 'ZYGOTE' in name]")
     assert set(ready(tmp_path, ["threaded", "spy"])["missing"]) == {"threaded"}
+
+
+COPY = """
+import os, sys, types
+
+def own():
+    with open("/proc/self/smaps_rollup") as file:
+        return sum(int(line.split()[1]) for line in file if line.startswith("Private_Dirty"))
+
+# As many modules as libraries for data have, each in a page of its own.
+spread = []
+for number in range(4000):
+    sys.modules[f"module_{number}"] = types.ModuleType("module")
+    spread.append([bytes(60) for _ in range(40)])  # of a size that shares pages with modules
+from sandglass import zygote
+from sandglass.guards import Guards
+zygote.become_quiet()
+if (copy := os.fork()) == 0:
+    before = own()
+    Guards().install()
+    grown = own() - before
+    print(grown, flush=True)
+    os._exit(0)
+os.waitpid(copy, 0)
+"""
+
+
+def test_a_copy_does_not_write_to_the_pages_of_all_modules() -> None:
+    env = {"PYTHONPATH": str(Path(sandglass.__file__).parents[1])}
+    grown = subprocess.run([sys.executable, "-c", COPY], env=env, check=True, capture_output=True, text=True).stdout
+    assert int(grown) < 1000, "kB"

@@ -148,6 +148,19 @@ fn what_was_left_in_a_sibling_is_removed_as_well() {
 }
 
 #[test]
+fn whoever_waits_for_removals_sees_the_group_gone() {
+    let Some(group) = group() else { return };
+    let mut child = shell("sleep 1000");
+    group.add(child.id()).unwrap();
+    let folder = group.folder().to_owned();
+    // Not waited for yet: the group is not empty when it is dropped.
+    drop(group);
+    assert!(!child.wait().unwrap().success());
+    settle(Duration::from_secs(20));
+    assert!(!folder.exists());
+}
+
+#[test]
 fn supervisors_groups_are_made_once_and_again_when_they_were_removed() {
     let Some(first) = group() else { return };
     let Some(second) = group() else { return };

@@ -24,6 +24,7 @@ import signal
 import socket
 import sys
 import time
+from base64 import b64decode, b64encode
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from sandglass import native, zygote
@@ -41,6 +42,7 @@ _BOOT_SECONDS = 60.0
 _GRACE_SECONDS = 1.0
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 _TIMED_OUT = 124  # as the command timeout(1) has it
+_NO_BASE64 = "StateError: the state is no base64; nothing was run"
 _CONFIG = {
     "maxOutputChars": _MAX_OUTPUT_CHARS,
     "maxValueBytes": 512 << 20,
@@ -189,7 +191,11 @@ class _Guest:
         if ready["type"] != "ready":
             raise _Failed(f"GuestError: the guest did not start: {ready.get('message')}; nothing was run")
         if state:
-            ended, _ = self._ask("openState", timeout_s, [state.encode("ascii", "replace")], maxBytes=max_state_bytes)
+            try:
+                packed = b64decode(state, validate=True)
+            except ValueError:
+                raise _Failed(_NO_BASE64) from None
+            ended, _ = self._ask("openState", timeout_s, [packed], maxBytes=max_state_bytes)
             if ended["type"] != "done":
                 raise _Failed(f"StateError: {ended.get('message', 'the state could not be opened')}")
         texts = {name: _Text() for name in ("stdout", "stderr", "result", "error", "traceback")}
@@ -202,7 +208,7 @@ class _Guest:
         if capture:
             kept, body = self._ask("captureState", timeout_s, [], maxBytes=max_state_bytes)
             if kept["type"] == "value":
-                response["state"] = body.decode("ascii")
+                response["state"] = b64encode(body).decode("ascii")
             else:
                 response["error"] = response["error"] or f"State serialization failed: {kept.get('message')}"
         return response

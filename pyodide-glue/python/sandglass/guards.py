@@ -25,6 +25,13 @@ from typing import Any
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 
 _MISSING = object()
+#: See `share_modules`.
+_shared_modules: dict[str, Any] = {}
+
+
+def share_modules() -> None:
+    """Notes the modules that there are, for all copies of this process: noting one writes to the page it is in."""
+    _shared_modules.update(sys.modules)
 
 
 class Guards:
@@ -53,7 +60,7 @@ class Guards:
         self._recursion_limit = getrecursionlimit()
         self._switch_interval = getswitchinterval()
         self._gc_threshold = get_threshold()
-        self._modules = dict(sys.modules)
+        self._modules = _shared_modules or dict(sys.modules)
 
     def uninstall(self) -> None:
         """Undoes `install`; only tests need it."""

@@ -182,7 +182,7 @@ class SharedEmitter(Emitter):
                 channel.head_left = left - size
                 self._head.append((channel, text))
                 self._head_chars += size
-            elif not left and channel.tail_chars + size <= self._limit:
+            elif not left and channel.tail_chars + size <= 2 * self._limit:
                 channel.tail.append(text)
                 channel.tail_chars += size
             else:

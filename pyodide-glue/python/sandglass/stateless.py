@@ -1,8 +1,8 @@
-"""The state that one stateless run hands to the next: base64 of an LZ4 frame of a cloudpickle of a dict of variables.
+"""The state that one stateless run hands to the next: an LZ4 frame of a cloudpickle of a dict of variables.
 
-The format is that of known stateless REPL servers, so that their clients' states work here. It needs the packages
-`cloudpickle` and `lz4`, holds code objects, and so works within one minor version of Python only. It is opened in a
-guest and nowhere else: to open it is to run code.
+The format is, in base64, that of known stateless REPL servers, so that their clients' states work here. It needs the
+packages `cloudpickle` and `lz4`, holds code objects, and so works within one minor version of Python only. It is opened
+in a guest and nowhere else: to open it is to run code.
 
 As cloudpickle has it, functions see the variables that they use as they were when the state was written.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 import sys
 import types
-from base64 import b64decode, b64encode
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -33,11 +32,7 @@ def open_state(data: bytes, max_bytes: int, namespace: Namespace) -> None:
     ValueError when it is no such state, or has more than `max_bytes` unpacked; then no variable is set.
     """
     frame, cloudpickle = _require("lz4.frame"), _require("cloudpickle")
-    try:
-        packed = b64decode(bytes(data), validate=True)
-    except ValueError:
-        raise ValueError("the state is no base64; nothing was run") from None
-    pickled = _unpack(frame, packed, max_bytes)
+    pickled = _unpack(frame, bytes(data), max_bytes)
     try:
         variables = cloudpickle.loads(pickled)
     except BaseException as error:
@@ -67,7 +62,8 @@ def capture_state(max_bytes: int, namespace: Namespace) -> bytes:
         raise ValueError(f"the variables take more than {max_bytes} bytes; keep large data in files") from None
     except BaseException as error:
         raise ValueError(_reason(error)) from None
-    return b64encode(frame.compress(file.getbuffer()))
+    packed: bytes = frame.compress(file.getbuffer())
+    return packed
 
 
 def _pickler(cloudpickle: Any, file: io.BytesIO, namespace: Namespace) -> Any:

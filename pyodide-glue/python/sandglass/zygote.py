@@ -42,6 +42,7 @@ from _thread import allocate_lock, start_new_thread
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sandglass import landlock, native
+from sandglass.guards import share_modules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,6 +139,7 @@ def preload(names: list[str]) -> dict[str, str]:
 
 def become_quiet() -> None:
     """Readies the process for being copied: no collection writes to what is shared."""
+    share_modules()
     gc.collect()
     gc.freeze()
 

@@ -70,8 +70,8 @@ const AT_ONCE = 64;
 const SHORT = 1 << 18;
 /** How long the event loop waits at most, in milliseconds. */
 const SLICE_MS = 1;
-/** What the host or the boot puts there. */
-const NOT_FILES = new Set(["/dev", "/proc"]);
+/** What holds no files of anybody's. */
+const NOT_FILES = new Set(["/proc"]);
 /** Stands for an object of JavaScript that was only in the other guest. */
 const GONE = (() => {
   const fail = () => {
@@ -98,7 +98,7 @@ const FIRST_STRING = 7;
  * @param {(fixed: boolean) => void} parts.fixSize  keeps the memory from growing
  * @param {ReturnType<typeof createFiles>} parts.files
  * @param {ReturnType<typeof createLibraries>} parts.libraries
- * @param {{ findForeign: () => LostVariable[], saveState: () => [Uint8Array, LostVariable[]], loadState: (state: Uint8Array) => LostVariable[] }} parts.python
+ * @param {{ findForeign: (gone: number[]) => LostVariable[], saveState: () => [Uint8Array, LostVariable[]], loadState: (state: Uint8Array) => LostVariable[] }} parts.python
  */
 export function createCheckpoints({
   module,
@@ -223,7 +223,8 @@ export function createCheckpoints({
         return { blob, full: true, lost, spent: false };
       }
       const slots = references();
-      const lost = slots.includes(-1) || libraries.hasOthers ? python.findForeign() : [];
+      const gone = onlyHere();
+      const lost = slots.includes(-1) || libraries.hasOthers || gone.length > 0 ? python.findForeign(gone) : [];
       let hashes = await hashAll(job);
       if (!hashes) return undefined;
       const before = full ? null : last;
@@ -240,7 +241,7 @@ export function createCheckpoints({
       const memory = pages.map(([first, count]) => module.HEAPU8.subarray(first * PAGE, (first + count) * PAGE));
       const blob = pack({ pages, references: slots }, gather(memory), !before);
       last = hashes;
-      const spent = most - used > WORTH_CLEANING && used < most / 2 && !holdsWhatOnlyItHas();
+      const spent = most - used > WORTH_CLEANING && used < most / 2;
       return { blob, full: !before, lost, spent };
     },
 
@@ -428,11 +429,10 @@ export function createCheckpoints({
     return stream_ops !== dead && FS.isFile(node.mode) && node.node_ops === FS.filesystems.MEMFS.ops_table.file.node;
   }
 
-  /** Whether something is open that no other guest can open, such as a pipe. */
-  function holdsWhatOnlyItHas() {
-    return FS.streams.some(
-      (/** @type {any} */ stream) =>
-        stream && stream.stream_ops !== dead && !isKept(stream) && pathOf(stream) === undefined,
+  /** Descriptors of what no other guest can open, such as a pipe. @returns {number[]} */
+  function onlyHere() {
+    return FS.streams.flatMap((/** @type {any} */ stream, /** @type {number} */ fd) =>
+      stream && stream.stream_ops !== dead && !isKept(stream) && pathOf(stream) === undefined ? [fd] : [],
     );
   }
 

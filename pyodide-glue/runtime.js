@@ -31,7 +31,7 @@ const SITE = `/lib/python${lock.python.split(".", 2).join(".")}/site-packages`;
 const WASM = "pyodide.asm.wasm";
 const STDLIB = "python_stdlib.zip";
 // Taken before any guest code runs: it may replace it.
-const { parse } = JSON;
+const { parse, stringify } = JSON;
 const { grow: growMemory } = WebAssembly.Memory.prototype;
 const { timeOrigin } = performance;
 const now = performance.now.bind(performance);
@@ -234,7 +234,10 @@ function createCalls(calls, module, bridge) {
   return {
     /** @type {(config: string) => Answer} */
     configure: (config) => configure(config),
-    /** @type {(execution: number, code: string) => Promise<string | [report: string, encoding: Encoding, final: Uint8Array]>} */
+    /**
+     * Undefined when there is not enough memory to go on.
+     * @type {(execution: number, code: string) => Promise<string | [report: string, encoding: Encoding, final: Uint8Array] | undefined>}
+     */
     execute: (execution, code) => {
       // Not on the stack of its own that `callPromising` makes: Python's compiler is several times slower there.
       if (!canBlock) prepare(execution, code);
@@ -252,8 +255,8 @@ function createCalls(calls, module, bridge) {
     listVariables: waiting(listVariables),
     /** @type {(action: string, path: string, body: Uint8Array) => ["refused", string] | [Encoding, ...Uint8Array[]]} */
     file: (action, path, body) => file(action, path, body),
-    /** @returns {LostVariable[]} */
-    findForeign: () => parse(findForeign()),
+    /** @param {number[]} gone  descriptors that cannot be opened again @returns {LostVariable[]} */
+    findForeign: (gone) => parse(findForeign(stringify(gone))),
     /** @returns {[Uint8Array, LostVariable[]]} */
     saveState: () => {
       // It runs the user's code, which may not end; and pickle would overflow JavaScript's stack before Python's.

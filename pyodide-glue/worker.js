@@ -146,6 +146,8 @@ function createHandler(post, send, bridge, { python, packages, checkpoints, file
   const execute = async ({ turn, execution: id, code }) => {
     files.watch();
     const ended = await python.execute(id, code);
+    if (!ended)
+      return post({ type: "fatal", message: "memory was full (memoryLimit), with nothing left to go on with" });
     const [report, encoding, final] = typeof ended === "string" ? [ended, /** @type {const} */ ("none")] : ended;
     const execution = { ...parse(report), stopped: bridge.end(), ...files.changed() };
     post({ type: "executed", turn, execution, encoding }, execution.final ? (final ?? new Uint8Array(0)) : undefined);

@@ -30,8 +30,8 @@ pub enum Error {
     /// A package's file is not the one that was meant, or not one that may be installed. Nothing was installed.
     #[error("{0}")]
     Integrity(String),
-    /// The guest broke the protocol and was ended; its state is lost, a fresh guest takes over.
-    #[error("the guest broke the protocol and was ended, its variables are lost: {0}")]
+    /// The guest broke the protocol and was ended; another takes over, with the state that the message tells of.
+    #[error("the guest broke the protocol and was ended: {0}")]
     Protocol(String),
     /// A value cannot cross between the page and Python. Nothing was changed.
     #[error("{0}")]
@@ -49,8 +49,8 @@ pub enum Error {
     /// space left. The state is kept; a file that was to be written is as it was.
     #[error("{0}")]
     File(String),
-    /// The guest ended, or had to be ended, during the call; its state is lost, a fresh guest takes over.
-    #[error("the guest was lost during the call and its variables with it: {0}")]
+    /// The guest ended, or had to be ended, during the call; another takes over, with the state that the message tells of.
+    #[error("the guest was lost during the call: {0}")]
     GuestLost(String),
     /// No backend can run a guest on this machine, or not the one that was asked for. Nothing was started.
     #[error("{0}")]

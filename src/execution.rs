@@ -167,7 +167,8 @@ pub enum StateStatus {
     Lost,
 }
 
-/// A variable that is gone, and why. A file that `writeFile` wrote counts as one, named `file <path>`.
+/// A variable that is gone, and why. A file that `writeFile` wrote counts as one, named `file <path>`, and so does the descriptor of
+/// a pipe or socket, named `descriptor <number>`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
@@ -212,6 +213,15 @@ impl StateReport {
             status: StateStatus::Restored,
             restored_to: Some(id),
             lost: lost.filter(|lost| !lost.is_empty()),
+        }
+    }
+
+    /// The same in words, for who has asked for something that cost the guest its life.
+    pub(crate) fn consequence(&self) -> String {
+        match self.restored_to {
+            Some(0) => "variables are as before the first execution".to_owned(),
+            Some(id) => format!("variables are as after execution {id}"),
+            None => "variables are lost, context is restored".to_owned(),
         }
     }
 

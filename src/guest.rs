@@ -37,6 +37,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("preload.py"),
     file!("pristine.py"),
     file!("profiles.py"),
+    file!("reserve.py"),
     file!("runtime.py"),
     file!("state.py"),
     file!("stateless.py"),

@@ -574,11 +574,13 @@ impl<B: Body> Session<B> {
                 self.resolve(ticket, Ok(Reply::Execution(Box::new(execution), None)));
             }
             turn => {
+                let consequence = loss.consequence();
                 self.untold_loss = Some(loss);
                 if let Some(ticket) = turn.and_then(|turn| turn.ticket) {
                     let error = match error {
-                        Error::Protocol(_) | Error::GuestLost(_) => error.clone(),
-                        _ => Error::GuestLost(error.to_string()),
+                        Error::Protocol(why) => Error::Protocol(format!("{why}; {consequence}")),
+                        Error::GuestLost(why) => Error::GuestLost(format!("{why}; {consequence}")),
+                        _ => Error::GuestLost(format!("{error}; {consequence}")),
                     };
                     self.resolve(ticket, Err(error));
                 }

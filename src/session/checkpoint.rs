@@ -107,6 +107,8 @@ struct Reverting {
     ticket: Ticket,
     /// Where to.
     number: u32,
+    /// What the host has set since then.
+    dropped: Vec<String>,
     /// What the state came from until then, and what of it is lost if it has to be gone back to.
     base: Option<u32>,
     loss: Option<StateReport>,
@@ -200,6 +202,12 @@ impl<B: Body> Checkpoints<B> {
     }
 
     /// What the host has set since the last complete checkpoint.
+    fn news(&self) -> impl Iterator<Item = &String> {
+        let saving = self.saving.iter().flat_map(|saving| &saving.news);
+        self.set_since.iter().chain(saving)
+    }
+
+    /// Takes it: the guest that had it is gone.
     fn take_news(&mut self) -> Vec<String> {
         let mut news = std::mem::take(&mut self.set_since);
         news.extend(self.saving.take().into_iter().flat_map(|saving| saving.news));
@@ -377,10 +385,13 @@ impl<B: Body> Session<B> {
     /// Has another guest take over with an earlier state.
     fn revert(&mut self, now: f64, ticket: Ticket, number: u32) {
         let (base, is_new) = (self.checkpoints.base, self.checkpoints.at().is_none());
+        let mut dropped = self.checkpoints.history.set_since(number, base);
+        dropped.extend(self.checkpoints.news().cloned());
         let loss = is_new.then(|| self.loss("going back failed", false));
         self.checkpoints.reverting = Some(Reverting {
             ticket,
             number,
+            dropped,
             base,
             loss,
         });
@@ -506,6 +517,8 @@ impl<B: Body> Session<B> {
             lost,
             contexts: saving.contexts,
             before: saving.before,
+            parent: self.checkpoints.base,
+            set: saving.news.clone(),
             body,
         };
         let recycles = spent && link.lost.is_empty();
@@ -655,14 +668,29 @@ impl<B: Body> Session<B> {
             report.add(untold);
             state = report.lost.is_some().then_some(report);
         }
-        if let Some(Reverting { ticket, .. }) = reverted {
+        if let Some(Reverting { ticket, dropped, .. }) = reverted {
             self.lacking.clear();
-            self.untold_loss = state;
+            self.untold_loss = self.reverted_loss(state, dropped);
             let execution = self.checkpoints.execution;
             return self.resolve(ticket, Ok(Reply::State(execution)));
         }
         self.tell_later(state);
         self.restore_contexts(now); // those that came after the checkpoint
+    }
+
+    /// What is to be told of a state that was gone back to: what the checkpoint does not hold, and what the host had set since.
+    fn reverted_loss(&self, loss: Option<StateReport>, mut dropped: Vec<String>) -> Option<StateReport> {
+        dropped.sort_unstable();
+        dropped.dedup();
+        if dropped.is_empty() {
+            return loss;
+        }
+        let execution = self.checkpoints.execution;
+        let reason =
+            format!("it was set or written after execution {execution}, and the state is as it was before that");
+        let mut report = loss.unwrap_or_else(|| StateReport::restored(execution, [], ""));
+        report.add_lost(dropped, &reason);
+        Some(report)
     }
 
     /// It has not, and never will. Who had asked to go back is told so, and the state of before is restored; otherwise the next

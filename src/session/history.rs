@@ -1,5 +1,7 @@
 //! The checkpoints that there are: full ones, each followed by what changed after it.
 
+use std::iter::successors;
+
 use super::Body;
 use super::contexts::Contexts;
 use crate::execution::LostVariable;
@@ -28,6 +30,10 @@ pub(super) struct Link<B> {
     pub(super) contexts: Contexts<B>,
     /// The checkpoint that its last execution began with, where there is one.
     pub(super) before: Option<u32>,
+    /// The one that was the state's before, where there is one.
+    pub(super) parent: Option<u32>,
+    /// What the host has set since then.
+    pub(super) set: Vec<String>,
     pub(super) body: B,
 }
 
@@ -58,6 +64,18 @@ impl<B: Body> History<B> {
         executions.sort_unstable_by(|a, b| b.cmp(a));
         executions.dedup();
         executions
+    }
+
+    /// What the host has set on the way from one checkpoint to a later state, which comes from `base`; or since they parted.
+    pub(super) fn set_since(&self, number: u32, base: Option<u32>) -> Vec<String> {
+        let line = |from: Option<u32>| {
+            successors(from.and_then(|number| self.find(number)), |link| {
+                link.parent.and_then(|number| self.find(number))
+            })
+        };
+        let kept: Vec<u32> = line(Some(number)).map(|link| link.number).collect();
+        let undone = line(base).take_while(|link| !kept.contains(&link.number));
+        undone.flat_map(|link| link.set.iter().cloned()).collect()
     }
 
     /// A checkpoint and those that it builds upon, the full one first.
@@ -119,7 +137,7 @@ pub(super) enum Kept {
 /// Bytes that a checkpoint takes, with what the guest says beside it.
 #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
 fn size<B: Body>(link: &Link<B>) -> f64 {
-    let names = link.names.iter().map(String::len);
+    let names = link.names.iter().chain(&link.set).map(String::len);
     let lost = link.lost.iter().map(|lost| lost.name.len() + lost.reason.len());
     let texts: usize = names.chain(lost).map(|bytes| LEAST_BYTES + bytes).sum();
     (LEAST_BYTES + link.body.size() + texts) as f64

@@ -152,11 +152,7 @@ impl Execution {
 
     /// The execution that took the guest's life, or was there when it ended.
     pub(super) fn lost(self, deadline: &Deadline, now: f64, why: &Error, loss: StateReport) -> CodeExecution {
-        let consequence = match loss.restored_to {
-            Some(0) => "variables are as before the first execution".to_owned(),
-            Some(id) => format!("variables are as after execution {id}"),
-            None => "variables are lost, context is restored".to_owned(),
-        };
+        let consequence = loss.consequence();
         let (outcome, error_type, message) = match (deadline.stop_reason(), why) {
             (Some(StopReason::Interrupt), Error::Timeout(why)) => (
                 Outcome::Interrupted,

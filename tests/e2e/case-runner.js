@@ -489,12 +489,12 @@ export async function run(files, { only, lanes, backend, server }, report) {
       }
       let problems;
       try {
-        if (held && held.key !== key) {
+        // To free a value that is nested very deeply may overflow the browser's stack, and then it is restored.
+        if (held && (held.key !== key || (await held.world.sandbox.execute(RESET)).outcome !== "ok")) {
           await held.world.sandbox.destroy();
           held = undefined;
         }
-        if (held) await held.world.sandbox.execute(RESET);
-        else {
+        if (!held) {
           const world = /** @type {World} */ ({ sandbox: null, host: {}, log: [], crowd: 0, most: 0 });
           world.sandbox = await createSandbox({ ...makeOptions(test, world), ...place });
           held = { key, world };

@@ -695,8 +695,85 @@ async function executeAndDrop(options) {
   return [sandbox.execute("import time\ntime.sleep(0.3)\nllm_query('q')"), sandbox.execute("context")];
 }
 
+// ---- what becomes of the state ----
+
+/** What comes at random in a guest. @param {Sandbox} sandbox @returns {Promise<string[]>} */
+async function randomOf(sandbox) {
+  const code = `
+import os, random, secrets, tempfile, uuid
+FINAL([str(random.random()), os.urandom(8).hex(), secrets.token_hex(8), uuid.uuid4().hex, next(tempfile._get_candidate_names())])`;
+  const { final, error } = await sandbox.execute(code);
+  if (!final) throw new Error(error);
+  return /** @type {string[]} */ (final.value);
+}
+
+/** @type {Record<string, () => Promise<string[]>>} */
+const STATE = {
+  "state: a guest that needed much memory once is replaced when nothing runs": async () => {
+    const begin = opened.length;
+    const sandbox = await createReady();
+    await sandbox.execute("numbers = iter(range(9))\nnext(numbers)\nbig = bytearray(b'x' * 100_000_000)\ndel big");
+    await until(() => opened.length === begin + 2 && !opened[begin].isConnected, "another guest");
+    const { result, state } = await within(sandbox.execute("next(numbers), 'big' in globals()"), "the next execute");
+    const problems = [...unequal(result, "(1, False)", "the result"), ...unequal(state.status, "kept", "the state")];
+    // It is small now, so that the next save finds nothing to give up.
+    await sandbox.checkpoint();
+    await idle();
+    problems.push(...unequal(opened.length - begin, 2, "frames ever opened"), ...unequal(frames(), 1, "frames"));
+    await sandbox.destroy();
+    return [...problems, ...(await leftovers())];
+  },
+
+  "state: a guest is not replaced for its memory while it has what no other can have": async () => {
+    const begin = opened.length;
+    const sandbox = await createReady();
+    const code =
+      "import os\nreader, writer = os.pipe()\nos.write(writer, b'!')\nbig = bytearray(b'x' * 100_000_000)\ndel big";
+    await sandbox.execute(code);
+    await idle();
+    // It is saved by now, or this waits for it.
+    await sandbox.checkpoint();
+    await idle();
+    const { result } = await sandbox.execute("os.read(reader, 1)");
+    const problems = [...unequal(result, "b'!'", "the result"), ...unequal(opened.length - begin, 1, "frames opened")];
+    await sandbox.destroy();
+    return [...problems, ...(await leftovers())];
+  },
+
+  "state: what comes at random is nobody else's": async () => {
+    const sandboxes = await Promise.all([createReady(), createReady()]);
+    const drawn = await Promise.all(sandboxes.map(randomOf));
+    const [sandbox] = sandboxes;
+    await sandbox.checkpoint();
+    const before = await randomOf(sandbox);
+    await sandbox.undo();
+    const [number, ...after] = await randomOf(sandbox);
+    // The state of \`random\` is the state's, as if nothing had been.
+    const problems = unequal(number, before[0], "random.random() after undo()");
+    const all = [...drawn.flat(), ...before, ...after.slice(0, 3)];
+    problems.push(...unequal(new Set(all).size, all.length, "different ones among what was drawn"));
+    await Promise.all(sandboxes.map((sandbox) => sandbox.destroy()));
+    return [...problems, ...(await leftovers())];
+  },
+
+  "state: a page that is busy for longer than a save may take loses nothing": async () => {
+    const sandbox = await createReady();
+    const begin = opened.length;
+    await sandbox.execute("import os\nx = 7\nballast = os.urandom(100_000) * 1000");
+    const saving = sandbox.checkpoint();
+    await pause(0);
+    for (const ends = performance.now() + 21_000; performance.now() < ends;);
+    const problems = unequal(await within(saving, "the save"), 1, "the execution that is saved");
+    const { result, state } = await sandbox.execute("x");
+    problems.push(...unequal(result, "7", "the result"), ...unequal(state.status, "kept", "the state"));
+    problems.push(...unequal(opened.length - begin, 0, "frames opened meanwhile"));
+    await sandbox.destroy();
+    return [...problems, ...(await leftovers())];
+  },
+};
+
 /** Each gives what is wrong. */
-export const TESTS = { ...DESTROY, ...SPARES, ...DROPPED };
+export const TESTS = { ...DESTROY, ...SPARES, ...DROPPED, ...STATE };
 
 /** @param {string} name @returns {Promise<string[]>} */
 export async function runTest(name) {
@@ -811,6 +888,30 @@ export const DAMAGE = {
   "with a bit flipped in its header": flipBit(20 / 31e6),
 };
 
+/**
+ * Replaces what the browser keeps by the same with memory of zeros behind; the digest of that.
+ * @param {number[]} hasher  pyodide-glue/pages.wat as wasm
+ */
+export async function enlarge(hasher) {
+  const { cache, key, blob } = await until(kept, "the snapshot is kept");
+  // Its parts: see snapshot.js.
+  const [, size, pages] = new Float64Array(await blob.slice(0, 24).arrayBuffer());
+  const more = 1024;
+  const old = new Uint8Array(await blob.slice(24, 24 + size + 8 * pages).arrayBuffer());
+  const head = new Uint8Array(old.length + 8 * more);
+  head.set(old);
+  const memory = new WebAssembly.Memory({ initial: Math.ceil(head.length / 65536) });
+  new Uint8Array(memory.buffer).set(head);
+  const { instance } = await WebAssembly.instantiate(new Uint8Array(hasher), { env: { memory } });
+  const hash = /** @type {any} */ (instance.exports).hash(0, Math.ceil(head.length / 64) * 64);
+  const larger = new Blob([new Float64Array([hash, size, pages + more]), head, blob.slice(24 + old.length)]);
+  await cache.put(key, new Response(larger));
+  return digestOf(larger);
+}
+
+/** The digest of what the browser keeps. */
+export const keptDigest = async () => digestOf((await until(kept, "a snapshot is kept")).blob);
+
 const digestOf = async (/** @type {Blob} */ blob) =>
   new Uint8Array(await crypto.subtle.digest("SHA-256", await blob.arrayBuffer())).join();
 
@@ -859,10 +960,7 @@ export async function boot(before, count = 1) {
         ),
       );
     }
-    await until(
-      async () => (await digestOf((await until(kept, "a snapshot is kept")).blob)) !== before,
-      "it is replaced",
-    );
+    await until(async () => (await keptDigest()) !== before, "it is replaced");
     return { problems, cold };
   } catch (error) {
     return { problems: [String(/** @type {Error} */ (error).message ?? error)], cold };

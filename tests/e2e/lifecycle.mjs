@@ -2,7 +2,10 @@
 // snapshots, and what many of them leave behind. The tests themselves are in lifecycle.js.
 //   node tests/e2e/lifecycle.mjs --browser chromium|firefox [--only part-of-a-name] [--cycles 200] [--seed 1]
 import { readdirSync, readFileSync } from "node:fs";
+import { join } from "node:path";
 import { parseArgs } from "node:util";
+import { root } from "../../scripts/project.mjs";
+import { assemble } from "../../scripts/wat.mjs";
 import { openBrowser, Score } from "./harness.mjs";
 
 /** @typedef {import("puppeteer-core").Page} Page */
@@ -49,6 +52,7 @@ try {
   await tests();
   await manyOfThem();
   await damagedSnapshots();
+  await test("a snapshot of more memory than a guest begins with is used", largerSnapshot);
   score.add("nothing is thrown into the page", host.uncaught);
 } catch (error) {
   score.fail("the tests could not be run", [String(/** @type {Error} */ (error).stack ?? error)]);
@@ -156,6 +160,22 @@ async function damagedSnapshots() {
       });
     }
   }
+}
+
+/** A page that finds a snapshot for which the memory has to grow first. */
+async function largerSnapshot() {
+  const first = await openPage();
+  await bootIn(first);
+  const page = await openPage();
+  const hasher = [...(await assemble(join(root, "pyodide-glue/pages.wat")))];
+  const wanted = await page.evaluate((hasher) => /** @type {any} */ (window).life.enlarge(hasher), hasher);
+  const { problems, cold } = await bootIn(page, undefined, 2);
+  const later = await openPage();
+  const digest = await later.evaluate(() => /** @type {any} */ (window).life.keptDigest());
+  await later.close();
+  if (cold) problems.push(`cold: ${cold}`);
+  if (digest !== wanted) problems.push("it was replaced");
+  return problems;
 }
 
 /** @param {string} kind */

@@ -29,16 +29,28 @@ add = _make()
 total = 0
 written = 0
 log = open("/tmp/log.txt", "w+")
+unlinked = 0
+nameless = open("/tmp/nameless", "w+")
+os.unlink("/tmp/nameless")
+from pyodide.ffi import to_js as _to_js
+def _look(value):
+    try:
+        return repr(list(value))
+    except Exception as error:
+        return "gone" if "is gone" in str(error) else repr(error)
 def check():
     """What must be true of all that together."""
     assert holder["a"] is holder["b"] is shared
     assert add(0) == total, (add(0), total)
     log.flush()
     assert open("/tmp/log.txt").read() == "x" * written, written
+    nameless.seek(0)
+    assert nameless.read() == "y" * unlinked, unlinked
     return {name: repr(value) for name, value in globals().items() if name[:2] == "v_"} | {
-        "drawn": repr(drawn), "shared": repr(shared), "total": repr(total), "written": repr(written)}
+        "drawn": repr(drawn), "shared": repr(shared), "total": repr(total), "written": repr(written),
+        "unlinked": repr(unlinked)} | {name: _look(value) for name, value in globals().items() if name[:3] == "js_"}
 `;
-const PREPARED = { drawn: "0", shared: "[]", total: "0", written: "0" };
+const PREPARED = { drawn: "0", shared: "[]", total: "0", written: "0", unlinked: "0" };
 
 /** Cells that do what they should: the code, and what becomes of the model. */
 const GOOD = [
@@ -89,6 +101,24 @@ const GOOD = [
       then: (/** @type {Model} */ model) => model.set("written", `${Number(model.get("written")) + n}`),
     };
   },
+  (/** @type {Dice} */ dice) => {
+    const n = 1 + dice.below(200);
+    return {
+      code: `unlinked += nameless.write("y" * ${n})`,
+      then: (/** @type {Model} */ model) => model.set("unlinked", `${Number(model.get("unlinked")) + n}`),
+    };
+  },
+  (/** @type {Dice} */ dice) => {
+    const [name, n] = [`js_${dice.below(2)}`, dice.below(100)];
+    return {
+      code: `${name} = _to_js([${n}])`,
+      then: (/** @type {Model} */ model) => model.set(name, `[${n}]`),
+    };
+  },
+  (/** @type {Dice} */ dice) => {
+    const name = `js_${dice.below(2)}`;
+    return { code: `globals().pop("${name}", None)`, then: (/** @type {Model} */ model) => model.delete(name) };
+  },
   () => ({ code: "ballast = bytearray(os.urandom(100_000)) * 30", then: () => {} }),
   () => ({ code: "assert llm_query_batched(['a', 'b']) == ['a!', 'b!']", then: () => {} }),
   () => ({
@@ -116,6 +146,11 @@ const HOSTILE = [
   { code: "import sys\nsys.stdout = None\n1 / 0", outcomes: ["error"] },
   { code: "bytearray(10 ** 9)", outcomes: ["error"] },
   { code: "parts = []\nwhile True: parts.append(bytearray(10 ** 6))", outcomes: ["error", "timeout"], after: "parts" },
+  {
+    code: "parts = []\ntry:\n    while True: parts.append(bytes(1000))\nexcept MemoryError: pass",
+    outcomes: ["ok"],
+    after: "parts",
+  },
   { code: "del __builtins__", outcomes: ["ok"] },
   { code: "llm_query = 1\nFINAL_VAR = None", outcomes: ["ok"] },
   { code: "llm_query('fail')", outcomes: ["error"] },
@@ -194,13 +229,19 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
       );
     }
     counts[result.state.status] += 1;
-    if (result.state.status === "kept") {
-      const ran = !result.error?.includes("it began; nothing was run");
+    const ran = !result.error?.includes("it began; nothing was run");
+    if (result.state.status !== "kept" && !tookGuest(result)) {
+      // It tells of what the state that was gone back to does not hold.
+      lose(model, result.state.lost);
+      lose(history.get(/** @type {number} */ (result.state.restoredTo)), result.state.lost);
+    }
+    if (result.state.status === "kept" || !tookGuest(result)) {
       for (const effect of ran ? effects : []) effect(model);
     } else {
       const to = result.state.restoredTo;
       const before = to === undefined ? new Map() : history.get(to);
       if (!before) problems.push(`restored to ${to}, of which nothing is known`);
+      lose(before, result.state.lost);
       model = new Map(before);
       const lost = new Set(result.state.lost?.map(({ name }) => name));
       for (const name of known) {
@@ -212,19 +253,23 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
     return result;
   };
 
-  /** Compares all variables with the model. @param {Awaited<ReturnType<typeof createSandbox>>} sandbox */
-  const check = async (sandbox) => {
+  /** Compares all variables with the model. @param {Awaited<ReturnType<typeof createSandbox>>} checked */
+  const check = async (checked) => {
     counts.checks += 1;
-    const found = await within(sandbox.execute("import json\nFINAL(json.dumps(check()))"), 20_000, "the check hangs");
+    const found = await within(checked.execute("import json\nFINAL(json.dumps(check()))"), 20_000, "the check hangs");
     const values = found.final ? JSON.parse(/** @type {string} */ (found.final.value)) : {};
-    const wanted = Object.fromEntries(model);
+    const there = checked === sandbox ? model : new Map(model);
+    lose(there, found.state.lost);
+    if (checked === sandbox && found.state.restoredTo !== undefined)
+      lose(history.get(found.state.restoredTo), found.state.lost);
+    const wanted = Object.fromEntries(there);
     for (const name of new Set([...Object.keys(values), ...Object.keys(wanted)])) {
       if (values[name] !== wanted[name])
         problems.push(`${name} is ${values[name]} and must be ${wanted[name]}, after\n${last.join("\n")}`);
     }
     if (found.outcome !== "ok")
       problems.push(`the check: ${found.traceback ?? found.error}, after\n${last.join("\n")}`);
-    history.set(found.id, new Map(model));
+    if (checked === sandbox) history.set(found.id, new Map(model));
   };
 
   /** Goes back by one execution, or to any. */
@@ -269,7 +314,9 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
       if (after) await run(`globals().pop("${after}", None)`, {}, ["ok"], []);
     } else {
       const good = GOOD[dice.below(GOOD.length)](dice);
-      await run(good.code, {}, ["ok"], [good.then]);
+      const running = run(good.code, {}, ["ok"], [good.then]);
+      if (dice.random() < 0.03) block(dice.below(1500));
+      await running;
       if (dead) recoveries.push(performance.now() - dead);
       dead = 0;
     }
@@ -286,6 +333,19 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
     if (dice.random() < 0.5) await new Promise((resolve) => setTimeout(resolve, dice.below(150)));
   }
   await within(sandbox.destroy(), 5000, "destroy hangs");
+}
+
+/** Whether an execution cost the guest its life. @param {import("../../pkg/sandglass.js").CodeExecution} result */
+const tookGuest = ({ outcome, error }) => outcome === "crashed" || !!error?.includes("the guest was terminated");
+
+/** What a copy of the state does not hold, and says so. @param {Model | undefined} model @param {{ name: string }[]} [lost] */
+function lose(model, lost = []) {
+  for (const { name } of lost) if (name.startsWith("js_") && model?.has(name)) model.set(name, "gone");
+}
+
+/** What some pages do. @param {number} ms */
+function block(ms) {
+  for (const ends = performance.now() + ms; performance.now() < ends;);
 }
 
 /** @template T @param {Promise<T>} promise @param {number} ms @param {string} what @returns {Promise<T>} */

@@ -1,6 +1,7 @@
 """What a copy of the interpreter's memory cannot hold is found by name, without a call of the user's code."""
 
 import ctypes
+from pathlib import Path
 
 from conftest import Guest
 
@@ -38,12 +39,64 @@ def test_finds_functions_of_ctypes(guest: Guest) -> None:
     assert "ctypes" in found(guest)["double"]
 
 
-def test_much_is_not_searched_through(guest: Guest) -> None:
+def test_what_is_too_much_to_look_through_is_named(guest: Guest) -> None:
     guest.runtime._namespace.globals["bare"] = Proxy()
-    guest.ok("many = [[n] for n in range(300_000)]\nmore = list(range(10_000_000))")
-    assert list(found(guest)) == ["bare"]
-    guest.ok("many.append(bare)")
-    assert list(found(guest)) == ["bare"], "what lies behind very much is not found"
+    guest.ok("""
+many = [[n] for n in range(300_000)]
+numbers = {n: str(n) for n in range(1_000_000)}
+rows = [[n, n + 1] for n in range(1000)]
+late = [rows, bare]
+""")
+    assert set(found(guest)) == {"bare", "many", "late"}
+    assert "too much" in found(guest)["many"]
+    assert "JavaScript" in found(guest)["late"]
+
+
+def test_what_is_many_and_leads_on_is_looked_through(guest: Guest) -> None:
+    guest.runtime._namespace.globals["bare"] = Proxy()
+    guest.ok("many = list(range(100_000))\nmany[77_777] = bare")
+    assert set(found(guest)) == {"bare", "many"}
+
+
+def test_modules_that_code_made_are_looked_into(guest: Guest, tmp_path: Path) -> None:
+    guest.runtime._namespace.globals["bare"] = Proxy()
+    (tmp_path / "written.py").write_text("held = None")
+    guest.ok(f"""
+import json, sys, types
+made = types.ModuleType("made")
+made.held = [bare]
+listed = types.ModuleType("listed")
+listed.held = bare
+sys.modules["listed"] = listed
+sys.path.insert(0, {str(tmp_path)!r})
+import written
+written.held = bare
+sys.path.pop(0)
+empty = types.ModuleType("empty")
+""")
+    try:
+        assert set(found(guest)) == {"bare", "made", "listed", "written"}
+    finally:
+        guest.ok('del sys.modules["listed"], sys.modules["written"]')
+
+
+def test_files_of_pipes_are_found_by_their_descriptors(guest: Guest) -> None:
+    guest.ok("""
+import os
+reader, writer = map(os.fdopen, os.pipe(), "rw")
+other = open(os.devnull)
+holder = {"log": writer}
+closed = open(os.devnull)
+closed.close()
+numbers = [reader.fileno()]
+""")
+    variables = guest.runtime._namespace.globals
+    gone = {variables["reader"].fileno(), variables["writer"].fileno()}
+    pipes = dict(foreign.find(guest.runtime._namespace, Proxy, gone))
+    assert set(pipes) == {"reader", "writer", "holder", *(f"descriptor {number}" for number in gone)}
+    assert "pipe" in pipes["holder"]
+    assert found(guest) == {}
+    guest.ok("reader.close(), writer.close(), other.close()")
 
 
 def test_a_cycle_ends(guest: Guest) -> None:

@@ -86,6 +86,18 @@ fn what_the_host_set_after_the_checkpoint_is_named_and_the_context_is_set_again(
 }
 
 #[test]
+fn who_asked_for_what_cost_the_guest_its_life_is_told_what_became_of_the_state() {
+    let mut world = ready();
+    run(&mut world, &["context", "x"]);
+    assert!(world.saves(true));
+    let get = world.get("x");
+    world.wait(60_100.0);
+    world.wait(100.0);
+    let text = world.error(get).to_string();
+    assert!(text.ends_with("; variables are as after execution 1"), "{text}");
+}
+
+#[test]
 fn a_save_that_gave_way_is_asked_for_again() {
     let mut world = ready();
     run(&mut world, &["x"]);
@@ -259,8 +271,10 @@ fn too_large() -> World {
         max_checkpoint_bytes: 400.0,
         ..limits()
     });
+    assert!(world.saves(true), "with the name of what the host has set");
     run(&mut world, &["context", "x"]);
-    assert!(world.saves(true));
+    assert!(world.saves(true), "on top of the one before");
+    assert!(world.saves(true), "by itself");
     run(&mut world, &["context", "x", "huge"]);
     assert!(world.saves(true), "on top of the one before");
     assert!(world.saves(true), "by itself");
@@ -282,7 +296,7 @@ fn the_checkpoint_before_one_that_was_too_large_stays() {
     assert!(reason.ends_with("could not be saved: it was too large"), "{reason}");
     world.execute("x");
     world.boot();
-    assert_eq!(world.asked_for(), "restore 1");
+    assert_eq!(world.asked_for(), "restore 3");
 }
 
 #[test]
@@ -394,6 +408,74 @@ fn what_the_host_set_before_an_execution_is_not_undone_with_it() {
     run(&mut world, &["context", "x", "y"]);
     let undo = world.command(Command::Undo);
     assert_eq!(world.code_of(undo), "no_checkpoint");
+}
+
+/// The host sets this variable.
+fn set(world: &mut World, name: &str) {
+    world.command(Command::SetVariable(name.to_owned(), text("value")));
+    world.done();
+}
+
+/// Goes back, to that checkpoint.
+fn goes_back(world: &mut World, command: Command<Vec<u8>>, checkpoint: u32) {
+    world.command(command);
+    world.boot();
+    assert_eq!(world.asked_for(), format!("restore {checkpoint}"));
+    world.restored(&[]);
+}
+
+/// What the next execution says of the state: the execution that it is as after, and what is lost.
+fn told(world: &mut World) -> (Option<u32>, Vec<String>) {
+    let next = world.execute("1");
+    world.ends(ok());
+    let lost = world.lost(next).into_iter().map(str::to_owned).collect();
+    (world.execution(next).state.restored_to, lost)
+}
+
+#[test]
+fn what_the_host_set_after_an_execution_that_is_undone_is_named() {
+    let mut world = twice();
+    set(&mut world, "saved");
+    assert!(world.saves(true));
+    set(&mut world, "unsaved");
+    goes_back(&mut world, Command::Undo, 2);
+    assert_eq!(
+        told(&mut world),
+        (Some(1), vec!["saved".to_owned(), "unsaved".to_owned()])
+    );
+    assert_eq!(told(&mut world), (None, vec![]), "it is told once");
+}
+
+#[test]
+fn what_the_host_set_during_a_save_is_named_when_it_is_undone() {
+    let mut world = twice();
+    set(&mut world, "x");
+    world.wait(50.0); // a save has begun
+    set(&mut world, "y");
+    goes_back(&mut world, Command::Undo, 2);
+    assert_eq!(told(&mut world), (Some(1), vec!["x".to_owned(), "y".to_owned()]));
+}
+
+#[test]
+fn only_what_is_undone_is_named() {
+    let mut world = twice(); // checkpoints 2 and 3
+    set(&mut world, "early");
+    assert!(world.saves(true)); // 4
+    run(&mut world, &["context", "x", "y"]);
+    assert!(world.saves(true)); // 5
+    set(&mut world, "late");
+    assert!(world.saves(true)); // 6
+    goes_back(&mut world, Command::Restore(Some(2)), 4);
+    assert_eq!(told(&mut world), (Some(2), vec!["late".to_owned()]));
+    assert!(world.saves(true)); // 7, on top of 4
+    goes_back(&mut world, Command::Restore(Some(3)), 6);
+    assert_eq!(
+        told(&mut world),
+        (None, vec![]),
+        "the other line has no variables of the host's"
+    );
+    goes_back(&mut world, Command::Restore(Some(1)), 2);
+    assert_eq!(told(&mut world), (Some(1), vec!["early".to_owned(), "late".to_owned()]));
 }
 
 #[test]

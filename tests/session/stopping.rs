@@ -146,7 +146,8 @@ fn a_loss_between_executions_is_told_by_the_next_one() {
     world.ends_well(&["x"]);
     let get = world.get("x");
     world.feed(crash());
-    assert_eq!(world.error(get), &Error::GuestLost("exit status 139".to_owned()));
+    let why = "exit status 139; variables are lost, context is restored";
+    assert_eq!(world.error(get), &Error::GuestLost(why.to_owned()));
     world.fresh_guest();
     let (first, second) = (world.execute("1"), world.execute("2"));
     world.ends(ok());

@@ -19,6 +19,7 @@ from pyodide.ffi import can_run_sync, run_sync, to_js  # type: ignore[import-not
 
 from sandglass import values
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.reserve import Reserve
 from sandglass.runtime import Runtime
 from sandglass.values import BYTE_ORDER_MARK, type_name
 
@@ -139,10 +140,12 @@ class Guest:
         self._bridge = BrowserBridge()
         self._runtime = Runtime(self._bridge)
         self._pieces: list[Any] = []
+        self._is_too_much = False  # for the memory that there is: the rest of it is not taken either
         self._decoder: IncrementalDecoder | None = None
         self._bridge.runtime = self._runtime
         self._runtime.take_written = self._take_written
         self._runtime.package_hint = _PACKAGE_HINT
+        self._reserve = self._runtime.reserve = Reserve()
 
     def connect(self, js_bridge: Any) -> None:
         self._js = js_bridge
@@ -160,9 +163,14 @@ class Guest:
         self._runtime.prepare(execution, source)
 
     def execute(self, execution: int, source: str) -> Any:
-        """The header alone, or `[header, encoding, final]`."""
+        """The header alone, or `[header, encoding, final]`. None when there is not enough memory to go on."""
         self._bridge.watch()
-        header, encoding, body = self._runtime.execute(execution, source)
+        try:
+            header, encoding, body = self._runtime.execute(execution, source)
+        except MemoryError:
+            return None
+        if self._reserve.is_spent:
+            return None
         return header if encoding == "none" else to_js([header, encoding, body])
 
     def get_variable(self, name: str) -> Any:
@@ -170,10 +178,18 @@ class Guest:
 
     def take_text(self, piece: Any) -> None:
         """A piece of the text that `set_variable` will bring the end of, decoded while the rest is on its way."""
-        self._pieces.append(values.decode("text", piece.to_bytes()))
+        if self._is_too_much:
+            return
+        try:
+            self._pieces.append(values.decode("text", piece.to_bytes()))
+        except MemoryError:
+            self._pieces.clear()
+            self._is_too_much = True
 
     def take_file(self, piece: Any, last: bool) -> bool:
         """The same for a file that may be no text: then it is False, and what was taken is forgotten."""
+        if self._is_too_much:
+            return True
         decoder = self._decoder = self._decoder or _Decoder()
         try:
             text = decoder.decode(piece.to_bytes(), last)
@@ -181,6 +197,11 @@ class Guest:
             self._decoder = None
             self._pieces.clear()
             return False
+        except MemoryError:
+            self._decoder = None
+            self._pieces.clear()
+            self._is_too_much = True
+            return True
         self._pieces.append(text if self._pieces else text.removeprefix(BYTE_ORDER_MARK))
         if last:
             self._decoder = None
@@ -188,10 +209,19 @@ class Guest:
 
     def set_variable(self, name: str, encoding: str, body: Any) -> Any:
         pieces, self._pieces = self._pieces, []
-        if not pieces:
-            return _answer(lambda: self._runtime.set_variable(name, encoding, body.to_bytes()))
-        pieces.append(values.decode("text", body.to_bytes()))
-        return _answer(lambda: self._runtime.assign(name, "".join(pieces)))
+        is_too_much, self._is_too_much = self._is_too_much, False
+
+        def assign() -> None:
+            if is_too_much:
+                raise MemoryError
+            if not pieces:
+                return self._runtime.set_variable(name, encoding, body.to_bytes())
+            pieces.append(values.decode("text", body.to_bytes()))
+            text = "".join(pieces)
+            pieces.clear()
+            return self._runtime.assign(name, text)
+
+        return _answer(assign)
 
     def list_variables(self) -> Any:
         return _answer(self._runtime.list_variables)
@@ -210,10 +240,13 @@ class Guest:
         """Sends what was printed so far."""
         self._runtime.flush()
 
-    def find_foreign(self) -> str:
-        """Variables that a copy of the memory does not hold: a list of `{name, reason}` as JSON."""
+    def find_foreign(self, gone: str) -> str:
+        """Variables that a copy of the memory does not hold: a list of `{name, reason}` as JSON.
+
+        `gone` is a list as JSON, too: the descriptors that cannot be opened again.
+        """
         proxy = type(self._js).__mro__[-2]  # pyodide.ffi has a stand-in for it only
-        return _named(self._runtime.find_foreign(proxy))
+        return _named(self._runtime.find_foreign(proxy, {*json.loads(gone)}))
 
     def save_state(self) -> Any:
         """`[state, lost]`: the variables by value, and those that it does not hold, as `find_foreign` does."""
@@ -247,6 +280,8 @@ def _answer(ask: Callable[[], tuple[str, bytes] | None]) -> Any:
 
 
 def _describe(error: BaseException) -> str:
+    if type(error) is MemoryError:
+        return "there is not enough memory for it (memoryLimit)"
     try:
         return str.__str__(str(error)) or type_name(error)
     except BaseException:

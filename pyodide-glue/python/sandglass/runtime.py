@@ -36,12 +36,18 @@ from sandglass.tracebacks import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from collections.abc import Set as AbstractSet
     from types import CodeType
 
     from sandglass.bridge import Bridge, Threads
+    from sandglass.reserve import Reserve
 
 _OK = to_json({"ended": "ok", "errorType": None, "final": False, "names": None})
 _NAME_LIMIT = 200
+_MEMORY_FULL = (
+    "sandglass: memory is full (memoryLimit): delete variables that are large and not needed any more (del), "
+    "or later cells may fail with MemoryError\n"
+)
 
 
 class Runtime:
@@ -84,6 +90,8 @@ class Runtime:
         self.take_written: Callable[[], Iterable[tuple[int, bytes]]] = tuple
         #: `time.sleep` of threads other than the main one.
         self.sleep_in_thread: Callable[[float], None] = time.sleep
+        #: Where memory is bounded by refusing more of it.
+        self.reserve: Reserve | None = None
         #: Ends what a cell left running, and returns lines that say what would not end. For a backend with threads.
         self.end_strays: Callable[[], Iterable[str]] = tuple
 
@@ -135,7 +143,7 @@ class Runtime:
         """
         filename = f"<cell {execution}>"
         try:
-            self._prepared = filename, cells.compile_cell(source, filename)
+            self._prepared = filename, self._compile(source, filename)
         except BaseException as error:
             self._prepared = filename, error
 
@@ -179,6 +187,8 @@ class Runtime:
     def assign(self, name: str, value: object) -> None:
         """The same for a value that is decoded already."""
         self._namespace.assign(name, value)
+        if self.reserve is not None:
+            self.reserve.ease()
 
     def list_variables(self) -> tuple[str, bytes]:
         """User variables, encoded: a list of `{name, type, length}`, at most 10,000."""
@@ -248,9 +258,9 @@ class Runtime:
             self._guards.repair()
             self._namespace.restore()
 
-    def find_foreign(self, proxy: type) -> list[tuple[str, str]]:
-        """`(name, reason)` of user variables that a copy of the interpreter's memory does not hold."""
-        return foreign.find(self._namespace, proxy)
+    def find_foreign(self, proxy: type, gone: AbstractSet[int]) -> list[tuple[str, str]]:
+        """`(name, reason)` of what a copy of the interpreter's memory does not hold; see `foreign.find`."""
+        return foreign.find(self._namespace, proxy, gone)
 
     def write_fd(self, fd: int, data: bytes) -> None:
         """Takes what user code wrote to file descriptor 1 or 2 itself (`os.write(1, …)`)."""
@@ -285,6 +295,14 @@ class Runtime:
         if self._open is None or self._current != self._open:
             raise RuntimeError("this code is part of no execution that is under way: it cannot wait, or call the host")
 
+    def _compile(self, source: str, filename: str) -> list[CodeType]:
+        try:
+            return cells.compile_cell(source, filename)
+        except (MemoryError, SystemError):  # in places, CPython has no exception to say that there is no memory
+            if self.reserve is None or not self.reserve.release():
+                raise
+        return cells.compile_cell(source, filename)
+
     def _run(self, filename: str, source: str) -> None:
         for stream in (self._stdout, self._stderr):
             stream.buffer.finish()  # drops half a character that was written between executions
@@ -297,11 +315,13 @@ class Runtime:
         self._sources.add(filename, source)
         prepared, self._prepared = self._prepared, None
         if prepared is None or prepared[0] != filename:
-            codes = cells.compile_cell(source, filename)
+            codes = self._compile(source, filename)
         elif isinstance(prepared[1], BaseException):
             raise prepared[1]
         else:
             codes = prepared[1]
+        if self.reserve is not None:
+            self.reserve.hold()
         try:
             value = cells.run(codes, self._namespace.globals, self._loops)
             if value is not None and self._show is not None:
@@ -309,6 +329,8 @@ class Runtime:
                 if self._displays.show(value):
                     self._shown = value
         finally:
+            if self.reserve is not None and self.reserve.ease():
+                self._stderr.write(_MEMORY_FULL)
             cancelled = self._loops.end_cell()
             if cancelled:
                 tasks = "1 background task was" if cancelled == 1 else f"{cancelled} background tasks were"
@@ -350,6 +372,8 @@ class Runtime:
 
     def _finish_after(self, late: BaseException) -> tuple[str, str, bytes]:
         error = self._error = self._error or late
+        if self.reserve is not None:
+            self.reserve.release()
         try:
             return self._finish()
         except BaseException:

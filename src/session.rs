@@ -167,8 +167,17 @@ pub enum Effect<B> {
     Progress(Progress),
     /// Show printed text to whoever asked for it.
     Print(Ticket, Stream, String),
-    /// Show a rich output to whoever asked for it, and keep it for the execution: mime type and bytes.
-    Display(Ticket, String, B),
+    /// Show a rich output to whoever asked for it, and keep it for the execution.
+    Display {
+        /// Whose execution it is.
+        ticket: Ticket,
+        /// What it is.
+        mime: String,
+        /// Its bytes.
+        body: B,
+        /// Whether the `repr` of the last expression had come before it.
+        after_result: bool,
+    },
     /// The one answer to a command.
     Resolve(Ticket, Result<Reply<B>, Error>),
 }

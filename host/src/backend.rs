@@ -109,6 +109,11 @@ impl Resources {
         }
     }
 
+    /// As how many processors that is, for libraries that would look for them where a guest sees nothing (`LOKY_MAX_CPU_COUNT`).
+    pub(crate) fn processors(&self) -> String {
+        format!("{:.0}", self.cpus.ceil().max(1.0))
+    }
+
     /// Bytes that a file may have: as many as the largest place for files.
     pub fn file_bytes(&self) -> u64 {
         self.disk_bytes.max(self.tmp_bytes)

@@ -25,8 +25,11 @@ pub struct GuestArgs {
     #[arg(long, env = "SANDGLASS_PYTHON", value_name = "PROGRAM")]
     pub python: Option<PathBuf>,
     /// The image of Docker guests.
-    #[arg(long, env = "REPL_DOCKER_IMAGE")]
+    #[arg(long, env = "REPL_DOCKER_IMAGE", value_name = "NAME")]
     pub image: Option<String>,
+    /// The runtime of Docker guests, such as runsc.
+    #[arg(long, env = "SANDGLASS_DOCKER_RUNTIME", value_name = "NAME")]
+    pub runtime: Option<String>,
 }
 
 impl GuestArgs {
@@ -35,6 +38,7 @@ impl GuestArgs {
         Settings {
             python: self.python.clone(),
             image: self.image.clone(),
+            runtime: self.runtime.clone(),
             ..Settings::default()
         }
     }
@@ -160,8 +164,10 @@ pub async fn execute(sandbox: &Sandbox, code: String) -> Result<Execution, Strin
                 show(stream, text);
             }
         })),
-        on_display: Some(Arc::new(|display| match display.mime.as_str() {
+        on_display: Some(Arc::new(|display, after_result| match display.mime.as_str() {
             "text/plain" => show(Stream::Stdout, &format!("{}\n", display.data.trim_end())),
+            // A table's HTML: its text is the result.
+            mime if after_result && !mime.starts_with("image/") => {}
             mime => show(Stream::Stderr, &format!("[{mime}, which a terminal does not show]\n")),
         })),
         ..ExecuteOptions::default()
@@ -185,19 +191,25 @@ pub async fn execute(sandbox: &Sandbox, code: String) -> Result<Execution, Strin
         };
         show(Stream::Stdout, &format!("{text}\n"));
     }
-    let traceback = run.traceback.as_deref().unwrap_or_default().trim_end();
-    if !traceback.is_empty() {
-        show(Stream::Stderr, &format!("{traceback}\n"));
-    }
-    // Of a timeout, the traceback tells only where it was.
-    if let Some(error) = run
-        .error
-        .as_deref()
-        .filter(|error| !traceback.ends_with(error.trim_end()))
-    {
-        show(Stream::Stderr, &format!("{}\n", error.trim_end()));
+    if let Some(error) = &run.error {
+        let traceback = run.traceback.as_deref().unwrap_or_default();
+        show(Stream::Stderr, &format!("{}\n", failure(traceback, error)));
     }
     Ok(run)
+}
+
+/// A traceback that ends with the error.
+fn failure(traceback: &str, error: &str) -> String {
+    let (traceback, error) = (traceback.trim_end(), error.trim_end());
+    if traceback.ends_with(error) {
+        return traceback.to_owned();
+    }
+    // Of code that was stopped, the traceback tells where it was, and the error why.
+    let place = traceback
+        .strip_suffix("KeyboardInterrupt")
+        .unwrap_or(traceback)
+        .trim_end();
+    format!("{place}\n{error}").trim_start().to_owned()
 }
 
 /// Who reads it may be gone, which is no reason to fail.
@@ -240,4 +252,34 @@ pub async fn doctor(args: GuestArgs) -> Result<u8, String> {
         show(Stream::Stdout, &format!("{finding}\n"));
     }
     Ok(u8::from(findings.iter().all(|finding| finding.usable.is_err())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::failure;
+
+    #[test]
+    fn an_error_is_told_once() {
+        let place = "Traceback (most recent call last):\n  File \"<cell 1>\", line 1, in <module>";
+        let told = "KeyboardInterrupt: interrupted; variables are kept";
+        assert_eq!(
+            failure(&format!("{place}\nKeyboardInterrupt\n"), told),
+            format!("{place}\n{told}")
+        );
+        let late = "TimeoutError: stopped after 1000 ms of guest time; variables are kept";
+        assert_eq!(
+            failure(&format!("{place}\nKeyboardInterrupt\n"), late),
+            format!("{place}\n{late}")
+        );
+        // What the code made of being stopped stays.
+        assert_eq!(
+            failure(&format!("{place}\nValueError: no"), late),
+            format!("{place}\nValueError: no\n{late}")
+        );
+        assert_eq!(
+            failure(&format!("{place}\nValueError: no\n"), "ValueError: no"),
+            format!("{place}\nValueError: no")
+        );
+        assert_eq!(failure("", "GuestCrashed: it ended"), "GuestCrashed: it ended");
+    }
 }

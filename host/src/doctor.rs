@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::backend::{BackendKind, Settings, launcher};
+use crate::backend::{BackendKind, Settings, launcher, subprocess};
 
 /// What is to be said of a backend.
 #[derive(Debug, Clone)]
@@ -16,6 +16,9 @@ pub struct Finding {
 impl fmt::Display for Finding {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.usable {
+            Ok(()) if self.backend == BackendKind::Subprocess => {
+                write!(formatter, "{:<11} works, and isolates nothing", self.backend)
+            }
             Ok(()) => write!(formatter, "{:<11} works", self.backend),
             Err(why) => write!(formatter, "{:<11} does not work: {why}", self.backend),
         }
@@ -30,10 +33,11 @@ pub async fn examine(backend: BackendKind, settings: &Settings) -> Vec<Finding> 
     };
     let mut findings = Vec::new();
     for &backend in backends {
-        let usable = launcher(backend, settings)
-            .await
-            .map(drop)
-            .map_err(|error| error.to_string());
+        let usable = match backend {
+            BackendKind::Subprocess => subprocess::look(settings).await,
+            _ => launcher(backend, settings).await,
+        };
+        let usable = usable.map(drop).map_err(|error| error.to_string());
         findings.push(Finding { backend, usable });
     }
     findings

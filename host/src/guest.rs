@@ -167,6 +167,12 @@ impl Guest {
         self.process.wait().now_or_never().is_none()
     }
 
+    /// Ends it, and waits until nothing is left of it.
+    pub async fn end(mut self) {
+        self.process.kill();
+        self.process.wait().await;
+    }
+
     /// Its ends: frames from it, whose bodies have at most `max_value_bytes` together; frames to it; and its life.
     pub fn split(self, max_value_bytes: usize) -> (FrameReader<OwnedReadHalf>, GuestWriter, GuestProcess) {
         let (reader, writer) = self.channel.into_split();

@@ -19,22 +19,26 @@
 //! | [`zygote`] | a process that forks guests in milliseconds |
 //! | [`pool`] | guests that wait to be needed |
 //! | [`stateless`] | runs that leave nothing behind |
+//! | `completions` | the endpoints of models |
 //! | [`server`] | sessions over HTTP and WebSocket |
 //! | [`notebook`] | cells, and the files that describe them |
 //! | [`rlm`] | the controller of a Recursive Language Model |
 //! | [`workspace`] | the folders that guests work in |
 //! | [`doctor`] | what each backend can do on this machine |
 //! | [`cli`], [`repl`] | the commands of the program |
+//! | [`log`] | what the program logs |
 
 pub mod backend;
 pub mod cgroup;
 pub mod cli;
+mod completions;
 pub mod doctor;
 pub mod driver;
 pub mod engine;
 pub mod frame;
 pub mod guest;
 pub mod image;
+pub mod log;
 pub mod notebook;
 pub mod pool;
 pub mod repl;

@@ -9,7 +9,7 @@ use sandglass_host::image::command::{ImageCommand, VenvCommand};
 use sandglass_host::notebook::command::CellArgs;
 use sandglass_host::rlm::command::RlmArgs;
 use sandglass_host::server::{self, ServeArgs};
-use sandglass_host::{cgroup, image, notebook, repl, rlm};
+use sandglass_host::{cgroup, image, log, notebook, repl, rlm};
 
 #[derive(Parser)]
 #[command(name = "sandglass-host", version, about = "Runs Python that nobody has to trust")]
@@ -59,7 +59,11 @@ fn main() -> ExitCode {
 /// Runs the command; when it returns, everything that was asynchronous is dropped.
 #[tokio::main]
 async fn ended() -> ExitCode {
-    let ended = match Cli::parse().command {
+    let command = Cli::parse().command;
+    if !matches!(command, Command::Serve(_)) {
+        log::of_command();
+    }
+    let ended = match command {
         Command::Serve(args) => server::serve(*args).await,
         Command::Run(args) => cli::run(*args).await,
         Command::Repl(args) => repl::repl(*args).await,

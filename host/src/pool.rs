@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use sandglass::Error;
 use serde::{Deserialize, Serialize};
-use tokio::sync::Notify;
+use tokio::sync::{Mutex as AsyncMutex, Notify};
 
 use crate::backend::{BackendKind, BoxFuture, Launcher, Resources};
 use crate::guest::Guest;
@@ -172,6 +172,10 @@ struct Shared {
     /// What starts a guest when there is none.
     cold: Arc<dyn Launcher>,
     state: Mutex<State>,
+    /// Held by who starts a zygote; when the last one could not be started, and why.
+    starting: AsyncMutex<Option<(Instant, Error)>>,
+    /// Held while a guest is made that is to wait.
+    making: AsyncMutex<()>,
     wanted: Notify,
     arrived: Notify,
     empty: AtomicU64,
@@ -182,6 +186,7 @@ struct State {
     spares: VecDeque<Guest>,
     zygote: Option<Arc<Zygote>>,
     level: usize,
+    has_ended: bool,
     calm_since: Option<Instant>,
     /// Why the last guest could not be made.
     failure: Option<Error>,
@@ -210,6 +215,8 @@ impl Pool {
                 level,
                 ..State::default()
             }),
+            starting: AsyncMutex::default(),
+            making: AsyncMutex::default(),
             wanted: Notify::new(),
             arrived: Notify::new(),
             empty: AtomicU64::new(0),
@@ -270,6 +277,16 @@ impl Pool {
         };
         let zygote = self.shared.zygote(launcher).await?;
         zygote.fork(&self.shared.settings.resources, Some(workspace)).await
+    }
+
+    /// Ends the guests that wait, and makes no more. Dropping the pool ends them as well, but nobody knows when.
+    pub async fn end(&self) {
+        let shared = &self.shared;
+        shared.state().has_ended = true;
+        // One that is just being made waits like the others when it is.
+        let _making = shared.making.lock().await;
+        let spares = std::mem::take(&mut shared.state().spares);
+        futures_util::future::join_all(spares.into_iter().map(Guest::end)).await;
     }
 
     /// Whether its guests are forked, and so can have workspaces.
@@ -376,17 +393,38 @@ impl Shared {
         }
     }
 
-    /// A zygote that is alive and not too old.
+    /// A zygote that is alive and not too old, if there is one.
+    fn fit_zygote(&self) -> Option<Arc<Zygote>> {
+        let settings = &self.settings;
+        let is_fit = |zygote: &&Arc<Zygote>| {
+            !zygote.is_dead() && zygote.age() < settings.max_zygote_age && zygote.forks() < settings.max_zygote_forks
+        };
+        self.state().zygote.as_ref().filter(is_fit).cloned()
+    }
+
+    /// A zygote that is alive and not too old. Whoever asks while one is being started gets that one, or why there is none.
     async fn zygote(&self, launcher: &Arc<dyn ZygoteLauncher>) -> Result<Arc<Zygote>, Error> {
-        if let Some(zygote) = &self.state().zygote
-            && !zygote.is_dead()
-            && zygote.age() < self.settings.max_zygote_age
-            && zygote.forks() < self.settings.max_zygote_forks
-        {
-            return Ok(Arc::clone(zygote));
+        if let Some(zygote) = self.fit_zygote() {
+            return Ok(zygote);
         }
         let begin = Instant::now();
-        let zygote = launcher.launch().await?;
+        let mut failed = self.starting.lock().await;
+        if let Some(zygote) = self.fit_zygote() {
+            return Ok(zygote);
+        }
+        if let Some((at, why)) = &*failed
+            && *at > begin
+        {
+            return Err(why.clone());
+        }
+        let begin = Instant::now();
+        let zygote = match launcher.launch().await {
+            Ok(zygote) => zygote,
+            Err(why) => {
+                *failed = Some((Instant::now(), why.clone()));
+                return Err(why);
+            }
+        };
         let mut state = self.state();
         state.stats.zygotes += 1;
         state.stats.warmup_ms = ms(begin.elapsed());
@@ -406,6 +444,7 @@ impl Shared {
 
     /// Makes one guest if one is missing; how long to rest after that.
     async fn refill(&self) -> Duration {
+        let _making = self.making.lock().await;
         {
             let mut state = self.state();
             let before = state.spares.len();
@@ -420,7 +459,7 @@ impl Shared {
                     state.spares.truncate(level);
                 }
             }
-            if state.spares.len() >= state.level {
+            if state.has_ended || state.spares.len() >= state.level {
                 return TICK;
             }
         }

@@ -124,7 +124,7 @@ pub struct Runtime {
 static SHARED: Mutex<Option<HashMap<PathBuf, Weak<Runtime>>>> = Mutex::new(None);
 
 /// The files of a guest's `/etc`.
-const ETC: [(&str, &str); 5] = [
+const ETC: [(&str, &str); 6] = [
     (
         "passwd",
         "guest:x:1000:1000:guest:/workspace:/bin/sh\nroot:x:0:0:root:/:/bin/false\n",
@@ -133,6 +133,11 @@ const ETC: [(&str, &str); 5] = [
     ("hosts", "127.0.0.1 localhost sandglass\n::1 localhost\n"),
     ("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
     ("resolv.conf", ""),
+    // For the program that matplotlib asks for fonts.
+    (
+        "fonts.conf",
+        "<?xml version=\"1.0\"?><fontconfig><dir>/usr/share/fonts</dir><cachedir>/tmp/fontconfig</cachedir></fontconfig>\n",
+    ),
 ];
 
 impl Runtime {

@@ -33,8 +33,9 @@ pub struct Sandbox {
 
 /// Is shown what is printed.
 pub type OnOutput = Arc<dyn Fn(Stream, &str) + Send + Sync>;
-/// Is shown rich outputs.
-pub type OnDisplay = Arc<dyn Fn(&Display) + Send + Sync>;
+/// Is shown rich outputs, and told of each whether the last expression's `repr` had come before it: then it is another form of the same
+/// value, or a figure that was left open.
+pub type OnDisplay = Arc<dyn Fn(&Display, bool) + Send + Sync>;
 
 /// What is said of one execution.
 #[derive(Clone, Default)]

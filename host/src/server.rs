@@ -50,18 +50,20 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tracing_subscriber::EnvFilter;
 
+use crate::log;
 use access::{Keys, LOCAL, Origins};
 use connections::Deadlines;
 use llm::Llm;
 use metrics::Metrics;
 use quotas::Quotas;
 use sessions::Sessions;
-pub use settings::{LogFormat, Secrets, ServeArgs};
+pub use settings::{Secrets, ServeArgs};
 
 /// The status of a program that was interrupted, as shells have it.
 const TOLD_TWICE: u8 = 130;
+/// How long guests that wait may take to end: engines are slow.
+const SPARES_END: Duration = Duration::from_secs(10);
 /// How long answers have to leave once everything was ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -199,6 +201,9 @@ impl Server {
         };
         let _ = tokio::time::timeout(LAST_WORDS, answers_leave).await;
         connections.shutdown().await;
+        if tokio::time::timeout(SPARES_END, app.warm.end()).await.is_err() {
+            tracing::warn!("guests that waited are not all gone yet: the next server removes what is left");
+        }
         tracing::info!("ended");
     }
 }
@@ -208,7 +213,7 @@ impl Server {
 /// # Errors
 /// It could not be started.
 pub async fn serve(args: ServeArgs) -> Result<u8, String> {
-    start_log(args.log_format);
+    log::of_server(args.log_format);
     let secrets = Secrets::from_environment()?;
     let watched = |kind| signal(kind).map_err(|error| format!("signals cannot be watched: {error}"));
     let (mut terminate, mut interrupt) = (watched(SignalKind::terminate())?, watched(SignalKind::interrupt())?);
@@ -223,7 +228,7 @@ pub async fn serve(args: ServeArgs) -> Result<u8, String> {
     if app.keys.is_empty() {
         tracing::warn!("there are no keys: every program on this machine may run code here");
     }
-    tracing::info!(%address, backend = %app.args.backend, keys = ?app.keys, llm = ?app.llm, "listening");
+    tracing::info!(%address, backend = %app.args.guest.backend, keys = ?app.keys, llm = ?app.llm, "listening");
     // Scripts read this line to learn the port.
     println!("listening on http://{address}");
     let mut told = async move || {
@@ -250,16 +255,4 @@ pub async fn serve(args: ServeArgs) -> Result<u8, String> {
         }
         () = running => Ok(0),
     }
-}
-
-fn start_log(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr);
-    // A program that uses this as a library may have a log already.
-    let _ = match format {
-        LogFormat::Text => log.try_init(),
-        LogFormat::Json => log.json().flatten_event(true).try_init(),
-    };
 }

@@ -148,9 +148,7 @@ impl Zygote {
             }
             Err(error) => return Err(failed(format!("could not be heard: {error}"))),
         };
-        for (name, why) in &missing {
-            tracing::warn!(module = name, why, "the zygote could not preload a module");
-        }
+        tell_missing(&missing);
         let zygote = Arc::new(Self {
             control,
             _process: process,
@@ -248,6 +246,23 @@ impl Zygote {
         let copy = rustix::io::fcntl_dupfd_cloexec(self.control.get_ref(), 0).map_err(std::io::Error::from);
         copy.and_then(|fd| watched(fd, Interest::READABLE))
             .map_err(|error| Error::BootFailed(format!("the zygote cannot be listened to: {error}")))
+    }
+}
+
+/// What is not installed was only asked for in case it is; anything else is worth a look.
+fn tell_missing(missing: &HashMap<String, String>) {
+    let is_absent = |why: &String| why.starts_with("ModuleNotFoundError: ");
+    let absent = missing.iter().filter(|(_, why)| is_absent(why));
+    let mut absent: Vec<&str> = absent.map(|(name, _)| name.as_str()).collect();
+    absent.sort_unstable();
+    if !absent.is_empty() {
+        tracing::info!(
+            "not installed, and so not imported by the zygote: {}",
+            absent.join(", ")
+        );
+    }
+    for (name, why) in missing.iter().filter(|(_, why)| !is_absent(why)) {
+        tracing::warn!(module = name, why, "the zygote could not import a module");
     }
 }
 

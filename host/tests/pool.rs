@@ -5,13 +5,20 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::collections::{HashMap, HashSet};
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
+use sandglass_host::backend::BoxFuture;
 use sandglass_host::backend::{self, bubblewrap};
 use sandglass_host::pool::{Pool, PoolSettings, Source, Unavailable, WhenEmpty, ZygoteLauncher};
 use sandglass_host::stateless::{self, Bounds, Request};
-use sandglass_host::{BackendKind, Launcher, Limits, Outcome, Sandbox, Settings, StateStatus};
+use sandglass_host::workspace::{Owner, Workspaces};
+use sandglass_host::zygote::Zygote;
+use sandglass_host::{BackendKind, Error, Launcher, Limits, Outcome, Sandbox, Settings, StateStatus};
+use tokio::sync::Notify;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -21,9 +28,9 @@ async fn alone() -> tokio::sync::MutexGuard<'static, ()> {
     TURN.lock().await
 }
 
-async fn zygotes(preload: &[&str]) -> Arc<dyn ZygoteLauncher> {
+async fn zygotes(preload: &[&str], workspaces: Option<&Path>) -> Arc<dyn ZygoteLauncher> {
     let preload = preload.iter().map(|name| (*name).to_owned()).collect();
-    bubblewrap::zygote_launcher(&Settings::default(), preload, None, PATIENCE)
+    bubblewrap::zygote_launcher(&Settings::default(), preload, workspaces, PATIENCE)
         .await
         .unwrap()
 }
@@ -35,7 +42,11 @@ async fn cold() -> Arc<dyn Launcher> {
 }
 
 async fn pool(settings: PoolSettings) -> Arc<Pool> {
-    let pool = Pool::new(Source::Zygote(zygotes(&["json", "wave"]).await), cold().await, settings);
+    let pool = Pool::new(
+        Source::Zygote(zygotes(&["json", "wave"], None).await),
+        cold().await,
+        settings,
+    );
     pool.warm(PATIENCE).await.unwrap();
     Arc::new(pool)
 }
@@ -209,10 +220,8 @@ async fn what_dies_is_replaced() {
         );
     }
     let old: Vec<i32> = before.iter().map(|process| process.pid).collect();
-    until("all of them are gone", || {
-        processes().iter().all(|process| !old.contains(&process.pid))
-    })
-    .await;
+    // Those whose parents were killed first are somebody else's until they are gone, too.
+    until("all of them are gone", || !old.iter().any(|pid| runs(*pid))).await;
     // Whether it is noticed before the code is sent or after that: nothing of the state is claimed to be there.
     let next = guest.execute("3 + 3").await.unwrap();
     assert_eq!(next.state.status, StateStatus::Lost, "{next:?}");
@@ -239,6 +248,72 @@ async fn a_zygote_is_replaced_when_it_has_forked_enough() {
     for guest in &guests {
         assert_eq!(result(guest, "2 + 2").await, "4"); // those of the first zygote live on
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_while_a_zygote_starts_gets_that_one() {
+    let _alone = alone().await;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let owner = rustix::process::geteuid().is_root().then_some(Owner {
+        uid: bubblewrap::NOBODY,
+        gid: bubblewrap::NOBODY,
+    });
+    let workspaces = Workspaces::open(folder.path(), owner, None).unwrap();
+    let _claimed = ["one", "two", "three"].map(|session| workspaces.claim("ann", session).unwrap());
+    let launcher = zygotes(&["wave"], Some(folder.path())).await;
+    let pool = Pool::new(Source::Zygote(launcher), cold().await, few());
+    // Beside who looks after the pool.
+    let names = ["ann/one", "ann/two", "ann/three"];
+    let guests = futures_util::future::join_all(names.map(|name| pool.acquire_with_workspace(name))).await;
+    assert!(guests.iter().all(Result::is_ok), "{guests:?}");
+    pool.warm(PATIENCE).await.unwrap();
+    assert_eq!(pool.stats().zygotes, 1);
+}
+
+/// Starts no zygote, and only when it is told to go on.
+#[derive(Default)]
+struct Broken {
+    attempts: AtomicU64,
+    go_on: Notify,
+}
+
+impl ZygoteLauncher for Broken {
+    fn launch(&self) -> BoxFuture<'_, Result<Arc<Zygote>, Error>> {
+        Box::pin(async {
+            let attempt = self.attempts.fetch_add(1, Ordering::Relaxed) + 1;
+            self.go_on.notified().await;
+            Err(Error::BootFailed(format!("attempt {attempt}")))
+        })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_for_a_zygote_that_does_not_start_is_told_why() {
+    let _alone = alone().await;
+    let broken = Arc::new(Broken::default());
+    let launcher: Arc<dyn ZygoteLauncher> = broken.clone();
+    let pool = Pool::new(Source::Zygote(launcher), cold().await, few());
+    let attempts = || broken.attempts.load(Ordering::Relaxed);
+    until("the pool starts one", || attempts() == 1).await;
+    let mut waiting = [
+        pool.acquire_with_workspace("ann/one"),
+        pool.acquire_with_workspace("ann/two"),
+    ]
+    .map(Box::pin);
+    for waiting in &mut waiting {
+        assert!(waiting.now_or_never().is_none());
+    }
+    broken.go_on.notify_one();
+    for waiting in waiting {
+        assert_eq!(waiting.await.unwrap_err(), Error::BootFailed("attempt 1".to_owned()));
+    }
+    // Who comes later is worth another attempt.
+    let mut later = Box::pin(pool.acquire_with_workspace("ann/one"));
+    assert!((&mut later).now_or_never().is_none());
+    until("another attempt", || attempts() == 2).await;
+    broken.go_on.notify_one();
+    assert_eq!(later.await.unwrap_err(), Error::BootFailed("attempt 2".to_owned()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -322,6 +397,13 @@ async fn a_stateless_run_has_the_documented_shapes() {
         (files[0].path.as_str(), files[0].data.as_slice()),
         ("out/a.txt", &b"aaaaaaaaaa"[..])
     );
+}
+
+/// Whether there is such a process, which has not just to be collected.
+fn runs(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
 struct Found {

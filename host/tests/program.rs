@@ -20,6 +20,7 @@ fn program(args: &[&str]) -> Output {
         .args(args)
         .env_remove("SANDGLASS_BACKEND")
         .env_remove("SANDGLASS_PYTHON")
+        .env_remove("RUST_LOG")
         .output()
         .unwrap()
 }
@@ -27,7 +28,41 @@ fn program(args: &[&str]) -> Output {
 fn run(args: &[&str]) -> (Option<i32>, String, String) {
     let output = program(&[&["run", "--backend", "subprocess"], args].concat());
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.code(), text(output.stdout), text(output.stderr))
+    (
+        output.status.code(),
+        text(output.stdout),
+        without_warnings(&text(output.stderr)),
+    )
+}
+
+/// What else there is to be read.
+fn without_warnings(stderr: &str) -> String {
+    let lines = stderr.split_inclusive('\n');
+    lines.filter(|line| !line.starts_with(" WARN ")).collect()
+}
+
+#[test]
+fn a_guest_that_nothing_isolates_is_told_of_each_time() {
+    let stderr = |args: &[&str]| String::from_utf8(program(args).stderr).unwrap();
+    let told = " WARN guests run as plain processes";
+    for _ in 0..2 {
+        assert!(stderr(&["run", "--backend", "subprocess", "-c", "1"]).starts_with(told));
+    }
+    assert!(!stderr(&["run", "--backend", "bubblewrap", "-c", "1"]).contains(told));
+    // It starts none.
+    assert!(!stderr(&["doctor", "--backend", "subprocess"]).contains(told));
+}
+
+#[test]
+fn a_value_that_a_terminal_cannot_show_in_full_is_shown_once() {
+    let code =
+        "class Table:\n    def _repr_html_(self): return '<table>'\n    def __repr__(self): return 'a  b\\n1  2'\n";
+    let (status, out, err) = run(&["-c", &format!("{code}Table()")]);
+    assert_eq!((status, out.as_str(), err.as_str()), (Some(0), "a  b\n1  2\n", ""));
+    // Otherwise nobody would know that there was something.
+    let (_, out, err) = run(&["-c", &format!("{code}display(Table())\n7")]);
+    let told = "[text/html, which a terminal does not show]\n";
+    assert_eq!((out.as_str(), err.as_str()), ("7\n", told));
 }
 
 #[test]
@@ -110,12 +145,16 @@ impl Drop for Served {
 
 impl Served {
     fn start(more: &[&str]) -> Self {
+        Self::start_on("subprocess", more)
+    }
+
+    fn start_on(backend: &str, more: &[&str]) -> Self {
         let own = [
             "serve",
             "--listen",
             "127.0.0.1:0",
             "--backend",
-            "subprocess",
+            backend,
             "--spares",
             "1",
             "--preload",
@@ -247,6 +286,33 @@ fn a_server_that_is_told_to_end_ends_what_does_not() {
     );
     assert_eq!(server.status(), Some(0));
     pids.iter().for_each(|pid| is_gone(pid));
+}
+
+#[test]
+fn a_server_that_has_ended_leaves_no_container() {
+    let server = Served::start_on("docker", &["--image", sandglass_host::image::BASE]);
+    let (status, body) = server.post("/execute", "", json!({ "code": "1" })).join().unwrap();
+    assert_eq!(status, 200, "{body}");
+    // As `Supervisor::label` has it.
+    let of_server = format!(" {} ", server.child.id());
+    let containers = || {
+        let list = [
+            "ps",
+            "--all",
+            "--filter",
+            "label=sandglass.supervisor",
+            "--format",
+            "{{.Labels}}",
+        ];
+        let output = Command::new("docker").args(list).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let labels = String::from_utf8(output.stdout).unwrap();
+        labels.lines().filter(|line| line.contains(&of_server)).count()
+    };
+    until("no container waits", || containers() > 0);
+    server.signal(Signal::TERM);
+    assert_eq!(server.status(), Some(0));
+    assert_eq!(containers(), 0);
 }
 
 #[test]

@@ -54,12 +54,14 @@ impl Terminal {
         terminal
     }
 
-    /// Waits until this is shown, after what was seen before.
-    fn sees(&mut self, text: &str) {
+    /// Waits until this is shown, after what was seen before; what came in between.
+    fn sees(&mut self, text: &str) -> String {
         loop {
             if let Some(at) = self.shown.find(text) {
-                self.shown.drain(..at + text.len());
-                return;
+                let rest = self.shown.split_off(at + text.len());
+                let mut before = std::mem::replace(&mut self.shown, rest);
+                before.truncate(at);
+                return before;
             }
             match self.screen.recv_timeout(Duration::from_secs(60)) {
                 Ok(bytes) => self.shown.push_str(&String::from_utf8_lossy(&bytes)),
@@ -148,7 +150,11 @@ fn ctrl_c_interrupts_and_keeps_the_variables() {
             terminal.types(&["x = 'ke' + 'pt'; print('spin' + 'ning'); spin()"]);
             terminal.sees("\nspinning\r\n");
             terminal.press("\x03");
-            terminal.sees("\nKeyboardInterrupt");
+            let before = terminal.sees("\nKeyboardInterrupt: interrupted; variables are kept\r\n");
+            assert!(
+                before.contains("in spin") && !before.contains("KeyboardInterrupt"),
+                "{before}"
+            );
             terminal.sees(">>> ");
             terminal.types(&["x"]);
             terminal.sees("\n'kept'\r\n");
@@ -183,6 +189,7 @@ fn the_repl_reads_what_is_piped_to_it() {
     let output = child.wait_with_output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     let (out, err) = (text(output.stdout), text(output.stderr));
-    let told = (output.status.code(), out.as_str(), err.as_str());
-    assert_eq!(told, (Some(0), "block\n2\n0\n1\n", ""));
+    let rest: Vec<_> = err.lines().filter(|line| !line.starts_with(" WARN ")).collect();
+    let told = (output.status.code(), out.as_str(), rest);
+    assert_eq!(told, (Some(0), "block\n2\n0\n1\n", Vec::new()));
 }

@@ -44,8 +44,14 @@ impl<B: Body> Session<B> {
         if let Some(what) = execution.shown.add(body.size() as f64) {
             return self.violation(now, what);
         }
+        let after_result = execution.has_result();
         if let Some(ticket) = turn.ticket {
-            self.effects.push(Effect::Display(ticket, mime, body));
+            self.effects.push(Effect::Display {
+                ticket,
+                mime,
+                body,
+                after_result,
+            });
         }
     }
 }

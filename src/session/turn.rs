@@ -294,6 +294,11 @@ impl Execution {
         self.stderr.push(0, text);
     }
 
+    /// Whether the `repr` of the last expression has come.
+    pub(super) fn has_result(&self) -> bool {
+        !self.result.is_empty()
+    }
+
     /// Counts a host call; the number so far.
     pub(super) fn count_host_call(&mut self) -> u32 {
         self.host_calls = self.host_calls.saturating_add(1);

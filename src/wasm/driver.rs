@@ -350,7 +350,7 @@ impl Driver {
                 }
             }
             Effect::Print(ticket, stream, text) => self.print(ticket, stream, &text),
-            Effect::Display(ticket, mime, body) => self.display(ticket, &mime, &body),
+            Effect::Display { ticket, mime, body, .. } => self.display(ticket, &mime, &body),
             Effect::Resolve(ticket, reply) => {
                 let waiter = self.waiters.borrow_mut().remove(&ticket);
                 if let Some(Waiter {

@@ -520,7 +520,7 @@ impl World {
                 );
                 self.aborted.insert(call);
             }
-            Effect::Display(ticket, mime, body) => {
+            Effect::Display { ticket, mime, body, .. } => {
                 assert!(self.is_pending(ticket), "shown for a command that is over");
                 assert!(sandglass::display::kind(&mime).is_some(), "shown as {mime}");
                 self.shown.push((mime, body));

@@ -284,6 +284,8 @@ impl Args {
             ("PYTHONDONTWRITEBYTECODE", "1"),
             ("MPLBACKEND", "agg"),
             ("MPLCONFIGDIR", "/tmp/matplotlib"),
+            ("FONTCONFIG_FILE", "/etc/fonts.conf"),
+            ("LOKY_MAX_CPU_COUNT", &resources.processors()),
         ] {
             args.add(["--setenv", name, value]);
         }

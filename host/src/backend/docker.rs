@@ -220,6 +220,8 @@ impl Shared {
             host_config: Some(HostConfig {
                 network_mode: Some("none".to_owned()),
                 readonly_rootfs: Some(true),
+                // This process may be gone before it is done.
+                auto_remove: Some(true),
                 cap_drop: Some(vec!["ALL".to_owned()]),
                 security_opt: Some(vec!["no-new-privileges:true".to_owned()]),
                 mounts: Some(vec![Mount {

@@ -18,6 +18,14 @@ pub async fn launcher(settings: &Settings) -> Result<Arc<dyn Launcher>, Error> {
     tracing::warn!(
         "guests run as plain processes: their code can do whatever this process can, and nothing isolates it"
     );
+    look(settings).await
+}
+
+/// The same without the warning: for who only asks whether there could be guests.
+///
+/// # Errors
+/// As [`launcher`].
+pub async fn look(settings: &Settings) -> Result<Arc<dyn Launcher>, Error> {
     let python = Python::find(settings.python.as_deref()).await?;
     let runtime = Runtime::prepare(&python).await?;
     Ok(Arc::new(Subprocess {

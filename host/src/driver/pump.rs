@@ -270,7 +270,12 @@ impl Pump {
             }
             Effect::Progress(_) => {}
             Effect::Print(ticket, stream, text) => self.print(ticket, stream, &text),
-            Effect::Display(ticket, mime, body) => self.display(ticket, mime, &body),
+            Effect::Display {
+                ticket,
+                mime,
+                body,
+                after_result,
+            } => self.display(ticket, mime, &body, after_result),
             Effect::Resolve(ticket, reply) => self.resolve(ticket, reply),
         }
     }
@@ -579,7 +584,7 @@ impl Pump {
         }
     }
 
-    fn display(&mut self, ticket: Ticket, mime: String, body: &Payload) {
+    fn display(&mut self, ticket: Ticket, mime: String, body: &Payload, after_result: bool) {
         if let Some(waiter) = self.waiters.get_mut(&ticket) {
             let data = match display_kind(&mime) {
                 Some(Kind::Binary) => BASE64.encode(&body.0),
@@ -587,7 +592,7 @@ impl Pump {
             };
             let display = Display { mime, data };
             if let Some(on_display) = &waiter.watch.on_display {
-                on_display(&display);
+                on_display(&display, after_result);
             }
             waiter.displays.push(display);
         }

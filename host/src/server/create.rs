@@ -118,7 +118,7 @@ async fn answer(app: App, query: Query) -> Result<Answer, String> {
 fn wanted(app: &App, fields: Map<String, Json>) -> Result<Wanted, ApiError> {
     let args = &app.args;
     let mut wanted = Wanted {
-        backend: args.backend,
+        backend: args.guest.backend,
         is_channel: false,
         context: Json::Null,
         limits: Limits {
@@ -161,7 +161,7 @@ fn backend_named(app: &App, value: &Json) -> Result<BackendKind, ApiError> {
     let problem = || ApiError::option("backend", "must be auto, bubblewrap, docker or subprocess");
     let kind: BackendKind = value.as_str().ok_or_else(problem)?.parse()?;
     // The operator who names it has allowed it.
-    let is_allowed = app.args.allow_subprocess || app.args.backend == BackendKind::Subprocess;
+    let is_allowed = app.args.allow_subprocess || app.args.guest.backend == BackendKind::Subprocess;
     if kind == BackendKind::Subprocess && !is_allowed {
         let problem = "plain processes isolate nothing, and this server was not started with --allow-subprocess";
         return Err(ApiError::option("backend", problem));

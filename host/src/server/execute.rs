@@ -185,7 +185,7 @@ impl Running {
             }),
             on_display: Some({
                 let events = events.clone();
-                Arc::new(move |display| events.display(display))
+                Arc::new(move |display, _| events.display(display))
             }),
             ..ExecuteOptions::default()
         };

@@ -54,7 +54,7 @@ pub async fn detailed(State(app): State<App>) -> Result<Response, ApiError> {
         "version": env!("CARGO_PKG_VERSION"),
         "protocol": sandglass::PROTOCOL_VERSION,
         "uptimeSeconds": app.started.elapsed().as_secs(),
-        "backend": { "configured": args.backend, "trial": trial },
+        "backend": { "configured": args.guest.backend, "trial": trial },
         "pool": app.warm.stats(),
         "sessions": { "now": app.quotas.sessions(), "most": args.max_sessions },
         "executions": app.quotas.executions(),
@@ -90,7 +90,7 @@ async fn trial(app: &App) -> Json {
 
 async fn run(app: &App) -> Result<Json, String> {
     let sandbox = Sandbox::builder()
-        .backend(app.args.backend)
+        .backend(app.args.guest.backend)
         .settings(app.args.guest_settings())
         .build();
     let sandbox = sandbox.await.map_err(|error| error.to_string())?;

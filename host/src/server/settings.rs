@@ -10,8 +10,10 @@ use clap::builder::BoolishValueParser;
 use super::access::{Keys, Origins};
 use super::bodies::BodyLimits;
 use super::quotas::Bounds;
+use crate::cli::GuestArgs;
+use crate::log::LogFormat;
 use crate::pool::WhenEmpty;
-use crate::{BackendKind, Resources, Settings};
+use crate::{Resources, Settings};
 
 /// The variable of the environment that may hold keys.
 const KEYS_VARIABLE: &str = "SANDGLASS_KEYS";
@@ -26,21 +28,12 @@ pub struct ServeArgs {
     /// Address and port; port 0 takes a free one. Elsewhere than on loopback, keys are needed.
     #[arg(long, env = "SANDGLASS_LISTEN", default_value = "127.0.0.1:8788")]
     pub listen: SocketAddr,
-    /// Where guests run when a session does not say: auto, bubblewrap, docker or subprocess.
-    #[arg(long, env = "SANDGLASS_BACKEND", default_value = "auto")]
-    pub backend: BackendKind,
+    /// Where guests run when a session does not say.
+    #[command(flatten)]
+    pub guest: GuestArgs,
     /// Let sessions run in plain processes, which isolate nothing: only for code that you trust.
     #[arg(long, env = "SANDGLASS_ALLOW_SUBPROCESS", action = ArgAction::SetTrue, value_parser = BoolishValueParser::new())]
     pub allow_subprocess: bool,
-    /// The Python of bubblewrap and subprocess guests.
-    #[arg(long, env = "SANDGLASS_PYTHON")]
-    pub python: Option<PathBuf>,
-    /// The image of Docker guests.
-    #[arg(long, env = "REPL_DOCKER_IMAGE")]
-    pub image: Option<String>,
-    /// The runtime of Docker guests, such as runsc.
-    #[arg(long, env = "SANDGLASS_DOCKER_RUNTIME")]
-    pub runtime: Option<String>,
     /// Have each session's files on the disk, in DIR/KEY NAME/SESSION; without it they are in memory, and gone with the guest.
     #[arg(long, env = "WORKSPACE_DIR", value_name = "DIR")]
     pub workspace_dir: Option<PathBuf>,
@@ -164,15 +157,6 @@ pub struct WarmArgs {
     pub state_max_size_mb: u64,
 }
 
-/// How the log is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum LogFormat {
-    /// Lines for people.
-    Text,
-    /// An object per line.
-    Json,
-}
-
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.001..=1e7).contains(&seconds) => Ok(seconds),
@@ -262,11 +246,8 @@ impl ServeArgs {
     /// What every session's backend plans from.
     pub fn guest_settings(&self) -> Settings {
         Settings {
-            python: self.python.clone(),
-            image: self.image.clone(),
-            runtime: self.runtime.clone(),
             allow_subprocess: self.allow_subprocess,
-            ..Settings::default()
+            ..self.guest.settings()
         }
     }
 

@@ -49,7 +49,7 @@ impl Warm {
         settings.resources = args.resources();
         Self {
             settings,
-            backend: args.backend,
+            backend: args.guest.backend,
             cold: OnceCell::new(),
             pool: OnceCell::new(),
             args: args.enabled.then(|| args.warm.clone()),
@@ -118,6 +118,13 @@ impl Warm {
     pub async fn begin(&self) {
         if let Err(error) = self.pool().await {
             tracing::warn!(%error, "there is no pool of guests");
+        }
+    }
+
+    /// Ends the guests that wait.
+    pub async fn end(&self) {
+        if let Some(Some(pool)) = self.pool.get() {
+            pool.end().await;
         }
     }
 

@@ -93,6 +93,7 @@ pub fn container(settings: &Settings, place: &Place<'_>) -> ContainerCreateBody 
             "PYTHONDONTWRITEBYTECODE=1".to_owned(),
             "MPLBACKEND=agg".to_owned(),
             "MPLCONFIGDIR=/tmp/matplotlib".to_owned(),
+            format!("LOKY_MAX_CPU_COUNT={}", settings.resources.processors()),
         ]),
         working_dir: Some("/workspace".to_owned()),
         user: Some(format!("{}:{}", place.user.0, place.user.1)),

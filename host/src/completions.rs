@@ -1,0 +1,170 @@
+//! OpenAI-compatible `/chat/completions` endpoints: one request, one reply. Who asks decides whether to try again.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use reqwest::redirect::Policy;
+use reqwest::{Client, Response, Url};
+use sandglass::rlm::limits::MAX_REPLY_BYTES;
+use sandglass::rlm::openai::{Failure, Reply, RetryAfter, completions_url, read_reply, refusal};
+use sandglass::rlm::query;
+
+/// Bytes of the body of a response that refuses.
+const MAX_REFUSAL_BYTES: usize = 64 << 10;
+/// How long connecting may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// An endpoint. Its key is in requests, and nowhere else.
+#[derive(Clone)]
+pub(crate) struct Completions {
+    client: Client,
+    url: Url,
+    key: Option<String>,
+}
+
+impl Completions {
+    /// The endpoint at this address, such as `https://api.example.com/v1`.
+    ///
+    /// # Errors
+    /// What is wrong with the address or the key.
+    pub(crate) fn new(base_url: &str, key: Option<&str>) -> Result<Self, String> {
+        let is_fit = |url: &Url| {
+            matches!(url.scheme(), "http" | "https") && url.username().is_empty() && url.password().is_none()
+        };
+        let url = Url::parse(&completions_url(base_url)).ok().filter(is_fit);
+        let url =
+            url.ok_or("must be an http or https address without a key in it, such as https://api.example.com/v1")?;
+        let key = key.map(str::trim).filter(|key| !key.is_empty());
+        let json = HeaderValue::from_static("application/json");
+        let mut headers = HeaderMap::from_iter([(CONTENT_TYPE, json.clone()), (ACCEPT, json)]);
+        if let Some(key) = key {
+            let mut value = HeaderValue::try_from(format!("Bearer {key}"))
+                .map_err(|_| "its key has characters that no header may have")?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        // Another part of the program may have chosen one already; any will do.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let client = Client::builder()
+            .default_headers(headers)
+            // Neither the key nor prompts must follow to where they were not meant for.
+            .redirect(Policy::none())
+            .connect_timeout(CONNECT_TIMEOUT)
+            .build()
+            .map_err(|error| format!("cannot be asked: {error}"))?;
+        Ok(Self {
+            client,
+            url,
+            key: key.map(str::to_owned),
+        })
+    }
+
+    /// Where requests go.
+    pub(crate) fn url(&self) -> &str {
+        self.url.as_str()
+    }
+
+    /// A text of the endpoint without the key, which endpoints quote. Replies come without it.
+    pub(crate) fn without_key(&self, text: String) -> String {
+        query::without_key(text, self.key.as_deref())
+    }
+
+    /// One attempt of so many milliseconds.
+    ///
+    /// # Errors
+    /// Why there is no reply.
+    pub(crate) async fn attempt(&self, body: String, timeout_ms: f64) -> Result<Reply, Failure> {
+        let patience = Duration::from_secs_f64(timeout_ms.max(1.0) / 1_000.0);
+        let answered = tokio::time::timeout(patience, self.send(body)).await;
+        answered.unwrap_or(Err(Failure::TimedOut(timeout_ms)))
+    }
+
+    async fn send(&self, body: String) -> Result<Reply, Failure> {
+        let sent = self.client.post(self.url.clone()).body(body).send().await;
+        let response = sent.map_err(|error| Failure::Unreachable(told(error)))?;
+        let status = response.status();
+        let headers = response.headers().clone();
+        let mut bytes = Vec::new();
+        if status.is_success() {
+            read(response, MAX_REPLY_BYTES, &mut bytes).await?;
+            let reply = read_reply(&bytes)?;
+            return Ok(Reply {
+                text: self.without_key(reply.text),
+                ..reply
+            });
+        }
+        // What is missing of its body is not the reason.
+        let _ = read(response, MAX_REFUSAL_BYTES, &mut bytes).await;
+        let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        let retry_after = RetryAfter {
+            seconds_or_date: header(RETRY_AFTER.as_str()),
+            milliseconds: header("retry-after-ms"),
+        };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now_ms = now.as_secs_f64() * 1_000.0;
+        Err(refusal(status.as_u16(), &bytes, retry_after, now_ms))
+    }
+}
+
+/// Reads the body of a response, as far as it comes, and no more than `most`.
+async fn read(mut response: Response, most: usize, into: &mut Vec<u8>) -> Result<(), Failure> {
+    let cut = |error| Failure::Broken(format!("the connection was cut: {}", told(error)));
+    while let Some(piece) = response.chunk().await.map_err(cut)? {
+        let room = most - into.len();
+        into.extend_from_slice(&piece[..piece.len().min(room)]);
+        if piece.len() > room {
+            let what = format!("the endpoint's reply is longer than {most} bytes");
+            return Err(Failure::Final(what));
+        }
+    }
+    Ok(())
+}
+
+/// The cause that says most. Models and Python are told what failed, not where: the address is the operator's.
+fn told(error: reqwest::Error) -> String {
+    let error = error.without_url();
+    let mut innermost: &dyn std::error::Error = &error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string()
+}
+
+/// A random number from 0 to 1, which spreads attempts.
+pub(crate) fn chance() -> f64 {
+    f64::from(getrandom::u32().unwrap_or(u32::MAX / 2)) / f64::from(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_holds_no_key_and_a_key_fits_into_a_header() {
+        for address in [
+            "api.example",
+            "ftp://api.example",
+            "https://key@api.example",
+            "https://:key@api.example",
+            "",
+        ] {
+            let problem = Completions::new(address, None).err().unwrap();
+            assert!(problem.contains("http or https address"), "{address}: {problem}");
+        }
+        let problem = Completions::new("https://api.example", Some("a\nb")).err().unwrap();
+        assert!(problem.contains("characters"), "{problem}");
+        let endpoint = Completions::new("https://api.example/v1/", Some(" secret-key\n")).unwrap();
+        assert_eq!(endpoint.url(), "https://api.example/v1/chat/completions");
+        assert_eq!(endpoint.without_key("no secret-key".to_owned()), "no [key]");
+    }
+
+    #[tokio::test]
+    async fn who_cannot_be_reached_is_not_named() {
+        // Nobody listens on the port of `tcpmux`.
+        let endpoint = Completions::new("http://127.0.0.1:1/v1", None).unwrap();
+        let failure = endpoint.attempt("{}".to_owned(), 60_000.0).await.unwrap_err();
+        let text = failure.to_string();
+        assert!(matches!(failure, Failure::Unreachable(_)), "{text}");
+        assert!(!text.contains("127.0.0.1") && !text.contains("/v1"), "{text}");
+    }
+}

@@ -157,7 +157,7 @@ const BOUNDS: [f64; 10] = [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.01, 0.0
 /// How often the pool is looked after when nobody wants anything.
 const TICK: Duration = Duration::from_secs(1);
 /// Another guest is made so long after one was taken while others wait: making it takes a processor from the first one's work.
-const HEAD_START: Duration = Duration::from_millis(5);
+const HEAD_START: Duration = Duration::from_millis(25);
 /// How long to wait after a guest that could not be made.
 const PAUSE: Duration = Duration::from_millis(500);
 

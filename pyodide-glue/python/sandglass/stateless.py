@@ -32,7 +32,7 @@ def open_state(data: bytes, max_bytes: int, namespace: Namespace) -> None:
     ValueError when it is no such state, or has more than `max_bytes` unpacked; then no variable is set.
     """
     frame, cloudpickle = _require("lz4.frame"), _require("cloudpickle")
-    pickled = _unpack(frame, bytes(data), max_bytes)
+    pickled = _unpack(frame, data, max_bytes)
     try:
         variables = cloudpickle.loads(pickled)
     except BaseException as error:
@@ -104,22 +104,25 @@ class _Bounded(io.BytesIO):
 def _unpack(frame: Any, packed: bytes, max_bytes: int) -> bytes:
     """What an LZ4 frame holds; one that would unpack to more than `max_bytes` is refused before it has."""
     unpacker = frame.LZ4FrameDecompressor()
-    unpacked = io.BytesIO()
-    piece = packed
+    pieces = []
+    left = max_bytes
     try:
+        # What the frame says of its size may not be true: it bounds one piece only.
+        size = min(max(frame.get_frame_info(packed)["content_size"], _PIECE_BYTES), max_bytes + 1)
         while not unpacker.eof:
-            taken = unpacker.decompress(piece, max_length=_PIECE_BYTES)
-            if not taken and unpacker.needs_input:
+            piece = unpacker.decompress(packed, max_length=size)
+            if not piece and unpacker.needs_input:
                 raise ValueError("it ends too early")
-            piece = b""
-            if unpacked.tell() + len(taken) > max_bytes:
+            packed, size = b"", _PIECE_BYTES
+            left -= len(piece)
+            if left < 0:
                 raise _TooLarge
-            unpacked.write(taken)
+            pieces.append(piece)
     except _TooLarge:
         raise ValueError(f"the state unpacks to more than {max_bytes} bytes; nothing was run") from None
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"the state is no LZ4 frame: {_reason(error)}; nothing was run") from None
-    return unpacked.getvalue()
+    return b"".join(pieces)
 
 
 def _is_public(name: str) -> bool:

@@ -335,7 +335,7 @@ class Guest:
         self._pipes.abandon()
         self._output.lock = RLock()
         self._output.catch_up = None
-        self._output.begin(0)
+        self._output.begin(0)  # nothing fits, so that all text goes by `write`
         self._output.write = self._write_copy  # type: ignore[method-assign]
 
     def _write_copy(self, channel: Any, text: str) -> None:

@@ -173,20 +173,29 @@ class SharedEmitter(Emitter):
         if self.catch_up:
             self.catch_up()
         with self.lock:
-            # What Emitter.write does most of the time, without a look at the clock: the other thread has one.
-            size = len(text)
-            left = channel.head_left
-            if not self.active:
-                pass
-            elif size < left and self._head_chars < FLUSH_CHARS:
-                channel.head_left = left - size
-                self._head.append((channel, text))
-                self._head_chars += size
-            elif not left and channel.tail_chars + size <= 2 * self._limit:
-                channel.tail.append(text)
-                channel.tail_chars += size
-            else:
-                Emitter.write(self, channel, text)
+            Emitter.write(self, channel, text)
+
+    def writer(self, channel: Channel, otherwise: Callable[[str], int]) -> Callable[[str], int]:
+        """What print() calls: in one step what mostly is to be done, and `otherwise` the rest, by way of `write`."""
+        emitter = self
+
+        def write(text: str, /) -> int:
+            if type(text) is str and not (emitter.is_silenced or emitter.catch_up):
+                size = len(text)
+                with emitter.lock:
+                    if left := channel.head_left:
+                        if size < left and emitter._head_chars < FLUSH_CHARS and emitter.active:
+                            channel.head_left = left - size
+                            emitter._head.append((channel, text))
+                            emitter._head_chars += size
+                            return size
+                    elif channel.tail_chars + size <= 2 * emitter._limit and emitter.active:
+                        channel.tail.append(text)
+                        channel.tail_chars += size
+                        return size
+            return otherwise(text)
+
+        return write
 
     def write_caught_up(self, channel: Channel, text: str) -> None:
         """Writes what `catch_up` found."""
@@ -234,6 +243,8 @@ class TextStream(io.TextIOBase):
         self._emitter = emitter
         self._channel = emitter.channels[name]
         self.buffer = ByteStream(self)
+        if isinstance(emitter, SharedEmitter):
+            self.write = emitter.writer(self._channel, self.write)  # type: ignore[method-assign]
 
     def write(self, text: str, /) -> int:
         if type(text) is not str:

@@ -30,7 +30,8 @@ for path in glob.glob('/proc/[0-9]*/environ'):
     except PermissionError:
         assert path != f'/proc/{os.getpid()}/environ'
 sorted(os.environ), any(b'CARGO' in text for text in environments)";
-    let names = "'HOME', 'LANG', 'MPLBACKEND', 'MPLCONFIGDIR', 'PATH', 'PWD', 'PYTHONDONTWRITEBYTECODE', 'TMPDIR'";
+    let names = "'FONTCONFIG_FILE', 'HOME', 'LANG', 'LOKY_MAX_CPU_COUNT', 'MPLBACKEND', 'MPLCONFIGDIR', 'PATH', 'PWD', \
+                 'PYTHONDONTWRITEBYTECODE', 'TMPDIR'";
     assert_eq!(shown(&sandbox, code).await, format!("([{names}], False)"));
     let folders = shown(&sandbox, "' '.join(sorted(os.listdir('/')))").await;
     let allowed = [

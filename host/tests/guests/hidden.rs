@@ -53,7 +53,7 @@ sorted(os.environ), any(b'CARGO' in text for text in environments)";
         assert!(allowed.contains(&folder), "/{folder} in {folders}");
     }
     let code = "sorted(os.listdir('/etc')), sorted(os.listdir('/tmp')), os.listdir('/run'), os.uname().nodename";
-    let files = "['group', 'hosts', 'ld.so.cache', 'nsswitch.conf', 'passwd', 'resolv.conf']";
+    let files = "['fonts.conf', 'group', 'hosts', 'ld.so.cache', 'nsswitch.conf', 'passwd', 'resolv.conf']";
     assert_eq!(
         shown(&sandbox, code).await,
         format!("({files}, [], ['sandglass'], 'sandglass')")

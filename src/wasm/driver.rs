@@ -78,8 +78,9 @@ pub(super) struct Driver {
     init: RefCell<Option<Request>>,
     /// What was prepared for code that had not come yet.
     ahead: RefCell<Ahead>,
-    /// Aborted when the user is done with the sandbox.
-    ended: Option<AbortController>,
+    /// Aborted when the user is done with the sandbox. There is one only where something waits for that: Chromium keeps one that was
+    /// made for nothing.
+    ended: RefCell<Option<AbortController>>,
     /// How much code is being read that comes piece by piece.
     reading: Cell<u32>,
 }
@@ -148,7 +149,7 @@ impl Driver {
             spare: RefCell::default(),
             init: RefCell::default(),
             ahead: RefCell::default(),
-            ended: AbortController::new().ok(),
+            ended: RefCell::default(),
             reading: Cell::default(),
         })
     }
@@ -274,9 +275,8 @@ impl Driver {
                 (None, true) => self.hang_up(),
                 (None, false) => {}
             }
-            if self.session.borrow().is_destroyed()
-                && let Some(ended) = &self.ended
-            {
+            let is_destroyed = self.session.borrow().is_destroyed();
+            if is_destroyed && let Some(ended) = self.ended.take() {
                 ended.abort();
             }
             if !self.is_awaited()

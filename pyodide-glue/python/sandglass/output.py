@@ -180,7 +180,7 @@ class SharedEmitter(Emitter):
         emitter = self
 
         def write(text: str, /) -> int:
-            if type(text) is str and not (emitter.is_silenced or emitter.catch_up):
+            if type(text) is str and text and not (emitter.is_silenced or emitter.catch_up):
                 size = len(text)
                 with emitter.lock:
                     if left := channel.head_left:

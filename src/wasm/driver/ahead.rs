@@ -69,8 +69,13 @@ impl Driver {
         if self.is_destroyed() {
             return Err(Error::Destroyed);
         }
+        let mut ended = self.ended.borrow_mut();
+        if ended.is_none() {
+            *ended = AbortController::new().ok();
+        }
         let signals = options.signal.iter().cloned();
-        let signals: Vec<_> = signals.chain(self.ended.iter().map(AbortController::signal)).collect();
+        let signals: Vec<_> = signals.chain(ended.iter().map(AbortController::signal)).collect();
+        drop(ended);
         let stop = Stop::on(&signals.iter().collect::<Vec<_>>());
         let stop = stop.map_err(|error| Error::invalid("signal", describe(&error)))?;
         let most = 2 * self.options.limits.max_code_chars;

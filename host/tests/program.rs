@@ -312,7 +312,8 @@ fn a_server_that_has_ended_leaves_no_container() {
     until("no container waits", || containers() > 0);
     server.signal(Signal::TERM);
     assert_eq!(server.status(), Some(0));
-    assert_eq!(containers(), 0);
+    // What compiles the package removes itself, if it still runs.
+    until("containers are left", || containers() == 0);
 }
 
 #[test]

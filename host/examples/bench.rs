@@ -232,13 +232,7 @@ impl Bench {
     /// So many sandboxes at once: how long the first result of each took, and what they take in memory at rest.
     async fn sessions(&self, times: usize) -> Result<Samples, Failure> {
         let launcher = backend::launcher(self.backend, &self.settings).await?;
-        let started = join_all((0..times).map(|_| first_result(&launcher))).await;
-        let started = started.into_iter().collect::<Result<Vec<_>, _>>()?;
-        let samples = with_memory(started.iter().map(|(_, took)| *took).collect());
-        for (sandbox, _) in started {
-            sandbox.destroy().await;
-        }
-        Ok(samples)
+        at_once(&launcher, times).await
     }
 
     async fn claim(&mut self, times: usize) -> Result<Samples, Failure> {
@@ -287,13 +281,7 @@ impl Bench {
         let pool = self.pool().await?;
         pool.warm(PATIENCE).await?;
         let launcher: Arc<dyn Launcher> = pool.clone();
-        let started = join_all((0..times).map(|_| first_result(&launcher))).await;
-        let started = started.into_iter().collect::<Result<Vec<_>, _>>()?;
-        let samples = with_memory(started.iter().map(|(_, took)| *took).collect());
-        for (sandbox, _) in started {
-            sandbox.destroy().await;
-        }
-        Ok(samples)
+        at_once(&launcher, times).await
     }
 
     /// A stateless run without state, and one that takes 1 MB in and gives it out again.
@@ -359,6 +347,17 @@ async fn http(url: &str, times: usize, gap: Duration) -> Result<Samples, Failure
         }
     }
     client.delete(format!("{url}/v1/sessions/{id}")).send().await?;
+    Ok(samples)
+}
+
+/// Sandboxes that all start at once: how long the first result of each took, and what they take in memory at rest.
+async fn at_once(launcher: &Arc<dyn Launcher>, times: usize) -> Result<Samples, Failure> {
+    let started = join_all((0..times).map(|_| first_result(launcher))).await;
+    let started = started.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let samples = with_memory(started.iter().map(|(_, took)| *took).collect());
+    for (sandbox, _) in started {
+        sandbox.destroy().await;
+    }
     Ok(samples)
 }
 

@@ -269,7 +269,7 @@ def _become_guest(
 
 
 def _warm_heap() -> None:
-    """Takes memory that the guest's first work would take, and keeps it: the kernel gives out pages at 3 µs each."""
+    """Takes memory that the guest's first work would take, and keeps it: new pages are slow to get."""
     with contextlib.suppress(AttributeError):  # another libc than glibc
         _libc.mallopt(_M_MMAP_THRESHOLD, _WARM_BYTES)
         _libc.mallopt(_M_TRIM_THRESHOLD, 2 * _WARM_BYTES)

@@ -30,10 +30,10 @@ MISSING = object()
 class Namespace:
     """What user code sees as its globals, and the final answer it declares there."""
 
-    def __init__(self) -> None:
+    def __init__(self, visible_builtins: object = builtins) -> None:
         self.module = ModuleType("__main__")
         self.globals: dict[str, Any] = vars(self.module)
-        self.globals["__builtins__"] = builtins
+        self.globals["__builtins__"] = visible_builtins
         self._essentials = dict(self.globals)
         self.helpers: dict[str, Any] = {}
         self.aliases: dict[str, Any] = {}

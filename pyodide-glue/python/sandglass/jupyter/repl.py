@@ -12,6 +12,7 @@ from itertools import count
 from keyword import iskeyword
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
+from weakref import finalize
 
 from sandglass import execution as cells
 from sandglass.errors import Submitted
@@ -67,7 +68,7 @@ class Result:
     def __repr__(self) -> str:
         shown = ("stdout", "stderr", "error", "result", "final_answer")
         values = {name: getattr(self, name) for name in shown}
-        fields = [f"{name}={_short(value, 200)}" for name, value in values.items() if value not in (None, "")]
+        fields = [f"{name}={_short(value, 200)}" for name, value in values.items() if not _is_nothing(value)]
         return f"Result({', '.join(fields)}, execution_time={self.execution_time:.3f})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -185,6 +186,7 @@ class JupyterREPL:
         self._namespace.configure(profile, helpers, aliases)
         self._sources = cells.Sources()
         self._sources.limit = _MAX_SOURCE_CHARS
+        finalize(self, self._sources.clear)  # for a REPL that is dropped without `cleanup`
         self._loops = kernel.KernelLoops()
         self._emitter = kernel.Emitter()
         self._sync = Sync(self._namespace, *self._sync_options)
@@ -275,11 +277,10 @@ class JupyterREPL:
             return
         self._open = False
         self._sources.clear()
-        self._sync.forget()
-        self._contexts.clear()
-        self._histories.clear()
-        self._namespace.globals.clear()
-        self._callbacks.turn = None
+        self._contexts, self._histories = {}, set()
+        # Not emptied: functions that are in the notebook now need their globals.
+        self._namespace = Namespace()
+        self._sync = Sync(self._namespace, False, False, None)
 
     def __enter__(self) -> JupyterREPL:
         return self
@@ -458,6 +459,10 @@ def _kept(text: str, limit: int) -> str:
 def _short(value: object, limit: int) -> str:
     text = printable(safe_repr(value))
     return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def _is_nothing(value: object) -> bool:
+    return value is None or (type(value) is str and not value)
 
 
 def _plain(value: object) -> Any:

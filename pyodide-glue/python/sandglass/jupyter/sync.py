@@ -59,11 +59,6 @@ class Sync:
             if self._shared.pop(name, MISSING) is notebook.get(name, self):
                 del notebook[name]
 
-    def forget(self) -> None:
-        """Lets go of all values."""
-        self._shared.clear()
-        self._before.clear()
-
     def _may_take(self, name: Any, value: object, shell: Any) -> bool:
         if type(name) is not str or (self._names is not None and name not in self._names):
             return False

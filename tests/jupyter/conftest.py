@@ -1,7 +1,7 @@
 """`JupyterREPL` on the notebook kernels that scripts/setup has made: in this process, and in kernels that it starts.
 
-    .setup/jupyter/7/bin/python -m pytest tests/jupyter
-    .setup/jupyter/7/bin/python -m pytest tests/jupyter/test_notebooks.py --write   writes the outputs of the examples
+.setup/jupyter/7/bin/python -m pytest tests/jupyter
+.setup/jupyter/7/bin/python -m pytest tests/jupyter/test_notebooks.py --write   writes the outputs of the examples
 """
 
 from __future__ import annotations

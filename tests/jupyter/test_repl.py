@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from sandglass import HostCallError, JupyterREPL
 from sandglass.jupyter import Result
 
@@ -36,13 +37,21 @@ def echo(prompt: str, model: str | None = None) -> str:
 def test_a_result_tells_all_there_is_to_know() -> None:
     repl = JupyterREPL(echo)
     repl.load_context("some text")
-    result = ok(repl, "import sys\nprint(len(context)); print('!', file=sys.stderr)\nx = llm_query('q')\nFINAL_VAR('x')\nx * 2")
+    result = ok(
+        repl, "import sys\nprint(len(context)); print('!', file=sys.stderr)\nx = llm_query('q')\nFINAL_VAR('x')\nx * 2"
+    )
     assert (result.stdout, result.stderr, result.error, result.result) == ("9\n", "!\n", None, "'q/Noneq/None'")
     assert result.final_answer == "q/None" and type(result.final_answer) is str
-    assert result.locals["x"] == "q/None" and result.locals["context"] == "some text" and "llm_query" not in result.locals
+    assert (
+        result.locals["x"] == "q/None" and result.locals["context"] == "some text" and "llm_query" not in result.locals
+    )
     assert 0 < result.execution_time < 5
     failed = repl.execute_code("print('before')\n1 / 0")
-    assert (failed.stdout, failed.error, failed.error_type) == ("before\n", "ZeroDivisionError: division by zero", "ZeroDivisionError")
+    assert (failed.stdout, failed.error, failed.error_type) == (
+        "before\n",
+        "ZeroDivisionError: division by zero",
+        "ZeroDivisionError",
+    )
     assert failed.traceback is not None and "    1 / 0\n" in failed.traceback and "sandglass" not in failed.traceback
     assert repl.execute_code("x =").error_type == "SyntaxError"
     assert failed.final_answer is None and repl.last_result.error_type == "SyntaxError"
@@ -51,7 +60,9 @@ def test_a_result_tells_all_there_is_to_know() -> None:
 def test_the_helpers_are_those_of_the_profile() -> None:
     failing = JupyterREPL(lambda prompt: [][1])
     assert failing.execute_code("llm_query('x')").error == "HostCallError: list index out of range"
-    assert ok(failing, "llm_query_batched(['a', 'b'])").result == str(["Error: LM query failed - list index out of range"] * 2)
+    assert ok(failing, "llm_query_batched(['a', 'b'])").result == str(
+        ["Error: LM query failed - list index out of range"] * 2
+    )
     rlm = JupyterREPL(lambda prompt: [][1], profile="rlm")
     result = rlm.execute_code("print(llm_query('x')); print(rlm_query('y')); 1\nnot_there")
     assert result.stdout == "Error: list index out of range\n" * 2 and result.result is None
@@ -60,7 +71,9 @@ def test_the_helpers_are_those_of_the_profile() -> None:
     nobody = JupyterREPL()
     assert "give JupyterREPL on_llm_query=" in str(nobody.execute_code("llm_query('x')").error)
     assert ok(JupyterREPL(profile="rlm"), "print(llm_query('x'))").stdout == "Error: No LM handler configured\n"
-    assert "on_llm_query returned a int, not a str" in str(JupyterREPL(lambda p: 5).execute_code("llm_query('x')").error)
+    assert "on_llm_query returned a int, not a str" in str(
+        JupyterREPL(lambda p: 5).execute_code("llm_query('x')").error
+    )
 
 
 def test_recursive_queries_get_their_context() -> None:
@@ -78,7 +91,10 @@ def test_recursive_queries_get_their_context() -> None:
 def test_what_code_overwrites_is_back_in_the_next_cell() -> None:
     repl = JupyterREPL(echo)
     ok(repl, "llm_query = FINAL_VAR = None\n__builtins__['len'] = None\n__builtins__['added'] = 1\ndel SHOW_VARS")
-    assert ok(repl, "(llm_query('a'), len('abc'), SHOW_VARS()[:5], 'added' in __builtins__)").result == "('a/None', 3, 'No va', False)"
+    assert (
+        ok(repl, "(llm_query('a'), len('abc'), SHOW_VARS()[:5], 'added' in __builtins__)").result
+        == "('a/None', 3, 'No va', False)"
+    )
     ok(repl, "__builtins__ = {}; len = 5")
     assert ok(repl, "(len, max(1, 2))").result == "(5, 2)"
 
@@ -89,7 +105,10 @@ def test_builtins_are_safe_against_accidents() -> None:
         assert "is not available to code of a JupyterREPL" in str(repl.execute_code(code).error), code
     assert str(repl.execute_code("input()").error).startswith("EOFError: input() is not available")
     assert repl.execute_code("import sys; sys.exit(3)").error == "SystemExit: 3"
-    assert ok(repl, "import math\nfrom dataclasses import dataclass\n@dataclass\nclass P:\n  x: int\nP(1)").result == "P(x=1)"
+    assert (
+        ok(repl, "import math\nfrom dataclasses import dataclass\n@dataclass\nclass P:\n  x: int\nP(1)").result
+        == "P(x=1)"
+    )
     closed = JupyterREPL(allow_builtin_imports=False)
     assert closed.execute_code("import math").error == "ImportError: __import__ not found"
 
@@ -111,7 +130,10 @@ def test_broken_reprs_break_nothing() -> None:
     result = ok(repl, code)
     assert result.result == "<B object, repr() raised OSError: no>" and "B object" in repr(result)
     assert "B object" in result.to_dict()["locals"]["b"]
-    assert repl.execute_code("class E(Exception):\n  def __str__(self): raise OSError\nraise E").error == "E: <exception str() failed>"
+    assert (
+        repl.execute_code("class E(Exception):\n  def __str__(self): raise OSError\nraise E").error
+        == "E: <exception str() failed>"
+    )
     assert ok(repl, "answer = b").final_answer is None
     assert ok(repl, "answer = {'content': 1, 'ready': b}").final_answer == 1
 
@@ -166,7 +188,10 @@ def test_the_rlm_profile_puts_the_context_back() -> None:
 
 
 def test_setup_makes_everything_anew() -> None:
-    repl = JupyterREPL(setup_code="import math\ndef area(r): return math.pi * r * r", custom_tools={"limit": 5, "up": {"tool": str.upper}})
+    repl = JupyterREPL(
+        setup_code="import math\ndef area(r): return math.pi * r * r",
+        custom_tools={"limit": 5, "up": {"tool": str.upper}},
+    )
     assert ok(repl, "round(area(2)), limit, up('a')").result == "(13, 5, 'A')"
     ok(repl, "up = limit = None; x = 1")
     assert ok(repl, "(up('b'), limit)").result == "('B', None)"
@@ -203,7 +228,11 @@ def test_options_are_checked(shell: Any, tmp_path: Path) -> None:
         JupyterREPL(profile="x")
     with pytest.raises(NotADirectoryError, match="workdir: there is no folder"):
         JupyterREPL(workdir=tmp_path / "none")
-    for names, message in ((["a", "b c"], "'b c' is no name"), ("df", r"list of names: \['df'\]"), ([5], "5 is no name")):
+    for names, message in (
+        (["a", "b c"], "'b c' is no name"),
+        ("df", r"list of names: \['df'\]"),
+        ([5], "5 is no name"),
+    ):
         with pytest.raises(ValueError, match=message):
             JupyterREPL(sync_vars=names)  # type: ignore[arg-type]
     for name in ("llm_query", "context", "answer", "no name"):
@@ -224,7 +253,10 @@ def test_code_has_a_folder_and_callbacks_have_the_notebooks(tmp_path: Path) -> N
     inside.mkdir()
     seen: list[str] = []
     repl = JupyterREPL(lambda prompt: seen.append(os.getcwd()) or "", workdir=tmp_path)
-    result = ok(repl, "import os\nopen('made.txt', 'w').close()\nllm_query('x')\nos.chdir('inside')\nllm_query('y')\nprint(os.getcwd())")
+    result = ok(
+        repl,
+        "import os\nopen('made.txt', 'w').close()\nllm_query('x')\nos.chdir('inside')\nllm_query('y')\nprint(os.getcwd())",
+    )
     assert seen == [here, here] and result.stdout == f"{inside}\n" and (tmp_path / "made.txt").exists()
     assert os.getcwd() == here
     assert repl.execute_code("import os; os.chdir('inside'); 1 / 0").error and os.getcwd() == here
@@ -242,7 +274,10 @@ def test_streams_are_given_back_and_what_keeps_one_writes_to_the_notebook(capsys
     assert capsys.readouterr().out == "later\n"
     log = logging.getLogger("of the test")
     log.propagate = False
-    ok(repl, "import logging\nlog = logging.getLogger('of the test')\nlog.addHandler(logging.StreamHandler())\nlog.error('inside')")
+    ok(
+        repl,
+        "import logging\nlog = logging.getLogger('of the test')\nlog.addHandler(logging.StreamHandler())\nlog.error('inside')",
+    )
     log.error("outside")
     assert repl.last_result.stderr == "inside\n" and capsys.readouterr().err == "outside\n"
     log.handlers.clear()
@@ -296,7 +331,10 @@ def test_children_that_run_at_once_keep_their_output_apart() -> None:
         return ok(inner, f"for i in range(200): print({task!r}, end='')\nllm_query('x')").stdout
 
     repl = JupyterREPL(on_rlm_query=child)
-    result = ok(repl, "print('before')\ngot = rlm_query_batched(['a', 'b', 'c', 'd'])\nprint('after')\n[(set(t), len(t)) for t in got]")
+    result = ok(
+        repl,
+        "print('before')\ngot = rlm_query_batched(['a', 'b', 'c', 'd'])\nprint('after')\n[(set(t), len(t)) for t in got]",
+    )
     assert result.stdout == "before\nafter\n" and result.result == str([({letter}, 200) for letter in "abcd"])
     itself = JupyterREPL(lambda prompt: str(itself.execute_code("1")))
     assert "runs code already" in str(itself.execute_code("llm_query('x')").error)
@@ -318,7 +356,10 @@ def test_coroutines_run_whether_a_loop_runs_or_not() -> None:
     repl = JupyterREPL(echo)
 
     def check() -> None:
-        assert ok(repl, code + "await asyncio.gather(f('a'), asyncio.create_task(llm_query('b')))").result == "['a/None', 'b/None']"
+        assert (
+            ok(repl, code + "await asyncio.gather(f('a'), asyncio.create_task(llm_query('b')))").result
+            == "['a/None', 'b/None']"
+        )
         assert ok(repl, "asyncio.run(f('c'))").result == "'c/None'"
         result = ok(repl, "task = asyncio.get_running_loop().create_task(asyncio.sleep(60)); await asyncio.sleep(0)")
         assert result.stderr == "sandglass: 1 background task was cancelled at the end of the cell\n"
@@ -362,7 +403,10 @@ def test_an_interrupt_goes_on_to_the_notebook() -> None:
 
 def test_errors_of_the_host_can_be_caught_by_name() -> None:
     repl = JupyterREPL(lambda prompt: [][1])
-    assert ok(repl, "try: llm_query('x')\nexcept HostCallError as error: caught = str(error)\ncaught").result == "'list index out of range'"
+    assert (
+        ok(repl, "try: llm_query('x')\nexcept HostCallError as error: caught = str(error)\ncaught").result
+        == "'list index out of range'"
+    )
     assert isinstance(repl.locals["caught"], str) and issubclass(HostCallError, RuntimeError)
 
 
@@ -394,7 +438,10 @@ def test_variables_go_to_the_notebook(shell: Any) -> None:
     repl = JupyterREPL(echo, sync_to_user_ns=True)
     repl.load_context("given")
     assert repl.execute_code("x").error_type == "NameError"
-    ok(repl, "x = 2; text = llm_query('a'); _hidden = 1; In = Out = get_ipython = 'taken'\nimport json\ndef f(): return x")
+    ok(
+        repl,
+        "x = 2; text = llm_query('a'); _hidden = 1; In = Out = get_ipython = 'taken'\nimport json\ndef f(): return x",
+    )
     user = shell.user_ns
     assert (user["x"], user["text"], user["f"]()) == (2, "a/None", 2) and type(user["text"]) is str and "json" in user
     assert user["In"] != "taken" and user["Out"] != "taken" and callable(user["get_ipython"])

@@ -83,7 +83,8 @@ class Emitter(SharedEmitter):
     @contextmanager
     def capturing(self, turn: Turn, limit: int) -> Iterator[None]:
         """Takes the place of `sys.stdout` and `sys.stderr`."""
-        self._outer = {name: getattr(sys, name) for name in _STREAMS}
+        found = {name: getattr(sys, name) for name in _STREAMS}
+        self._outer.update((name, stream) for name, stream in found.items() if stream not in self.streams)
         self._kept = {name: KeptText(limit) for name in _STREAMS}
         self._turn = turn
         self.begin(limit)

@@ -66,6 +66,7 @@ const SUITES = [
     ],
     count: pytestLine,
   })),
+  { name: "jupyter in pyodide", command: ["node", "tests/jupyter/pyodide.mjs"], count: sumLine },
   { name: "clippy", command: ["cargo", "clippy", "--workspace", "--all-targets", "--", "-D", "warnings"] },
   {
     name: "clippy wasm",

@@ -156,6 +156,37 @@ def test_code_awaits_while_the_kernels_loop_runs(notebook: Notebook, where: str)
     assert notebook.ok(after).result == repr("other")
 
 
+def test_a_loop_that_was_made_to_nest() -> None:
+    notebook = Notebook()
+    try:
+        notebook.ok(
+            "try: import nest_asyncio2 as nested\nexcept ImportError: import nest_asyncio as nested\nnested.apply()"
+        )
+        notebook.ok(
+            "from sandglass import JupyterREPL\nimport asyncio\nrepl = JupyterREPL(lambda prompt: prompt.upper())"
+        )
+        shown = repr("['Q0', 'Q1', 'Q2'] LAST\n")
+        assert notebook.ok(f"repl.execute_code({ASYNC!r}).stdout").result == shown
+        assert notebook.ok(f"await asyncio.sleep(0)\nrepl.execute_code({ASYNC!r}).stdout").result == shown
+        ran = "asyncio.run(asyncio.sleep(0, 'ran'))"
+        assert notebook.ok(f"repl.execute_code({('import asyncio; ' + ran)!r}).result, {ran}").result == str(
+            ("'ran'", "ran")
+        )
+    finally:
+        notebook.close()
+
+
+def test_code_may_run_in_a_thread_while_the_notebook_goes_on(notebook: Notebook) -> None:
+    notebook.ok(
+        "import asyncio, threading\nanswer = threading.Event()\nrepl = JupyterREPL(lambda p: str(answer.wait(30)))"
+    )
+    cell = notebook.ok(
+        f"task = asyncio.create_task(asyncio.to_thread(repl.execute_code, {'print(llm_query(0 * chr(0)))' + ASYNC!r}))\n"
+        "await asyncio.sleep(0.01); answer.set()\n(await task).stdout"
+    )
+    assert cell.result == repr("True\n['True', 'True', 'True'] True\n")
+
+
 def test_asynchronous_callbacks(notebook: Notebook) -> None:
     notebook.ok("import asyncio\nasync def ask(prompt):\n    await asyncio.sleep(0.01); return prompt.upper()")
     run = "JupyterREPL(ask).execute_code(\"print(llm_query('a'), llm_query_batched(['b', 'c']), await llm_query('d'))\").stdout"
@@ -271,6 +302,9 @@ except ValueError: pass
 
 def test_the_kernel_is_afterwards_as_it_was(notebook: Notebook) -> None:
     notebook.ok(HOOKS)
+    notebook.ok(
+        "import threading\nfor t in threading.enumerate():\n    if t.name.startswith('sandglass'): t.join(30)"
+    )  # of a batch that was interrupted
     code = (
         "before = hooks()\n"
         "with JupyterREPL(ask, sync_from_user_ns=True, sync_to_user_ns=True, sync_vars=[], workdir='/tmp') as repl:\n"

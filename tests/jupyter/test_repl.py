@@ -461,6 +461,15 @@ def test_variables_go_to_the_notebook(shell: Any) -> None:
     assert user["late"] == 5
 
 
+def test_the_notebook_may_have_variables_with_the_names_of_aliases(shell: Any) -> None:
+    shell.run_cell("query = 'mine'")
+    repl = JupyterREPL(echo, sync_to_user_ns=True, sync_from_user_ns=True)
+    assert ok(repl, "query").result == "'mine'"
+    assert "llm_batch" not in shell.user_ns
+    shell.run_cell("del query")
+    assert ok(repl, "query('a')").result == "'a/None'" and "query" not in shell.user_ns
+
+
 def test_variables_go_both_ways(shell: Any) -> None:
     shell.run_cell("n = 1; rows = []; gone = 1")
     repl = JupyterREPL(sync_to_user_ns=True, sync_from_user_ns=True)

@@ -124,6 +124,10 @@ def test_failures_of_models_are_texts(registered: None, monkeypatch: pytest.Monk
     assert repl.profile == "rlm"
     batch = repl.execute_code("print(llm_query_batched(['x', 'y']))").stdout
     assert batch.count("Error: ") == 2
+    late = JupyterREPL(profile="rlm")
+    assert late.execute_code("print(llm_query('x'))").stdout == "Error: No LM handler configured\n"
+    late.update_handler_address(("127.0.0.1", 1))
+    assert "No LM handler" not in late.execute_code("print(llm_query('x'))").stdout
     broken = JupyterREPL(subcall_fn=lambda prompt, model: [][1])
     assert broken.execute_code("print(rlm_query('x'))").stdout == "Error: RLM query failed - list index out of range\n"
 

@@ -29,14 +29,14 @@ class Callbacks:
     """Calls the function of a name once for each list of arguments, several at once."""
 
     def __init__(self, functions: dict[str, Callable[..., Any]], most_at_once: int) -> None:
-        self._functions = functions
+        self.functions = functions
         self._most_at_once = most_at_once
         #: The execution under way.
         self.turn: Turn | None = None
 
     def call(self, name: str, calls: list[list[Any]]) -> list[Reply]:
         """`(True, text)` or `(False, error)` for each."""
-        function, turn = self._functions.get(name), self.turn
+        function, turn = self.functions.get(name), self.turn
         if function is None:
             return [(False, HostCallError(f"nobody answers {name}(): give JupyterREPL on_{name}=…"))] * len(calls)
         if turn is None:
@@ -97,6 +97,9 @@ def _in_threads(most: int, work: list[Callable[[], Any]]) -> list[Any]:
     pool = ThreadPoolExecutor(most, thread_name_prefix="sandglass")
     try:
         futures = [pool.submit(copy_context().run, item) for item in work]
-        return [future.result() for future in futures]
-    finally:
+        results = [future.result() for future in futures]
+    except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+    return results

@@ -243,8 +243,11 @@ class JupyterREPL:
         return max(self._histories, default=-1) + 1
 
     def update_handler_address(self, address: tuple[str, int]) -> None:
-        """Where the models of the next turn are asked."""
+        """Where the models of the next turn are asked, unless `on_llm_query` answers."""
         self.lm_handler_address = address
+        if "llm_query" not in self._answered:
+            self._callbacks.functions["llm_query"] = ask_handler(self)
+            self._answered.append("llm_query")  # which the helpers look at
 
     def execute_code(self, code: str) -> Result:
         """Runs code to its end and tells what came of it.
@@ -307,10 +310,10 @@ class JupyterREPL:
 
     def _run(self, run: _Run, code: str, turn: kernel.Turn) -> None:
         namespace, shell = self._namespace, kernel.find_shell()
+        self._sync.begin(shell)
         self._restore()
         namespace.final = MISSING
         self._helpers.begin_cell()
-        self._sync.begin(shell)
         if self.workdir is not None:
             turn.folder = os.getcwd()
         try:

@@ -74,4 +74,6 @@ class Sync:
         return not unlisted or shell.user_ns[name] is self._shared.get(name, MISSING)
 
     def _is_common(self, name: str) -> bool:
-        return not (name.startswith("_") or name in self.given or self._namespace.is_ours(name)) and name.isidentifier()
+        namespace = self._namespace
+        is_helper = name in namespace.helpers or (name == "answer" and namespace.has_answer)  # aliases may be taken
+        return not (name.startswith("_") or name in self.given or is_helper) and name.isidentifier()

@@ -76,6 +76,14 @@ def test_the_helpers_are_those_of_the_profile() -> None:
     )
 
 
+def test_the_profile_of_dspy() -> None:
+    repl = JupyterREPL(echo, profile="dspy")
+    assert ok(repl, "llm_query('a')").result == "a/None"
+    done = ok(repl, "SUBMIT(answer=llm_query('b'))\nprint('never')")
+    assert done.final_answer == {"answer": "b/None"} and done.stdout == ""
+    assert repl.execute_code("llm_query('')").error == "ValueError: prompt cannot be empty"
+
+
 def test_recursive_queries_get_their_context() -> None:
     asked: list[tuple[Any, ...]] = []
     repl = JupyterREPL(on_rlm_query=lambda *args: asked.append(args) or "done")
@@ -145,7 +153,8 @@ def test_a_large_context_is_not_copied() -> None:
     repl.load_context(context)
     result = ok(repl, "same = context\nFINAL_VAR('same')\nlen(context)")
     assert result.result == "100000000" and result.final_answer is context and result.locals["context"] is context
-    assert len(repr(result)) < 1000 and len(str(result.to_dict())) < 10_000
+    assert len(repr(result)) < 1000 and len(str(result.to_dict()["locals"])) < 10_000
+    assert result.to_dict()["final_answer"] is context
     assert time.perf_counter() - begun < 5
 
 
@@ -163,6 +172,10 @@ def test_contexts_and_histories_of_several_turns() -> None:
         ("again", "again", "one", "again", "one")
     )
     assert ok(repl, "context_history, completion_context").result == "(['again', 'one'], 'one')"
+    repl.load_context("anew")
+    assert ok(repl, "(context, session_context_0, context_history, completion_context)").result == str(
+        ("anew", "anew", ["anew", "one"], "anew")
+    )
     messages = [{"role": "user", "content": "hi"}]
     assert (repl.add_history(messages), repl.add_history([])) == (0, 1) and repl.get_history_count() == 2
     messages[0]["content"] = "changed"

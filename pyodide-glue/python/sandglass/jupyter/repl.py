@@ -2,86 +2,35 @@
 
 from __future__ import annotations
 
-import builtins
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import dataclass, field
 from itertools import count
 from keyword import iskeyword
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import finalize
 
 from sandglass import execution as cells
 from sandglass.errors import Submitted
-from sandglass.helpers import AwaitableList, AwaitableStr, Helpers
+from sandglass.helpers import Helpers
 from sandglass.jupyter import kernel
 from sandglass.jupyter.callbacks import Callbacks
+from sandglass.jupyter.code import compile_code, safe_builtins
 from sandglass.jupyter.environment import ask_child, ask_handler
+from sandglass.jupyter.result import Result, kept, short, unwrapped
 from sandglass.jupyter.sync import Sync
 from sandglass.namespace import MISSING, Namespace
-from sandglass.output import KeptText, no_input, printable
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.profiles import PROFILES
 from sandglass.tracebacks import describe
-from sandglass.values import safe_repr, type_name
-
-if TYPE_CHECKING:
-    from types import CodeType
+from sandglass.values import type_name
 
 #: Of all REPLs of a process: tracebacks find the source by the cell's name.
 _numbers = count(1)
-#: What would run code past the REPL, or wait for somebody to type.
-_BLOCKED = ("eval", "exec", "compile", "globals", "locals", "breakpoint", "exit", "quit")
 _MAX_SOURCE_CHARS = 8_000_000
-_MAX_REPR_CHARS = 1000
-
-
-@dataclass(slots=True, repr=False)
-class Result:
-    """What an execution came to. `str(result)` is short, whatever it holds."""
-
-    stdout: str
-    stderr: str
-    #: What went wrong, as the last line of its traceback says it; None when nothing did.
-    error: str | None
-    error_type: str | None
-    traceback: str | None
-    #: The last expression's value as text, where the profile shows it.
-    result: str | None
-    #: The code's variables, as they are, and not as they were.
-    locals: dict[str, Any]
-    #: Seconds, callbacks included.
-    execution_time: float
-    #: What was declared; None when nothing was.
-    final_answer: Any
-    #: With an `RLM`: its records of the calls that were made.
-    rlm_calls: list[Any] = field(default_factory=list)
-
-    @property
-    def llm_calls(self) -> list[Any]:
-        """Another name for `rlm_calls`."""
-        return self.rlm_calls
-
-    def __repr__(self) -> str:
-        shown = ("stdout", "stderr", "error", "result", "final_answer")
-        values = {name: getattr(self, name) for name in shown}
-        fields = [f"{name}={_short(value, 200)}" for name, value in values.items() if not _is_nothing(value)]
-        return f"Result({', '.join(fields)}, execution_time={self.execution_time:.3f})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON: variables as text, where they are no plain values, and long ones shortened."""
-        return {
-            "stdout": self.stdout,
-            "stderr": self.stderr,
-            "error": self.error,
-            "locals": {name: _plain(value) for name, value in self.locals.items()},
-            "execution_time": self.execution_time,
-            "rlm_calls": [call.to_dict() for call in self.rlm_calls],
-            "final_answer": _plain(self.final_answer),
-        }
 
 
 class JupyterREPL:
@@ -175,7 +124,7 @@ class JupyterREPL:
         self._builtins = safe_builtins(self.allow_builtin_imports)
         self._namespace = Namespace(dict(self._builtins))
         self._helpers = Helpers(self._namespace, self._callbacks.call)
-        self._helpers.configure(profile, self._answered, 0)
+        self._helpers.configure(profile, self._answered, sys.maxsize)
         helpers, aliases = self._helpers.table(profile, self._answered, [])
         values: dict[str, Any] = {}
         for name, entry in self.custom_tools.items():
@@ -198,10 +147,10 @@ class JupyterREPL:
 
     def load_context(self, context_payload: Any) -> None:
         """Makes a value the variable `context`, and `completion_context`; it is not copied."""
-        if self.persistent:
+        self._need_open()
+        if self.persistent or "session_context_0" in self._namespace.globals:
             self.add_context(context_payload, 0)
             return
-        self._need_open()
         self._contexts[0] = context_payload
         self._give("context", context_payload)
         self._give("completion_context", context_payload)
@@ -338,7 +287,7 @@ class JupyterREPL:
     def _run_cell(self, code: str, shell: Any) -> str | None:
         filename = f"<cell {next(_numbers)}>"
         self._sources.add(filename, code)
-        codes, has_magics = _compile(code, filename, shell)
+        codes, has_magics = compile_code(code, filename, shell)
         with ExitStack() as stack:
             if has_magics:
                 stack.enter_context(kernel.shell_namespace(shell, self._namespace.globals))
@@ -370,10 +319,10 @@ class JupyterREPL:
             error=run.message,
             error_type=None if run.error is None else type_name(run.error),
             traceback=run.traceback,
-            result=None if run.value is None else _kept(run.value, self._max_output_length),
+            result=None if run.value is None else kept(run.value, self._max_output_length),
             locals=self.locals,
             execution_time=seconds,
-            final_answer=None if final is MISSING else _unwrapped(final),
+            final_answer=None if final is MISSING else unwrapped(final),
             rlm_calls=self.rlm_calls,
         )
 
@@ -391,55 +340,14 @@ class _Run:
         """Puts the error into words, which may run code of the user's."""
         if self.error is not None:
             message, traceback = describe(self.error)
-            self.message, self.traceback = _kept(message, limit), _kept(traceback, limit)
-
-
-def safe_builtins(allow_imports: bool) -> dict[str, Any]:
-    """Python's builtins, and IPython's, but for what is out of place in a cell."""
-    found = dict(vars(builtins))
-    for name in _BLOCKED:
-        if name in found:
-            found[name] = _blocked(name)
-    found["input"] = no_input
-    if not allow_imports:
-        del found["__import__"]
-    if kernel.find_shell() is not None:
-        from IPython.core.getipython import get_ipython  # type: ignore[import-not-found]
-        from IPython.display import display  # type: ignore[import-not-found]
-
-        found.update(get_ipython=get_ipython, display=display)
-    return found
-
-
-def _blocked(name: str) -> Callable[..., Any]:
-    def blocked(*_args: object, **_options: object) -> None:
-        raise RuntimeError(f"{name}() is not available to code of a JupyterREPL: write what it would do as code")
-
-    blocked.__name__ = blocked.__qualname__ = name
-    return blocked
-
-
-def _compile(code: str, filename: str, shell: Any) -> tuple[list[CodeType], bool]:
-    """The cell's code, and whether it has magics: what is no Python may be IPython."""
-    try:
-        return cells.compile_cell(code, filename), False
-    except SyntaxError:
-        if shell is None:
-            raise
-        try:
-            plain = shell.transform_cell(code)
-            if plain.strip() != code.strip():
-                return cells.compile_cell(plain, filename), True
-        except SyntaxError:
-            pass  # the first is about the code as it was written
-        raise
+            self.message, self.traceback = kept(message, limit), kept(traceback, limit)
 
 
 def _names(option: str, value: Iterable[str]) -> frozenset[str]:
     names = [value] if isinstance(value, str) else list(value)
     for name in names:
         if not isinstance(name, str) or not name.isidentifier() or iskeyword(name):
-            raise ValueError(f"{option}: {_short(name, 100)} is no name of a variable")
+            raise ValueError(f"{option}: {short(name, 100)} is no name of a variable")
     if isinstance(value, str):
         raise ValueError(f"{option} is a list of names: [{value!r}]")
     return frozenset(names)
@@ -451,33 +359,3 @@ def _index(wanted: int | None, used: Iterable[int]) -> int:
     if wanted < 0:
         raise ValueError(f"an index is 0 or more, not {wanted}")
     return wanted
-
-
-def _kept(text: str, limit: int) -> str:
-    kept = KeptText(limit)
-    kept.add(0, printable(text))
-    return kept.text()
-
-
-def _short(value: object, limit: int) -> str:
-    text = printable(safe_repr(value))
-    return text if len(text) <= limit else f"{text[:limit]}…"
-
-
-def _is_nothing(value: object) -> bool:
-    return value is None or (type(value) is str and not value)
-
-
-def _plain(value: object) -> Any:
-    if value is None or type(value) in (bool, int, float):
-        return value
-    if isinstance(value, str):
-        return printable(str.__str__(value))[:_MAX_REPR_CHARS]
-    return _short(value, _MAX_REPR_CHARS)
-
-
-def _unwrapped(value: Any) -> Any:
-    """An answer of a model as what it claims to be."""
-    if type(value) is AwaitableStr:
-        return str.__str__(value)
-    return list(value) if type(value) is AwaitableList else value

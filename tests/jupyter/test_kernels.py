@@ -60,8 +60,17 @@ class Notebook:
         return cell
 
     def interrupted(self, code: str) -> Cell:
-        """Runs a cell and interrupts it as soon as it prints `ready`."""
-        return self.run(code, lambda text: "ready" in text and self.manager.interrupt_kernel())
+        """Runs a cell and interrupts it once, as soon as it prints `ready`."""
+        sent: list[str] = []
+
+        def interrupt(text: str) -> None:
+            if "ready" in text and not sent:
+                sent.append(text)
+                self.manager.interrupt_kernel()
+
+        cell = self.run(code, interrupt)
+        assert sent, "the cell never was ready"
+        return cell
 
     def close(self) -> None:
         self.client.stop_channels()
@@ -105,11 +114,18 @@ def test_output_is_the_results_and_displays_are_the_notebooks(notebook: Notebook
 
 def test_what_a_callback_prints_is_seen_at_once(notebook: Notebook) -> None:
     cell = notebook.ok(
-        "def ask(prompt):\n    print('asked', prompt); return 'a'\n"
+        "def ask(prompt):\n    print(f'asked {prompt}\\n', end=''); return 'a'\n"
         "repl = JupyterREPL(ask)\n"
         "repl.execute_code(\"print('one'); llm_query('x'); llm_query_batched(['y', 'z'])\").stdout"
     )
     assert cell.result == repr("one\n") and sorted(cell.stdout.splitlines()) == ["asked x", "asked y", "asked z"]
+
+
+def test_code_cannot_end_the_kernel(notebook: Notebook) -> None:
+    notebook.ok("repl = JupyterREPL(ask, sync_from_user_ns=True)")
+    for name in ("exit", "quit"):
+        error = notebook.ok(f"repl.execute_code('{name}()').error").result
+        assert f"{name}() is not available to code of a JupyterREPL" in str(error)
 
 
 def test_captures_of_the_notebook_go_around_it(notebook: Notebook) -> None:

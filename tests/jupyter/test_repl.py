@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import tracemalloc
 import weakref
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,16 @@ def test_what_code_overwrites_is_back_in_the_next_cell() -> None:
 
 def test_builtins_are_safe_against_accidents() -> None:
     repl = JupyterREPL()
-    for code in ("eval('1')", "exec('1')", "compile('1', '', 'eval')", "globals()", "locals()", "breakpoint()"):
+    for code in (
+        "eval('1')",
+        "exec('1')",
+        "compile('1', '', 'eval')",
+        "globals()",
+        "locals()",
+        "breakpoint()",
+        "exit()",
+        "quit()",
+    ):
         assert "is not available to code of a JupyterREPL" in str(repl.execute_code(code).error), code
     assert str(repl.execute_code("input()").error).startswith("EOFError: input() is not available")
     assert repl.execute_code("import sys; sys.exit(3)").error == "SystemExit: 3"
@@ -157,6 +167,12 @@ def test_a_large_context_is_not_copied() -> None:
     assert result.result == "100000000" and result.final_answer is context and result.locals["context"] is context
     assert len(repr(result)) < 1000 and len(str(result.to_dict()["locals"])) < 10_000
     assert result.to_dict()["final_answer"] is context
+    tracemalloc.start()
+    try:
+        result.to_dict()
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
     assert time.perf_counter() - begun < 5
 
 
@@ -303,7 +319,7 @@ def test_threads_of_code_print_and_ask() -> None:
     code = """
 from concurrent.futures import ThreadPoolExecutor
 def ask(i):
-    print('line', i)
+    print(f'line {i}\\n', end='')  # at once, or those of others come between
     return llm_query(f'q{i}')
 with ThreadPoolExecutor(4) as pool:
     got = list(pool.map(ask, range(20)))

@@ -149,6 +149,32 @@ def test_magics_and_shell_commands_of_code(notebook: Notebook) -> None:
     assert cell.result == str((["from the shell 42", "42"], None, False)) and cell.stdout == ""
 
 
+def test_magics_of_code_leave_the_notebooks_variables_alone(notebook: Notebook) -> None:
+    notebook.ok("x = 'of the notebook'; mine = 1; repl = JupyterREPL(lambda p: str(get_ipython().user_ns['x']))")
+    cell = notebook.ok(
+        "r = repl.execute_code('%%capture out\\nx = 1\\ndef f(): return x\\ny = f(); asked = llm_query(str(x))')\n"
+        "r.error, repl.locals['y'], repl.locals['asked'], x"
+    )
+    assert cell.result == str((None, 1, "of the notebook", "of the notebook"))
+    moved = "import os\nhere = os.getcwd()\nr = repl.execute_code('%cd /usr')\nos.chdir(here)\nr.error, r.stdout"
+    assert notebook.ok(moved).result == str((None, "/usr\n"))
+    notebook.ok(HOOKS)
+    cell = notebook.ok(
+        "before = hooks()\nr = repl.execute_code('%reset -f')\nafter = hooks()\n"
+        "r.error, sorted(r.locals), x, mine, [name for name in before if name != 'cells' and before[name] != after[name]]"
+    )
+    assert cell.result == str((None, [], "of the notebook", 1, []))
+    assert notebook.ok("In is get_ipython().user_ns_hidden['In'], repl.execute_code('1 + 1').result").result == str(
+        (True, "2")
+    )
+
+
+def test_magics_need_the_main_thread(notebook: Notebook) -> None:
+    notebook.ok("import asyncio\nrepl = JupyterREPL(ask)")
+    cell = notebook.ok("r = await asyncio.to_thread(repl.execute_code, 'x = 1\\n%time x')\nr.error")
+    assert "magics work on what the whole notebook sees: run this code in its main thread" in str(cell.result)
+
+
 ASYNC = """
 import asyncio
 async def tell(i):
@@ -211,6 +237,7 @@ def test_asynchronous_callbacks(notebook: Notebook) -> None:
 
 INTERRUPTED = {
     "code that computes": ("print('ready') or ''", "x = 1; llm_query('q')\nwhile True: pass"),
+    "code in a cell that awaits": ("print('ready') or ''", "x = 1; llm_query('q')\nwhile True: pass"),
     "a callback": ("print('ready') or time.sleep(60)", "x = 1; llm_query('q')"),
     "a batch": ("print('ready') or time.sleep(5) or ''", "x = 1; llm_query_batched(['q', 'r'])"),
     "a coroutine": ("print('ready') or ''", "x = 1; llm_query('q')\nimport asyncio\nawait asyncio.sleep(60)"),
@@ -229,7 +256,8 @@ def test_an_interrupt_stops_the_cell_and_leaves_all_in_order(notebook: Notebook,
     )
     notebook.ok("before = sys.stdout, sys.stderr, os.getcwd()")
     begun = time.monotonic()
-    cell = notebook.interrupted(f"repl.execute_code({f'print(0){chr(10)}{code}'!r})\nprint('never reached')")
+    first = "import asyncio; await asyncio.sleep(0)\n" if "awaits" in what else ""
+    cell = notebook.interrupted(f"{first}repl.execute_code({f'print(0){chr(10)}{code}'!r})\nprint('never reached')")
     assert (cell.error or "").startswith("KeyboardInterrupt") and "never reached" not in cell.stdout
     assert time.monotonic() - begun < 30
     assert notebook.ok("(sys.stdout, sys.stderr, os.getcwd()) == before, repl.last_result.stdout, x").result == str(

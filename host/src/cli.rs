@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::rlm::clean;
+use sandglass::session::ToResult;
+
 use crate::sandbox::ExecuteOptions;
 use crate::{BackendKind, Error, Execution, Limits, Outcome, Sandbox, Settings, Stream, Value, doctor};
 
@@ -164,10 +166,10 @@ pub async fn execute(sandbox: &Sandbox, code: String) -> Result<Execution, Strin
                 show(stream, text);
             }
         })),
-        on_display: Some(Arc::new(|display, after_result| match display.mime.as_str() {
+        on_display: Some(Arc::new(|display, to_result| match display.mime.as_str() {
             "text/plain" => show(Stream::Stdout, &format!("{}\n", display.data.trim_end())),
             // A table's HTML: its text is the result.
-            mime if after_result && !mime.starts_with("image/") => {}
+            mime if to_result != ToResult::Before && !mime.starts_with("image/") => {}
             mime => show(Stream::Stderr, &format!("[{mime}, which a terminal does not show]\n")),
         })),
         ..ExecuteOptions::default()

@@ -104,7 +104,8 @@ fn told(error: Error) -> String {
     error.to_string()
 }
 
-fn context(path: &Path) -> Result<Value, String> {
+/// The value in a file: what JSON says if it is named so, else text.
+pub(crate) fn context(path: &Path) -> Result<Value, String> {
     let text = text_of(path)?;
     if path.extension().is_some_and(|extension| extension == "json") {
         let json = serde_json::from_str(&text).map_err(|error| format!("{} is no JSON: {error}", path.display()))?;
@@ -201,7 +202,7 @@ pub async fn execute(sandbox: &Sandbox, code: String) -> Result<Execution, Strin
 }
 
 /// A traceback that ends with the error.
-fn failure(traceback: &str, error: &str) -> String {
+pub(crate) fn failure(traceback: &str, error: &str) -> String {
     let (traceback, error) = (traceback.trim_end(), error.trim_end());
     if traceback.ends_with(error) {
         return traceback.to_owned();

@@ -69,7 +69,10 @@ impl Failure {
             ("evalue", json!(self.value)),
             ("traceback", json!(self.traceback)),
         ];
-        content.map(|(key, value)| (key.to_owned(), value)).into()
+        content
+            .into_iter()
+            .map(|(key, value)| (key.to_owned(), value))
+            .collect()
     }
 }
 

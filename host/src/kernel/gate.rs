@@ -126,11 +126,16 @@ async fn listen(listener: Listener, inner: Arc<PathBuf>, most_bytes: u64, mut cl
                 Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
             },
             Some(_) = connections.join_next() => {}
-            _ = close.wait_for(|closes| *closes) => break,
+            () = closed(&mut close) => break,
         }
     }
     drop(listener);
     let _ = timeout(LINGER, async { while connections.join_next().await.is_some() {} }).await;
+}
+
+async fn closed(close: &mut watch::Receiver<bool>) {
+    // Who would say so may be gone.
+    let _ = close.wait_for(|closes| *closes).await;
 }
 
 /// Passes bytes on, both ways, until one end closes. What is wrong with those of the peer is the error.

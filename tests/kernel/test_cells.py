@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import nbformat
@@ -270,14 +272,18 @@ def test_models_answer_where_there_is_an_endpoint(start: Start, shared: Kernel) 
         server.shutdown()
 
 
-def test_files_and_a_context_can_be_given(start: Start, tmp_path: Any) -> None:
-    (tmp_path / "data.json").write_text('{"a": [1, 2]}')
-    folder = tmp_path / "work"
-    folder.mkdir(mode=0o777)
-    folder.chmod(0o777)
-    (folder / "in.txt").write_text("in")
-    kernel = start(f"--context={tmp_path / 'data.json'}", f"--workspace={folder}")
-    assert kernel.ok("context['a'], open('in.txt').read()").data == {"text/plain": "([1, 2], 'in')"}
+def test_files_and_a_context_can_be_given(start: Start) -> None:
+    # A guest is no user of ours: it has to reach the folder, which pytest's own are not for.
+    with TemporaryDirectory() as place:
+        path = Path(place)
+        path.chmod(0o755)
+        (path / "data.json").write_text('{"a": [1, 2]}')
+        folder = path / "work"
+        folder.mkdir()
+        folder.chmod(0o777)
+        (folder / "in.txt").write_text("in")
+        kernel = start(f"--context={path / 'data.json'}", f"--workspace={folder}")
+        assert kernel.ok("context['a'], open('in.txt').read()").data == {"text/plain": "([1, 2], 'in')"}
 
 
 def test_a_notebook_runs_from_end_to_end(spec: Spec) -> None:

@@ -34,7 +34,7 @@ class TestKernel(jkt.KernelTests):  # type: ignore[misc]
     code_page_something = ""
     code_clear_output = ""
 
-    @pytest.fixture(autouse=True, scope="class")
-    @classmethod
-    def _installed(cls, spec: Spec) -> None:
-        cls.kernel_name = spec()
+
+@pytest.fixture(autouse=True, scope="module")
+def _installed(spec: Spec) -> None:
+    TestKernel.kernel_name = spec()

@@ -170,7 +170,7 @@ def test_a_large_cell_is_no_large_message(shared: Kernel) -> None:
     text = "x" * 900_000
     assert shared.ok(f"len('{text}')").data == {"text/plain": "900000"}
     cell = shared.run(f"len('{text * 2}')")
-    assert cell.error["ename"] == "SandboxError" and shared.ok("1").data == {"text/plain": "1"}
+    assert cell.error["ename"] == "LimitError" and shared.ok("1").data == {"text/plain": "1"}
 
 
 def test_without_a_guest_cells_say_why(start: Start) -> None:

@@ -90,7 +90,8 @@ pub(super) fn install(args: &InstallArgs) -> Result<u8, String> {
         language: "python".to_owned(),
         metadata: Some([("debugger".to_owned(), false.into())].into()),
         interrupt_mode: Some("message".to_owned()),
-        env: None,
+        // Not left out: Jupyter takes no null.
+        env: Some(std::collections::HashMap::new()),
     };
     let folder = args.place.folder()?;
     let json = serde_json::to_vec_pretty(&spec).map_err(|error| error.to_string())?;

@@ -29,7 +29,7 @@ class TestKernel(jkt.KernelTests):  # type: ignore[misc]
     incomplete_code_samples = ["print('''hello", "def f(x):\n    x * 2", "f(1,"]
     invalid_code_samples = ["import = (7q')", "print('"]
     code_inspect_sample = "zip"
-    code_history_pattern = "1?2*"
+    code_history_pattern = "6?? 7*"
     supported_history_operations = ("tail", "range", "search")
     code_page_something = ""
     code_clear_output = ""

@@ -107,7 +107,8 @@ pub(super) fn uninstall(args: &PlaceArgs) -> Result<u8, String> {
     let unread = |error| format!("there is no kernel in {}: {error}", folder.display());
     let text = std::fs::read_to_string(&file).map_err(unread)?;
     let spec: Option<JupyterKernelspec> = serde_json::from_str(&text).ok();
-    if !spec.is_some_and(|spec| spec.argv.get(1..3).is_some_and(|command| command == COMMAND)) {
+    let is_ours = spec.is_some_and(|spec| spec.argv.get(1..3).is_some_and(|command| command == COMMAND));
+    if !is_ours {
         return Err(format!("{} is no kernel of this program's", folder.display()));
     }
     std::fs::remove_dir_all(&folder).map_err(|error| format!("{} cannot be removed: {error}", folder.display()))?;

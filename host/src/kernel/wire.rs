@@ -9,14 +9,15 @@ use jupyter_protocol::{
     ConnectionInfo, IoPubWelcome, JupyterMessage, JupyterMessageContent, Transport, UnknownMessage,
 };
 use jupyter_zmq_client::{
-    KernelHeartbeatConnection, KernelIoPubXPubConnection, RouterRecvConnection, RouterSendConnection,
+    KernelHeartbeatConnection, KernelIoPubXPubConnection, RawMessage, RouterRecvConnection, RouterSendConnection,
     SubscriptionEvent, create_kernel_control_connection, create_kernel_heartbeat_connection,
     create_kernel_iopub_xpub_connection, create_kernel_shell_connection, create_kernel_stdin_connection,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
+use zeromq::SocketRecv as _;
 
 use super::gate::Gate;
 
@@ -152,7 +153,7 @@ fn channel(tasks: &mut JoinSet<()>, (replies, mut socket): (RouterSendConnection
     let (sender, requests) = mpsc::channel(MOST_WAITING);
     tasks.spawn(async move {
         loop {
-            match socket.read().await {
+            match read_message(&mut socket).await {
                 Ok(message) => {
                     if sender.send(message).await.is_err() {
                         return;
@@ -168,6 +169,50 @@ fn channel(tasks: &mut JoinSet<()>, (replies, mut socket): (RouterSendConnection
     Channel {
         requests,
         replies: Sender(replies.into()),
+    }
+}
+
+/// Reads a message whose signature is right. What Jupyter's clients leave out is as its documents say.
+async fn read_message(socket: &mut RouterRecvConnection) -> Result<JupyterMessage, String> {
+    let parts = socket.socket.recv().await.map_err(|error| error.to_string())?;
+    let raw = RawMessage::from_multipart(parts, &socket.mac).map_err(|error| error.to_string())?;
+    let [header, parent, metadata, content, buffers @ ..] = raw.jparts.as_slice() else {
+        return Err("parts are missing".to_owned());
+    };
+    let json = |part: &[u8]| serde_json::from_slice::<Value>(part).map_err(|error| error.to_string());
+    let (header, mut content) = (json(header)?, json(content)?);
+    let kind = header["msg_type"].as_str().unwrap_or_default();
+    if let Some(fields) = content.as_object_mut() {
+        for (name, value) in defaults(kind).as_object().into_iter().flatten() {
+            let field = fields.entry(name).or_insert(Value::Null);
+            if field.is_null() {
+                field.clone_from(value);
+            }
+        }
+    }
+    let message = json!({
+        "header": header,
+        "parent_header": json(parent)?,
+        "metadata": json(metadata)?,
+        "content": content,
+    });
+    let message = JupyterMessage::from_value(message).map_err(|error| error.to_string())?;
+    Ok(message
+        .with_zmq_identities(raw.zmq_identities)
+        .with_buffers(buffers.to_vec()))
+}
+
+/// What is meant where a field is not there.
+fn defaults(kind: &str) -> Value {
+    match kind {
+        "execute_request" => {
+            json!({ "silent": false, "store_history": true, "allow_stdin": false, "stop_on_error": true })
+        }
+        "history_request" => {
+            json!({ "output": false, "raw": true, "start": 0, "stop": 0, "n": 0, "pattern": "*", "unique": false })
+        }
+        "shutdown_request" => json!({ "restart": false }),
+        _ => Value::Null,
     }
 }
 

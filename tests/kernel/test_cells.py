@@ -97,9 +97,7 @@ def test_more_output_than_is_allowed_says_what_is_missing(start: Start) -> None:
     assert len(cell.stdout) < 70_000 * 2
 
 
-@pytest.mark.parametrize(
-    "code", ["while True: pass", "import time; time.sleep(1000)", "import re; re.match('(a+)+$', 'a' * 60 + 'b')"]
-)
+@pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(1000)"])
 def test_an_interrupt_stops_a_cell_and_keeps_its_variables(shared: Kernel, code: str) -> None:
     request = shared.begin(f"kept = 5\nprint('runs')\n{code}")
 

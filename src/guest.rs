@@ -28,6 +28,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("helpers.py"),
     file!("ipython.py"),
     file!("landlock.py"),
+    file!("looks.py"),
     file!("loop.py"),
     file!("namespace.py"),
     file!("native.py"),

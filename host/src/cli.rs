@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::rlm::clean;
+use sandglass::session::ToResult;
+
 use crate::sandbox::ExecuteOptions;
 use crate::{BackendKind, Error, Execution, Limits, Outcome, Sandbox, Settings, Stream, Value, doctor};
 
@@ -102,7 +104,8 @@ fn told(error: Error) -> String {
     error.to_string()
 }
 
-fn context(path: &Path) -> Result<Value, String> {
+/// The value in a file: what JSON says if it is named so, else text.
+pub(crate) fn context(path: &Path) -> Result<Value, String> {
     let text = text_of(path)?;
     if path.extension().is_some_and(|extension| extension == "json") {
         let json = serde_json::from_str(&text).map_err(|error| format!("{} is no JSON: {error}", path.display()))?;
@@ -164,10 +167,10 @@ pub async fn execute(sandbox: &Sandbox, code: String) -> Result<Execution, Strin
                 show(stream, text);
             }
         })),
-        on_display: Some(Arc::new(|display, after_result| match display.mime.as_str() {
+        on_display: Some(Arc::new(|display, to_result| match display.mime.as_str() {
             "text/plain" => show(Stream::Stdout, &format!("{}\n", display.data.trim_end())),
             // A table's HTML: its text is the result.
-            mime if after_result && !mime.starts_with("image/") => {}
+            mime if to_result != ToResult::Before && !mime.starts_with("image/") => {}
             mime => show(Stream::Stderr, &format!("[{mime}, which a terminal does not show]\n")),
         })),
         ..ExecuteOptions::default()
@@ -199,7 +202,7 @@ pub async fn execute(sandbox: &Sandbox, code: String) -> Result<Execution, Strin
 }
 
 /// A traceback that ends with the error.
-fn failure(traceback: &str, error: &str) -> String {
+pub(crate) fn failure(traceback: &str, error: &str) -> String {
     let (traceback, error) = (traceback.trim_end(), error.trim_end());
     if traceback.ends_with(error) {
         return traceback.to_owned();

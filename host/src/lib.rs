@@ -22,6 +22,7 @@
 //! | `completions` | the endpoints of models |
 //! | [`server`] | sessions over HTTP and WebSocket |
 //! | [`notebook`] | cells, and the files that describe them |
+//! | [`kernel`] | a Jupyter kernel |
 //! | [`rlm`] | the controller of a Recursive Language Model |
 //! | [`workspace`] | the folders that guests work in |
 //! | [`doctor`] | what each backend can do on this machine |
@@ -38,6 +39,7 @@ pub mod engine;
 pub mod frame;
 pub mod guest;
 pub mod image;
+pub mod kernel;
 pub mod log;
 pub mod notebook;
 pub mod pool;

@@ -48,7 +48,7 @@ from sandglass.values import type_name
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 #: A turn that takes longer is looked after by the third thread.
 QUICK_MS = 20
 _WORKSPACE = "/workspace"
@@ -63,6 +63,7 @@ _FILE_ACTIONS = {
     "listFiles": "list",
     "removeFile": "remove",
     "cellFile": "cell",
+    "look": "look",
 }
 _parse = JSONDecoder().scan_once  # type: ignore[attr-defined]
 _mask, _BLOCK, _ALL_SIGNALS = _signal.pthread_sigmask, _signal.SIG_BLOCK, _signal.valid_signals()

@@ -27,6 +27,7 @@ from sandglass.files import Files
 from sandglass.guards import Guards
 from sandglass.helpers import Helpers
 from sandglass.ipython import Finder
+from sandglass.looks import Looks
 from sandglass.loop import EventLoops
 from sandglass.namespace import MISSING, Namespace
 from sandglass.output import Emitter, EmptyStdin, TextStream, no_input
@@ -76,6 +77,8 @@ class Runtime:
         self._ipython = Finder(self._displays.display)
         self._files = Files()
         self._cell_files = CellFiles(self._namespace, self._sources)
+        self._looks = Looks(self._namespace.globals)
+        self._has_input = False
         self._guards = self._make_guards()
         self._clock_sleep_thread = get_ident()
         self._prepared: tuple[str, list[CodeType] | BaseException] | None = None
@@ -133,6 +136,7 @@ class Runtime:
         self._show = profile.show
         self._helpers.configure(profile, answered, most_calls)
         self._namespace.configure(profile, helpers, aliases)
+        self._has_input = "input" in answered
         self._displays.limit(*displays)
         self._files.limit(max_files)
 
@@ -199,12 +203,14 @@ class Runtime:
 
         Raises FileError, while the pieces are taken as well. Returns the encoding of the answer and its pieces;
         `("missing", [])` when there is no such file. `cell` makes the file `path` ("input" or "output") that
-        describes a cell, of the JSON in `pieces`; see `CellFiles.make`.
+        describes a cell, of the JSON in `pieces`; see `CellFiles.make`. `look` answers what an editor asks about code,
+        `path` being "complete" or "inspect"; see `Looks.answer`.
         """
         files = self._files
-        if action == "cell":
+        if action in ("cell", "look"):
+            make = self._cell_files.make if action == "cell" else self._looks.answer
             try:
-                return "bytes", [self._cell_files.make(path, b"".join(pieces))]
+                return "bytes", [make(path, b"".join(pieces))]
             finally:
                 self._guards.repair()
                 self._namespace.restore()
@@ -326,7 +332,7 @@ class Runtime:
             value = cells.run(codes, self._namespace.globals, self._loops)
             if value is not None and self._show is not None:
                 self._write("result", self._show(value))
-                if self._displays.show(value):
+                if self._displays.show(value, is_result=True):
                     self._shown = value
         finally:
             if self.reserve is not None and self.reserve.ease():
@@ -400,10 +406,10 @@ class Runtime:
     def _write(self, stream: str, text: str) -> None:
         self._output.write(self._output.channels[stream], text)
 
-    def _display(self, mime: str, data: bytes) -> None:
+    def _display(self, mime: str, data: bytes, is_result: bool) -> None:
         if self._open is not None and self._current == self._open:
             self._output.flush()  # what was printed before it comes before it
-            self._bridge.display(mime, data)
+            self._bridge.display(mime, data, is_result)
 
     def _encode(self, value: object, name: str) -> tuple[str, bytes]:
         return values.encode(value, max_bytes=self._max_value_bytes, max_depth=self._max_value_depth, name=name)
@@ -426,6 +432,12 @@ class Runtime:
                 failure = LimitError(message) if encoding == "limit" else HostCallError(message, encoding)
                 replies.append((False, failure))
         return replies
+
+    def _input(self, prompt: object) -> str:
+        ok, value = self._call_host("input", [[str(prompt)]])[0]
+        if not ok:
+            raise EOFError(str(value)) if type(value) is HostCallError else value
+        return str(value)
 
     def _sleep(self, seconds: float | None) -> None:
         self._require_execution()
@@ -469,6 +481,11 @@ class Runtime:
             self.write_fd(fd, data)
             return size
 
+        def read_line(prompt: object = "", /) -> str:
+            """Asks for a line of text, where somebody is there to answer."""
+            return self._input(prompt) if self._has_input else no_input(prompt)
+
+        read_line.__name__ = read_line.__qualname__ = "input"
         sleep.__doc__ = self._time_sleep.__doc__
         guards = Guards()
         for name, stream in (("stdout", self._stdout), ("stderr", self._stderr), ("stdin", EmptyStdin())):
@@ -479,7 +496,7 @@ class Runtime:
             guards.own(sys.modules, module.__name__, module)
         guards.own(vars(linecache), "cache", linecache.cache)
         guards.own(sys.modules, "__main__", self._namespace.module)
-        guards.own(vars(builtins), "input", no_input)
+        guards.own(vars(builtins), "input", read_line)
         guards.own(vars(time), "sleep", sleep)
         guards.own(vars(os), "write", write)
         guards.own(vars(asyncio), "run", self._loops.run)

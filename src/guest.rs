@@ -27,6 +27,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("guards.py"),
     file!("helpers.py"),
     file!("ipython.py"),
+    file!("kernel.py"),
     file!("landlock.py"),
     file!("loop.py"),
     file!("namespace.py"),

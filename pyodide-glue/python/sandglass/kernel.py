@@ -24,6 +24,7 @@ from time import monotonic
 from time import sleep as clock_sleep
 from typing import TYPE_CHECKING, Any
 
+from sandglass.loop import outer_loop_suspended
 from sandglass.namespace import MISSING, Namespace
 from sandglass.native import _ALL_SIGNALS, _CHILD_EVENTS, Guest
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
@@ -161,7 +162,8 @@ class KernelGuest(Guest):
                     try:
                         if self._bridge.enter() and request["type"] == "execute":
                             request["code"] = "raise KeyboardInterrupt"  # it was to stop before it began
-                        self._handle(request, bodies)
+                        with outer_loop_suspended():  # the kernel's own, which runs the turn
+                            self._handle(request, bodies)
                     finally:
                         self._bridge.leave()
                         self._leave()

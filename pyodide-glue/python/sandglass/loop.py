@@ -108,7 +108,7 @@ class CellLoop(asyncio.BaseEventLoop):
             other.finish()
 
     def run_forever(self) -> None:
-        with _outer_loop_suspended():
+        with outer_loop_suspended():
             super().run_forever()
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
@@ -170,7 +170,7 @@ def _stop(future: asyncio.Future[Any]) -> None:
 
 
 @contextmanager
-def _outer_loop_suspended() -> Iterator[None]:
+def outer_loop_suspended() -> Iterator[None]:
     """Lets a loop run inside a callback of another one."""
     outer = _get_running_loop()
     if outer is None:

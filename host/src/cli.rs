@@ -35,7 +35,12 @@ pub struct GuestArgs {
     #[arg(long, env = "SANDGLASS_KERNEL", value_name = "NAME")]
     pub kernel: Option<String>,
     /// With jupyter, the connection file of a kernel that runs and is used in the place of one that is started.
-    #[arg(long, env = "SANDGLASS_CONNECTION_FILE", value_name = "FILE", conflicts_with = "kernel")]
+    #[arg(
+        long,
+        env = "SANDGLASS_CONNECTION_FILE",
+        value_name = "FILE",
+        conflicts_with = "kernel"
+    )]
     pub connection_file: Option<PathBuf>,
 }
 

@@ -55,9 +55,7 @@ const MAX_LIST_BYTES: usize = 4 << 20;
 /// # Errors
 /// [`Error::BackendUnavailable`] when there is no such kernelspec or connection file.
 pub fn launcher(settings: &Settings) -> Result<Arc<Jupyter>, Error> {
-    tracing::warn!(
-        "guests run in Jupyter kernels: their code can do whatever this user can, and nothing isolates it"
-    );
+    tracing::warn!("guests run in Jupyter kernels: their code can do whatever this user can, and nothing isolates it");
     Jupyter::new(settings).map(Arc::new)
 }
 
@@ -70,7 +68,9 @@ pub async fn look(settings: &Settings) -> Result<(), Error> {
         From::Spec(_) => Ok(()),
         From::Running(path) => {
             let found = connected(&path, Duration::ZERO).await;
-            found.map(drop).map_err(|error| Error::BackendUnavailable(told(&path, &error)))
+            found
+                .map(drop)
+                .map_err(|error| Error::BackendUnavailable(told(&path, &error)))
         }
     }
 }
@@ -93,7 +93,10 @@ enum From {
 
 impl fmt::Debug for Jupyter {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Jupyter").field("kernel", &self.settings.kernel).finish_non_exhaustive()
+        formatter
+            .debug_struct("Jupyter")
+            .field("kernel", &self.settings.kernel)
+            .finish_non_exhaustive()
     }
 }
 
@@ -155,7 +158,9 @@ impl Jupyter {
         let newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
         let kernel = newest.ok_or_else(|| Error::GuestLost("there is no kernel to look into".to_owned()))?;
         match timeout(patience, kernel.inspect()).await {
-            Ok(found) => found.map_err(|error| Error::GuestLost(format!("the kernel could not be looked into: {error}"))),
+            Ok(found) => {
+                found.map_err(|error| Error::GuestLost(format!("the kernel could not be looked into: {error}")))
+            }
             Err(_) if kernel.has_subshells => {
                 Err(Error::Timeout(format!("the kernel did not answer within {patience:?}")))
             }
@@ -191,7 +196,10 @@ impl Jupyter {
             })?,
             exit = process.wait() => return Err(failed(exit.to_string())),
         };
-        let life = Life { started: Some(process), permit: None };
+        let life = Life {
+            started: Some(process),
+            permit: None,
+        };
         let guest = self.attach(client, life, until).await;
         Ok(guest.map_err(|error| failed(error.to_string()))?.keep(folder))
     }
@@ -207,7 +215,10 @@ impl Jupyter {
         let patience = INFO_WITHIN.min(self.settings.kernel.patience);
         let failed = |error: &KernelError| Error::BootFailed(told(path, error));
         let client = connected(path, patience).await.map_err(|error| failed(&error))?;
-        let life = Life { started: None, permit: Some(permit) };
+        let life = Life {
+            started: None,
+            permit: Some(permit),
+        };
         self.attach(client, life, until).await.map_err(|error| failed(&error))
     }
 
@@ -328,7 +339,9 @@ async fn speaks_python(client: &Client, is_new: bool) -> Result<bool, KernelErro
     let language = info["language_info"]["name"].as_str().unwrap_or_default();
     if !language.eq_ignore_ascii_case("python") {
         let language: String = language.chars().take(100).collect();
-        return Err(KernelError::Broken(format!("its language is \"{language}\", and guests are Python's")));
+        return Err(KernelError::Broken(format!(
+            "its language is \"{language}\", and guests are Python's"
+        )));
     }
     let features = info["supported_features"].as_array();
     Ok(features.is_some_and(|features| features.iter().any(|feature| feature == "kernel subshells")))
@@ -411,20 +424,31 @@ impl Kernel {
         };
         let mut request = execute("");
         request["user_expressions"] = json!({ "found": call("inspect", &self.token) });
-        let reply = self.client.shell.send("execute_request", &request, subshell.map(String::as_str)).await?;
+        let reply = self
+            .client
+            .shell
+            .send("execute_request", &request, subshell.map(String::as_str))
+            .await?;
         let reply = reply.await.map_err(|_| gone())?;
         ran(&reply)?;
         let odd = || KernelError::Refused("with something that is no list of variables".to_owned());
-        let text = reply["user_expressions"]["found"]["data"]["text/plain"].as_str().ok_or_else(odd)?;
+        let text = reply["user_expressions"]["found"]["data"]["text/plain"]
+            .as_str()
+            .ok_or_else(odd)?;
         let digits = text.trim_matches('\'').as_bytes();
         let list = (digits.len() <= 2 * MAX_LIST_BYTES).then(|| bytes_of(digits)).flatten();
         serde_json::from_slice(&list.ok_or_else(odd)?).map_err(|_| odd())
     }
 
     async fn open_subshell(&self) -> Result<String, KernelError> {
-        let reply = self.client.control.ask("create_subshell_request", &json!({}), INFO_WITHIN).await?;
+        let reply = self
+            .client
+            .control
+            .ask("create_subshell_request", &json!({}), INFO_WITHIN)
+            .await?;
         let id = reply["subshell_id"].as_str().filter(|id| id.len() < 1_000);
-        id.map(str::to_owned).ok_or_else(|| KernelError::Refused("no number of a subshell".to_owned()))
+        id.map(str::to_owned)
+            .ok_or_else(|| KernelError::Refused("no number of a subshell".to_owned()))
     }
 
     /// Leaves a kernel that goes on. What runs of ours the guest stops itself when its channel closes: a request to interrupt could hit
@@ -432,7 +456,11 @@ impl Kernel {
     async fn leave(&self) {
         if let Some(subshell) = self.subshell.get() {
             let request = json!({ "subshell_id": subshell });
-            let _ = self.client.control.ask("delete_subshell_request", &request, LEAVE_WITHIN).await;
+            let _ = self
+                .client
+                .control
+                .ask("delete_subshell_request", &request, LEAVE_WITHIN)
+                .await;
         }
     }
 }
@@ -493,7 +521,9 @@ impl Process for KernelProcess {
             if let Some(exit) = &self.exit {
                 return exit.clone();
             }
-            let Self { life, turns, failure, .. } = self;
+            let Self {
+                life, turns, failure, ..
+            } = self;
             let told = |failure: &Option<String>| Exit {
                 stderr: failure.clone().unwrap_or_default(),
                 ..Exit::default()
@@ -528,7 +558,11 @@ impl Process for KernelProcess {
     }
 
     fn hits(&self) -> Hits {
-        self.life.started.as_ref().map(|process| process.hits()).unwrap_or_default()
+        self.life
+            .started
+            .as_ref()
+            .map(|process| process.hits())
+            .unwrap_or_default()
     }
 }
 

@@ -161,8 +161,7 @@ fn backend_named(app: &App, value: &Json) -> Result<BackendKind, ApiError> {
     let problem = || ApiError::option("backend", "must be auto, bubblewrap, docker, subprocess or jupyter");
     let kind: BackendKind = value.as_str().ok_or_else(problem)?.parse()?;
     // The operator who names it has allowed it.
-    let is_allowed =
-        app.args.guest.backend == kind || (app.args.allow_subprocess && kind == BackendKind::Subprocess);
+    let is_allowed = app.args.guest.backend == kind || (app.args.allow_subprocess && kind == BackendKind::Subprocess);
     if kind.isolates_nothing() && !is_allowed {
         let problem = match kind {
             BackendKind::Jupyter => "kernels isolate nothing, and this server was not started with --backend jupyter",

@@ -181,6 +181,7 @@ class KernelGuest(Guest):
                 self._saved.append((fd, fcntl(fd, F_DUPFD_CLOEXEC, 100)))
         self._pipes.repair()
         self._runtime.enter()
+        self._runtime._namespace.restore()  # another lodger, or a front end, may have taken names of ours
         _at_work.append(self)
 
     def _leave(self) -> None:

@@ -27,7 +27,9 @@ const MAX_TOLD_CHARS: usize = 2_000;
 #[derive(Debug, Clone, thiserror::Error)]
 pub(super) enum KernelError {
     /// Nobody is there.
-    #[error("nothing can be reached there ({0}): the kernel is not running any more, or the connection file is an old one")]
+    #[error(
+        "nothing can be reached there ({0}): the kernel is not running any more, or the connection file is an old one"
+    )]
     Unreachable(String),
     /// The connection is of no use.
     #[error("{0}")]
@@ -85,7 +87,8 @@ impl Client {
 
 /// A word that nobody guesses.
 pub(super) fn random() -> Result<String, KernelError> {
-    let number = || getrandom::u64().map_err(|error| KernelError::Broken(format!("there are no random numbers: {error}")));
+    let number =
+        || getrandom::u64().map_err(|error| KernelError::Broken(format!("there are no random numbers: {error}")));
     Ok(format!("{:016x}{:016x}", number()?, number()?))
 }
 
@@ -136,7 +139,13 @@ impl Channel {
         if let Some(subshell) = subshell {
             header["subshell_id"] = subshell.into();
         }
-        let parts = [header.to_string(), "{}".to_owned(), "{}".to_owned(), content.to_string()].map(Bytes::from);
+        let parts = [
+            header.to_string(),
+            "{}".to_owned(),
+            "{}".to_owned(),
+            content.to_string(),
+        ]
+        .map(Bytes::from);
         let signature = self.key.as_ref().map_or_else(String::new, |key| sign(key, &parts));
         let mut message = vec![Bytes::from_static(DELIMITER), signature.into()];
         message.extend(parts);
@@ -152,7 +161,12 @@ impl Channel {
     }
 
     /// Sends a request and waits for its reply, for a while.
-    pub(super) async fn ask(&self, kind: &'static str, content: &Value, patience: Duration) -> Result<Value, KernelError> {
+    pub(super) async fn ask(
+        &self,
+        kind: &'static str,
+        content: &Value,
+        patience: Duration,
+    ) -> Result<Value, KernelError> {
         let answer = async { self.send(kind, content, None).await?.map_err(|_| gone()).await };
         let answer = tokio::time::timeout(patience, answer).await;
         answer.unwrap_or(Err(KernelError::Silent(kind, patience)))
@@ -286,7 +300,12 @@ mod tests {
     use super::*;
 
     fn message(key: &hmac::Key) -> Vec<Bytes> {
-        let parts = [r#"{"msg_type": "execute_reply"}"#, r#"{"msg_id": "7"}"#, "{}", r#"{"status": "ok"}"#];
+        let parts = [
+            r#"{"msg_type": "execute_reply"}"#,
+            r#"{"msg_id": "7"}"#,
+            "{}",
+            r#"{"status": "ok"}"#,
+        ];
         let parts = parts.map(Bytes::from);
         let mut message = vec![Bytes::from("route"), Bytes::from(DELIMITER), sign(key, &parts).into()];
         message.extend(parts);

@@ -17,7 +17,10 @@ pub(super) static NAME: LazyLock<String> = LazyLock::new(|| {
         hash.update(text);
     }
     let hash = hash.finalize();
-    format!("_sandglass_{:02x}{:02x}{:02x}{:02x}", hash[0], hash[1], hash[2], hash[3])
+    format!(
+        "_sandglass_{:02x}{:02x}{:02x}{:02x}",
+        hash[0], hash[1], hash[2], hash[3]
+    )
 });
 
 /// What the kernel runs to become a guest's; the names that it uses are given.
@@ -77,7 +80,10 @@ impl Package {
 
 /// Code that has a kernel do something for the guest with this token.
 pub(super) fn call(function: &str, token: &str) -> String {
-    format!("__import__(\"sys\").modules[\"{}.kernel\"].{function}(\"{token}\")", *NAME)
+    format!(
+        "__import__(\"sys\").modules[\"{}.kernel\"].{function}(\"{token}\")",
+        *NAME
+    )
 }
 
 /// A file of the package by its name there.

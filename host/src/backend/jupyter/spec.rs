@@ -74,7 +74,9 @@ impl Spec {
         let folders = if name.contains('/') {
             vec![PathBuf::from(name.strip_suffix("/kernel.json").unwrap_or(name))]
         } else {
-            data_folders(settings).map(|data| data.join("kernels").join(name)).collect()
+            data_folders(settings)
+                .map(|data| data.join("kernels").join(name))
+                .collect()
         };
         let found = folders.iter().find(|folder| folder.join("kernel.json").exists());
         let Some(folder) = found else {
@@ -94,17 +96,25 @@ impl Spec {
 
     /// The prefix of the Python that it was installed with, if it was.
     fn prefix(&self) -> Option<&Path> {
-        self.folder.to_str()?.split_once("/share/jupyter/").map(|(prefix, _)| Path::new(prefix))
+        self.folder
+            .to_str()?
+            .split_once("/share/jupyter/")
+            .map(|(prefix, _)| Path::new(prefix))
     }
 
     /// The program that it names: a plain `python` is the one that it was installed with.
     pub(super) fn program(&self) -> Result<PathBuf, Error> {
         let wrong = |why: String| unusable(format!("the kernelspec \"{}\" cannot be started: {why}", self.name));
-        let named = self.argv.first().ok_or_else(|| wrong("it names no program".to_owned()))?;
+        let named = self
+            .argv
+            .first()
+            .ok_or_else(|| wrong("it names no program".to_owned()))?;
         if named.contains('/') {
             let path = PathBuf::from(self.filled(named, Path::new("")));
             let exists = path.exists();
-            return exists.then_some(path).ok_or_else(|| wrong(format!("there is no program {named}")));
+            return exists
+                .then_some(path)
+                .ok_or_else(|| wrong(format!("there is no program {named}")));
         }
         let own = self.prefix().map(|prefix| prefix.join("bin").join(named));
         let own = own.filter(|path| named.starts_with("python") && path.exists());
@@ -149,9 +159,14 @@ fn expanded(text: &str) -> String {
 /// Where kernelspecs are, the nearest first.
 fn data_folders(settings: &Settings) -> impl Iterator<Item = PathBuf> {
     let of = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    let python = settings.python.iter().filter_map(|python| Some(python.parent()?.parent()?.join("share/jupyter")));
+    let python = settings
+        .python
+        .iter()
+        .filter_map(|python| Some(python.parent()?.parent()?.join("share/jupyter")));
     let path = of("JUPYTER_PATH").unwrap_or_default();
-    let path: Vec<_> = std::env::split_paths(&path).filter(|folder| folder.is_absolute()).collect();
+    let path: Vec<_> = std::env::split_paths(&path)
+        .filter(|folder| folder.is_absolute())
+        .collect();
     let home = of("HOME").map(|home| PathBuf::from(home).join(".local/share"));
     let data = of("JUPYTER_DATA_DIR").map(PathBuf::from);
     let user = data.or_else(|| Some(of("XDG_DATA_HOME").map(PathBuf::from).or(home)?.join("jupyter")));
@@ -209,7 +224,11 @@ impl Connection {
             Endpoint::Ipc(format!("{}-{port}", self.ip).into())
         } else {
             // A kernel that listens everywhere is here.
-            let ip = if matches!(self.ip.as_str(), "" | "*" | "0.0.0.0") { "127.0.0.1" } else { &self.ip };
+            let ip = if matches!(self.ip.as_str(), "" | "*" | "0.0.0.0") {
+                "127.0.0.1"
+            } else {
+                &self.ip
+            };
             Endpoint::Tcp(ip.to_owned(), port)
         }
     }
@@ -256,8 +275,13 @@ mod tests {
     #[test]
     fn what_is_wrong_with_a_spec_is_said() {
         let folder = tempfile::tempdir().unwrap();
-        let error = Spec::find(&settings(&folder.path().join("none"))).unwrap_err().to_string();
-        assert!(error.contains("there is no kernelspec") && error.contains("--kernel"), "{error}");
+        let error = Spec::find(&settings(&folder.path().join("none")))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("there is no kernelspec") && error.contains("--kernel"),
+            "{error}"
+        );
         for (text, why) in [
             ("{", "cannot be used"),
             (r#"{"argv": []}"#, "names no program"),
@@ -280,7 +304,10 @@ mod tests {
         assert_eq!(Connection::read(&path).unwrap(), ours);
         for (text, why) in [
             (r#"{"ip": "127.0.0.1"}"#, "shell_port"),
-            (r#"{"ip": "", "shell_port": 1, "control_port": 2, "transport": "udp"}"#, "transport"),
+            (
+                r#"{"ip": "", "shell_port": 1, "control_port": 2, "transport": "udp"}"#,
+                "transport",
+            ),
             (
                 r#"{"ip": "", "shell_port": 1, "control_port": 2, "signature_scheme": "hmac-md5"}"#,
                 "signature_scheme",

@@ -55,7 +55,12 @@ try {
   if (kernel && jupyterClient) {
     const inKernel = [kernel, jupyterClient];
     await side("In a Jupyter kernel: a cell, x = 1 + 1", inKernel, { what: "execute", times: often(500) }, 4);
-    await side("In a Jupyter kernel: a new one, and its first result", inKernel, { what: "session", times: 1 }, often(8));
+    await side(
+      "In a Jupyter kernel: a new one, and its first result",
+      inKernel,
+      { what: "session", times: 1 },
+      often(8),
+    );
   }
   await alone("10 MB of output", ours, { what: "output", times: often(10) });
   await alone("Beyond timeout and grace period, a cell that hears no signal", ours, {

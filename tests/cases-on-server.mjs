@@ -18,7 +18,9 @@ const { values } = parseArgs({
 });
 const { backend, browser, only } = values;
 if (!backend || !["subprocess", "bubblewrap", "docker", "jupyter"].includes(backend)) {
-  console.error("usage: cases-on-server.mjs --backend subprocess|bubblewrap|docker|jupyter [--browser B] [--only part]");
+  console.error(
+    "usage: cases-on-server.mjs --backend subprocess|bubblewrap|docker|jupyter [--browser B] [--only part]",
+  );
   process.exit(2);
 }
 

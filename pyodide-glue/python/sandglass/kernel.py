@@ -120,7 +120,8 @@ class KernelGuest(Guest):
         super().__init__(socket.detach(), epoch, False, Namespace(module, is_hidden))
         self._token = token
         self._shell = shell
-        self._is_gone = False
+        self._is_gone = False  # the host
+        self._is_left = False  # the kernel, by us
         self._saved: list[tuple[int, int]] = []
         self._handlers: list[Any] = []
         self._left: SimpleQueue[None] = SimpleQueue()
@@ -156,7 +157,7 @@ class KernelGuest(Guest):
         _set_handler(_signal.SIGINT, self._bridge._on_interrupt)
         try:
             with suppress(Empty):
-                request, bodies = self._requests.get(timeout=_REQUEST_SECONDS)
+                request, bodies = ({}, []) if self._is_gone else self._requests.get(timeout=_REQUEST_SECONDS)
                 if not self._is_gone:
                     self._enter()
                     try:
@@ -243,11 +244,11 @@ class KernelGuest(Guest):
 
     def _detach(self) -> None:
         """The host has left: what runs is to stop, and nothing of ours stays behind."""
-        if self._is_gone and self._token not in _guests:
+        if self._is_left:
             return
-        self._is_gone = True
-        _guests.pop(self._token, None)
+        self._is_left = self._is_gone = True
         self._channel.give(1 << 62)  # nobody waits for room any more
+        self._requests.put(({}, []))  # the main thread may wait for one
         bridge = self._bridge
         deadline = monotonic() + _LEAVING_SECONDS
         while bridge.is_in and monotonic() < deadline:
@@ -257,6 +258,7 @@ class KernelGuest(Guest):
         self._socket.close()
         self._runtime._namespace.withdraw()
         self._pipes.wake()
+        _guests.pop(self._token, None)
 
 
 def attach(path: str, token: str, epoch: int) -> None:

@@ -45,6 +45,8 @@ const AGAIN: Duration = Duration::from_millis(20);
 const END_WITHIN: Duration = Duration::from_secs(2);
 /// Time that a kernel has to tidy up when it is left.
 const LEAVE_WITHIN: Duration = Duration::from_secs(2);
+/// How soon a kernel that does not begin is sent something else.
+const NUDGE: Duration = Duration::from_secs(1);
 /// How often a turn is asked for that was not run.
 const MOST_TRIES: usize = 100;
 /// Bytes of what a kernel lists.
@@ -242,7 +244,20 @@ impl Jupyter {
             }
             Err(KernelError::Busy(patience))
         };
-        let both = async { tokio::try_join!(attached, async { Ok(taken(&listener, &token).await) }) };
+        // It may be deaf for what came first, until something else comes.
+        let shell = &client.shell;
+        let again = async {
+            loop {
+                sleep(NUDGE).await;
+                drop(shell.send("kernel_info_request", &json!({}), None).await);
+            }
+        };
+        let both = async {
+            tokio::select! {
+                both = async { tokio::try_join!(attached, async { Ok(taken(&listener, &token).await) }) } => both,
+                () = again => Err(KernelError::Busy(patience)),
+            }
+        };
         let ended = async {
             match &mut life.started {
                 Some(process) => process.wait().await.to_string(),
@@ -335,7 +350,7 @@ async fn connected(path: &Path, patience: Duration) -> Result<Client, KernelErro
 /// Whether a kernel has subshells; it is no use when it speaks no Python. One that has just started answers when it is ready.
 async fn speaks_python(client: &Client, is_new: bool) -> Result<bool, KernelError> {
     let patience = if is_new { INFO_WITHIN * 3 } else { INFO_WITHIN };
-    let info = client.control.ask("kernel_info_request", &json!({}), patience).await?;
+    let info = client.control.ask_again("kernel_info_request", patience).await?;
     let language = info["language_info"]["name"].as_str().unwrap_or_default();
     if !language.eq_ignore_ascii_case("python") {
         let language: String = language.chars().take(100).collect();

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::TryFutureExt;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use ring::hmac;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -20,6 +21,8 @@ use super::zmtp::{self, Endpoint, Receiver, Sender, ZmtpError};
 
 const DELIMITER: &[u8] = b"<IDS|MSG>";
 const PROTOCOL: &str = "5.3";
+/// How soon a request is sent again.
+const AGAIN: Duration = Duration::from_millis(300);
 /// Bytes of what a kernel says that go into an error.
 const MAX_TOLD_CHARS: usize = 2_000;
 
@@ -158,6 +161,22 @@ impl Channel {
         // What nobody waits for any more is forgotten with the next request.
         lock(&self.waiting).retain(|_, answer| !answer.is_closed());
         Ok(answered)
+    }
+
+    /// The same, again and again: a kernel that has just begun to listen may not hear what came first.
+    pub(super) async fn ask_again(&self, kind: &'static str, patience: Duration) -> Result<Value, KernelError> {
+        let answer = async {
+            let mut answers = FuturesUnordered::new();
+            loop {
+                answers.push(self.send(kind, &json!({}), None).await?);
+                tokio::select! {
+                    Some(answer) = answers.next() => return answer.map_err(|_| gone()),
+                    () = tokio::time::sleep(AGAIN) => {}
+                }
+            }
+        };
+        let answer = tokio::time::timeout(patience, answer).await;
+        answer.unwrap_or(Err(KernelError::Silent(kind, patience)))
     }
 
     /// Sends a request and waits for its reply, for a while.

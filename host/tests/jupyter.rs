@@ -203,11 +203,11 @@ async fn code_is_interrupted_and_keeps_its_state(generation: &str) {
 }
 
 const SWALLOWS: &str = "import time
-while True:
-    try:
-        while True: sum(range(100))
-    except BaseException: pass
-    if time.monotonic() > until: break";
+def busy():
+    while True: pass
+while time.monotonic() < until:
+    try: busy()
+    except BaseException: pass";
 
 async fn a_deadline_that_is_swallowed_ends_a_kernel_of_ours(generation: &str) {
     let brief = Limits {
@@ -591,7 +591,12 @@ async fn a_kernel_that_was_restarted_is_another(generation: &str) {
     // One that stays away is named, in time.
     kernel.end();
     let began = Instant::now();
-    let error = sandbox.execute("1").await.unwrap_err();
+    let error = loop {
+        match sandbox.execute("1").await {
+            Ok(run) => assert_eq!(run.outcome, Outcome::Crashed),
+            Err(error) => break error,
+        }
+    };
     assert_eq!(error.code(), "boot_failed");
     assert!(error.to_string().contains("not running any more"), "{error}");
     assert!(began.elapsed() < PATIENCE / 4);

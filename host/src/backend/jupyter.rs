@@ -428,7 +428,11 @@ async fn turns(kernel: Arc<Kernel>, mut wanted: mpsc::UnboundedReceiver<()>) -> 
             }
         }
     };
-    why.to_string()
+    // The end of the connection says more than what could not be had for it.
+    match why {
+        KernelError::Broken(why) => timeout(END_WITHIN, kernel.client.ended()).await.unwrap_or(why),
+        why => why.to_string(),
+    }
 }
 
 impl Kernel {

@@ -102,7 +102,7 @@ class Runtime:
         self.reserve: Reserve | None = None
         #: Ends what a cell left running, and returns lines that say what would not end. For a backend with threads.
         self.end_strays: Callable[[], Iterable[str]] = tuple
-        #: Python for source that is none, such as IPython's magics; where it knows no better, it raises or returns that.
+        #: Python for source that is none, such as IPython's magics; returns what it got where it knows no better.
         self.translate: Callable[[str], str] | None = None
         #: Whether the interpreter is somebody else's between turns (`enter`, `leave`).
         self.is_lodger = False

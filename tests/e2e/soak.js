@@ -250,13 +250,23 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
       prepared = model.has("drawn");
     }
     history.set(result.id, new Map(model));
+    if (result.state.status !== "kept") {
+      const dead = performance.now();
+      await makeRoom();
+      recoveries.push(performance.now() - dead);
+    }
     return result;
   };
+
+  /** A state that is gone back to may be one with its memory full. @returns {Promise<unknown>} */
+  const makeRoom = () => run('globals().pop("parts", None)', {}, ["ok"], []);
 
   /** Compares all variables with the model. @param {Awaited<ReturnType<typeof createSandbox>>} checked */
   const check = async (checked) => {
     counts.checks += 1;
     const found = await within(checked.execute("import json\nFINAL(json.dumps(check()))"), 20_000, "the check hangs");
+    if (found.outcome !== "ok")
+      problems.push(`the check: ${found.traceback ?? found.error}, after\n${last.join("\n")}`);
     const values = found.final ? JSON.parse(/** @type {string} */ (found.final.value)) : {};
     const there = checked === sandbox ? model : new Map(model);
     lose(there, found.state.lost);
@@ -267,8 +277,6 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
       if (values[name] !== wanted[name])
         problems.push(`${name} is ${values[name]} and must be ${wanted[name]}, after\n${last.join("\n")}`);
     }
-    if (found.outcome !== "ok")
-      problems.push(`the check: ${found.traceback ?? found.error}, after\n${last.join("\n")}`);
     if (checked === sandbox) history.set(found.id, new Map(model));
   };
 
@@ -282,12 +290,12 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
       counts.back += 1;
       model = new Map(history.get(to));
       prepared = model.has("drawn");
+      await makeRoom();
     } catch (error) {
       if (/** @type {any} */ (error).code !== "no_checkpoint") problems.push(`going back: ${error}`);
     }
   };
 
-  let dead = 0;
   while (performance.now() < ends && problems.length < 5) {
     if (!prepared) {
       await run(
@@ -308,17 +316,14 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
       ];
       const timeout = interrupt || abort || !outcomes.includes("timeout") ? 10_000 : 150;
       const options = { timeout, signal: controller.signal };
-      const result = await run(`${good.code}\n${code}`, options, outcomes, [good.then]);
+      await run(`${good.code}\n${code}`, options, outcomes, [good.then]);
       timers.forEach(clearTimeout);
-      dead = result.state.status === "kept" ? 0 : performance.now();
       if (after) await run(`globals().pop("${after}", None)`, {}, ["ok"], []);
     } else {
       const good = GOOD[dice.below(GOOD.length)](dice);
       const running = run(good.code, {}, ["ok"], [good.then]);
       if (dice.random() < 0.03) block(dice.below(1500));
       await running;
-      if (dead) recoveries.push(performance.now() - dead);
-      dead = 0;
     }
     if (dice.random() < 0.1) await goBack();
     if (!prepared) continue;
@@ -326,6 +331,7 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
     if (dice.random() < 0.03) {
       counts.forks += 1;
       const other = await within(sandbox.fork(), 20_000, "fork hangs");
+      last = [...last, "forked"].slice(-12);
       await check(other);
       await other.destroy();
     }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
 from itertools import groupby
+from threading import Thread
 
 import pytest
 from conftest import FakeBridge, Guest
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandglass import output
-from sandglass.output import Emitter
+from sandglass.output import Emitter, KeptText, SharedEmitter, TextStream
 
 
 def test_order_between_streams_is_kept(guest: Guest) -> None:
@@ -105,15 +107,20 @@ writes = st.lists(
 )
 
 
-@given(writes, st.integers(0, 60), st.lists(st.integers(0, 30)))
+emitters = pytest.mark.parametrize("make", [Emitter, SharedEmitter])
+
+
+@emitters
+@given(written=writes, limit=st.integers(0, 60), flushes=st.lists(st.integers(0, 30)))
 def test_a_host_can_always_rebuild_head_and_tail(
-    written: list[tuple[str, str]], limit: int, flushes: list[int]
+    make: Callable[[FakeBridge], Emitter], written: list[tuple[str, str]], limit: int, flushes: list[int]
 ) -> None:
     bridge = FakeBridge()
-    emitter = Emitter(bridge)
+    emitter = make(bridge)
+    streams = {name: TextStream(emitter, name) for name in ("stdout", "stderr")}
     emitter.begin(limit)
     for number, (stream, text) in enumerate(written):
-        emitter.write(emitter.channels[stream], text)
+        streams[stream].write(text)
         if number in flushes:
             emitter.flush()
     emitter.end()
@@ -133,20 +140,65 @@ def test_a_host_can_always_rebuild_head_and_tail(
             assert len(kept) == limit
 
 
-@given(writes)
-def test_streams_interleave_exactly_below_the_limit(written: list[tuple[str, str]]) -> None:
+@emitters
+@given(written=writes)
+def test_streams_interleave_exactly_below_the_limit(
+    make: Callable[[FakeBridge], Emitter], written: list[tuple[str, str]]
+) -> None:
     bridge = FakeBridge()
-    emitter = Emitter(bridge)
+    emitter = make(bridge)
+    streams = {name: TextStream(emitter, name) for name in ("stdout", "stderr")}
     emitter.begin(100_000)
     for stream, text in written:
-        if text:
-            emitter.write(emitter.channels[stream], text)
+        streams[stream].write(text)
     emitter.end()
 
     def merged(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
         return [(name, "".join(t for _, t in group)) for name, group in groupby(pairs, key=lambda p: p[0])]
 
     assert merged([(name, text) for name, _, text in bridge.messages]) == merged([w for w in written if w[1]])
+
+
+def test_threads_lose_nothing_of_each_other() -> None:
+    bridge = FakeBridge()
+    emitter = SharedEmitter(bridge)
+    streams = {name: TextStream(emitter, name) for name in ("stdout", "stderr")}
+    emitter.begin(10_000_000)
+
+    def work(thread: int) -> None:
+        for number in range(3_000):
+            print(f"{thread} {number}|", end="", file=streams["stderr" if number % 100 == thread else "stdout"])
+            if number % 500 == 0:
+                emitter.flush()
+
+    threads = [Thread(target=work, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    emitter.end()
+    for stream in streams:
+        texts = "".join(text for name, _, text in bridge.messages if name == stream).split("|")[:-1]
+        for thread in range(4):
+            own = [int(text.split()[1]) for text in texts if text.startswith(f"{thread} ")]
+            assert own == [n for n in range(3_000) if (n % 100 == thread) == (stream == "stderr")]
+
+
+def test_what_was_put_aside_before_an_execution_is_not_its_own() -> None:
+    bridge = FakeBridge()
+    emitter = SharedEmitter(bridge)
+    stream = TextStream(emitter, "stdout")
+    emitter.begin(100)
+    stream.write("first")
+    aside = emitter.channels["stdout"].pending
+    stream.write("second")
+    assert aside == ["second"]
+    emitter.end()
+    emitter.begin(100)
+    aside.append("late")
+    stream.write("third")
+    emitter.end()
+    assert bridge.messages == [("stdout", 0, "firstsecond"), ("stdout", 0, "third")]
 
 
 def test_output_is_sent_after_50_ms(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,3 +214,15 @@ def test_output_is_sent_after_50_ms(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bridge.messages == [("stdout", 0, "ab")]
     emitter.write(emitter.channels["stdout"], "c")
     assert len(bridge.messages) == 1
+
+
+@pytest.mark.parametrize("limit", [0, 1, 4, 5])
+def test_a_host_keeps_both_ends_of_long_text(limit: int) -> None:
+    for length in range(3 * limit + 3):
+        whole = "".join(chr(ord("a") + index % 26) for index in range(length))
+        kept = KeptText(limit)
+        for character in whole:
+            kept.add(0, character)
+        head, tail = whole[: limit - limit // 2], whole[length - limit // 2 :]
+        notice = f"\n... [{length - limit} characters omitted] ...\n"
+        assert kept.text() == (whole if length <= limit else head + notice + tail)

@@ -117,7 +117,7 @@ class KernelGuest(Guest):
             return _is_history(name) is not None or name in hidden
 
         module = sys.modules["__main__"] if shell is None else shell.user_module
-        super().__init__(socket.detach(), epoch, False, Namespace(module, is_hidden))
+        super().__init__(socket.detach(), epoch, False, Namespace(module=module, hidden=is_hidden))
         self._token = token
         self._shell = shell
         self._is_gone = False  # the host

@@ -26,7 +26,46 @@ if TYPE_CHECKING:
 CANCEL_ROUNDS = 3  # tasks that are cancelled may start others; after this many rounds they are dropped
 
 
-class CellLoop(asyncio.BaseEventLoop):
+class FinishedLoop(asyncio.BaseEventLoop):
+    """An event loop that ends with its cell, and takes results of queries for coroutines, as models do."""
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """Says nothing of a task that ended by SUBMIT and that nobody awaited."""
+        if not isinstance(context.get("exception"), Submitted):
+            super().default_exception_handler(context)
+
+    def create_task(self, coro: Any, **kwargs: Any) -> Any:
+        return super().create_task(_coroutine(coro), **kwargs)
+
+    def finish(self, main: asyncio.Future[Any] | None = None) -> int:
+        """Cancels what is left, shuts down async generators, closes. Returns how many tasks but `main` were left."""
+        if self.is_closed():
+            return 0
+        left: set[Any] = set()
+        try:
+            for _ in range(CANCEL_ROUNDS):
+                pending = all_tasks(self)
+                if not pending:
+                    break
+                left |= pending
+                for task in pending:
+                    task.cancel()
+                self.run_until_complete(self.until_done(pending))
+            self.run_until_complete(self.shutdown_asyncgens())
+        except RuntimeError:
+            pass  # a task refused to be cancelled and waits forever
+        finally:
+            for task in all_tasks(self):
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+            self.close()  # which ends idle threads of `run_in_executor`, and waits for none
+        return len(left - {main})
+
+    def until_done(self, tasks: set[Any]) -> Any:
+        """What `finish` waits for after it has cancelled these tasks."""
+        return gather(*tasks, return_exceptions=True)
+
+
+class CellLoop(FinishedLoop):
     """An event loop that sleeps through the bridge."""
 
     def __init__(self, sleep: Callable[[float | None], None], threads: Threads | None) -> None:
@@ -40,11 +79,6 @@ class CellLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         """The clock, whatever became of the module `time`."""
         return monotonic()
-
-    def default_exception_handler(self, context: dict[str, Any]) -> None:
-        """Says nothing of a task that ended by SUBMIT and that nobody awaited."""
-        if not isinstance(context.get("exception"), Submitted):
-            super().default_exception_handler(context)
 
     def select(self, timeout: float | None) -> list[Any]:
         """What BaseEventLoop calls to wait: this loop is its own selector."""
@@ -76,9 +110,6 @@ class CellLoop(asyncio.BaseEventLoop):
         if waiter is None or waiter.done():
             raise error
         waiter.set_exception(error.with_traceback(None))
-
-    def create_task(self, coro: Any, **kwargs: Any) -> Any:
-        return super().create_task(_coroutine(coro), **kwargs)
 
     def run_until_complete(self, future: Any) -> Any:
         if self.is_running() and iscoroutine(future):
@@ -121,29 +152,6 @@ class CellLoop(asyncio.BaseEventLoop):
         except Exception as error:
             future.set_exception(error)
         return future
-
-    def finish(self, main: asyncio.Future[Any] | None = None) -> int:
-        """Cancels what is left, shuts down async generators, closes. Returns how many tasks but `main` were left."""
-        if self.is_closed():
-            return 0
-        left: set[Any] = set()
-        try:
-            for _ in range(CANCEL_ROUNDS):
-                pending = all_tasks(self)
-                if not pending:
-                    break
-                left |= pending
-                for task in pending:
-                    task.cancel()
-                self.run_until_complete(gather(*pending, return_exceptions=True))
-            self.run_until_complete(self.shutdown_asyncgens())
-        except RuntimeError:
-            pass  # a task refused to be cancelled and waits forever
-        finally:
-            for task in all_tasks(self):
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
-            self.close()  # which ends idle threads of `run_in_executor`, and waits for none
-        return len(left - {main})
 
     def _process_events(self, event_list: list[Any]) -> None:
         """Part of BaseEventLoop: there are no I/O events."""
@@ -194,7 +202,7 @@ class EventLoops:
     def __init__(self, sleep: Callable[[float | None], None], threads: Threads | None = None) -> None:
         self._sleep = sleep
         self._threads = threads
-        self._made: list[CellLoop] = []
+        self._made: list[FinishedLoop] = []
         self._current: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Future[Any] | None = None
 
@@ -207,9 +215,13 @@ class EventLoops:
         self._current = loop
 
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
-        loop = CellLoop(self._sleep, self._threads)
+        loop = self.make()
         self._made.append(loop)
         return loop
+
+    def make(self) -> FinishedLoop:
+        """A new loop."""
+        return CellLoop(self._sleep, self._threads)
 
     def run(self, main: Any, *, debug: bool | None = None, loop_factory: Callable[[], Any] | None = None) -> Any:
         """asyncio.run(), which here also works inside a running loop.

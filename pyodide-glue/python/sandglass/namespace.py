@@ -30,11 +30,17 @@ MISSING = object()
 class Namespace:
     """What user code sees as its globals, and the final answer it declares there."""
 
-    def __init__(self, module: ModuleType | None = None, hidden: Callable[[str], bool] | None = None) -> None:
+    def __init__(
+        self,
+        visible_builtins: object = builtins,
+        module: ModuleType | None = None,
+        hidden: Callable[[str], bool] | None = None,
+    ) -> None:
         """With a `module`, its variables are the user's, but for `hidden` names, which belong to somebody else."""
         self.module = ModuleType("__main__") if module is None else module
         self.globals: dict[str, Any] = vars(self.module)
-        self.globals.setdefault("__builtins__", builtins)
+        if module is None:
+            self.globals["__builtins__"] = visible_builtins
         self._hidden = hidden
         self._essentials = {name: value for name, value in self.globals.items() if name[:2] == name[-2:] == "__"}
         self.helpers: dict[str, Any] = {}
@@ -144,8 +150,8 @@ class Namespace:
         elif series == "context" and number.isdecimal() and "context" in self.globals:
             self.globals.setdefault("context_0", self.globals["context"])
         elif series in _LISTS and number.isdecimal() and len(number) < 6:
-            numbered = (f"{series}_{index}" for index in range(int(number) + 1))
-            self.globals[_LISTS[series]] = [self.globals[name] for name in numbered if name in self.globals]
+            numbers = [int(known[len(series) + 1 :]) for known in self.globals if _is_numbered(known, series)]
+            self.globals[_LISTS[series]] = [self.globals[f"{series}_{index}"] for index in sorted(numbers)]
             if name == "history_0":
                 self.globals["history"] = self.globals[name]
 
@@ -172,3 +178,9 @@ class Namespace:
         if self._hidden and self._hidden(name):
             return False
         return name.isidentifier() and not name[:2] == name[-2:] == "__"
+
+
+def _is_numbered(name: Any, series: str) -> bool:
+    """Whether a name is one of `history_0`, `history_1`, … (as numbers are written: not `history_01`)."""
+    number = name[len(series) + 1 :] if type(name) is str and name.startswith(f"{series}_") else ""
+    return number.isascii() and number.isdecimal() and len(number) < 6 and number == str(int(number))

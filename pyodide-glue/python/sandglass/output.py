@@ -20,23 +20,26 @@ from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pris
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from sandglass.bridge import Bridge
+    from sandglass.bridge import Output
 
 FLUSH_CHARS = 32 * 1024
 FLUSH_SECONDS = 0.05
 #: How soon after another flush of user code the next one counts.
 HURRY_SECONDS = 0.001
 MAX_MESSAGE_CHARS = 64 * 1024
+#: Texts that wait to be taken together, and the characters of each: longer ones are taken at once.
+MAX_PENDING, MAX_PENDING_CHARS = 1024, 4096
 STREAMS = ("stdout", "stderr", "result", "error", "traceback")
 
 
 class Channel:
     """State of one stream within one execution."""
 
-    __slots__ = ("head_left", "name", "skipped", "tail", "tail_chars")
+    __slots__ = ("head_left", "name", "pending", "skipped", "tail", "tail_chars")
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.pending: list[str] = []
         self.reset(0)
 
     def reset(self, limit: int) -> None:
@@ -49,7 +52,7 @@ class Channel:
 class Emitter:
     """Collects text of all streams and sends it when there is enough of it, when 50 ms have passed, or on `flush`."""
 
-    def __init__(self, bridge: Bridge) -> None:
+    def __init__(self, bridge: Output) -> None:
         self._bridge = bridge
         self._limit = 0
         self.active = False  # whether what is written belongs to an execution
@@ -84,16 +87,16 @@ class Emitter:
             self._head.append((channel, text))
             self._head_chars += size
             if self._head_chars >= FLUSH_CHARS:
-                self.flush()
+                Emitter.flush(self)  # not what a subclass has: that may take more text first
                 return
         elif channel.head_left:
             head = channel.head_left
-            Emitter.write(self, channel, text[:head])  # not what a subclass has: that may take more text first
+            Emitter.write(self, channel, text[:head])
             self._keep_tail(channel, text, size - head)
         else:
             self._keep_tail(channel, text, size)
         if monotonic() >= self._due:
-            self.flush()
+            Emitter.flush(self)
 
     def _keep_tail(self, channel: Channel, text: str, size: int) -> None:
         """Keeps the last `size` characters of text; trims only when the buffer is twice the limit."""
@@ -146,77 +149,144 @@ class Emitter:
 
 
 class SharedEmitter(Emitter):
-    """The same where user code has threads, and another thread sends what has waited long enough."""
+    """The same where user code has threads, and another thread sends what has waited long enough.
 
-    def __init__(self, bridge: Bridge) -> None:
+    What print() writes goes into `pending` of its stream without a lock, for as long as nothing else is written: a step
+    of C, where `write` would be many of Python. Whoever comes next takes it, under the lock.
+    """
+
+    def __init__(self, bridge: Output) -> None:
         super().__init__(bridge)
         self.lock = RLock()  # one thread may come back here: flushing may collect garbage whose `__del__` prints
-        #: Whether a thread is a leftover of an earlier execution, which prints nothing; None when there are no such.
-        self.is_silenced: Callable[[int], bool] | None = None
-        #: Called before text is taken, where something else may have been printed before it.
-        self.catch_up: Callable[[], object] | None = None
         #: Sends what the bridge has been given.
         self.send_now: Callable[[], object] | None = None
+        self._is_silenced: Callable[[int], bool] | None = None
+        self._catch_up: Callable[[], object] | None = None
+        #: The stream that text may be added to as it is.
+        self._newest: Channel | None = None
         self._hurried = 0.0
+
+    @property
+    def is_silenced(self) -> Callable[[int], bool] | None:
+        """Whether a thread is a leftover of an earlier execution, which prints nothing; None when there are no such."""
+        return self._is_silenced
+
+    @is_silenced.setter
+    def is_silenced(self, is_silenced: Callable[[int], bool] | None) -> None:
+        self._is_silenced = is_silenced
+        self._newest = None
+
+    @property
+    def catch_up(self) -> Callable[[], object] | None:
+        """Called before text is taken, where something else may have been printed before it."""
+        return self._catch_up
+
+    @catch_up.setter
+    def catch_up(self, catch_up: Callable[[], object] | None) -> None:
+        self._catch_up = catch_up
+        self._newest = None
 
     def begin(self, limit: int) -> None:
         with self.lock:
+            for channel in self.channels.values():
+                channel.pending = []  # another list: a leftover may be about to add to the old one
+            self._newest = None
             super().begin(limit)
 
     def end(self) -> None:
         with self.lock:
+            self._newest = None
             super().end()
 
     def write(self, channel: Channel, text: str) -> None:
-        if self.is_silenced and self.is_silenced(get_ident()):
+        if self._is_silenced and self._is_silenced(get_ident()):
             return
-        if self.catch_up:
-            self.catch_up()
+        if self._catch_up:
+            self._catch_up()
         with self.lock:
+            self._take_pending()
             Emitter.write(self, channel, text)
+            self._newest = channel
+            if self._is_silenced or self._catch_up or not self.active:  # looked at last: another thread may set them
+                self._newest = None
 
     def writer(self, channel: Channel, otherwise: Callable[[str], int]) -> Callable[[str], int]:
-        """What print() calls: in one step what mostly is to be done, and `otherwise` the rest, by way of `write`."""
+        """What print() calls: mostly text is only put aside; `otherwise` ends in `write`."""
         emitter = self
 
         def write(text: str, /) -> int:
-            if type(text) is str and text and not (emitter.is_silenced or emitter.catch_up):
-                size = len(text)
-                with emitter.lock:
-                    if left := channel.head_left:
-                        if size < left and emitter._head_chars < FLUSH_CHARS and emitter.active:
-                            channel.head_left = left - size
-                            emitter._head.append((channel, text))
-                            emitter._head_chars += size
-                            return size
-                    elif channel.tail_chars + size <= 2 * emitter._limit and emitter.active:
-                        channel.tail.append(text)
-                        channel.tail_chars += size
-                        return size
+            pending = channel.pending
+            if (
+                emitter._newest is channel
+                and type(text) is str
+                and (size := len(text)) <= MAX_PENDING_CHARS
+                and len(pending) < MAX_PENDING
+            ):
+                pending.append(text)
+                return size
             return otherwise(text)
 
         return write
 
+    def _take_pending(self) -> None:
+        for channel in self.channels.values():
+            if pending := channel.pending:
+                texts = pending[:]
+                del pending[: len(texts)]  # not all: other threads add to it
+                Emitter.write(self, channel, "".join(texts))
+
     def write_caught_up(self, channel: Channel, text: str) -> None:
         """Writes what `catch_up` found."""
         with self.lock:
+            self._take_pending()
             Emitter.write(self, channel, text)
 
     def flush(self) -> None:
         with self.lock:
+            self._take_pending()
             super().flush()
 
     def hurry(self) -> None:
         """Sends what was flushed, or it would be lost should the process be killed; once a millisecond at most."""
-        if self._head and self.send_now and (now := monotonic()) >= self._hurried + HURRY_SECONDS:
+        waits = self._head or any(channel.pending for channel in self.channels.values())
+        if waits and self.send_now and (now := monotonic()) >= self._hurried + HURRY_SECONDS:
             self._hurried = now
             self.flush()
             self.send_now()
 
     def flush_due(self) -> None:
-        """Sends pending text that has waited for 50 ms."""
-        if monotonic() >= self._due and (self._head or any(c.tail_chars for c in self.channels.values())):
+        """Sends text that has waited for 50 ms."""
+        channels = self.channels.values()
+        if monotonic() >= self._due and (self._head or any(c.tail_chars or c.pending for c in channels)):
             self.flush()
+
+
+class KeptText:
+    """What a host in Python keeps of a stream: text of at most `limit` characters whole, of longer text both ends.
+
+    `src/output.rs` has the same rule.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._head = self._tail = ""
+        self._length = 0
+
+    def add(self, skipped: int, text: str) -> None:
+        """Takes text, before which `skipped` characters were left out."""
+        self._length += skipped + len(text)
+        if not skipped and len(self._head) < self._limit:
+            self._head += text
+        self._tail = (self._tail + text)[-self._limit :] if self._limit else ""
+
+    def text(self) -> str:
+        """What is kept, with a notice where something is missing."""
+        limit = self._limit
+        if self._length <= limit:
+            return self._head
+        tail = limit // 2
+        end = self._tail[-tail:] if tail else ""
+        return f"{self._head[: limit - tail]}\n... [{self._length - limit} characters omitted] ...\n{end}"
 
 
 def printable(text: str) -> str:

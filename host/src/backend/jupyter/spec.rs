@@ -88,7 +88,8 @@ impl Spec {
             )));
         };
         let mut spec: Self = read(&folder.join("kernel.json"), "kernelspec")?;
-        spec.folder.clone_from(folder);
+        // It is started in another folder than ours.
+        spec.folder = std::path::absolute(folder).map_err(|error| unusable(error.to_string()))?;
         name.clone_into(&mut spec.name);
         spec.program()?;
         Ok(spec)

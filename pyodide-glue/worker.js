@@ -284,6 +284,7 @@ function createHandler(post, send, bridge, { python, packages, checkpoints, file
       case "listFiles":
       case "removeFile":
       case "cellFile":
+      case "look":
         bridge.begin(request.turn, request.timeoutMs);
         return void orDie(file(request, body));
       default:
@@ -300,6 +301,7 @@ const FILE_ACTIONS = {
   listFiles: "list",
   removeFile: "remove",
   cellFile: "cell",
+  look: "look",
 };
 
 /** Pieces of a body, joined. @param {Uint8Array[]} pieces */

@@ -33,7 +33,8 @@ use turn::{Task, Turn};
 pub use call::HostFailure;
 pub use checkpoint::Fork;
 pub use contexts::{Series, Target};
-pub use files::{CellFile, FileCommand};
+pub use display::ToResult;
+pub use files::{CellFile, FileCommand, Look};
 pub use packages::{Package, Wanted};
 
 /// The bytes of a message, as the driver holds them.
@@ -175,8 +176,8 @@ pub enum Effect<B> {
         mime: String,
         /// Its bytes.
         body: B,
-        /// Whether the `repr` of the last expression had come before it.
-        after_result: bool,
+        /// How it stands to the last expression's value.
+        to_result: ToResult,
     },
     /// The one answer to a command.
     Resolve(Ticket, Result<Reply<B>, Error>),

@@ -424,7 +424,7 @@ def test_an_interrupt_cancels_an_asynchronous_callback() -> None:
         assert ended.wait(10)
 
 
-def test_what_an_interrupted_batch_leaves_behind_changes_nothing(tmp_path: Path) -> None:
+def test_what_an_interrupted_batch_leaves_behind_changes_nothing(shell: Any, tmp_path: Path) -> None:
     go_on, both = threading.Event(), threading.Barrier(2, timeout=30)
     ended: list[str] = []
 
@@ -435,15 +435,15 @@ def test_what_an_interrupted_batch_leaves_behind_changes_nothing(tmp_path: Path)
     def child(_task: str, _context: Any) -> str:
         both.wait()
         try:
-            inner = JupyterREPL(echo, workdir=tmp_path, custom_tools={"interrupt": interrupt})
-            ended.append(str(inner.execute_code("print('x'); interrupt(); print('y'); llm_query('a')").error))
+            inner = JupyterREPL(echo, workdir=tmp_path, sync_to_user_ns=True, custom_tools={"interrupt": interrupt})
+            ended.append(str(inner.execute_code("print('x'); interrupt(); late = 1; llm_query('a')").error))
             inner.execute_code("print('z')")
         except RuntimeError as error:
             ended.append(str(error))
         return ""
 
     def state() -> tuple[Any, ...]:
-        return sys.stdout, sys.stderr, os.getcwd()
+        return sys.stdout, sys.stderr, os.getcwd(), sorted(shell.user_ns)
 
     before = state()
     repl = JupyterREPL(on_rlm_query=child)

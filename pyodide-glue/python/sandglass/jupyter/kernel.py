@@ -92,6 +92,11 @@ class Turn:
                     self._undo.pop()()
 
     @property
+    def is_orphan(self) -> bool:
+        """Whether what it is part of has ended before it."""
+        return self.parent is not None and (self.parent.over or self.parent.is_orphan)
+
+    @property
     def root(self) -> Turn:
         """The execution that no callback runs."""
         return self if self.parent is None else self.parent.root

@@ -307,7 +307,7 @@ class JupyterREPL:
                     turn.end()
         finally:
             self._restore()
-            self._sync.end(shell)
+            self._sync.end(None if turn.is_orphan else shell)
 
     def _run_captured(self, run: _Run, code: str, shell: Any, turn: kernel.Turn) -> None:
         try:

@@ -20,10 +20,10 @@ const ABOUT_FILES = /** @type {const} */ ([
   ["__syscall_lstat64", 1],
   ["__syscall_newfstatat", 2],
 ]);
-/** Where in what they tell the second is in which the file was last written. */
-const WRITTEN = 56;
+/** Where in what they tell the seconds are of when the file was last written, and the nanoseconds. */
+const WRITTEN = { seconds: 56, nanoseconds: 64 };
 // Taken before any guest code runs: it may replace them.
-const { BigInt64Array, Set, Uint8Array } = self;
+const { DataView, Set, Uint8Array } = self;
 const today = Date.now;
 
 export function createWitness() {
@@ -39,8 +39,12 @@ export function createWitness() {
 
   /** @type {WebAssembly.Memory | undefined} */
   let memory;
-  const changedAt = (/** @type {number} */ told) =>
-    memory ? Number(new BigInt64Array(memory.buffer, told + WRITTEN, 1)[0]) : 0;
+  /** Milliseconds since 1970. @param {number} told */
+  const writtenAt = (told) => {
+    if (!memory) return 0;
+    const view = new DataView(memory.buffer, told);
+    return Number(view.getBigInt64(WRITTEN.seconds, true)) * 1000 + view.getUint32(WRITTEN.nanoseconds, true) / 1e6;
+  };
 
   const see = () => {
     const told = tell;
@@ -81,7 +85,7 @@ export function createWitness() {
         const call = env[name];
         env[name] = (/** @type {number[]} */ ...values) => {
           const failed = call(...values);
-          if (tell && !failed && changedAt(values[place] >>> 0) >= Math.floor(begunAt / 1000)) see();
+          if (tell && !failed && writtenAt(values[place] >>> 0) >= begunAt) see();
           return failed;
         };
       }

@@ -344,6 +344,11 @@ impl<B: Body> Session<B> {
         self.packages.iter().map(known).collect()
     }
 
+    /// How many executions it was asked for.
+    pub fn last_execution(&self) -> u32 {
+        self.last_execution
+    }
+
     /// What it has done so far.
     pub fn stats(&self) -> Stats {
         let mut stats = self.stats.clone();

@@ -59,7 +59,7 @@ fn a_source_that_becomes_right_is_believed_again() {
 
 proptest! {
     #[test]
-    fn a_bound_is_a_probability_below_the_mean(won in 0.0..1e6, lost in 0.0..1e6) {
+    fn a_bound_is_a_probability_below_the_mean(won in 0.0..1e6_f64, lost in 0.0..1e6_f64) {
         let bound = lower_bound(won, won + lost);
         prop_assert!(bound >= 0.0 && bound <= won / (won + lost).max(f64::MIN_POSITIVE) + 1e-12);
         prop_assert!(lower_bound(won + 1.0, won + 1.0 + lost) >= bound);

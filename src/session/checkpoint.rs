@@ -228,7 +228,6 @@ impl<B: Body> Checkpoints<B> {
     /// Another guest has taken over, whose state comes from the same checkpoint: its next one stands for itself.
     pub(super) fn promoted(&mut self) {
         self.growing = false;
-        self.unproven = true;
     }
 
     /// A save that took so long failed: what was saved before stays, and the next turn may change what is in the way.

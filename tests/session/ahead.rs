@@ -2,9 +2,10 @@
 
 use proptest::prelude::*;
 use sandglass::Error;
+use sandglass::deadline::StopReason;
 use sandglass::execution::{CodeExecution, Outcome};
 use sandglass::limits::Limits;
-use sandglass::protocol::{Encoding, Event, Request, StopReason, Stream};
+use sandglass::protocol::{Encoding, Event, Request, Stream};
 use sandglass::session::{Command, Input, Reply};
 use sandglass::speculate::{Source, Tally};
 
@@ -51,9 +52,9 @@ fn tally(world: &World) -> Tally {
 
 /// Nothing runs ahead, and the code is run as if nothing ever had.
 fn assert_forced(world: &mut World, code: &str) {
-    assert!(world.second.is_none(), "it still runs ahead");
     let ticket = world.execute(code);
     assert_eq!(world.asked_for(), format!("execute {code}"));
+    assert!(world.second.is_none(), "it still runs ahead");
     world.ends(ok());
     assert_eq!(world.execution(ticket).stdout, "");
     assert_eq!(tally(world).used, 0);
@@ -62,15 +63,32 @@ fn assert_forced(world: &mut World, code: &str) {
 #[test]
 fn what_ran_ahead_is_what_the_code_comes_to() {
     let mut world = finished("x = 1; print('hello')");
-    assert_eq!((world.printed.as_str(), world.answers.len()), ("", 1), "nobody has been told");
+    assert_eq!(
+        (world.printed.as_str(), world.answers.len()),
+        ("", 1),
+        "nobody has been told"
+    );
     world.wait(5_000.0);
     let boots = world.boots;
     let ticket = world.execute("x = 1; print('hello')");
     let execution = world.execution(ticket);
-    assert_eq!((execution.id, execution.outcome, execution.stdout.as_str()), (1, Outcome::Ok, "hello\n"));
-    assert_eq!((execution.duration, execution.guest_time), (30.0, 30.0), "as long as it took");
+    assert_eq!(
+        (execution.id, execution.outcome, execution.stdout.as_str()),
+        (1, Outcome::Ok, "hello\n")
+    );
+    assert_eq!(
+        (execution.duration, execution.guest_time),
+        (30.0, 30.0),
+        "as long as it took"
+    );
     assert_eq!((world.printed.as_str(), world.boots), ("hello\n", boots));
-    let Tally { started, finished, used, wasted, time_saved } = tally(&world);
+    let Tally {
+        started,
+        finished,
+        used,
+        wasted,
+        time_saved,
+    } = tally(&world);
     assert_eq!((started, finished, used, wasted, time_saved), (1, 1, 1, 0, 30.0));
     // The session goes on in that guest: its checkpoint stands for itself, and there is one to go back to.
     world.wait(50.0);
@@ -200,7 +218,9 @@ fn what_dies_or_lies_is_thrown_away() {
 fn a_guest_that_does_not_come_up_is_no_loss() {
     let mut world = ready();
     world.hint(&["x = 1"]);
-    world.feed(Input::Ahead(Box::new(Input::GuestLost(Error::GuestLost("none".to_owned())))));
+    world.feed(Input::Ahead(Box::new(Input::GuestLost(Error::GuestLost(
+        "none".to_owned(),
+    )))));
     assert_forced(&mut world, "x = 1");
 }
 
@@ -227,7 +247,11 @@ fn a_host_call_waits_for_its_code() {
     };
     world.second_says(event, Some(b"args"));
     world.wait(10_000.0);
-    assert_eq!((world.under_way().len(), tally(&world).finished), (0, 1), "nobody was called");
+    assert_eq!(
+        (world.under_way().len(), tally(&world).finished),
+        (0, 1),
+        "nobody was called"
+    );
     let ticket = world.execute("ask('?')");
     let calls = world.under_way();
     assert_eq!(calls.len(), 1);
@@ -235,7 +259,10 @@ fn a_host_call_waits_for_its_code() {
     world.returns(calls[0], "!");
     assert!(world.reply(call).is_some());
     world.ends(ok());
-    assert_eq!((world.execution(ticket).host_calls, world.execution(ticket).outcome), (1, Outcome::Ok));
+    assert_eq!(
+        (world.execution(ticket).host_calls, world.execution(ticket).outcome),
+        (1, Outcome::Ok)
+    );
 }
 
 #[test]
@@ -263,7 +290,10 @@ fn code_that_comes_while_it_runs_ahead_goes_on_there() {
     world.sleep(400.0);
     world.second_says(output(turn, Stream::Stdout, "half\n"), None);
     let ticket = world.execute("work()");
-    assert!(world.is_pending(ticket) && world.printed.is_empty(), "it is asked first");
+    assert!(
+        world.is_pending(ticket) && world.printed.is_empty(),
+        "it is asked first"
+    );
     world.second_says(Event::Promoted { turn }, None);
     assert_eq!(world.printed, "half\n");
     world.event(output(turn, Stream::Stdout, "more\n"));
@@ -275,7 +305,10 @@ fn code_that_comes_while_it_runs_ahead_goes_on_there() {
     assert_eq!(world.asked_for(), "interrupt Timeout");
     world.ends(raised("KeyboardInterrupt"));
     let execution = world.execution(ticket);
-    assert_eq!((execution.outcome, execution.stdout.as_str()), (Outcome::Timeout, "half\nmore\n"));
+    assert_eq!(
+        (execution.outcome, execution.stdout.as_str()),
+        (Outcome::Timeout, "half\nmore\n")
+    );
 }
 
 #[test]
@@ -284,7 +317,10 @@ fn code_that_ends_while_it_is_asked_is_taken_too() {
     let ticket = world.execute("work()");
     world.sleep(20.0);
     world.second_ends(ok());
-    assert_eq!((world.execution(ticket).outcome, world.execution(ticket).duration), (Outcome::Ok, 20.0));
+    assert_eq!(
+        (world.execution(ticket).outcome, world.execution(ticket).duration),
+        (Outcome::Ok, 20.0)
+    );
     assert!(world.second.is_none());
 }
 
@@ -446,7 +482,11 @@ fn run(steps: &[Step], fails: bool, ahead: Option<f64>) -> (CodeExecution, Strin
     } else {
         world.execute("cell");
     }
-    let turn = if ahead.is_some() { world.second_turn() } else { world.turn() };
+    let turn = if ahead.is_some() {
+        world.second_turn()
+    } else {
+        world.turn()
+    };
     let say = |world: &mut World, event: Event, body: Option<&[u8]>| match (ahead, body) {
         (Some(_), body) => world.second_says(event, body),
         (None, Some(body)) => world.event_with(event, body),
@@ -462,9 +502,21 @@ fn run(steps: &[Step], fails: bool, ahead: Option<f64>) -> (CodeExecution, Strin
             Step::Works(ms) => world.sleep(*ms),
         }
     }
-    let execution = if fails { raised("ValueError") } else { named(&["context", "y"]) };
+    let execution = if fails {
+        raised("ValueError")
+    } else {
+        named(&["context", "y"])
+    };
     let encoding = Encoding::None;
-    say(&mut world, Event::Executed { turn, execution, encoding }, None);
+    say(
+        &mut world,
+        Event::Executed {
+            turn,
+            execution,
+            encoding,
+        },
+        None,
+    );
     if let Some(ms) = ahead {
         world.wait(ms);
         world.execute("cell");

@@ -393,13 +393,7 @@ impl World {
             None,
         );
         let turn = self.second_turn();
-        self.second_says(
-            Event::Restored {
-                turn,
-                lost: Vec::new(),
-            },
-            None,
-        );
+        self.second_says(Event::Restored { turn, lost: Vec::new() }, None);
     }
 
     pub(crate) fn second_turn(&self) -> u32 {

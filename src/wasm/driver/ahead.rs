@@ -144,6 +144,7 @@ impl Driver {
 
     /// Prepares for code that may come next, the likeliest first, and runs it ahead as far as everything that it imports is there.
     pub(in crate::wasm) fn hint(&self, codes: Vec<String>) -> Promise {
+        let asked = self.session.borrow().last_execution();
         let prepared: Array = codes.iter().map(|code| self.prepare(code)).collect();
         let this = self.this.clone();
         future_to_promise(async move {
@@ -162,7 +163,11 @@ impl Driver {
                     });
                 }
             }
-            if let Some(driver) = this.upgrade() {
+            // What was executed meanwhile is what it was for.
+            if let Some(driver) = this
+                .upgrade()
+                .filter(|driver| driver.session.borrow().last_execution() == asked)
+            {
                 driver.feed(Input::Hint(predictions));
             }
             Ok(JsValue::UNDEFINED)

@@ -270,7 +270,7 @@ impl Driver {
         // A callback of the user's may come back in here; its effects wait for their turn.
         if !self.busy.replace(true) {
             while let Some(effect) = self.next_effect() {
-                let promotes = effect == Effect::Promote;
+                let promotes = matches!(effect, Effect::Promote);
                 self.carry_out(effect);
                 if promotes {
                     // What the guest has said already is not told before `execute` has returned.

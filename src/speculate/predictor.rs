@@ -63,7 +63,7 @@ impl Predictor {
             .reduce(|best, next| if next.1 > best.1 { next } else { best })?;
         if best <= 0.0 {
             self.refused += 1;
-            if self.refused % PROBE != 0 {
+            if !self.refused.is_multiple_of(PROBE) {
                 self.waiting.clear();
                 return None;
             }

@@ -38,6 +38,9 @@ fn finished(code: &str) -> World {
     world
 }
 
+/// What a guest at this turn sends, or what becomes of it.
+type Lie = fn(u32) -> Input<Vec<u8>>;
+
 fn named(names: &[&str]) -> sandglass::protocol::ExecutionReport {
     sandglass::protocol::ExecutionReport {
         names: Some(names.iter().map(|&name| name.to_owned()).collect()),
@@ -196,7 +199,7 @@ fn what_takes_too_long_is_ended() {
 
 #[test]
 fn what_dies_or_lies_is_thrown_away() {
-    let inputs: [fn(u32) -> Input<Vec<u8>>; 5] = [
+    let inputs: [Lie; 5] = [
         |_| Input::GuestLost(Error::GuestLost("exit".to_owned())),
         |_| Input::BadMessage("nonsense".to_owned()),
         |turn| Input::Guest(Event::Done { turn }, None),

@@ -82,7 +82,7 @@ self.onmessage = async ({ data }) => {
   };
 
   try {
-    const bridge = createBridge(post, mailbox);
+    const bridge = createBridge(post, mailbox, witness);
     const runtime = await loadRuntime(await parts.promise, wasm.promise, bridge, witness);
     lockDown();
     const { made } = runtime;
@@ -281,8 +281,7 @@ function createHandler(post, send, bridge, witness, { python, packages, checkpoi
       case "hostReply":
         return bridge.reply(request, body);
       case "promote":
-        if (witness.end()) post({ type: "promoted", turn: request.turn });
-        return;
+        return bridge.promote(request.turn);
       case "interrupt":
         return bridge.interrupt(request.turn, request.reason);
       case "execute":

@@ -19,6 +19,8 @@ import { root, run } from "./project.mjs";
 const NONE = { passed: 0, failed: 0, skipped: 0 };
 const BROWSERS = ["chromium", "firefox"];
 const PYTHON = "pyodide-glue/python";
+/** Generations of ipykernel, as scripts/setup makes them. */
+const JUPYTERS = ["6", "7"];
 const wasm = ["--features", "wasm"];
 const e2e = (/** @type {string} */ name, /** @type {string[]} */ ...args) => ["node", `tests/e2e/${name}.mjs`, ...args];
 const inBrowsers = (/** @type {string} */ name, /** @type {string[]} */ ...args) =>
@@ -41,8 +43,8 @@ const SUITES = [
   { name: "structure", command: ["node", "scripts/check-structure.mjs"], count: sumLine },
   { name: "rustfmt", command: ["cargo", "fmt", "--all", "--check"] },
   { name: "prettier", command: ["prettier", "--check", "**/*.{js,mjs,ts,css,html}"] },
-  { name: "ruff", command: [python("ruff"), "check", PYTHON, "tests/python"] },
-  { name: "ruff format", command: [python("ruff"), "format", "--check", PYTHON, "tests/python"] },
+  { name: "ruff", command: [python("ruff"), "check", PYTHON, "tests/python", "tests/jupyter"] },
+  { name: "ruff format", command: [python("ruff"), "format", "--check", PYTHON, "tests/python", "tests/jupyter"] },
   { name: "page hash", command: ["node", "tests/pages.mjs"], count: sumLine },
   { name: "trajectories", command: ["node", "tests/trajectories.mjs"], count: sumLine },
   { name: "mypy", command: [python("mypy")], cwd: PYTHON },
@@ -51,6 +53,20 @@ const SUITES = [
     command: [program, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/python"],
     count: pytestLine,
   })),
+  ...JUPYTERS.map((major) => ({
+    name: `jupyter ${major}`,
+    command: [
+      join(root, `.setup/jupyter/${major}/bin/python`),
+      "-m",
+      "pytest",
+      "-q",
+      "-p",
+      "no:cacheprovider",
+      "tests/jupyter",
+    ],
+    count: pytestLine,
+  })),
+  { name: "jupyter in pyodide", command: ["node", "tests/jupyter/pyodide.mjs"], count: sumLine },
   { name: "clippy", command: ["cargo", "clippy", "--workspace", "--all-targets", "--", "-D", "warnings"] },
   {
     name: "clippy wasm",

@@ -283,10 +283,10 @@ impl Pool {
     pub async fn end(&self) {
         let shared = &self.shared;
         shared.state().has_ended = true;
-        // One that is just being made waits like the others when it is.
+        shared.end_spares().await;
+        // One that was just being made waits like the others when it is.
         let _making = shared.making.lock().await;
-        let spares = std::mem::take(&mut shared.state().spares);
-        futures_util::future::join_all(spares.into_iter().map(Guest::end)).await;
+        shared.end_spares().await;
     }
 
     /// Whether its guests are forked, and so can have workspaces.
@@ -437,9 +437,26 @@ impl Shared {
             Source::Fresh(launcher) => launcher.launch().await,
             Source::Zygote(launcher) => {
                 let zygote = self.zygote(launcher).await?;
-                zygote.fork(&self.settings.resources, None).await
+                let forked = zygote.fork(&self.settings.resources, None).await;
+                if forked.is_err() {
+                    self.give_up(&zygote);
+                }
+                forked
             }
         }
+    }
+
+    /// Has another zygote started next: this one may be at fault.
+    fn give_up(&self, zygote: &Arc<Zygote>) {
+        let mut state = self.state();
+        if state.zygote.as_ref().is_some_and(|current| Arc::ptr_eq(current, zygote)) {
+            state.zygote = None;
+        }
+    }
+
+    async fn end_spares(&self) {
+        let spares = std::mem::take(&mut self.state().spares);
+        futures_util::future::join_all(spares.into_iter().map(Guest::end)).await;
     }
 
     /// Makes one guest if one is missing; how long to rest after that.
@@ -478,8 +495,6 @@ impl Shared {
                 tracing::warn!(%error, "a guest for the pool could not be made");
                 state.stats.failed += 1;
                 state.failure = Some(error);
-                // It may be the zygote that is at fault.
-                state.zygote = None;
                 PAUSE
             }
         };

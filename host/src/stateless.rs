@@ -196,7 +196,7 @@ fn is_gone(error: &Error) -> bool {
 /// The response for code that was not run.
 fn not_run(kind: &str, error: &Error, exit_code: i32) -> Response {
     let error = match error {
-        Error::BootFailed(_) => format!("{kind}: the guest was lost before the code began"),
+        error if is_gone(error) => format!("{kind}: the guest was lost before the code began"),
         error => format!("{kind}: {error}"),
     };
     Response {

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandglass import output
-from sandglass.output import Emitter, SharedEmitter, TextStream
+from sandglass.output import Emitter, KeptText, SharedEmitter, TextStream
 
 
 def test_order_between_streams_is_kept(guest: Guest) -> None:
@@ -214,3 +214,15 @@ def test_output_is_sent_after_50_ms(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bridge.messages == [("stdout", 0, "ab")]
     emitter.write(emitter.channels["stdout"], "c")
     assert len(bridge.messages) == 1
+
+
+@pytest.mark.parametrize("limit", [0, 1, 4, 5])
+def test_a_host_keeps_both_ends_of_long_text(limit: int) -> None:
+    for length in range(3 * limit + 3):
+        whole = "".join(chr(ord("a") + index % 26) for index in range(length))
+        kept = KeptText(limit)
+        for character in whole:
+            kept.add(0, character)
+        head, tail = whole[: limit - limit // 2], whole[length - limit // 2 :]
+        notice = f"\n... [{length - limit} characters omitted] ...\n"
+        assert kept.text() == (whole if length <= limit else head + notice + tail)

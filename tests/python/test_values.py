@@ -355,6 +355,12 @@ def test_numbered_contexts_and_histories_have_other_names_too(guest: Guest) -> N
     guest.put("history_999999999999", "far")
     guest.put("context_x", "no number")
     assert guest.ok("len(session_history)").result == "2"
+    guest.put("session_context_0", "again")
+    assert guest.ok("context_history").result == "['again', 'session_context_1']"
+    guest.ok("session_context_01 = 'not written so'")
+    guest.put("session_context_5", "five")
+    guest.put("session_context_1", "one")
+    assert guest.ok("context_history").result == "['again', 'one', 'five']"
 
 
 def test_list_variables(guest: Guest) -> None:

@@ -16,9 +16,12 @@ Where things are:
 - `displays.py`   rich outputs;  `figures.py` those of matplotlib;  `ipython.py` what code of notebooks imports for them
 - `files.py`      files for the host: write, read, list, remove
 - `values.py`     how values cross: the wire format;  `guards.py` undoes what a cell did to the interpreter
+- `jupyter/`      `JupyterREPL`, the same in a notebook's own kernel; not part of guests
 
 Standard library only, CPython 3.11 … 3.14.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from sandglass.bridge import Bridge
 from sandglass.errors import HostCallError, LimitError, NotSerializable
@@ -26,3 +29,15 @@ from sandglass.runtime import Runtime
 
 __version__ = "0.1.0"
 __all__ = ["Bridge", "HostCallError", "LimitError", "NotSerializable", "Runtime", "__version__"]
+
+if TYPE_CHECKING:
+    from sandglass.jupyter import JupyterREPL as JupyterREPL
+
+
+def __getattr__(name: str) -> Any:
+    """`JupyterREPL` is loaded when it is asked for: guests have no use for it."""
+    if name == "JupyterREPL":
+        from sandglass.jupyter import JupyterREPL
+
+        return JupyterREPL
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

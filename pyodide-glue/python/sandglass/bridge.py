@@ -3,14 +3,18 @@
 from typing import Protocol
 
 
-class Bridge(Protocol):
-    """The crossing to the host. Called from the interpreter's main thread only."""
+class Output(Protocol):
+    """Where text goes."""
 
     def output(self, stream: str, skipped: int, text: str) -> None:
         """Sends text of `stream` (stdout, stderr, result, error or traceback), at most 64 Ki characters.
 
         `skipped` characters of the same stream were dropped right before it. Must not raise.
         """
+
+
+class Bridge(Output, Protocol):
+    """The crossing to the host. Called from the interpreter's main thread only."""
 
     def display(self, mime: str, data: bytes) -> None:
         """Sends something to see: UTF-8 or raw bytes, as `displays.is_binary` says. Must not raise."""

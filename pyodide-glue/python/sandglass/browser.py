@@ -165,6 +165,7 @@ class Guest:
     def execute(self, execution: int, source: str, ahead: bool) -> Any:
         """The header alone, or `[header, encoding, final]`. None when there is not enough memory to go on."""
         self._bridge.watch()
+        self._reserve.is_spent = False  # a value that was set may have said so; this cell tells by itself
         try:
             header, encoding, body = self._runtime.execute(execution, source, ahead)
         except MemoryError:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from sandglass import native, zygote
 from sandglass.frames import FrameReader, pack_frame
+from sandglass.output import KeptText
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -198,7 +199,7 @@ class _Guest:
             ended, _ = self._ask("openState", timeout_s, [packed], maxBytes=max_state_bytes)
             if ended["type"] != "done":
                 raise _Failed(f"StateError: {ended.get('message', 'the state could not be opened')}")
-        texts = {name: _Text() for name in ("stdout", "stderr", "result", "error", "traceback")}
+        texts = {name: KeptText(_MAX_OUTPUT_CHARS) for name in ("stdout", "stderr", "result", "error", "traceback")}
         try:
             ended, _ = self._ask("execute", timeout_s, [], texts, execution=1, code=code)
         except _Failed as failure:
@@ -225,7 +226,7 @@ class _Guest:
             return
 
     def _ask(
-        self, kind: str, timeout_s: float, bodies: list[bytes], texts: dict[str, _Text] | None = None, **fields: Any
+        self, kind: str, timeout_s: float, bodies: list[bytes], texts: dict[str, KeptText] | None = None, **fields: Any
     ) -> tuple[dict[str, Any], bytes]:
         """Puts a request to the guest; the event that ends the turn. `_Failed` when it does not come in time."""
         self._turn += 1
@@ -264,26 +265,6 @@ class _Guest:
         if left <= 0 or not select.select([self._socket], [], [], left)[0]:
             raise TimeoutError
         return self._socket.recv_into(view)
-
-
-class _Text:
-    """Text of which head and tail are kept."""
-
-    def __init__(self) -> None:
-        self._head = self._tail = ""
-        self._length = 0
-
-    def add(self, skipped: int, text: str) -> None:
-        self._length += skipped + len(text)
-        if not skipped and len(self._head) < _MAX_OUTPUT_CHARS:
-            self._head += text
-        self._tail = (self._tail + text)[-_MAX_OUTPUT_CHARS:]
-
-    def text(self) -> str:
-        if self._length <= _MAX_OUTPUT_CHARS:
-            return self._head
-        half, omitted = _MAX_OUTPUT_CHARS // 2, self._length - _MAX_OUTPUT_CHARS
-        return f"{self._head[:half]}\n... [{omitted} characters omitted] ...\n{self._tail[-half:]}"
 
 
 def _report(execution: dict[str, Any], texts: dict[str, str], timeout_s: float) -> dict[str, Any]:

@@ -124,6 +124,13 @@ class Sources:
         """File names and sources, oldest first."""
         return list(self._kept)
 
+    def clear(self) -> None:
+        """Forgets them all."""
+        for filename, _ in self._kept:
+            linecache.cache.pop(filename, None)
+        self._kept.clear()
+        self._chars = 0
+
 
 def _lines(source: str) -> list[str]:
     """Lines as the compiler counts them: str.splitlines would also split at form feeds and U+2028."""

@@ -33,7 +33,46 @@ _TIME = SimpleNamespace(**(vars(time) | {"get_clock_info": lambda _name: _CLOCK}
 CANCEL_ROUNDS = 3  # tasks that are cancelled may start others; after this many rounds they are dropped
 
 
-class CellLoop(asyncio.BaseEventLoop):
+class FinishedLoop(asyncio.BaseEventLoop):
+    """An event loop that ends with its cell, and takes results of queries for coroutines, as models do."""
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """Says nothing of a task that ended by SUBMIT and that nobody awaited."""
+        if not isinstance(context.get("exception"), Submitted):
+            super().default_exception_handler(context)
+
+    def create_task(self, coro: Any, **kwargs: Any) -> Any:
+        return super().create_task(_coroutine(coro), **kwargs)
+
+    def finish(self, main: asyncio.Future[Any] | None = None) -> int:
+        """Cancels what is left, shuts down async generators, closes. Returns how many tasks but `main` were left."""
+        if self.is_closed():
+            return 0
+        left: set[Any] = set()
+        try:
+            for _ in range(CANCEL_ROUNDS):
+                pending = all_tasks(self)
+                if not pending:
+                    break
+                left |= pending
+                for task in pending:
+                    task.cancel()
+                self.run_until_complete(self.until_done(pending))
+            self.run_until_complete(self.shutdown_asyncgens())
+        except RuntimeError:
+            pass  # a task refused to be cancelled and waits forever
+        finally:
+            for task in all_tasks(self):
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+            self.close()  # which ends idle threads of `run_in_executor`, and waits for none
+        return len(left - {main})
+
+    def until_done(self, tasks: set[Any]) -> Any:
+        """What `finish` waits for after it has cancelled these tasks."""
+        return gather(*tasks, return_exceptions=True)
+
+
+class CellLoop(FinishedLoop):
     """An event loop that sleeps through the bridge."""
 
     #: Whether a cell runs that nobody has asked for yet.
@@ -59,11 +98,6 @@ class CellLoop(asyncio.BaseEventLoop):
         if self.ahead and not self._scheduled and _getframe(1).f_code is _RUN_ONCE:  # type: ignore[attr-defined]
             return 0.0
         return monotonic()
-
-    def default_exception_handler(self, context: dict[str, Any]) -> None:
-        """Says nothing of a task that ended by SUBMIT and that nobody awaited."""
-        if not isinstance(context.get("exception"), Submitted):
-            super().default_exception_handler(context)
 
     def select(self, timeout: float | None) -> list[Any]:
         """What BaseEventLoop calls to wait: this loop is its own selector."""
@@ -96,9 +130,6 @@ class CellLoop(asyncio.BaseEventLoop):
             raise error
         waiter.set_exception(error.with_traceback(None))
 
-    def create_task(self, coro: Any, **kwargs: Any) -> Any:
-        return super().create_task(_coroutine(coro), **kwargs)
-
     def run_until_complete(self, future: Any) -> Any:
         if self.is_running() and iscoroutine(future):
             return self._run_beside(future)
@@ -127,7 +158,7 @@ class CellLoop(asyncio.BaseEventLoop):
             other.finish()
 
     def run_forever(self) -> None:
-        with _outer_loop_suspended():
+        with outer_loop_suspended():
             super().run_forever()
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
@@ -140,29 +171,6 @@ class CellLoop(asyncio.BaseEventLoop):
         except Exception as error:
             future.set_exception(error)
         return future
-
-    def finish(self, main: asyncio.Future[Any] | None = None) -> int:
-        """Cancels what is left, shuts down async generators, closes. Returns how many tasks but `main` were left."""
-        if self.is_closed():
-            return 0
-        left: set[Any] = set()
-        try:
-            for _ in range(CANCEL_ROUNDS):
-                pending = all_tasks(self)
-                if not pending:
-                    break
-                left |= pending
-                for task in pending:
-                    task.cancel()
-                self.run_until_complete(gather(*pending, return_exceptions=True))
-            self.run_until_complete(self.shutdown_asyncgens())
-        except RuntimeError:
-            pass  # a task refused to be cancelled and waits forever
-        finally:
-            for task in all_tasks(self):
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
-            self.close()  # which ends idle threads of `run_in_executor`, and waits for none
-        return len(left - {main})
 
     def _process_events(self, event_list: list[Any]) -> None:
         """Part of BaseEventLoop: there are no I/O events."""
@@ -189,7 +197,7 @@ def _stop(future: asyncio.Future[Any]) -> None:
 
 
 @contextmanager
-def _outer_loop_suspended() -> Iterator[None]:
+def outer_loop_suspended() -> Iterator[None]:
     """Lets a loop run inside a callback of another one."""
     outer = _get_running_loop()
     if outer is None:
@@ -213,7 +221,7 @@ class EventLoops:
     def __init__(self, sleep: Callable[[float | None], None], threads: Threads | None = None) -> None:
         self._sleep = sleep
         self._threads = threads
-        self._made: list[CellLoop] = []
+        self._made: list[FinishedLoop] = []
         self._current: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Future[Any] | None = None
 
@@ -226,9 +234,13 @@ class EventLoops:
         self._current = loop
 
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
-        loop = CellLoop(self._sleep, self._threads)
+        loop = self.make()
         self._made.append(loop)
         return loop
+
+    def make(self) -> FinishedLoop:
+        """A new loop."""
+        return CellLoop(self._sleep, self._threads)
 
     def run(self, main: Any, *, debug: bool | None = None, loop_factory: Callable[[], Any] | None = None) -> Any:
         """asyncio.run(), which here also works inside a running loop.

@@ -30,10 +30,10 @@ MISSING = object()
 class Namespace:
     """What user code sees as its globals, and the final answer it declares there."""
 
-    def __init__(self) -> None:
+    def __init__(self, visible_builtins: object = builtins) -> None:
         self.module = ModuleType("__main__")
         self.globals: dict[str, Any] = vars(self.module)
-        self.globals["__builtins__"] = builtins
+        self.globals["__builtins__"] = visible_builtins
         self._essentials = dict(self.globals)
         self.helpers: dict[str, Any] = {}
         self.aliases: dict[str, Any] = {}
@@ -136,8 +136,8 @@ class Namespace:
         elif series == "context" and number.isdecimal() and "context" in self.globals:
             self.globals.setdefault("context_0", self.globals["context"])
         elif series in _LISTS and number.isdecimal() and len(number) < 6:
-            numbered = (f"{series}_{index}" for index in range(int(number) + 1))
-            self.globals[_LISTS[series]] = [self.globals[name] for name in numbered if name in self.globals]
+            numbers = [int(known[len(series) + 1 :]) for known in self.globals if _is_numbered(known, series)]
+            self.globals[_LISTS[series]] = [self.globals[f"{series}_{index}"] for index in sorted(numbers)]
             if name == "history_0":
                 self.globals["history"] = self.globals[name]
 
@@ -162,3 +162,9 @@ class Namespace:
         if type(name) is not str or self.is_ours(name):
             return False
         return name.isidentifier() and not name[:2] == name[-2:] == "__"
+
+
+def _is_numbered(name: Any, series: str) -> bool:
+    """Whether a name is one of `history_0`, `history_1`, … (as numbers are written: not `history_01`)."""
+    number = name[len(series) + 1 :] if type(name) is str and name.startswith(f"{series}_") else ""
+    return number.isascii() and number.isdecimal() and len(number) < 6 and number == str(int(number))

@@ -111,6 +111,7 @@ class Guest:
         self._runtime.install()
         os.register_at_fork(after_in_child=self._become_copy)
         sys.addaudithook(self._hear)
+        self._runtime.execute(0, "pass")  # what a first cell has to wait for, such as memory of its own in a fork
         for work in (self._read, self._pump):
             self._threads.add(start_new_thread(self._alone, (work,)))
         end = _exit  # user code may take everything out of this module

@@ -20,7 +20,7 @@ from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pris
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from sandglass.bridge import Bridge
+    from sandglass.bridge import Output
 
 FLUSH_CHARS = 32 * 1024
 FLUSH_SECONDS = 0.05
@@ -52,7 +52,7 @@ class Channel:
 class Emitter:
     """Collects text of all streams and sends it when there is enough of it, when 50 ms have passed, or on `flush`."""
 
-    def __init__(self, bridge: Bridge) -> None:
+    def __init__(self, bridge: Output) -> None:
         self._bridge = bridge
         self._limit = 0
         self.active = False  # whether what is written belongs to an execution
@@ -157,7 +157,7 @@ class SharedEmitter(Emitter):
     of C, where `write` would be many of Python. Whoever comes next takes it, under the lock.
     """
 
-    def __init__(self, bridge: Bridge) -> None:
+    def __init__(self, bridge: Output) -> None:
         super().__init__(bridge)
         self.lock = RLock()  # one thread may come back here: flushing may collect garbage whose `__del__` prints
         #: Sends what the bridge has been given.
@@ -266,6 +266,34 @@ class SharedEmitter(Emitter):
 def no_time() -> float:
     """Stands for a clock."""
     return 0.0
+
+
+class KeptText:
+    """What a host in Python keeps of a stream: text of at most `limit` characters whole, of longer text both ends.
+
+    `src/output.rs` has the same rule.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._head = self._tail = ""
+        self._length = 0
+
+    def add(self, skipped: int, text: str) -> None:
+        """Takes text, before which `skipped` characters were left out."""
+        self._length += skipped + len(text)
+        if not skipped and len(self._head) < self._limit:
+            self._head += text
+        self._tail = (self._tail + text)[-self._limit :] if self._limit else ""
+
+    def text(self) -> str:
+        """What is kept, with a notice where something is missing."""
+        limit = self._limit
+        if self._length <= limit:
+            return self._head
+        tail = limit // 2
+        end = self._tail[-tail:] if tail else ""
+        return f"{self._head[: limit - tail]}\n... [{self._length - limit} characters omitted] ...\n{end}"
 
 
 def printable(text: str) -> str:

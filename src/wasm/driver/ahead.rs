@@ -196,7 +196,13 @@ impl Driver {
             Effect::Post(request, body) => {
                 let mut second = self.second.borrow_mut();
                 match second.as_mut() {
-                    Some(Second { guest: Some(guest), .. }) => guest.post(request, body),
+                    Some(Second { guest: Some(guest), .. }) => {
+                        // As with an interrupt: it takes the first that it hears.
+                        if matches!(request, Request::Promote { .. }) && self.guest_info().bridge == "atomics" {
+                            guest.post_blocked(&request, None);
+                        }
+                        guest.post(request, body);
+                    }
                     Some(second) => second.unsent.push(request),
                     None => {}
                 }

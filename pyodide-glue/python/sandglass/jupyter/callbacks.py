@@ -1,0 +1,105 @@
+"""Who answers `llm_query` and `rlm_query` of a `JupyterREPL`: functions of the notebook, in the same process."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import copy_context
+from functools import partial
+from inspect import isawaitable, iscoroutinefunction
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from sandglass.errors import HostCallError
+from sandglass.jupyter.kernel import HAS_THREADS, Turn, in_folder, serving
+from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.values import as_text, type_name
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+#: A function gets this many arguments even when the last of them are None.
+_FEWEST = {"llm_query": 1, "rlm_query": 2}
+
+Reply = tuple[bool, Any]
+
+
+class Callbacks:
+    """Calls the function of a name once for each list of arguments, several at once."""
+
+    def __init__(self, functions: dict[str, Callable[..., Any]], most_at_once: int) -> None:
+        self.functions = functions
+        self._most_at_once = most_at_once
+        #: The execution under way.
+        self.turn: Turn | None = None
+
+    def call(self, name: str, calls: list[list[Any]]) -> list[Reply]:
+        """`(True, text)` or `(False, error)` for each."""
+        function, turn = self.functions.get(name), self.turn
+        if function is None:
+            return [(False, HostCallError(f"nobody answers {name}(): give JupyterREPL on_{name}=…"))] * len(calls)
+        if turn is None:
+            raise RuntimeError(f"this code is part of no execution that is under way: it cannot call {name}()")
+        with _serve(turn):
+            if len(calls) == 1 and not iscoroutinefunction(function):
+                return [_answer(name, function, calls[0])]  # here, where an interrupt reaches it
+            if not HAS_THREADS:
+                return [_answer(name, function, arguments) for arguments in calls]
+            return _in_threads(
+                min(len(calls), self._most_at_once),
+                [partial(_answer, name, function, arguments) for arguments in calls],
+            )
+
+
+@contextmanager
+def _serve(turn: Turn) -> Iterator[None]:
+    """What runs now is a callback: it is in the notebook's folder, and what it prints is the notebook's."""
+    token = serving.set(turn)
+    try:
+        # Other threads have to leave the folder alone, which is the process's.
+        with in_folder(turn.folder if turn.thread == get_ident() else None):
+            yield
+    finally:
+        serving.reset(token)
+
+
+def _answer(name: str, function: Callable[..., Any], arguments: list[Any]) -> Reply:
+    arguments = list(arguments)
+    while len(arguments) > _FEWEST[name] and arguments[-1] is None:
+        arguments.pop()
+    try:
+        value = function(*arguments)
+        if isawaitable(value):
+            value = _wait_for(value)
+    except Exception as error:
+        return False, HostCallError(as_text(error) or type_name(error))
+    if not isinstance(value, str):
+        return False, HostCallError(f"on_{name} returned a {type_name(value)}, not a str")
+    return True, str.__str__(value)
+
+
+def _wait_for(awaitable: Awaitable[Any]) -> Any:
+    """The result of an asynchronous callback. The kernel's loop cannot run it: it waits for the cell."""
+    if not HAS_THREADS:
+        from pyodide.ffi import run_sync  # type: ignore[import-not-found]
+
+        return run_sync(awaitable)
+
+    async def main() -> Any:
+        return await awaitable
+
+    return _in_threads(1, [partial(asyncio.run, main())])[0]
+
+
+def _in_threads(most: int, work: list[Callable[[], Any]]) -> list[Any]:
+    """Results in order. An interrupt ends the wait; what has not begun never does."""
+    pool = ThreadPoolExecutor(most, thread_name_prefix="sandglass")
+    try:
+        futures = [pool.submit(copy_context().run, item) for item in work]
+        results = [future.result() for future in futures]
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+    return results

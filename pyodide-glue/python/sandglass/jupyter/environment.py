@@ -1,0 +1,70 @@
+"""The package `rlms` (`import rlm`): how an environment of its reaches the models, and how its `RLM` comes to use ours.
+
+It is the user's own installation, imported when it is needed only. Read for version 0.1.3.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sandglass.errors import HostCallError
+from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sandglass.jupyter.repl import JupyterREPL
+
+
+def ask_handler(repl: JupyterREPL) -> Callable[..., str]:
+    """`on_llm_query` by way of the handler that an `RLM` has started."""
+
+    def ask(prompt: str, model: str | None = None) -> str:
+        from rlm.core.comms_utils import LMRequest, send_lm_request  # type: ignore[import-not-found]
+
+        response = send_lm_request(repl.lm_handler_address, LMRequest(prompt=prompt, model=model, depth=repl.depth))
+        if not response.success:
+            raise HostCallError(response.error)
+        repl.rlm_calls.append(response.chat_completion)
+        answer: str = response.chat_completion.response
+        return answer
+
+    return ask
+
+
+def ask_child(repl: JupyterREPL, subcall: Callable[..., Any]) -> Callable[..., str]:
+    """`on_rlm_query` by way of the function with which an `RLM` starts another."""
+
+    def ask(prompt: str, _context: object = None, model: str | None = None) -> str:
+        completion = subcall(prompt, model)
+        repl.rlm_calls.append(completion)
+        answer: str = completion.response
+        return answer
+
+    return ask
+
+
+def register() -> None:
+    """Lets `RLM(environment="jupyter", environment_kwargs={…})` use `JupyterREPL`.
+
+    rlms knows its environments by name and has no place to add one, so that this replaces its function
+    `get_environment`. It gives sub-RLMs (`max_depth` above 1) and several turns (`persistent=True`) to those of its own
+    names only; for these, say `environment="ipython", environment_kwargs={"kernel_mode": "jupyter", …}`.
+    """
+    import rlm.core.rlm as core  # type: ignore[import-not-found]
+    import rlm.environments as environments  # type: ignore[import-not-found]
+
+    known = environments.get_environment
+    if getattr(known, "knows_jupyter", False):
+        return
+
+    def get_environment(environment: str, environment_kwargs: dict[str, Any]) -> Any:
+        mode = environment_kwargs.get("kernel_mode")
+        if environment != "jupyter" and not (environment == "ipython" and mode == "jupyter"):
+            return known(environment, environment_kwargs)
+        from sandglass.jupyter.repl import JupyterREPL
+
+        return JupyterREPL(**{name: value for name, value in environment_kwargs.items() if name != "kernel_mode"})
+
+    get_environment.knows_jupyter = True  # type: ignore[attr-defined]
+    environments.get_environment = core.get_environment = get_environment

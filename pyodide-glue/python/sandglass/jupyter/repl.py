@@ -1,0 +1,361 @@
+"""`JupyterREPL`: RLM code in the notebook kernel that is running."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from copy import deepcopy
+from itertools import count
+from keyword import iskeyword
+from time import perf_counter
+from typing import Any
+from weakref import finalize
+
+from sandglass import execution as cells
+from sandglass.errors import Submitted
+from sandglass.helpers import Helpers
+from sandglass.jupyter import kernel
+from sandglass.jupyter.callbacks import Callbacks
+from sandglass.jupyter.code import compile_code, safe_builtins
+from sandglass.jupyter.environment import ask_child, ask_handler
+from sandglass.jupyter.result import Result, kept, short, unwrapped
+from sandglass.jupyter.sync import Sync
+from sandglass.namespace import MISSING, Namespace
+from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.profiles import PROFILES
+from sandglass.tracebacks import describe
+from sandglass.values import type_name
+
+#: Of all REPLs of a process: tracebacks find the source by the cell's name.
+_numbers = count(1)
+_MAX_SOURCE_CHARS = 8_000_000
+
+
+class JupyterREPL:
+    """Runs RLM code in this process, which is meant to be a notebook's kernel, in a namespace of its own.
+
+    **This is no sandbox.** The code can do whatever the kernel can: read and delete files, use the network, change the
+    notebook's variables through any object that it gets hold of. What is left out of its builtins keeps accidents away
+    and nobody else. For code that is not trusted, there are the backends of `sandglass-host`.
+
+    `on_llm_query(prompt)` and `on_rlm_query(task, context)` answer the code's queries; when it names a model, they get
+    it as one more argument. They may be `async`. All options are in docs/jupyter.md.
+    """
+
+    is_jupyter_repl = True
+
+    def __init__(
+        self,
+        on_llm_query: Callable[..., Any] | None = None,
+        on_rlm_query: Callable[..., Any] | None = None,
+        *,
+        profile: str | None = None,
+        workdir: str | os.PathLike[str] | None = None,
+        allow_builtin_imports: bool = True,
+        sync_to_user_ns: bool = False,
+        sync_from_user_ns: bool = False,
+        sync_vars: Iterable[str] | None = None,
+        setup_code: str | None = None,
+        max_output_length: int = 50_000,
+        custom_tools: Mapping[str, Any] | None = None,
+        custom_sub_tools: Mapping[str, Any] | None = None,
+        context_payload: Any = None,
+        lm_handler_address: tuple[str, int] | None = None,
+        subcall_fn: Callable[..., Any] | None = None,
+        persistent: bool = False,
+        depth: int = 1,
+        max_concurrent_subcalls: int = 4,
+    ) -> None:
+        if profile is None:  # an RLM of rlms hands over where its models are
+            profile = "default" if lm_handler_address is None and subcall_fn is None else "rlm"
+        if profile not in PROFILES:
+            raise ValueError(f"there is no profile {profile!r}, but {', '.join(PROFILES)}")
+        if workdir is not None and not os.path.isdir(workdir):
+            raise NotADirectoryError(f"workdir: there is no folder {os.fspath(workdir)!r}; make it first")
+        names = None if sync_vars is None else _names("sync_vars", sync_vars)
+        if (sync_to_user_ns or sync_from_user_ns) and kernel.find_shell() is None:
+            raise RuntimeError("sync_to_user_ns and sync_from_user_ns need IPython, and none runs in this process")
+        if max_output_length < 0 or max_concurrent_subcalls < 1:
+            raise ValueError("max_output_length must be 0 or more, and max_concurrent_subcalls 1 or more")
+        self.profile = profile
+        self.workdir = None if workdir is None else os.path.abspath(workdir)
+        self.allow_builtin_imports = allow_builtin_imports
+        self.lm_handler_address = lm_handler_address
+        self.persistent = persistent
+        self.depth = depth
+        self.custom_tools = dict(custom_tools or {})
+        self.custom_sub_tools = self.custom_tools if custom_sub_tools is None else dict(custom_sub_tools)
+        #: Records of the calls that the execution under way has made through an `RLM`.
+        self.rlm_calls: list[Any] = []
+        #: What the last execution came to, also where an interrupt has ended it.
+        self.last_result: Result | None = None
+        self._sync_options = bool(sync_from_user_ns), bool(sync_to_user_ns), names
+        self._max_output_length = max_output_length
+        functions = {"llm_query": on_llm_query, "rlm_query": on_rlm_query}
+        if on_llm_query is None and (lm_handler_address is not None or subcall_fn is not None):
+            functions["llm_query"] = ask_handler(self)
+        if on_rlm_query is None and subcall_fn is not None:
+            functions["rlm_query"] = ask_child(self, subcall_fn)
+        answered = {name: function for name, function in functions.items() if function is not None}
+        self._answered = list(answered)
+        self._callbacks = Callbacks(answered, max_concurrent_subcalls)
+        self._open = False
+        self.setup()
+        try:
+            if context_payload is not None:
+                self.load_context(context_payload)
+            if setup_code:
+                made = self.execute_code(setup_code)
+                if made.error is not None:
+                    raise RuntimeError(f"setup_code failed: {made.error}")
+        except BaseException:
+            self.cleanup()
+            raise
+
+    # ---- the protocol of rlms' environments ----
+
+    def setup(self) -> None:
+        """Makes the namespace, or makes it anew: variables and contexts are gone then."""
+        if self._open:
+            self.cleanup()
+        profile = PROFILES[self.profile]
+        self._builtins = safe_builtins(self.allow_builtin_imports)
+        self._namespace = Namespace(dict(self._builtins))
+        self._helpers = Helpers(self._namespace, self._callbacks.call)
+        self._helpers.configure(profile, self._answered, sys.maxsize)
+        helpers, aliases = self._helpers.table(profile, self._answered, [])
+        values: dict[str, Any] = {}
+        for name, entry in self.custom_tools.items():
+            tool = entry["tool"] if isinstance(entry, dict) and "tool" in entry else entry
+            if name in helpers or name in ("answer", "context", "history") or not name.isidentifier():
+                raise ValueError(f"custom_tools: {name!r} is no name that a tool can have")
+            (helpers if callable(tool) else values)[name] = tool
+        self._namespace.configure(profile, helpers, aliases)
+        self._sources = cells.Sources()
+        self._sources.limit = _MAX_SOURCE_CHARS
+        finalize(self, self._sources.clear)  # for a REPL that is dropped without `cleanup`
+        self._loops = kernel.KernelLoops()
+        self._emitter = kernel.Emitter()
+        self._sync = Sync(self._namespace, *self._sync_options)
+        self._contexts: dict[int, Any] = {}
+        self._histories: set[int] = set()
+        self._open = True
+        for name, value in values.items():
+            self._namespace.assign(name, value)
+
+    def load_context(self, context_payload: Any) -> None:
+        """Makes a value the variable `context`, and `completion_context`; it is not copied."""
+        self._need_open()
+        if self.persistent or "session_context_0" in self._namespace.globals:
+            self.add_context(context_payload, 0)
+            return
+        self._contexts[0] = context_payload
+        self._give("context", context_payload)
+        self._give("completion_context", context_payload)
+
+    def add_context(self, context_payload: Any, context_index: int | None = None) -> int:
+        """Adds the context of another turn: `context_N` and `session_context_N`. Returns N; `context` is the first.
+
+        `context_history` is the list of all of them, `completion_context` the one that was given last.
+        """
+        self._need_open()
+        index = _index(context_index, self._contexts)
+        self._contexts[index] = context_payload
+        for number in sorted(self._contexts):  # the first may have come by `load_context`
+            if number == index or f"session_context_{number}" not in self._namespace.globals:
+                self._give(f"session_context_{number}", self._contexts[number])
+        if index == 0:
+            self._give("context", context_payload)
+        self._give(f"context_{index}", context_payload)
+        self._give("completion_context", context_payload)
+        return index
+
+    def get_context_count(self) -> int:
+        """How many contexts there are."""
+        return max(self._contexts, default=-1) + 1
+
+    def add_history(self, message_history: list[dict[str, Any]], history_index: int | None = None) -> int:
+        """Adds a copy of a turn's messages as `history_N`. Returns N; `history` is the first.
+
+        `session_history` is the list of all of them.
+        """
+        self._need_open()
+        index = _index(history_index, self._histories)
+        self._histories.add(index)
+        self._give(f"history_{index}", deepcopy(message_history))
+        return index
+
+    def get_history_count(self) -> int:
+        """How many histories there are."""
+        return max(self._histories, default=-1) + 1
+
+    def update_handler_address(self, address: tuple[str, int]) -> None:
+        """Where the models of the next turn are asked, unless `on_llm_query` answers."""
+        self.lm_handler_address = address
+        if "llm_query" not in self._answered:
+            self._callbacks.functions["llm_query"] = ask_handler(self)
+            self._answered.append("llm_query")  # which the helpers look at
+
+    def execute_code(self, code: str) -> Result:
+        """Runs code to its end and tells what came of it.
+
+        An exception of the code is part of the result. An interrupt is raised again once everything is back in order:
+        whoever interrupts a notebook wants all of its cell to stop. `last_result` has what was printed until then.
+        """
+        self._need_open()
+        if not isinstance(code, str):
+            raise TypeError(f"execute_code() needs code to be a str, not {type_name(code)}")
+        with kernel.next_turn() as turn:
+            if self._callbacks.turn is not None:
+                raise RuntimeError("this JupyterREPL runs code already: callbacks and code need one of their own")
+            begun = perf_counter()
+            run = _Run()
+            self._callbacks.turn = turn
+            self.rlm_calls = []
+            try:
+                self._run(run, code, turn)
+            finally:
+                self._callbacks.turn = None
+            self.last_result = result = self._report(run, perf_counter() - begun)
+        if isinstance(run.error, KeyboardInterrupt):
+            raise run.error
+        return result
+
+    def cleanup(self) -> None:
+        """Lets go of all variables. What code has put into the notebook stays there; running code is an error now."""
+        if not self._open:
+            return
+        self._open = False
+        self._sources.clear()
+        self._contexts, self._histories = {}, set()
+        # Not emptied: functions that are in the notebook now need their globals.
+        self._namespace = Namespace()
+        self._sync = Sync(self._namespace, False, False, None)
+
+    def __enter__(self) -> JupyterREPL:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.cleanup()
+
+    # ---- besides ----
+
+    @property
+    def locals(self) -> dict[str, Any]:
+        """The code's variables."""
+        names = self._namespace.names()
+        return {name: self._namespace.globals[name] for name in names if not name.startswith("_")}
+
+    def _need_open(self) -> None:
+        if not self._open:
+            raise RuntimeError("this JupyterREPL was cleaned up: make another, or call setup()")
+
+    def _give(self, name: str, value: Any) -> None:
+        before = set(self._namespace.globals)
+        self._namespace.assign(name, value)
+        self._sync.given |= {name} | (set(self._namespace.globals) - before)
+
+    def _run(self, run: _Run, code: str, turn: kernel.Turn) -> None:
+        namespace, shell = self._namespace, kernel.find_shell()
+        self._sync.begin(shell)
+        self._restore()
+        namespace.final = MISSING
+        self._helpers.begin_cell()
+        if self.workdir is not None:
+            turn.folder = os.getcwd()
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(kernel.in_folder(self.workdir))
+                stack.enter_context(kernel.loop_suspended())
+                stack.enter_context(self._emitter.capturing(turn, self._max_output_length))
+                try:
+                    try:
+                        run.value = self._run_cell(code, shell)
+                    finally:
+                        namespace.take_answer()  # may run user code
+                except Submitted:
+                    pass
+                except BaseException as error:
+                    run.error = error
+                run.describe(self._max_output_length)
+        finally:
+            self._restore()
+            self._sync.end(shell)
+
+    def _run_cell(self, code: str, shell: Any) -> str | None:
+        filename = f"<cell {next(_numbers)}>"
+        self._sources.add(filename, code)
+        codes, has_magics = compile_code(code, filename, shell)
+        with ExitStack() as stack:
+            if has_magics:
+                stack.enter_context(kernel.shell_namespace(shell, self._namespace.globals))
+            try:
+                value = cells.run(codes, self._namespace.globals, self._loops)
+            finally:
+                if cancelled := self._loops.end_cell():
+                    tasks = "1 background task was" if cancelled == 1 else f"{cancelled} background tasks were"
+                    self._emitter.streams[1].write(f"sandglass: {tasks} cancelled at the end of the cell\n")
+        show = PROFILES[self.profile].show
+        return None if value is None or show is None else show(value)
+
+    def _restore(self) -> None:
+        """Helpers and builtins are there again, whatever code did to them."""
+        self._namespace.restore()
+        shown = self._namespace.globals["__builtins__"]
+        shown.update(self._builtins)
+        for added in shown.keys() - self._builtins.keys():
+            del shown[added]
+
+    def _report(self, run: _Run, seconds: float) -> Result:
+        stdout, stderr = (self._emitter.text(name) for name in ("stdout", "stderr"))
+        if run.message is not None and PROFILES[self.profile].final_is_text:
+            stderr += f"\n{run.message}"  # their controllers show the model nothing else
+        final = self._namespace.final
+        return Result(
+            stdout=stdout,
+            stderr=stderr,
+            error=run.message,
+            error_type=None if run.error is None else type_name(run.error),
+            traceback=run.traceback,
+            result=None if run.value is None else kept(run.value, self._max_output_length),
+            locals=self.locals,
+            execution_time=seconds,
+            final_answer=None if final is MISSING else unwrapped(final),
+            rlm_calls=self.rlm_calls,
+        )
+
+
+class _Run:
+    """An execution under way."""
+
+    def __init__(self) -> None:
+        self.value: str | None = None
+        self.error: BaseException | None = None
+        self.message: str | None = None
+        self.traceback: str | None = None
+
+    def describe(self, limit: int) -> None:
+        """Puts the error into words, which may run code of the user's."""
+        if self.error is not None:
+            message, traceback = describe(self.error)
+            self.message, self.traceback = kept(message, limit), kept(traceback, limit)
+
+
+def _names(option: str, value: Iterable[str]) -> frozenset[str]:
+    names = [value] if isinstance(value, str) else list(value)
+    for name in names:
+        if not isinstance(name, str) or not name.isidentifier() or iskeyword(name):
+            raise ValueError(f"{option}: {short(name, 100)} is no name of a variable")
+    if isinstance(value, str):
+        raise ValueError(f"{option} is a list of names: [{value!r}]")
+    return frozenset(names)
+
+
+def _index(wanted: int | None, used: Iterable[int]) -> int:
+    if wanted is None:
+        return max(used, default=-1) + 1
+    if wanted < 0:
+        raise ValueError(f"an index is 0 or more, not {wanted}")
+    return wanted

@@ -1,0 +1,92 @@
+"""What an execution of a `JupyterREPL` came to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandglass.helpers import AwaitableList, AwaitableStr
+from sandglass.output import KeptText, printable
+from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.values import safe_repr
+
+_MAX_REPR_CHARS = 1000
+
+
+@dataclass(slots=True, repr=False)
+class Result:
+    """What an execution came to. `str(result)` is short, whatever it holds."""
+
+    stdout: str
+    stderr: str
+    #: What went wrong, as the last line of its traceback says it; None when nothing did.
+    error: str | None
+    error_type: str | None
+    traceback: str | None
+    #: The last expression's value as text, where the profile shows it.
+    result: str | None
+    #: The code's variables, as they are, and not as they were.
+    locals: dict[str, Any]
+    #: Seconds, callbacks included.
+    execution_time: float
+    #: What was declared; None when nothing was.
+    final_answer: Any
+    #: With an `RLM`: its records of the calls that were made.
+    rlm_calls: list[Any] = field(default_factory=list)
+
+    @property
+    def llm_calls(self) -> list[Any]:
+        """Another name for `rlm_calls`."""
+        return self.rlm_calls
+
+    def __repr__(self) -> str:
+        shown = ("stdout", "stderr", "error", "result", "final_answer")
+        values = {name: getattr(self, name) for name in shown}
+        fields = [f"{name}={short(value, 200)}" for name, value in values.items() if not _is_nothing(value)]
+        return f"Result({', '.join(fields)}, execution_time={self.execution_time:.3f})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: variables as text, where they are no plain values, and long ones shortened."""
+        return {
+            "stdout": self.stdout,
+            "stderr": self.stderr,
+            "error": self.error,
+            "locals": {name: _plain(value) for name, value in self.locals.items()},
+            "execution_time": self.execution_time,
+            "rlm_calls": [call.to_dict() for call in self.rlm_calls],
+            "final_answer": final if type(final := self.final_answer) is str else _plain(final),
+        }
+
+
+def kept(text: str, limit: int) -> str:
+    """Text of any length, bounded as output is."""
+    bounded = KeptText(limit)
+    bounded.add(0, printable(text))
+    return bounded.text()
+
+
+def short(value: object, limit: int) -> str:
+    """The beginning of a value's repr."""
+    if type(value) is str:
+        value = value[: limit + 1]  # its repr is no shorter
+    text = printable(safe_repr(value))
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def _is_nothing(value: object) -> bool:
+    return value is None or (type(value) is str and not value)
+
+
+def _plain(value: object) -> Any:
+    if value is None or type(value) in (bool, int, float):
+        return value
+    if isinstance(value, str):
+        return printable(str.__str__(value))[:_MAX_REPR_CHARS]
+    return short(value, _MAX_REPR_CHARS)
+
+
+def unwrapped(value: Any) -> Any:
+    """An answer of a model as what it claims to be."""
+    if type(value) is AwaitableStr:
+        return str.__str__(value)
+    return list(value) if type(value) is AwaitableList else value

@@ -1,0 +1,79 @@
+"""Which variables go to the notebook, and which come from there. Values are shared, never copied.
+
+Never synced: names that begin with `_`, helpers and `answer`, what IPython itself keeps there (`In`, `Out`, …), and
+what the REPL was given (`context`, `history`, …).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sandglass.helpers import AwaitableStr
+from sandglass.namespace import MISSING, Namespace
+from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+
+class Sync:
+    """The notebook's end of a namespace. `find_shell` is asked each time: a kernel may replace its shell."""
+
+    def __init__(self, namespace: Namespace, take: bool, give: bool, names: Collection[str] | None) -> None:
+        self._namespace = namespace
+        self._take, self._give, self._names = take, give, names
+        #: Names that the REPL was given values for.
+        self.given: set[str] = set()
+        #: What both ends had under a name when it was synced last.
+        self._shared: dict[str, Any] = {}
+        self._before: dict[str, Any] = {}
+
+    def begin(self, shell: Any) -> None:
+        """Before code runs: takes the notebook's variables, and drops those that it has deleted."""
+        variables = self._namespace.globals
+        if self._take and shell is not None:
+            notebook = shell.user_ns
+            for name, value in list(self._shared.items()):
+                if name not in notebook:
+                    del self._shared[name]
+                    if variables.get(name) is value:
+                        del variables[name]
+            for name, value in list(notebook.items()):
+                if self._may_take(name, value, shell):
+                    variables[name] = self._shared[name] = value
+        self._before = {name: variables[name] for name in self._namespace.names()}
+
+    def end(self, shell: Any) -> None:
+        """After code ran: gives the notebook what it has bound anew, and deletes there what it has deleted."""
+        before, self._before = self._before, {}
+        if not self._give or shell is None:
+            return
+        variables, notebook = self._namespace.globals, shell.user_ns
+        for name in self._namespace.names():
+            value = variables[name]
+            if before.get(name, MISSING) is not value and self._may_give(name, shell):
+                if type(value) is AwaitableStr:
+                    value = variables[name] = str.__str__(value)
+                notebook[name] = self._shared[name] = value
+        for name in before.keys() - variables.keys():
+            if self._shared.pop(name, MISSING) is notebook.get(name, self):
+                del notebook[name]
+
+    def _may_take(self, name: Any, value: object, shell: Any) -> bool:
+        if type(name) is not str or (self._names is not None and name not in self._names):
+            return False
+        if getattr(type(value), "is_jupyter_repl", False) is True:  # code has no use for what runs it
+            return False
+        return self._is_common(name) and shell.user_ns_hidden.get(name, MISSING) is not value
+
+    def _may_give(self, name: str, shell: Any) -> bool:
+        if not self._is_common(name) or name in shell.user_ns_hidden:
+            return False
+        # With an allowlist, other variables of the notebook are none of the code's business.
+        unlisted = self._names is not None and name not in self._names and name in shell.user_ns
+        return not unlisted or shell.user_ns[name] is self._shared.get(name, MISSING)
+
+    def _is_common(self, name: str) -> bool:
+        namespace = self._namespace
+        is_helper = name in namespace.helpers or (name == "answer" and namespace.has_answer)  # aliases may be taken
+        return not (name.startswith("_") or name in self.given or is_helper) and name.isidentifier()

@@ -1,0 +1,550 @@
+"""What holds wherever `JupyterREPL` runs: here with IPython in this process, or without it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import linecache
+import logging
+import os
+import pickle
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandglass import HostCallError, JupyterREPL
+from sandglass.jupyter import Result
+
+
+def ok(repl: JupyterREPL, code: str) -> Result:
+    result = repl.execute_code(code)
+    assert result.error is None, result.traceback
+    return result
+
+
+def echo(prompt: str, model: str | None = None) -> str:
+    return f"{prompt}/{model}"
+
+
+# ---- results ----
+
+
+def test_a_result_tells_all_there_is_to_know() -> None:
+    repl = JupyterREPL(echo)
+    repl.load_context("some text")
+    result = ok(
+        repl, "import sys\nprint(len(context)); print('!', file=sys.stderr)\nx = llm_query('q')\nFINAL_VAR('x')\nx * 2"
+    )
+    assert (result.stdout, result.stderr, result.error, result.result) == ("9\n", "!\n", None, "'q/Noneq/None'")
+    assert result.final_answer == "q/None" and type(result.final_answer) is str
+    assert (
+        result.locals["x"] == "q/None" and result.locals["context"] == "some text" and "llm_query" not in result.locals
+    )
+    assert 0 < result.execution_time < 5
+    failed = repl.execute_code("print('before')\n1 / 0")
+    assert (failed.stdout, failed.error, failed.error_type) == (
+        "before\n",
+        "ZeroDivisionError: division by zero",
+        "ZeroDivisionError",
+    )
+    assert failed.traceback is not None and "    1 / 0\n" in failed.traceback and "sandglass" not in failed.traceback
+    assert repl.execute_code("x =").error_type == "SyntaxError"
+    assert failed.final_answer is None and repl.last_result.error_type == "SyntaxError"
+
+
+def test_the_helpers_are_those_of_the_profile() -> None:
+    failing = JupyterREPL(lambda prompt: [][1])
+    assert failing.execute_code("llm_query('x')").error == "HostCallError: list index out of range"
+    assert ok(failing, "llm_query_batched(['a', 'b'])").result == str(
+        ["Error: LM query failed - list index out of range"] * 2
+    )
+    rlm = JupyterREPL(lambda prompt: [][1], profile="rlm")
+    result = rlm.execute_code("print(llm_query('x')); print(rlm_query('y')); 1\nnot_there")
+    assert result.stdout == "Error: list index out of range\n" * 2 and result.result is None
+    assert result.stderr == "\nNameError: name 'not_there' is not defined"
+    assert ok(rlm, "answer['content'] = 42; answer['ready'] = True").final_answer == "42"
+    nobody = JupyterREPL()
+    assert "give JupyterREPL on_llm_query=" in str(nobody.execute_code("llm_query('x')").error)
+    assert ok(JupyterREPL(profile="rlm"), "print(llm_query('x'))").stdout == "Error: No LM handler configured\n"
+    assert "on_llm_query returned a int, not a str" in str(
+        JupyterREPL(lambda p: 5).execute_code("llm_query('x')").error
+    )
+
+
+def test_the_profile_of_dspy() -> None:
+    repl = JupyterREPL(echo, profile="dspy")
+    assert ok(repl, "llm_query('a')").result == "a/None"
+    done = ok(repl, "SUBMIT(answer=llm_query('b'))\nprint('never')")
+    assert done.final_answer == {"answer": "b/None"} and done.stdout == ""
+    assert repl.execute_code("llm_query('')").error == "ValueError: prompt cannot be empty"
+
+
+def test_recursive_queries_get_their_context() -> None:
+    asked: list[tuple[Any, ...]] = []
+    repl = JupyterREPL(on_rlm_query=lambda *args: asked.append(args) or "done")
+    repl.load_context(["the context"])
+    ok(repl, "rlm_query('task'); rlm_query('other', [1]); rlm_query_batched(['a', ('b', 2)])")
+    assert asked[:2] == [("task", ["the context"]), ("other", [1])]
+    assert sorted(asked[2:]) == [("a", ["the context"]), ("b", 2)]
+    legacy = JupyterREPL(on_rlm_query=lambda *args: asked.append(args) or "done", profile="rlm-legacy")
+    ok(legacy, "rlm_query('p'); rlm_query('p', model='m')")
+    assert asked[4:] == [("p", None), ("p", None, "m")]
+
+
+def test_what_code_overwrites_is_back_in_the_next_cell() -> None:
+    repl = JupyterREPL(echo)
+    ok(repl, "llm_query = FINAL_VAR = None\n__builtins__['len'] = None\n__builtins__['added'] = 1\ndel SHOW_VARS")
+    assert (
+        ok(repl, "(llm_query('a'), len('abc'), SHOW_VARS()[:5], 'added' in __builtins__)").result
+        == "('a/None', 3, 'No va', False)"
+    )
+    ok(repl, "__builtins__ = {}; len = 5")
+    assert ok(repl, "(len, max(1, 2))").result == "(5, 2)"
+
+
+def test_builtins_are_safe_against_accidents() -> None:
+    repl = JupyterREPL()
+    for code in ("eval('1')", "exec('1')", "compile('1', '', 'eval')", "globals()", "locals()", "breakpoint()"):
+        assert "is not available to code of a JupyterREPL" in str(repl.execute_code(code).error), code
+    assert str(repl.execute_code("input()").error).startswith("EOFError: input() is not available")
+    assert repl.execute_code("import sys; sys.exit(3)").error == "SystemExit: 3"
+    assert (
+        ok(repl, "import math\nfrom dataclasses import dataclass\n@dataclass\nclass P:\n  x: int\nP(1)").result
+        == "P(x=1)"
+    )
+    closed = JupyterREPL(allow_builtin_imports=False)
+    assert closed.execute_code("import math").error == "ImportError: __import__ not found"
+
+
+def test_output_of_any_length_is_bounded() -> None:
+    repl = JupyterREPL(max_output_length=1000)
+    result = repl.execute_code("for i in range(300000): print('x' * 99)\nraise ValueError('y' * 100000)")
+    assert len(result.stdout) < 1100 and result.stdout.startswith("x" * 99 + "\n")
+    assert "\n... [29999000 characters omitted] ...\n" in result.stdout
+    assert len(str(result.error)) < 1100 and len(str(result.traceback)) < 1100
+    assert len(str(ok(repl, "'z' * 10**6").result)) < 1100
+    assert len(repr(repl.execute_code("big = 'b' * 10**7\nprint('c' * 900)"))) < 500
+    assert ok(repl, "import sys\nsys.stdout.buffer.write('é'.encode())\nprint('\\ud800')").stdout == "é\\ud800\n"
+
+
+def test_broken_reprs_break_nothing() -> None:
+    repl = JupyterREPL()
+    code = "class B:\n  def __repr__(self): raise OSError('no')\n  __str__ = __bool__ = __len__ = __eq__ = __repr__\nb = B()\nFINAL(b)\nb"
+    result = ok(repl, code)
+    assert result.result == "<B object, repr() raised OSError: no>" and "B object" in repr(result)
+    assert "B object" in result.to_dict()["locals"]["b"]
+    assert (
+        repl.execute_code("class E(Exception):\n  def __str__(self): raise OSError\nraise E").error
+        == "E: <exception str() failed>"
+    )
+    assert ok(repl, "answer = b").final_answer is None
+    assert ok(repl, "answer = {'content': 1, 'ready': b}").final_answer == 1
+
+
+def test_a_large_context_is_not_copied() -> None:
+    context = "line\n" * 20_000_000
+    repl = JupyterREPL()
+    begun = time.perf_counter()
+    repl.load_context(context)
+    result = ok(repl, "same = context\nFINAL_VAR('same')\nlen(context)")
+    assert result.result == "100000000" and result.final_answer is context and result.locals["context"] is context
+    assert len(repr(result)) < 1000 and len(str(result.to_dict()["locals"])) < 10_000
+    assert result.to_dict()["final_answer"] is context
+    assert time.perf_counter() - begun < 5
+
+
+# ---- turns ----
+
+
+def test_contexts_and_histories_of_several_turns() -> None:
+    repl = JupyterREPL()
+    repl.load_context("zero")
+    assert ok(repl, "(context, completion_context)").result == "('zero', 'zero')"
+    repl.load_context("again")
+    assert ok(repl, "(context, completion_context)").result == "('again', 'again')"
+    assert repl.add_context("one") == 1 and repl.get_context_count() == 2
+    assert ok(repl, "(context, context_0, context_1, session_context_0, session_context_1)").result == str(
+        ("again", "again", "one", "again", "one")
+    )
+    assert ok(repl, "context_history, completion_context").result == "(['again', 'one'], 'one')"
+    repl.load_context("anew")
+    assert ok(repl, "(context, session_context_0, context_history, completion_context)").result == str(
+        ("anew", "anew", ["anew", "one"], "anew")
+    )
+    messages = [{"role": "user", "content": "hi"}]
+    assert (repl.add_history(messages), repl.add_history([])) == (0, 1) and repl.get_history_count() == 2
+    messages[0]["content"] = "changed"
+    assert ok(repl, "history[0]['content'], history is history_0, session_history").result == str(
+        ("hi", True, [[{"role": "user", "content": "hi"}], []])
+    )
+    lasting = JupyterREPL(persistent=True, context_payload="first")
+    assert ok(lasting, "(context, session_context_0, context_history)").result == "('first', 'first', ['first'])"
+    assert lasting.add_context("sixth", 5) == 5 and lasting.add_context("seventh") == 6
+    assert ok(lasting, "context, session_context_5, context_6, context_history").result == str(
+        ("first", "sixth", "seventh", ["first", "sixth", "seventh"])
+    )
+    with pytest.raises(ValueError, match="0 or more"):
+        lasting.add_context("x", -1)
+
+
+def test_the_rlm_profile_puts_the_context_back() -> None:
+    repl = JupyterREPL(profile="rlm", context_payload="given")
+    ok(repl, "context = 'mine'")
+    assert ok(repl, "print(context, context_0)").stdout == "given given\n"
+    repl.add_context("second")
+    assert ok(repl, "print(context, context_1)").stdout == "given second\n"
+
+
+def test_setup_makes_everything_anew() -> None:
+    repl = JupyterREPL(
+        setup_code="import math\ndef area(r): return math.pi * r * r",
+        custom_tools={"limit": 5, "up": {"tool": str.upper}},
+    )
+    assert ok(repl, "round(area(2)), limit, up('a')").result == "(13, 5, 'A')"
+    ok(repl, "up = limit = None; x = 1")
+    assert ok(repl, "(up('b'), limit)").result == "('B', None)"
+    repl.setup()
+    assert repl.execute_code("x").error_type == "NameError"
+    assert ok(repl, "limit").result == "5"
+    with pytest.raises(RuntimeError, match="setup_code failed: NameError: name 'nowhere'"):
+        JupyterREPL(setup_code="nowhere")
+
+
+def test_cleanup_lets_go() -> None:
+    gc.collect()
+    before = set(linecache.cache)
+    with JupyterREPL(echo) as repl:
+        ok(repl, "def f(): return x\nx = [1]")
+        kept = repl.locals["f"]
+        assert set(linecache.cache) > before
+    assert set(linecache.cache) == before
+    assert repl.locals == {} and kept() == [1]
+    repl.cleanup()
+    dropped = JupyterREPL(echo)
+    gone = weakref.ref(dropped)
+    ok(dropped, "x = 1")
+    del dropped
+    gc.collect()
+    assert gone() is None and set(linecache.cache) == before
+    for call in (lambda: repl.execute_code("1"), lambda: repl.load_context(1), lambda: repl.add_history([])):
+        with pytest.raises(RuntimeError, match="cleaned up"):
+            call()
+
+
+def test_options_are_checked(shell: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no profile 'x', but default"):
+        JupyterREPL(profile="x")
+    with pytest.raises(NotADirectoryError, match="workdir: there is no folder"):
+        JupyterREPL(workdir=tmp_path / "none")
+    for names, message in (
+        (["a", "b c"], "'b c' is no name"),
+        ("df", r"list of names: \['df'\]"),
+        ([5], "5 is no name"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            JupyterREPL(sync_vars=names)  # type: ignore[arg-type]
+    for name in ("llm_query", "context", "answer", "no name"):
+        with pytest.raises(ValueError, match="custom_tools"):
+            JupyterREPL(custom_tools={name: print})
+    with pytest.raises(TypeError, match="code to be a str, not int"):
+        JupyterREPL().execute_code(5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="on_llm"):
+        JupyterREPL(on_llm=print)  # type: ignore[call-arg]
+
+
+# ---- what belongs to the process ----
+
+
+def test_code_has_a_folder_and_callbacks_have_the_notebooks(tmp_path: Path) -> None:
+    here = os.getcwd()
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    seen: list[str] = []
+    repl = JupyterREPL(lambda prompt: seen.append(os.getcwd()) or "", workdir=tmp_path)
+    result = ok(
+        repl,
+        "import os\nopen('made.txt', 'w').close()\nllm_query('x')\nos.chdir('inside')\nllm_query('y')\nprint(os.getcwd())",
+    )
+    assert seen == [here, here] and result.stdout == f"{inside}\n" and (tmp_path / "made.txt").exists()
+    assert os.getcwd() == here
+    assert repl.execute_code("import os; os.chdir('inside'); 1 / 0").error and os.getcwd() == here
+    assert ok(repl, "print(os.getcwd())").stdout == f"{tmp_path}\n"
+
+
+def test_streams_are_given_back_and_what_keeps_one_writes_to_the_notebook(capsys: pytest.CaptureFixture[str]) -> None:
+    streams = sys.stdout, sys.stderr
+    repl = JupyterREPL(lambda prompt: print("asked", prompt) or "a")
+    result = ok(repl, "print('one'); llm_query('q'); print('two')\nimport sys; kept = sys.stdout")
+    assert (sys.stdout, sys.stderr) == streams
+    assert result.stdout == "one\ntwo\n" and capsys.readouterr().out == "asked q\n"
+    repl.locals["kept"].write("later\n")
+    repl.locals["kept"].flush()
+    assert capsys.readouterr().out == "later\n"
+    log = logging.getLogger("of the test")
+    log.propagate = False
+    ok(
+        repl,
+        "import logging\nlog = logging.getLogger('of the test')\nlog.addHandler(logging.StreamHandler())\nlog.error('inside')",
+    )
+    log.error("outside")
+    assert repl.last_result.stderr == "inside\n" and capsys.readouterr().err == "outside\n"
+    log.handlers.clear()
+
+
+def test_threads_of_code_print_and_ask() -> None:
+    repl = JupyterREPL(lambda prompt: print("unseen") or prompt.upper())
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+def ask(i):
+    print('line', i)
+    return llm_query(f'q{i}')
+with ThreadPoolExecutor(4) as pool:
+    got = list(pool.map(ask, range(20)))
+got"""
+    result = ok(repl, code)
+    assert result.result == str([f"Q{i}" for i in range(20)])
+    assert sorted(result.stdout.splitlines()) == sorted(f"line {i}" for i in range(20))
+
+
+def test_a_batch_is_asked_at_once_and_stays_in_order() -> None:
+    together = threading.Barrier(3, timeout=10)
+
+    def ask(prompt: str) -> str:
+        together.wait()
+        if prompt == "b":
+            raise OSError("down")
+        return prompt
+
+    repl = JupyterREPL(ask, max_concurrent_subcalls=3)
+    assert ok(repl, "llm_query_batched(['a', 'b', 'c'])").result == "['a', 'Error: LM query failed - down', 'c']"
+    assert ok(repl, "llm_query_batched([])").result == "[]"
+
+
+def test_callbacks_may_be_asynchronous() -> None:
+    async def ask(prompt: str, model: str | None = None) -> str:
+        await asyncio.sleep(0.01)
+        if prompt == "bad":
+            raise ValueError("worse")
+        return f"{prompt}/{model}"
+
+    for callback in (ask, lambda *args: ask(*args)):
+        repl = JupyterREPL(callback)
+        code = "llm_query('a', model='m'), await llm_query('b'), llm_query_batched(['c', 'bad'])"
+        assert ok(repl, code).result == "('a/m', 'b/None', ['c/None', 'Error: LM query failed - worse'])"
+
+
+def test_children_that_run_at_once_keep_their_output_apart() -> None:
+    def child(task: str, context: Any) -> str:
+        inner = JupyterREPL(lambda prompt: print("of the notebook") or prompt)
+        return ok(inner, f"for i in range(200): print({task!r}, end='')\nllm_query('x')").stdout
+
+    repl = JupyterREPL(on_rlm_query=child)
+    result = ok(
+        repl,
+        "print('before')\ngot = rlm_query_batched(['a', 'b', 'c', 'd'])\nprint('after')\n[(set(t), len(t)) for t in got]",
+    )
+    assert result.stdout == "before\nafter\n" and result.result == str([({letter}, 200) for letter in "abcd"])
+    itself = JupyterREPL(lambda prompt: str(itself.execute_code("1")))
+    assert "runs code already" in str(itself.execute_code("llm_query('x')").error)
+    assert ok(itself, "2").result == "2"
+
+
+def test_two_repls_know_nothing_of_each_other() -> None:
+    first, second = JupyterREPL(echo), JupyterREPL(lambda prompt: "second")
+    ok(first, "x = 1\ndef f(): return 1 / 0")
+    assert second.execute_code("x").error_type == "NameError"
+    ok(second, "def g(): raise ValueError('of g')\nllm_query = 5")
+    assert ok(first, "llm_query('a')").result == "'a/None'"
+    assert "def f(): return 1 / 0" in str(first.execute_code("f()").traceback)
+    assert "raise ValueError('of g')" in str(second.execute_code("g()").traceback)
+
+
+def test_coroutines_run_whether_a_loop_runs_or_not() -> None:
+    code = "import asyncio\nasync def f(x):\n    await asyncio.sleep(0)\n    return await llm_query(x)\n"
+    repl = JupyterREPL(echo)
+
+    def check() -> None:
+        assert (
+            ok(repl, code + "await asyncio.gather(f('a'), asyncio.create_task(llm_query('b')))").result
+            == "['a/None', 'b/None']"
+        )
+        assert ok(repl, "asyncio.run(f('c'))").result == "'c/None'"
+        result = ok(repl, "task = asyncio.get_running_loop().create_task(asyncio.sleep(60)); await asyncio.sleep(0)")
+        assert result.stderr == "sandglass: 1 background task was cancelled at the end of the cell\n"
+
+    async def notebook() -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        check()
+        assert (asyncio.get_running_loop(), asyncio.current_task()) == (loop, task) and asyncio.get_event_loop() is loop
+        await asyncio.sleep(0)
+
+    check()
+    asyncio.run(notebook())
+
+
+def test_a_task_that_refuses_to_end_holds_nothing_up() -> None:
+    repl = JupyterREPL()
+    code = """
+import asyncio
+async def stubborn():
+    while True:
+        try: await asyncio.sleep(60)
+        except asyncio.CancelledError: pass
+task = asyncio.create_task(stubborn())
+await asyncio.sleep(0)"""
+    assert ok(repl, code).execution_time < 10
+
+
+def test_an_interrupt_goes_on_to_the_notebook() -> None:
+    def ask(prompt: str) -> str:
+        raise KeyboardInterrupt
+
+    here, streams = os.getcwd(), (sys.stdout, sys.stderr)
+    for profile in ("default", "rlm"):
+        repl = JupyterREPL(ask, profile=profile)
+        with pytest.raises(KeyboardInterrupt):
+            repl.execute_code("x = 1\nprint('so far')\ntry: llm_query('q')\nexcept Exception: pass")
+        assert repl.last_result.stdout == "so far\n" and repl.last_result.error_type == "KeyboardInterrupt"
+        assert (sys.stdout, sys.stderr) == streams and os.getcwd() == here
+        assert ok(repl, "print(x)").stdout == "1\n"
+
+
+def test_errors_of_the_host_can_be_caught_by_name() -> None:
+    repl = JupyterREPL(lambda prompt: [][1])
+    assert (
+        ok(repl, "try: llm_query('x')\nexcept HostCallError as error: caught = str(error)\ncaught").result
+        == "'list index out of range'"
+    )
+    assert isinstance(repl.locals["caught"], str) and issubclass(HostCallError, RuntimeError)
+
+
+# ---- the notebook's variables ----
+
+
+def test_variables_come_from_the_notebook(shell: Any) -> None:
+    shell.run_cell("df = [1, 2]; _private = 1; context = 'mine'; llm_query = 'taken'; answer = 'taken'\nimport math")
+    repl = JupyterREPL(echo, sync_from_user_ns=True)
+    shell.user_ns["repl"] = repl
+    assert ok(repl, "(df, context, math.pi > 3, llm_query('a'))").result == "([1, 2], 'mine', True, 'a/None')"
+    for name in ("_private", "In", "Out", "_", "repl"):
+        assert repl.execute_code(name).error_type == "NameError", name
+    assert "is not available" in str(repl.execute_code("exit()").error)
+    ok(repl, "df.append(3); made = 1; df2 = df")
+    assert shell.user_ns["df"] == [1, 2, 3]  # the same object
+    assert "made" not in shell.user_ns and shell.user_ns["llm_query"] == "taken"
+    shell.run_cell("df = 'new'; del math")
+    assert ok(repl, "(df, df2)").result == "('new', [1, 2, 3])"
+    assert repl.execute_code("math").error_type == "NameError"
+    ok(repl, "df = 'of the code'")
+    assert shell.user_ns["df"] == "new" and ok(repl, "df").result == "'new'"
+    repl.load_context("given")
+    assert ok(repl, "context").result == "'given'" and shell.user_ns["context"] == "mine"
+
+
+def test_variables_go_to_the_notebook(shell: Any) -> None:
+    shell.run_cell("x = 1; y = 1; In_before = len(In)")
+    repl = JupyterREPL(echo, sync_to_user_ns=True)
+    repl.load_context("given")
+    assert repl.execute_code("x").error_type == "NameError"
+    ok(
+        repl,
+        "x = 2; text = llm_query('a'); _hidden = 1; In = Out = get_ipython = 'taken'\nimport json\ndef f(): return x",
+    )
+    user = shell.user_ns
+    assert (user["x"], user["text"], user["f"]()) == (2, "a/None", 2) and type(user["text"]) is str and "json" in user
+    assert user["In"] != "taken" and user["Out"] != "taken" and callable(user["get_ipython"])
+    for name in ("context", "completion_context", "_hidden", "llm_query", "answer", "HostCallError"):
+        assert name not in user, name
+    shell.run_cell("x = 'by hand'; z = 1")
+    ok(repl, "other = 1")
+    assert user["x"] == "by hand"  # the code did not touch it
+    ok(repl, "z = 1; del x, text, f")
+    assert user["x"] == "by hand" and "text" not in user and "f" not in user
+    repl.execute_code("late = 5; 1 / 0")
+    assert user["late"] == 5  # what was done before an error is done
+    with pytest.raises(KeyboardInterrupt):
+        repl.execute_code("later = 6; raise KeyboardInterrupt")
+    assert user["later"] == 6
+    repl.cleanup()
+    assert user["late"] == 5
+
+
+def test_the_notebook_may_have_variables_with_the_names_of_aliases(shell: Any) -> None:
+    shell.run_cell("query = 'mine'")
+    repl = JupyterREPL(echo, sync_to_user_ns=True, sync_from_user_ns=True)
+    assert ok(repl, "query").result == "'mine'"
+    assert "llm_batch" not in shell.user_ns
+    shell.run_cell("del query")
+    assert ok(repl, "query('a')").result == "'a/None'" and "query" not in shell.user_ns
+
+
+def test_variables_go_both_ways(shell: Any) -> None:
+    shell.run_cell("n = 1; rows = []; gone = 1")
+    repl = JupyterREPL(sync_to_user_ns=True, sync_from_user_ns=True)
+    ok(repl, "n += 1; rows.append(n); del gone; made = {}")
+    assert shell.user_ns["n"] == 2 and shell.user_ns["rows"] == [2] and "gone" not in shell.user_ns
+    assert shell.run_cell("n += 1; rows.append(n); made['k'] = n; del rows").success
+    assert ok(repl, "(n, made)").result == "(3, {'k': 3})"
+    assert repl.execute_code("rows").error_type == "NameError"
+    other = JupyterREPL(sync_from_user_ns=True, profile="rlm", context_payload="c")
+    assert ok(other, "print(n, made)").stdout == "3 {'k': 3}\n"
+
+
+def test_with_a_list_of_names_the_notebooks_others_are_left_alone(shell: Any) -> None:
+    shell.run_cell("df = [1]; secret = 's'; both = 0")
+    repl = JupyterREPL(sync_to_user_ns=True, sync_from_user_ns=True, sync_vars=["df", "both", "not_there"])
+    assert repl.execute_code("secret").error_type == "NameError"
+    ok(repl, "df = df + [2]; secret = 'mine'; both += 1; made = 1")
+    user = shell.user_ns
+    assert (user["df"], user["secret"], user["both"], user["made"]) == ([1, 2], "s", 1, 1)
+    ok(repl, "made = 2; del both, secret")
+    assert user["made"] == 2 and "both" not in user and user["secret"] == "s"
+    shell.run_cell("made = 'by hand'")
+    assert ok(repl, "made").result == "2"  # not on the list
+    ok(repl, "made = 3")
+    assert user["made"] == "by hand"
+    ok(repl, "not_there = 1")
+    assert user["not_there"] == 1
+
+
+def test_without_ipython_there_is_nothing_to_sync() -> None:
+    from sandglass.jupyter import kernel
+
+    assert kernel.find_shell() is None
+    with pytest.raises(RuntimeError, match="need IPython, and none runs in this process"):
+        JupyterREPL(sync_to_user_ns=True)
+    assert JupyterREPL().execute_code("%time 1").error_type == "SyntaxError"
+
+
+def test_magics_work_on_the_codes_variables(shell: Any) -> None:
+    repl = JupyterREPL(echo)
+    ok(repl, "x = 20")
+    result = ok(repl, "%time y = x + 1\nz = y * 2\nprint(z)\n!echo from the shell $x")
+    assert result.stdout.splitlines()[-2:] == ["42", "from the shell 20"]
+    assert (repl.locals["y"], repl.locals["z"]) == (21, 42) and not {"x", "y", "z"} & shell.user_ns.keys()
+    assert "3 loops" in ok(repl, "%%timeit -n 3 -r 1\nx + 1").stdout
+    assert "Line magic function `%no_such_magic` not found" in str(repl.execute_code("%no_such_magic").error)
+    assert repl.execute_code("x = = 1").error == "SyntaxError: invalid syntax"
+    before = shell.user_ns
+    with pytest.raises(KeyboardInterrupt):
+        repl.execute_code("%time raise KeyboardInterrupt\nraise KeyboardInterrupt")
+    assert shell.user_ns is before
+
+
+def test_outputs_of_the_notebook_are_not_polluted(shell: Any) -> None:
+    shell.run_cell("1 + 1", store_history=True)
+    before = dict(shell.user_ns)
+    repl = JupyterREPL(sync_to_user_ns=True, sync_from_user_ns=True)
+    ok(repl, "5")
+    ok(repl, "'not shown'")
+    assert {name: value for name, value in shell.user_ns.items() if before.get(name) is not value} == {}
+
+
+def test_results_can_be_pickled() -> None:
+    result = ok(JupyterREPL(echo), "x = llm_query('a'); y = llm_query_batched(['b'])")
+    assert pickle.loads(pickle.dumps(result)).locals == {"x": "a/None", "y": ["b/None"]}

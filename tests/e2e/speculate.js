@@ -199,10 +199,12 @@ async function fuzz() {
   }
   /** @type {Map<string, number>} */
   const hits = new Map();
+  const tried = new Set();
   for (let round = 0; round < settings.rounds; round++) {
     const kinds = Object.keys(KINDS).map((kind) => ({ kind, at: random() }));
     kinds.sort((a, b) => a.at - b.at);
-    for (const { kind } of kinds) {
+    for (const { kind } of kinds.slice(0, Math.ceil(kinds.length * Math.min(1, settings.rounds - round)))) {
+      tried.add(kind);
       const code = KINDS[kind](Math.floor(random() * 40));
       const before = tally(served).used;
       await ahead(served, code);
@@ -214,7 +216,7 @@ async function fuzz() {
       if (problems.length > 3) return { problems };
     }
   }
-  const never = Object.keys(KINDS).filter((kind) => !hits.has(kind));
+  const never = [...tried].filter((kind) => !hits.has(kind));
   if (never.length > 0) problems.push(`never served: ${never.join(", ")}`);
   const { used, started } = tally(served);
   return { problems, said: `${used} of ${started} cells served, of ${hits.size} kinds, seed ${settings.seed}` };

@@ -229,10 +229,10 @@ export function createBridge(post, mailbox, witness) {
         post({ type: "output", turn, stream, skipped, text: text.toWellFormed() }, undefined, hold);
       },
 
-      /** @type {(mime: string, data: Uint8Array) => void} */
-      display(mime, data) {
+      /** @type {(mime: string, data: Uint8Array, isResult: boolean) => void} */
+      display(mime, data, isResult) {
         if (!(data instanceof Uint8Array)) throw new TypeError("a display's data are bytes");
-        if (turn) post({ type: "display", turn, mime: `${mime}` }, data);
+        if (turn) post({ type: "display", turn, mime: `${mime}`, isResult: isResult === true }, data);
       },
 
       get hasWritten() {

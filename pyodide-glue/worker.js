@@ -292,6 +292,7 @@ function createHandler(post, send, bridge, witness, { python, packages, checkpoi
       case "listFiles":
       case "removeFile":
       case "cellFile":
+      case "look":
         bridge.begin(request.turn, request.timeoutMs);
         return void orDie(file(request, body));
       default:
@@ -308,6 +309,7 @@ const FILE_ACTIONS = {
   listFiles: "list",
   removeFile: "remove",
   cellFile: "cell",
+  look: "look",
 };
 
 /** Pieces of a body, joined. @param {Uint8Array[]} pieces */

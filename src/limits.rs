@@ -40,6 +40,8 @@ pub struct Limits {
 
 /// Time that reading, listing or assigning variables may take, in milliseconds.
 pub const VALUE_TIMEOUT_MS: f64 = 60_000.0;
+/// Time that looking at code may take, in milliseconds: somebody waits for it with a finger on a key.
+pub const LOOK_TIMEOUT_MS: f64 = 5_000.0;
 /// Bytes that the wheels of one request may take unpacked.
 pub const MAX_UNPACKED_BYTES: f64 = 1024.0 * 1024.0 * 1024.0;
 /// Bytes of a value that is not a str or bytes and comes out of Python: reading it holds the page up.

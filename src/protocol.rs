@@ -26,7 +26,7 @@ use crate::deadline::StopReason;
 use crate::execution::{FileChange, LostVariable};
 
 /// Changes whenever a message does. Host and guest refuse to talk to another version.
-pub const PROTOCOL_VERSION: u32 = 5;
+pub const PROTOCOL_VERSION: u32 = 6;
 
 /// The host functions that the guest has helpers for; others are the user's own.
 pub const QUERIES: [&str; 2] = ["llm_query", "rlm_query"];
@@ -91,6 +91,9 @@ pub enum Request {
     /// Code that ran ahead has been asked for: from now on it may look at the clock and so on. Answered by `Promoted` when it has not
     /// done so before; a guest that is not at that any more answers nothing.
     Promote { turn: u32 },
+    /// Look at code that is being written: `path` is `complete` or `inspect`. The body is JSON, and so is the answer;
+    /// `python/sandglass/looks.py` has the keys. Answered by `Value`, `Bytes`.
+    Look { turn: u32, path: String, timeout_ms: f64 },
     /// Answers a host call: the body is the result, or `message` says why there is none.
     HostReply {
         call: u32,
@@ -271,7 +274,13 @@ pub enum Event {
         text: String,
     },
     /// Something to see. The body is UTF-8 where the mime type is one of [text](crate::display::Kind), else raw bytes.
-    Display { turn: u32, mime: String },
+    /// `is_result`: it is the last expression's value, whose `repr` was sent before.
+    Display {
+        turn: u32,
+        mime: String,
+        #[serde(default)]
+        is_result: bool,
+    },
     /// Python called the host function `name` and waits; the body is the list of arguments, or the only one when that is a
     /// str. A guest that waits `blocking`
     /// hears nothing but what the driver puts into its mailbox. `batch` is how many calls it made at once, this one among them:

@@ -36,7 +36,8 @@ use turn::{Task, Turn};
 pub use call::HostFailure;
 pub use checkpoint::Fork;
 pub use contexts::{Series, Target};
-pub use files::{CellFile, FileCommand};
+pub use display::ToResult;
+pub use files::{CellFile, FileCommand, Look};
 pub use packages::{Package, Wanted};
 
 /// The bytes of a message, as the driver holds them.
@@ -182,8 +183,8 @@ pub enum Effect<B> {
         mime: String,
         /// Its bytes.
         body: B,
-        /// Whether the `repr` of the last expression had come before it.
-        after_result: bool,
+        /// How it stands to the last expression's value.
+        to_result: ToResult,
     },
     /// The same for a second guest, which runs code ahead: it is booted, sent something or killed. It must be one that can be had at
     /// once.

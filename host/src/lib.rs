@@ -22,6 +22,7 @@
 //! | `completions` | the endpoints of models |
 //! | [`server`] | sessions over HTTP and WebSocket |
 //! | [`notebook`] | cells, and the files that describe them |
+//! | [`kernel`] | a Jupyter kernel |
 //! | [`rlm`] | the controller of a Recursive Language Model |
 //! | [`workspace`] | the folders that guests work in |
 //! | [`doctor`] | what each backend can do on this machine |
@@ -38,6 +39,7 @@ pub mod engine;
 pub mod frame;
 pub mod guest;
 pub mod image;
+pub mod kernel;
 pub mod log;
 pub mod notebook;
 pub mod pool;
@@ -52,7 +54,7 @@ pub mod value;
 pub mod workspace;
 pub mod zygote;
 
-pub use backend::{BackendKind, Launcher, Resources, Settings};
+pub use backend::{BackendKind, KernelSettings, Launcher, Resources, Settings};
 pub use guest::{Exit, Guest};
 pub use sandbox::{
     Answer, Capabilities, ExecuteOptions, Execution, FileEntry, Final, HostCall, Query, Sandbox, SandboxBuilder,

@@ -6,10 +6,11 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use sandglass_host::cli::{self, GuestArgs, RunArgs, SandboxArgs};
 use sandglass_host::image::command::{ImageCommand, VenvCommand};
+use sandglass_host::kernel::KernelCommand;
 use sandglass_host::notebook::command::CellArgs;
 use sandglass_host::rlm::command::RlmArgs;
 use sandglass_host::server::{self, ServeArgs};
-use sandglass_host::{cgroup, image, log, notebook, repl, rlm};
+use sandglass_host::{cgroup, image, kernel, log, notebook, repl, rlm};
 
 #[derive(Parser)]
 #[command(name = "sandglass-host", version, about = "Runs Python that nobody has to trust")]
@@ -39,6 +40,9 @@ enum Command {
     Rlm(Box<RlmArgs>),
     /// Shows what is in a file that a notebook's cell has left, which is opened in a sandbox; exits with 0, or 1 when it cannot be shown.
     Cell(Box<CellArgs>),
+    /// A Jupyter kernel whose cells run in a sandbox.
+    #[command(subcommand)]
+    Kernel(KernelCommand),
     /// Builds the image that Docker's guests run in.
     #[command(subcommand)]
     Image(ImageCommand),
@@ -70,6 +74,7 @@ async fn ended() -> ExitCode {
         Command::Doctor(args) => cli::doctor(*args).await,
         Command::Rlm(args) => return rlm::command::main(*args).await,
         Command::Cell(args) => return notebook::command::main(*args).await,
+        Command::Kernel(command) => kernel::kernel(command).await,
         Command::Image(command) => image::command::image(command).await,
         Command::Venv(command) => image::command::venv(command).await,
     };

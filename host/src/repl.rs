@@ -1,6 +1,6 @@
 //! The command `repl`: cells from the terminal, with their variables kept.
 
-mod complete;
+pub(crate) mod complete;
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use sandglass::execution::{CodeExecution, Display};
 use sandglass::protocol::Stream;
-use sandglass::session::{CellFile, Command, Encoded, FileCommand, Reply, Series};
+use sandglass::session::{CellFile, Command, Encoded, FileCommand, Look, Reply, Series, ToResult};
 use sandglass::{BudgetLimits, Error, Limits};
 use serde::{Deserialize, Serialize};
 
@@ -33,9 +33,8 @@ pub struct Sandbox {
 
 /// Is shown what is printed.
 pub type OnOutput = Arc<dyn Fn(Stream, &str) + Send + Sync>;
-/// Is shown rich outputs, and told of each whether the last expression's `repr` had come before it: then it is another form of the same
-/// value, or a figure that was left open.
-pub type OnDisplay = Arc<dyn Fn(&Display, bool) + Send + Sync>;
+/// Is shown rich outputs, and told of each how it stands to the last expression's value.
+pub type OnDisplay = Arc<dyn Fn(&Display, ToResult) + Send + Sync>;
 
 /// What is said of one execution.
 #[derive(Clone, Default)]
@@ -302,6 +301,16 @@ impl Sandbox {
     pub(crate) async fn cell_file(&self, file: CellFile, about: Vec<u8>) -> Result<Bytes, Error> {
         let about = Payload(about.into());
         let command = Command::File(FileCommand::Cell { file, about });
+        Ok(self.value(command).await?.body.0)
+    }
+
+    /// Looks at code that is being written, for the JSON in `about`: opaque bytes of the guest's, of which nothing may be believed.
+    ///
+    /// # Errors
+    /// As all calls: see [`Error`].
+    pub(crate) async fn look(&self, look: Look, about: Vec<u8>) -> Result<Bytes, Error> {
+        let about = Payload(about.into());
+        let command = Command::File(FileCommand::Look { look, about });
         Ok(self.value(command).await?.body.0)
     }
 

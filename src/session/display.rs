@@ -27,9 +27,20 @@ impl Shown {
     }
 }
 
+/// How a rich output stands to the value of the last expression, which is told as text when the execution ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ToResult {
+    /// It came before, or there is none.
+    Before,
+    /// It is another form of that value.
+    Same,
+    /// It came after it: a figure that was left open.
+    After,
+}
+
 impl<B: Body> Session<B> {
     /// The guest shows something.
-    pub(super) fn display(&mut self, now: f64, mime: String, body: Option<B>) {
+    pub(super) fn display(&mut self, now: f64, mime: String, is_result: bool, body: Option<B>) {
         let Some(turn) = &mut self.turn else { return };
         let Task::Execute(execution) = &mut turn.task else {
             return;
@@ -44,13 +55,17 @@ impl<B: Body> Session<B> {
         if let Some(what) = execution.shown.add(body.size() as f64) {
             return self.violation(now, what);
         }
-        let after_result = execution.has_result();
+        let to_result = match (execution.has_result(), is_result) {
+            (false, _) => ToResult::Before,
+            (true, true) => ToResult::Same,
+            (true, false) => ToResult::After,
+        };
         if let Some(ticket) = turn.ticket {
             self.effects.push(Effect::Display {
                 ticket,
                 mime,
                 body,
-                after_result,
+                to_result,
             });
         }
     }

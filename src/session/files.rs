@@ -35,6 +35,32 @@ pub enum FileCommand<B> {
         /// What the host knows of the cell, as JSON.
         about: B,
     },
+    /// Look at code that is being written. It is no file, but asked for and answered as one.
+    Look {
+        /// What to look for.
+        look: Look,
+        /// The code, and where in it, as JSON.
+        about: B,
+    },
+}
+
+/// What can be asked about code that is being written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// Names that could go on here.
+    Complete,
+    /// What a name stands for.
+    Inspect,
+}
+
+impl Look {
+    /// As the guest calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Complete => "complete",
+            Self::Inspect => "inspect",
+        }
+    }
 }
 
 /// The files that describe a cell.
@@ -61,6 +87,7 @@ impl<B: Body> FileCommand<B> {
         match self {
             Self::Write { path, .. } | Self::Read { path, .. } | Self::List(path) | Self::Remove(path) => path,
             Self::Cell { file, .. } => file.name(),
+            Self::Look { look, .. } => look.name(),
         }
     }
 
@@ -89,6 +116,10 @@ impl<B: Body> FileCommand<B> {
                 let request = Request::CellFile { turn, path, timeout_ms };
                 return (request, Some(about.clone()));
             }
+            Self::Look { about, .. } => {
+                let request = Request::Look { turn, path, timeout_ms };
+                return (request, Some(about.clone()));
+            }
         };
         (request, None)
     }
@@ -98,7 +129,7 @@ impl<B: Body> FileCommand<B> {
         match self {
             Self::Write { .. } => false,
             Self::Read { text: true, .. } => encoding == Encoding::Text,
-            Self::Read { .. } | Self::Cell { .. } => encoding == Encoding::Bytes,
+            Self::Read { .. } | Self::Cell { .. } | Self::Look { .. } => encoding == Encoding::Bytes,
             Self::List(_) => encoding == Encoding::Marshal,
             Self::Remove(_) => false,
         }
@@ -125,7 +156,11 @@ impl<B: Body> Session<B> {
             Event::Value {
                 encoding: Encoding::Missing,
                 ..
-            } if !matches!(command, FileCommand::Write { .. } | FileCommand::Cell { .. }) => {
+            } if !matches!(
+                command,
+                FileCommand::Write { .. } | FileCommand::Cell { .. } | FileCommand::Look { .. }
+            ) =>
+            {
                 Err(Error::FileNotFound(command.path().to_owned()))
             }
             Event::Value { encoding, .. } if command.takes(encoding) => match body {

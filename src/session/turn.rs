@@ -12,8 +12,8 @@ use crate::deadline::{Deadline, StopReason};
 use crate::error::Error;
 use crate::execution::{CodeExecution, Outcome, StateReport, StateStatus, Truncated};
 use crate::limits::{
-    EVENT_BYTES, OUTPUT_BURST_BYTES, OUTPUT_BURST_PER_CHAR, OUTPUT_BYTES_PER_SECOND, OUTPUT_PER_SECOND_PER_CHAR,
-    VALUE_TIMEOUT_MS,
+    EVENT_BYTES, LOOK_TIMEOUT_MS, OUTPUT_BURST_BYTES, OUTPUT_BURST_PER_CHAR, OUTPUT_BYTES_PER_SECOND,
+    OUTPUT_PER_SECOND_PER_CHAR, VALUE_TIMEOUT_MS,
 };
 use crate::output::{OutputBuffer, omission_notice};
 use crate::protocol::{Encoding, Ended, Event, ExecutionReport, Request, Stream};
@@ -385,6 +385,7 @@ impl<B: Body> Session<B> {
             }
             // Opening and capturing run the user's code.
             Task::OpenState(..) | Task::CaptureState(_) => self.limits.timeout_ms,
+            Task::File(FileCommand::Look { .. }) => LOOK_TIMEOUT_MS,
             _ => VALUE_TIMEOUT_MS,
         };
         if let Task::Execute(_) | Task::Set { .. } | Task::OpenState(..) = task {
@@ -532,7 +533,7 @@ impl<B: Body> Session<B> {
                     self.effects.push(Effect::Print(ticket, stream, text));
                 }
             }
-            (Event::Display { mime, .. }, Task::Execute(_)) => self.display(now, mime, body),
+            (Event::Display { mime, is_result, .. }, Task::Execute(_)) => self.display(now, mime, is_result, body),
             (event @ (Event::Done { .. } | Event::Value { .. } | Event::Refused { .. }), Task::File(_)) => {
                 self.file_event(now, event, body);
             }

@@ -193,7 +193,7 @@ export interface Sandbox {
 
 /** What a sandbox is and can do. */
 export interface Capabilities {
-  isolation: "frame" | "worker" | "bubblewrap" | "docker" | "subprocess";
+  isolation: "frame" | "worker" | "bubblewrap" | "docker" | "subprocess" | "jupyter";
   /** How Python waits for the host: `atomics`, `jspi` or `none`; `native` on a server. */
   bridge: string;
   /** Whether running code can be stopped with its state kept. */

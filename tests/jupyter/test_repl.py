@@ -8,6 +8,8 @@ import linecache
 import logging
 import os
 import pickle
+import random
+import signal
 import sys
 import threading
 import time
@@ -18,7 +20,7 @@ from typing import Any
 import pytest
 
 from sandglass import HostCallError, JupyterREPL
-from sandglass.jupyter import Result
+from sandglass.jupyter import Result, kernel
 
 
 def ok(repl: JupyterREPL, code: str) -> Result:
@@ -414,6 +416,43 @@ def test_an_interrupt_goes_on_to_the_notebook() -> None:
         assert ok(repl, "print(x)").stdout == "1\n"
 
 
+@pytest.mark.filterwarnings("ignore")  # what is half made is collected with complaints
+def test_interrupts_at_any_moment_leave_all_in_order(shell: Any, tmp_path: Path) -> None:
+    repl = JupyterREPL(lambda prompt: prompt, sync_to_user_ns=True, sync_from_user_ns=True, workdir=tmp_path)
+    code = "for i in range(3): print(i); llm_query('x')\nawait llm_query_batched(['a', 'b'])"
+
+    def interrupt(_number: int, frame: Any) -> None:
+        while frame is not None:
+            if frame.f_code is JupyterREPL.execute_code.__code__:
+                raise KeyboardInterrupt
+            frame = frame.f_back
+
+    def state() -> tuple[Any, ...]:
+        place = sys.stdout, sys.stderr, os.getcwd(), shell.user_ns, signal.getsignal(signal.SIGINT)
+        return *place, asyncio.get_running_loop(), asyncio.current_task(), kernel.serving.get()
+
+    async def notebook() -> int:
+        before, interrupted, moments = state(), 0, random.Random(5)
+        for _ in range(150):
+            signal.setitimer(signal.ITIMER_REAL, moments.uniform(0.00001, 0.003))
+            try:
+                repl.execute_code(code)
+            except KeyboardInterrupt:
+                interrupted += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert state() == before
+        return interrupted
+
+    previous = signal.signal(signal.SIGINT, interrupt)
+    alarm = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        assert asyncio.run(notebook()) > 10
+    finally:
+        signal.signal(signal.SIGALRM, alarm)
+        signal.signal(signal.SIGINT, previous)
+    assert ok(repl, code).stdout == "0\n1\n2\n"
+
+
 def test_errors_of_the_host_can_be_caught_by_name() -> None:
     repl = JupyterREPL(lambda prompt: [][1])
     assert (
@@ -513,8 +552,6 @@ def test_with_a_list_of_names_the_notebooks_others_are_left_alone(shell: Any) ->
 
 
 def test_without_ipython_there_is_nothing_to_sync() -> None:
-    from sandglass.jupyter import kernel
-
     assert kernel.find_shell() is None
     with pytest.raises(RuntimeError, match="need IPython, and none runs in this process"):
         JupyterREPL(sync_to_user_ns=True)

@@ -131,7 +131,7 @@ class FakeBridge:
         self.messages.append((stream, skipped, text))
         self.events.append(stream)
 
-    def display(self, mime: str, data: bytes) -> None:
+    def display(self, mime: str, data: bytes, is_result: bool) -> None:
         assert type(mime) is str and type(data) is bytes
         self.displays.append((mime, data))
         self.events.append("display")

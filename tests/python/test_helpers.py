@@ -6,7 +6,7 @@ import re
 from itertools import pairwise
 
 import pytest
-from conftest import Guest, Reply
+from conftest import CONFIG, Guest, Reply
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -243,3 +243,12 @@ def test_search_finds_what_a_regex_finds(text: str, pattern: str, window: int, l
     for f in found:
         assert text[f["start"] : f["end"]] == f["match"] and f["match"] in f["context"]
         assert f["context"] in text and len(f["context"]) <= len(f["match"]) + 2 * window
+
+
+def test_input_is_a_builtin_that_the_host_may_answer(guest: Guest) -> None:
+    cell = guest.run("input('?')")
+    assert cell.error == "EOFError: input() is not available in this sandbox: assign the value in code instead"
+    guest.runtime.configure({**CONFIG, "hostFunctions": ["input"]})
+    assert guest.ok("input('name? ') + input()").result == "'answer to name? answer to '"
+    assert guest.bridge.calls == [("input", [["name? "]]), ("input", [[""]])]
+    assert "input" not in [row["name"] for row in guest.listing()]

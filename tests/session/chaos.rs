@@ -6,7 +6,7 @@ use sandglass::budget::BudgetLimits;
 use sandglass::deadline::StopReason;
 use sandglass::limits::{MAX_NAMES, MAX_OUTPUT_EVENT_BYTES};
 use sandglass::protocol::{Encoding, Ended, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, Request, Stream};
-use sandglass::session::{CellFile, Command, FileCommand, HostFailure, Input, Series, Target, Wanted};
+use sandglass::session::{CellFile, Command, FileCommand, HostFailure, Input, Look, Series, Target, Wanted};
 
 use crate::packages::package;
 use crate::world::{Bytes, World, limits, ok, text};
@@ -161,6 +161,10 @@ fn file_command() -> impl Strategy<Value = FileCommand<Bytes>> {
         FileCommand::Remove(path()),
         FileCommand::Cell {
             file: CellFile::Input,
+            about: b"{}".to_vec(),
+        },
+        FileCommand::Look {
+            look: Look::Complete,
             about: b"{}".to_vec(),
         },
     ])
@@ -426,6 +430,7 @@ impl World {
                 Event::Display {
                     turn,
                     mime: mime.to_owned(),
+                    is_result: size.is_some_and(|size| size % 2 == 0),
                 },
                 size.map(|size| vec![0; size]),
             ),

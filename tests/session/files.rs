@@ -1,9 +1,9 @@
 //! What is asked of files, what answers fit, and what is lost with a guest.
 
 use sandglass::Error;
-use sandglass::limits::Limits;
+use sandglass::limits::{LOOK_TIMEOUT_MS, Limits};
 use sandglass::protocol::{Encoding, Event, Request};
-use sandglass::session::{CellFile, Command, Encoded, FileCommand, Reply, Ticket};
+use sandglass::session::{CellFile, Command, Encoded, FileCommand, Look, Reply, Ticket};
 
 use crate::world::{Bytes, World, limits, ok};
 
@@ -167,6 +167,28 @@ fn an_interrupt_stops_no_write_half_way() {
     assert_eq!(world.asked_for(), "write x");
     world.done();
     assert_eq!(world.answer(ticket), &Ok(Reply::Done));
+}
+
+#[test]
+fn what_is_said_of_code_is_bytes_and_comes_soon() {
+    for look in [Look::Complete, Look::Inspect] {
+        let mut world = World::ready();
+        let about = b"{}".to_vec();
+        let ticket = world.command(Command::File(FileCommand::Look { look, about }));
+        let last = world.guest.as_ref().and_then(|guest| guest.inbox.last());
+        assert!(
+            matches!(last, Some((Request::Look { path, timeout_ms, .. }, Some(body)))
+                if path == look.name() && *timeout_ms == LOOK_TIMEOUT_MS && body == b"{}"),
+            "{last:?}"
+        );
+        value(&mut world, Encoding::Bytes);
+        assert!(matches!(world.answer(ticket), Ok(Reply::Value(_))));
+        let mut world = World::ready();
+        let about = b"{}".to_vec();
+        let ticket = world.command(Command::File(FileCommand::Look { look, about }));
+        value(&mut world, Encoding::Missing);
+        assert!(matches!(world.answer(ticket), Err(Error::Protocol(_))));
+    }
 }
 
 #[test]

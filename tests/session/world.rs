@@ -660,6 +660,7 @@ impl World {
             | Request::ListFiles { turn, .. }
             | Request::RemoveFile { turn, .. }
             | Request::CellFile { turn, .. }
+            | Request::Look { turn, .. }
             | Request::Install { turn, .. }
             | Request::Restore { turn, .. } => Some(*turn),
             Request::HostReply { call, .. } => {

@@ -14,7 +14,7 @@ use sandglass::budget::Budget;
 use sandglass::display::{Kind, kind as display_kind};
 use sandglass::execution::{CodeExecution, Display, Killer, Outcome};
 use sandglass::protocol::{Event, GuestInfo, Request, Stream};
-use sandglass::session::{Effect, Encoded, HostFailure, Input, Reply, Session, Ticket};
+use sandglass::session::{Effect, Encoded, HostFailure, Input, Reply, Session, Ticket, ToResult};
 use tokio::net::unix::OwnedReadHalf;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
@@ -114,7 +114,7 @@ impl Slot {
                     exit,
                     ..
                 } = &mut **running;
-                let GuestWriter { stream, outbox } = writer;
+                let GuestWriter { stream, outbox, .. } = writer;
                 let time = if *given_up { GONE_WITHIN } else { process.patience() };
                 let overdue = closed.map(|at| at + time);
                 tokio::select! {
@@ -275,8 +275,8 @@ impl Pump {
                 ticket,
                 mime,
                 body,
-                after_result,
-            } => self.display(ticket, mime, &body, after_result),
+                to_result,
+            } => self.display(ticket, mime, &body, to_result),
             Effect::Resolve(ticket, reply) => self.resolve(ticket, reply),
         }
     }
@@ -360,12 +360,9 @@ impl Pump {
                 if let Some(begin) = &mut running.begin {
                     begin.push(frame.clone());
                 }
-                let GuestWriter { stream, outbox } = &mut running.writer;
-                if let Err(error) = outbox.push(&frame) {
-                    return self.lost(&error.to_string());
+                if let Err(error) = running.writer.push(&frame) {
+                    self.lost(&error.to_string());
                 }
-                // A guest that has gone is noticed by what it does not say any more.
-                let _ = outbox.write(stream);
             }
         }
     }
@@ -585,7 +582,7 @@ impl Pump {
         }
     }
 
-    fn display(&mut self, ticket: Ticket, mime: String, body: &Payload, after_result: bool) {
+    fn display(&mut self, ticket: Ticket, mime: String, body: &Payload, to_result: ToResult) {
         if let Some(waiter) = self.waiters.get_mut(&ticket) {
             let data = match display_kind(&mime) {
                 Some(Kind::Binary) => BASE64.encode(&body.0),
@@ -593,7 +590,7 @@ impl Pump {
             };
             let display = Display { mime, data };
             if let Some(on_display) = &waiter.watch.on_display {
-                on_display(&display, after_result);
+                on_display(&display, to_result);
             }
             waiter.displays.push(display);
         }

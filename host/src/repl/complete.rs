@@ -11,6 +11,22 @@ const TAB: usize = 8;
 ///
 /// An empty line ends a block. What follows without indentation does so, too: several statements can be pasted at once.
 pub fn goes_on(source: &str) -> bool {
+    state(source) == State::Incomplete
+}
+
+/// How far a source has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// It can be run.
+    Complete,
+    /// More lines must follow.
+    Incomplete,
+    /// Python refuses it already by its brackets and strings.
+    Invalid,
+}
+
+/// The same, and whether Python refuses it.
+pub fn state(source: &str) -> State {
     let mut scan = Scan {
         rest: source.chars().peekable(),
         inside: Vec::new(),
@@ -19,13 +35,18 @@ pub fn goes_on(source: &str) -> bool {
         tries: Vec::new(),
     };
     match scan.all() {
-        Err(Stop::Refused) => false,
-        Err(Stop::Open) => true,
+        Err(Stop::Refused) => State::Invalid,
+        Err(Stop::Open) => State::Incomplete,
         Ok(()) => {
             let ends_empty = source.ends_with('\n');
-            scan.last
-                .is_some_and(|last| last.needs_more() || last.in_block() && !ends_empty)
-                || !scan.tries.is_empty()
+            let last_goes_on = scan
+                .last
+                .is_some_and(|last| last.needs_more() || last.in_block() && !ends_empty);
+            if last_goes_on || !scan.tries.is_empty() {
+                State::Incomplete
+            } else {
+                State::Complete
+            }
         }
     }
 }

@@ -47,7 +47,7 @@ use crate::frame::{Frame, FrameReader};
 use crate::guest::{Exit, Guest, GuestProcess, GuestWriter};
 
 /// The subprotocol that both sides speak.
-const PROTOCOL: &str = "sandglass.v5";
+const PROTOCOL: &str = "sandglass.v6";
 /// Bytes that a message may have beyond the largest body.
 const SLACK_BYTES: usize = 1 << 20;
 /// Bytes for the guest that it has not taken yet, beyond which the socket is not read.
@@ -472,7 +472,7 @@ impl Running {
     }
 
     fn push(&mut self, frame: &Frame, size: usize, held: Held) -> Result<(), ()> {
-        self.writer.outbox.push(frame).map_err(|_| ())?;
+        self.writer.push(frame).map_err(|_| ())?;
         self.untaken.0 += size;
         self.untaken.1.push(held);
         Ok(())

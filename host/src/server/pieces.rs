@@ -117,6 +117,7 @@ mod tests {
         let display = Event::Display {
             turn: 3,
             mime: "image/png".to_owned(),
+            is_result: false,
         };
         assert_eq!(cut(&display, &vec![0; 3 * PIECE_BYTES]).len(), 1);
     }

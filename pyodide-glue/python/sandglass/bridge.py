@@ -16,8 +16,11 @@ class Output(Protocol):
 class Bridge(Output, Protocol):
     """The crossing to the host. Called from the interpreter's main thread only."""
 
-    def display(self, mime: str, data: bytes) -> None:
-        """Sends something to see: UTF-8 or raw bytes, as `displays.is_binary` says. Must not raise."""
+    def display(self, mime: str, data: bytes, is_result: bool) -> None:
+        """Sends something to see: UTF-8 or raw bytes, as `displays.is_binary` says. Must not raise.
+
+        `is_result`: it is the last expression's value, whose repr is sent as well.
+        """
 
     def host_call(self, name: str, calls: list[tuple[str, bytes]]) -> list[tuple[bool, str, bytes]]:
         """Calls the host function `name` once for each encoded argument list and blocks until all are answered.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _PACKAGE = os.path.dirname(__file__)
 #: Code of ours that calls the user's, and can be interrupted anywhere.
-_OPEN = tuple(os.path.join(_PACKAGE, name) for name in ("helpers.py", "displays.py", "figures.py"))
+_OPEN = tuple(os.path.join(_PACKAGE, name) for name in ("helpers.py", "displays.py", "figures.py", "looks.py"))
 _FILE_PIECE_BYTES = 1 << 20
 _Decoder = getincrementaldecoder("utf-8")
 _CANNOT_WAIT = object()
@@ -56,8 +56,8 @@ class BrowserBridge:
         self._can_block = bool(js.canBlock)
         self.output = js.output
 
-    def display(self, mime: str, data: bytes) -> None:
-        self._js.display(mime, to_js(data))
+    def display(self, mime: str, data: bytes, is_result: bool) -> None:
+        self._js.display(mime, to_js(data), is_result)
 
     def host_call(self, name: str, calls: list[tuple[str, bytes]]) -> list[tuple[bool, str, bytes]]:
         js = self._js

@@ -70,11 +70,12 @@ class Channel:
             else:
                 self._post(event, None)
 
-    def display(self, mime: str, data: bytes) -> None:
+    def display(self, mime: str, data: bytes, is_result: bool) -> None:
         with self.lock:
             if self.turn:
                 self._spend(len(data))
-                self._post(f'{{"type":"display","turn":{self.turn},"mime":{quote(mime)}}}', [data])
+                result = ',"isResult":true' if is_result else ""
+                self._post(f'{{"type":"display","turn":{self.turn},"mime":{quote(mime)}{result}}}', [data])
 
     def calls(self, turn: int, numbers: list[int], name: str, calls: list[tuple[str, bytes]]) -> None:
         """Sends host calls; in several frames where they are large."""

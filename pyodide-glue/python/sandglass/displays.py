@@ -38,9 +38,12 @@ _NEVER_RICH = frozenset({int, float, complex, bool, str, bytes, list, tuple, dic
 
 
 class Displays:
-    """The rich outputs of one runtime, bounded per execution. `send` gets a mime type and data, `complain` a line."""
+    """The rich outputs of one runtime, bounded per execution.
 
-    def __init__(self, send: Callable[[str, bytes], None], complain: Callable[[str], object]) -> None:
+    `send` gets a mime type, data and whether they are the last expression's value; `complain` gets a line.
+    """
+
+    def __init__(self, send: Callable[[str, bytes, bool], None], complain: Callable[[str], object]) -> None:
         self._send = send
         self._complain = complain
         self._most = 0
@@ -89,24 +92,24 @@ class Displays:
             if found is not None:
                 self._emit(*found)
 
-    def show(self, value: object) -> bool:
-        """Shows what is richer than its repr; whether it was."""
+    def show(self, value: object, *, is_result: bool = False) -> bool:
+        """Shows what is richer than its repr; whether it was. `is_result`: its repr is told as well."""
         if type(value) in _NEVER_RICH:
             return False
         found = self._represent(value)
         if found is None or found[0] == _PLAIN:
             return False
-        self._emit(*found)
+        self._emit(*found, is_result=is_result)
         return True
 
-    def _emit(self, mime: str, data: bytes) -> None:
+    def _emit(self, mime: str, data: bytes, *, is_result: bool = False) -> None:
         size = len(data)
         if self.is_full or size > self._most_bytes or self._bytes + size > self._most_bytes_of_all:
             self.omitted += 1
             return
         self._count += 1
         self._bytes += size
-        self._send(mime, data)
+        self._send(mime, data, is_result)
 
     def _represent(
         self, value: object, include: Collection[str] | None = None, exclude: Collection[str] | None = None

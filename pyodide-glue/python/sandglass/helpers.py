@@ -94,7 +94,7 @@ class Helpers:
         if fields and "SUBMIT" in table:
             table["SUBMIT"] = self._submit_of(fields)
         for name in answered:
-            if name in _CALLBACKS:
+            if name in _CALLBACKS or name == "input":  # that is a builtin
                 continue
             if name in table or name == "context" or (name == "answer" and profile.has_answer):
                 raise ValueError(f"host function {name!r} has the name of a built-in helper")

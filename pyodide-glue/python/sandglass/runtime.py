@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from asyncio import events
+from contextlib import suppress
 from json import dumps as to_json
 from operator import index
 from sys import stdlib_module_names
@@ -28,6 +29,7 @@ from sandglass.files import Files
 from sandglass.guards import Guards
 from sandglass.helpers import Helpers
 from sandglass.ipython import Finder
+from sandglass.looks import Looks
 from sandglass.loop import CellLoop, EventLoops
 from sandglass.namespace import MISSING, Namespace
 from sandglass.output import Emitter, EmptyStdin, TextStream, no_input, no_time
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
 _OK = to_json({"ended": "ok", "errorType": None, "final": False, "names": None})
 _NAME_LIMIT = 200
+_clock_sleep = time.sleep
 _MEMORY_FULL = (
     "sandglass: memory is full (memoryLimit): delete variables that are large and not needed any more (del), "
     "or later cells may fail with MemoryError\n"
@@ -58,7 +61,13 @@ class Runtime:
     purpose (`get_variable` may call a `__repr__`).
     """
 
-    def __init__(self, bridge: Bridge, emitter: Emitter | None = None, threads: Threads | None = None) -> None:
+    def __init__(
+        self,
+        bridge: Bridge,
+        emitter: Emitter | None = None,
+        threads: Threads | None = None,
+        namespace: Namespace | None = None,
+    ) -> None:
         self._bridge = bridge
         self._threads = threads
         self._max_output_chars = 0
@@ -67,7 +76,7 @@ class Runtime:
         self._show: Callable[[object], str] | None = None
         self._sources = cells.Sources()
         self._output = emitter or Emitter(bridge)
-        self._namespace = Namespace()
+        self._namespace = namespace or Namespace()
         self._helpers = Helpers(self._namespace, self._call_host)
         self._loops = EventLoops(self._sleep_in_loop, threads)
         self._stdout = TextStream(self._output, "stdout")
@@ -77,6 +86,8 @@ class Runtime:
         self._ipython = Finder(self._displays.display)
         self._files = Files()
         self._cell_files = CellFiles(self._namespace, self._sources)
+        self._looks = Looks(self._namespace.globals)
+        self._has_input = False
         self._guards = self._make_guards()
         self._clock_sleep_thread = get_ident()
         self._prepared: tuple[str, list[CodeType] | BaseException] | None = None
@@ -95,17 +106,29 @@ class Runtime:
         self.reserve: Reserve | None = None
         #: Ends what a cell left running, and returns lines that say what would not end. For a backend with threads.
         self.end_strays: Callable[[], Iterable[str]] = tuple
+        #: Python for source that is none, such as IPython's magics; returns what it got where it knows no better.
+        self.translate: Callable[[str], str] | None = None
+        #: Whether the interpreter is somebody else's between turns (`enter`, `leave`).
+        self.is_lodger = False
 
     def install(self) -> None:
         """Takes over sys.stdout, `__main__`, time.sleep, asyncio, … of this interpreter."""
-        self._guards.install()
-        self._figures.install()
-        self._ipython.install()
+        self.enter()
         self._files.install()
 
     def uninstall(self) -> None:
-        """Gives back what `install` took over; for tests."""
+        """Gives back what `install` took over."""
         self._loops.end_cell()
+        self.leave()
+
+    def enter(self) -> None:
+        """Takes over what `install` does, for one turn in an interpreter that others use as well."""
+        self._guards.install()
+        self._figures.install()
+        self._ipython.install()
+
+    def leave(self) -> None:
+        """Gives that back."""
         self._ipython.uninstall()
         self._figures.uninstall()
         self._guards.uninstall()
@@ -134,6 +157,7 @@ class Runtime:
         self._show = profile.show
         self._helpers.configure(profile, answered, most_calls)
         self._namespace.configure(profile, helpers, aliases)
+        self._has_input = "input" in answered
         self._displays.limit(*displays)
         self._files.limit(max_files)
 
@@ -203,12 +227,14 @@ class Runtime:
 
         Raises FileError, while the pieces are taken as well. Returns the encoding of the answer and its pieces;
         `("missing", [])` when there is no such file. `cell` makes the file `path` ("input" or "output") that
-        describes a cell, of the JSON in `pieces`; see `CellFiles.make`.
+        describes a cell, of the JSON in `pieces`; see `CellFiles.make`. `look` answers what an editor asks about code,
+        `path` being "complete" or "inspect"; see `Looks.answer`.
         """
         files = self._files
-        if action == "cell":
+        if action in ("cell", "look"):
+            make = self._cell_files.make if action == "cell" else self._looks.answer
             try:
-                return "bytes", [self._cell_files.make(path, b"".join(pieces))]
+                return "bytes", [make(path, b"".join(pieces))]
             finally:
                 self._guards.repair()
                 self._namespace.restore()
@@ -305,7 +331,18 @@ class Runtime:
         except (MemoryError, SystemError):  # in places, CPython has no exception to say that there is no memory
             if self.reserve is None or not self.reserve.release():
                 raise
+        except SyntaxError:
+            if self.translate is None:
+                raise
+            with suppress(Exception):  # then what was written is what is told of
+                return cells.compile_cell(self.translate(source), filename)
+            raise
         return cells.compile_cell(source, filename)
+
+    def show_bundle(self, bundle: dict[str, Any]) -> None:
+        """Shows what another library would have shown elsewhere: data by mime type."""
+        if self._open is not None and self._current == self._open:
+            self._displays.display(bundle, raw=True)
 
     def _run(self, filename: str, source: str) -> None:
         for stream in (self._stdout, self._stderr):
@@ -330,7 +367,7 @@ class Runtime:
             value = cells.run(codes, self._namespace.globals, self._loops)
             if value is not None and self._show is not None:
                 self._write("result", self._show(value))
-                if self._displays.show(value):
+                if self._displays.show(value, is_result=True):
                     self._shown = value
         finally:
             if self.reserve is not None and self.reserve.ease():
@@ -404,10 +441,10 @@ class Runtime:
     def _write(self, stream: str, text: str) -> None:
         self._output.write(self._output.channels[stream], text)
 
-    def _display(self, mime: str, data: bytes) -> None:
+    def _display(self, mime: str, data: bytes, is_result: bool) -> None:
         if self._open is not None and self._current == self._open:
             self._output.flush()  # what was printed before it comes before it
-            self._bridge.display(mime, data)
+            self._bridge.display(mime, data, is_result)
 
     def _encode(self, value: object, name: str) -> tuple[str, bytes]:
         return values.encode(value, max_bytes=self._max_value_bytes, max_depth=self._max_value_depth, name=name)
@@ -431,6 +468,12 @@ class Runtime:
                 replies.append((False, failure))
         return replies
 
+    def _input(self, prompt: object) -> str:
+        ok, value = self._call_host("input", [[str(prompt)]])[0]
+        if not ok:
+            raise EOFError(str(value)) if type(value) is HostCallError else value
+        return str(value)
+
     def _sleep(self, seconds: float | None) -> None:
         self._require_execution()
         self._output.flush()
@@ -452,6 +495,8 @@ class Runtime:
             raise OverflowError("timestamp too large to convert to C PyTime_t")
         if get_ident() != self._clock_sleep_thread:
             self.sleep_in_thread(duration)
+        elif self.is_lodger and self._open is None:  # kept by a variable, and called when it is others' turn
+            _clock_sleep(duration)
         else:
             self._sleep(float(duration))
 
@@ -473,6 +518,11 @@ class Runtime:
             self.write_fd(fd, data)
             return size
 
+        def read_line(prompt: object = "", /) -> str:
+            """Asks for a line of text, where somebody is there to answer."""
+            return self._input(prompt) if self._has_input else no_input(prompt)
+
+        read_line.__name__ = read_line.__qualname__ = "input"
         sleep.__doc__ = self._time_sleep.__doc__
         guards = Guards()
         for name, stream in (("stdout", self._stdout), ("stderr", self._stderr), ("stdin", EmptyStdin())):
@@ -483,7 +533,7 @@ class Runtime:
             guards.own(sys.modules, module.__name__, module)
         guards.own(vars(linecache), "cache", linecache.cache)
         guards.own(sys.modules, "__main__", self._namespace.module)
-        guards.own(vars(builtins), "input", no_input)
+        guards.own(vars(builtins), "input", read_line)
         guards.own(vars(time), "sleep", sleep)
         guards.own(vars(os), "write", write)
         guards.own(vars(asyncio), "run", self._loops.run)

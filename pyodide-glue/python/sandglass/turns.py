@@ -38,7 +38,8 @@ _FOREVER = float("inf")
 STOPPING = "the execution is being stopped"
 _PACKAGE = os.path.dirname(__file__)
 #: Code of ours that calls the user's, and can be interrupted anywhere.
-_OPEN = tuple(os.path.join(_PACKAGE, name) for name in ("helpers.py", "displays.py", "figures.py", "cell_files.py"))
+_CALLERS = ("helpers.py", "displays.py", "figures.py", "cell_files.py", "looks.py")
+_OPEN = tuple(os.path.join(_PACKAGE, name) for name in _CALLERS)
 _SIGINT, _SIGVTALRM = _signal.SIGINT, _signal.SIGVTALRM
 _CPU_TIMER, _set_timer = _signal.ITIMER_VIRTUAL, _signal.setitimer
 _signal_thread, _set_handler, _mask = _signal.pthread_kill, _signal.signal, _signal.pthread_sigmask
@@ -97,9 +98,9 @@ class NativeBridge:
 
     # ---- Bridge ----
 
-    def display(self, mime: str, data: bytes) -> None:
+    def display(self, mime: str, data: bytes, is_result: bool) -> None:
         if not self.is_stray(get_ident()):
-            self._channel.display(mime, data)
+            self._channel.display(mime, data, is_result)
 
     def host_call(self, name: str, calls: list[tuple[str, bytes]]) -> list[tuple[bool, str, bytes]]:
         channel, wait = self._channel, Wait(len(calls))

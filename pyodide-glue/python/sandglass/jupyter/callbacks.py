@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from inspect import isawaitable, iscoroutinefunction
@@ -17,7 +16,7 @@ from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pris
 from sandglass.values import as_text, type_name
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable
 
 #: A function gets this many arguments even when the last of them are None.
 _FEWEST = {"llm_query": 1, "rlm_query": 2}
@@ -41,27 +40,21 @@ class Callbacks:
             return [(False, HostCallError(f"nobody answers {name}(): give JupyterREPL on_{name}=…"))] * len(calls)
         if turn is None:
             raise RuntimeError(f"this code is part of no execution that is under way: it cannot call {name}()")
-        with _serve(turn):
-            if len(calls) == 1 and not iscoroutinefunction(function):
-                return [_answer(name, function, calls[0])]  # here, where an interrupt reaches it
-            if not HAS_THREADS:
-                return [_answer(name, function, arguments) for arguments in calls]
-            return _in_threads(
-                min(len(calls), self._most_at_once),
-                [partial(_answer, name, function, arguments) for arguments in calls],
-            )
+        token = serving.set(turn)  # what it prints is the notebook's
+        try:
+            # And so is its folder; other threads have to leave that alone, which is the process's.
+            with in_folder(turn.folder if turn.thread == get_ident() else None):
+                return self._call(name, function, calls)
+        finally:
+            serving.reset(token)
 
-
-@contextmanager
-def _serve(turn: Turn) -> Iterator[None]:
-    """What runs now is a callback: it is in the notebook's folder, and what it prints is the notebook's."""
-    token = serving.set(turn)
-    try:
-        # Other threads have to leave the folder alone, which is the process's.
-        with in_folder(turn.folder if turn.thread == get_ident() else None):
-            yield
-    finally:
-        serving.reset(token)
+    def _call(self, name: str, function: Callable[..., Any], calls: list[list[Any]]) -> list[Reply]:
+        if len(calls) == 1 and not iscoroutinefunction(function):
+            return [_answer(name, function, calls[0])]  # here, where an interrupt reaches it
+        if not HAS_THREADS:
+            return [_answer(name, function, arguments) for arguments in calls]
+        work = [partial(_answer, name, function, arguments) for arguments in calls]
+        return _in_threads(min(len(calls), self._most_at_once), work)
 
 
 def _answer(name: str, function: Callable[..., Any], arguments: list[Any]) -> Reply:
@@ -92,7 +85,7 @@ def _wait_for(awaitable: Awaitable[Any]) -> Any:
     return _in_threads(1, [partial(asyncio.run, main())])[0]
 
 
-def _in_threads(most: int, work: list[Callable[[], Any]]) -> list[Any]:
+def _in_threads(most: int, work: Iterable[Callable[[], Any]]) -> list[Any]:
     """Results in order. An interrupt ends the wait; what has not begun never does."""
     pool = ThreadPoolExecutor(most, thread_name_prefix="sandglass")
     try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import time
 from asyncio.events import _get_running_loop
 from contextlib import ExitStack, chdir, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
-from threading import RLock, get_ident
+from threading import RLock, current_thread, get_ident, main_thread
 from typing import TYPE_CHECKING, Any
 
 from sandglass.loop import EventLoops, FinishedLoop, outer_loop_suspended
@@ -59,12 +60,49 @@ serving: ContextVar[Turn | None] = ContextVar("serving", default=None)
 _first_lock = RLock()
 
 
-@contextmanager
-def next_turn() -> Iterator[Turn]:
-    """Waits until no other code runs, but for that which waits for the callback that this is a part of."""
-    parent = serving.get()
-    with parent.lock if parent else _first_lock:
-        yield Turn(parent)
+def turns_of(parent: Turn | None) -> Any:
+    """What is held while code runs that the callback of `parent` runs; of None: that no callback runs."""
+    return parent.lock if parent else _first_lock
+
+
+class Interrupts:
+    """Holds interrupts back while the kernel changes hands, or one at the wrong moment would leave it half changed."""
+
+    def __init__(self) -> None:
+        self._allowed = self._held = False
+        self._previous: Callable[[int, Any], object] | None = None
+
+    def begin(self) -> None:
+        """From now on they are held back."""
+        self._held = False
+        previous = signal.getsignal(signal.SIGINT)
+        if current_thread() is main_thread() and callable(previous):  # others are not interrupted
+            self._previous = previous
+            signal.signal(signal.SIGINT, self._hear)
+
+    def allow(self) -> None:
+        """Until `hold`, they are what they are for the notebook. Raises one that was held back."""
+        self._allowed = True
+        if self._held:
+            self._held = False
+            raise KeyboardInterrupt
+
+    def hold(self) -> None:
+        """They are held back again."""
+        self._allowed = False
+
+    def end(self) -> bool:
+        """All is in order. Whether there was one since `hold`."""
+        previous, self._previous = self._previous, None
+        if previous is not None and signal.getsignal(signal.SIGINT) == self._hear:  # code may have set its own
+            signal.signal(signal.SIGINT, previous)
+        return self._held
+
+    def _hear(self, number: int, frame: Any) -> None:
+        if self._allowed and self._previous is not None:
+            self._previous(number, frame)
+        else:
+            self._held = True
 
 
 class Emitter(SharedEmitter):

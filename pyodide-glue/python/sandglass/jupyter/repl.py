@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from copy import deepcopy
+from inspect import CO_COROUTINE
 from itertools import count
 from keyword import iskeyword
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 from sandglass import execution as cells
@@ -27,6 +28,9 @@ from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pris
 from sandglass.profiles import PROFILES
 from sandglass.tracebacks import describe
 from sandglass.values import type_name
+
+if TYPE_CHECKING:
+    from types import CodeType
 
 #: Of all REPLs of a process: tracebacks find the source by the cell's name.
 _numbers = count(1)
@@ -207,20 +211,25 @@ class JupyterREPL:
         self._need_open()
         if not isinstance(code, str):
             raise TypeError(f"execute_code() needs code to be a str, not {type_name(code)}")
-        with kernel.next_turn() as turn:
+        run, parent = _Run(), kernel.serving.get()
+        with kernel.turns_of(parent):
             if self._callbacks.turn is not None:
                 raise RuntimeError("this JupyterREPL runs code already: callbacks and code need one of their own")
             begun = perf_counter()
-            run = _Run()
-            self._callbacks.turn = turn
-            self.rlm_calls = []
+            run.interrupts.begin()
             try:
+                self.rlm_calls = []
+                self._callbacks.turn = turn = kernel.Turn(parent)
                 self._run(run, code, turn)
+                self.last_result = result = self._report(run, perf_counter() - begun)
             finally:
                 self._callbacks.turn = None
-            self.last_result = result = self._report(run, perf_counter() - begun)
+                kernel.serving.set(parent)
+                interrupted = run.interrupts.end()
         if isinstance(run.error, KeyboardInterrupt):
             raise run.error
+        if interrupted:
+            raise KeyboardInterrupt
         return result
 
     def cleanup(self) -> None:
@@ -271,34 +280,49 @@ class JupyterREPL:
                 stack.enter_context(kernel.loop_suspended())
                 stack.enter_context(self._emitter.capturing(turn, self._max_output_length))
                 try:
-                    try:
-                        run.value = self._run_cell(code, shell)
-                    finally:
-                        namespace.take_answer()  # may run user code
-                except Submitted:
-                    pass
-                except BaseException as error:
-                    run.error = error
-                run.describe(self._max_output_length)
+                    self._run_captured(run, code, shell)
+                finally:
+                    run.interrupts.hold()
         finally:
             self._restore()
             self._sync.end(shell)
 
-    def _run_cell(self, code: str, shell: Any) -> str | None:
+    def _run_captured(self, run: _Run, code: str, shell: Any) -> None:
+        try:
+            codes, has_magics = self._prepare(code, shell)
+            run.interrupts.allow()
+            try:
+                run.value = self._run_cell(codes, has_magics, shell)
+            finally:
+                try:
+                    self._namespace.take_answer()  # may run user code, and so may what follows
+                finally:
+                    self._end_tasks()
+        except Submitted:
+            pass
+        except BaseException as error:
+            run.error = error
+        run.describe(self._max_output_length)
+
+    def _prepare(self, code: str, shell: Any) -> tuple[list[CodeType], bool]:
         filename = f"<cell {next(_numbers)}>"
         self._sources.add(filename, code)
         codes, has_magics = compile_code(code, filename, shell)
-        with ExitStack() as stack:
-            if has_magics:
-                stack.enter_context(kernel.shell_namespace(shell, self._namespace.globals))
-            try:
-                value = cells.run(codes, self._namespace.globals, self._loops)
-            finally:
-                if cancelled := self._loops.end_cell():
-                    tasks = "1 background task was" if cancelled == 1 else f"{cancelled} background tasks were"
-                    self._emitter.streams[1].write(f"sandglass: {tasks} cancelled at the end of the cell\n")
+        if any(part.co_flags & CO_COROUTINE for part in codes):
+            self._loops.get_event_loop()  # made while no interrupt can leave it half made
+        return codes, has_magics
+
+    def _run_cell(self, codes: list[CodeType], has_magics: bool, shell: Any) -> str | None:
+        variables = self._namespace.globals
+        with kernel.shell_namespace(shell, variables) if has_magics else nullcontext():
+            value = cells.run(codes, variables, self._loops)
         show = PROFILES[self.profile].show
         return None if value is None or show is None else show(value)
+
+    def _end_tasks(self) -> None:
+        if cancelled := self._loops.end_cell():
+            tasks = "1 background task was" if cancelled == 1 else f"{cancelled} background tasks were"
+            self._emitter.streams[1].write(f"sandglass: {tasks} cancelled at the end of the cell\n")
 
     def _restore(self) -> None:
         """Helpers and builtins are there again, whatever code did to them."""
@@ -331,6 +355,7 @@ class _Run:
     """An execution under way."""
 
     def __init__(self) -> None:
+        self.interrupts = kernel.Interrupts()
         self.value: str | None = None
         self.error: BaseException | None = None
         self.message: str | None = None
@@ -338,9 +363,15 @@ class _Run:
 
     def describe(self, limit: int) -> None:
         """Puts the error into words, which may run code of the user's."""
-        if self.error is not None:
+        if self.error is None:
+            return
+        self.interrupts.allow()
+        try:
             message, traceback = describe(self.error)
-            self.message, self.traceback = kept(message, limit), kept(traceback, limit)
+        except BaseException as error:  # an interrupt
+            self.error = error
+            message = traceback = type_name(error)
+        self.message, self.traceback = kept(message, limit), kept(traceback, limit)
 
 
 def _names(option: str, value: Iterable[str]) -> frozenset[str]:

@@ -1,0 +1,281 @@
+//! An execution, as the outputs of a notebook's cell.
+
+use std::fmt::Write;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use jupyter_protocol::JupyterMessage;
+use sandglass::Error;
+use sandglass::execution::Display;
+use sandglass::session::ToResult;
+use serde_json::{Map, Value, json};
+
+use super::wire::Publisher;
+use crate::cli::failure;
+use crate::sandbox::{ExecuteOptions, Execution, Sandbox};
+use crate::{Outcome, StateStatus, Stream};
+
+/// Variables that a message names.
+const MOST_NAMES: usize = 50;
+
+/// Where outputs go.
+pub(super) struct Cell {
+    pub iopub: Publisher,
+    pub request: Arc<JupyterMessage>,
+    /// The number that people see.
+    pub count: u32,
+    /// Whether nothing is to be seen.
+    pub silent: bool,
+}
+
+/// How it ended.
+#[derive(Default)]
+pub(super) struct Ended {
+    pub failure: Option<Failure>,
+    pub result: Option<String>,
+}
+
+/// What failed, as notebooks show it.
+pub(super) struct Failure {
+    name: String,
+    value: String,
+    traceback: Vec<String>,
+}
+
+impl Failure {
+    /// Of the sandbox, and not of the code.
+    pub(super) fn of_sandbox(error: &str) -> Self {
+        Self {
+            name: "SandboxError".to_owned(),
+            value: error.to_owned(),
+            traceback: vec![format!("SandboxError: {error}")],
+        }
+    }
+
+    fn of(run: &Execution) -> Option<Self> {
+        let error = run.error.as_deref()?;
+        let name = run.error_type.as_deref().unwrap_or("Error");
+        let value = error.strip_prefix(name).unwrap_or(error);
+        let traceback = failure(run.traceback.as_deref().unwrap_or_default(), error);
+        Some(Self {
+            name: name.to_owned(),
+            value: value.trim_start_matches(':').trim_start().to_owned(),
+            traceback: traceback.lines().map(str::to_owned).collect(),
+        })
+    }
+
+    pub(super) fn content(&self) -> Map<String, Value> {
+        let content = [
+            ("ename", json!(self.name)),
+            ("evalue", json!(self.value)),
+            ("traceback", json!(self.traceback)),
+        ];
+        content
+            .into_iter()
+            .map(|(key, value)| (key.to_owned(), value))
+            .collect()
+    }
+}
+
+impl Cell {
+    /// Runs code and shows all of it. What the sandbox itself could not do fails as well.
+    pub(super) async fn run(&self, sandbox: &Sandbox, code: &str) -> Ended {
+        // Those that come with the result are shown with it, and its text is told at the end.
+        let late = Arc::new(Mutex::new(Vec::new()));
+        let mut options = ExecuteOptions::default();
+        if !self.silent {
+            let (iopub, request) = (self.iopub.clone(), Arc::clone(&self.request));
+            options.on_output = Some(Arc::new(move |stream, text| {
+                stream_output(&iopub, stream, text, &request)
+            }));
+            let (iopub, request, late) = (self.iopub.clone(), Arc::clone(&self.request), Arc::clone(&late));
+            options.on_display = Some(Arc::new(move |display, to_result| {
+                if to_result == ToResult::Before {
+                    show(&iopub, bundle(display), &request);
+                } else {
+                    let mut late = late.lock().unwrap_or_else(PoisonError::into_inner);
+                    late.push((display.clone(), to_result));
+                }
+            }));
+        }
+        let run = sandbox.execute_with(code, options).await;
+        let late = std::mem::take(&mut *late.lock().unwrap_or_else(PoisonError::into_inner));
+        let ended = match &run {
+            Ok(run) => {
+                self.show_end(run, late);
+                Ended {
+                    failure: Failure::of(run).filter(|_| run.outcome != Outcome::Ok),
+                    result: run.result.clone(),
+                }
+            }
+            Err(error) => Ended {
+                failure: Some(Failure::of_sandbox(&told(error))),
+                result: None,
+            },
+        };
+        self.show_failure(&ended);
+        ended
+    }
+
+    /// Says why there is no more of it.
+    pub(super) fn show_failure(&self, ended: &Ended) {
+        if let Some(failure) = ended.failure.as_ref().filter(|_| !self.silent) {
+            self.iopub.send("error", failure.content().into(), &self.request);
+        }
+    }
+
+    fn show_end(&self, run: &Execution, late: Vec<(Display, ToResult)>) {
+        if self.silent {
+            return;
+        }
+        let mut result = Map::new();
+        let mut figures = Vec::new();
+        for (display, to_result) in late {
+            if to_result == ToResult::Same && run.result.is_some() {
+                result.extend(bundle(&display));
+            } else {
+                figures.push(bundle(&display));
+            }
+        }
+        if let Some(text) = &run.result {
+            result.insert("text/plain".to_owned(), json!(text));
+            let content = json!({ "execution_count": self.count, "data": result, "metadata": {} });
+            self.iopub.send("execute_result", content, &self.request);
+        }
+        for data in figures {
+            show(&self.iopub, data, &self.request);
+        }
+        if let Some(last) = &run.final_answer {
+            let text = match &last.value {
+                crate::Value::Str(text) => text.clone(),
+                value => value.to_json().to_string(),
+            };
+            show(
+                &self.iopub,
+                Map::from_iter([("text/plain".to_owned(), json!(text))]),
+                &self.request,
+            );
+        }
+        for note in notes(run) {
+            stream_output(
+                &self.iopub,
+                Stream::Stderr,
+                &format!("sandglass: {note}\n"),
+                &self.request,
+            );
+        }
+    }
+}
+
+/// What an expression stands for, as the front end has asked for it with a cell.
+pub(super) async fn evaluate(sandbox: &Sandbox, expression: &str) -> Value {
+    let run = sandbox.execute(expression).await;
+    let failure = match &run {
+        Ok(run) => Failure::of(run),
+        Err(error) => Some(Failure::of_sandbox(&told(error))),
+    };
+    if let Some(failure) = failure {
+        let mut content = failure.content();
+        content.insert("status".to_owned(), json!("error"));
+        return content.into();
+    }
+    let text = run.ok().and_then(|run| run.run.result);
+    json!({ "status": "ok", "data": { "text/plain": text.as_deref().unwrap_or("None") }, "metadata": {} })
+}
+
+fn told(error: &Error) -> String {
+    error.to_string()
+}
+
+fn stream_output(iopub: &Publisher, stream: Stream, text: &str, request: &JupyterMessage) {
+    let name = match stream {
+        Stream::Stdout => "stdout",
+        Stream::Stderr => "stderr",
+        Stream::Result | Stream::Error | Stream::Traceback => return,
+    };
+    iopub.send("stream", json!({ "name": name, "text": text }), request);
+}
+
+fn show(iopub: &Publisher, data: Map<String, Value>, request: &JupyterMessage) {
+    iopub.send(
+        "display_data",
+        json!({ "data": data, "metadata": {}, "transient": {} }),
+        request,
+    );
+}
+
+/// A rich output as Jupyter writes it: JSON as it is, everything else as text.
+fn bundle(display: &Display) -> Map<String, Value> {
+    let is_json = display.mime == "application/json" || display.mime.ends_with("+json");
+    let json = is_json.then(|| serde_json::from_str(&display.data).ok()).flatten();
+    let data = json.unwrap_or_else(|| Value::String(display.data.clone()));
+    Map::from_iter([(display.mime.clone(), data)])
+}
+
+/// What became of the variables, and what was left out: things that a cell's other outputs do not show.
+fn notes(run: &Execution) -> Vec<String> {
+    let mut notes = Vec::new();
+    let lost = run.state.lost.as_deref().unwrap_or_default();
+    let mut names = String::new();
+    for (index, variable) in lost.iter().take(MOST_NAMES).enumerate() {
+        let comma = if index > 0 { ", " } else { "" };
+        // Writing to a String does not fail.
+        let _ = write!(names, "{comma}{}", variable.name);
+        // Mostly there is one reason for all.
+        if lost.get(index + 1).is_none_or(|next| next.reason != variable.reason) {
+            let _ = write!(names, " ({})", variable.reason);
+        }
+    }
+    if lost.len() > MOST_NAMES {
+        let _ = write!(names, " and {} more", lost.len() - MOST_NAMES);
+    }
+    let named = if lost.is_empty() {
+        String::new()
+    } else {
+        format!(": {names}")
+    };
+    match (run.state.status, run.state.restored_to) {
+        (StateStatus::Kept, _) if lost.is_empty() => {}
+        (StateStatus::Kept, _) => notes.push(format!("variables that could not be kept{named}")),
+        (StateStatus::Restored, Some(id)) if id > 0 => {
+            notes.push(format!(
+                "the state is as after execution {id}; gone are the variables{named}"
+            ));
+        }
+        (StateStatus::Restored, _) => {
+            notes.push(format!(
+                "the state is as before the first execution; gone are the variables{named}"
+            ));
+        }
+        (StateStatus::Lost, _) => notes.push(format!(
+            "the state is lost: a new Python has begun, and cells that defined something have to run again{named}"
+        )),
+    }
+    let left_out = run.truncated.displays;
+    if left_out > 0 {
+        notes.push(format!(
+            "{left_out} rich outputs were too many or too large, and left out"
+        ));
+    }
+    notes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_is_json_and_text_is_text() {
+        let of = |mime: &str, data: &str| {
+            bundle(&Display {
+                mime: mime.to_owned(),
+                data: data.to_owned(),
+            })
+        };
+        assert_eq!(
+            of("application/vnd.vegalite.v5+json", r#"{"a": 1}"#)["application/vnd.vegalite.v5+json"],
+            json!({ "a": 1 })
+        );
+        assert_eq!(of("application/json", "{")["application/json"], json!("{"));
+        assert_eq!(of("text/html", "[1]")["text/html"], json!("[1]"));
+    }
+}

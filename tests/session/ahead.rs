@@ -500,7 +500,15 @@ fn run(steps: &[Step], fails: bool, ahead: Option<f64>) -> (CodeExecution, Strin
             Step::Says(stream, text) => say(&mut world, output(turn, *stream, text), None),
             Step::Shows(bytes) => {
                 let mime = "image/png".to_owned();
-                say(&mut world, Event::Display { turn, mime }, Some(bytes));
+                say(
+                    &mut world,
+                    Event::Display {
+                        turn,
+                        mime,
+                        is_result: false,
+                    },
+                    Some(bytes),
+                );
             }
             Step::Works(ms) => world.sleep(*ms),
         }

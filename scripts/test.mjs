@@ -100,6 +100,7 @@ const SUITES = [
   ...inBrowsers("rlm"),
   ...inBrowsers("packages"),
   ...inBrowsers("packages", "--shared"),
+  ...inBrowsers("speculate"),
   ...inBrowsers("soak"),
   { name: "readme", command: e2e("readme", "--browser", "chromium"), count: sumLine },
   ...inBrowsers("playground"),

@@ -44,7 +44,10 @@ const SUITES = [
   { name: "rustfmt", command: ["cargo", "fmt", "--all", "--check"] },
   { name: "prettier", command: ["prettier", "--check", "**/*.{js,mjs,ts,css,html}"] },
   { name: "ruff", command: [python("ruff"), "check", PYTHON, "tests/python", "tests/jupyter", "tests/kernel"] },
-  { name: "ruff format", command: [python("ruff"), "format", "--check", PYTHON, "tests/python", "tests/jupyter", "tests/kernel"] },
+  {
+    name: "ruff format",
+    command: [python("ruff"), "format", "--check", PYTHON, "tests/python", "tests/jupyter", "tests/kernel"],
+  },
   { name: "page hash", command: ["node", "tests/pages.mjs"], count: sumLine },
   { name: "trajectories", command: ["node", "tests/trajectories.mjs"], count: sumLine },
   { name: "mypy", command: [python("mypy")], cwd: PYTHON },

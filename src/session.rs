@@ -743,7 +743,7 @@ impl<B: Body> Session<B> {
             }
             if let (Task::Execute(_), Some(why)) = (&task, self.budget.overdue(now)) {
                 self.resolve(ticket, task.unaffordable(&why));
-            } else if let Some(ahead) = self.take_ahead_of(&task) {
+            } else if let Some(ahead) = self.take_ahead_of(now, &task) {
                 self.promote(now, ticket, task, ahead);
             } else if self.may_run() || task.initializes() {
                 self.begin(now, Some(ticket), task);

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use super::turn::Task;
 use super::{Body, Command, Effect, Guest, Input, Reply, Session, Ticket};
-use crate::budget::BudgetLimits;
+use crate::budget::{Budget, BudgetLimits};
 use crate::execution::Outcome;
 use crate::limits::{AHEAD_TTL_MS, EVENT_BYTES, MAX_AHEAD_BYTES, PROMOTION_MS};
 use crate::protocol::{Event, Request};
@@ -68,6 +68,11 @@ impl<B: Body> Aheads<B> {
         self.predictor.tallies().clone()
     }
 
+    /// Whether there is something to run as soon as that can be done.
+    pub(super) fn waits(&self) -> bool {
+        !self.predictor.is_empty()
+    }
+
     /// When to look again, if nothing else happens.
     pub(super) fn wake_at(&self) -> Option<f64> {
         let run = self.run.as_ref()?;
@@ -84,17 +89,21 @@ impl<B: Body> Ahead<B> {
         self.said.last().map_or(self.begun_at, |(at, ..)| *at)
     }
 
-    /// Whether this is what it runs, and it would not have been stopped by now had it begun when it came.
-    fn is(&self, task: &Task<B>) -> bool {
+    /// Whether this is what it runs, and it would not have been stopped by now had it begun when it came. What goes on is stopped
+    /// when that is due, but what it did may then be more than it would have done: so it needs as much time as any.
+    fn is(&self, task: &Task<B>, now: f64, session: &Budget) -> bool {
         let Task::Execute(execution) = task else { return false };
         let own = self.copy.limits.timeout_ms;
+        let max_time = execution.budget.limits().max_time;
+        let took = self.last_word() - self.begun_at;
         let in_time = match (self.stage, self.said.last()) {
-            (Stage::Over(_), Some((at, Event::Executed { .. }, _))) => at - self.begun_at <= execution.timeout_ms,
-            _ => false,
+            (Stage::Over(_), Some((_, Event::Executed { .. }, _))) => {
+                took <= execution.timeout_ms && max_time.is_none_or(|most| took <= most)
+            }
+            _ => execution.timeout_ms.total_cmp(&own).is_eq() && max_time.is_none(),
         };
-        execution.code == self.prediction.code
-            && execution.id == self.execution
-            && (in_time || execution.timeout_ms.total_cmp(&own).is_eq())
+        let in_budget = session.expires_at().is_none_or(|ends_at| now + took <= ends_at);
+        execution.code == self.prediction.code && execution.id == self.execution && in_time && in_budget
     }
 }
 
@@ -247,8 +256,9 @@ impl<B: Body> Session<B> {
             return false;
         };
         match run.stage {
-            Stage::Asked(..) => run.is(task),
-            Stage::Running(turn) if run.is(task) => {
+            Stage::Asked(..) => run.is(task, now, &self.budget),
+            // Without a bridge it would hear the question when it is done.
+            Stage::Running(turn) if run.copy.info.bridge != "none" && run.is(task, now, &self.budget) => {
                 run.stage = Stage::Asked(turn, now);
                 let ask = Effect::Post(Request::Promote { turn }, None);
                 self.effects.push(Effect::Ahead(Box::new(ask)));
@@ -259,14 +269,14 @@ impl<B: Body> Session<B> {
     }
 
     /// Takes what ran ahead when it is what is asked for now. Else it is ended, with all that was predicted for this moment.
-    pub(super) fn take_ahead_of(&mut self, task: &Task<B>) -> Option<Ahead<B>> {
+    pub(super) fn take_ahead_of(&mut self, now: f64, task: &Task<B>) -> Option<Ahead<B>> {
         if matches!(task, Task::Execute(_)) {
             self.ahead.predictor.forget();
         }
-        let may = self.may_run();
+        let (may, budget) = (self.may_run(), &self.budget);
         self.ahead
             .run
-            .take_if(|run| may && matches!(run.stage, Stage::Over(_)) && run.is(task))
+            .take_if(|run| may && matches!(run.stage, Stage::Over(_)) && run.is(task, now, budget))
     }
 
     /// Has the guest that ran it take over.
@@ -287,6 +297,9 @@ impl<B: Body> Session<B> {
         self.checkpoints.promoted();
         self.begin_as(ahead.begun_at + later, Some(ticket), task, Some(turn));
         for (at, event, body) in ahead.said {
+            if self.turn.as_ref().is_none_or(|turn| turn.ticket != Some(ticket)) {
+                break; // what it said ended it, and the next guest has not said the rest
+            }
             self.guest_event(at + later, event, body);
         }
     }

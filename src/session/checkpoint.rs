@@ -79,6 +79,9 @@ pub(super) struct Checkpoints<B> {
     forked: bool,
     /// Whether something may have changed since the last one was begun.
     pub(super) dirty: bool,
+    /// Whether the user's code may have run since, where that is not meant to change anything, as a `__repr__`. For going back the
+    /// last checkpoint will do; for a copy that is to be exact, the state is saved once more.
+    pub(super) looked_at: bool,
     /// The last execution whose effects the state has.
     pub(super) execution: u32,
     /// The variables that the host has set since the last checkpoint was begun.
@@ -147,6 +150,7 @@ impl<B> Default for Checkpoints<B> {
             tells: false,
             forked: false,
             dirty: false,
+            looked_at: false,
             execution: 0,
             set_since: Vec::new(),
             unsaved_ms: 0.0,
@@ -220,6 +224,7 @@ impl<B: Body> Checkpoints<B> {
         self.growing = false;
         self.set_since.clear();
         self.dirty = false;
+        self.looked_at = false;
         self.unsaved_ms = 0.0;
         self.unsavable = None;
         self.vain = false;
@@ -374,7 +379,7 @@ impl<B: Body> Session<B> {
     /// A session that goes on from the state as it is, saves nothing and needs no context; none where no checkpoint holds all of it.
     pub(super) fn exact_copy(&self) -> Option<Self> {
         let link = self.checkpoints.history.find(self.checkpoints.at()?)?;
-        if !link.lost.is_empty() || self.checkpoints.reverting.is_some() {
+        if !link.lost.is_empty() || self.checkpoints.reverting.is_some() || self.checkpoints.looked_at {
             return None;
         }
         let mut fork = self.fork_of(link);
@@ -443,7 +448,8 @@ impl<B: Body> Session<B> {
 
     fn can_save(&self) -> bool {
         let idle = self.guest == Guest::Up && self.turn.is_none() && (self.queue.is_empty() || self.waits_for_save());
-        self.saves() && idle && self.checkpoints.dirty && self.checkpoints.saving.is_none()
+        let differs = self.checkpoints.dirty || (self.checkpoints.looked_at && self.ahead.waits());
+        self.saves() && idle && differs && self.checkpoints.saving.is_none()
     }
 
     /// Looks whether somebody waits for the save under way.
@@ -492,6 +498,7 @@ impl<B: Body> Session<B> {
         }
         let checkpoints = &mut self.checkpoints;
         checkpoints.dirty = false;
+        checkpoints.looked_at = false;
         checkpoints.last_number += 1;
         let number = checkpoints.last_number;
         let full = !checkpoints.growing || checkpoints.history.is_long();

@@ -391,6 +391,10 @@ impl<B: Body> Session<B> {
         if let Task::Execute(_) | Task::Set { .. } | Task::OpenState(..) = task {
             self.checkpoints.touched(matches!(task, Task::Execute(_)));
         }
+        self.checkpoints.looked_at |= matches!(
+            task,
+            Task::Get(_) | Task::CaptureState(_) | Task::File(FileCommand::Cell { .. } | FileCommand::Look { .. })
+        );
         if let Task::File(command) = &task
             && command.changes().is_some()
         {

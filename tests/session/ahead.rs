@@ -2,11 +2,12 @@
 
 use proptest::prelude::*;
 use sandglass::Error;
+use sandglass::budget::{Budget, BudgetLimits};
 use sandglass::deadline::StopReason;
 use sandglass::execution::{CodeExecution, Outcome};
 use sandglass::limits::Limits;
-use sandglass::protocol::{Encoding, Event, Request, Stream};
-use sandglass::session::{Command, Input, Reply};
+use sandglass::protocol::{Encoding, Event, GuestInfo, PROTOCOL_VERSION, Request, Stream};
+use sandglass::session::{Command, Input, Reply, Session, Ticket};
 use sandglass::speculate::{Source, Tally};
 
 use crate::world::{World, limits, ok, output, raised, text};
@@ -19,6 +20,22 @@ fn ready() -> World {
     });
     assert!(world.saves(true), "idle, and not asked to save");
     world
+}
+
+/// The same, of a session that has so much time.
+fn ready_within(max_time: f64) -> World {
+    let limits = Limits {
+        checkpoints: true,
+        ..limits()
+    };
+    let session = Session::new(limits.clone(), Vec::new()).with_budget(Budget::new(
+        BudgetLimits {
+            max_time: Some(max_time),
+            ..BudgetLimits::default()
+        },
+        1_000.0,
+    ));
+    World::with(limits, session).begun()
 }
 
 /// The same, where this code runs ahead.
@@ -129,7 +146,7 @@ fn whatever_may_change_the_state_ends_it() {
         || Command::Execute {
             code: "y = 1".to_owned(),
             timeout_ms: None,
-            budget: sandglass::BudgetLimits::default(),
+            budget: BudgetLimits::default(),
         },
     ];
     for change in changes {
@@ -370,10 +387,152 @@ fn an_execution_with_less_time_takes_only_what_was_quicker() {
         let ticket = world.command(Command::Execute {
             code: "x = 1".to_owned(),
             timeout_ms: Some(timeout),
-            budget: sandglass::BudgetLimits::default(),
+            budget: BudgetLimits::default(),
         });
         assert_eq!(!world.is_pending(ticket), taken);
     }
+}
+
+/// Executes code that may take so long.
+fn within(world: &mut World, code: &str, max_time: f64) -> Ticket {
+    world.command(Command::Execute {
+        code: code.to_owned(),
+        timeout_ms: None,
+        budget: BudgetLimits {
+            max_time: Some(max_time),
+            ..BudgetLimits::default()
+        },
+    })
+}
+
+#[test]
+fn a_budget_of_time_takes_only_what_was_quicker() {
+    for (max_time, taken) in [(40.0, true), (20.0, false)] {
+        let mut world = finished("x = 1");
+        let ticket = within(&mut world, "x = 1", max_time);
+        assert_eq!(!world.is_pending(ticket), taken, "finished, {max_time} ms");
+        assert!(world.second.is_none());
+    }
+    let mut world = running("x = 1");
+    within(&mut world, "x = 1", 500.0);
+    assert_eq!(
+        world.asked_for(),
+        "execute x = 1",
+        "it has done more than it may have, perhaps"
+    );
+    assert!(world.second.is_none());
+}
+
+#[test]
+fn the_time_that_a_session_has_left_takes_only_what_was_quicker() {
+    for (left, taken) in [(31.0, true), (29.0, false)] {
+        let mut world = ready_within(10_000.0);
+        let ends_at = world.now + 10_000.0;
+        assert!(world.saves(true));
+        world.hint(&["x = 1"]);
+        world.second_begins();
+        world.sleep(30.0);
+        world.second_ends(ok());
+        world.wait(ends_at - left - world.now);
+        let ticket = world.execute("x = 1");
+        assert_eq!(!world.is_pending(ticket), taken, "{left} ms are left");
+    }
+}
+
+#[test]
+fn a_guest_without_a_bridge_is_not_asked_at_work() {
+    let mut world = ready();
+    world.hint(&["work()"]);
+    let guest = GuestInfo {
+        bridge: "none".to_owned(),
+        ..GuestInfo::default()
+    };
+    let version = PROTOCOL_VERSION;
+    world.second_says(Event::Ready { version, guest }, None);
+    let turn = world.second_turn();
+    world.second_says(Event::Restored { turn, lost: Vec::new() }, None);
+    world.execute("work()");
+    assert_eq!(world.asked_for(), "execute work()", "at once");
+    assert!(world.second.is_none());
+}
+
+#[test]
+fn a_look_at_the_state_is_saved_before_it_is_copied() {
+    let mut world = ready();
+    world.execute("x = Counting()");
+    world.ends_well(&["context", "x"]);
+    assert!(world.saves(true));
+    let ticket = world.get("x"); // its `__repr__` counts
+    let turn = world.turn();
+    world.event(Event::Refused {
+        turn,
+        message: "it is no value".to_owned(),
+    });
+    assert!(!world.is_pending(ticket));
+    assert!(!world.saves(true), "nothing is to run ahead");
+    world.hint(&["x"]);
+    assert!(world.second.is_none(), "the checkpoint may be another state");
+    assert!(world.saves(true));
+    world.second_begins();
+    world.second_ends(ok());
+    let ticket = world.execute("x");
+    assert_eq!((world.execution(ticket).id, tally(&world).used), (2, 1));
+}
+
+#[test]
+fn a_look_at_the_state_does_not_keep_from_going_back() {
+    for hinted in [false, true] {
+        let mut world = ready();
+        world.execute("x = 1");
+        world.ends_well(&["context", "x"]);
+        assert!(world.saves(true));
+        world.get("x");
+        let turn = world.turn();
+        world.event_with(
+            Event::Value {
+                turn,
+                encoding: Encoding::Marshal,
+            },
+            b"1",
+        );
+        if hinted {
+            world.hint(&["other"]);
+        }
+        world.execute("x = 2");
+        world.ends_well(&["context", "x"]);
+        let ticket = world.command(Command::Undo);
+        world.boot();
+        assert_eq!(world.asked_for(), "restore 2");
+        world.restored(&[]);
+        assert_eq!(world.answer(ticket), &Ok(Reply::State(1)));
+    }
+}
+
+#[test]
+fn what_breaks_the_protocol_when_it_takes_over_says_nothing_to_the_next_guest() {
+    let mut world = running("work()");
+    // Nobody looks at calls before they are made.
+    let (turn, calls) = (world.second_turn(), [world.fresh_call(), world.fresh_call()]);
+    for (call, size) in calls.into_iter().zip([2_000, 1]) {
+        let event = Event::HostCall {
+            turn,
+            call,
+            batch: 2,
+            name: "ask".to_owned(),
+            encoding: Encoding::Marshal,
+            blocking: false,
+        };
+        world.second_says(event, Some(&vec![0; size]));
+    }
+    let (boots, ticket) = (world.boots, world.execute("work()"));
+    let next = world.execute("x");
+    assert_eq!(world.execution(ticket).outcome, Outcome::Crashed);
+    assert!(world.is_pending(next), "{:?}", world.answers);
+    assert_eq!((world.boots, world.under_way().len()), (boots + 1, 0));
+    world.boot();
+    world.restored(&[]);
+    world.ends(ok());
+    assert_eq!(world.execution(next).outcome, Outcome::Ok);
 }
 
 #[test]

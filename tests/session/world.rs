@@ -134,7 +134,7 @@ impl World {
         world.begun()
     }
 
-    fn begun(mut self) -> Self {
+    pub(crate) fn begun(mut self) -> Self {
         let world = &mut self;
         let ticket = world.command(Command::Initialize(text("the context")));
         world.boot();

@@ -290,7 +290,7 @@ impl Driver {
             if self.is_second(generation) {
                 self.feed(Input::Ahead(Box::new(Input::Guest(event, body))));
             } else if self.generation.get() == generation {
-                self.feed(Input::Guest(event, body)); // it has taken over meanwhile
+                self.take_all(vec![(event, body)]); // it has taken over meanwhile
             }
         }
     }

@@ -22,6 +22,7 @@
  * @property {Loaded[]} libraries  that were loaded
  * @property {Files | null} files  what differs from the boot; null when it is as in the checkpoint before
  * @property {string[]} removed  files of the boot that are gone
+ * @property {Times[]} times  of what differs from the boot, and of all folders
  * @property {{ bytes: number, files: number }} uncounted  files that are not the user's
  * @property {string} folder  the current one
  * @property {Open[]} open
@@ -30,12 +31,12 @@
  * @typedef {object} Entry
  * @property {string} path
  * @property {number} mode
- * @property {number} time
  * @property {number | null} size  null: a folder
  * @property {string} [link]
  * @property {number} [fd]  of a file that was removed and only is open: the first of its descriptors
  */
 /** @typedef {Entry[]} Files */
+/** @typedef {[file: string | number, read: number, written: number, changed: number]} Times  of a path, or of an entry's `fd` */
 /**
  * @typedef {object} Open  a descriptor
  * @property {number} fd
@@ -57,7 +58,7 @@
 const { Blob, DataView, Float64Array, Map, MessageChannel, Promise, Set, TextDecoder, TextEncoder } = self;
 const { Uint32Array, Uint8Array } = self;
 const { parse, stringify } = JSON;
-const { freeze } = Object;
+const { assign, freeze } = Object;
 const now = performance.now.bind(performance);
 
 /** Bytes that are saved when one of them has changed. */
@@ -294,7 +295,7 @@ export function createCheckpoints({
         putReferences(header.references);
         libraries.replay(header.libraries);
       }
-      const { removed, uncounted, folder, open } = header;
+      const { removed, uncounted, folder, open, times } = header;
       const memory = header.values === undefined;
       let isWhole = false;
       withPermissions(() => {
@@ -302,6 +303,7 @@ export function createCheckpoints({
           for (const path of removed) remove(path);
           const hidden = files ? putFiles(files.files, files.bytes) : new Map();
           if (memory) isWhole = putOpen(open, hidden);
+          putTimes(times, hidden); // all of the above changes some
         });
         if (FS.analyzePath(folder).exists) FS.chdir(folder);
       });
@@ -351,6 +353,7 @@ export function createCheckpoints({
         libraries: libraries.record ?? [],
         files: changed ? kept.map(({ file }) => file) : null,
         removed: [...boot.values()].filter((path) => !paths.has(path)).reverse(),
+        times: [timesOf("/", FS.root), ...timesOfAll(all), ...hidden.map(({ file, node }) => timesOf(file.fd, node))],
         uncounted: quota.free(),
         folder: FS.cwd(),
         open: streams,
@@ -474,7 +477,7 @@ export function createCheckpoints({
   function putFiles(files, bytes) {
     const hidden = new Map();
     let at = 0;
-    for (const { path, mode, time, size, link, fd } of files) {
+    for (const { path, mode, size, link, fd } of files) {
       if (link !== undefined) {
         remove(path);
         FS.symlink(link, path);
@@ -483,19 +486,35 @@ export function createCheckpoints({
       if (size === null) {
         FS.mkdirTree(path);
         FS.chmod(path, mode);
-        FS.utime(path, time, time);
         continue;
       }
       const place = fd === undefined ? path : unusedPath();
       FS.writeFile(place, bytes.subarray(at, at + size));
       FS.chmod(place, mode);
-      FS.utime(place, time, time);
       at += size;
       if (fd === undefined) continue;
       hidden.set(fd, FS.lookupPath(place).node);
       FS.unlink(place);
     }
     return hidden;
+  }
+
+  /** @param {Listed[]} all */
+  function timesOfAll(all) {
+    const kept = all.filter(({ node, line }) => FS.isDir(node.mode) || !boot.has(line));
+    return kept.map(({ file, node }) => timesOf(file.path, node));
+  }
+
+  /** @param {Times[]} times @param {Map<number, any>} hidden */
+  function putTimes(times, hidden) {
+    for (const [file, atime, mtime, ctime] of times) {
+      try {
+        const node = typeof file === "number" ? hidden.get(file) : FS.lookupPath(file).node;
+        assign(node ?? {}, { atime, mtime, ctime });
+      } catch {
+        // It could not be put in place: then it has no times either.
+      }
+    }
   }
 
   function unusedPath() {
@@ -588,11 +607,14 @@ function list(FS, version, folder = "/") {
 
 /** @param {any} node @param {string} path @param {Partial<Entry>} more @param {number} [version] @returns {Listed} */
 function listed(node, path, more, version = 0) {
-  const file = { path, mode: node.mode, time: node.mtime, size: node.usedBytes, ...more };
-  const { mode, time, size, link, fd } = file;
-  const when = size === null ? "" : `${time}\0${version}`;
+  const file = { path, mode: node.mode, size: node.usedBytes, ...more };
+  const { mode, size, link, fd } = file;
+  const when = size === null ? "" : `${node.mtime}\0${version}`;
   return { file, node, line: `${path}\0${mode}\0${when}\0${size}\0${link ?? ""}\0${fd ?? ""}` };
 }
+
+/** @param {string | number | undefined} file @param {any} node @returns {Times} */
+const timesOf = (file, { atime, mtime, ctime }) => [file ?? "", atime, mtime, ctime];
 
 /** The contents of a file, which it may change as soon as they are copied. @param {any} node @returns {Uint8Array} */
 const bytesOf = (node) => node.contents.subarray(0, node.usedBytes);

@@ -232,7 +232,8 @@ export function createFiles({ FS }) {
     free: () => free,
 
     /**
-     * Puts files in place that were within the limits elsewhere, of which `uncounted` do not count.
+     * Puts files in place that were within the limits elsewhere, of which `uncounted` do not count. Nor do those of packages that
+     * were installed since, which are here already.
      * @param {typeof free} uncounted @param {() => void} work
      */
     put(uncounted, work) {
@@ -242,7 +243,7 @@ export function createFiles({ FS }) {
         work();
       } finally {
         [mostBytes, mostFiles] = limits;
-        free = uncounted;
+        free = { bytes: max(free.bytes, uncounted.bytes), files: max(free.files, uncounted.files) };
         count();
       }
     },

@@ -101,7 +101,7 @@ export async function loadRuntime({ pyodide: assets, files: sources, snapshot: g
     libraries,
     python: calls,
   });
-  witness.ready(roles);
+  witness.ready(roles, module.FS);
   return {
     python: calls,
     limitMemory,

@@ -13,17 +13,29 @@ const OUTSIDE = [
   "JsProxy_SetAttr_js",
   "JsProxy_DelAttr_js",
   "JsProxy_Dir_js",
+  "JsObjMap_GetIter_js",
+  "JsObjMap_ass_subscript_js",
+  "JsObjMap_contains_js",
+  "JsObjMap_length_js",
+  "JsObjMap_subscript_js",
+  // The addresses of names are given out in the order in which they are asked for.
+  "getaddrinfo",
+  "_emscripten_lookup_name",
 ];
+/** Devices that are chance. */
+const CHANCE = ["/dev/random", "/dev/urandom"];
 /** Those that tell of a file by its path, and which of their arguments says where to. */
 const ABOUT_FILES = /** @type {const} */ ([
   ["__syscall_stat64", 1],
   ["__syscall_lstat64", 1],
   ["__syscall_newfstatat", 2],
 ]);
-/** Where in what they tell the seconds are of when the file was last written, and the nanoseconds. */
-const WRITTEN = { seconds: 56, nanoseconds: 64 };
+/** Where in what they tell the seconds are of when the file was last written, and changed; the nanoseconds follow. */
+const TIMES = [56, 72];
 // Taken before any guest code runs: it may replace them.
-const { DataView, Set, Uint8Array } = self;
+const { DataView, Set, TextDecoder, Uint8Array } = self;
+const { hasOwn } = Object;
+const { max } = Math;
 const today = Date.now;
 
 export function createWitness() {
@@ -36,6 +48,9 @@ export function createWitness() {
   let exact = true;
   /** What Python may hold of the glue's. @type {Set<unknown>} */
   let own = new Set();
+  /** Descriptors that were opened since, and not looked at: the first look is the interpreter's own, which opens the file. */
+  const fresh = new Set();
+  const decoder = new TextDecoder();
 
   /** @type {WebAssembly.Memory | undefined} */
   let memory;
@@ -43,7 +58,13 @@ export function createWitness() {
   const writtenAt = (told) => {
     if (!memory) return 0;
     const view = new DataView(memory.buffer, told);
-    return Number(view.getBigInt64(WRITTEN.seconds, true)) * 1000 + view.getUint32(WRITTEN.nanoseconds, true) / 1e6;
+    return max(...TIMES.map((at) => Number(view.getBigInt64(at, true)) * 1000 + view.getUint32(at + 8, true) / 1e6));
+  };
+  /** @param {number} at */
+  const textAt = (at) => {
+    if (!memory) return "";
+    const bytes = new Uint8Array(memory.buffer, at);
+    return decoder.decode(bytes.subarray(0, bytes.indexOf(0)));
   };
 
   const see = () => {
@@ -55,6 +76,9 @@ export function createWitness() {
     touched = true;
     see();
   };
+
+  /** Whether this is of what the glue gives Python, and not of what every object has. @param {any} object @param {number} key */
+  const isOwn = (object, key) => typeof object !== "function" && own.has(object) && hasOwn(object, textAt(key));
 
   return {
     see,
@@ -78,7 +102,7 @@ export function createWitness() {
       const getAttr = env.JsProxy_GetAttr_js;
       env.JsProxy_GetAttr_js = (/** @type {unknown} */ object, /** @type {number} */ key) => {
         // The runtime reads bytes that it was given; a number of them tells nothing.
-        if (!own.has(object) && !(object instanceof Uint8Array)) touch();
+        if (!(object instanceof Uint8Array) && !isOwn(object, key >>> 0)) touch();
         return getAttr(object, key);
       };
       for (const [name, place] of ABOUT_FILES) {
@@ -89,6 +113,17 @@ export function createWitness() {
           return failed;
         };
       }
+      const [open, look] = [env.__syscall_openat, env.__syscall_fstat64];
+      env.__syscall_openat = (/** @type {number[]} */ ...values) => {
+        const fd = open(...values);
+        if (tell && fd >= 0) fresh.add(fd);
+        return fd;
+      };
+      env.__syscall_fstat64 = (/** @type {number} */ fd, /** @type {number} */ told) => {
+        const failed = look(fd, told);
+        if (tell && !fresh.delete(fd) && !failed && writtenAt(told >>> 0) >= begunAt) see();
+        return failed;
+      };
     },
 
     /** @param {WebAssembly.Memory} own  Python's */
@@ -96,15 +131,28 @@ export function createWitness() {
       memory = own;
     },
 
-    /** All that was done so far is what every guest does. @param {Iterable<unknown>} roles  what Python may hold of the glue's */
-    ready(roles) {
+    /**
+     * All that was done so far is what every guest does.
+     * @param {Iterable<unknown>} roles  what Python may hold of the glue's
+     * @param {any} FS  Emscripten's
+     */
+    ready(roles, FS) {
       own = new Set(roles);
+      for (const path of CHANCE) {
+        const device = FS.getDevice(FS.lookupPath(path).node.rdev).stream_ops;
+        const { read } = device;
+        device.read = (/** @type {any[]} */ ...values) => {
+          if (tell) see();
+          return read(...values);
+        };
+      }
       touched = false;
     },
 
     /** Code runs that nobody has asked for yet: `tells` is called when what it comes to is not certain. @param {() => void} tells */
     begin(tells) {
       begunAt = today();
+      fresh.clear();
       tell = tells;
       if (touched || !exact) see();
     },

@@ -106,6 +106,16 @@ const TESTS = {
     same("msgpack", await prints(sandbox, use), "{'a': [1]} msgpack._cmsgpack");
   },
 
+  async "packages that were loaded after a checkpoint are not the user's files"() {
+    const sandbox = await createReady({ maxFileBytes: 500_000 });
+    await sandbox.execute("x = 1");
+    await sandbox.checkpoint();
+    await sandbox.loadPackages(["pydantic"]);
+    await kill(sandbox);
+    const write = "open('large', 'w').write('x' * 400_000)";
+    same("written", await prints(sandbox, `print(${write}, x)`), "400000 1");
+  },
+
   async "packages of the options are there before the first execution"() {
     const sandbox = await create({ packages: ["msgpack>=1,<2"] });
     await sandbox.initialize("context");

@@ -162,6 +162,8 @@ const KINDS = {
   "a file": (n) => `log.write("line ${n}\\n")`,
   "a new file": (n) => `open("file${n % 3}.txt", "w").write("x" * ${n})`,
   "a removed file": (n) => `open("file0.txt", "a").close(); os.remove("file0.txt"); ${n}`,
+  "the newest file": () =>
+    `[max(os.listdir("."), key=time) for time in (os.path.getctime, os.path.getmtime)], len(os.listdir("."))`,
   "a folder": (n) => `os.makedirs("folder${n % 2}/inner", exist_ok=True); os.getcwd()`,
   "an exception": (n) => `numbers.append(-1)\nprint("before")\n[][${n}]`,
   "an exception in a function": (n) => `def fail(n):\n    return 1 / n\nvalue = ${n}\nfail(0)`,
@@ -224,6 +226,9 @@ async function fuzz() {
 
 // ---- what never runs ahead, or not to its end ----
 
+/** What Python has of the glue. */
+const GLUE = "import gc; next(o for o in gc.get_objects() if type(o).__name__ == 'BrowserBridge')._js";
+
 /** Cells whose result is another one later, or elsewhere. */
 const UNSURE = {
   "the time": "import time; time.time()",
@@ -240,6 +245,17 @@ const UNSURE = {
   "a UUID": "import uuid; len(str(uuid.uuid4()))",
   "a secret": "import secrets; len(secrets.token_hex())",
   "when a file was written": "import os; open('now', 'w').close(); os.stat('now').st_mtime > 0",
+  "when a file was changed":
+    "import os; open('now', 'w').close(); os.utime('now', (1, 1)); os.stat('now').st_ctime > 0",
+  "when an open file was written":
+    "import os\nwith open('now', 'w') as f:\n    f.write('x')\n    f.flush()\n    t = os.fstat(f.fileno()).st_mtime\nt > 0",
+  "a device of chance": "len(open('/dev/urandom', 'rb').read(4))",
+  "a device of chance by its number": "import os; os.chdir('/dev'); len(os.read(os.open('random', os.O_RDONLY), 4))",
+  "the address of a name": "import socket; len(socket.gethostbyname('example.com')) > 0",
+  "the addresses of a name": "import socket; len(socket.getaddrinfo('example.org', 80)) > 0",
+  "a map of an object": "from pyodide.ffi import to_js; len(to_js({'a': 1}).as_object_map())",
+  "the glue's constructor": `${GLUE}.constructor is None`,
+  "a function of the glue's": `${GLUE}.call.name`,
   JavaScript: "import js; js.self is None",
   "JavaScript's clock": "from js import Date; 1",
   "an endless loop": "while True: pass",
@@ -249,7 +265,8 @@ const UNSURE = {
 
 async function unsure() {
   const problems = [];
-  const cases = Object.entries(UNSURE);
+  const random = randomness(settings.seed);
+  const cases = Object.entries(UNSURE).filter(() => random() < settings.rounds);
   // After some more of them, a sandbox would not try any.
   for (let first = 0; first < cases.length; first += 7) {
     const sandbox = await create({ timeout: 1_000, memoryLimit: 256 << 20 });
@@ -311,7 +328,7 @@ async function hostCalls() {
 
 async function joining() {
   const problems = [];
-  const sandbox = await create();
+  const sandbox = await create({ onLLMQuery: async (prompt) => prompt.toUpperCase(), hostCallTimeout: 5_000 });
   const code = "print('begun')\nn = 0\nfor i in range(6_000_000): n += i\nprint('over')\nn";
   await begins(sandbox, code);
   await pause(1_200); // a guest is given the state meanwhile, and is in the loop or beyond
@@ -326,6 +343,18 @@ async function joining() {
   await pause(1_000);
   const { used } = tally(sandbox);
   problems.push(...different((await sandbox.execute(late)).result, "True", "a clock that is looked at later"));
+  // A batch of calls that begins while the guest is asked. When that is, is chance: it is tried around the time that the code takes.
+  const batch = "s = sum(range(3_000_000))\nllm_query_batched(['x', 'y'])";
+  const begun = performance.now();
+  await ahead(sandbox, batch);
+  const took = performance.now() - begun;
+  for (const before of [20, 50, 80]) {
+    const end = performance.now() + took - before;
+    await begins(sandbox, `${batch} # ${before}`);
+    await pause(end - performance.now());
+    const { result } = await sandbox.execute(`${batch} # ${before}`, { timeout: 10_000 });
+    problems.push(...different(result, "['X', 'Y']", "a batch"));
+  }
   const stuck = "x = 'set'\nwhile True: pass";
   await begins(sandbox, stuck);
   await pause(1_000);
@@ -380,6 +409,37 @@ async function between() {
   return { problems };
 }
 
+/** A copy's files are as old as the original's. */
+async function times() {
+  const sandbox = await create();
+  await sandbox.execute(`
+import os, time
+def times():
+    paths = [".", "..", "/", "/tmp", "data", "data/inner", "data/first.txt", "data/second.txt", "link"]
+    told = [*map(os.lstat, paths), os.fstat(hidden.fileno())]
+    return [(stat.st_atime_ns, stat.st_mtime_ns, stat.st_ctime_ns) for stat in told]
+os.makedirs("data/inner")
+hidden = open("hidden.txt", "w+")
+for step in [
+    lambda: hidden.write("x") and hidden.flush(),
+    lambda: os.remove("hidden.txt"),
+    lambda: open("/tmp/other.txt", "w").close(),
+    lambda: open("data/first.txt", "w").close(),
+    lambda: os.symlink("data/first.txt", "link"),
+    lambda: open("data/second.txt", "w").close(),
+    lambda: os.utime("data/first.txt", (1, 2)),
+    lambda: os.remove("data/second.txt"),
+    lambda: open("data/second.txt", "w").close(),
+]:
+    time.sleep(0.02)
+    step()
+`);
+  const { result, error } = await sandbox.execute("times()");
+  await ahead(sandbox, "times()");
+  const problems = different((await sandbox.execute("times()")).result, result, "the times");
+  return { problems: [...problems, ...different([tally(sandbox).used, error], [1, null], "used, and no error")] };
+}
+
 /** Callbacks are called as ever: not before `execute` has returned. */
 async function callbacks() {
   const sandbox = await create();
@@ -414,6 +474,7 @@ export const TESTS = {
   "host functions are called when the code is asked for": hostCalls,
   "code that comes while it runs ahead goes on": joining,
   "whatever comes in between counts": between,
+  "files are as old in a copy": times,
   "callbacks are called after execute has returned": callbacks,
   "destroying a sandbox ends what runs ahead": destroyed,
 };

@@ -13,7 +13,7 @@ const { values } = parseArgs({
   },
 });
 const name = /** @type {"chromium" | "firefox"} */ (values.browser);
-// Guests start more slowly in Firefox: half of the kinds of cells, which the seed chooses.
+// Guests start more slowly in Firefox: half of the cells, which the seed chooses.
 const settings = { seed: Number(values.seed), rounds: Number(values.rounds ?? (name === "firefox" ? 0.5 : 1)) };
 /** A test that takes longer hangs, for each round. */
 const TEST_MS = 150_000;

@@ -187,12 +187,12 @@ class Guest:
         self.runtime = Runtime(self.bridge)
         self.count = 0
 
-    def run(self, source: str) -> Cell:
+    def run(self, source: str, ahead: bool = False) -> Cell:
         self.bridge.messages = []
         self.bridge.displays = []
         self.count += 1
         with installed(self.runtime) as runtime:
-            reply = runtime.execute(self.count, source)
+            reply = runtime.execute(self.count, source, ahead)
         return Cell(*reply, self.bridge)
 
     def ok(self, source: str) -> Cell:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
-from itertools import groupby
+from itertools import count, groupby
 from threading import Thread
 
 import pytest
@@ -12,7 +12,7 @@ from conftest import FakeBridge, Guest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandglass import output
+from sandglass import output, runtime
 from sandglass.output import Emitter, KeptText, SharedEmitter, TextStream
 
 
@@ -31,6 +31,14 @@ def test_output_before_an_error_is_kept(guest: Guest) -> None:
 def test_output_is_sent_before_a_host_call(guest: Guest) -> None:
     guest.ok("print('asking'); llm_query('x')")
     assert guest.bridge.events[:2] == ["stdout", "call"]
+
+
+def test_output_goes_by_time_when_what_ran_ahead_is_asked_for(guest: Guest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "monotonic", count().__next__)  # whenever it is asked, a second has passed
+    cell = guest.run(
+        "import sys; out = sys.stdout.write; out('a'); out('b'); llm_query('x'); out('c'); out('d'); None", ahead=True
+    )
+    assert [text for _, _, text in cell.messages] == ["ab", "c", "d"]
 
 
 def test_lone_surrogates_are_printed_escaped(guest: Guest) -> None:

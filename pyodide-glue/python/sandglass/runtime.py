@@ -458,8 +458,12 @@ class Runtime:
             for arguments in calls
         ]
         self._output.flush()
+        answers = self._bridge.host_call(name, encoded)
+        if self._output.now is no_time:  # nobody answers what runs ahead: by now it was asked for
+            self._output.now = monotonic
+            self._output.flush()
         replies: list[tuple[bool, Any]] = []
-        for ok, encoding, body in self._bridge.host_call(name, encoded):
+        for ok, encoding, body in answers:
             if ok:
                 replies.append((True, values.decode(encoding, body)))
             else:

@@ -54,6 +54,50 @@ fn a_guest_that_nothing_isolates_is_told_of_each_time() {
 }
 
 #[test]
+fn a_kernel_is_that_of_the_python_that_is_named() {
+    let bin = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.setup/jupyter/7/bin");
+    let prefix = bin.parent().unwrap().canonicalize().unwrap();
+    for (folder, python) in [
+        (bin.parent().unwrap(), "bin/python"),
+        (bin.as_path(), "./python"),
+        (bin.as_path(), "../bin/python"),
+        (Path::new("/"), "python"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_sandglass-host"))
+            .args(["run", "--backend", "jupyter", "--python", python])
+            .args(["-c", "import os, sys\nprint(os.path.realpath(sys.prefix))"])
+            .current_dir(folder)
+            .env("PATH", &bin)
+            .env_remove("SANDGLASS_KERNEL")
+            .env_remove("SANDGLASS_CONNECTION_FILE")
+            .output()
+            .unwrap();
+        assert_eq!(
+            String::from_utf8(output.stdout).unwrap().trim_end(),
+            prefix.to_str().unwrap(),
+            "{python}: {}",
+            String::from_utf8(output.stderr).unwrap()
+        );
+    }
+}
+
+#[test]
+fn the_kernel_for_notebooks_does_not_run_its_cells_in_a_kernel() {
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = folder.path().to_str().unwrap();
+    for args in [
+        ["kernel", "install", "--backend=jupyter", "--prefix", prefix],
+        ["kernel", "run", "--backend=jupyter", "--connection-file", prefix],
+    ] {
+        let output = program(&args);
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains("--backend jupyter: this is a kernel itself"), "{told}");
+    }
+    assert_eq!(std::fs::read_dir(prefix).unwrap().count(), 0);
+}
+
+#[test]
 fn a_value_that_a_terminal_cannot_show_in_full_is_shown_once() {
     let code =
         "class Table:\n    def _repr_html_(self): return '<table>'\n    def __repr__(self): return 'a  b\\n1  2'\n";

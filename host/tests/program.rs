@@ -2,8 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::{JoinHandle, sleep, spawn};
@@ -79,6 +81,23 @@ fn a_kernel_is_that_of_the_python_that_is_named() {
             String::from_utf8(output.stderr).unwrap()
         );
     }
+}
+
+#[test]
+fn a_folder_whose_path_no_kernel_can_be_told_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let odd = folder.path().join(OsStr::from_bytes(b"odd-\xff"));
+    std::fs::create_dir(&odd).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_sandglass-host"))
+        .args(["run", "--backend", "jupyter", "-c", "1", "--python"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.setup/jupyter/7/bin/python"))
+        .env("TMPDIR", &odd)
+        .output()
+        .unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("no UTF-8: set TMPDIR"), "{told}");
+    assert_eq!(std::fs::read_dir(&odd).unwrap().count(), 0);
 }
 
 #[test]

@@ -229,8 +229,8 @@ impl Jupyter {
         let patience = self.settings.kernel.patience;
         let broken = |error: &dyn fmt::Display| KernelError::Broken(error.to_string());
         let has_subshells = speaks_python(&client, life.started.is_some()).await?;
-        let package = Package::prepared().map_err(|error| broken(&error))?;
         let folder = private_folder().map_err(|error| broken(&error))?;
+        let package = Package::prepared().map_err(|error| broken(&error))?;
         let socket = folder.path().join("host");
         let listener = UnixListener::bind(&socket).map_err(|error| broken(&error))?;
         let (token, epoch) = (random()?, epoch().map_err(|error| broken(&error))?);
@@ -321,9 +321,16 @@ fn plan(settings: &Settings, spec: &Spec, connection_file: &Path, home: &Path) -
     })
 }
 
-/// A folder that nobody else gets into.
+/// A folder that nobody else gets into, whose path kernels can be told in JSON.
 fn private_folder() -> std::io::Result<TempDir> {
-    tempfile::Builder::new().prefix("sandglass-kernel-").tempdir()
+    let folder = tempfile::Builder::new().prefix("sandglass-kernel-").tempdir()?;
+    if folder.path().to_str().is_none() {
+        let path = folder.path().display();
+        return Err(std::io::Error::other(format!(
+            "the folder {path} is no UTF-8: set TMPDIR"
+        )));
+    }
+    Ok(folder)
 }
 
 fn told(path: &Path, error: &KernelError) -> String {

@@ -268,7 +268,8 @@ impl Pump {
                     task.abort();
                 }
             }
-            Effect::Progress(_) => {}
+            // Nobody predicts anything here.
+            Effect::Progress(_) | Effect::Ahead(_) | Effect::Promote => {}
             Effect::Print(ticket, stream, text) => self.print(ticket, stream, &text),
             Effect::Display {
                 ticket,

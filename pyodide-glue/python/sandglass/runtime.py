@@ -16,6 +16,7 @@ from json import dumps as to_json
 from operator import index
 from sys import stdlib_module_names
 from threading import TIMEOUT_MAX, get_ident
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from sandglass import execution as cells
@@ -29,9 +30,9 @@ from sandglass.guards import Guards
 from sandglass.helpers import Helpers
 from sandglass.ipython import Finder
 from sandglass.looks import Looks
-from sandglass.loop import EventLoops
+from sandglass.loop import CellLoop, EventLoops
 from sandglass.namespace import MISSING, Namespace
-from sandglass.output import Emitter, EmptyStdin, TextStream, no_input
+from sandglass.output import Emitter, EmptyStdin, TextStream, no_input, no_time
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.profiles import PROFILES
 from sandglass.tracebacks import describe
@@ -171,9 +172,10 @@ class Runtime:
         except BaseException as error:
             self._prepared = filename, error
 
-    def execute(self, execution: int, source: str) -> tuple[str, str, bytes]:
+    def execute(self, execution: int, source: str, ahead: bool = False) -> tuple[str, str, bytes]:
         """Runs a cell to its end. Never raises, whatever it does.
 
+        `ahead`: nobody has asked for it yet, and the runtime does not look at the clock by itself.
         Returns `(header, encoding, body)`. The header is JSON: `ended` ("ok", "error" or "limit"), `errorType`,
         `final`, `names` of user variables, null when they are those of the last report, and `omittedDisplays` where
         there are any. When `final`, encoding and body hold the declared final value (as it is at the end of the cell),
@@ -181,6 +183,8 @@ class Runtime:
         """
         self._error = None
         self._described = False
+        self._output.now = no_time if ahead else monotonic
+        CellLoop.ahead = ahead
         self._open = self._current = execution
         try:
             try:

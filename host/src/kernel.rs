@@ -30,6 +30,7 @@ use sandglass::rlm::{Message, Role};
 use sandglass::{Error, Limits};
 
 use self::input::Input;
+use crate::BackendKind;
 use crate::cli::{GuestArgs, context, seconds};
 use crate::rlm::Endpoint;
 use crate::sandbox::{Answer, Sandbox};
@@ -96,13 +97,27 @@ pub struct CellsArgs {
 /// What cannot be read or written, or why no notebook can reach the kernel.
 pub async fn kernel(command: KernelCommand) -> Result<u8, String> {
     match command {
-        KernelCommand::Install(args) => install::install(&args),
+        KernelCommand::Install(args) => args.cells.check().and_then(|()| install::install(&args)),
         KernelCommand::Uninstall(args) => install::uninstall(&args),
-        KernelCommand::Run(args) => run::run(*args).await,
+        KernelCommand::Run(args) => {
+            args.cells.check()?;
+            run::run(*args).await
+        }
     }
 }
 
 impl CellsArgs {
+    /// Whether a kernel's cells can run there.
+    fn check(&self) -> Result<(), String> {
+        if self.guest.backend == BackendKind::Jupyter {
+            return Err(
+                "--backend jupyter: this is a kernel itself, whose cells would run in another one; use that kernel, or a backend that isolates"
+                    .to_owned(),
+            );
+        }
+        Ok(())
+    }
+
     /// A sandbox with its context, whose guest has started.
     ///
     /// # Errors

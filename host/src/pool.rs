@@ -449,7 +449,11 @@ impl Shared {
     /// Has another zygote started next: this one may be at fault.
     fn give_up(&self, zygote: &Arc<Zygote>) {
         let mut state = self.state();
-        if state.zygote.as_ref().is_some_and(|current| Arc::ptr_eq(current, zygote)) {
+        if state
+            .zygote
+            .as_ref()
+            .is_some_and(|current| Arc::ptr_eq(current, zygote))
+        {
             state.zygote = None;
         }
     }

@@ -25,6 +25,8 @@ const LINGER: Duration = Duration::from_secs(1);
 const BUFFER_BYTES: usize = 64 << 10;
 /// Frames of a message: identities, six of Jupyter's own, and its buffers.
 const MOST_FRAMES: u32 = 128;
+/// Bytes of a command: socket type and identity, mostly.
+const MAX_COMMAND_BYTES: u64 = 1 << 10;
 /// The greeting of ZMTP 3.
 const GREETING_BYTES: u64 = 64;
 
@@ -222,6 +224,7 @@ enum At {
 
 const MORE: u8 = 1;
 const LONG: u8 = 2;
+const COMMAND: u8 = 4;
 
 impl Frames {
     fn new(most_bytes: u64) -> Self {
@@ -283,6 +286,14 @@ impl Frames {
     }
 
     fn begin(&mut self, length: u64, flags: u8) -> Result<(), &'static str> {
+        if flags & COMMAND != 0 {
+            if length > MAX_COMMAND_BYTES {
+                return Err("it sent a command that is too large");
+            }
+            self.at = At::Body { missing: length, flags };
+            self.end_if_complete();
+            return Ok(());
+        }
         self.bytes = self.bytes.saturating_add(length);
         self.count += 1;
         if self.bytes > self.most_bytes {
@@ -299,7 +310,8 @@ impl Frames {
     fn end_if_complete(&mut self) {
         if let At::Body { missing: 0, flags } = self.at {
             self.at = At::Flags;
-            if flags & MORE == 0 {
+            // Commands may come between the frames of a message, and end none.
+            if flags & (MORE | COMMAND) == 0 {
                 (self.bytes, self.count) = (0, 0);
             }
         }
@@ -363,6 +375,24 @@ mod tests {
         let mut frames = greeted();
         frames.follow(&frame(MORE | LONG, 900)).unwrap();
         frames.follow(&[0, 100]).unwrap();
+    }
+
+    #[test]
+    fn a_command_is_no_end_of_a_message() {
+        for command in [frame(COMMAND, 6), frame(COMMAND | MORE, 6)] {
+            let mut frames = greeted();
+            frames.follow(&frame(MORE | LONG, 900)).unwrap();
+            frames.follow(&command).unwrap();
+            assert!(frames.follow(&[0, 101]).is_err());
+            let mut frames = greeted();
+            for _ in 0..MOST_FRAMES {
+                frames.follow(&frame(MORE, 0)).unwrap();
+                frames.follow(&command).unwrap();
+            }
+            assert!(frames.follow(&frame(MORE, 0)).is_err());
+        }
+        assert!(greeted().follow(&frame(COMMAND | LONG, 1_024)).is_ok());
+        assert!(greeted().follow(&frame(COMMAND | LONG, 1_025)).is_err());
     }
 
     #[test]

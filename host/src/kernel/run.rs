@@ -166,6 +166,7 @@ impl Kernel {
             request: Arc::clone(request),
             count,
             silent: asked.silent,
+            trusted: self.cells.trust_output,
         };
         let mut expressions = Map::new();
         let ended = if is_blank && asked.user_expressions.as_ref().is_none_or(|all| all.is_empty()) {

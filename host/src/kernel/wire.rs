@@ -15,22 +15,31 @@ use jupyter_zmq_client::{
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use zeromq::SocketRecv as _;
 
-use super::gate::Gate;
+use super::gate::{Gate, Peers};
 
 const PROTOCOL_VERSION: &str = "5.4";
 /// Bytes of a connection file.
 const MAX_FILE_BYTES: u64 = 64 << 10;
-/// Bytes of a message with a request, and of one that asks for no more than to be subscribed, or for a sign of life.
-const MAX_REQUEST_BYTES: u64 = 32 << 20;
+/// Bytes of a message with code, of one with an answer or an order, and of one that asks for no more than to be subscribed, or
+/// for a sign of life.
+const MAX_REQUEST_BYTES: u64 = 8 << 20;
+const MAX_ANSWER_BYTES: u64 = 1 << 20;
 const MAX_SIGN_BYTES: u64 = 64 << 10;
+/// Subscriptions over one connection, ended ones included: each is kept, and looked at for every output.
+const MOST_SUBSCRIPTIONS: u64 = 256;
 /// Requests that wait for their turn; of more, the sender is not read.
 const MOST_WAITING: usize = 1_000;
+/// Outputs that wait to be sent; of more, who makes them waits.
+const MOST_OUTGOING: usize = 1_000;
 /// How long a reply may take to be taken by its socket.
 const TAKEN_WITHIN: Duration = Duration::from_secs(30);
+/// How long the end waits for the last outputs to be taken.
+const LAST_WITHIN: Duration = Duration::from_secs(2);
 /// The pause after an error of a socket, so that one that stays costs nothing.
 const AFTER_ERROR: Duration = Duration::from_millis(10);
 
@@ -90,19 +99,29 @@ impl Wire {
 
         let mut tasks = JoinSet::new();
         let mut gate = Gate::new();
-        for (port, inner_port, most_bytes) in [
-            (info.shell_port, inner.shell_port, MAX_REQUEST_BYTES),
-            (info.control_port, inner.control_port, MAX_REQUEST_BYTES),
-            (info.stdin_port, inner.stdin_port, MAX_REQUEST_BYTES),
-            (info.iopub_port, inner.iopub_port, MAX_SIGN_BYTES),
-            (info.hb_port, inner.hb_port, MAX_SIGN_BYTES),
+        let peers = |most_bytes| Peers {
+            most_bytes,
+            most_messages: u64::MAX,
+            are_many: false,
+        };
+        let subscribers = Peers {
+            most_bytes: MAX_SIGN_BYTES,
+            most_messages: MOST_SUBSCRIPTIONS,
+            are_many: true,
+        };
+        for (port, inner_port, peers) in [
+            (info.shell_port, inner.shell_port, peers(MAX_REQUEST_BYTES)),
+            (info.control_port, inner.control_port, peers(MAX_ANSWER_BYTES)),
+            (info.stdin_port, inner.stdin_port, peers(MAX_ANSWER_BYTES)),
+            (info.iopub_port, inner.iopub_port, subscribers),
+            (info.hb_port, inner.hb_port, peers(MAX_SIGN_BYTES)),
         ] {
             let socket = format!("{}-{inner_port}", inner.ip).into();
-            gate.open(&info, port, socket, most_bytes)
+            gate.open(&info, port, socket, peers)
                 .await
                 .map_err(|error| format!("{}:{port} cannot be listened to: {error}", info.ip))?;
         }
-        let (publisher, outgoing) = mpsc::unbounded_channel();
+        let (publisher, outgoing) = mpsc::channel(MOST_OUTGOING);
         tasks.spawn(publish(iopub, outgoing));
         tasks.spawn(beat(heartbeat));
         let iopub = Publisher(publisher);
@@ -225,7 +244,7 @@ async fn beat(mut heartbeat: KernelHeartbeatConnection) {
 }
 
 /// Says who has subscribed, and sends what is to be published.
-async fn publish(mut iopub: KernelIoPubXPubConnection, mut outgoing: mpsc::UnboundedReceiver<Outgoing>) {
+async fn publish(mut iopub: KernelIoPubXPubConnection, mut outgoing: mpsc::Receiver<Outgoing>) {
     loop {
         tokio::select! {
             event = iopub.recv_subscription() => match event {
@@ -259,22 +278,28 @@ enum Outgoing {
 
 /// What everybody sees.
 #[derive(Clone)]
-pub(super) struct Publisher(mpsc::UnboundedSender<Outgoing>);
+pub(super) struct Publisher(mpsc::Sender<Outgoing>);
 
 impl Publisher {
     /// Publishes an output of a request.
     pub(super) fn send(&self, kind: &str, content: Value, parent: &JupyterMessage) {
         let message = stamped(untyped(kind, content), Some(parent), vec![kind.as_bytes().to_vec()]);
-        // Only at the end nobody takes it.
-        let _ = self.0.send(Outgoing::Message(Box::new(message)));
+        if let Err(TrySendError::Full(message)) = self.0.try_send(Outgoing::Message(Box::new(message))) {
+            // Who makes them waits: a guest's output is not read meanwhile. No peer holds this up (see the gate), and only at
+            // the end nobody takes it.
+            let _ = tokio::task::block_in_place(|| self.0.blocking_send(message));
+        }
     }
 
     /// Waits until everything has been sent.
     async fn flush(&self) {
         let (done, is_done) = oneshot::channel();
-        if self.0.send(Outgoing::Flush(done)).is_ok() {
-            let _ = tokio::time::timeout(TAKEN_WITHIN, is_done).await;
-        }
+        let flushed = async {
+            if self.0.send(Outgoing::Flush(done)).await.is_ok() {
+                let _ = is_done.await;
+            }
+        };
+        let _ = tokio::time::timeout(LAST_WITHIN, flushed).await;
     }
 }
 

@@ -19,6 +19,8 @@ use crate::{Outcome, StateStatus, Stream};
 
 /// Variables that a message names.
 const MOST_NAMES: usize = 50;
+/// Messages that wait for a cell which can show them.
+const MOST_NOTES: usize = 50;
 /// What HTML of a guest may load: nothing that does not come with it.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; media-src data:";
 
@@ -39,6 +41,8 @@ pub(super) struct Cell {
 pub(super) struct Ended {
     pub failure: Option<Failure>,
     pub result: Option<String>,
+    /// What else is to be told.
+    pub notes: Vec<String>,
 }
 
 /// What failed, as notebooks show it.
@@ -55,6 +59,15 @@ impl Failure {
             name: "SandboxError".to_owned(),
             value: error.to_owned(),
             traceback: vec![format!("SandboxError: {error}")],
+        }
+    }
+
+    /// Of a request that says nothing.
+    pub(super) fn of_request(why: &str) -> Self {
+        Self {
+            name: "ValueError".to_owned(),
+            value: format!("the request cannot be read: {why}"),
+            traceback: Vec::new(),
         }
     }
 
@@ -113,11 +126,12 @@ impl Cell {
                 Ended {
                     failure: Failure::of(run).filter(|_| run.outcome != Outcome::Ok),
                     result: run.result.clone(),
+                    notes: notes(run),
                 }
             }
             Err(error) => Ended {
                 failure: Some(Failure::of_sandbox(&told(error))),
-                result: None,
+                ..Ended::default()
             },
         };
         self.show_failure(&ended);
@@ -163,7 +177,16 @@ impl Cell {
                 &self.request,
             );
         }
-        for note in notes(run) {
+    }
+
+    /// Tells what is to be told, unless nothing is to be seen: then it waits for the next cell.
+    pub(super) fn tell(&self, notes: &mut Vec<String>) {
+        if self.silent {
+            // So many are no news any more.
+            notes.truncate(MOST_NOTES);
+            return;
+        }
+        for note in notes.drain(..) {
             stream_output(
                 &self.iopub,
                 Stream::Stderr,
@@ -174,9 +197,10 @@ impl Cell {
     }
 }
 
-/// What an expression stands for, as the front end has asked for it with a cell.
-pub(super) async fn evaluate(sandbox: &Sandbox, expression: &str) -> Value {
+/// What an expression stands for, as the front end has asked for it with a cell, and what is to be told besides.
+pub(super) async fn evaluate(sandbox: &Sandbox, expression: &str) -> (Value, Vec<String>) {
     let run = sandbox.execute(expression).await;
+    let notes = run.as_ref().map(|run| notes(run)).unwrap_or_default();
     let failure = match &run {
         Ok(run) => Failure::of(run),
         Err(error) => Some(Failure::of_sandbox(&told(error))),
@@ -184,10 +208,12 @@ pub(super) async fn evaluate(sandbox: &Sandbox, expression: &str) -> Value {
     if let Some(failure) = failure {
         let mut content = failure.content();
         content.insert("status".to_owned(), json!("error"));
-        return content.into();
+        return (content.into(), notes);
     }
     let text = run.ok().and_then(|run| run.run.result);
-    json!({ "status": "ok", "data": { "text/plain": text.as_deref().unwrap_or("None") }, "metadata": {} })
+    let content =
+        json!({ "status": "ok", "data": { "text/plain": text.as_deref().unwrap_or("None") }, "metadata": {} });
+    (content, notes)
 }
 
 fn told(error: &Error) -> String {

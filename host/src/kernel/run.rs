@@ -260,13 +260,16 @@ async fn serve_shell(kernel: &Kernel, mut requests: Receiver<JupyterMessage>, re
                 None => return,
             },
         };
-        match answer(kernel, &mut session, request, replies).await {
+        // What comes after the reply is no longer of those that wait.
+        let mut collect = || {
+            while let Ok(request) = requests.try_recv() {
+                waiting.push_back(request);
+            }
+        };
+        match answer(kernel, &mut session, request, replies, &mut collect).await {
             Next::GoOn => {}
             Next::End => return,
             Next::Abort => {
-                while let Ok(request) = requests.try_recv() {
-                    waiting.push_back(request);
-                }
                 for request in std::mem::take(&mut waiting) {
                     if matches!(request.content, Content::ExecuteRequest(_)) {
                         kernel.is_busy(true, &request);
@@ -311,8 +314,14 @@ async fn serve_control(kernel: &Kernel, mut requests: Receiver<JupyterMessage>, 
     }
 }
 
-/// Answers a request of the shell.
-async fn answer(kernel: &Kernel, session: &mut Session, request: JupyterMessage, replies: &Sender) -> Next {
+/// Answers a request of the shell. Before it says that a cell has failed, others are collected that wait already.
+async fn answer(
+    kernel: &Kernel,
+    session: &mut Session,
+    request: JupyterMessage,
+    replies: &Sender,
+    collect: &mut impl FnMut(),
+) -> Next {
     let request = Arc::new(request);
     kernel.is_busy(true, &request);
     let mut next = Next::GoOn;
@@ -347,6 +356,9 @@ async fn answer(kernel: &Kernel, session: &mut Session, request: JupyterMessage,
             None
         }
     };
+    if next == Next::Abort {
+        collect();
+    }
     if let Some((kind, content)) = reply {
         replies.send(kind, content, &request).await;
     }

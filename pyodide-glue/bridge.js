@@ -11,6 +11,7 @@
 import { readMailbox } from "./mailbox.js";
 
 /** @import { Encoding, Request, StopReason, Stream } from "../pkg/sandglass.js" */
+/** @import { createWitness } from "./witness.js" */
 /** @import { Post } from "./worker.js" */
 
 const BREATH_MS = 50;
@@ -45,8 +46,9 @@ const { Map, Promise, Uint8Array, setTimeout, clearTimeout, queueMicrotask } = s
 /**
  * @param {Post} post
  * @param {SharedArrayBuffer | undefined} mailbox
+ * @param {ReturnType<typeof createWitness>} witness
  */
-export function createBridge(post, mailbox) {
+export function createBridge(post, mailbox, witness) {
   /** The turn under way, 0 between turns. */
   let turn = 0;
   let deadline = Infinity;
@@ -135,10 +137,16 @@ export function createBridge(post, mailbox) {
 
   const read = mailbox && readMailbox(mailbox);
 
+  /** What runs ahead has been asked for. @param {number} number */
+  const promote = (number) => {
+    if (number === turn && witness.end()) post({ type: "promoted", turn });
+  };
+
   /** Blocks for one message, at most `ms`. @param {number} ms */
   const block = (ms) => {
     const message = read?.(ms);
     if (message?.request.type === "hostReply") accept(message.request, message.body);
+    if (message?.request.type === "promote") promote(message.request.turn);
     if (message?.request.type === "interrupt" && message.request.turn === turn) stopping ??= message.request.reason;
   };
 
@@ -177,6 +185,7 @@ export function createBridge(post, mailbox) {
     },
 
     reply: accept,
+    promote,
 
     /** @param {number} number @param {StopReason} reason */
     interrupt(number, reason) {

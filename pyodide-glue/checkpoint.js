@@ -15,6 +15,7 @@
  * @property {string} snapshot  what the guest had started from
  * @property {number} [values]  bytes that Python's `save_state` made; then there is no memory
  * @property {number} length  bytes of memory
+ * @property {boolean} touched  whether code has used JavaScript
  * @property {[first: number, count: number][]} pages  runs of the pages that follow
  * @property {(number | null)[]} references  for each slot the index of one of the glue's objects; -1 for another, null for none
  * @property {string[]} strings  that Pyodide has interned
@@ -49,6 +50,7 @@
 /** @import { createFiles } from "./files.js" */
 /** @import { createLibraries, Loaded } from "./libraries.js" */
 /** @import { Hash } from "./snapshot.js" */
+/** @import { createWitness } from "./witness.js" */
 /** @import { LostVariable } from "../pkg/sandglass.js" */
 
 // Taken before any guest code runs: lockDown removes them, or guest code may replace them.
@@ -94,6 +96,7 @@ const FIRST_STRING = 7;
  * @param {Float64Array} parts.original  the hashes of the snapshot's pages
  * @param {(pages: number[]) => Promise<Uint8Array>} parts.readOriginal  reads pages of the snapshot
  * @param {object[]} parts.roles  the glue's objects that Python may hold
+ * @param {ReturnType<typeof createWitness>} parts.witness
  * @param {(bytes: number) => void} parts.grow  makes the memory at least so large
  * @param {(fixed: boolean) => void} parts.fixSize  keeps the memory from growing
  * @param {ReturnType<typeof createFiles>} parts.files
@@ -107,6 +110,7 @@ export function createCheckpoints({
   original,
   readOriginal,
   roles,
+  witness,
   grow,
   fixSize,
   files: quota,
@@ -292,16 +296,20 @@ export function createCheckpoints({
       }
       const { removed, uncounted, folder, open } = header;
       const memory = header.values === undefined;
+      let isWhole = false;
       withPermissions(() => {
         quota.put(uncounted, () => {
           for (const path of removed) remove(path);
           const hidden = files ? putFiles(files.files, files.bytes) : new Map();
-          if (memory) putOpen(open, hidden);
+          if (memory) isWhole = putOpen(open, hidden);
         });
         if (FS.analyzePath(folder).exists) FS.chdir(folder);
       });
       last = null;
-      if (header.values === undefined) return [];
+      const { references, touched } = header;
+      const exact = isWhole && references.every((slot) => slot === null || slot >= 0);
+      witness.restored({ touched, exact });
+      if (memory) return [];
       configure();
       return python.loadState(state);
     },
@@ -338,6 +346,7 @@ export function createCheckpoints({
         ...head,
         snapshot,
         length: module.HEAPU8.length,
+        touched: witness.touched,
         strings: strings(),
         libraries: libraries.record ?? [],
         files: changed ? kept.map(({ file }) => file) : null,
@@ -436,8 +445,9 @@ export function createCheckpoints({
     );
   }
 
-  /** @param {Open[]} streams @param {Map<number, any>} files  those without a path */
+  /** Whether all are open again. @param {Open[]} streams @param {Map<number, any>} files  those without a path */
   function putOpen(streams, files) {
+    let all = true;
     const { O_CREAT, O_EXCL, O_TRUNC } = { O_CREAT: 64, O_EXCL: 128, O_TRUNC: 512 };
     for (const { fd, path, hidden, shares, flags, position } of streams) {
       try {
@@ -452,10 +462,12 @@ export function createCheckpoints({
         }
       } catch {
         // A pipe, for instance. Nobody else may get its number: Python still writes to that.
+        all = false;
         const { node } = FS.lookupPath("/dev/null");
         FS.createStream({ node, path: "/dev/null", flags, seekable: true, position, stream_ops: dead }, fd);
       }
     }
+    return all;
   }
 
   /** Returns the files without a path, by the first of their descriptors. @param {Files} files @param {Uint8Array} bytes */

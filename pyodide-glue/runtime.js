@@ -19,6 +19,7 @@ import {
 
 /** @import { Encoding, GuestInfo, LostVariable, WheelFile } from "../pkg/sandglass.js" */
 /** @import { createBridge } from "./bridge.js" */
+/** @import { createWitness } from "./witness.js" */
 /** @import { Hash, Image } from "./snapshot.js" */
 /** @import { Parts } from "./start-worker.js" */
 
@@ -47,8 +48,9 @@ const DAMAGED = "the snapshot that was kept is damaged";
  * @param {Parts} parts
  * @param {Promise<WebAssembly.Module>} wasm
  * @param {ReturnType<typeof createBridge>} bridge
+ * @param {ReturnType<typeof createWitness>} witness
  */
-export async function loadRuntime({ pyodide: assets, files: sources, snapshot: given, proven }, wasm, bridge) {
+export async function loadRuntime({ pyodide: assets, files: sources, snapshot: given, proven }, wasm, bridge, witness) {
   // Python's clocks go on in a guest that takes over: no worker's own begin.
   performance.now = () => timeOrigin + now();
   // The only `fetch` there will be.
@@ -60,13 +62,13 @@ export async function loadRuntime({ pyodide: assets, files: sources, snapshot: g
   };
 
   let snapshot = given;
-  let started = given && (await load(wasm, sources, readSnapshot(given), proven));
+  let started = given && (await load(wasm, witness, sources, readSnapshot(given), proven));
   if (!snapshot || !started) {
-    const { pyodide, hash, fixSize } = /** @type {Loaded} */ (await load(wasm, sources));
+    const { pyodide, hash, fixSize } = /** @type {Loaded} */ (await load(wasm, witness, sources));
     pyodide.runPython("import sandglass.preload, sandglass.browser; del sandglass; import gc; gc.collect(); del gc");
     cleanFreeMemory(pyodide, fixSize);
     snapshot = makeSnapshot(pyodide, hash);
-    started = /** @type {Loaded} */ (await load(wasm, sources, readSnapshot(snapshot), true));
+    started = /** @type {Loaded} */ (await load(wasm, witness, sources, readSnapshot(snapshot), true));
   }
   const { pyodide, image, hash, grow, limitMemory, fixSize, libraries } = started;
 
@@ -84,19 +86,22 @@ export async function loadRuntime({ pyodide: assets, files: sources, snapshot: g
   const files = createFiles(module);
   libraries.begin();
   const calls = createCalls(python.CALLS, module, bridge);
+  const roles = [bridge.python, ...Object.values(bridge.python).filter((value) => typeof value === "function")];
   const checkpoints = createCheckpoints({
     module,
     hash,
     snapshot: image.name,
     original: image.hashes,
     readOriginal: (pages) => readPages(/** @type {Blob} */ (snapshot), image.hashes, pages),
-    roles: [bridge.python, ...Object.values(bridge.python).filter((value) => typeof value === "function")],
+    roles,
+    witness,
     grow,
     fixSize,
     files,
     libraries,
     python: calls,
   });
+  witness.ready(roles);
   return {
     python: calls,
     limitMemory,
@@ -133,12 +138,13 @@ export async function loadRuntime({ pyodide: assets, files: sources, snapshot: g
 /**
  * Loads Pyodide, from a snapshot or ready to make one. Undefined when the snapshot is damaged.
  * @param {Promise<WebAssembly.Module>} wasm
+ * @param {ReturnType<typeof createWitness>} witness
  * @param {[string, string][]} files
  * @param {Promise<Image | undefined>} [reading]
  * @param {boolean} [proven]  whether a guest has started from it before
  * @returns {Promise<Loaded | undefined>}
  */
-async function load(wasm, files, reading, proven) {
+async function load(wasm, witness, files, reading, proven) {
   const { instantiateStreaming } = WebAssembly;
   /** @type {Image | undefined} */
   let image;
@@ -155,10 +161,16 @@ async function load(wasm, files, reading, proven) {
       const module = await wasm;
       const env = /** @type {any} */ (imports.env);
       grow = env.emscripten_resize_heap;
-      env.emscripten_resize_heap = (/** @type {number} */ bytes) => (fixed || bytes >>> 0 > limit ? 0 : grow(bytes));
+      env.emscripten_resize_heap = (/** @type {number} */ bytes) => {
+        const grown = fixed || bytes >>> 0 > limit ? 0 : grow(bytes);
+        if (!grown) witness.see(); // there may be more of it later
+        return grown;
+      };
+      witness.hook(env);
       env._dlopen_js = libraries.hook(env._dlopen_js);
       const instance = await WebAssembly.instantiate(module, imports);
       const memory = /** @type {WebAssembly.Memory} */ (instance.exports.memory);
+      witness.attach(memory);
       hash = createHash(memory);
       const sizeOf = () => memory.buffer.byteLength;
       // Emscripten asks for more than it needs, and gets what is left.
@@ -236,12 +248,12 @@ function createCalls(calls, module, bridge) {
     configure: (config) => configure(config),
     /**
      * Undefined when there is not enough memory to go on.
-     * @type {(execution: number, code: string) => Promise<string | [report: string, encoding: Encoding, final: Uint8Array] | undefined>}
+     * @type {(execution: number, code: string, ahead: boolean) => Promise<string | [report: string, encoding: Encoding, final: Uint8Array] | undefined>}
      */
-    execute: (execution, code) => {
+    execute: (execution, code, ahead) => {
       // Not on the stack of its own that `callPromising` makes: Python's compiler is several times slower there.
       if (!canBlock) prepare(execution, code);
-      return runCell(execution, code);
+      return runCell(execution, code, ahead);
     },
     /** @type {(name: string) => Promise<Answer>} */
     getVariable: waiting(getVariable),

@@ -7,6 +7,7 @@
 import { createBridge } from "./bridge.js";
 import { lockDown } from "./lockdown.js";
 import { loadRuntime } from "./runtime.js";
+import { createWitness } from "./witness.js";
 
 /** @import { Encoding, Event, Request } from "../pkg/sandglass.js" */
 /** @import { Parts } from "./start-worker.js" */
@@ -40,6 +41,7 @@ self.onmessage = async ({ data }) => {
     self.onmessage = null;
   };
   const postMessage = MessagePort.prototype.postMessage.bind(port);
+  const witness = createWitness();
 
   /** Events that leave with the next message: each message costs the page a task. @type {string[]} */
   let held = [];
@@ -48,6 +50,7 @@ self.onmessage = async ({ data }) => {
   let heldBytes = 0;
   /** @type {Post} */
   const post = (event, body, hold) => {
+    if (event?.type === "hostCall") witness.end(); // it goes on when somebody has asked for it
     if (event) held.push(stringify(event));
     if (body) {
       bodies.push(body);
@@ -79,14 +82,14 @@ self.onmessage = async ({ data }) => {
   };
 
   try {
-    const bridge = createBridge(post, mailbox);
-    const runtime = await loadRuntime(await parts.promise, wasm.promise, bridge);
+    const bridge = createBridge(post, mailbox, witness);
+    const runtime = await loadRuntime(await parts.promise, wasm.promise, bridge, witness);
     lockDown();
     const { made } = runtime;
     if (made) postMessage([stringify([{ type: "snapshot", reason: made.reason }]), made.snapshot]);
     const send = (/** @type {Event} */ event, /** @type {Blob | undefined} */ blob) =>
       postMessage(blob ? [stringify([event]), blob] : [stringify([event])]);
-    const handle = createHandler(postLong, send, bridge, runtime);
+    const handle = createHandler(postLong, send, bridge, witness, runtime);
     const receive = assembleBodies(handle, runtime.python.takeText);
     port.onmessage = ({ data: [header, body] }) => {
       const request = /** @type {Request} */ (parse(header));
@@ -126,9 +129,10 @@ function assembleBodies(handle, takeText) {
  * @param {Post} post
  * @param {(event: Event, blob?: Blob) => void} send
  * @param {ReturnType<typeof createBridge>} bridge
+ * @param {ReturnType<typeof createWitness>} witness
  * @param {Awaited<ReturnType<typeof loadRuntime>>} runtime
  */
-function createHandler(post, send, bridge, { python, packages, checkpoints, files, limitMemory, info }) {
+function createHandler(post, send, bridge, witness, { python, packages, checkpoints, files, limitMemory, info }) {
   let settings = "";
 
   /** @param {Extract<Request, { type: "init" }>} request */
@@ -143,9 +147,11 @@ function createHandler(post, send, bridge, { python, packages, checkpoints, file
   };
 
   /** @param {Extract<Request, { type: "execute" }>} request */
-  const execute = async ({ turn, execution: id, code }) => {
+  const execute = async ({ turn, execution: id, code, ahead = false }) => {
     files.watch();
-    const ended = await python.execute(id, code);
+    if (ahead) witness.begin(() => post({ type: "external", turn }));
+    const ended = await python.execute(id, code, ahead);
+    witness.end();
     if (!ended)
       return post({ type: "fatal", message: "memory was full (memoryLimit), with nothing left to go on with" });
     const [report, encoding, final] = typeof ended === "string" ? [ended, /** @type {const} */ ("none")] : ended;
@@ -274,6 +280,8 @@ function createHandler(post, send, bridge, { python, packages, checkpoints, file
         return init(request);
       case "hostReply":
         return bridge.reply(request, body);
+      case "promote":
+        return bridge.promote(request.turn);
       case "interrupt":
         return bridge.interrupt(request.turn, request.reason);
       case "execute":

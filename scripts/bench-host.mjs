@@ -39,6 +39,8 @@ if (!existsSync(dataPython)) {
 const bench = join(release, "examples/bench");
 const ours = start("sandglass", [bench, "bubblewrap"]);
 const data = start("sandglass", [bench, "bubblewrap", dataPython, PRELOAD]);
+/** The same kernel that the rival of jupyter_client starts. */
+const kernel = names.includes("ipykernel") ? start("sandglass", [bench, "jupyter", rivalsPython]) : undefined;
 const rivals = names.map((name) => start(name, [rivalsPython, join(root, "scripts/bench/rivals.py"), name]));
 const all = [ours, ...rivals];
 
@@ -49,6 +51,17 @@ try {
   await side("A host call", all, { what: "hostCall", times: often(500) }, 4);
   await side("A context of 50 MiB, and its length", all, { what: "context", times: 1, megabytes: 50 }, 3);
   await side("A new sandbox, nothing waiting, and its first result", all, { what: "session", times: 1 }, often(8));
+  const jupyterClient = rivals.find(({ name }) => name === "ipykernel");
+  if (kernel && jupyterClient) {
+    const inKernel = [kernel, jupyterClient];
+    await side("In a Jupyter kernel: a cell, x = 1 + 1", inKernel, { what: "execute", times: often(500) }, 4);
+    await side(
+      "In a Jupyter kernel: a new one, and its first result",
+      inKernel,
+      { what: "session", times: 1 },
+      often(8),
+    );
+  }
   await alone("10 MB of output", ours, { what: "output", times: often(10) });
   await alone("Beyond timeout and grace period, a cell that hears no signal", ours, {
     what: "overshoot",
@@ -68,7 +81,7 @@ try {
   await alone("Over HTTP, back to back: each POST /execute uses up a guest", data, { ...http, gap: 0 });
   await server.end();
 } finally {
-  for (const competitor of [...all, data]) await competitor.end();
+  for (const competitor of [...all, data, ...(kernel ? [kernel] : [])]) await competitor.end();
 }
 
 /**

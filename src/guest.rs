@@ -27,6 +27,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("guards.py"),
     file!("helpers.py"),
     file!("ipython.py"),
+    file!("kernel.py"),
     file!("landlock.py"),
     file!("looks.py"),
     file!("loop.py"),

@@ -19,6 +19,7 @@
 //! | [`error`] | what can go wrong |
 //! | [`guest`] | the Python runtime, embedded |
 //! | [`directives`] | final answers in a model's prose |
+//! | [`speculate`] | what is worth doing before anybody asks for it |
 //! | [`rlm`] | the controller of a Recursive Language Model |
 //! | `wasm` | the browser's front door (feature `wasm`) |
 
@@ -40,6 +41,7 @@ pub mod packages;
 pub mod protocol;
 pub mod rlm;
 pub mod session;
+pub mod speculate;
 pub mod stats;
 pub mod value;
 #[cfg(feature = "wasm")]

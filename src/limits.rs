@@ -88,6 +88,17 @@ pub const FEEDBACK_CHARS: u32 = 20_000;
 pub const RLM_MINIMAL_FEEDBACK_CHARS: u32 = 100_000;
 /// The same, as stanfordnlp/dspy has it.
 pub const DSPY_FEEDBACK_CHARS: u32 = 10_000;
+/// Predictions of what comes next that are kept, and characters of each.
+pub const MAX_PREDICTIONS: usize = 16;
+/// See [`MAX_PREDICTIONS`].
+pub const MAX_PREDICTED_CHARS: usize = 100_000;
+/// Bytes that code which runs ahead may send.
+pub const MAX_AHEAD_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
+/// How long what ran ahead waits for its code to come, in milliseconds: it holds a guest.
+pub const AHEAD_TTL_MS: f64 = 60_000.0;
+/// How long code that has come waits for a guest that runs it already to say that it may take over, in milliseconds. A guest that computes
+/// hears of it within 50.
+pub const PROMOTION_MS: f64 = 100.0;
 /// Calls that may wait in a session's queue.
 pub const MAX_QUEUED_COMMANDS: usize = 10_000;
 

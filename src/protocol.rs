@@ -43,12 +43,16 @@ pub enum Request {
         config: GuestConfig,
         restores: bool,
     },
-    /// Run `code` as `<cell {execution}>`; the guest interrupts itself after `timeout_ms` of guest time.
+    /// Run `code` as `<cell {execution}>`; the guest interrupts itself after `timeout_ms` of guest time. `ahead`: nobody has asked for it
+    /// yet, so that it is told (`External`) when the code looks at what only the world can tell. Only to guests in a browser.
     Execute {
         turn: u32,
         execution: u32,
         code: String,
         timeout_ms: f64,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        #[cfg_attr(feature = "wasm", tsify(optional))]
+        ahead: bool,
     },
     /// Answered by `Value`.
     GetVariable { turn: u32, name: String, timeout_ms: f64 },
@@ -84,6 +88,9 @@ pub enum Request {
     /// Describe a cell that is about to run (`path` is `input`) or has run (`output`) as a file of its own, a pickle. The body is JSON,
     /// what the host knows of the cell; `python/sandglass/cell_files.py` has the keys. Answered by `Value`, `Bytes`.
     CellFile { turn: u32, path: String, timeout_ms: f64 },
+    /// Code that ran ahead has been asked for: from now on it may look at the clock and so on. Answered by `Promoted` when it has not
+    /// done so before; a guest that is not at that any more answers nothing.
+    Promote { turn: u32 },
     /// Look at code that is being written: `path` is `complete` or `inspect`. The body is JSON, and so is the answer;
     /// `python/sandglass/looks.py` has the keys. Answered by `Value`, `Bytes`.
     Look { turn: u32, path: String, timeout_ms: f64 },
@@ -300,6 +307,11 @@ pub enum Event {
     Restored { turn: u32, lost: Vec<LostVariable> },
     /// What was asked for cannot be done; nothing was changed.
     Refused { turn: u32, message: String },
+    /// Code that runs ahead wants to know what only the world can tell, such as the time: it may come to something else when it is run
+    /// later.
+    External { turn: u32 },
+    /// See [`Request::Promote`].
+    Promoted { turn: u32 },
     /// The interpreter is beyond use.
     Fatal { message: String },
     /// A piece of a body, of the same encoding.

@@ -3,6 +3,7 @@
 //! Every command is resolved exactly once, whatever the guest does. A guest that breaks the protocol, dies or does not
 //! stop is ended; a fresh one is booted, given the last `context`, and the next command goes on there.
 
+mod ahead;
 mod call;
 mod checkpoint;
 mod contexts;
@@ -24,7 +25,9 @@ use crate::limits::{
 };
 use crate::packages::{Wheel, normalized};
 use crate::protocol::{Encoding, Event, GuestConfig, GuestInfo, PROTOCOL_VERSION, Profile, Request, Stream};
+use crate::speculate::Prediction;
 use crate::stats::Stats;
+use ahead::Aheads;
 use checkpoint::Checkpoints;
 use contexts::Contexts;
 use files::oversized_report;
@@ -132,6 +135,10 @@ pub enum Input<B> {
     Fetched(Ticket, Result<Vec<Package<B>>, Error>),
     /// A host call came back.
     HostReturned(u32, Result<Encoded<B>, HostFailure>),
+    /// Code that is likely to come next, instead of what was told before.
+    Hint(Vec<Prediction>),
+    /// The same that happens to a session, to the copy of it that runs code ahead.
+    Ahead(Box<Self>),
     /// Time has passed: [`Session::wake_at`] is reached.
     Tick,
 }
@@ -179,6 +186,11 @@ pub enum Effect<B> {
         /// How it stands to the last expression's value.
         to_result: ToResult,
     },
+    /// The same for a second guest, which runs code ahead: it is booted, sent something or killed. It must be one that can be had at
+    /// once.
+    Ahead(Box<Self>),
+    /// Have the second guest take the place of the first, which is ended. Messages posted from now on are for it.
+    Promote,
     /// The one answer to a command.
     Resolve(Ticket, Result<Reply<B>, Error>),
 }
@@ -253,6 +265,8 @@ pub struct Session<B> {
     /// A loss of state that no execution has told of yet.
     untold_loss: Option<StateReport>,
     checkpoints: Checkpoints<B>,
+    /// What is done before anybody asks for it.
+    ahead: Aheads<B>,
     /// What was loaded, in this order.
     packages: Vec<Package<B>>,
     last_turn: u32,
@@ -284,6 +298,7 @@ impl<B: Body> Session<B> {
             names: Vec::new(),
             untold_loss: None,
             checkpoints: Checkpoints::default(),
+            ahead: Aheads::default(),
             packages: Vec::new(),
             last_turn: 0,
             last_execution: 0,
@@ -330,9 +345,16 @@ impl<B: Body> Session<B> {
         self.packages.iter().map(known).collect()
     }
 
+    /// How many executions it was asked for.
+    pub fn last_execution(&self) -> u32 {
+        self.last_execution
+    }
+
     /// What it has done so far.
-    pub fn stats(&self) -> &Stats {
-        &self.stats
+    pub fn stats(&self) -> Stats {
+        let mut stats = self.stats.clone();
+        stats.ahead.code = self.ahead.tallies();
+        stats
     }
 
     /// What the guest said of itself when it was last ready.
@@ -376,6 +398,8 @@ impl<B: Body> Session<B> {
             Input::Fetched(ticket, result) => self.fetched(ticket, result),
             Input::Used(call, usage) => self.host_used(call, &usage),
             Input::HostReturned(call, result) => self.host_returned(now, call, result),
+            Input::Hint(predictions) => self.ahead.predict(predictions),
+            Input::Ahead(input) => self.ahead_input(now, *input),
             Input::Tick => {}
         }
         self.check_time(now);
@@ -606,6 +630,7 @@ impl<B: Body> Session<B> {
 
     fn end_guest(&mut self, next: Guest) {
         self.abort_calls();
+        self.drop_ahead();
         if matches!(self.guest, Guest::Booting(_) | Guest::Up) {
             self.effects.push(Effect::Kill);
         }
@@ -634,6 +659,7 @@ impl<B: Body> Session<B> {
             )));
         }
         self.check_save(now);
+        self.check_ahead(now);
         self.expire_calls(now);
         match self.turn.as_mut().map(|turn| turn.deadline.check(now)) {
             Some(Verdict::Interrupt(reason)) => self.ask_to_stop(now, reason),
@@ -664,7 +690,8 @@ impl<B: Body> Session<B> {
             .turn
             .as_ref()
             .and_then(|turn| earliest(turn.deadline.wake_at(), turn.calls.next_expiry()));
-        self.wake_at = earliest(earliest(boot, turn), earliest(self.saves_at(), self.save_ends_at()));
+        let saves = earliest(self.saves_at(), self.save_ends_at());
+        self.wake_at = earliest(earliest(boot, turn), earliest(saves, self.ahead.wake_at()));
     }
 
     /// Stops the execution that runs. One that would run, were it not for the session's own affairs, never does.
@@ -700,6 +727,7 @@ impl<B: Body> Session<B> {
     fn pump(&mut self, now: f64) {
         while self.guest == Guest::Up
             && self.turn.is_none()
+            && !self.waits_for_ahead(now)
             && !self.waits_for_save()
             && !self.waits_for_value()
             && !self.waits_for_packages()
@@ -715,6 +743,8 @@ impl<B: Body> Session<B> {
             }
             if let (Task::Execute(_), Some(why)) = (&task, self.budget.overdue(now)) {
                 self.resolve(ticket, task.unaffordable(&why));
+            } else if let Some(ahead) = self.take_ahead_of(&task) {
+                self.promote(now, ticket, task, ahead);
             } else if self.may_run() || task.initializes() {
                 self.begin(now, Some(ticket), task);
             } else {
@@ -723,6 +753,7 @@ impl<B: Body> Session<B> {
             }
         }
         self.save(now);
+        self.speculate(now);
         self.note_wait(now);
         self.plan_wake();
     }
@@ -792,6 +823,8 @@ fn kind(event: &Event) -> &'static str {
         Event::Saved { .. } => "`saved`",
         Event::NotSaved { .. } => "`notSaved`",
         Event::Snapshot { .. } => "`snapshot`",
+        Event::External { .. } => "`external`",
+        Event::Promoted { .. } => "`promoted`",
     }
 }
 
@@ -828,6 +861,8 @@ fn oversized(event: &Event) -> Option<&'static str> {
         | Event::Done { .. }
         | Event::Part { .. }
         | Event::Snapshot { .. }
+        | Event::External { .. }
+        | Event::Promoted { .. }
         | Event::NotSaved { .. } => false,
         Event::Saved { lost, .. } | Event::Restored { lost, .. } => {
             lost.len() > MAX_NAMES

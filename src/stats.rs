@@ -1,8 +1,11 @@
 //! What a session has done so far, in numbers.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::execution::{CodeExecution, Outcome, StateStatus};
+use crate::speculate::{Source, Tally};
 
 /// What a sandbox has done so far. A fork begins anew.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -45,14 +48,16 @@ pub struct Outcomes {
     pub limit: u32,
 }
 
-/// Packages that were fetched before code imported them.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// What was done before code asked for it. `fetched` and `used` are packages.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
 pub struct Ahead {
     /// How many were fetched.
     pub fetched: u32,
     /// How many of those code has imported since.
     pub used: u32,
+    /// Code that ran before it was asked for, by what had predicted it.
+    pub code: BTreeMap<Source, Tally>,
 }
 
 impl Stats {

@@ -1,5 +1,5 @@
 // Runs tests/cases/ on guests of a sandglass-host server: the same page, the same runner, the option `backend`.
-//   node tests/cases-on-server.mjs --backend subprocess|bubblewrap|docker [--browser chromium|firefox] [--only part-of-a-name]
+//   node tests/cases-on-server.mjs --backend subprocess|bubblewrap|docker|jupyter [--browser chromium|firefox] [--only part-of-a-name]
 import { readdirSync } from "node:fs";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
@@ -17,8 +17,10 @@ const { values } = parseArgs({
   },
 });
 const { backend, browser, only } = values;
-if (!backend || !["subprocess", "bubblewrap", "docker"].includes(backend)) {
-  console.error("usage: cases-on-server.mjs --backend subprocess|bubblewrap|docker [--browser B] [--only part]");
+if (!backend || !["subprocess", "bubblewrap", "docker", "jupyter"].includes(backend)) {
+  console.error(
+    "usage: cases-on-server.mjs --backend subprocess|bubblewrap|docker|jupyter [--browser B] [--only part]",
+  );
   process.exit(2);
 }
 
@@ -66,7 +68,8 @@ try {
   if (backend === "bubblewrap" && !only) score.add("its guests were forked", await coldGuests(host.url));
   const code = await host.stop();
   score.add("the server ends well when it is asked to", code === 0 ? [] : [`it ended with ${code}`, host.said()]);
-  await testBackend({ backend, origin: site.url, page, score, only });
+  // What it looks at is about the server, and needs other guests than it was started with.
+  if (backend !== "jupyter") await testBackend({ backend, origin: site.url, page, score, only });
   score.add("nothing is thrown into the page", uncaught);
 } catch (error) {
   score.fail("the cases could not be run", [

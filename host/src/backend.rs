@@ -3,6 +3,7 @@
 
 pub mod bubblewrap;
 pub mod docker;
+pub mod jupyter;
 pub mod subprocess;
 
 use std::fmt;
@@ -10,6 +11,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sandglass::Error;
 use serde::{Deserialize, Serialize};
@@ -33,11 +35,24 @@ pub enum BackendKind {
     Docker,
     /// A plain process: no isolation at all.
     Subprocess,
+    /// A Jupyter kernel: no isolation at all.
+    Jupyter,
 }
 
 impl BackendKind {
     /// All there are.
-    pub const ALL: [Self; 4] = [Self::Auto, Self::Bubblewrap, Self::Docker, Self::Subprocess];
+    pub const ALL: [Self; 5] = [
+        Self::Auto,
+        Self::Bubblewrap,
+        Self::Docker,
+        Self::Subprocess,
+        Self::Jupyter,
+    ];
+
+    /// Whether its guests can do whatever the host can. Such a backend is never taken that was not named.
+    pub fn isolates_nothing(self) -> bool {
+        matches!(self, Self::Subprocess | Self::Jupyter)
+    }
 
     /// Its public name.
     pub fn name(self) -> &'static str {
@@ -46,6 +61,7 @@ impl BackendKind {
             Self::Bubblewrap => "bubblewrap",
             Self::Docker => "docker",
             Self::Subprocess => "subprocess",
+            Self::Jupyter => "jupyter",
         }
     }
 }
@@ -63,7 +79,7 @@ impl FromStr for BackendKind {
         Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
             Error::invalid(
                 "backend",
-                format!("must be auto, bubblewrap, docker or subprocess, not \"{name}\""),
+                format!("must be auto, bubblewrap, docker, subprocess or jupyter, not \"{name}\""),
             )
         })
     }
@@ -129,6 +145,8 @@ pub struct Settings {
     pub image: Option<String>,
     /// Docker's runtime, such as `runsc`.
     pub runtime: Option<String>,
+    /// Which kernel runs guests (`jupyter` only).
+    pub kernel: KernelSettings,
     /// What a guest may use.
     pub resources: Resources,
     /// The folder that the guest has as `/workspace`; without one it has an empty folder of its own.
@@ -140,6 +158,27 @@ pub struct Settings {
     pub hides_cells: bool,
     /// Whether `auto` may come down to a plain process.
     pub allow_subprocess: bool,
+}
+
+/// Which Jupyter kernel runs guests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelSettings {
+    /// The kernelspec that each guest gets a kernel of: its name, or the folder that it is in. By default `python3`.
+    pub name: Option<String>,
+    /// The connection file of a kernel that runs, in the place of a kernelspec: it gets one guest at a time, and goes on after it.
+    pub connection_file: Option<PathBuf>,
+    /// Time that a kernel has to start, or to get to us.
+    pub patience: Duration,
+}
+
+impl Default for KernelSettings {
+    fn default() -> Self {
+        Self {
+            name: None,
+            connection_file: None,
+            patience: Duration::from_secs(60),
+        }
+    }
 }
 
 /// Starts guests of one kind. It holds what they share: files, images, a plan.
@@ -160,6 +199,7 @@ pub async fn launcher(kind: BackendKind, settings: &Settings) -> Result<Arc<dyn 
         BackendKind::Bubblewrap => bubblewrap::launcher(settings).await,
         BackendKind::Docker => docker::launcher(settings).await,
         BackendKind::Subprocess => subprocess::launcher(settings).await,
+        BackendKind::Jupyter => Ok(jupyter::launcher(settings)?),
         BackendKind::Auto => {
             let mut reasons = Vec::new();
             match bubblewrap::launcher(settings).await {

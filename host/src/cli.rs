@@ -8,7 +8,7 @@ use crate::rlm::clean;
 use sandglass::session::ToResult;
 
 use crate::sandbox::ExecuteOptions;
-use crate::{BackendKind, Error, Execution, Limits, Outcome, Sandbox, Settings, Stream, Value, doctor};
+use crate::{BackendKind, Error, Execution, KernelSettings, Limits, Outcome, Sandbox, Settings, Stream, Value, doctor};
 
 /// The status of a program whose code failed.
 const FAILED: u8 = 1;
@@ -20,10 +20,11 @@ const INTERRUPTED: u8 = 130;
 /// Where guests run, the same for all commands.
 #[derive(Debug, Clone, clap::Args)]
 pub struct GuestArgs {
-    /// Where the code runs: auto, bubblewrap, docker or subprocess (which isolates nothing, and which auto never takes).
+    /// Where the code runs: auto, bubblewrap, docker; or subprocess or jupyter, which isolate nothing, and which auto never takes.
     #[arg(long, env = "SANDGLASS_BACKEND", default_value = "auto", value_name = "NAME")]
     pub backend: BackendKind,
-    /// The Python of bubblewrap and subprocess guests; by default /usr/bin/python3, else the first on PATH.
+    /// The Python of bubblewrap and subprocess guests, by default /usr/bin/python3, else the first on PATH; with jupyter, one whose
+    /// kernelspecs come first.
     #[arg(long, env = "SANDGLASS_PYTHON", value_name = "PROGRAM")]
     pub python: Option<PathBuf>,
     /// The image of Docker guests.
@@ -32,6 +33,17 @@ pub struct GuestArgs {
     /// The runtime of Docker guests, such as runsc.
     #[arg(long, env = "SANDGLASS_DOCKER_RUNTIME", value_name = "NAME")]
     pub runtime: Option<String>,
+    /// With jupyter, the kernelspec that is started, by its name or its folder; by default python3.
+    #[arg(long, env = "SANDGLASS_KERNEL", value_name = "NAME")]
+    pub kernel: Option<String>,
+    /// With jupyter, the connection file of a kernel that runs and is used in the place of one that is started.
+    #[arg(
+        long,
+        env = "SANDGLASS_CONNECTION_FILE",
+        value_name = "FILE",
+        conflicts_with = "kernel"
+    )]
+    pub connection_file: Option<PathBuf>,
 }
 
 impl GuestArgs {
@@ -41,6 +53,11 @@ impl GuestArgs {
             python: self.python.clone(),
             image: self.image.clone(),
             runtime: self.runtime.clone(),
+            kernel: KernelSettings {
+                name: self.kernel.clone(),
+                connection_file: self.connection_file.clone(),
+                ..KernelSettings::default()
+            },
             ..Settings::default()
         }
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::backend::{BackendKind, Settings, launcher, subprocess};
+use crate::backend::{BackendKind, Settings, jupyter, launcher, subprocess};
 
 /// What is to be said of a backend.
 #[derive(Debug, Clone)]
@@ -16,7 +16,7 @@ pub struct Finding {
 impl fmt::Display for Finding {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.usable {
-            Ok(()) if self.backend == BackendKind::Subprocess => {
+            Ok(()) if self.backend.isolates_nothing() => {
                 write!(formatter, "{:<11} works, and isolates nothing", self.backend)
             }
             Ok(()) => write!(formatter, "{:<11} works", self.backend),
@@ -28,16 +28,17 @@ impl fmt::Display for Finding {
 /// Looks at a backend; at all of them when that is `auto`.
 pub async fn examine(backend: BackendKind, settings: &Settings) -> Vec<Finding> {
     let backends = match backend {
-        BackendKind::Auto => &[BackendKind::Bubblewrap, BackendKind::Docker, BackendKind::Subprocess][..],
+        BackendKind::Auto => &BackendKind::ALL[1..],
         _ => &[backend],
     };
     let mut findings = Vec::new();
     for &backend in backends {
         let usable = match backend {
-            BackendKind::Subprocess => subprocess::look(settings).await,
-            _ => launcher(backend, settings).await,
+            BackendKind::Subprocess => subprocess::look(settings).await.map(drop),
+            BackendKind::Jupyter => jupyter::look(settings).await,
+            _ => launcher(backend, settings).await.map(drop),
         };
-        let usable = usable.map(drop).map_err(|error| error.to_string());
+        let usable = usable.map_err(|error| error.to_string());
         findings.push(Finding { backend, usable });
     }
     findings

@@ -14,7 +14,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use crate::backend::BoxFuture;
 use crate::cgroup::Bounds;
-use crate::frame::{FRAME_SLACK_BYTES, FrameReader, Outbox};
+use crate::frame::{FRAME_SLACK_BYTES, Frame, FrameError, FrameReader, Outbox};
 
 mod each;
 pub(crate) mod process;
@@ -24,7 +24,7 @@ pub(crate) mod process;
 pub struct Plan {
     /// The program.
     pub program: PathBuf,
-    /// Its arguments; `--fd N --epoch E` are added to them.
+    /// Its arguments; `--fd N --epoch E` are added to them where it has a channel.
     pub args: Vec<OsString>,
     /// Its environment: nothing is inherited.
     pub env: Vec<(OsString, OsString)>,
@@ -112,7 +112,11 @@ pub struct Guest {
     process: Box<dyn Process>,
     kept: Vec<Box<dyn Any + Send + Sync>>,
     has_waited: bool,
+    on_sent: Option<OnSent>,
 }
+
+/// Is shown each frame that is sent to a guest.
+pub type OnSent = Box<dyn Fn(&Frame) + Send + Sync>;
 
 impl fmt::Debug for Guest {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -132,7 +136,15 @@ impl Guest {
             process,
             kept: Vec::new(),
             has_waited: false,
+            on_sent: None,
         }
+    }
+
+    /// Has it shown each frame that the guest is sent.
+    #[must_use]
+    pub fn on_sent(mut self, on_sent: OnSent) -> Self {
+        self.on_sent = Some(on_sent);
+        self
     }
 
     /// One that was made before it was wanted, and may have died since.
@@ -182,6 +194,7 @@ impl Guest {
             GuestWriter {
                 stream: writer,
                 outbox: Outbox::new(self.epoch),
+                on_sent: self.on_sent,
             },
             GuestProcess {
                 process: self.process,
@@ -192,12 +205,33 @@ impl Guest {
 }
 
 /// The way to a guest.
-#[derive(Debug)]
 pub struct GuestWriter {
     /// The stream.
     pub stream: OwnedWriteHalf,
     /// What is still to be written on it.
     pub outbox: Outbox,
+    on_sent: Option<OnSent>,
+}
+
+impl fmt::Debug for GuestWriter {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("GuestWriter").finish_non_exhaustive()
+    }
+}
+
+impl GuestWriter {
+    /// Adds a frame, and writes what the stream takes without waiting. That the guest is gone shows where it is read from.
+    ///
+    /// # Errors
+    /// As [`Outbox::push`].
+    pub fn push(&mut self, frame: &Frame) -> Result<(), FrameError> {
+        self.outbox.push(frame)?;
+        let _ = self.outbox.write(&self.stream);
+        if let Some(on_sent) = &self.on_sent {
+            on_sent(frame);
+        }
+        Ok(())
+    }
 }
 
 /// A guest's life. Dropping it ends it.
@@ -217,7 +251,7 @@ impl GuestProcess {
     /// Starts a process as planned that gets `channel`, whatever that leads to.
     pub(crate) async fn run(plan: Plan, channel: OwnedFd) -> Result<Self, Error> {
         Ok(Self {
-            process: process::run(plan, epoch()?, channel).await?,
+            process: process::run(plan, epoch()?, Some(channel)).await?,
             _kept: Vec::new(),
         })
     }

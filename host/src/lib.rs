@@ -54,7 +54,7 @@ pub mod value;
 pub mod workspace;
 pub mod zygote;
 
-pub use backend::{BackendKind, Launcher, Resources, Settings};
+pub use backend::{BackendKind, KernelSettings, Launcher, Resources, Settings};
 pub use guest::{Exit, Guest};
 pub use sandbox::{
     Answer, Capabilities, ExecuteOptions, Execution, FileEntry, Final, HostCall, Query, Sandbox, SandboxBuilder,

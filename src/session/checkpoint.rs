@@ -225,6 +225,11 @@ impl<B: Body> Checkpoints<B> {
         self.vain = false;
     }
 
+    /// Another guest has taken over, whose state comes from the same checkpoint: its next one stands for itself.
+    pub(super) fn promoted(&mut self) {
+        self.growing = false;
+    }
+
     /// A save that took so long failed: what was saved before stays, and the next turn may change what is in the way.
     fn failed_to_save(&mut self, took: f64, news: Vec<String>, why: String) {
         self.unsavable = Some(why);
@@ -337,17 +342,9 @@ impl<B: Body> Session<B> {
         let reply = match ask {
             _ if !self.limits.checkpoints => Err(Error::invalid("checkpoints", "is \"off\": nothing is saved")),
             Ask::Checkpoint => self.checkpointed().map(|link| Reply::State(link.execution)),
-            Ask::Fork => self.checkpointed().map(|link| {
-                Reply::Fork(Box::new(Fork {
-                    limits: self.limits.clone(),
-                    host_functions: self.host_functions.clone(),
-                    profile: self.profile,
-                    output_fields: self.output_fields.clone(),
-                    last_execution: self.last_execution,
-                    packages: self.packages.clone(),
-                    chain: self.checkpoints.history.chain(link.number).to_vec(),
-                }))
-            }),
+            Ask::Fork => self
+                .checkpointed()
+                .map(|link| Reply::Fork(Box::new(self.fork_of(link)))),
             Ask::Restore(_) | Ask::Undo => match self.checkpoints.target(ask) {
                 // As after an execution that crashed: what it had done is gone already.
                 Ok(number) if self.checkpoints.at() == Some(number) => {
@@ -360,6 +357,29 @@ impl<B: Body> Session<B> {
             },
         };
         self.resolve(ticket, reply);
+    }
+
+    fn fork_of(&self, link: &Link<B>) -> Fork<B> {
+        Fork {
+            limits: self.limits.clone(),
+            host_functions: self.host_functions.clone(),
+            profile: self.profile,
+            output_fields: self.output_fields.clone(),
+            last_execution: self.last_execution,
+            packages: self.packages.clone(),
+            chain: self.checkpoints.history.chain(link.number).to_vec(),
+        }
+    }
+
+    /// A session that goes on from the state as it is, saves nothing and needs no context; none where no checkpoint holds all of it.
+    pub(super) fn exact_copy(&self) -> Option<Self> {
+        let link = self.checkpoints.history.find(self.checkpoints.at()?)?;
+        if !link.lost.is_empty() || self.checkpoints.reverting.is_some() {
+            return None;
+        }
+        let mut fork = self.fork_of(link);
+        fork.limits.checkpoints = false;
+        Some(Self::forked(fork).without_context())
     }
 
     /// The checkpoint of the state as it is.

@@ -65,9 +65,9 @@ impl<B> Turn<B> {
 /// An execution under way.
 #[derive(Debug)]
 pub(super) struct Execution {
-    id: u32,
-    code: String,
-    timeout_ms: f64,
+    pub(super) id: u32,
+    pub(super) code: String,
+    pub(super) timeout_ms: f64,
     /// Its part of the session's budget.
     pub(super) budget: Budget,
     host_calls: u32,
@@ -367,9 +367,17 @@ impl<B: Body> Session<B> {
         })
     }
 
-    pub(super) fn begin(&mut self, now: f64, ticket: Option<Ticket>, mut task: Task<B>) {
+    pub(super) fn begin(&mut self, now: f64, ticket: Option<Ticket>, task: Task<B>) {
+        if !matches!(task, Task::List) {
+            self.drop_ahead(); // it began with another state
+        }
+        self.begin_as(now, ticket, task, None);
+    }
+
+    /// The same; the guest may be at it already, under the number `begun`.
+    pub(super) fn begin_as(&mut self, now: f64, ticket: Option<Ticket>, mut task: Task<B>, begun: Option<u32>) {
         self.last_turn += 1;
-        let turn = self.last_turn;
+        let turn = begun.unwrap_or(self.last_turn);
         let timeout_ms = match &mut task {
             Task::Execute(execution) => {
                 execution.budget = self.budget.scope(execution.budget.limits(), now);
@@ -406,6 +414,7 @@ impl<B: Body> Session<B> {
                         execution: execution.id,
                         code,
                         timeout_ms,
+                        ahead: false,
                     },
                     None,
                 )
@@ -472,6 +481,7 @@ impl<B: Body> Session<B> {
             flow: Flow::new(self.limits.max_output_chars),
         });
         match request {
+            _ if begun.is_some() => {}
             Request::Restore { .. } => self.effects.push(Effect::Restore(request, bodies)),
             Request::Install { .. } => {
                 self.checkpoints.sent(&request);

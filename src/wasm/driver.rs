@@ -18,7 +18,7 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, future_to_promise, spawn_local};
 use web_sys::{AbortController, Blob};
 
-use self::ahead::Ahead;
+use self::ahead::{Ahead, Second};
 use super::assets::{self, Assets};
 use super::budget;
 use super::convert::{decode, decode_text, display};
@@ -55,8 +55,11 @@ pub(super) struct Driver {
     /// Where guests run instead of here, and the one that does.
     server: Option<Rc<Server>>,
     remote: RefCell<Option<RemoteGuest>>,
-    /// Counts the guests, so that nothing of an earlier one arrives.
+    /// Runs code ahead, and may take the other's place.
+    second: RefCell<Option<Second>>,
+    /// The number of the guest, so that nothing of an earlier one arrives.
     generation: Cell<u32>,
+    last_generation: Cell<u32>,
     effects: RefCell<VecDeque<Effect<JsBody>>>,
     busy: Cell<bool>,
     last_ticket: Cell<Ticket>,
@@ -134,7 +137,9 @@ impl Driver {
             guest: RefCell::default(),
             server,
             remote: RefCell::default(),
+            second: RefCell::default(),
             generation: Cell::default(),
+            last_generation: Cell::default(),
             effects: RefCell::default(),
             busy: Cell::default(),
             last_ticket: Cell::default(),
@@ -265,7 +270,18 @@ impl Driver {
         // A callback of the user's may come back in here; its effects wait for their turn.
         if !self.busy.replace(true) {
             while let Some(effect) = self.next_effect() {
+                let promotes = matches!(effect, Effect::Promote);
                 self.carry_out(effect);
+                if promotes {
+                    // What the guest has said already is not told before `execute` has returned.
+                    let this = self.this.clone();
+                    return spawn_local(async move {
+                        if let Some(driver) = this.upgrade() {
+                            driver.busy.set(false);
+                            driver.follow(Vec::new());
+                        }
+                    });
+                }
             }
             self.busy.set(false);
             self.set_timer();
@@ -330,6 +346,8 @@ impl Driver {
         match effect {
             Effect::Boot => self.boot(),
             Effect::Kill => self.kill(),
+            Effect::Ahead(effect) => self.carry_out_ahead(*effect),
+            Effect::Promote => self.promote(),
             Effect::Post(request, body) => self.post(request, body),
             Effect::Restore(request, blobs) | Effect::Install(request, blobs) => {
                 if let Some(guest) = &*self.guest.borrow() {
@@ -379,7 +397,7 @@ impl Driver {
         let Some(guest) = spare else {
             return self.boot_anew();
         };
-        self.generation.set(self.generation.get() + 1);
+        self.next_generation();
         self.guest.replace(Some(guest));
         let this = self.of_generation(self.generation.get());
         let watch = Timeout::new(SPARE_MS, move || {
@@ -389,10 +407,16 @@ impl Driver {
         self.adopt();
     }
 
+    fn next_generation(&self) -> u32 {
+        let next = self.last_generation.get() + 1;
+        self.last_generation.set(next);
+        self.generation.set(next);
+        next
+    }
+
     /// Starts a guest from its files.
     fn boot_anew(&self) {
-        let generation = self.generation.get() + 1;
-        self.generation.set(generation);
+        let generation = self.next_generation();
         match Guest::open(&self.glue, self.options.isolation) {
             Ok(guest) => drop(self.guest.replace(Some(guest))),
             Err(error) => return self.feed(Input::GuestLost(Error::BootFailed(describe(&error)))),
@@ -447,7 +471,7 @@ impl Driver {
         let this = self.this.clone();
         move |act| {
             if let Some(driver) = this.upgrade()
-                && driver.generation.get() == generation
+                && (driver.generation.get() == generation || driver.is_second(generation))
             {
                 act(&driver);
             }
@@ -458,7 +482,7 @@ impl Driver {
         if self.guest.borrow().as_ref().is_some_and(|guest| !guest.is_adopted()) {
             assets::forget(); // a fetch that hangs must not hold up the next sandbox
         }
-        self.generation.set(self.generation.get() + 1);
+        self.next_generation();
         self.guest.replace(None);
         drop(self.remote.take());
         self.parts.take();
@@ -500,7 +524,7 @@ impl Driver {
 
     /// A message from the guest; it is not to be trusted.
     fn receive(&self, data: &JsValue) {
-        let events = match self.read(data) {
+        let events = match self.read_into(&self.parts, data) {
             Ok(events) => events,
             Err(what) => return self.feed(Input::BadMessage(what)),
         };
@@ -560,7 +584,7 @@ impl Driver {
     }
 
     /// The events of a message, each with its body.
-    fn read(&self, data: &JsValue) -> Result<Vec<(Event, Option<JsBody>)>, String> {
+    fn read_into(&self, parts: &RefCell<Parts>, data: &JsValue) -> Result<Vec<(Event, Option<JsBody>)>, String> {
         let message: &Array = data.dyn_ref().ok_or("a message that is no array")?;
         let header: JsString = message.get(0).dyn_into().map_err(|_| "a header that is no text")?;
         if header.length() > MAX_HEADER {
@@ -575,11 +599,16 @@ impl Driver {
             }
             _ => {}
         }
-        self.with_bodies(events, &message.slice(1, message.length()))
+        self.with_bodies(parts, events, &message.slice(1, message.length()))
     }
 
     /// The events, each with its body.
-    fn with_bodies(&self, events: Vec<Event>, bodies: &Array) -> Result<Vec<(Event, Option<JsBody>)>, String> {
+    fn with_bodies(
+        &self,
+        parts: &RefCell<Parts>,
+        events: Vec<Event>,
+        bodies: &Array,
+    ) -> Result<Vec<(Event, Option<JsBody>)>, String> {
         let body_of = |at| bodies.get(at).dyn_into::<Uint8Array>();
         let is_a_save = |event: &Event| matches!(event, Event::Saved { .. } | Event::Snapshot { .. });
         if events.iter().any(is_a_save) {
@@ -594,10 +623,10 @@ impl Driver {
             if events.len() > 1 || body.length() < MIN_PIECE {
                 return Err("a piece of a body that is none".to_owned());
             }
-            return self.keep_part(&events[part], body);
+            return self.keep_part(parts, &events[part], body);
         }
         let mut next = 0;
-        let mut size = self.parts.borrow().size;
+        let mut size = parts.borrow().size;
         events
             .into_iter()
             .map(|event| {
@@ -610,14 +639,19 @@ impl Driver {
                 if size > self.options.limits.max_value_bytes {
                     return Err("a message larger than maxValueSize".to_owned());
                 }
-                Ok((event, Some(self.whole(body))))
+                Ok((event, Some(whole(parts, body))))
             })
             .collect()
     }
 
     /// Keeps a piece of a body that is still to come. A long text is decoded a piece at a time, and never holds the page up.
-    fn keep_part(&self, event: &Event, body: Uint8Array) -> Result<Vec<(Event, Option<JsBody>)>, String> {
-        let Parts { text, bytes, size } = &mut *self.parts.borrow_mut();
+    fn keep_part(
+        &self,
+        parts: &RefCell<Parts>,
+        event: &Event,
+        body: Uint8Array,
+    ) -> Result<Vec<(Event, Option<JsBody>)>, String> {
+        let Parts { text, bytes, size } = &mut *parts.borrow_mut();
         *size += f64::from(body.length());
         if *size > self.options.limits.max_value_bytes {
             return Err("a body larger than maxValueSize".to_owned());
@@ -632,16 +666,6 @@ impl Driver {
             _ => bytes.push(body),
         }
         Ok(Vec::new())
-    }
-
-    /// A body with the pieces that came before it.
-    fn whole(&self, body: Uint8Array) -> JsBody {
-        let Parts { text, mut bytes, .. } = self.parts.take();
-        if let Some(text) = text {
-            return JsBody::Text(text.concat(&decode_text(&body)));
-        }
-        bytes.push(body);
-        JsBody::Bytes(join(&bytes))
     }
 
     // ---- the user's functions ----
@@ -712,6 +736,16 @@ impl Driver {
             notify(callback, &object(&[("stage", &stage.into())]));
         }
     }
+}
+
+/// A body with the pieces that came before it.
+fn whole(parts: &RefCell<Parts>, body: Uint8Array) -> JsBody {
+    let Parts { text, mut bytes, .. } = parts.take();
+    if let Some(text) = text {
+        return JsBody::Text(text.concat(&decode_text(&body)));
+    }
+    bytes.push(body);
+    JsBody::Bytes(join(&bytes))
 }
 
 /// The events of a message.

@@ -193,7 +193,7 @@ export interface Sandbox {
 
 /** What a sandbox is and can do. */
 export interface Capabilities {
-  isolation: "frame" | "worker" | "bubblewrap" | "docker" | "subprocess";
+  isolation: "frame" | "worker" | "bubblewrap" | "docker" | "subprocess" | "jupyter";
   /** How Python waits for the host: `atomics`, `jspi` or `none`; `native` on a server. */
   bridge: string;
   /** Whether running code can be stopped with its state kept. */
@@ -298,11 +298,19 @@ impl Sandbox {
         self.promise(promise)
     }
 
-    /// Prepares for code that will probably be run: packages that it imports are fetched (`autoImport`), and a guest is started where
-    /// there is none. Nothing of that shows in Python. Resolves when there is nothing more to prepare; what cannot be had is told by the
-    /// code itself, when it runs.
-    pub fn hint(&self, #[wasm_bindgen(unchecked_param_type = "string")] code: &JsValue) -> VoidPromise {
-        let promise = text("code", code).and_then(|code| self.prepare(&code));
+    /// Tells code that will probably be run next, or several of which one will, the likeliest first. Packages that it imports are fetched
+    /// (`autoImport`), and a guest is started where there is none; resolves when there is nothing more to prepare. When nothing else is to
+    /// be done and the state is saved, the code runs ahead in a copy of the sandbox, which takes its place when `execute` is called with
+    /// exactly that code and nothing has changed; else nobody sees what it did. It calls none of the page's functions before that.
+    pub fn hint(&self, #[wasm_bindgen(unchecked_param_type = "string | string[]")] code: &JsValue) -> VoidPromise {
+        let codes = match code.dyn_ref::<Array>() {
+            Some(codes) => codes.iter().map(|code| text("code", &code)).collect(),
+            None => text("code", code).map(|code| vec![code]),
+        };
+        let promise = codes.and_then(|codes: Vec<String>| match self.driver.is_destroyed() {
+            true => Err(Error::Destroyed),
+            false => Ok(self.driver.hint(codes)),
+        });
         self.promise(promise).unchecked_into()
     }
 

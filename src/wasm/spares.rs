@@ -78,6 +78,12 @@ impl Claim {
         }
     }
 
+    /// A guest that is started now.
+    pub(super) fn start(&self) -> impl Future<Output = Option<Guest>> + use<> {
+        let ((isolation, base), glue) = (self.kind.clone(), self.glue.clone());
+        async move { start(isolation, &base, &glue).await }
+    }
+
     /// Starts what is missing once nothing has been done for a while.
     pub(super) fn fill_when_idle(&self, idle: bool) {
         let missing = self.in_pool(|pool| {

@@ -6,7 +6,7 @@ import { parse } from "/node_modules/smol-toml/dist/index.js";
 const CASE_SECONDS = 120;
 /** Texts that come within this time count as one. */
 const TOGETHER_MS = 100;
-const CASE_KEYS = ["name", "options", "host", "context", "fresh", "backends", "step"];
+const CASE_KEYS = ["name", "options", "host", "context", "fresh", "backends", "not", "step"];
 const ACTIONS = [
   ...[
     "create",
@@ -485,6 +485,10 @@ export async function run(files, { only, lanes, backend, server }, report) {
       const begin = performance.now();
       if (test.backends && !test.backends.includes(backend)) {
         report({ name: test.name, problems: [], skipped: `it is for ${test.backends}`, ms: 0 });
+        continue;
+      }
+      if (test.not?.includes(backend)) {
+        report({ name: test.name, problems: [], skipped: `it is not for ${test.not}`, ms: 0 });
         continue;
       }
       let problems;

@@ -26,6 +26,7 @@ export async function startHost({ backend, origin, port = 0, settings = [] }) {
   if (!existsSync(program)) throw new Error(`there is no ${program}: cargo build -p sandglass-host`);
   const args = ["serve", "--listen", `127.0.0.1:${port}`, "--backend", backend, "--allow-origin", origin];
   if (backend === "subprocess") args.push("--allow-subprocess");
+  if (backend === "jupyter") args.push("--python", join(root, ".setup/jupyter/7/bin/python"));
   const child = spawn(program, [...args, ...settings], {
     env: { REPL_DOCKER_IMAGE: TEST_IMAGE, ...process.env, SANDGLASS_KEYS: `tester ${KEY}`, NO_COLOR: "1" },
     stdio: ["ignore", "pipe", "pipe"],

@@ -2,6 +2,7 @@
 #![cfg(not(target_arch = "wasm32"))]
 #![expect(clippy::expect_used, clippy::panic, reason = "helpers of tests")]
 
+mod ahead;
 mod budgets;
 mod chaos;
 mod checkpoints;

@@ -9,6 +9,7 @@ use sandglass::protocol::{
     Encoding, Ended, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, ReplyStatus, Request, Stream,
 };
 use sandglass::session::{Command, Effect, Encoded, HostFailure, Input, Reply, Session, Ticket};
+use sandglass::speculate::{Prediction, Source};
 use sandglass::{Error, Profile};
 
 pub(crate) type Bytes = Vec<u8>;
@@ -28,6 +29,8 @@ pub(crate) struct Guest {
     /// Its calls that are not answered.
     pub(crate) asked: BTreeSet<u32>,
     pub(crate) ready: bool,
+    /// Whether it was asked if it may take over.
+    pub(crate) promoting: bool,
 }
 
 /// A session, the driver's side of it, and a clock.
@@ -36,6 +39,8 @@ pub(crate) struct World {
     pub(crate) session: Session<Bytes>,
     pub(crate) now: f64,
     pub(crate) guest: Option<Guest>,
+    /// The one that runs code ahead.
+    pub(crate) second: Option<Guest>,
     pub(crate) boots: usize,
     pub(crate) answers: BTreeMap<Ticket, Answer>,
     /// Host calls under way: what was called with what.
@@ -88,6 +93,7 @@ impl World {
             session,
             now: 1_000.0,
             guest: None,
+            second: None,
             boots: 0,
             answers: BTreeMap::new(),
             calls: BTreeMap::new(),
@@ -364,6 +370,60 @@ impl World {
             })
     }
 
+    // ---- the guest that runs code ahead ----
+
+    pub(crate) fn hint(&mut self, codes: &[&str]) {
+        let predictions = (0..).zip(codes).map(|(id, code)| Prediction {
+            id,
+            code: (*code).to_owned(),
+            source: Source::Explicit,
+            probability: 1.0,
+            estimated_ms: None,
+        });
+        self.feed(Input::Hint(predictions.collect()));
+    }
+
+    /// It gets the state, and begins.
+    pub(crate) fn second_begins(&mut self) {
+        self.second_says(
+            Event::Ready {
+                version: PROTOCOL_VERSION,
+                guest: GuestInfo::default(),
+            },
+            None,
+        );
+        let turn = self.second_turn();
+        self.second_says(Event::Restored { turn, lost: Vec::new() }, None);
+    }
+
+    pub(crate) fn second_turn(&self) -> u32 {
+        let turn = self.second.as_ref().and_then(|guest| guest.turn);
+        turn.expect("nothing runs ahead")
+    }
+
+    pub(crate) fn second_says(&mut self, event: Event, body: Option<&[u8]>) {
+        if let Some(guest) = &mut self.second {
+            match &event {
+                Event::Ready { .. } => guest.ready = true,
+                Event::Executed { .. } | Event::Restored { .. } | Event::Done { .. } => guest.turn = None,
+                Event::HostCall { call, .. } => drop(guest.asked.insert(*call)),
+                Event::Promoted { .. } | Event::External { .. } => guest.promoting = false,
+                _ => {}
+            }
+        }
+        let input = Input::Guest(event, body.map(<[u8]>::to_vec));
+        self.feed(Input::Ahead(Box::new(input)));
+    }
+
+    pub(crate) fn second_ends(&mut self, report: ExecutionReport) {
+        let event = Event::Executed {
+            turn: self.second_turn(),
+            execution: report,
+            encoding: Encoding::None,
+        };
+        self.second_says(event, None);
+    }
+
     // ---- the host functions ----
 
     /// A host call comes back with a text.
@@ -448,8 +508,10 @@ impl World {
         let waits = idle && !saving && self.guest.as_ref().is_none_or(|guest| guest.ready);
         self.awaited.retain(|ticket| !self.answers.contains_key(ticket));
         let first = self.awaited.first().copied().unwrap_or(Ticket::MAX);
+        let joins = self.second.as_ref().is_some_and(|guest| guest.promoting);
         assert!(
             !waits
+                || joins
                 || (1..=self.tickets).all(|ticket| ticket >= first || self.answers.contains_key(&ticket))
                 || self.fetching.iter().any(|ticket| self.is_pending(*ticket)),
             "a command waits for nothing"
@@ -483,6 +545,12 @@ impl World {
                 assert!(self.calls.is_empty(), "host calls outlive their guest");
             }
             Effect::Post(request, body) => self.deliver(request, body),
+            Effect::Ahead(effect) => self.carry_out_ahead(*effect),
+            Effect::Promote => {
+                assert!(self.calls.is_empty(), "host calls outlive their guest");
+                let second = self.second.take();
+                self.guest = Some(second.expect("promoted nobody"));
+            }
             Effect::Restore(request, chain) => {
                 let Request::Restore { checkpoint, .. } = request else {
                     panic!("restores by {request:?}")
@@ -546,6 +614,34 @@ impl World {
         }
     }
 
+    fn carry_out_ahead(&mut self, effect: Effect<Bytes>) {
+        match effect {
+            Effect::Boot => {
+                assert!(self.second.is_none(), "two guests run code ahead");
+                self.second = Some(Guest::default());
+            }
+            Effect::Kill => assert!(self.second.take().is_some(), "killed nobody"),
+            Effect::Post(request, _) | Effect::Restore(request, _) | Effect::Install(request, _) => {
+                let guest = self.second.as_mut().expect("posted to nobody");
+                match &request {
+                    Request::Init { .. } => assert!(guest.inbox.is_empty()),
+                    Request::Execute { turn, ahead, .. } => {
+                        assert!(ahead, "it does not know that nobody has asked");
+                        guest.turn = Some(*turn);
+                    }
+                    Request::Restore { turn, .. } | Request::Install { turn, .. } => guest.turn = Some(*turn),
+                    Request::Promote { turn } => {
+                        assert_eq!(guest.turn, Some(*turn));
+                        guest.promoting = true;
+                    }
+                    request => panic!("what runs ahead got {request:?}"),
+                }
+                guest.inbox.push((request, None));
+            }
+            effect => panic!("what runs ahead did {effect:?}"),
+        }
+    }
+
     fn deliver(&mut self, request: Request, body: Option<Bytes>) {
         let guest = self.guest.as_mut().expect("posted to nobody");
         let begins = match &request {
@@ -587,6 +683,7 @@ impl World {
                 guest.saving = Some((*checkpoint, *full));
                 return;
             }
+            Request::Promote { .. } => panic!("the guest that has taken over already"),
             Request::Part { .. } | Request::Credit { .. } => panic!("the drivers' own"),
         };
         assert!(

@@ -69,7 +69,7 @@ export async function rightly(): Promise<void> {
   (executions.ok + guestTime + ahead.used) satisfies number;
   sandbox.feedback(run, { turn: 1, turns: 20 }) satisfies string;
   sandbox.capabilities.softInterrupt satisfies boolean;
-  sandbox.capabilities.isolation satisfies "frame" | "worker" | "bubblewrap" | "docker" | "subprocess";
+  sandbox.capabilities.isolation satisfies "frame" | "worker" | "bubblewrap" | "docker" | "jupyter" | "subprocess";
   sandbox.interrupt();
   await sandbox.destroy();
   new SandboxError("destroyed", "…").code satisfies string;

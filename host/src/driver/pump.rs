@@ -114,7 +114,7 @@ impl Slot {
                     exit,
                     ..
                 } = &mut **running;
-                let GuestWriter { stream, outbox } = writer;
+                let GuestWriter { stream, outbox, .. } = writer;
                 let time = if *given_up { GONE_WITHIN } else { process.patience() };
                 let overdue = closed.map(|at| at + time);
                 tokio::select! {
@@ -268,7 +268,8 @@ impl Pump {
                     task.abort();
                 }
             }
-            Effect::Progress(_) => {}
+            // Nobody predicts anything here.
+            Effect::Progress(_) | Effect::Ahead(_) | Effect::Promote => {}
             Effect::Print(ticket, stream, text) => self.print(ticket, stream, &text),
             Effect::Display {
                 ticket,
@@ -359,12 +360,9 @@ impl Pump {
                 if let Some(begin) = &mut running.begin {
                     begin.push(frame.clone());
                 }
-                let GuestWriter { stream, outbox } = &mut running.writer;
-                if let Err(error) = outbox.push(&frame) {
-                    return self.lost(&error.to_string());
+                if let Err(error) = running.writer.push(&frame) {
+                    self.lost(&error.to_string());
                 }
-                // A guest that has gone is noticed by what it does not say any more.
-                let _ = outbox.write(stream);
             }
         }
     }

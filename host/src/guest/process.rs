@@ -45,12 +45,12 @@ pub(super) async fn spawn(plan: Plan) -> Result<Guest, Error> {
     let (ours, theirs) = StdStream::pair().map_err(failed)?;
     ours.set_nonblocking(true).map_err(failed)?;
     let channel = UnixStream::from_std(ours).map_err(failed)?;
-    let process = run(plan, epoch, theirs.into()).await?;
+    let process = run(plan, epoch, Some(theirs.into())).await?;
     Ok(Guest::new(channel, epoch, process))
 }
 
-/// Starts a process as planned, with the other end of something as its channel.
-pub(super) async fn run(plan: Plan, epoch: u32, channel: OwnedFd) -> Result<Box<dyn Process>, Error> {
+/// Starts a process as planned, with the other end of something as its channel; without one it is told of none.
+pub(crate) async fn run(plan: Plan, epoch: u32, channel: Option<OwnedFd>) -> Result<Box<dyn Process>, Error> {
     let program = plan.program.display().to_string();
     let failed = |error: io::Error| Error::BootFailed(format!("{program} could not be started: {error}"));
     let (writes, reads) = pipe::pipe().map_err(failed)?;
@@ -88,7 +88,7 @@ static STARTER: LazyLock<Option<Mutex<mpsc::Sender<Job>>>> = LazyLock::new(|| {
     thread.spawn(run).ok().map(|_| Mutex::new(jobs))
 });
 
-async fn start(plan: Plan, epoch: u32, channel: OwnedFd, output: OwnedFd) -> io::Result<Started> {
+async fn start(plan: Plan, epoch: u32, channel: Option<OwnedFd>, output: OwnedFd) -> io::Result<Started> {
     let runtime = Handle::current();
     let (done, started) = oneshot::channel();
     let job = Box::new(move || {
@@ -114,7 +114,7 @@ struct Started {
 /// Waits for a word before it becomes the program: until then the child can be put under limits, and starts nothing itself.
 const GATE: &str = "read -r word <&5 && exec 5<&- && exec \"$@\"";
 
-fn start_here(plan: Plan, epoch: u32, channel: OwnedFd, output: OwnedFd) -> io::Result<Started> {
+fn start_here(plan: Plan, epoch: u32, channel: Option<OwnedFd>, output: OwnedFd) -> io::Result<Started> {
     let Plan {
         program,
         args,
@@ -139,7 +139,6 @@ fn start_here(plan: Plan, epoch: u32, channel: OwnedFd, output: OwnedFd) -> io::
         .args(["-c", &format!("{} && {GATE}", each.commands()), "sandglass-gate"])
         .arg(program)
         .args(args)
-        .args(["--fd", &CHANNEL_FD.to_string(), "--epoch", &epoch.to_string()])
         .env_clear()
         .envs(env)
         .env(MARK, &mark)
@@ -152,7 +151,11 @@ fn start_here(plan: Plan, epoch: u32, channel: OwnedFd, output: OwnedFd) -> io::
         command.uid(uid).gid(gid);
     }
     let mapping = |parent_fd, child_fd| FdMapping { parent_fd, child_fd };
-    let mut mappings = vec![mapping(channel, CHANNEL_FD), mapping(gate.into(), GATE_FD)];
+    let mut mappings = vec![mapping(gate.into(), GATE_FD)];
+    if let Some(channel) = channel {
+        command.args(["--fd", &CHANNEL_FD.to_string(), "--epoch", &epoch.to_string()]);
+        mappings.push(mapping(channel, CHANNEL_FD));
+    }
     if let Some(filter) = filter {
         mappings.push(mapping(file_of(&filter)?, FILTER_FD));
     }

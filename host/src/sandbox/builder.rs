@@ -10,7 +10,7 @@ use sandglass::{BudgetLimits, Error, Limits, Profile, Session};
 
 use super::Sandbox;
 use super::host_call::{self, Answer, Functions, HostCall, Query};
-use crate::backend::{self, BackendKind, Launcher, Resources, Settings};
+use crate::backend::{self, BackendKind, KernelSettings, Launcher, Resources, Settings};
 use crate::driver::{Callbacks, Driver, now};
 use crate::value::Value;
 use crate::workspace::Workspace;
@@ -75,6 +75,13 @@ impl SandboxBuilder {
     #[must_use]
     pub fn runtime(mut self, name: impl Into<String>) -> Self {
         self.settings.runtime = Some(name.into());
+        self
+    }
+
+    /// Which kernel runs the guest, with [`BackendKind::Jupyter`].
+    #[must_use]
+    pub fn kernel(mut self, kernel: KernelSettings) -> Self {
+        self.settings.kernel = kernel;
         self
     }
 

@@ -472,7 +472,7 @@ impl Running {
     }
 
     fn push(&mut self, frame: &Frame, size: usize, held: Held) -> Result<(), ()> {
-        self.writer.outbox.push(frame).map_err(|_| ())?;
+        self.writer.push(frame).map_err(|_| ())?;
         self.untaken.0 += size;
         self.untaken.1.push(held);
         Ok(())

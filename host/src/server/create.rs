@@ -158,12 +158,15 @@ fn wanted(app: &App, fields: Map<String, Json>) -> Result<Wanted, ApiError> {
 }
 
 fn backend_named(app: &App, value: &Json) -> Result<BackendKind, ApiError> {
-    let problem = || ApiError::option("backend", "must be auto, bubblewrap, docker or subprocess");
+    let problem = || ApiError::option("backend", "must be auto, bubblewrap, docker, subprocess or jupyter");
     let kind: BackendKind = value.as_str().ok_or_else(problem)?.parse()?;
     // The operator who names it has allowed it.
-    let is_allowed = app.args.allow_subprocess || app.args.guest.backend == BackendKind::Subprocess;
-    if kind == BackendKind::Subprocess && !is_allowed {
-        let problem = "plain processes isolate nothing, and this server was not started with --allow-subprocess";
+    let is_allowed = app.args.guest.backend == kind || (app.args.allow_subprocess && kind == BackendKind::Subprocess);
+    if kind.isolates_nothing() && !is_allowed {
+        let problem = match kind {
+            BackendKind::Jupyter => "kernels isolate nothing, and this server was not started with --backend jupyter",
+            _ => "plain processes isolate nothing, and this server was not started with --allow-subprocess",
+        };
         return Err(ApiError::option("backend", problem));
     }
     Ok(kind)

@@ -162,12 +162,12 @@ class Guest:
     def prepare(self, execution: int, source: str) -> None:
         self._runtime.prepare(execution, source)
 
-    def execute(self, execution: int, source: str) -> Any:
+    def execute(self, execution: int, source: str, ahead: bool) -> Any:
         """The header alone, or `[header, encoding, final]`. None when there is not enough memory to go on."""
         self._bridge.watch()
         self._reserve.is_spent = False  # a value that was set may have said so; this cell tells by itself
         try:
-            header, encoding, body = self._runtime.execute(execution, source)
+            header, encoding, body = self._runtime.execute(execution, source, ahead)
         except MemoryError:
             return None
         if self._reserve.is_spent:

@@ -27,14 +27,20 @@ class Figures:
 
     def __init__(self, displays: Displays) -> None:
         self._displays = displays
+        self._adopted: tuple[Any, Any, Any] | None = None
 
     def install(self) -> None:
         sys.meta_path.insert(0, self)
 
     def uninstall(self) -> None:
-        """Undoes `install`; only tests need it."""
+        """Undoes `install`."""
         with suppress(ValueError):  # a cell may have taken it out
             sys.meta_path.remove(self)
+        adopted, self._adopted = self._adopted, None
+        if adopted is not None:
+            pyplot, theirs, ours = adopted
+            if getattr(pyplot, "show", None) is ours:
+                pyplot.show = theirs
 
     def begin_cell(self) -> None:
         """Takes over `show` of a pyplot that was not imported the usual way."""
@@ -71,6 +77,7 @@ class Figures:
 
         try:
             if getattr(pyplot.show, "__module__", None) != __name__:
+                self._adopted = pyplot, pyplot.show, show
                 pyplot.show = show
         except Exception:  # it is no pyplot, then
             pass

@@ -63,7 +63,7 @@ class Guards:
         self._modules = _shared_modules or dict(sys.modules)
 
     def uninstall(self) -> None:
-        """Undoes `install`; only tests need it."""
+        """Undoes `install`."""
         while self._previous:
             namespace, name, value = self._previous.pop()
             if value is _MISSING:

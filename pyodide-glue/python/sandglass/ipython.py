@@ -105,7 +105,7 @@ class Finder:
         sys.meta_path.append(self)
 
     def uninstall(self) -> None:
-        """Undoes `install`; only tests need it."""
+        """Undoes `install`."""
         with suppress(ValueError):  # a cell may have taken it out
             sys.meta_path.remove(self)
 

@@ -16,7 +16,7 @@ from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pris
 from sandglass.values import as_text, type_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from sandglass.profiles import Profile
 
@@ -30,11 +30,19 @@ MISSING = object()
 class Namespace:
     """What user code sees as its globals, and the final answer it declares there."""
 
-    def __init__(self, visible_builtins: object = builtins) -> None:
-        self.module = ModuleType("__main__")
+    def __init__(
+        self,
+        visible_builtins: object = builtins,
+        module: ModuleType | None = None,
+        hidden: Callable[[str], bool] | None = None,
+    ) -> None:
+        """With a `module`, its variables are the user's, but for `hidden` names, which belong to somebody else."""
+        self.module = ModuleType("__main__") if module is None else module
         self.globals: dict[str, Any] = vars(self.module)
-        self.globals["__builtins__"] = visible_builtins
-        self._essentials = dict(self.globals)
+        if module is None:
+            self.globals["__builtins__"] = visible_builtins
+        self._hidden = hidden
+        self._essentials = {name: value for name, value in self.globals.items() if name[:2] == name[-2:] == "__"}
         self.helpers: dict[str, Any] = {}
         self.aliases: dict[str, Any] = {}
         self.has_answer = True
@@ -51,8 +59,14 @@ class Namespace:
         self.helpers, self.aliases, self.has_answer = helpers, aliases, profile.has_answer
         self._final_is_text, self._originals = profile.final_is_text, profile.originals
         self.restore()
-        self._reported = set(self.globals)
+        self._reported = set() if self._hidden else set(self.globals)
         self._taken = []
+
+    def withdraw(self) -> None:
+        """Takes back the names that `configure` gave, where they are still what it gave."""
+        for name, given in {**self.helpers, **self.aliases, "answer": self.answer}.items():
+            if self.globals.get(name, self) is given:
+                del self.globals[name]
 
     def restore(self) -> None:
         """Puts reserved names back."""
@@ -160,6 +174,8 @@ class Namespace:
 
     def _is_user_name(self, name: Any) -> bool:
         if type(name) is not str or self.is_ours(name):
+            return False
+        if self._hidden and self._hidden(name):
             return False
         return name.isidentifier() and not name[:2] == name[-2:] == "__"
 

@@ -48,6 +48,8 @@ from sandglass.values import type_name
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sandglass.namespace import Namespace
+
 PROTOCOL_VERSION = 6
 #: A turn that takes longer is looked after by the third thread.
 QUICK_MS = 20
@@ -72,15 +74,15 @@ _mask, _BLOCK, _ALL_SIGNALS = _signal.pthread_sigmask, _signal.SIG_BLOCK, _signa
 class Guest:
     """Answers requests. Refusals are answers; whatever else is raised here is fatal."""
 
-    def __init__(self, fd: int, epoch: int, reap_all: bool) -> None:
+    def __init__(self, fd: int, epoch: int, reap_all: bool, namespace: Namespace | None = None) -> None:
         self._socket = Socket(fileno=move_up(fd))
         self._pid = getpid()
         self._channel = channel = Channel(self._send, epoch)
         self._reader = FrameReader(self._socket.recv_into, epoch)
-        self._bridge = bridge = NativeBridge(channel)
+        self._bridge = bridge = self._make_bridge(channel)
         self._output = output = SharedEmitter(bridge)
         output.send_now = self._channel.flush
-        self._runtime = runtime = Runtime(bridge, output, bridge)
+        self._runtime = runtime = Runtime(bridge, output, bridge, namespace)
         self._pipes = Pipes(self._take_written)
         self._threads: set[int] = {get_ident()}
         self._strays = Strays(self._threads, bridge.end_waits, reap_all)
@@ -98,17 +100,16 @@ class Guest:
         runtime.end_strays = self._strays.end
         runtime.take_written = self._last_written
 
+    def _make_bridge(self, channel: Channel) -> NativeBridge:
+        return NativeBridge(channel)
+
     def serve(self) -> None:
         """Works until the host closes the channel. Does not return."""
         random.seed()
         adopt_orphans()
         self._pipes.open()
         self._bridge.watch()
-        for name in ("_exit", "abort"):
-            end = self._with_last_words(getattr(os, name))
-            self._runtime.own(vars(os), name, end)
-            self._runtime.own(vars(posix), name, end)
-        self._runtime.own(vars(_thread), "start_new_thread", self._with_notice(start_new_thread))
+        self._own()
         self._runtime.install()
         os.register_at_fork(after_in_child=self._become_copy)
         sys.addaudithook(self._hear)
@@ -124,6 +125,14 @@ class Guest:
                 self._die(error)
         finally:
             end(1)
+
+    def _own(self) -> None:
+        """Declares what is ours of the interpreter, besides what is the runtime's."""
+        for name in ("_exit", "abort"):
+            end = self._with_last_words(getattr(os, name))
+            self._runtime.own(vars(os), name, end)
+            self._runtime.own(vars(posix), name, end)
+        self._runtime.own(vars(_thread), "start_new_thread", self._with_notice(start_new_thread))
 
     def _handle(self, request: dict[str, Any], bodies: list[Any]) -> None:
         kind = request["type"]

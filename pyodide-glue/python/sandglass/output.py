@@ -57,6 +57,8 @@ class Emitter:
         self._limit = 0
         self.active = False  # whether what is written belongs to an execution
         self._due = 0.0
+        #: The clock. Code that runs ahead has none: its output goes when there is enough of it.
+        self.now: Callable[[], float] = monotonic
         self._head: list[tuple[Channel, str]] = []
         self._head_chars = 0
         self.channels = {name: Channel(name) for name in STREAMS}
@@ -69,7 +71,7 @@ class Emitter:
         for channel in self.channels.values():
             if channel.head_left != limit or channel.tail_chars or channel.skipped:
                 channel.reset(limit)
-        self._due = monotonic() + FLUSH_SECONDS
+        self._due = self.now() + FLUSH_SECONDS
         self.active = True
 
     def end(self) -> None:
@@ -95,7 +97,7 @@ class Emitter:
             self._keep_tail(channel, text, size - head)
         else:
             self._keep_tail(channel, text, size)
-        if monotonic() >= self._due:
+        if self.now() >= self._due:
             Emitter.flush(self)
 
     def _keep_tail(self, channel: Channel, text: str, size: int) -> None:
@@ -128,7 +130,7 @@ class Emitter:
         for channel in self.channels.values():
             if channel.tail_chars or channel.skipped:
                 self._flush_tail(channel)
-        self._due = monotonic() + FLUSH_SECONDS
+        self._due = self.now() + FLUSH_SECONDS
 
     def hurry(self) -> None:
         """User code has flushed a stream. Nothing to do: text is sent within 50 ms, and a message costs something."""
@@ -259,6 +261,11 @@ class SharedEmitter(Emitter):
         channels = self.channels.values()
         if monotonic() >= self._due and (self._head or any(c.tail_chars or c.pending for c in channels)):
             self.flush()
+
+
+def no_time() -> float:
+    """Stands for a clock."""
+    return 0.0
 
 
 class KeptText:

@@ -59,8 +59,8 @@ class Pipes:
         self._wake_reader = self._wake_writer = -1
         self._idle = False
 
-    def open(self) -> None:
-        """Takes over descriptors 1 and 2."""
+    def open(self, take: bool = True) -> None:
+        """Takes over descriptors 1 and 2; with `take` false, only from `repair` on."""
         for fd in (1, 2):
             reader, writer = map(move_up, os.pipe())
             with suppress(OSError):
@@ -70,7 +70,8 @@ class Pipes:
             self._identities[fd] = _identity(writer)
             for poller in (self._ready, self._all):
                 poller.register(reader, POLLIN)
-            dup2(writer, fd)
+            if take:
+                dup2(writer, fd)
         self._wake_reader, self._wake_writer = map(move_up, os.pipe())
         self._all.register(self._wake_reader, POLLIN)
 

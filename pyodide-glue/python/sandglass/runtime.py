@@ -11,10 +11,12 @@ import sys
 import time
 import traceback
 from asyncio import events
+from contextlib import suppress
 from json import dumps as to_json
 from operator import index
 from sys import stdlib_module_names
 from threading import TIMEOUT_MAX, get_ident
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from sandglass import execution as cells
@@ -28,9 +30,9 @@ from sandglass.guards import Guards
 from sandglass.helpers import Helpers
 from sandglass.ipython import Finder
 from sandglass.looks import Looks
-from sandglass.loop import EventLoops
+from sandglass.loop import CellLoop, EventLoops
 from sandglass.namespace import MISSING, Namespace
-from sandglass.output import Emitter, EmptyStdin, TextStream, no_input
+from sandglass.output import Emitter, EmptyStdin, TextStream, no_input, no_time
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.profiles import PROFILES
 from sandglass.tracebacks import describe
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
 _OK = to_json({"ended": "ok", "errorType": None, "final": False, "names": None})
 _NAME_LIMIT = 200
+_clock_sleep = time.sleep
 _MEMORY_FULL = (
     "sandglass: memory is full (memoryLimit): delete variables that are large and not needed any more (del), "
     "or later cells may fail with MemoryError\n"
@@ -58,7 +61,13 @@ class Runtime:
     purpose (`get_variable` may call a `__repr__`).
     """
 
-    def __init__(self, bridge: Bridge, emitter: Emitter | None = None, threads: Threads | None = None) -> None:
+    def __init__(
+        self,
+        bridge: Bridge,
+        emitter: Emitter | None = None,
+        threads: Threads | None = None,
+        namespace: Namespace | None = None,
+    ) -> None:
         self._bridge = bridge
         self._threads = threads
         self._max_output_chars = 0
@@ -67,7 +76,7 @@ class Runtime:
         self._show: Callable[[object], str] | None = None
         self._sources = cells.Sources()
         self._output = emitter or Emitter(bridge)
-        self._namespace = Namespace()
+        self._namespace = namespace or Namespace()
         self._helpers = Helpers(self._namespace, self._call_host)
         self._loops = EventLoops(self._sleep_in_loop, threads)
         self._stdout = TextStream(self._output, "stdout")
@@ -97,17 +106,29 @@ class Runtime:
         self.reserve: Reserve | None = None
         #: Ends what a cell left running, and returns lines that say what would not end. For a backend with threads.
         self.end_strays: Callable[[], Iterable[str]] = tuple
+        #: Python for source that is none, such as IPython's magics; returns what it got where it knows no better.
+        self.translate: Callable[[str], str] | None = None
+        #: Whether the interpreter is somebody else's between turns (`enter`, `leave`).
+        self.is_lodger = False
 
     def install(self) -> None:
         """Takes over sys.stdout, `__main__`, time.sleep, asyncio, … of this interpreter."""
-        self._guards.install()
-        self._figures.install()
-        self._ipython.install()
+        self.enter()
         self._files.install()
 
     def uninstall(self) -> None:
-        """Gives back what `install` took over; for tests."""
+        """Gives back what `install` took over."""
         self._loops.end_cell()
+        self.leave()
+
+    def enter(self) -> None:
+        """Takes over what `install` does, for one turn in an interpreter that others use as well."""
+        self._guards.install()
+        self._figures.install()
+        self._ipython.install()
+
+    def leave(self) -> None:
+        """Gives that back."""
         self._ipython.uninstall()
         self._figures.uninstall()
         self._guards.uninstall()
@@ -151,9 +172,10 @@ class Runtime:
         except BaseException as error:
             self._prepared = filename, error
 
-    def execute(self, execution: int, source: str) -> tuple[str, str, bytes]:
+    def execute(self, execution: int, source: str, ahead: bool = False) -> tuple[str, str, bytes]:
         """Runs a cell to its end. Never raises, whatever it does.
 
+        `ahead`: nobody has asked for it yet, and the runtime does not look at the clock by itself.
         Returns `(header, encoding, body)`. The header is JSON: `ended` ("ok", "error" or "limit"), `errorType`,
         `final`, `names` of user variables, null when they are those of the last report, and `omittedDisplays` where
         there are any. When `final`, encoding and body hold the declared final value (as it is at the end of the cell),
@@ -161,6 +183,8 @@ class Runtime:
         """
         self._error = None
         self._described = False
+        self._output.now = no_time if ahead else monotonic
+        CellLoop.ahead = ahead
         self._open = self._current = execution
         try:
             try:
@@ -307,7 +331,18 @@ class Runtime:
         except (MemoryError, SystemError):  # in places, CPython has no exception to say that there is no memory
             if self.reserve is None or not self.reserve.release():
                 raise
+        except SyntaxError:
+            if self.translate is None:
+                raise
+            with suppress(Exception):  # then what was written is what is told of
+                return cells.compile_cell(self.translate(source), filename)
+            raise
         return cells.compile_cell(source, filename)
+
+    def show_bundle(self, bundle: dict[str, Any]) -> None:
+        """Shows what another library would have shown elsewhere: data by mime type."""
+        if self._open is not None and self._current == self._open:
+            self._displays.display(bundle, raw=True)
 
     def _run(self, filename: str, source: str) -> None:
         for stream in (self._stdout, self._stderr):
@@ -460,6 +495,8 @@ class Runtime:
             raise OverflowError("timestamp too large to convert to C PyTime_t")
         if get_ident() != self._clock_sleep_thread:
             self.sleep_in_thread(duration)
+        elif self.is_lodger and self._open is None:  # kept by a variable, and called when it is others' turn
+            _clock_sleep(duration)
         else:
             self._sleep(float(duration))
 

@@ -1,25 +1,30 @@
-//! Work ahead of code that is likely to come, as far as nobody can see it: a guest is there, and the files of packages are. Nothing is
-//! installed or run.
+//! Work ahead of code that is likely to come: a guest is there, the files of packages are, and code that was hinted at runs in a second
+//! guest, which takes over when that code comes (`src/session/ahead.rs`).
 
+use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 
-use js_sys::Promise;
+use js_sys::{Array, Promise};
 use wasm_bindgen::prelude::*;
-use wasm_bindgen_futures::{JsFuture, future_to_promise};
+use wasm_bindgen_futures::{JsFuture, future_to_promise, spawn_local};
 use web_sys::AbortController;
 
-use super::Driver;
+use super::{Driver, Parts};
 use crate::error::Error;
 use crate::packages::imported_modules;
-use crate::session::{Command, Package, Wanted};
-use crate::stats::{self, Stats};
+use crate::protocol::{Event, Request};
+use crate::session::{Command, Effect, Input, Package, Wanted};
+use crate::speculate::{Prediction, Source};
+use crate::stats::Stats;
 use crate::wasm::glue::{describe, thrown};
+use crate::wasm::guest_frame::Guest;
 use crate::wasm::options::ExecuteOptions;
 use crate::wasm::outbox::JsBody;
 use crate::wasm::packages::disregard;
 use crate::wasm::pieces::Pieces;
 use crate::wasm::rlm::stop::Stop;
 use crate::wasm::sandbox::source;
+use crate::wasm::spares::Claim;
 
 /// What was done ahead.
 #[derive(Default)]
@@ -28,14 +33,15 @@ pub(super) struct Ahead {
     modules: HashSet<String>,
     /// The files that were fetched and that no code has needed yet.
     files: HashSet<String>,
-    pub(super) count: stats::Ahead,
+    fetched: u32,
+    used: u32,
 }
 
 impl Ahead {
     fn fetched(&mut self, packages: &[Package<JsBody>]) {
         for package in packages {
             if self.files.insert(package.wheel.file_name.clone()) {
-                self.count.fetched += 1;
+                self.fetched += 1;
             }
         }
     }
@@ -44,7 +50,7 @@ impl Ahead {
     pub(super) fn needed(&mut self, packages: &[Package<JsBody>]) {
         for package in packages {
             if self.files.remove(&package.wheel.file_name) {
-                self.count.used += 1;
+                self.used += 1;
             }
         }
     }
@@ -58,10 +64,10 @@ impl Driver {
 
     /// What it has done so far.
     pub(in crate::wasm) fn stats(&self) -> Stats {
-        Stats {
-            ahead: self.ahead.borrow().count.clone(),
-            ..self.session.borrow().stats().clone()
-        }
+        let mut stats = self.session.borrow().stats();
+        let Ahead { fetched, used, .. } = *self.ahead.borrow();
+        (stats.ahead.fetched, stats.ahead.used) = (fetched, used);
+        stats
     }
 
     /// A promise of what becomes of code that comes in pieces.
@@ -135,4 +141,205 @@ impl Driver {
             Ok(JsValue::UNDEFINED)
         })
     }
+
+    /// Prepares for code that may come next, the likeliest first, and runs it ahead as far as everything that it imports is there.
+    pub(in crate::wasm) fn hint(&self, codes: Vec<String>) -> Promise {
+        let asked = self.session.borrow().last_execution();
+        let prepared: Array = codes.iter().map(|code| self.prepare(code)).collect();
+        let this = self.this.clone();
+        future_to_promise(async move {
+            JsFuture::from(Promise::all_settled(&prepared)).await?;
+            let mut predictions = Vec::new();
+            for (id, code) in (0..).zip(codes) {
+                let Some(driver) = this.upgrade() else { break };
+                if !driver.may_load_imports(&code) || driver.has_packages_of(&code).await {
+                    let probability = 1.0 / f64::from(id + 1);
+                    predictions.push(Prediction {
+                        id,
+                        code,
+                        source: Source::Explicit,
+                        probability,
+                        estimated_ms: None,
+                    });
+                }
+            }
+            // What was executed meanwhile is what it was for.
+            if let Some(driver) = this
+                .upgrade()
+                .filter(|driver| driver.session.borrow().last_execution() == asked)
+            {
+                driver.feed(Input::Hint(predictions));
+            }
+            Ok(JsValue::UNDEFINED)
+        })
+    }
+
+    /// Whether code imports nothing that would have to be loaded first.
+    fn has_packages_of(&self, code: &str) -> impl Future<Output = bool> + use<> {
+        let modules = imported_modules(code);
+        let found = (!modules.is_empty()).then(|| self.find(None, Wanted::Modules(modules)));
+        async move {
+            match found {
+                Some(found) => found.await.is_ok_and(|packages| packages.is_empty()),
+                None => true,
+            }
+        }
+    }
+
+    // ---- the second guest ----
+
+    /// Does what the session wants of the guest that runs code ahead.
+    pub(super) fn carry_out_ahead(&self, effect: Effect<JsBody>) {
+        match effect {
+            Effect::Boot => self.boot_ahead(),
+            Effect::Kill => drop(self.second.take()),
+            Effect::Post(request, body) => {
+                let mut second = self.second.borrow_mut();
+                match second.as_mut() {
+                    Some(Second { guest: Some(guest), .. }) => {
+                        // As with an interrupt: it takes the first that it hears.
+                        if matches!(request, Request::Promote { .. }) && self.guest_info().bridge == "atomics" {
+                            guest.post_blocked(&request, None);
+                        }
+                        guest.post(request, body);
+                    }
+                    Some(second) => second.unsent.push(request),
+                    None => {}
+                }
+            }
+            Effect::Restore(request, blobs) | Effect::Install(request, blobs) => {
+                if let Some(Second { guest: Some(guest), .. }) = &*self.second.borrow() {
+                    guest.post_blobs(&request, blobs);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes a spare, or starts a guest like one.
+    fn boot_ahead(&self) {
+        self.last_generation.set(self.last_generation.get() + 1);
+        let generation = self.last_generation.get();
+        let spare = self.claim.as_ref().and_then(Claim::take);
+        let is_there = spare.is_some();
+        self.second.replace(Some(Second {
+            generation,
+            guest: spare,
+            unsent: Vec::new(),
+            parts: RefCell::default(),
+            blocked: HashSet::new(),
+        }));
+        let (this, fresh) = (self.of_generation(generation), self.claim.as_ref().map(Claim::start));
+        if is_there {
+            return self.adopt_second(generation);
+        }
+        spawn_local(async move {
+            let guest = match fresh {
+                Some(fresh) => fresh.await,
+                None => None,
+            };
+            let guest = Cell::new(guest);
+            this(&|driver| match guest.take() {
+                Some(guest) => {
+                    if let Some(second) = &mut *driver.second.borrow_mut() {
+                        for request in second.unsent.drain(..) {
+                            guest.post(request, None);
+                        }
+                        second.guest = Some(guest);
+                    }
+                    driver.adopt_second(generation);
+                }
+                None => driver.second_failed("no guest can be had"),
+            });
+        });
+    }
+
+    fn adopt_second(&self, generation: u32) {
+        let (messages, failures) = (self.of_generation(generation), self.of_generation(generation));
+        if let Some(Second { guest: Some(guest), .. }) = &*self.second.borrow() {
+            guest.adopt(
+                move |data| messages(&|driver| driver.receive_from(generation, &data)),
+                move |why| failures(&|driver| driver.failed(generation, why.clone())),
+            );
+        }
+    }
+
+    /// A message from one of the two guests.
+    fn receive_from(&self, generation: u32, data: &JsValue) {
+        if self.generation.get() == generation {
+            return self.receive(data);
+        }
+        let events = match &*self.second.borrow() {
+            Some(second) => self.read_into(&second.parts, data),
+            None => return,
+        };
+        let events = match events {
+            Ok(events) => events,
+            Err(what) => return self.feed(Input::Ahead(Box::new(Input::BadMessage(what)))),
+        };
+        for (event, body) in events {
+            if let (
+                Event::HostCall {
+                    call, blocking: true, ..
+                },
+                Some(second),
+            ) = (&event, &mut *self.second.borrow_mut())
+            {
+                second.blocked.insert(*call);
+            }
+            if self.is_second(generation) {
+                self.feed(Input::Ahead(Box::new(Input::Guest(event, body))));
+            } else if self.generation.get() == generation {
+                self.feed(Input::Guest(event, body)); // it has taken over meanwhile
+            }
+        }
+    }
+
+    fn failed(&self, generation: u32, why: String) {
+        if self.generation.get() == generation {
+            self.guest_failed(Input::GuestLost(Error::GuestLost(why)));
+        } else {
+            self.second_failed(&why);
+        }
+    }
+
+    fn second_failed(&self, why: &str) {
+        let lost = Input::GuestLost(Error::GuestLost(why.to_owned()));
+        self.feed(Input::Ahead(Box::new(lost)));
+    }
+
+    pub(super) fn is_second(&self, generation: u32) -> bool {
+        matches!(&*self.second.borrow(), Some(second) if second.generation == generation)
+    }
+
+    /// The second guest takes the place of the first.
+    pub(super) fn promote(&self) {
+        let Some(Second {
+            generation,
+            guest,
+            parts,
+            blocked,
+            ..
+        }) = self.second.take()
+        else {
+            return;
+        };
+        self.kill();
+        self.generation.set(generation);
+        self.guest.replace(guest);
+        self.parts.replace(parts.into_inner());
+        self.blocked.replace(blocked);
+    }
+}
+
+/// The guest that runs code ahead.
+pub(super) struct Second {
+    generation: u32,
+    /// None while it is started.
+    guest: Option<Guest>,
+    /// What it is to be sent then.
+    unsent: Vec<Request>,
+    parts: RefCell<Parts>,
+    /// Its calls that it is blocked in.
+    blocked: HashSet<u32>,
 }

@@ -21,8 +21,7 @@ impl Driver {
     }
 
     pub(super) fn boot_remotely(&self, server: &Rc<Server>) {
-        let generation = self.generation.get() + 1;
-        self.generation.set(generation);
+        let generation = self.next_generation();
         self.progress("backend");
         let (booted, frames) = (self.of_generation(generation), self.of_generation(generation));
         let (failures, unreadable) = (self.of_generation(generation), self.of_generation(generation));
@@ -59,7 +58,8 @@ impl Driver {
 
     /// A frame from the guest; it is not to be trusted.
     fn receive_frame(&self, frame: &ArrayBuffer) {
-        let events = open_frame(frame).and_then(|(header, bodies)| self.with_bodies(parse(&header)?, &bodies));
+        let events =
+            open_frame(frame).and_then(|(header, bodies)| self.with_bodies(&self.parts, parse(&header)?, &bodies));
         let events = match events {
             Ok(events) => events,
             Err(what) => return self.feed(Input::BadMessage(what)),

@@ -14,7 +14,7 @@ use crate::protocol::PROTOCOL_VERSION;
 use crate::wasm::glue::{base64, bytes, describe, fetch, object};
 
 /// What can run guests on a server.
-const BACKENDS: [&str; 3] = ["bubblewrap", "docker", "subprocess"];
+const BACKENDS: [&str; 4] = ["bubblewrap", "docker", "subprocess", "jupyter"];
 /// Characters of a server's words that are repeated.
 const MAX_WORDS: usize = 500;
 

@@ -1,0 +1,369 @@
+//! Requests to a kernel, and its replies: signed messages on its channels `shell` and `control`.
+//!
+//! Nothing else of a kernel is listened to. What a guest says comes through its own channel; so there is no `iopub` that could be
+//! flooded, and no reply that anybody else could forge without the key.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::TryFutureExt;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use ring::hmac;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+
+use super::spec::Connection;
+use super::zmtp::{self, Endpoint, Receiver, Sender, ZmtpError};
+
+const DELIMITER: &[u8] = b"<IDS|MSG>";
+const PROTOCOL: &str = "5.3";
+/// How soon a request is sent again.
+const AGAIN: Duration = Duration::from_millis(300);
+/// Bytes of what a kernel says that go into an error.
+const MAX_TOLD_CHARS: usize = 2_000;
+
+/// What is wrong with a kernel.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(super) enum KernelError {
+    /// Nobody is there.
+    #[error(
+        "nothing can be reached there ({0}): the kernel is not running any more, or the connection file is an old one"
+    )]
+    Unreachable(String),
+    /// The connection is of no use.
+    #[error("{0}")]
+    Broken(String),
+    /// It is there and says nothing.
+    #[error(
+        "it did not answer a {0} within {1:?}: it hangs, or it takes this for a forgery because the key of the connection file is not its own"
+    )]
+    Silent(&'static str, Duration),
+    /// Somebody else's code runs in it.
+    #[error(
+        "it is busy with other code, and did not get to ours within {0:?}: wait until that has ended, or interrupt or restart the kernel \
+         where it was started"
+    )]
+    Busy(Duration),
+    /// It has answered that it cannot.
+    #[error("it answered {0}")]
+    Refused(String),
+}
+
+/// A kernel's two channels, and its end.
+pub(super) struct Client {
+    pub(super) shell: Channel,
+    pub(super) control: Channel,
+    ended: watch::Receiver<Option<String>>,
+}
+
+impl Client {
+    /// Connects to a kernel.
+    pub(super) async fn connect(connection: &Connection) -> Result<Self, KernelError> {
+        let (ends, ended) = watch::channel(None);
+        let ends = Arc::new(ends);
+        let session = random()?;
+        let channel = async |endpoint: Endpoint| {
+            let link = zmtp::connect(&endpoint).await.map_err(|error| match error {
+                ZmtpError::Io(error) => KernelError::Unreachable(error.to_string()),
+                error => KernelError::Broken(error.to_string()),
+            })?;
+            Ok::<_, KernelError>(Channel::new(link, &connection.key, &session, Arc::clone(&ends)))
+        };
+        let (control, shell) = futures_util::try_join!(channel(connection.control()), channel(connection.shell()))?;
+        Ok(Self { shell, control, ended })
+    }
+
+    /// Why there is no talking to it any more, when that is so. Can be dropped and called again.
+    pub(super) async fn ended(&self) -> String {
+        let mut ended = self.ended.clone();
+        let why = match ended.wait_for(Option::is_some).await {
+            Ok(why) => why.clone(),
+            Err(_) => None,
+        };
+        why.unwrap_or_default()
+    }
+}
+
+/// A word that nobody guesses.
+pub(super) fn random() -> Result<String, KernelError> {
+    let number =
+        || getrandom::u64().map_err(|error| KernelError::Broken(format!("there are no random numbers: {error}")));
+    Ok(format!("{:016x}{:016x}", number()?, number()?))
+}
+
+type Waiting = Arc<Mutex<HashMap<String, oneshot::Sender<Value>>>>;
+
+/// One of its channels. It ends when it is dropped.
+pub(super) struct Channel {
+    sender: tokio::sync::Mutex<(Sender, u64)>,
+    waiting: Waiting,
+    key: Option<hmac::Key>,
+    session: String,
+    reader: JoinHandle<()>,
+}
+
+impl Channel {
+    fn new(
+        (sender, receiver): (Sender, Receiver),
+        key: &str,
+        session: &str,
+        ended: Arc<watch::Sender<Option<String>>>,
+    ) -> Self {
+        let key = (!key.is_empty()).then(|| hmac::Key::new(hmac::HMAC_SHA256, key.as_bytes()));
+        let waiting = Waiting::default();
+        let reader = listen(receiver, key.clone(), Arc::clone(&waiting), ended);
+        Self {
+            sender: tokio::sync::Mutex::new((sender, 0)),
+            waiting,
+            key,
+            session: session.to_owned(),
+            reader: tokio::spawn(reader),
+        }
+    }
+
+    /// Sends a request. Its reply's content comes later; nothing comes when the channel ends before.
+    pub(super) async fn send(
+        &self,
+        kind: &str,
+        content: &Value,
+        subshell: Option<&str>,
+    ) -> Result<oneshot::Receiver<Value>, KernelError> {
+        let mut sender = self.sender.lock().await;
+        let (sender, number) = &mut *sender;
+        *number += 1;
+        let id = format!("{}-{kind}-{number}", self.session);
+        let mut header = json!({
+            "msg_id": id, "session": self.session, "username": "sandglass", "msg_type": kind, "version": PROTOCOL,
+        });
+        if let Some(subshell) = subshell {
+            header["subshell_id"] = subshell.into();
+        }
+        let parts = [
+            header.to_string(),
+            "{}".to_owned(),
+            "{}".to_owned(),
+            content.to_string(),
+        ]
+        .map(Bytes::from);
+        let signature = self.key.as_ref().map_or_else(String::new, |key| sign(key, &parts));
+        let mut message = vec![Bytes::from_static(DELIMITER), signature.into()];
+        message.extend(parts);
+        let (answer, answered) = oneshot::channel();
+        lock(&self.waiting).insert(id.clone(), answer);
+        if let Err(error) = sender.send(&message).await {
+            lock(&self.waiting).remove(&id);
+            return Err(KernelError::Broken(format!("its connection has ended: {error}")));
+        }
+        // What nobody waits for any more is forgotten with the next request.
+        lock(&self.waiting).retain(|_, answer| !answer.is_closed());
+        Ok(answered)
+    }
+
+    /// The same, again and again: a kernel that has just begun to listen may not hear what came first.
+    pub(super) async fn ask_again(&self, kind: &'static str, patience: Duration) -> Result<Value, KernelError> {
+        let answer = async {
+            let mut answers = FuturesUnordered::new();
+            loop {
+                answers.push(self.send(kind, &json!({}), None).await?);
+                tokio::select! {
+                    Some(answer) = answers.next() => return answer.map_err(|_| gone()),
+                    () = tokio::time::sleep(AGAIN) => {}
+                }
+            }
+        };
+        let answer = tokio::time::timeout(patience, answer).await;
+        answer.unwrap_or(Err(KernelError::Silent(kind, patience)))
+    }
+
+    /// Sends a request and waits for its reply, for a while.
+    pub(super) async fn ask(
+        &self,
+        kind: &'static str,
+        content: &Value,
+        patience: Duration,
+    ) -> Result<Value, KernelError> {
+        let answer = async { self.send(kind, content, None).await?.map_err(|_| gone()).await };
+        let answer = tokio::time::timeout(patience, answer).await;
+        answer.unwrap_or(Err(KernelError::Silent(kind, patience)))
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+/// There will be no reply.
+pub(super) fn gone() -> KernelError {
+    KernelError::Broken("it has ended, or was restarted".to_owned())
+}
+
+/// What a kernel is asked to run: for nobody to see, and nothing else is given up when it fails.
+pub(super) fn execute(code: &str) -> Value {
+    json!({
+        "code": code, "silent": true, "store_history": false, "user_expressions": {}, "allow_stdin": false,
+        "stop_on_error": false,
+    })
+}
+
+/// How an execution has ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Ran {
+    Well,
+    /// It was not run: other code had failed before it, or somebody has interrupted the kernel meanwhile.
+    Not,
+}
+
+/// What an `execute_reply` says.
+pub(super) fn ran(reply: &Value) -> Result<Ran, KernelError> {
+    let text = |name: &str| reply[name].as_str().unwrap_or_default();
+    match text("status") {
+        "ok" => Ok(Ran::Well),
+        "aborted" => Ok(Ran::Not),
+        "error" if text("ename") == "KeyboardInterrupt" => Ok(Ran::Not),
+        "error" => {
+            let said: String = format!("{}: {}", text("ename"), text("evalue"));
+            Err(KernelError::Refused(said.chars().take(MAX_TOLD_CHARS).collect()))
+        }
+        _ => Err(KernelError::Refused("nothing that is a reply".to_owned())),
+    }
+}
+
+fn sign(key: &hmac::Key, parts: &[Bytes]) -> String {
+    use std::fmt::Write;
+    let mut context = hmac::Context::with_key(key);
+    parts.iter().for_each(|part| context.update(part));
+    let tag = context.sign();
+    tag.as_ref().iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// Hands out replies until the channel ends.
+async fn listen(
+    mut receiver: Receiver,
+    key: Option<hmac::Key>,
+    waiting: Waiting,
+    ended: Arc<watch::Sender<Option<String>>>,
+) {
+    let why = loop {
+        let parts = match receiver.receive().await {
+            Ok(parts) => parts,
+            Err(ZmtpError::Io(error)) => break format!("the kernel has died or was restarted ({error})"),
+            Err(error) => break format!("the kernel broke the protocol: {error}"),
+        };
+        match reply(&parts, key.as_ref()) {
+            Ok((id, content)) => {
+                if let Some(answer) = lock(&waiting).remove(&id) {
+                    let _ = answer.send(content);
+                }
+            }
+            Err(problem) => break format!("the kernel broke the protocol: {problem}"),
+        }
+    };
+    ended.send_if_modified(|ended| {
+        let is_first = ended.is_none();
+        ended.get_or_insert(why);
+        is_first
+    });
+    lock(&waiting).clear();
+}
+
+#[derive(Deserialize)]
+struct Parent {
+    #[serde(default)]
+    msg_id: String,
+}
+
+/// To which request a message replies, and what.
+fn reply(parts: &[Bytes], key: Option<&hmac::Key>) -> Result<(String, Value), &'static str> {
+    let delimiter = parts.iter().position(|part| part == DELIMITER);
+    let rest = delimiter.and_then(|at| parts.get(at + 1..)).unwrap_or_default();
+    let [signature, signed @ ..] = rest else {
+        return Err("a message without a signature");
+    };
+    let Some(signed @ [_, parent, _, content]) = signed.get(..4) else {
+        return Err("a message that lacks parts");
+    };
+    if let Some(key) = key {
+        let tag = bytes_of(signature).ok_or("a message with an odd signature")?;
+        hmac::verify(key, &signed.concat(), &tag).map_err(|_| "a message with a wrong signature")?;
+    }
+    let parent: Parent = serde_json::from_slice(parent).map_err(|_| "a message with an odd parent")?;
+    let content = serde_json::from_slice(content).map_err(|_| "a message that is no JSON")?;
+    Ok((parent.msg_id, content))
+}
+
+/// What hexadecimal digits stand for.
+pub(super) fn bytes_of(digits: &[u8]) -> Option<Vec<u8>> {
+    let digit = |digit: &u8| char::from(*digit).to_digit(16);
+    let byte = |pair: &[u8]| match pair {
+        [high, low] => u8::try_from(digit(high)? * 16 + digit(low)?).ok(),
+        _ => None,
+    };
+    digits.chunks(2).map(byte).collect()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(key: &hmac::Key) -> Vec<Bytes> {
+        let parts = [
+            r#"{"msg_type": "execute_reply"}"#,
+            r#"{"msg_id": "7"}"#,
+            "{}",
+            r#"{"status": "ok"}"#,
+        ];
+        let parts = parts.map(Bytes::from);
+        let mut message = vec![Bytes::from("route"), Bytes::from(DELIMITER), sign(key, &parts).into()];
+        message.extend(parts);
+        message
+    }
+
+    #[test]
+    fn a_reply_is_believed_by_its_signature() {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, b"ours");
+        let (id, content) = reply(&message(&key), Some(&key)).unwrap();
+        assert_eq!((id.as_str(), ran(&content).unwrap()), ("7", Ran::Well));
+        let theirs = hmac::Key::new(hmac::HMAC_SHA256, b"theirs");
+        assert!(reply(&message(&theirs), Some(&key)).is_err());
+        let mut forged = message(&key);
+        forged[6] = r#"{"status": "error"}"#.into();
+        assert!(reply(&forged, Some(&key)).is_err());
+        for length in 0..7 {
+            assert!(reply(&message(&key)[..length], Some(&key)).is_err());
+            assert!(reply(&message(&key)[..length], None).is_err());
+        }
+    }
+
+    #[test]
+    fn how_it_ran_is_read() {
+        assert_eq!(ran(&json!({"status": "aborted"})).unwrap(), Ran::Not);
+        assert_eq!(
+            ran(&json!({"status": "error", "ename": "KeyboardInterrupt"})).unwrap(),
+            Ran::Not
+        );
+        let error = ran(&json!({"status": "error", "ename": "KeyError", "evalue": "x".repeat(10_000)})).unwrap_err();
+        assert!(error.to_string().starts_with("it answered KeyError: xxx"));
+        assert!(error.to_string().len() < 3_000);
+        assert!(ran(&json!([1])).is_err());
+    }
+
+    #[test]
+    fn digits_stand_for_bytes() {
+        assert_eq!(bytes_of(b"00fF"), Some(vec![0, 255]));
+        assert_eq!(bytes_of(b"0"), None);
+        assert_eq!(bytes_of(b"0g"), None);
+    }
+}

@@ -1,0 +1,110 @@
+//! The runtime as a package that is imported into somebody else's Python.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+
+use sandglass::Error;
+use sandglass::guest::FILES;
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+
+/// The package's name there: there may be a `sandglass` that is another version, or the user's.
+pub(super) static NAME: LazyLock<String> = LazyLock::new(|| {
+    let mut hash = Sha256::new();
+    for (name, text) in FILES {
+        hash.update(name);
+        hash.update(text);
+    }
+    let hash = hash.finalize();
+    format!(
+        "_sandglass_{:02x}{:02x}{:02x}{:02x}",
+        hash[0], hash[1], hash[2], hash[3]
+    )
+});
+
+/// What the kernel runs to become a guest's; the names that it uses are given.
+const ATTACH: &str = "
+import importlib, sys
+if sys.version_info < (3, 11):
+    raise RuntimeError(f'guests need Python 3.11 or newer, and this is {sys.version.split()[0]}')
+if name in sys.modules:  # of a host that has left, whose files may be gone
+    sys.modules[name].__path__ = [f'{folder}/{name}']
+sys.path.insert(0, folder)
+try:
+    importlib.invalidate_caches()
+    kernel = importlib.import_module(f'{name}.kernel')
+finally:
+    sys.path.remove(folder)
+kernel.attach(path, token, epoch)
+";
+
+/// The files, for kernels of this user. They are gone when the last guest is.
+#[derive(Debug)]
+pub(super) struct Package(TempDir);
+
+impl Package {
+    pub(super) fn prepared() -> Result<Arc<Self>, Error> {
+        static SHARED: Mutex<Weak<Package>> = Mutex::new(Weak::new());
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(package) = shared.upgrade() {
+            return Ok(package);
+        }
+        let package = Self::write().map(Arc::new).map_err(|error| {
+            Error::BackendUnavailable(format!(
+                "the Python package could not be written to a temporary folder: {error}"
+            ))
+        })?;
+        *shared = Arc::downgrade(&package);
+        Ok(package)
+    }
+
+    fn write() -> std::io::Result<Self> {
+        let folder = tempfile::Builder::new().prefix("sandglass-").tempdir()?;
+        let path = folder.path().join(&*NAME);
+        std::fs::create_dir(&path)?;
+        for (name, text) in FILES {
+            std::fs::write(path.join(name), renamed(text))?;
+        }
+        Ok(Self(folder))
+    }
+
+    /// Code that makes a kernel a guest of the host that listens at `socket`. It leaves no name behind.
+    pub(super) fn attach(&self, socket: &Path, token: &str, epoch: u32) -> String {
+        let folder: PathBuf = self.0.path().to_owned();
+        // Text in JSON is a literal in Python too.
+        let given = json!({ "name": *NAME, "folder": folder, "path": socket, "token": token, "epoch": epoch });
+        format!("exec({}, {given})", json!(ATTACH))
+    }
+}
+
+/// Code that has a kernel do something for the guest with this token.
+pub(super) fn call(function: &str, token: &str) -> String {
+    format!(
+        "__import__(\"sys\").modules[\"{}.kernel\"].{function}(\"{token}\")",
+        *NAME
+    )
+}
+
+/// A file of the package by its name there.
+fn renamed(text: &str) -> String {
+    text.replace("from sandglass", &format!("from {}", *NAME))
+        .replace("\"sandglass.", &format!("\"{}.", *NAME))
+        .replace("\"sandglass\"", &format!("\"{}\"", *NAME))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_in_it_imports_another_sandglass() {
+        for (name, text) in FILES {
+            for line in renamed(text).lines() {
+                let imports = line.trim_start().starts_with("from ") || line.contains("import ");
+                assert!(!imports || !line.contains(" sandglass"), "{name}: {line}");
+                assert!(!line.contains("\"sandglass."), "{name}: {line}");
+            }
+        }
+    }
+}

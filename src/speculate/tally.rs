@@ -1,0 +1,42 @@
+//! How well predictions of a source came true.
+
+use serde::{Deserialize, Serialize};
+
+/// How sure the lower bound of a probability is: one standard deviation.
+const Z: f64 = 1.0;
+
+/// How often code ran ahead, and what became of it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub struct Tally {
+    /// How often it was begun.
+    pub started: u32,
+    /// How often it came to its end, or to what only the host can answer, before it was asked for.
+    pub finished: u32,
+    /// How often it was what the code that came resolved to.
+    pub used: u32,
+    /// How often it was not.
+    pub wasted: u32,
+    /// Milliseconds that code had run when it was asked for, all together.
+    pub time_saved: f64,
+}
+
+impl Tally {
+    /// The probability that the next one is used, as far as it is safe to say.
+    pub fn precision(&self, (won, lost): (f64, f64)) -> f64 {
+        let used = f64::from(self.used) + won;
+        lower_bound(used, used + f64::from(self.wasted) + lost)
+    }
+}
+
+/// The lower bound of Wilson's interval for a probability, of which `won` of `all` were seen.
+pub fn lower_bound(won: f64, all: f64) -> f64 {
+    if all <= 0.0 {
+        return 0.0;
+    }
+    let (p, z2) = ((won / all).clamp(0.0, 1.0), Z * Z);
+    let centre = p + z2 / (2.0 * all);
+    let spread = Z * (p * (1.0 - p) / all + z2 / (4.0 * all * all)).sqrt();
+    ((centre - spread) / (1.0 + z2 / all)).clamp(0.0, p)
+}

@@ -1,0 +1,52 @@
+// Code that runs before it is asked for, in a real browser. The tests themselves are in speculate.js.
+//   node tests/e2e/speculate.mjs --browser chromium|firefox [--shared] [--only part-of-a-name] [--seed 1] [--rounds 1]
+import { parseArgs } from "node:util";
+import { openBrowser, Score } from "./harness.mjs";
+
+const { values } = parseArgs({
+  options: {
+    browser: { type: "string", default: "chromium" },
+    only: { type: "string", default: "" },
+    shared: { type: "boolean", default: false },
+    seed: { type: "string", default: "1" },
+    rounds: { type: "string" },
+  },
+});
+const name = /** @type {"chromium" | "firefox"} */ (values.browser);
+// Guests start more slowly in Firefox: half of the kinds of cells, which the seed chooses.
+const settings = { seed: Number(values.seed), rounds: Number(values.rounds ?? (name === "firefox" ? 0.5 : 1)) };
+/** A test that takes longer hangs, for each round. */
+const TEST_MS = 150_000;
+
+const score = new Score();
+const { page: openPage, uncaught, close } = await openBrowser(name, { shared: values.shared });
+try {
+  const page = await openPage();
+  page.setDefaultTimeout(0);
+  const names = await page.evaluate(async (settings) => {
+    const tests = await import(/** @type {any} */ ("/tests/e2e/speculate.js"));
+    tests.configure(settings);
+    /** @type {any} */ (window).tests = tests;
+    return Object.keys(tests.TESTS);
+  }, settings);
+  for (const test of names.filter((name) => name.includes(values.only))) {
+    const begin = Date.now();
+    await page.evaluate((test) => void (/** @type {any} */ (window).tests.start(test)), test);
+    // Asked again and again: one call of the browser may not take so long.
+    const limit = begin + TEST_MS * Math.max(1, settings.rounds);
+    let found;
+    while (!(found = await page.evaluate(() => /** @type {any} */ (window).tests.found())) && Date.now() < limit) {
+      await new Promise((resolve) => setTimeout(resolve, 50));
+    }
+    const { problems, said } = found ?? { problems: [`it has not ended after ${Date.now() - begin} ms`], said: "" };
+    if (said) console.log(`${test}: ${said}`);
+    if (process.env.VERBOSE) console.log(`  ${test}: ${Date.now() - begin} ms`);
+    score.add(test, problems);
+  }
+  score.add("nothing is thrown into the page", uncaught);
+} catch (error) {
+  score.fail("the tests could not be run", [String(/** @type {Error} */ (error).stack ?? error)]);
+} finally {
+  await close();
+}
+score.end();

@@ -1,0 +1,549 @@
+//! Code that runs before anybody asks for it.
+
+use proptest::prelude::*;
+use sandglass::Error;
+use sandglass::deadline::StopReason;
+use sandglass::execution::{CodeExecution, Outcome};
+use sandglass::limits::Limits;
+use sandglass::protocol::{Encoding, Event, Request, Stream};
+use sandglass::session::{Command, Input, Reply};
+use sandglass::speculate::{Source, Tally};
+
+use crate::world::{World, limits, ok, output, raised, text};
+
+/// A session whose guest has its context, and has saved it.
+fn ready() -> World {
+    let mut world = World::ready_with(Limits {
+        checkpoints: true,
+        ..limits()
+    });
+    assert!(world.saves(true), "idle, and not asked to save");
+    world
+}
+
+/// The same, where this code runs ahead.
+fn running(code: &str) -> World {
+    let mut world = ready();
+    world.hint(&[code]);
+    world.second_begins();
+    world
+}
+
+/// The same, where it has come to its end.
+fn finished(code: &str) -> World {
+    let mut world = running(code);
+    world.sleep(30.0);
+    world.second_says(output(world.second_turn(), Stream::Stdout, "hello\n"), None);
+    world.second_ends(named(&["context", "x"]));
+    world
+}
+
+/// What a guest at this turn sends, or what becomes of it.
+type Lie = fn(u32) -> Input<Vec<u8>>;
+
+fn named(names: &[&str]) -> sandglass::protocol::ExecutionReport {
+    sandglass::protocol::ExecutionReport {
+        names: Some(names.iter().map(|&name| name.to_owned()).collect()),
+        ..ok()
+    }
+}
+
+fn tally(world: &World) -> Tally {
+    let stats = world.session.stats();
+    stats.ahead.code.get(&Source::Explicit).cloned().unwrap_or_default()
+}
+
+/// Nothing runs ahead, and the code is run as if nothing ever had.
+fn assert_forced(world: &mut World, code: &str) {
+    let ticket = world.execute(code);
+    assert_eq!(world.asked_for(), format!("execute {code}"));
+    assert!(world.second.is_none(), "it still runs ahead");
+    world.ends(ok());
+    assert_eq!(world.execution(ticket).stdout, "");
+    assert_eq!(tally(world).used, 0);
+}
+
+#[test]
+fn what_ran_ahead_is_what_the_code_comes_to() {
+    let mut world = finished("x = 1; print('hello')");
+    assert_eq!(
+        (world.printed.as_str(), world.answers.len()),
+        ("", 1),
+        "nobody has been told"
+    );
+    world.wait(5_000.0);
+    let boots = world.boots;
+    let ticket = world.execute("x = 1; print('hello')");
+    let execution = world.execution(ticket);
+    assert_eq!(
+        (execution.id, execution.outcome, execution.stdout.as_str()),
+        (1, Outcome::Ok, "hello\n")
+    );
+    assert_eq!(
+        (execution.duration, execution.guest_time),
+        (30.0, 30.0),
+        "as long as it took"
+    );
+    assert_eq!((world.printed.as_str(), world.boots), ("hello\n", boots));
+    let Tally {
+        started,
+        finished,
+        used,
+        wasted,
+        time_saved,
+    } = tally(&world);
+    assert_eq!((started, finished, used, wasted, time_saved), (1, 1, 1, 0, 30.0));
+    // The session goes on in that guest: its checkpoint stands for itself, and there is one to go back to.
+    world.wait(50.0);
+    let saving = world.guest.as_ref().and_then(|guest| guest.saving);
+    assert_eq!(saving, Some((2, true)));
+    assert!(world.saves(true));
+    let ticket = world.command(Command::Undo);
+    world.boot();
+    assert_eq!(world.asked_for(), "restore 1");
+    world.restored(&[]);
+    assert_eq!(world.answer(ticket), &Ok(Reply::State(0)));
+}
+
+#[test]
+fn other_code_runs_as_if_nothing_had() {
+    let mut world = finished("x = 1");
+    assert_forced(&mut world, "x = 2");
+    assert_eq!(tally(&world).wasted, 1);
+}
+
+#[test]
+fn the_next_execution_has_another_number() {
+    let mut world = finished("x = 1");
+    let refused = world.execute(&"#".repeat(2_000));
+    assert_eq!(world.execution(refused).outcome, Outcome::Limit);
+    assert_forced(&mut world, "x = 1");
+}
+
+#[test]
+fn whatever_may_change_the_state_ends_it() {
+    let changes: [fn() -> Command<Vec<u8>>; 4] = [
+        || Command::SetVariable("y".to_owned(), text("1")),
+        || Command::Initialize(text("another")),
+        || Command::GetVariable("y".to_owned()), // runs the user's code, perhaps
+        || Command::Execute {
+            code: "y = 1".to_owned(),
+            timeout_ms: None,
+            budget: sandglass::BudgetLimits::default(),
+        },
+    ];
+    for change in changes {
+        for mut world in [running("x = 1"), finished("x = 1")] {
+            world.command(change());
+            assert!(world.second.is_none(), "{:?}", change());
+        }
+    }
+    let mut world = finished("x = 1");
+    world.command(Command::ListVariables);
+    assert!(world.second.is_some(), "a list changes nothing");
+}
+
+#[test]
+fn going_back_ends_it() {
+    let mut world = ready();
+    world.execute("x = 1");
+    world.ends_well(&["context", "x"]);
+    assert!(world.saves(true));
+    world.hint(&["x"]);
+    world.second_begins();
+    world.second_ends(ok());
+    let ticket = world.command(Command::Undo);
+    assert!(world.second.is_none());
+    world.boot();
+    world.restored(&[]);
+    assert_eq!(world.answer(ticket), &Ok(Reply::State(0)));
+    assert_forced(&mut world, "x");
+}
+
+#[test]
+fn what_only_the_world_can_tell_ends_it() {
+    let mut world = running("import time; time.time()");
+    let turn = world.second_turn();
+    world.second_says(Event::External { turn }, None);
+    assert_forced(&mut world, "import time; time.time()");
+}
+
+#[test]
+fn an_exception_is_what_the_code_comes_to_but_for_want_of_memory() {
+    let mut world = running("1 / 0");
+    let turn = world.second_turn();
+    world.second_says(output(turn, Stream::Error, "ZeroDivisionError: division by zero"), None);
+    world.second_ends(raised("ZeroDivisionError"));
+    let ticket = world.execute("1 / 0");
+    assert_eq!(world.failure(ticket), "ZeroDivisionError: division by zero");
+
+    let mut world = running("big()");
+    world.second_ends(raised("MemoryError"));
+    assert_forced(&mut world, "big()");
+}
+
+#[test]
+fn what_takes_too_long_is_ended() {
+    let mut world = running("while True: pass");
+    world.wait(1_000.0);
+    assert_forced(&mut world, "while True: pass");
+
+    let mut world = running("while True: pass");
+    let stopped = sandglass::protocol::ExecutionReport {
+        stopped: Some(StopReason::Timeout),
+        ..raised("KeyboardInterrupt")
+    };
+    world.second_ends(stopped);
+    assert_forced(&mut world, "while True: pass");
+}
+
+#[test]
+fn what_dies_or_lies_is_thrown_away() {
+    let inputs: [Lie; 5] = [
+        |_| Input::GuestLost(Error::GuestLost("exit".to_owned())),
+        |_| Input::BadMessage("nonsense".to_owned()),
+        |turn| Input::Guest(Event::Done { turn }, None),
+        |turn| Input::Guest(output(turn + 1, Stream::Stdout, "of another turn"), None),
+        |turn| Input::Guest(output(turn, Stream::Stdout, &"x".repeat(300_000)), None),
+    ];
+    for input in inputs {
+        let mut world = running("x = 1");
+        let turn = world.second_turn();
+        world.feed(Input::Ahead(Box::new(input(turn))));
+        assert_forced(&mut world, "x = 1");
+        let mut world = finished("x = 1");
+        world.feed(Input::Ahead(Box::new(input(turn))));
+        assert_forced(&mut world, "x = 1");
+    }
+}
+
+#[test]
+fn a_guest_that_does_not_come_up_is_no_loss() {
+    let mut world = ready();
+    world.hint(&["x = 1"]);
+    world.feed(Input::Ahead(Box::new(Input::GuestLost(Error::GuestLost(
+        "none".to_owned(),
+    )))));
+    assert_forced(&mut world, "x = 1");
+}
+
+#[test]
+fn nobody_waits_for_a_guest_that_has_not_begun() {
+    let mut world = ready();
+    world.hint(&["x = 1"]);
+    world.execute("x = 1");
+    assert_eq!(world.asked_for(), "execute x = 1");
+    assert!(world.second.is_none());
+}
+
+#[test]
+fn a_host_call_waits_for_its_code() {
+    let mut world = running("ask('?')");
+    let (turn, call) = (world.second_turn(), world.fresh_call());
+    let event = Event::HostCall {
+        turn,
+        call,
+        batch: 1,
+        name: "ask".to_owned(),
+        encoding: Encoding::Marshal,
+        blocking: false,
+    };
+    world.second_says(event, Some(b"args"));
+    world.wait(10_000.0);
+    assert_eq!(
+        (world.under_way().len(), tally(&world).finished),
+        (0, 1),
+        "nobody was called"
+    );
+    let ticket = world.execute("ask('?')");
+    let calls = world.under_way();
+    assert_eq!(calls.len(), 1);
+    world.wait(4_000.0); // of the 5 s that a call may take
+    world.returns(calls[0], "!");
+    assert!(world.reply(call).is_some());
+    world.ends(ok());
+    assert_eq!(
+        (world.execution(ticket).host_calls, world.execution(ticket).outcome),
+        (1, Outcome::Ok)
+    );
+}
+
+#[test]
+fn a_host_call_for_other_code_is_never_made() {
+    let mut world = running("ask('?')");
+    let (turn, call) = (world.second_turn(), world.fresh_call());
+    let event = Event::HostCall {
+        turn,
+        call,
+        batch: 1,
+        name: "ask".to_owned(),
+        encoding: Encoding::Marshal,
+        blocking: false,
+    };
+    world.second_says(event, Some(b"args"));
+    world.execute("something else");
+    assert!(world.second.is_none() && world.under_way().is_empty());
+    assert_eq!(world.asked_for(), "execute something else");
+}
+
+#[test]
+fn code_that_comes_while_it_runs_ahead_goes_on_there() {
+    let mut world = running("work()");
+    let turn = world.second_turn();
+    world.sleep(400.0);
+    world.second_says(output(turn, Stream::Stdout, "half\n"), None);
+    let ticket = world.execute("work()");
+    assert!(
+        world.is_pending(ticket) && world.printed.is_empty(),
+        "it is asked first"
+    );
+    world.second_says(Event::Promoted { turn }, None);
+    assert_eq!(world.printed, "half\n");
+    world.event(output(turn, Stream::Stdout, "more\n"));
+    assert_eq!(world.printed, "half\nmore\n");
+    // It has as much time as any execution: its own.
+    world.wait(599.0);
+    assert!(!world.asked_for().starts_with("interrupt"));
+    world.wait(2.0);
+    assert_eq!(world.asked_for(), "interrupt Timeout");
+    world.ends(raised("KeyboardInterrupt"));
+    let execution = world.execution(ticket);
+    assert_eq!(
+        (execution.outcome, execution.stdout.as_str()),
+        (Outcome::Timeout, "half\nmore\n")
+    );
+}
+
+#[test]
+fn code_that_ends_while_it_is_asked_is_taken_too() {
+    let mut world = running("work()");
+    let ticket = world.execute("work()");
+    world.sleep(20.0);
+    world.second_ends(ok());
+    assert_eq!(
+        (world.execution(ticket).outcome, world.execution(ticket).duration),
+        (Outcome::Ok, 20.0)
+    );
+    assert!(world.second.is_none());
+}
+
+#[test]
+fn a_guest_that_does_not_say_so_does_not_take_over() {
+    let ends: [fn(&mut World); 3] = [
+        |world| {
+            let turn = world.second_turn();
+            world.second_says(Event::External { turn }, None);
+        },
+        |world| world.wait(100.0),
+        |world| world.feed(Input::Ahead(Box::new(Input::BadMessage("nonsense".to_owned())))),
+    ];
+    for end in ends {
+        let mut world = running("work()");
+        let ticket = world.execute("work()");
+        end(&mut world);
+        assert!(world.second.is_none());
+        assert_eq!(world.asked_for(), "execute work()");
+        world.ends(ok());
+        assert_eq!(world.execution(ticket).id, 1);
+    }
+}
+
+#[test]
+fn what_is_taken_back_while_it_is_asked_never_runs() {
+    let mut world = running("work()");
+    let turn = world.second_turn();
+    let ticket = world.execute("work()");
+    world.feed(Input::Interrupt);
+    assert!(world.failure(ticket).contains("nothing was run"));
+    assert!(world.second.is_none(), "nobody can ask for it any more");
+    world.feed(Input::Ahead(Box::new(Input::Guest(Event::Promoted { turn }, None))));
+    let ticket = world.execute("work()");
+    assert_eq!(world.asked_for(), "execute work()");
+    world.ends(ok());
+    assert_eq!(world.execution(ticket).id, 2);
+}
+
+#[test]
+fn an_execution_with_less_time_takes_only_what_was_quicker() {
+    for (timeout, taken) in [(40.0, true), (20.0, false)] {
+        let mut world = finished("x = 1");
+        let ticket = world.command(Command::Execute {
+            code: "x = 1".to_owned(),
+            timeout_ms: Some(timeout),
+            budget: sandglass::BudgetLimits::default(),
+        });
+        assert_eq!(!world.is_pending(ticket), taken);
+    }
+}
+
+#[test]
+fn it_does_not_wait_for_ever() {
+    let mut world = finished("x = 1");
+    world.wait(60_000.0);
+    assert_forced(&mut world, "x = 1");
+}
+
+#[test]
+fn it_does_not_say_without_end() {
+    let mut world = running("x = 1");
+    let (turn, bytes) = (world.second_turn(), "x".repeat(200_000));
+    for _ in 0..90 {
+        if world.second.is_some() {
+            world.sleep(10.0);
+            world.second_says(output(turn, Stream::Stdout, &bytes), None);
+        }
+    }
+    assert_forced(&mut world, "x = 1");
+}
+
+#[test]
+fn destroying_ends_it() {
+    let mut world = running("x = 1");
+    world.feed(Input::Destroy);
+    assert!(world.second.is_none());
+}
+
+#[test]
+fn a_hint_during_an_execution_is_for_the_next() {
+    let mut world = ready();
+    world.execute("x = 1");
+    world.hint(&["x"]);
+    assert!(world.second.is_none());
+    world.ends_well(&["context", "x"]);
+    assert!(world.second.is_none(), "the state is not safe yet");
+    assert!(world.saves(true));
+    world.second_begins();
+    let asked = world.second.as_ref().and_then(|guest| guest.inbox.last());
+    assert!(matches!(asked, Some((Request::Execute { execution: 2, .. }, _))));
+}
+
+#[test]
+fn a_state_that_cannot_be_copied_is_not() {
+    let mut world = ready();
+    world.execute("x = pipe()");
+    world.ends_well(&["context", "x"]);
+    world.wait(50.0);
+    assert!(world.saves_but(&["x"], false));
+    world.hint(&["x"]);
+    assert!(world.second.is_none());
+}
+
+#[test]
+fn the_newest_hint_counts() {
+    let mut world = finished("x = 1");
+    world.hint(&["x = 2"]);
+    world.second_begins();
+    world.second_ends(ok());
+    world.hint(&["x = 2", "x = 3"]);
+    assert_eq!(tally(&world).started, 2, "it is there already");
+    let ticket = world.execute("x = 2");
+    assert_eq!((world.execution(ticket).id, tally(&world).used), (1, 1));
+}
+
+#[test]
+fn predictions_that_are_mostly_wrong_are_not_tried() {
+    let mut world = ready();
+    for _ in 0..100 {
+        world.hint(&["never"]);
+        world.execute("x = 1");
+        world.ends(ok());
+        assert!(world.saves(true));
+    }
+    let tried = tally(&world).started;
+    assert!((10..40).contains(&tried), "{tried} of 100");
+}
+
+/// What a cell does, in the order in which it does it.
+#[derive(Debug, Clone)]
+enum Step {
+    Says(Stream, String),
+    Shows(Vec<u8>),
+    Works(f64),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let stream = prop_oneof![
+        Just(Stream::Stdout),
+        Just(Stream::Stderr),
+        Just(Stream::Result),
+        Just(Stream::Traceback)
+    ];
+    let step = prop_oneof![
+        (stream, "[a-zé\n]{1,80}").prop_map(|(stream, text)| Step::Says(stream, text)),
+        proptest::collection::vec(any::<u8>(), 1..20).prop_map(Step::Shows),
+        (0.0..50.0).prop_map(Step::Works),
+    ];
+    proptest::collection::vec(step, 0..12)
+}
+
+/// What became of a cell: in the session's own guest, or in one that took over after `waits` milliseconds.
+fn run(steps: &[Step], fails: bool, ahead: Option<f64>) -> (CodeExecution, String, Vec<(String, Vec<u8>)>) {
+    let mut world = ready();
+    if ahead.is_some() {
+        world.hint(&["cell"]);
+        world.second_begins();
+    } else {
+        world.execute("cell");
+    }
+    let turn = if ahead.is_some() {
+        world.second_turn()
+    } else {
+        world.turn()
+    };
+    let say = |world: &mut World, event: Event, body: Option<&[u8]>| match (ahead, body) {
+        (Some(_), body) => world.second_says(event, body),
+        (None, Some(body)) => world.event_with(event, body),
+        (None, None) => world.event(event),
+    };
+    for step in steps {
+        match step {
+            Step::Says(stream, text) => say(&mut world, output(turn, *stream, text), None),
+            Step::Shows(bytes) => {
+                let mime = "image/png".to_owned();
+                say(
+                    &mut world,
+                    Event::Display {
+                        turn,
+                        mime,
+                        is_result: false,
+                    },
+                    Some(bytes),
+                );
+            }
+            Step::Works(ms) => world.sleep(*ms),
+        }
+    }
+    let execution = if fails {
+        raised("ValueError")
+    } else {
+        named(&["context", "y"])
+    };
+    let encoding = Encoding::None;
+    say(
+        &mut world,
+        Event::Executed {
+            turn,
+            execution,
+            encoding,
+        },
+        None,
+    );
+    if let Some(ms) = ahead {
+        world.wait(ms);
+        world.execute("cell");
+    }
+    assert!(world.second.is_none());
+    (world.execution(2).clone(), world.printed, world.shown)
+}
+
+proptest! {
+    #[test]
+    fn nobody_can_tell_whether_it_ran_ahead(steps in steps(), fails: bool, waits in 0.0..50_000.0) {
+        let (forced, printed, shown) = run(&steps, fails, None);
+        let (served, told, seen) = run(&steps, fails, Some(waits));
+        // Times are differences of larger numbers.
+        prop_assert!((forced.duration - served.duration).abs() < 1e-6 && (forced.guest_time - served.guest_time).abs() < 1e-6);
+        let served = CodeExecution { duration: forced.duration, guest_time: forced.guest_time, ..served };
+        prop_assert_eq!((forced, printed, shown), (served, told, seen));
+    }
+}

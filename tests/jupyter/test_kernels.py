@@ -60,8 +60,17 @@ class Notebook:
         return cell
 
     def interrupted(self, code: str) -> Cell:
-        """Runs a cell and interrupts it as soon as it prints `ready`."""
-        return self.run(code, lambda text: "ready" in text and self.manager.interrupt_kernel())
+        """Runs a cell and interrupts it once, as soon as it prints `ready`."""
+        sent: list[str] = []
+
+        def interrupt(text: str) -> None:
+            if "ready" in text and not sent:
+                sent.append(text)
+                self.manager.interrupt_kernel()
+
+        cell = self.run(code, interrupt)
+        assert sent, "the cell never was ready"
+        return cell
 
     def close(self) -> None:
         self.client.stop_channels()
@@ -105,11 +114,18 @@ def test_output_is_the_results_and_displays_are_the_notebooks(notebook: Notebook
 
 def test_what_a_callback_prints_is_seen_at_once(notebook: Notebook) -> None:
     cell = notebook.ok(
-        "def ask(prompt):\n    print('asked', prompt); return 'a'\n"
+        "def ask(prompt):\n    print(f'asked {prompt}\\n', end=''); return 'a'\n"
         "repl = JupyterREPL(ask)\n"
         "repl.execute_code(\"print('one'); llm_query('x'); llm_query_batched(['y', 'z'])\").stdout"
     )
     assert cell.result == repr("one\n") and sorted(cell.stdout.splitlines()) == ["asked x", "asked y", "asked z"]
+
+
+def test_code_cannot_end_the_kernel(notebook: Notebook) -> None:
+    notebook.ok("repl = JupyterREPL(ask, sync_from_user_ns=True)")
+    for name in ("exit", "quit"):
+        error = notebook.ok(f"repl.execute_code('{name}()').error").result
+        assert f"{name}() is not available to code of a JupyterREPL" in str(error)
 
 
 def test_captures_of_the_notebook_go_around_it(notebook: Notebook) -> None:
@@ -131,6 +147,32 @@ def test_magics_and_shell_commands_of_code(notebook: Notebook) -> None:
         f'repl = JupyterREPL(ask)\nr = repl.execute_code("{code}")\nr.stdout.splitlines()[-2:], r.error, "y" in globals()'
     )
     assert cell.result == str((["from the shell 42", "42"], None, False)) and cell.stdout == ""
+
+
+def test_magics_of_code_leave_the_notebooks_variables_alone(notebook: Notebook) -> None:
+    notebook.ok("x = 'of the notebook'; mine = 1; repl = JupyterREPL(lambda p: str(get_ipython().user_ns['x']))")
+    cell = notebook.ok(
+        "r = repl.execute_code('%%capture out\\nx = 1\\ndef f(): return x\\ny = f(); asked = llm_query(str(x))')\n"
+        "r.error, repl.locals['y'], repl.locals['asked'], x"
+    )
+    assert cell.result == str((None, 1, "of the notebook", "of the notebook"))
+    moved = "import os\nhere = os.getcwd()\nr = repl.execute_code('%cd /usr')\nos.chdir(here)\nr.error, r.stdout"
+    assert notebook.ok(moved).result == str((None, "/usr\n"))
+    notebook.ok(HOOKS)
+    cell = notebook.ok(
+        "before = hooks()\nr = repl.execute_code('%reset -f')\nafter = hooks()\n"
+        "r.error, sorted(r.locals), x, mine, [name for name in before if name != 'cells' and before[name] != after[name]]"
+    )
+    assert cell.result == str((None, [], "of the notebook", 1, []))
+    assert notebook.ok("In is get_ipython().user_ns_hidden['In'], repl.execute_code('1 + 1').result").result == str(
+        (True, "2")
+    )
+
+
+def test_magics_need_the_main_thread(notebook: Notebook) -> None:
+    notebook.ok("import asyncio\nrepl = JupyterREPL(ask)")
+    cell = notebook.ok("r = await asyncio.to_thread(repl.execute_code, 'x = 1\\n%time x')\nr.error")
+    assert "magics work on what the whole notebook sees: run this code in its main thread" in str(cell.result)
 
 
 ASYNC = """
@@ -195,6 +237,7 @@ def test_asynchronous_callbacks(notebook: Notebook) -> None:
 
 INTERRUPTED = {
     "code that computes": ("print('ready') or ''", "x = 1; llm_query('q')\nwhile True: pass"),
+    "code in a cell that awaits": ("print('ready') or ''", "x = 1; llm_query('q')\nwhile True: pass"),
     "a callback": ("print('ready') or time.sleep(60)", "x = 1; llm_query('q')"),
     "a batch": ("print('ready') or time.sleep(5) or ''", "x = 1; llm_query_batched(['q', 'r'])"),
     "a coroutine": ("print('ready') or ''", "x = 1; llm_query('q')\nimport asyncio\nawait asyncio.sleep(60)"),
@@ -213,7 +256,8 @@ def test_an_interrupt_stops_the_cell_and_leaves_all_in_order(notebook: Notebook,
     )
     notebook.ok("before = sys.stdout, sys.stderr, os.getcwd()")
     begun = time.monotonic()
-    cell = notebook.interrupted(f"repl.execute_code({f'print(0){chr(10)}{code}'!r})\nprint('never reached')")
+    first = "import asyncio; await asyncio.sleep(0)\n" if "awaits" in what else ""
+    cell = notebook.interrupted(f"{first}repl.execute_code({f'print(0){chr(10)}{code}'!r})\nprint('never reached')")
     assert (cell.error or "").startswith("KeyboardInterrupt") and "never reached" not in cell.stdout
     assert time.monotonic() - begun < 30
     assert notebook.ok("(sys.stdout, sys.stderr, os.getcwd()) == before, repl.last_result.stdout, x").result == str(

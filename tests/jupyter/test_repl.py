@@ -13,7 +13,11 @@ import signal
 import sys
 import threading
 import time
+import tracemalloc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +115,16 @@ def test_what_code_overwrites_is_back_in_the_next_cell() -> None:
 
 def test_builtins_are_safe_against_accidents() -> None:
     repl = JupyterREPL()
-    for code in ("eval('1')", "exec('1')", "compile('1', '', 'eval')", "globals()", "locals()", "breakpoint()"):
+    for code in (
+        "eval('1')",
+        "exec('1')",
+        "compile('1', '', 'eval')",
+        "globals()",
+        "locals()",
+        "breakpoint()",
+        "exit()",
+        "quit()",
+    ):
         assert "is not available to code of a JupyterREPL" in str(repl.execute_code(code).error), code
     assert str(repl.execute_code("input()").error).startswith("EOFError: input() is not available")
     assert repl.execute_code("import sys; sys.exit(3)").error == "SystemExit: 3"
@@ -157,6 +170,12 @@ def test_a_large_context_is_not_copied() -> None:
     assert result.result == "100000000" and result.final_answer is context and result.locals["context"] is context
     assert len(repr(result)) < 1000 and len(str(result.to_dict()["locals"])) < 10_000
     assert result.to_dict()["final_answer"] is context
+    tracemalloc.start()
+    try:
+        result.to_dict()
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
     assert time.perf_counter() - begun < 5
 
 
@@ -227,6 +246,11 @@ def test_cleanup_lets_go() -> None:
     assert set(linecache.cache) == before
     assert repl.locals == {} and kept() == [1]
     repl.cleanup()
+    with JupyterREPL(echo) as repl:
+        ok(repl, "class C: pass\nc = C()")
+        value = weakref.ref(repl.locals["c"])
+    gc.collect()
+    assert value() is None and repl.last_result is None
     dropped = JupyterREPL(echo)
     gone = weakref.ref(dropped)
     ok(dropped, "x = 1")
@@ -236,6 +260,18 @@ def test_cleanup_lets_go() -> None:
     for call in (lambda: repl.execute_code("1"), lambda: repl.load_context(1), lambda: repl.add_history([])):
         with pytest.raises(RuntimeError, match="cleaned up"):
             call()
+
+
+@pytest.mark.parametrize("method", ["cleanup", "setup"])
+def test_what_runs_code_cannot_be_cleaned_up(method: str) -> None:
+    def ask(prompt: str) -> str:
+        with pytest.raises(RuntimeError, match="runs code already: interrupt it"):
+            getattr(repl, method)()
+        return prompt
+
+    repl = JupyterREPL(ask)
+    assert ok(repl, "x = 1; y = llm_query('a'); print(x, y)").stdout == "1 a\n"
+    getattr(repl, method)()
 
 
 def test_options_are_checked(shell: Any, tmp_path: Path) -> None:
@@ -303,7 +339,7 @@ def test_threads_of_code_print_and_ask() -> None:
     code = """
 from concurrent.futures import ThreadPoolExecutor
 def ask(i):
-    print('line', i)
+    print(f'line {i}\\n', end='')  # at once, or those of others come between
     return llm_query(f'q{i}')
 with ThreadPoolExecutor(4) as pool:
     got = list(pool.map(ask, range(20)))
@@ -338,6 +374,128 @@ def test_callbacks_may_be_asynchronous() -> None:
         repl = JupyterREPL(callback)
         code = "llm_query('a', model='m'), await llm_query('b'), llm_query_batched(['c', 'bad'])"
         assert ok(repl, code).result == "('a/m', 'b/None', ['c/None', 'Error: LM query failed - worse'])"
+
+
+def test_asynchronous_callbacks_share_a_loop() -> None:
+    limit = asyncio.Semaphore(1)
+    loops: set[Any] = set()
+    threads: set[threading.Thread] = set()
+
+    async def ask(prompt: str) -> str:
+        async with limit:
+            loops.add(asyncio.get_running_loop())
+            threads.add(threading.current_thread())
+            await asyncio.sleep(0.01)
+            print("unseen")
+            return prompt
+
+    with JupyterREPL(ask) as repl:
+        for _ in range(2):
+            result = ok(repl, "llm_query('a'), llm_query_batched(['b', 'c', 'd'])")
+            assert (result.result, result.stdout) == ("('a', ['b', 'c', 'd'])", "")
+        repl.setup()
+        assert next(iter(loops)).is_closed() and len(loops) == 1
+        assert ok(repl, "llm_query('a')").result == "'a'"
+    assert len(threads) == 2 and not any(thread.is_alive() for thread in threads)
+    threads.clear()
+    dropped = JupyterREPL(ask)
+    ok(dropped, "llm_query('a')")
+    (thread,) = threads
+    del dropped
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_an_interrupt_cancels_an_asynchronous_callback() -> None:
+    ended = threading.Event()
+
+    async def ask(prompt: str) -> str:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+        return prompt
+
+    with JupyterREPL(ask) as repl:
+        with pytest.raises(KeyboardInterrupt):
+            repl.execute_code("llm_query('a')")
+        assert ended.wait(10)
+
+
+def test_what_an_interrupted_batch_leaves_behind_changes_nothing(shell: Any, tmp_path: Path) -> None:
+    go_on, both = threading.Event(), threading.Barrier(2, timeout=30)
+    ended: list[str] = []
+
+    def interrupt() -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        go_on.wait(30)
+
+    def child(_task: str, _context: Any) -> str:
+        both.wait()
+        try:
+            inner = JupyterREPL(echo, workdir=tmp_path, sync_to_user_ns=True, custom_tools={"interrupt": interrupt})
+            ended.append(str(inner.execute_code("print('x'); interrupt(); late = 1; llm_query('a')").error))
+            inner.execute_code("print('z')")
+        except RuntimeError as error:
+            ended.append(str(error))
+        return ""
+
+    def state() -> tuple[Any, ...]:
+        return sys.stdout, sys.stderr, os.getcwd(), sorted(shell.user_ns)
+
+    before = state()
+    repl = JupyterREPL(on_rlm_query=child)
+    with pytest.raises(KeyboardInterrupt):
+        repl.execute_code("rlm_query_batched(['a', 'b'])")
+    assert state() == before
+    go_on.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("sandglass"):
+            thread.join(30)
+    assert state() == before
+    assert len(ended) == 3 and all("that this belongs to has ended" in error for error in ended)
+    assert ok(repl, "print('on')").stdout == "on\n"
+
+
+def test_a_thread_that_a_callback_starts_waits_for_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "TURN_SECONDS", 0.2)
+    inner = JupyterREPL()
+
+    def ask(how: str) -> str:
+        run = partial(copy_context().run, ok) if how == "with context" else ok
+        with ThreadPoolExecutor(1) as pool:
+            return str(pool.submit(run, inner, "1 + 1").result().result)
+
+    repl = JupyterREPL(ask)
+    assert "contextvars.copy_context().run" in str(repl.execute_code("llm_query('without')").error)
+    assert ok(repl, "llm_query('with context')").result == "'2'"
+
+
+def test_what_code_leaves_in_loops_is_bounded() -> None:
+    repl = JupyterREPL()
+    code = """
+import asyncio
+async def endless():
+    try:
+        yield 1
+    finally:
+        await asyncio.sleep(60)
+generator = endless()
+await anext(generator)
+asyncio.set_event_loop(asyncio.get_running_loop())"""
+    begun = time.monotonic()
+    ok(repl, code)
+    assert time.monotonic() - begun < 20
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        ok(repl, code)
+        assert asyncio.get_event_loop() is loop
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
 
 
 def test_children_that_run_at_once_keep_their_output_apart() -> None:
@@ -520,6 +678,21 @@ def test_the_notebook_may_have_variables_with_the_names_of_aliases(shell: Any) -
     assert "llm_batch" not in shell.user_ns
     shell.run_cell("del query")
     assert ok(repl, "query('a')").result == "'a/None'" and "query" not in shell.user_ns
+
+
+def test_what_the_repl_was_given_is_its_own(shell: Any) -> None:
+    shell.run_cell("context = ['mine']; limit = 'mine'; context_history = 'mine'; query = 'mine'")
+    options: dict[str, Any] = {"sync_to_user_ns": True, "sync_from_user_ns": True}
+    repl = JupyterREPL(echo, **options, custom_tools={"limit": 5})
+    assert ok(repl, "limit, context, context_history").result == "(5, ['mine'], 'mine')"
+    repl.add_context("given")  # under names that were shared until now
+    shell.run_cell("del context")
+    assert ok(repl, "context, context_history").result == "('given', ['given'])"
+    shell.run_cell("context = 'anew'")
+    ok(repl, "del context, limit, query")
+    user = shell.user_ns
+    assert (user["context"], user["limit"], user["context_history"]) == ("anew", "mine", "mine")
+    assert "query" not in user  # it was the notebook's, and the code has deleted it
 
 
 def test_variables_go_both_ways(shell: Any) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from inspect import isawaitable, iscoroutinefunction
-from threading import get_ident
+from inspect import isawaitable
+from threading import Lock, Thread, current_thread
 from typing import TYPE_CHECKING, Any
+from weakref import finalize
 
 from sandglass.errors import HostCallError
-from sandglass.jupyter.kernel import HAS_THREADS, Turn, in_folder, serving
+from sandglass.jupyter.kernel import HAS_THREADS, Turn, in_notebook, serving
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.values import as_text, type_name
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 #: A function gets this many arguments even when the last of them are None.
 _FEWEST = {"llm_query": 1, "rlm_query": 2}
+
+#: How long `close` waits for the thread of asynchronous callbacks.
+_END_SECONDS = 2.0
 
 Reply = tuple[bool, Any]
 
@@ -32,6 +37,8 @@ class Callbacks:
         self._most_at_once = most_at_once
         #: The execution under way.
         self.turn: Turn | None = None
+        self._lock = Lock()
+        self._loop: _Loop | None = None
 
     def call(self, name: str, calls: list[list[Any]]) -> list[Reply]:
         """`(True, text)` or `(False, error)` for each."""
@@ -40,49 +47,93 @@ class Callbacks:
             return [(False, HostCallError(f"nobody answers {name}(): give JupyterREPL on_{name}=…"))] * len(calls)
         if turn is None:
             raise RuntimeError(f"this code is part of no execution that is under way: it cannot call {name}()")
+        turn.need()
         token = serving.set(turn)  # what it prints is the notebook's
         try:
-            # And so is its folder; other threads have to leave that alone, which is the process's.
-            with in_folder(turn.folder if turn.thread == get_ident() else None):
+            with in_notebook(turn):
                 return self._call(name, function, calls)
         finally:
             serving.reset(token)
 
+    def close(self) -> None:
+        """Ends the loop of asynchronous callbacks; another begins when one is called again."""
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.close()
+
     def _call(self, name: str, function: Callable[..., Any], calls: list[list[Any]]) -> list[Reply]:
-        if len(calls) == 1 and not iscoroutinefunction(function):
-            return [_answer(name, function, calls[0])]  # here, where an interrupt reaches it
+        if len(calls) == 1:
+            return [self._answer(name, function, calls[0])]  # here, where an interrupt reaches it
         if not HAS_THREADS:
-            return [_answer(name, function, arguments) for arguments in calls]
-        work = [partial(_answer, name, function, arguments) for arguments in calls]
+            return [self._answer(name, function, arguments) for arguments in calls]
+        work = [partial(self._answer, name, function, arguments) for arguments in calls]
         return _in_threads(min(len(calls), self._most_at_once), work)
 
+    def _answer(self, name: str, function: Callable[..., Any], arguments: list[Any]) -> Reply:
+        arguments = list(arguments)
+        while len(arguments) > _FEWEST[name] and arguments[-1] is None:
+            arguments.pop()
+        try:
+            value = function(*arguments)
+            if isawaitable(value):
+                value = self._wait_for(value)
+        except Exception as error:
+            return False, HostCallError(as_text(error) or type_name(error))
+        if not isinstance(value, str):
+            return False, HostCallError(f"on_{name} returned a {type_name(value)}, not a str")
+        return True, str.__str__(value)
 
-def _answer(name: str, function: Callable[..., Any], arguments: list[Any]) -> Reply:
-    arguments = list(arguments)
-    while len(arguments) > _FEWEST[name] and arguments[-1] is None:
-        arguments.pop()
-    try:
-        value = function(*arguments)
-        if isawaitable(value):
-            value = _wait_for(value)
-    except Exception as error:
-        return False, HostCallError(as_text(error) or type_name(error))
-    if not isinstance(value, str):
-        return False, HostCallError(f"on_{name} returned a {type_name(value)}, not a str")
-    return True, str.__str__(value)
+    def _wait_for(self, awaitable: Awaitable[Any]) -> Any:
+        """The result of an asynchronous callback. The kernel's loop cannot run it: it waits for the cell."""
+        if not HAS_THREADS:
+            from pyodide.ffi import run_sync  # type: ignore[import-not-found]
+
+            return run_sync(awaitable)
+        with self._lock:
+            if self._loop is None:
+                self._loop = _Loop()
+                finalize(self, self._loop.stop)
+            loop = self._loop.loop
+
+        async def main() -> Any:
+            return await awaitable
+
+        future = asyncio.run_coroutine_threadsafe(main(), loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
 
 
-def _wait_for(awaitable: Awaitable[Any]) -> Any:
-    """The result of an asynchronous callback. The kernel's loop cannot run it: it waits for the cell."""
-    if not HAS_THREADS:
-        from pyodide.ffi import run_sync  # type: ignore[import-not-found]
+class _Loop:
+    """A loop in a thread of its own, one for all calls: clients and locks of asyncio belong to one loop."""
 
-        return run_sync(awaitable)
+    def __init__(self) -> None:
+        started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+        self._thread = Thread(target=_serve, args=(started,), name="sandglass-async", daemon=True)
+        self._thread.start()
+        self.loop, self._end = started.result()
 
-    async def main() -> Any:
-        return await awaitable
+    def stop(self) -> None:
+        with suppress(RuntimeError):  # it is closed
+            self.loop.call_soon_threadsafe(self._end.set)
 
-    return _in_threads(1, [partial(asyncio.run, main())])[0]
+    def close(self) -> None:
+        self.stop()
+        if self._thread is not current_thread():
+            self._thread.join(_END_SECONDS)
+
+
+def _serve(started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+    async def main() -> None:
+        end = asyncio.Event()
+        started.set_result((asyncio.get_running_loop(), end))
+        await end.wait()
+
+    with asyncio.Runner() as runner:  # which cancels what is left
+        runner.run(main())
 
 
 def _in_threads(most: int, work: Iterable[Callable[[], Any]]) -> list[Any]:

@@ -22,8 +22,7 @@ def safe_builtins(allow_imports: bool) -> dict[str, Any]:
     """Python's builtins, and IPython's, but for what is out of place in a cell."""
     found = dict(vars(builtins))
     for name in _BLOCKED:
-        if name in found:
-            found[name] = _blocked(name)
+        found[name] = _blocked(name)
     found["input"] = no_input
     if not allow_imports:
         del found["__import__"]

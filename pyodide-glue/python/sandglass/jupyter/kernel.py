@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import time
-from asyncio.events import _get_running_loop
-from contextlib import ExitStack, chdir, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
+from functools import partial
 from threading import RLock, current_thread, get_ident, main_thread
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,9 @@ HAS_THREADS = sys.platform != "emscripten"
 #: How long the end of a cell waits for its background tasks to be cancelled.
 _CANCEL_SECONDS = 1.0
 _STREAMS = ("stdout", "stderr")
+#: How long an execution waits for the one before it.
+TURN_SECONDS = 600.0
+_POLL_SECONDS = 0.05
 
 
 def find_shell() -> Any:
@@ -44,7 +48,58 @@ class Turn:
         #: What executions within callbacks of this one take turns with.
         self.lock = RLock()
         self.thread = get_ident()
+        #: What of the notebook callbacks see in place of the code's: its folder, its module and variables.
         self.folder: str | None = None
+        self.notebook: tuple[Any, Any, Any] | None = None
+        #: Ended, or given up: an interrupt ends the execution whose callback this one is part of, but no threads.
+        self.over = False
+        self._child: Turn | None = None
+        self._undo: list[Callable[[], object]] = []
+
+    def begin(self) -> None:
+        """Lets `parent` know of it. RuntimeError when that has ended."""
+        with _changes_lock:
+            if self.parent is not None:
+                self.parent.need()
+                self.parent._child = self
+
+    def need(self) -> None:
+        """RuntimeError when it has ended."""
+        if self.over:
+            raise RuntimeError("the execution that this belongs to has ended: it was interrupted, or nobody waited")
+
+    def end(self) -> None:
+        """Undoes what it has changed of the kernel, and so what executions within it have, which may go on."""
+        with _changes_lock:
+            self.over = True
+            if self._child is not None:
+                self._child.end()
+            while self._undo:
+                self._undo.pop()()
+
+    @contextmanager
+    def changing(self, change: Callable[[], object], undo: Callable[[], object]) -> Iterator[None]:
+        """Changes the kernel for a while, unless that is nobody's while any more."""
+        with _changes_lock:
+            self.need()
+            self._undo.append(undo)
+            change()
+        try:
+            yield
+        finally:
+            with _changes_lock:
+                while undo in self._undo:
+                    self._undo.pop()()
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether what it is part of has ended before it."""
+        return self.parent is not None and (self.parent.over or self.parent.is_orphan)
+
+    @property
+    def root(self) -> Turn:
+        """The execution that no callback runs."""
+        return self if self.parent is None else self.parent.root
 
     @property
     def is_waiting(self) -> bool:
@@ -58,11 +113,21 @@ class Turn:
 #: The execution whose callback runs.
 serving: ContextVar[Turn | None] = ContextVar("serving", default=None)
 _first_lock = RLock()
+_changes_lock = RLock()
 
 
-def turns_of(parent: Turn | None) -> Any:
-    """What is held while code runs that the callback of `parent` runs; of None: that no callback runs."""
-    return parent.lock if parent else _first_lock
+def take_turn(parent: Turn | None, interrupts: Interrupts) -> Any:
+    """Takes what is held while code runs that the callback of `parent` runs; of None: that no callback runs."""
+    lock = parent.lock if parent else _first_lock
+    end = time.monotonic() + TURN_SECONDS
+    while not lock.acquire(timeout=_POLL_SECONDS):  # an interrupt is held back, since it might lose the lock
+        interrupts.check()
+        if time.monotonic() > end:
+            raise RuntimeError(
+                f"other code has run for {TURN_SECONDS:.0f} seconds, and this waits for its end. If that waits for"
+                " this: what a callback starts in a thread of its own needs contextvars.copy_context().run"
+            )
+    return lock
 
 
 class Interrupts:
@@ -71,6 +136,7 @@ class Interrupts:
     def __init__(self) -> None:
         self._allowed = self._held = False
         self._previous: Callable[[int, Any], object] | None = None
+        self._raise: Callable[[int, Any], object] = signal.default_int_handler
 
     def begin(self) -> None:
         """From now on they are held back."""
@@ -78,11 +144,18 @@ class Interrupts:
         previous = signal.getsignal(signal.SIGINT)
         if current_thread() is main_thread() and callable(previous):  # others are not interrupted
             self._previous = previous
+            # In a cell that awaits, ipykernel's own has its loop cancel the cell, and that loop waits for this.
+            if not str(getattr(previous, "__module__", None)).startswith("ipykernel."):
+                self._raise = previous
             signal.signal(signal.SIGINT, self._hear)
 
     def allow(self) -> None:
         """Until `hold`, they are what they are for the notebook. Raises one that was held back."""
         self._allowed = True
+        self.check()
+
+    def check(self) -> None:
+        """Raises one that was held back."""
         if self._held:
             self._held = False
             raise KeyboardInterrupt
@@ -99,8 +172,8 @@ class Interrupts:
         return self._held
 
     def _hear(self, number: int, frame: Any) -> None:
-        if self._allowed and self._previous is not None:
-            self._previous(number, frame)
+        if self._allowed:
+            self._raise(number, frame)
         else:
             self._held = True
 
@@ -127,8 +200,13 @@ class Emitter(SharedEmitter):
         self._turn = turn
         self.begin(limit)
         try:
-            with _capture():
+            capture = _capture()
+
+            def begin() -> None:
+                capture.__enter__()
                 sys.stdout, sys.stderr = self.streams  # bounded, which those of IPython are not
+
+            with turn.changing(begin, lambda: capture.__exit__(None, None, None)):
                 yield
         finally:
             for stream in self.streams:
@@ -175,31 +253,66 @@ def _capture() -> AbstractContextManager[Any]:
     return capture
 
 
-def in_folder(path: str | None) -> AbstractContextManager[None]:
+def in_folder(turn: Turn, path: str | None) -> AbstractContextManager[None]:
     """Code runs in this folder; None: in the kernel's."""
-    return chdir(path) if path is not None else nullcontext()
+    if path is None:
+        return nullcontext()
+    return turn.changing(partial(os.chdir, path), partial(os.chdir, os.getcwd()))
 
 
 @contextmanager
 def loop_suspended() -> Iterator[None]:
     """The kernel's event loop, within which its cells run, is not seen by code."""
-    outer = _get_running_loop()
+    before = _loop_of_thread()
     with outer_loop_suspended():
         try:
             yield
         finally:
-            if outer is not None:
-                asyncio.set_event_loop(outer)  # asyncio.run() of code has left none
+            if _loop_of_thread() is not before:
+                asyncio.set_event_loop(before)  # asyncio.run() of code has left none
+
+
+def _loop_of_thread() -> Any:
+    """What `set_event_loop` has set. `get_event_loop` would make one."""
+    local = getattr(getattr(asyncio.events, "_event_loop_policy", None), "_local", None)
+    return getattr(local, "_loop", None)
 
 
 @contextmanager
-def shell_namespace(shell: Any, variables: dict[str, Any]) -> Iterator[None]:
-    """Magics see these variables in place of the notebook's."""
-    before, shell.user_ns = shell.user_ns, variables
-    try:
+def in_notebook(turn: Turn) -> Iterator[None]:
+    """A callback sees the notebook's folder and variables, where that is up to its thread: both are the process's."""
+    with ExitStack() as stack:
+        if turn.thread == get_ident():
+            stack.enter_context(in_folder(turn, turn.folder))
+            if turn.notebook is not None:
+                stack.enter_context(_shown(turn, find_shell(), *turn.notebook))
         yield
+
+
+@contextmanager
+def shell_namespace(turn: Turn, shell: Any, module: Any) -> Iterator[None]:
+    """Magics see this module's variables in place of the notebook's."""
+    variables, hidden, mine = vars(module), shell.user_ns_hidden, dict(shell.user_ns_hidden)
+    turn.notebook = shell.user_module, shell.user_ns, hidden
+    variables.setdefault("_dh", shell.user_ns.get("_dh", []))  # %cd needs it
+    try:
+        with _shown(turn, shell, module, variables, mine):
+            yield
     finally:
-        shell.user_ns = before
+        turn.notebook = None
+        for name in hidden.keys() | {"_dh"}:  # %reset has put IPython's own there
+            if name in variables and any(variables[name] is kept.get(name) for kept in (hidden, mine, shell.user_ns)):
+                del variables[name]
+
+
+def _shown(turn: Turn, shell: Any, *notebook: Any) -> AbstractContextManager[None]:
+    """The shell's module, variables, and those that are IPython's own."""
+
+    def show(module: Any, variables: Any, hidden: Any) -> None:
+        shell.user_module, shell.user_ns, shell.user_ns_hidden = module, variables, hidden
+
+    before = shell.user_module, shell.user_ns, shell.user_ns_hidden
+    return turn.changing(partial(show, *notebook), partial(show, *before))
 
 
 # What asyncio makes where nobody has said otherwise.
@@ -211,6 +324,9 @@ class _KernelLoop(FinishedLoop, _Loop):  # type: ignore[misc]
 
     async def until_done(self, tasks: set[Any]) -> None:
         await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
+
+    async def shutdown_asyncgens(self) -> None:
+        await asyncio.wait([self.create_task(super().shutdown_asyncgens())], timeout=_CANCEL_SECONDS)
 
 
 class KernelLoops(EventLoops):

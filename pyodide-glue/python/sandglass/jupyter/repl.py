@@ -10,6 +10,7 @@ from copy import deepcopy
 from inspect import CO_COROUTINE
 from itertools import count
 from keyword import iskeyword
+from threading import main_thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
@@ -147,7 +148,7 @@ class JupyterREPL:
         self._histories: set[int] = set()
         self._open = True
         for name, value in values.items():
-            self._namespace.assign(name, value)
+            self._give(name, value)
 
     def load_context(self, context_payload: Any) -> None:
         """Makes a value the variable `context`, and `completion_context`; it is not copied."""
@@ -212,20 +213,15 @@ class JupyterREPL:
         if not isinstance(code, str):
             raise TypeError(f"execute_code() needs code to be a str, not {type_name(code)}")
         run, parent = _Run(), kernel.serving.get()
-        with kernel.turns_of(parent):
-            if self._callbacks.turn is not None:
-                raise RuntimeError("this JupyterREPL runs code already: callbacks and code need one of their own")
-            begun = perf_counter()
-            run.interrupts.begin()
+        run.interrupts.begin()
+        try:
+            lock = kernel.take_turn(parent, run.interrupts)
             try:
-                self.rlm_calls = []
-                self._callbacks.turn = turn = kernel.Turn(parent)
-                self._run(run, code, turn)
-                self.last_result = result = self._report(run, perf_counter() - begun)
+                result = self._take_turn(run, code, kernel.Turn(parent))
             finally:
-                self._callbacks.turn = None
-                kernel.serving.set(parent)
-                interrupted = run.interrupts.end()
+                lock.release()
+        finally:
+            interrupted = run.interrupts.end()
         if isinstance(run.error, KeyboardInterrupt):
             raise run.error
         if interrupted:
@@ -236,11 +232,16 @@ class JupyterREPL:
         """Lets go of all variables. What code has put into the notebook stays there; running code is an error now."""
         if not self._open:
             return
+        self._need_idle("interrupt it, or wait for its end")
         self._open = False
         self._sources.clear()
         self._contexts, self._histories = {}, set()
         # Not emptied: functions that are in the notebook now need their globals.
         self._namespace = Namespace()
+        self._helpers = Helpers(self._namespace, self._callbacks.call)
+        self._callbacks.close()
+        self.last_result = None
+        self.rlm_calls = []
         self._sync = Sync(self._namespace, False, False, None)
 
     def __enter__(self) -> JupyterREPL:
@@ -261,10 +262,30 @@ class JupyterREPL:
         if not self._open:
             raise RuntimeError("this JupyterREPL was cleaned up: make another, or call setup()")
 
+    def _need_idle(self, advice: str) -> None:
+        if self._callbacks.turn is not None:
+            raise RuntimeError(f"this JupyterREPL runs code already: {advice}")
+
     def _give(self, name: str, value: Any) -> None:
-        before = set(self._namespace.globals)
+        before = dict(self._namespace.globals)
         self._namespace.assign(name, value)
-        self._sync.given |= {name} | (set(self._namespace.globals) - before)
+        after = self._namespace.globals
+        self._sync.give({name} | {other for other in after if before.get(other, MISSING) is not after[other]})
+
+    def _take_turn(self, run: _Run, code: str, turn: kernel.Turn) -> Result:
+        self._need_idle("callbacks and code need one of their own")
+        begun = perf_counter()
+        turn.begin()
+        try:
+            self.rlm_calls = []
+            self._callbacks.turn = turn
+            self._run(run, code, turn)
+            self.last_result = result = self._report(run, perf_counter() - begun)
+        finally:
+            turn.end()
+            self._callbacks.turn = None
+            kernel.serving.set(turn.parent)
+        return result
 
     def _run(self, run: _Run, code: str, turn: kernel.Turn) -> None:
         namespace, shell = self._namespace, kernel.find_shell()
@@ -276,23 +297,26 @@ class JupyterREPL:
             turn.folder = os.getcwd()
         try:
             with ExitStack() as stack:
-                stack.enter_context(kernel.in_folder(self.workdir))
+                stack.enter_context(kernel.in_folder(turn, self.workdir))
                 stack.enter_context(kernel.loop_suspended())
                 stack.enter_context(self._emitter.capturing(turn, self._max_output_length))
                 try:
-                    self._run_captured(run, code, shell)
+                    self._run_captured(run, code, shell, turn)
                 finally:
                     run.interrupts.hold()
+                    turn.end()
         finally:
             self._restore()
-            self._sync.end(shell)
+            self._sync.end(None if turn.is_orphan else shell)
 
-    def _run_captured(self, run: _Run, code: str, shell: Any) -> None:
+    def _run_captured(self, run: _Run, code: str, shell: Any, turn: kernel.Turn) -> None:
         try:
             codes, has_magics = self._prepare(code, shell)
+            if has_magics and turn.root.thread != main_thread().ident:
+                raise RuntimeError("magics work on what the whole notebook sees: run this code in its main thread")
             run.interrupts.allow()
             try:
-                run.value = self._run_cell(codes, has_magics, shell)
+                run.value = self._run_cell(codes, shell if has_magics else None, turn)
             finally:
                 try:
                     self._namespace.take_answer()  # may run user code, and so may what follows
@@ -312,10 +336,10 @@ class JupyterREPL:
             self._loops.get_event_loop()  # made while no interrupt can leave it half made
         return codes, has_magics
 
-    def _run_cell(self, codes: list[CodeType], has_magics: bool, shell: Any) -> str | None:
-        variables = self._namespace.globals
-        with kernel.shell_namespace(shell, variables) if has_magics else nullcontext():
-            value = cells.run(codes, variables, self._loops)
+    def _run_cell(self, codes: list[CodeType], shell: Any, turn: kernel.Turn) -> str | None:
+        module = self._namespace.module
+        with nullcontext() if shell is None else kernel.shell_namespace(turn, shell, module):
+            value = cells.run(codes, vars(module), self._loops)
         show = PROFILES[self.profile].show
         return None if value is None or show is None else show(value)
 

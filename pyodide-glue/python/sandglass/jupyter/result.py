@@ -81,7 +81,7 @@ def _plain(value: object) -> Any:
     if value is None or type(value) in (bool, int, float):
         return value
     if isinstance(value, str):
-        return printable(str.__str__(value))[:_MAX_REPR_CHARS]
+        return printable(str.__str__(value)[:_MAX_REPR_CHARS])[:_MAX_REPR_CHARS]
     return short(value, _MAX_REPR_CHARS)
 
 

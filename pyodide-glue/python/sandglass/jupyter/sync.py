@@ -13,7 +13,7 @@ from sandglass.namespace import MISSING, Namespace
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
 
 class Sync:
@@ -27,6 +27,12 @@ class Sync:
         #: What both ends had under a name when it was synced last.
         self._shared: dict[str, Any] = {}
         self._before: dict[str, Any] = {}
+
+    def give(self, names: Iterable[str]) -> None:
+        """These are the REPL's from now on, and no longer shared with variables of the notebook."""
+        for name in names:
+            self.given.add(name)
+            self._shared.pop(name, None)
 
     def begin(self, shell: Any) -> None:
         """Before code runs: takes the notebook's variables, and drops those that it has deleted."""
@@ -55,7 +61,7 @@ class Sync:
                 if type(value) is AwaitableStr:
                     value = variables[name] = str.__str__(value)
                 notebook[name] = self._shared[name] = value
-        for name in before.keys() - variables.keys():
+        for name in before.keys() - set(self._namespace.names()):
             if self._shared.pop(name, MISSING) is notebook.get(name, self):
                 del notebook[name]
 

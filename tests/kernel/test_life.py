@@ -48,18 +48,21 @@ def test_shutdown_leaves_no_process(start: Start) -> None:
     until(lambda: not found & set(processes()), "the kernel has not ended")
 
 
-def test_a_shutdown_while_the_guest_starts_leaves_no_process(spec: Spec) -> None:
-    manager = KernelManager(kernel_name=spec())
+def test_a_shutdown_waits_for_a_guest_that_is_starting(spec: Spec, tmp_path: Path) -> None:
+    # A Python that takes its time, and says which process it is.
+    python, pids = tmp_path / "python", tmp_path / "pids"
+    python.write_text(f'#!/bin/sh\necho $$ >> {pids}\nsleep 2\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    manager = KernelManager(kernel_name=spec("--backend=subprocess", f"--python={python}"))
     manager.start_kernel()
     client = manager.client()
     client.start_channels(shell=False, iopub=False, stdin=False, hb=False)
     try:
+        until(lambda: pids.exists() and pids.read_text(), "no guest is starting")
         client.shutdown()
         assert client.get_control_msg(timeout=PATIENCE)["content"]["status"] == "ok"
-        pid = manager.provisioner.pid  # type: ignore[union-attr]
-        assert isinstance(pid, int)
-        found = family(pid)
-        until(lambda: not found & set(processes()), "something is left")
+        # When it answers, there is none any more.
+        assert not {int(pid) for pid in pids.read_text().split()} & set(processes())
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)

@@ -200,7 +200,7 @@ impl Cell {
 /// What an expression stands for, as the front end has asked for it with a cell, and what is to be told besides.
 pub(super) async fn evaluate(sandbox: &Sandbox, expression: &str) -> (Value, Vec<String>) {
     let run = sandbox.execute(expression).await;
-    let notes = run.as_ref().map(|run| notes(run)).unwrap_or_default();
+    let notes = run.as_ref().map(notes).unwrap_or_default();
     let failure = match &run {
         Ok(run) => Failure::of(run),
         Err(error) => Some(Failure::of_sandbox(&told(error))),

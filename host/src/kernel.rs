@@ -83,6 +83,9 @@ pub struct CellsArgs {
     /// Characters of each output stream of a cell; of more, the middle is left out.
     #[arg(long, value_name = "CHARACTERS", default_value_t = MAX_OUTPUT_CHARS, value_parser = clap::value_parser!(u32).range(0..=100_000_000))]
     pub max_output: u32,
+    /// Gives HTML, SVG, Markdown, LaTeX and charts to the notebook as code has made them: then code can run scripts in the notebook's page.
+    #[arg(long)]
+    pub trust_output: bool,
     /// The OpenAI-compatible endpoint that answers llm_query, such as https://api.example.com/v1; its key is taken from SANDGLASS_LLM_KEY.
     #[arg(long, env = "SANDGLASS_LLM_URL", value_name = "URL")]
     pub llm_url: Option<String>,

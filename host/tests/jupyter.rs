@@ -110,7 +110,9 @@ async fn ran(sandbox: &Sandbox, code: &str) -> Execution {
 async fn ran_while(sandbox: &Sandbox, code: &str, then: impl Future<Output = ()>) -> Execution {
     let (printed, mut prints) = mpsc::unbounded_channel();
     let options = ExecuteOptions {
-        on_output: Some(Arc::new(move |_, _: &str| drop(printed.send(())))),
+        on_output: Some(Arc::new(move |_, _: &str| {
+            let _ = printed.send(());
+        })),
         ..ExecuteOptions::default()
     };
     let running = sandbox.execute_with(format!("print('begun', flush=True)\n{code}"), options);

@@ -92,6 +92,7 @@ const SUITES = [
   ...onServer("subprocess"),
   ...onServer("bubblewrap"),
   ...onServer("docker"),
+  ...onServer("jupyter"),
   {
     name: "kernel in bubblewrap",
     command: [".setup/jupyter/7/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/kernel"],

@@ -33,6 +33,23 @@ pub struct GuestArgs {
     /// The runtime of Docker guests, such as runsc.
     #[arg(long, env = "SANDGLASS_DOCKER_RUNTIME", value_name = "NAME")]
     pub runtime: Option<String>,
+}
+
+impl GuestArgs {
+    /// What a backend plans from.
+    pub fn settings(&self) -> Settings {
+        Settings {
+            python: self.python.clone(),
+            image: self.image.clone(),
+            runtime: self.runtime.clone(),
+            ..Settings::default()
+        }
+    }
+}
+
+/// Which kernel a guest of the backend jupyter lodges in.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct KernelChoice {
     /// With jupyter, the kernelspec that is started, by its name or its folder; by default python3.
     #[arg(long, env = "SANDGLASS_KERNEL", value_name = "NAME")]
     pub kernel: Option<String>,
@@ -46,19 +63,13 @@ pub struct GuestArgs {
     pub connection_file: Option<PathBuf>,
 }
 
-impl GuestArgs {
-    /// What a backend plans from.
-    pub fn settings(&self) -> Settings {
-        Settings {
-            python: self.python.clone(),
-            image: self.image.clone(),
-            runtime: self.runtime.clone(),
-            kernel: KernelSettings {
-                name: self.kernel.clone(),
-                connection_file: self.connection_file.clone(),
-                ..KernelSettings::default()
-            },
-            ..Settings::default()
+impl KernelChoice {
+    /// The same as settings of a backend.
+    pub fn settings(&self) -> KernelSettings {
+        KernelSettings {
+            name: self.kernel.clone(),
+            connection_file: self.connection_file.clone(),
+            ..KernelSettings::default()
         }
     }
 }
@@ -69,6 +80,9 @@ pub struct SandboxArgs {
     /// Where it runs.
     #[command(flatten)]
     pub guest: GuestArgs,
+    /// In which kernel.
+    #[command(flatten)]
+    pub kernel: KernelChoice,
     /// The folder that the code has as /workspace, and works in; without it, an empty one.
     #[arg(long, value_name = "DIR")]
     pub workspace: Option<PathBuf>,
@@ -105,6 +119,7 @@ impl SandboxArgs {
             .backend(self.guest.backend)
             .settings(Settings {
                 workspace: self.workspace.clone(),
+                kernel: self.kernel.settings(),
                 ..self.guest.settings()
             })
             .limits(limits)
@@ -262,12 +277,27 @@ pub fn status(run: &Execution) -> u8 {
     }
 }
 
+/// `sandglass-host doctor`
+#[derive(Debug, Clone, clap::Args)]
+pub struct DoctorArgs {
+    /// Where guests would run.
+    #[command(flatten)]
+    pub guest: GuestArgs,
+    /// In which kernel.
+    #[command(flatten)]
+    pub kernel: KernelChoice,
+}
+
 /// The command `doctor`: what each backend can do here, or the one that is named; 0 when one works.
 ///
 /// # Errors
 /// Never; commands are alike.
-pub async fn doctor(args: GuestArgs) -> Result<u8, String> {
-    let findings = doctor::examine(args.backend, &args.settings()).await;
+pub async fn doctor(args: DoctorArgs) -> Result<u8, String> {
+    let settings = Settings {
+        kernel: args.kernel.settings(),
+        ..args.guest.settings()
+    };
+    let findings = doctor::examine(args.guest.backend, &settings).await;
     for finding in &findings {
         show(Stream::Stdout, &format!("{finding}\n"));
     }

@@ -30,6 +30,7 @@ use sandglass::rlm::{Message, Role};
 use sandglass::{Error, Limits};
 
 use self::input::Input;
+use crate::BackendKind;
 use crate::cli::{GuestArgs, context, seconds};
 use crate::rlm::Endpoint;
 use crate::sandbox::{Answer, Sandbox};
@@ -82,6 +83,9 @@ pub struct CellsArgs {
     /// Characters of each output stream of a cell; of more, the middle is left out.
     #[arg(long, value_name = "CHARACTERS", default_value_t = MAX_OUTPUT_CHARS, value_parser = clap::value_parser!(u32).range(0..=100_000_000))]
     pub max_output: u32,
+    /// Gives HTML, SVG, Markdown, LaTeX and charts to the notebook as code has made them: then code can run scripts in the notebook's page.
+    #[arg(long)]
+    pub trust_output: bool,
     /// The OpenAI-compatible endpoint that answers llm_query, such as https://api.example.com/v1; its key is taken from SANDGLASS_LLM_KEY.
     #[arg(long, env = "SANDGLASS_LLM_URL", value_name = "URL")]
     pub llm_url: Option<String>,
@@ -96,13 +100,27 @@ pub struct CellsArgs {
 /// What cannot be read or written, or why no notebook can reach the kernel.
 pub async fn kernel(command: KernelCommand) -> Result<u8, String> {
     match command {
-        KernelCommand::Install(args) => install::install(&args),
+        KernelCommand::Install(args) => args.cells.check().and_then(|()| install::install(&args)),
         KernelCommand::Uninstall(args) => install::uninstall(&args),
-        KernelCommand::Run(args) => run::run(*args).await,
+        KernelCommand::Run(args) => {
+            args.cells.check()?;
+            run::run(*args).await
+        }
     }
 }
 
 impl CellsArgs {
+    /// Whether a kernel's cells can run there.
+    fn check(&self) -> Result<(), String> {
+        if self.guest.backend == BackendKind::Jupyter {
+            return Err(
+                "--backend jupyter: this is a kernel itself, whose cells would run in another one; use that kernel, or a backend that isolates"
+                    .to_owned(),
+            );
+        }
+        Ok(())
+    }
+
     /// A sandbox with its context, whose guest has started.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use sandglass_host::cli::{self, GuestArgs, RunArgs, SandboxArgs};
+use sandglass_host::cli::{self, DoctorArgs, RunArgs, SandboxArgs};
 use sandglass_host::image::command::{ImageCommand, VenvCommand};
 use sandglass_host::kernel::KernelCommand;
 use sandglass_host::notebook::command::CellArgs;
@@ -32,7 +32,7 @@ enum Command {
     /// interrupts what runs; Ctrl-D, exit() or quit() leaves.
     Repl(Box<SandboxArgs>),
     /// What each backend can do here, or that of --backend, and what is missing; exits with 0 when one works.
-    Doctor(Box<GuestArgs>),
+    Doctor(Box<DoctorArgs>),
     /// Lets a model answer a question about a file, by writing Python that runs in sandboxes.
     ///
     /// The answer goes to standard output, what happens meanwhile to standard error. Exits with 0 (an answer), 1 (none), 2 (wrong options)
@@ -84,5 +84,17 @@ async fn ended() -> ExitCode {
             eprintln!("sandglass-host: {why}");
             ExitCode::FAILURE
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::Cli;
+
+    #[test]
+    fn no_command_has_an_option_twice() {
+        Cli::command().debug_assert();
     }
 }

@@ -214,7 +214,7 @@ impl Server {
 /// It could not be started.
 pub async fn serve(args: ServeArgs) -> Result<u8, String> {
     log::of_server(args.log_format);
-    if args.guest.connection_file.is_some() {
+    if args.kernel.connection_file.is_some() {
         return Err(
             "--connection-file: the sessions of a server would share that kernel's variables; name a kernelspec"
                 .to_owned(),

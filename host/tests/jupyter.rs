@@ -9,12 +9,14 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use sandglass_host::backend::jupyter;
 use sandglass_host::{
-    BackendKind, Error, Execution, HostCall, KernelSettings, Killer, Limits, Outcome, Sandbox, SandboxBuilder,
-    Settings, StateStatus, Value,
+    BackendKind, Error, ExecuteOptions, Execution, HostCall, KernelSettings, Killer, Limits, Outcome, Sandbox,
+    SandboxBuilder, Settings, StateStatus, Value,
 };
 use tempfile::TempDir;
 use tokio::sync::mpsc;
@@ -49,6 +51,7 @@ on_both!(
     a_kernel_that_dies_is_replaced,
     a_kernel_that_floods_or_forges_is_ended,
     a_kernel_that_runs_is_shared,
+    an_interrupt_of_others_ends_our_code,
     a_kernel_that_was_restarted_is_another,
     a_kernel_that_does_not_stop_is_not_ours_to_end,
     variables_can_be_inspected,
@@ -100,6 +103,26 @@ async fn begun(builder: SandboxBuilder) -> Sandbox {
 async fn ran(sandbox: &Sandbox, code: &str) -> Execution {
     let run = sandbox.execute(code).await.expect("an execution");
     assert_eq!(run.error, None, "{code}\n{:?}", run.traceback);
+    run
+}
+
+/// Runs code once it has printed something, whatever `then` does meanwhile.
+async fn ran_while(sandbox: &Sandbox, code: &str, then: impl Future<Output = ()>) -> Execution {
+    let (printed, mut prints) = mpsc::unbounded_channel();
+    let options = ExecuteOptions {
+        on_output: Some(Arc::new(move |_, _: &str| {
+            let _ = printed.send(());
+        })),
+        ..ExecuteOptions::default()
+    };
+    let running = sandbox.execute_with(format!("print('begun', flush=True)\n{code}"), options);
+    let meanwhile = async {
+        prints.recv().await;
+        then.await;
+    };
+    let (run, ()) = tokio::join!(running, meanwhile);
+    let run = run.unwrap();
+    assert_eq!(run.stdout, "begun\n", "{code}");
     run
 }
 
@@ -181,22 +204,18 @@ async fn code_is_interrupted_and_keeps_its_state(generation: &str) {
         "wait()",
         "import re; re.match('(a+)+b', 'a' * 40)",
     ] {
-        let running = sandbox.execute(format!("print('begun', flush=True)\n{code}"));
-        let interrupting = async {
-            match code {
-                "wait()" => drop(calls.recv().await),
-                _ => tokio::time::sleep(Duration::from_millis(300)).await,
+        let run = ran_while(&sandbox, code, async {
+            if code == "wait()" {
+                calls.recv().await;
             }
             sandbox.interrupt();
-        };
-        let (run, ()) = tokio::join!(running, interrupting);
-        let run = run.unwrap();
+        })
+        .await;
         assert_eq!(
             (run.outcome, run.state.status),
             (Outcome::Interrupted, StateStatus::Kept),
             "{code}: {run:?}"
         );
-        assert_eq!(run.stdout, "begun\n", "{code}");
     }
     assert_eq!(result(&ran(&sandbox, "x").await), "1");
     sandbox.destroy().await;
@@ -470,7 +489,7 @@ impl Running {
         Settings {
             kernel: KernelSettings {
                 connection_file: Some(self.file()),
-                patience: Duration::from_secs(3),
+                patience: PATIENCE / 2,
                 ..KernelSettings::default()
             },
             ..Settings::default()
@@ -522,7 +541,9 @@ async fn a_kernel_that_runs_is_shared(generation: &str) {
     let kernel = Running::start(generation).await;
     assert_eq!(
         kernel
-            .ran_elsewhere("theirs = 1\ncount = get_ipython().execution_count\nprint('hello')")
+            .ran_elsewhere(
+                "import sys\ntheirs = 1\ncount = get_ipython().execution_count\nthreads = len(sys._current_frames())\nprint('hello')"
+            )
             .await,
         "hello\nok\n"
     );
@@ -557,9 +578,49 @@ async fn a_kernel_that_runs_is_shared(generation: &str) {
     assert_eq!(result(&ran(&other, "ours").await), "2");
     other.destroy().await;
     sandbox.destroy().await;
-    let code =
-        "print(ours, 'FINAL' in globals(), [t.name for t in __import__('threading').enumerate() if 'Dummy' in t.name])";
-    assert_eq!(kernel.ran_elsewhere(code).await, "2 False []\nok\n");
+    // What is left of ours ends when the guest sees that its host has.
+    let code = "def is_left(): return 'FINAL' in globals() or len(sys._current_frames()) != threads
+until = time.monotonic() + 30
+while is_left() and time.monotonic() < until: time.sleep(0.01)
+print(ours, is_left())";
+    assert_eq!(kernel.ran_elsewhere(code).await, "2 False\nok\n");
+}
+
+async fn an_interrupt_of_others_ends_our_code(generation: &str) {
+    let kernel = Running::start(generation).await;
+    let (called, mut calls) = mpsc::unbounded_channel();
+    let sandbox = begun(kernel.builder().host_function("wait", move |_| {
+        let _ = called.send(());
+        std::future::pending()
+    }))
+    .await;
+    ran(&sandbox, "import asyncio, time\nx = 1").await;
+    for code in [
+        "wait()",
+        "time.sleep(99)",
+        "await asyncio.sleep(99)",
+        "while True: pass",
+    ] {
+        let run = ran_while(&sandbox, code, async {
+            if code == "wait()" {
+                calls.recv().await;
+            }
+            // As a notebook's button does.
+            kill_process(Pid::from_child(&kernel.child), Signal::INT).unwrap();
+        })
+        .await;
+        assert_eq!(
+            (run.outcome, run.state.status),
+            (Outcome::Error, StateStatus::Kept),
+            "{code}: {run:?}"
+        );
+        assert!(
+            run.error.as_deref().unwrap().starts_with("KeyboardInterrupt"),
+            "{run:?}"
+        );
+    }
+    assert_eq!(result(&ran(&sandbox, "x").await), "1");
+    sandbox.destroy().await;
 }
 
 async fn a_kernel_that_was_restarted_is_another(generation: &str) {
@@ -571,13 +632,7 @@ async fn a_kernel_that_was_restarted_is_another(generation: &str) {
     assert_eq!((run.outcome, result(&run)), (Outcome::Ok, "('the context', False)"));
     assert_eq!(run.state.status, StateStatus::Lost, "{run:?}");
     // While code runs, too.
-    let running = sandbox.execute("print('begun', flush=True)\nimport time\ntime.sleep(99)");
-    let restarting = async {
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        kernel.restart().await;
-    };
-    let (run, ()) = tokio::join!(running, restarting);
-    let run = run.unwrap();
+    let run = ran_while(&sandbox, "import time\ntime.sleep(99)", kernel.restart()).await;
     assert_eq!(
         (run.outcome, run.state.status),
         (Outcome::Crashed, StateStatus::Lost),
@@ -599,7 +654,7 @@ async fn a_kernel_that_was_restarted_is_another(generation: &str) {
     };
     assert_eq!(error.code(), "boot_failed");
     assert!(error.to_string().contains("not running any more"), "{error}");
-    assert!(began.elapsed() < PATIENCE / 4);
+    assert!(began.elapsed() < PATIENCE / 2);
     sandbox.destroy().await;
 }
 
@@ -610,9 +665,13 @@ async fn a_kernel_that_does_not_stop_is_not_ours_to_end(generation: &str) {
         grace_period_ms: 500.0,
         ..Limits::default()
     };
-    let sandbox = begun(kernel.builder().limits(brief)).await;
-    ran(&sandbox, "import time\nuntil = time.monotonic() + 12").await;
-    let run = sandbox.execute(SWALLOWS).await.unwrap();
+    let mut settings = kernel.settings();
+    settings.kernel.patience = PATIENCE / 6;
+    let sandbox = begun(kernel.builder().settings(settings).limits(brief)).await;
+    let end = kernel.folder.path().join("end");
+    let code = SWALLOWS.replace("time.monotonic() < until", &format!("not os.path.exists({end:?})"));
+    ran(&sandbox, "import os").await;
+    let run = sandbox.execute(code).await.unwrap();
     assert_eq!(
         (run.outcome, run.state.status),
         (Outcome::Timeout, StateStatus::Lost),
@@ -626,6 +685,7 @@ async fn a_kernel_that_does_not_stop_is_not_ours_to_end(generation: &str) {
         "{error}"
     );
     assert!(kernel.child.try_wait().unwrap().is_none(), "it was ended");
+    std::fs::write(end, "").unwrap();
     let began = Instant::now();
     let run = loop {
         match sandbox.execute("1 + 1").await {

@@ -2,8 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::{JoinHandle, sleep, spawn};
@@ -51,6 +53,67 @@ fn a_guest_that_nothing_isolates_is_told_of_each_time() {
     assert!(!stderr(&["run", "--backend", "bubblewrap", "-c", "1"]).contains(told));
     // It starts none.
     assert!(!stderr(&["doctor", "--backend", "subprocess"]).contains(told));
+}
+
+#[test]
+fn a_kernel_is_that_of_the_python_that_is_named() {
+    let bin = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.setup/jupyter/7/bin");
+    let prefix = bin.parent().unwrap().canonicalize().unwrap();
+    for (folder, python) in [
+        (bin.parent().unwrap(), "bin/python"),
+        (bin.as_path(), "./python"),
+        (bin.as_path(), "../bin/python"),
+        (Path::new("/"), "python"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_sandglass-host"))
+            .args(["run", "--backend", "jupyter", "--python", python])
+            .args(["-c", "import os, sys\nprint(os.path.realpath(sys.prefix))"])
+            .current_dir(folder)
+            .env("PATH", &bin)
+            .env_remove("SANDGLASS_KERNEL")
+            .env_remove("SANDGLASS_CONNECTION_FILE")
+            .output()
+            .unwrap();
+        assert_eq!(
+            String::from_utf8(output.stdout).unwrap().trim_end(),
+            prefix.to_str().unwrap(),
+            "{python}: {}",
+            String::from_utf8(output.stderr).unwrap()
+        );
+    }
+}
+
+#[test]
+fn a_folder_whose_path_no_kernel_can_be_told_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let odd = folder.path().join(OsStr::from_bytes(b"odd-\xff"));
+    std::fs::create_dir(&odd).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_sandglass-host"))
+        .args(["run", "--backend", "jupyter", "-c", "1", "--python"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.setup/jupyter/7/bin/python"))
+        .env("TMPDIR", &odd)
+        .output()
+        .unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("no UTF-8: set TMPDIR"), "{told}");
+    assert_eq!(std::fs::read_dir(&odd).unwrap().count(), 0);
+}
+
+#[test]
+fn the_kernel_for_notebooks_does_not_run_its_cells_in_a_kernel() {
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = folder.path().to_str().unwrap();
+    for args in [
+        ["kernel", "install", "--backend=jupyter", "--prefix", prefix],
+        ["kernel", "run", "--backend=jupyter", "--connection-file", prefix],
+    ] {
+        let output = program(&args);
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains("--backend jupyter: this is a kernel itself"), "{told}");
+    }
+    assert_eq!(std::fs::read_dir(prefix).unwrap().count(), 0);
 }
 
 #[test]

@@ -577,10 +577,13 @@ def test_an_interrupt_goes_on_to_the_notebook() -> None:
 @pytest.mark.filterwarnings("ignore")  # what is half made is collected with complaints
 def test_interrupts_at_any_moment_leave_all_in_order(shell: Any, tmp_path: Path) -> None:
     repl = JupyterREPL(lambda prompt: prompt, sync_to_user_ns=True, sync_from_user_ns=True, workdir=tmp_path)
-    code = "for i in range(3): print(i); llm_query('x')\nawait llm_query_batched(['a', 'b'])"
+    # No batch: an interrupt while CPython starts a thread may leave that thread waiting for a lock for ever.
+    code = "for i in range(3): print(i); llm_query('x')\nawait llm_query('a')"
 
     def interrupt(_number: int, frame: Any) -> None:
         while frame is not None:
+            if frame.f_globals["__name__"].startswith("_pytest."):
+                return  # a hook of the tests' own, which would take it for a failure
             if frame.f_code is JupyterREPL.execute_code.__code__:
                 raise KeyboardInterrupt
             frame = frame.f_back

@@ -168,7 +168,8 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spec]:
     def install(*options: str) -> str:
         if options not in names:
             name = f"sandglass-{len(names)}"
-            place = host("kernel", "install", "--prefix", str(prefix), "--name", name, f"--backend={BACKEND}", *options)
+            backend = [] if any(option.startswith("--backend=") for option in options) else [f"--backend={BACKEND}"]
+            place = host("kernel", "install", "--prefix", str(prefix), "--name", name, *backend, *options)
             assert Path(place.strip()) == prefix / "share" / "jupyter" / "kernels" / name
             assert KernelSpecManager().get_kernel_spec(name).interrupt_mode == "message"
             names[options] = name

@@ -14,6 +14,8 @@ from pathlib import Path
 from queue import Empty
 
 import pytest
+import zmq
+from jupyter_client import KernelManager
 from jupyter_client.session import Session
 
 from conftest import BACKEND, PATIENCE, Kernel, Spec, family, host, processes, until
@@ -43,9 +45,27 @@ def test_shutdown_leaves_no_process(start: Start) -> None:
     kernel.client.shutdown()
     reply = kernel.client.get_control_msg(timeout=PATIENCE)["content"]
     assert reply == {"status": "ok", "restart": False}
-    # When it answers, the guest is gone already.
-    assert not (found - {kernel.pid}) & set(processes())
     until(lambda: not found & set(processes()), "the kernel has not ended")
+
+
+def test_a_shutdown_waits_for_a_guest_that_is_starting(spec: Spec, tmp_path: Path) -> None:
+    # A Python that takes its time, and says which process it is.
+    python, pids = tmp_path / "python", tmp_path / "pids"
+    python.write_text(f'#!/bin/sh\necho $$ >> {pids}\nsleep 2\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    manager = KernelManager(kernel_name=spec("--backend=subprocess", f"--python={python}"))
+    manager.start_kernel()
+    client = manager.client()
+    client.start_channels(shell=False, iopub=False, stdin=False, hb=False)
+    try:
+        until(lambda: pids.exists() and pids.read_text(), "no guest is starting")
+        client.shutdown()
+        assert client.get_control_msg(timeout=PATIENCE)["content"]["status"] == "ok"
+        # When it answers, there is none any more.
+        assert not {int(pid) for pid in pids.read_text().split()} & set(processes())
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
 
 
 def test_a_cell_that_runs_does_not_hold_up_the_end(start: Start) -> None:
@@ -100,6 +120,31 @@ def test_it_ends_with_the_process_that_has_started_it(spec: Spec) -> None:
     done = subprocess.run([sys.executable, "-c", code, spec()], capture_output=True, text=True, timeout=PATIENCE)
     pid = int(done.stdout)
     until(lambda: pid not in processes(), "it is still there")
+
+
+def test_signs_of_life_come_back_as_they_are(shared: Kernel) -> None:
+    info = shared.manager.get_connection_info()
+    with zmq.Context() as context, context.socket(zmq.REQ) as heart:
+        heart.linger = 0
+        heart.connect(f"tcp://{info['ip']}:{info['hb_port']}")
+        for sign in (b"one", b"", b"three"):
+            heart.send(sign)
+            assert heart.poll(PATIENCE * 1000), "no echo"
+            assert heart.recv() == sign
+
+
+def test_requests_that_say_nothing_are_told_so(shared: Kernel) -> None:
+    client = shared.client
+    for kind, content in (("execute_request", {"code": 7}), ("complete_request", {"cursor_pos": "x"})):
+        message = client.session.msg(kind, content)
+        client.shell_channel.send(message)
+        cell = shared.collect(message["header"]["msg_id"])
+        assert cell.reply["status"] == "error" and "cannot be read" in cell.reply["evalue"]
+        assert [kind for kind, _ in cell.messages] == ["status"]
+    # Of what it does not know, it cannot say how it is answered.
+    message = client.session.msg("dance_request", {})
+    client.shell_channel.send(message)
+    assert shared.ok("1").data == {"text/plain": "1"}
 
 
 def test_wrong_signatures_are_dropped(shared: Kernel) -> None:
@@ -157,6 +202,48 @@ def test_messages_that_are_too_large_are_refused(shared: Kernel, channel: str) -
     assert shared.ok("1").data == {"text/plain": "1"}
 
 
+def test_a_command_does_not_hide_how_large_a_message_is(shared: Kernel) -> None:
+    with connected(shared, "shell") as peer:
+        try:
+            for _ in range(32):
+                peer.sendall(b"\x03" + struct.pack(">Q", 1 << 20) + bytes(1 << 20) + b"\x04\x06\x05READY")
+        except ConnectionError:
+            pass
+        assert is_cut(peer)
+
+
+def test_subscriptions_are_bounded(shared: Kernel) -> None:
+    with connected(shared, "iopub") as peer:
+        try:
+            for number in range(1_000):
+                peer.sendall(b"\x00\x05\x01" + b"%04d" % number)
+        except ConnectionError:
+            pass
+        while not is_cut(peer):
+            pass
+
+
+def test_who_does_not_read_holds_nobody_up(start: Start) -> None:
+    kernel = start()
+    with connected(kernel, "iopub") as peer:
+        # All that is published, and not one byte of it is read.
+        peer.sendall(b"\x00\x01\x01")
+        kernel.ok("1")
+        before = resident(kernel.pid)
+        for _ in range(10):
+            cell = kernel.ok("for i in range(9_000): print('x' * 999)")
+            assert len(cell.stdout) == 9_000_000
+        # What waits for it is bounded: at 64 MiB it is cut.
+        assert resident(kernel.pid) - before < 200 << 20
+        while not is_cut(peer):
+            pass
+
+
+def resident(pid: int) -> int:
+    """The bytes of memory that a process has."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def test_who_speaks_no_protocol_is_not_listened_to(shared: Kernel) -> None:
     port = shared.manager.get_connection_info()["shell_port"]
     with socket.create_connection(("127.0.0.1", port), PATIENCE) as peer:
@@ -205,13 +292,15 @@ def test_connection_files_are_checked(tmp_path: Path) -> None:
 
 def test_install_and_uninstall(tmp_path: Path) -> None:
     environment = {"JUPYTER_DATA_DIR": str(tmp_path / "data")}
-    place = host("kernel", "install", "--user", "--workspace=here", "--python=bin/python", "--timeout=5", **environment)
+    options = ("--workspace=here", "--python=bin/python", "--timeout=5", "--trust-output")
+    place = host("kernel", "install", "--user", *options, **environment)
     folder = tmp_path / "data" / "kernels" / "sandglass"
     assert place == f"{folder}\n"
     spec = json.loads((folder / "kernel.json").read_text())
     assert spec["argv"][1:5] == ["kernel", "run", "--connection-file", "{connection_file}"]
     assert f"--workspace={os.getcwd()}/here" in spec["argv"] and f"--python={os.getcwd()}/bin/python" in spec["argv"]
-    assert "--timeout=5" in spec["argv"] and os.path.isabs(spec["argv"][0])
+    assert "--timeout=5" in spec["argv"] and "--trust-output" in spec["argv"]
+    assert os.path.isabs(spec["argv"][0])
     assert (spec["language"], spec["interrupt_mode"]) == ("python", "message")
     assert host("kernel", "uninstall", **environment) == f"{folder}\n" and not folder.exists()
     with pytest.raises(RuntimeError, match="no kernel in"):

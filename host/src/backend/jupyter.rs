@@ -177,12 +177,15 @@ impl Jupyter {
         let until = Instant::now() + self.settings.kernel.patience;
         let failed = |why: String| Error::BootFailed(format!("a kernel could not be started: {why}"));
         let folder = private_folder().map_err(|error| failed(error.to_string()))?;
+        // Not the home: what the kernel itself writes there is none of the code's files.
+        let work = private_folder().map_err(|error| failed(error.to_string()))?;
+        let cwd = self.settings.workspace.as_deref().unwrap_or(work.path());
         let home = folder.path().join("home");
         let connection = Connection::private(folder.path(), random().map_err(|error| failed(error.to_string()))?);
         let file = folder.path().join("kernel.json");
         let written = std::fs::create_dir(&home).and_then(|()| std::fs::write(&file, connection.to_json()));
         written.map_err(|error| failed(error.to_string()))?;
-        let mut process = run(plan(&self.settings, spec, &file, &home)?, epoch()?, None).await?;
+        let mut process = run(plan(&self.settings, spec, &file, &home, cwd)?, epoch()?, None).await?;
         let connected = async {
             loop {
                 match Client::connect(&connection).await {
@@ -203,7 +206,10 @@ impl Jupyter {
             permit: None,
         };
         let guest = self.attach(client, life, until).await;
-        Ok(guest.map_err(|error| failed(error.to_string()))?.keep(folder))
+        Ok(guest
+            .map_err(|error| failed(error.to_string()))?
+            .keep(folder)
+            .keep(work))
     }
 
     /// A guest in a kernel that runs.
@@ -229,8 +235,8 @@ impl Jupyter {
         let patience = self.settings.kernel.patience;
         let broken = |error: &dyn fmt::Display| KernelError::Broken(error.to_string());
         let has_subshells = speaks_python(&client, life.started.is_some()).await?;
-        let package = Package::prepared().map_err(|error| broken(&error))?;
         let folder = private_folder().map_err(|error| broken(&error))?;
+        let package = Package::prepared().map_err(|error| broken(&error))?;
         let socket = folder.path().join("host");
         let listener = UnixListener::bind(&socket).map_err(|error| broken(&error))?;
         let (token, epoch) = (random()?, epoch().map_err(|error| broken(&error))?);
@@ -296,7 +302,7 @@ impl Jupyter {
 }
 
 /// How a kernel is started: as a plain process, with an environment of its own.
-fn plan(settings: &Settings, spec: &Spec, connection_file: &Path, home: &Path) -> Result<Plan, Error> {
+fn plan(settings: &Settings, spec: &Spec, connection_file: &Path, home: &Path, cwd: &Path) -> Result<Plan, Error> {
     let text = |text: &str| OsString::from(text);
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
     let mut env = vec![
@@ -312,7 +318,7 @@ fn plan(settings: &Settings, spec: &Spec, connection_file: &Path, home: &Path) -
         program: spec.program()?,
         args: spec.args(connection_file),
         env,
-        cwd: Some(settings.workspace.clone().unwrap_or_else(|| home.to_owned())),
+        cwd: Some(cwd.to_owned()),
         user: None,
         bounds: settings.resources.bounds(),
         open_files: settings.resources.open_files,
@@ -321,9 +327,16 @@ fn plan(settings: &Settings, spec: &Spec, connection_file: &Path, home: &Path) -
     })
 }
 
-/// A folder that nobody else gets into.
+/// A folder that nobody else gets into, whose path kernels can be told in JSON.
 fn private_folder() -> std::io::Result<TempDir> {
-    tempfile::Builder::new().prefix("sandglass-kernel-").tempdir()
+    let folder = tempfile::Builder::new().prefix("sandglass-kernel-").tempdir()?;
+    if folder.path().to_str().is_none() {
+        let path = folder.path().display();
+        return Err(std::io::Error::other(format!(
+            "the folder {path} is no UTF-8: set TMPDIR"
+        )));
+    }
+    Ok(folder)
 }
 
 fn told(path: &Path, error: &KernelError) -> String {

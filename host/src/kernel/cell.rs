@@ -3,8 +3,11 @@
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use jupyter_protocol::JupyterMessage;
 use sandglass::Error;
+use sandglass::display::{Kind, kind};
 use sandglass::execution::Display;
 use sandglass::session::ToResult;
 use serde_json::{Map, Value, json};
@@ -16,6 +19,10 @@ use crate::{Outcome, StateStatus, Stream};
 
 /// Variables that a message names.
 const MOST_NAMES: usize = 50;
+/// Messages that wait for a cell which can show them.
+const MOST_NOTES: usize = 50;
+/// What HTML of a guest may load: nothing that does not come with it.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; media-src data:";
 
 /// Where outputs go.
 pub(super) struct Cell {
@@ -25,6 +32,8 @@ pub(super) struct Cell {
     pub count: u32,
     /// Whether nothing is to be seen.
     pub silent: bool,
+    /// Whether outputs go to the notebook as the guest has made them.
+    pub trusted: bool,
 }
 
 /// How it ended.
@@ -32,6 +41,8 @@ pub(super) struct Cell {
 pub(super) struct Ended {
     pub failure: Option<Failure>,
     pub result: Option<String>,
+    /// What else is to be told.
+    pub notes: Vec<String>,
 }
 
 /// What failed, as notebooks show it.
@@ -48,6 +59,15 @@ impl Failure {
             name: "SandboxError".to_owned(),
             value: error.to_owned(),
             traceback: vec![format!("SandboxError: {error}")],
+        }
+    }
+
+    /// Of a request that says nothing.
+    pub(super) fn of_request(why: &str) -> Self {
+        Self {
+            name: "ValueError".to_owned(),
+            value: format!("the request cannot be read: {why}"),
+            traceback: Vec::new(),
         }
     }
 
@@ -88,9 +108,10 @@ impl Cell {
                 stream_output(&iopub, stream, text, &request)
             }));
             let (iopub, request, late) = (self.iopub.clone(), Arc::clone(&self.request), Arc::clone(&late));
+            let trusted = self.trusted;
             options.on_display = Some(Arc::new(move |display, to_result| {
                 if to_result == ToResult::Before {
-                    show(&iopub, bundle(display), &request);
+                    show(&iopub, bundle(display, trusted), &request);
                 } else {
                     let mut late = late.lock().unwrap_or_else(PoisonError::into_inner);
                     late.push((display.clone(), to_result));
@@ -105,11 +126,12 @@ impl Cell {
                 Ended {
                     failure: Failure::of(run).filter(|_| run.outcome != Outcome::Ok),
                     result: run.result.clone(),
+                    notes: notes(run),
                 }
             }
             Err(error) => Ended {
                 failure: Some(Failure::of_sandbox(&told(error))),
-                result: None,
+                ..Ended::default()
             },
         };
         self.show_failure(&ended);
@@ -131,9 +153,9 @@ impl Cell {
         let mut figures = Vec::new();
         for (display, to_result) in late {
             if to_result == ToResult::Same && run.result.is_some() {
-                result.extend(bundle(&display));
+                result.extend(bundle(&display, self.trusted));
             } else {
-                figures.push(bundle(&display));
+                figures.push(bundle(&display, self.trusted));
             }
         }
         if let Some(text) = &run.result {
@@ -155,7 +177,16 @@ impl Cell {
                 &self.request,
             );
         }
-        for note in notes(run) {
+    }
+
+    /// Tells what is to be told, unless nothing is to be seen: then it waits for the next cell.
+    pub(super) fn tell(&self, notes: &mut Vec<String>) {
+        if self.silent {
+            // So many are no news any more.
+            notes.truncate(MOST_NOTES);
+            return;
+        }
+        for note in notes.drain(..) {
             stream_output(
                 &self.iopub,
                 Stream::Stderr,
@@ -166,9 +197,10 @@ impl Cell {
     }
 }
 
-/// What an expression stands for, as the front end has asked for it with a cell.
-pub(super) async fn evaluate(sandbox: &Sandbox, expression: &str) -> Value {
+/// What an expression stands for, as the front end has asked for it with a cell, and what is to be told besides.
+pub(super) async fn evaluate(sandbox: &Sandbox, expression: &str) -> (Value, Vec<String>) {
     let run = sandbox.execute(expression).await;
+    let notes = run.as_ref().map(notes).unwrap_or_default();
     let failure = match &run {
         Ok(run) => Failure::of(run),
         Err(error) => Some(Failure::of_sandbox(&told(error))),
@@ -176,10 +208,12 @@ pub(super) async fn evaluate(sandbox: &Sandbox, expression: &str) -> Value {
     if let Some(failure) = failure {
         let mut content = failure.content();
         content.insert("status".to_owned(), json!("error"));
-        return content.into();
+        return (content.into(), notes);
     }
     let text = run.ok().and_then(|run| run.run.result);
-    json!({ "status": "ok", "data": { "text/plain": text.as_deref().unwrap_or("None") }, "metadata": {} })
+    let content =
+        json!({ "status": "ok", "data": { "text/plain": text.as_deref().unwrap_or("None") }, "metadata": {} });
+    (content, notes)
 }
 
 fn told(error: &Error) -> String {
@@ -204,11 +238,47 @@ fn show(iopub: &Publisher, data: Map<String, Value>, request: &JupyterMessage) {
 }
 
 /// A rich output as Jupyter writes it: JSON as it is, everything else as text.
-fn bundle(display: &Display) -> Map<String, Value> {
-    let is_json = display.mime == "application/json" || display.mime.ends_with("+json");
-    let json = is_json.then(|| serde_json::from_str(&display.data).ok()).flatten();
-    let data = json.unwrap_or_else(|| Value::String(display.data.clone()));
-    Map::from_iter([(display.mime.clone(), data)])
+///
+/// Notebooks trust what they have just run, and show it in their own page, which may open terminals. So of what is not trusted
+/// here, they get only what cannot reach that page, nor the network that the guest does not have.
+fn bundle(display: &Display, trusted: bool) -> Map<String, Value> {
+    let Display { mime, data } = display;
+    let is_json = mime == "application/json" || mime.ends_with("+json");
+    let (mime, data) = match mime.as_str() {
+        "application/json" => (mime.as_str(), json_or_text(data)),
+        _ if trusted && is_json => (mime.as_str(), json_or_text(data)),
+        _ if trusted || kind(mime) == Some(Kind::Binary) => (mime.as_str(), json!(data)),
+        "text/html" => ("text/html", json!(framed(data))),
+        // As an image, it runs and loads nothing.
+        "image/svg+xml" => {
+            let data = BASE64_STANDARD.encode(data);
+            (
+                "text/html",
+                json!(format!("<img src=\"data:image/svg+xml;base64,{data}\">")),
+            )
+        }
+        // Markdown and LaTeX are HTML and links by other means.
+        _ if mime.starts_with("text/") => ("text/plain", json!(data)),
+        _ => (
+            "text/plain",
+            json!(format!("[{mime}, which is shown by a kernel with --trust-output only]")),
+        ),
+    };
+    Map::from_iter([(mime.to_owned(), data)])
+}
+
+fn json_or_text(data: &str) -> Value {
+    serde_json::from_str(data).unwrap_or_else(|_| json!(data))
+}
+
+/// HTML in a page of its own, of no origin, without scripts: one could send away what it knows by leading the frame elsewhere.
+fn framed(html: &str) -> String {
+    let page = format!("<meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">{html}");
+    let page = page.replace('&', "&amp;").replace('"', "&quot;");
+    // Without scripts nobody can tell how high it is. What it is written for is white paper.
+    format!(
+        "<iframe sandbox=\"\" style=\"width:100%;height:20em;border:0;background:#fff;resize:vertical\" srcdoc=\"{page}\"></iframe>"
+    )
 }
 
 /// What became of the variables, and what was left out: things that a cell's other outputs do not show.
@@ -263,19 +333,56 @@ fn notes(run: &Execution) -> Vec<String> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn json_is_json_and_text_is_text() {
-        let of = |mime: &str, data: &str| {
-            bundle(&Display {
-                mime: mime.to_owned(),
-                data: data.to_owned(),
-            })
+    fn of(mime: &str, data: &str, trusted: bool) -> Value {
+        let display = Display {
+            mime: mime.to_owned(),
+            data: data.to_owned(),
         };
+        bundle(&display, trusted).into()
+    }
+
+    #[test]
+    fn what_is_trusted_comes_as_it_is() {
+        let chart = "application/vnd.vegalite.v5+json";
+        assert_eq!(of(chart, r#"{"a": 1}"#, true), json!({ chart: { "a": 1 } }));
+        assert_eq!(of("application/json", "{", true), json!({ "application/json": "{" }));
+        for mime in ["text/html", "text/markdown", "image/svg+xml", "image/png"] {
+            assert_eq!(of(mime, "[1]", true), json!({ mime: "[1]" }));
+        }
+    }
+
+    #[test]
+    fn what_is_not_trusted_reaches_no_page() {
+        let html = r#"<script>alert("&quot;")</script>"><img src=x onerror=alert(1)>"#;
+        let shown = of("text/html", html, false);
+        let frame = shown["text/html"].as_str().unwrap();
+        assert!(frame.starts_with("<iframe sandbox=\"\" "), "{frame}");
+        let (_, page) = frame.split_once(" srcdoc=\"").unwrap();
+        let (page, rest) = page.split_once('"').unwrap();
+        // All of it is in the attribute, and is what the guest has written.
+        assert_eq!(rest, "></iframe>");
+        let page = page.replace("&quot;", "\"").replace("&amp;", "&");
+        assert!(page.starts_with("<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none';"));
+        assert!(page.ends_with(html), "{page}");
+
+        let svg = "<svg onload=\"alert(1)\"/>";
         assert_eq!(
-            of("application/vnd.vegalite.v5+json", r#"{"a": 1}"#)["application/vnd.vegalite.v5+json"],
-            json!({ "a": 1 })
+            of("image/svg+xml", svg, false),
+            json!({ "text/html": "<img src=\"data:image/svg+xml;base64,PHN2ZyBvbmxvYWQ9ImFsZXJ0KDEpIi8+\">" })
         );
-        assert_eq!(of("application/json", "{")["application/json"], json!("{"));
-        assert_eq!(of("text/html", "[1]")["text/html"], json!("[1]"));
+        for mime in ["text/markdown", "text/latex", "text/vnd.mermaid", "text/plain"] {
+            assert_eq!(of(mime, svg, false), json!({ "text/plain": svg }));
+        }
+        for mime in ["image/png", "image/jpeg", "application/pdf"] {
+            assert_eq!(of(mime, "AAAA", false), json!({ mime: "AAAA" }));
+        }
+        assert_eq!(of("application/json", "[1]", false), json!({ "application/json": [1] }));
+        let chart = of(
+            "application/vnd.vegalite.v5+json",
+            r#"{"data": {"url": "https://x"}}"#,
+            false,
+        );
+        assert_eq!(chart.as_object().unwrap().keys().collect::<Vec<_>>(), ["text/plain"]);
+        assert!(chart["text/plain"].as_str().unwrap().contains("--trust-output"));
     }
 }

@@ -5,28 +5,44 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use jupyter_protocol::{ConnectionInfo, Transport};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 /// Connections of a channel at a time.
-const MOST_CONNECTIONS: usize = 64;
+const MOST_CONNECTIONS: usize = 32;
 /// How long a peer has to say which protocol it speaks.
 const GREETING_WITHIN: Duration = Duration::from_secs(10);
 /// How long a peer may not read what it is sent.
 const READS_WITHIN: Duration = Duration::from_secs(60);
+/// Bytes that wait for a peer which reads slower than the kernel writes.
+const MOST_BEHIND: usize = 64 << 20;
 /// How long the end waits for what is on its way.
 const LINGER: Duration = Duration::from_secs(1);
 const BUFFER_BYTES: usize = 64 << 10;
 /// Frames of a message: identities, six of Jupyter's own, and its buffers.
 const MOST_FRAMES: u32 = 128;
+/// Bytes of a command: socket type and identity, mostly.
+const MAX_COMMAND_BYTES: u64 = 1 << 10;
 /// The greeting of ZMTP 3.
 const GREETING_BYTES: u64 = 64;
+
+/// What peers of a channel may do.
+#[derive(Clone, Copy)]
+pub(super) struct Peers {
+    /// Bytes of a message of theirs.
+    pub most_bytes: u64,
+    /// Messages over one connection.
+    pub most_messages: u64,
+    /// Whether others get what they get: then one that does not read is not waited for.
+    pub are_many: bool,
+}
 
 /// The addresses of a kernel, open.
 pub(super) struct Gate {
@@ -51,7 +67,7 @@ impl Gate {
         info: &ConnectionInfo,
         port: u16,
         inner: PathBuf,
-        most_bytes: u64,
+        peers: Peers,
     ) -> io::Result<()> {
         let listener = match info.transport {
             Transport::TCP => Listener::Tcp(TcpListener::bind((info.ip.as_str(), port)).await?),
@@ -61,7 +77,7 @@ impl Gate {
             }
         };
         self.channels
-            .spawn(listen(listener, Arc::new(inner), most_bytes, self.close.subscribe()));
+            .spawn(listen(listener, Arc::new(inner), peers, self.close.subscribe()));
         Ok(())
     }
 
@@ -103,7 +119,7 @@ impl Drop for Listener {
     }
 }
 
-async fn listen(listener: Listener, inner: Arc<PathBuf>, most_bytes: u64, mut close: watch::Receiver<bool>) {
+async fn listen(listener: Listener, inner: Arc<PathBuf>, peers: Peers, mut close: watch::Receiver<bool>) {
     let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     let mut connections = JoinSet::new();
     loop {
@@ -114,7 +130,7 @@ async fn listen(listener: Listener, inner: Arc<PathBuf>, most_bytes: u64, mut cl
                     if let Ok(place) = Arc::clone(&room).try_acquire_owned() {
                         let inner = Arc::clone(&inner);
                         connections.spawn(async move {
-                            let ended = relay(stream, &inner, most_bytes).await;
+                            let ended = relay(stream, &inner, peers).await;
                             drop(place);
                             if let Err(why) = ended {
                                 tracing::warn!(%why, "a connection was cut");
@@ -139,18 +155,25 @@ async fn closed(close: &mut watch::Receiver<bool>) {
 }
 
 /// Passes bytes on, both ways, until one end closes. What is wrong with those of the peer is the error.
-async fn relay(outer: Box<dyn Stream>, inner: &Path, most_bytes: u64) -> io::Result<()> {
+async fn relay(outer: Box<dyn Stream>, inner: &Path, peers: Peers) -> io::Result<()> {
     let inner = UnixStream::connect(inner).await?;
     let (from_inner, to_inner) = inner.into_split();
     let (from_outer, to_outer) = tokio::io::split(outer);
+    let outward = async {
+        if peers.are_many {
+            outward_at_once(from_inner, to_outer, MOST_BEHIND).await
+        } else {
+            outward(from_inner, to_outer).await
+        }
+    };
     tokio::select! {
-        ended = inward(from_outer, to_inner, most_bytes) => ended,
-        ended = outward(from_inner, to_outer) => ended,
+        ended = inward(from_outer, to_inner, peers) => ended,
+        ended = outward => ended,
     }
 }
 
-async fn inward(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, most_bytes: u64) -> io::Result<()> {
-    let mut frames = Frames::new(most_bytes);
+async fn inward(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, peers: Peers) -> io::Result<()> {
+    let mut frames = Frames::new(peers.most_bytes, peers.most_messages);
     let mut buffer = vec![0; BUFFER_BYTES];
     let greeting = tokio::time::Instant::now() + GREETING_WITHIN;
     loop {
@@ -180,12 +203,59 @@ async fn outward(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unp
             let _ = to.shutdown().await;
             return Ok(());
         }
-        match timeout(READS_WITHIN, to.write_all(&buffer[..count])).await {
-            Ok(Ok(())) => {}
-            Ok(Err(_)) => return Ok(()),
-            Err(_) => return Err(io::Error::other("the peer has stopped reading")),
+        if !written(&mut to, &buffer[..count]).await? {
+            return Ok(());
         }
     }
+}
+
+/// Reads at once what comes, and keeps it for a peer that is slow.
+async fn outward_at_once(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    most_behind: usize,
+) -> io::Result<()> {
+    let (keep, mut kept) = mpsc::unbounded_channel::<Vec<u8>>();
+    let behind = AtomicUsize::new(0);
+    let reading = async {
+        let mut buffer = vec![0; BUFFER_BYTES];
+        loop {
+            let count = gone(from.read(&mut buffer).await);
+            if count == 0 {
+                drop(keep);
+                // The other half ends this one, when it has written all.
+                return std::future::pending().await;
+            }
+            if behind.fetch_add(count, Ordering::Relaxed) + count > most_behind {
+                return Err(io::Error::other("the peer reads too slowly"));
+            }
+            // The receiver lives as long as this.
+            let _ = keep.send(buffer[..count].to_vec());
+        }
+    };
+    let writing = async {
+        while let Some(bytes) = kept.recv().await {
+            if !written(&mut to, &bytes).await? {
+                return Ok(());
+            }
+            behind.fetch_sub(bytes.len(), Ordering::Relaxed);
+        }
+        // The peer may be gone, too.
+        let _ = to.shutdown().await;
+        Ok(())
+    };
+    tokio::select! {
+        ended = reading => ended,
+        ended = writing => ended,
+    }
+}
+
+/// Whether the peer is there still; one that does not read is an error.
+async fn written(to: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Result<bool> {
+    let written = timeout(READS_WITHIN, to.write_all(bytes)).await;
+    Ok(written
+        .map_err(|_| io::Error::other("the peer has stopped reading"))?
+        .is_ok())
 }
 
 /// Who breaks a connection is as gone as who closes it.
@@ -200,6 +270,7 @@ struct Frames {
     /// Of the message that is under way.
     bytes: u64,
     count: u32,
+    messages_left: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -222,14 +293,16 @@ enum At {
 
 const MORE: u8 = 1;
 const LONG: u8 = 2;
+const COMMAND: u8 = 4;
 
 impl Frames {
-    fn new(most_bytes: u64) -> Self {
+    fn new(most_bytes: u64, most_messages: u64) -> Self {
         Self {
             at: At::Greeting(GREETING_BYTES),
             most_bytes,
             bytes: 0,
             count: 0,
+            messages_left: most_messages,
         }
     }
 
@@ -283,8 +356,20 @@ impl Frames {
     }
 
     fn begin(&mut self, length: u64, flags: u8) -> Result<(), &'static str> {
+        if flags & COMMAND != 0 {
+            if length > MAX_COMMAND_BYTES {
+                return Err("it sent a command that is too large");
+            }
+            self.at = At::Body { missing: length, flags };
+            self.end_if_complete();
+            return Ok(());
+        }
         self.bytes = self.bytes.saturating_add(length);
         self.count += 1;
+        if self.count == 1 {
+            let left = self.messages_left.checked_sub(1);
+            self.messages_left = left.ok_or("it sent too many messages")?;
+        }
         if self.bytes > self.most_bytes {
             return Err("it sent a message that is too large");
         }
@@ -299,7 +384,8 @@ impl Frames {
     fn end_if_complete(&mut self) {
         if let At::Body { missing: 0, flags } = self.at {
             self.at = At::Flags;
-            if flags & MORE == 0 {
+            // Commands may come between the frames of a message, and end none.
+            if flags & (MORE | COMMAND) == 0 {
                 (self.bytes, self.count) = (0, 0);
             }
         }
@@ -315,7 +401,7 @@ mod tests {
     use super::*;
 
     fn greeted() -> Frames {
-        let mut frames = Frames::new(1_000);
+        let mut frames = Frames::new(1_000, 10);
         frames.follow(&[0xff; 63]).unwrap();
         assert!(!frames.greeted());
         frames.follow(&[0]).unwrap();
@@ -363,6 +449,60 @@ mod tests {
         let mut frames = greeted();
         frames.follow(&frame(MORE | LONG, 900)).unwrap();
         frames.follow(&[0, 100]).unwrap();
+    }
+
+    #[test]
+    fn a_command_is_no_end_of_a_message() {
+        for command in [frame(COMMAND, 6), frame(COMMAND | MORE, 6)] {
+            let mut frames = greeted();
+            frames.follow(&frame(MORE | LONG, 900)).unwrap();
+            frames.follow(&command).unwrap();
+            assert!(frames.follow(&[0, 101]).is_err());
+            let mut frames = greeted();
+            for _ in 0..MOST_FRAMES {
+                frames.follow(&frame(MORE, 0)).unwrap();
+                frames.follow(&command).unwrap();
+            }
+            assert!(frames.follow(&frame(MORE, 0)).is_err());
+        }
+        assert!(greeted().follow(&frame(COMMAND | LONG, 1_024)).is_ok());
+        assert!(greeted().follow(&frame(COMMAND | LONG, 1_025)).is_err());
+    }
+
+    #[test]
+    fn messages_without_end_are_refused() {
+        let mut frames = greeted();
+        let mut message = frame(MORE, 1);
+        message.extend(frame(0, 1));
+        for _ in 0..10 {
+            frames.follow(&message).unwrap();
+            frames.follow(&frame(COMMAND, 6)).unwrap();
+        }
+        assert!(frames.follow(&message).is_err());
+    }
+
+    #[tokio::test]
+    async fn who_reads_slowly_holds_nobody_up_and_is_cut() {
+        let sent = vec![7_u8; 1_000_000];
+        // It is behind by all but what is on its way: all of it is kept, and comes.
+        let (mut kernel, from) = tokio::io::duplex(1_000);
+        let (to, mut peer) = tokio::io::duplex(1_000);
+        let relay = tokio::spawn(outward_at_once(from, to, sent.len()));
+        timeout(LINGER * 20, kernel.write_all(&sent)).await.unwrap().unwrap();
+        drop(kernel);
+        let mut received = Vec::new();
+        peer.read_to_end(&mut received).await.unwrap();
+        assert!(received == sent);
+        relay.await.unwrap().unwrap();
+        // More than may be kept.
+        let (mut kernel, from) = tokio::io::duplex(1_000);
+        let (to, _peer) = tokio::io::duplex(1_000);
+        let relay = tokio::spawn(outward_at_once(from, to, sent.len() / 2));
+        assert!(
+            timeout(LINGER * 20, kernel.write_all(&sent)).await.unwrap().is_err(),
+            "it is not cut"
+        );
+        assert!(relay.await.unwrap().is_err());
     }
 
     #[test]

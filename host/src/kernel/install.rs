@@ -162,6 +162,9 @@ impl CellsArgs {
         if !self.llm_model.is_empty() {
             add("llm-model", &self.llm_model.join(","));
         }
+        if self.trust_output {
+            argv.push("--trust-output".to_owned());
+        }
         Ok(argv)
     }
 }

@@ -1,10 +1,11 @@
 //! The kernel: requests of the shell one after the other, and those of control meanwhile.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use jupyter_protocol::{ExecuteRequest, JupyterMessage, JupyterMessageContent as Content};
+use jupyter_protocol::{ExecuteRequest, JupyterMessage, JupyterMessageContent as Content, UnknownMessage};
 use serde_json::{Map, Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::Receiver;
@@ -12,7 +13,7 @@ use tokio::sync::mpsc::Receiver;
 use super::cell::{Cell, Ended, Failure, evaluate};
 use super::history::History;
 use super::input::Input;
-use super::wire::{Channels, Publisher, Sender, Wire};
+use super::wire::{Channels, Publisher, Sender, Wire, problem};
 use super::{CellsArgs, RunArgs, looks};
 use crate::repl::complete::{State, state};
 use crate::sandbox::Sandbox;
@@ -23,6 +24,7 @@ const PARENT: &str = "JPY_PARENT_PID";
 const LOOK_AT_PARENT: Duration = Duration::from_secs(1);
 /// How long the end of the sandbox may take.
 const GONE_WITHIN: Duration = Duration::from_secs(10);
+const ENDS: &str = "the kernel is being shut down";
 /// Expressions that are evaluated with a cell.
 const MOST_EXPRESSIONS: usize = 100;
 
@@ -41,7 +43,12 @@ pub(super) async fn run(args: RunArgs) -> Result<u8, String> {
         input: Arc::new(Input::new(stdin.replies)),
         iopub,
         sandbox: Mutex::default(),
+        starting: tokio::sync::Mutex::default(),
+        ends: AtomicBool::new(false),
     };
+    kernel
+        .iopub
+        .announce("status", json!({ "execution_state": "starting" }));
     tokio::select! {
         () = serve_shell(&kernel, shell.requests, &shell.replies) => {}
         () = serve_control(&kernel, control.requests, &control.replies) => {}
@@ -62,6 +69,10 @@ struct Kernel {
     input: Arc<Input>,
     iopub: Publisher,
     sandbox: Mutex<Option<Sandbox>>,
+    /// Held while one is made.
+    starting: tokio::sync::Mutex<()>,
+    /// Whether none may be made any more.
+    ends: AtomicBool,
 }
 
 /// What the shell remembers.
@@ -69,6 +80,8 @@ struct Kernel {
 struct Session {
     count: u32,
     history: History,
+    /// What became of the state, where no output of a cell has told it yet.
+    untold: Vec<String>,
 }
 
 /// What follows from a request.
@@ -88,10 +101,18 @@ impl Kernel {
 
     /// The sandbox, which is made when there is none yet: what was missing may be there now.
     async fn start(&self) -> Result<Sandbox, String> {
+        let _starting = self.starting.lock().await;
         if let Some(sandbox) = self.sandbox() {
             return Ok(sandbox);
         }
+        if self.ends.load(Ordering::SeqCst) {
+            return Err(ENDS.to_owned());
+        }
         let made = self.cells.sandbox(&self.input).await?;
+        if self.ends.load(Ordering::SeqCst) {
+            made.destroy().await;
+            return Err(ENDS.to_owned());
+        }
         *self.sandbox.lock().unwrap_or_else(PoisonError::into_inner) = Some(made.clone());
         Ok(made)
     }
@@ -102,8 +123,11 @@ impl Kernel {
         }
     }
 
-    /// Ends the sandbox; nothing of it is left.
+    /// Ends the sandbox; nothing of it is left, nor of one that is just being made.
     async fn end(&self) {
+        self.ends.store(true, Ordering::SeqCst);
+        // Who makes it ends it.
+        let _starting = tokio::time::timeout(GONE_WITHIN, self.starting.lock()).await;
         let sandbox = self.sandbox.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(sandbox) = sandbox
             && tokio::time::timeout(GONE_WITHIN, sandbox.destroy()).await.is_err()
@@ -166,6 +190,7 @@ impl Kernel {
             request: Arc::clone(request),
             count,
             silent: asked.silent,
+            trusted: self.cells.trust_output,
         };
         let mut expressions = Map::new();
         let ended = if is_blank && asked.user_expressions.as_ref().is_none_or(|all| all.is_empty()) {
@@ -174,23 +199,27 @@ impl Kernel {
             match self.start().await {
                 Ok(sandbox) => {
                     self.input.set_cell(asked.allow_stdin.then(|| Arc::clone(request)));
-                    let ended = if is_blank {
+                    let mut ended = if is_blank {
                         Ended::default()
                     } else {
                         cell.run(&sandbox, &asked.code).await
                     };
                     self.input.set_cell(None);
+                    session.untold.append(&mut ended.notes);
                     if ended.failure.is_none() {
                         for (name, text) in asked.user_expressions.iter().flatten().take(MOST_EXPRESSIONS) {
-                            expressions.insert(name.clone(), evaluate(&sandbox, text).await);
+                            let (value, mut notes) = evaluate(&sandbox, text).await;
+                            expressions.insert(name.clone(), value);
+                            session.untold.append(&mut notes);
                         }
                     }
+                    cell.tell(&mut session.untold);
                     ended
                 }
                 Err(why) => {
                     let ended = Ended {
                         failure: Some(Failure::of_sandbox(&why)),
-                        result: None,
+                        ..Ended::default()
                     };
                     cell.show_failure(&ended);
                     ended
@@ -231,13 +260,16 @@ async fn serve_shell(kernel: &Kernel, mut requests: Receiver<JupyterMessage>, re
                 None => return,
             },
         };
-        match answer(kernel, &mut session, request, replies).await {
+        // What comes after the reply is no longer of those that wait.
+        let mut collect = || {
+            while let Ok(request) = requests.try_recv() {
+                waiting.push_back(request);
+            }
+        };
+        match answer(kernel, &mut session, request, replies, &mut collect).await {
             Next::GoOn => {}
             Next::End => return,
             Next::Abort => {
-                while let Ok(request) = requests.try_recv() {
-                    waiting.push_back(request);
-                }
                 for request in std::mem::take(&mut waiting) {
                     if matches!(request.content, Content::ExecuteRequest(_)) {
                         kernel.is_busy(true, &request);
@@ -282,8 +314,14 @@ async fn serve_control(kernel: &Kernel, mut requests: Receiver<JupyterMessage>, 
     }
 }
 
-/// Answers a request of the shell.
-async fn answer(kernel: &Kernel, session: &mut Session, request: JupyterMessage, replies: &Sender) -> Next {
+/// Answers a request of the shell. Before it says that a cell has failed, others are collected that wait already.
+async fn answer(
+    kernel: &Kernel,
+    session: &mut Session,
+    request: JupyterMessage,
+    replies: &Sender,
+    collect: &mut impl FnMut(),
+) -> Next {
     let request = Arc::new(request);
     kernel.is_busy(true, &request);
     let mut next = Next::GoOn;
@@ -318,6 +356,9 @@ async fn answer(kernel: &Kernel, session: &mut Session, request: JupyterMessage,
             None
         }
     };
+    if next == Next::Abort {
+        collect();
+    }
     if let Some((kind, content)) = reply {
         replies.send(kind, content, &request).await;
     }
@@ -340,6 +381,14 @@ async fn anywhere(kernel: &Kernel, request: &JupyterMessage, replies: &Sender) -
             kernel.iopub.send("shutdown_reply", content, request);
             Next::End
         }
+        Content::UnknownMessage(unknown) => {
+            if let Some((kind, why)) = malformed(unknown) {
+                let mut content = Failure::of_request(&why).content();
+                content.insert("status".to_owned(), json!("error"));
+                replies.send(&kind, content.into(), request).await;
+            }
+            Next::GoOn
+        }
         _ => {
             tracing::debug!(
                 kind = request.message_type(),
@@ -348,6 +397,12 @@ async fn anywhere(kernel: &Kernel, request: &JupyterMessage, replies: &Sender) -
             Next::GoOn
         }
     }
+}
+
+/// The kind of the reply to a request that cannot be read, and why.
+fn malformed(request: &UnknownMessage) -> Option<(String, String)> {
+    let kind = request.msg_type.strip_suffix("_request")?;
+    Some((format!("{kind}_reply"), problem(request)?))
 }
 
 fn completeness(code: &str) -> Value {

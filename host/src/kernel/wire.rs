@@ -15,22 +15,39 @@ use jupyter_zmq_client::{
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
-use zeromq::SocketRecv as _;
+use zeromq::{SocketRecv as _, SocketSend as _};
 
-use super::gate::Gate;
+use super::gate::{Gate, Peers};
 
 const PROTOCOL_VERSION: &str = "5.4";
+/// How the folder of a kernel's sockets is named, and they in it.
+const FOLDER: &str = "sandglass-kernel-";
+const SOCKET: &str = "socket";
+const LAST_SOCKET: u16 = 5;
+/// How old a folder is that no kernel is just making.
+const OLD: Duration = Duration::from_secs(60);
 /// Bytes of a connection file.
 const MAX_FILE_BYTES: u64 = 64 << 10;
-/// Bytes of a message with a request, and of one that asks for no more than to be subscribed, or for a sign of life.
-const MAX_REQUEST_BYTES: u64 = 32 << 20;
+/// Bytes of a message with code, of one with an answer or an order, and of one that asks for no more than to be subscribed, or
+/// for a sign of life.
+const MAX_REQUEST_BYTES: u64 = 8 << 20;
+const MAX_ANSWER_BYTES: u64 = 1 << 20;
 const MAX_SIGN_BYTES: u64 = 64 << 10;
+/// Subscriptions over one connection, ended ones included: each is kept, and looked at for every output.
+const MOST_SUBSCRIPTIONS: u64 = 256;
 /// Requests that wait for their turn; of more, the sender is not read.
 const MOST_WAITING: usize = 1_000;
+/// Outputs that wait to be sent; of more, who makes them waits.
+const MOST_OUTGOING: usize = 1_000;
 /// How long a reply may take to be taken by its socket.
 const TAKEN_WITHIN: Duration = Duration::from_secs(30);
+/// How long a peer may take to take the echo of its sign of life.
+const ECHOED_WITHIN: Duration = Duration::from_secs(1);
+/// How long the end waits for the last outputs to be taken.
+const LAST_WITHIN: Duration = Duration::from_secs(2);
 /// The pause after an error of a socket, so that one that stays costs nothing.
 const AFTER_ERROR: Duration = Duration::from_millis(10);
 
@@ -64,16 +81,17 @@ impl Wire {
     pub(super) async fn open(file: &Path) -> Result<(Self, Channels), String> {
         let info = read(file).map_err(|why| format!("{}: {why}", file.display()))?;
         // Behind the gate, where only this user gets to.
-        let folder = tempfile::Builder::new().prefix("sandglass-kernel-").tempdir();
+        remove_stale(&std::env::temp_dir());
+        let folder = tempfile::Builder::new().prefix(FOLDER).tempdir();
         let folder = folder.map_err(|error| format!("no folder for the kernel's sockets can be made: {error}"))?;
         let inner = ConnectionInfo {
-            ip: folder.path().join("socket").to_string_lossy().into_owned(),
+            ip: folder.path().join(SOCKET).to_string_lossy().into_owned(),
             transport: Transport::IPC,
             shell_port: 1,
             iopub_port: 2,
             stdin_port: 3,
             control_port: 4,
-            hb_port: 5,
+            hb_port: LAST_SOCKET,
             ..info.clone()
         };
         let session = format!("{:016x}", getrandom::u64().map_err(|error| error.to_string())?);
@@ -90,19 +108,29 @@ impl Wire {
 
         let mut tasks = JoinSet::new();
         let mut gate = Gate::new();
-        for (port, inner_port, most_bytes) in [
-            (info.shell_port, inner.shell_port, MAX_REQUEST_BYTES),
-            (info.control_port, inner.control_port, MAX_REQUEST_BYTES),
-            (info.stdin_port, inner.stdin_port, MAX_REQUEST_BYTES),
-            (info.iopub_port, inner.iopub_port, MAX_SIGN_BYTES),
-            (info.hb_port, inner.hb_port, MAX_SIGN_BYTES),
+        let peers = |most_bytes| Peers {
+            most_bytes,
+            most_messages: u64::MAX,
+            are_many: false,
+        };
+        let subscribers = Peers {
+            most_bytes: MAX_SIGN_BYTES,
+            most_messages: MOST_SUBSCRIPTIONS,
+            are_many: true,
+        };
+        for (port, inner_port, peers) in [
+            (info.shell_port, inner.shell_port, peers(MAX_REQUEST_BYTES)),
+            (info.control_port, inner.control_port, peers(MAX_ANSWER_BYTES)),
+            (info.stdin_port, inner.stdin_port, peers(MAX_ANSWER_BYTES)),
+            (info.iopub_port, inner.iopub_port, subscribers),
+            (info.hb_port, inner.hb_port, peers(MAX_SIGN_BYTES)),
         ] {
             let socket = format!("{}-{inner_port}", inner.ip).into();
-            gate.open(&info, port, socket, most_bytes)
+            gate.open(&info, port, socket, peers)
                 .await
                 .map_err(|error| format!("{}:{port} cannot be listened to: {error}", info.ip))?;
         }
-        let (publisher, outgoing) = mpsc::unbounded_channel();
+        let (publisher, outgoing) = mpsc::channel(MOST_OUTGOING);
         tasks.spawn(publish(iopub, outgoing));
         tasks.spawn(beat(heartbeat));
         let iopub = Publisher(publisher);
@@ -127,6 +155,33 @@ impl Wire {
         self.tasks.shutdown().await;
         self.gate.close().await;
     }
+}
+
+/// Removes what killed kernels of this user have left: folders with a socket that nobody listens to.
+fn remove_stale(place: &Path) {
+    use std::os::unix::fs::MetadataExt;
+
+    let Ok(entries) = std::fs::read_dir(place) else { return };
+    for entry in entries.flatten() {
+        let is_kernels = entry.file_name().to_str().is_some_and(|name| name.starts_with(FOLDER));
+        // That of the entry itself, and not of what a link leads to.
+        let Some(metadata) = is_kernels.then(|| entry.metadata().ok()).flatten() else {
+            continue;
+        };
+        let is_ours = metadata.is_dir() && metadata.uid() == rustix::process::geteuid().as_raw();
+        let is_old = metadata
+            .modified()
+            .is_ok_and(|at| at.elapsed().is_ok_and(|age| age > OLD));
+        if is_ours && is_old && is_deserted(&entry.path()) {
+            // Another kernel may do the same.
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+fn is_deserted(folder: &Path) -> bool {
+    let connected = std::os::unix::net::UnixStream::connect(folder.join(format!("{SOCKET}-{LAST_SOCKET}")));
+    connected.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
 }
 
 /// What Jupyter has written.
@@ -190,16 +245,33 @@ async fn read_message(socket: &mut RouterRecvConnection) -> Result<JupyterMessag
             }
         }
     }
-    let message = json!({
-        "header": header,
-        "parent_header": json(parent)?,
-        "metadata": json(metadata)?,
-        "content": content,
-    });
-    let message = JupyterMessage::from_value(message).map_err(|error| error.to_string())?;
+    let (parent, metadata) = (json(parent)?, json(metadata)?);
+    let parsed = |header: Value, content: Value| {
+        let message = json!({ "header": header, "parent_header": parent, "metadata": metadata, "content": content });
+        JupyterMessage::from_value(message).map_err(|error| error.to_string())
+    };
+    let message = match parsed(header.clone(), content.clone()) {
+        Ok(message) => message,
+        // Who has signed it hears what is wrong with its content: see `problem`.
+        Err(_) => {
+            let kind = kind.to_owned();
+            let mut other = header;
+            other["msg_type"] = json!("");
+            let mut message = parsed(other, Value::Null)?;
+            message.header.msg_type.clone_from(&kind);
+            message.content = untyped(&kind, content).into();
+            message
+        }
+    };
     Ok(message
         .with_zmq_identities(raw.zmq_identities)
         .with_buffers(buffers.to_vec()))
+}
+
+/// What is wrong with the content of a request.
+pub(super) fn problem(request: &UnknownMessage) -> Option<String> {
+    let read = JupyterMessageContent::from_type_and_content(&request.msg_type, request.content.clone());
+    read.err().map(|error| error.to_string())
 }
 
 /// What is meant where a field is not there.
@@ -218,14 +290,20 @@ fn defaults(kind: &str) -> Value {
 
 async fn beat(mut heartbeat: KernelHeartbeatConnection) {
     loop {
-        if heartbeat.single_heartbeat().await.is_err() {
-            tokio::time::sleep(AFTER_ERROR).await;
+        match heartbeat.socket.recv().await {
+            // What comes goes back. Others wait for theirs.
+            Ok(sign) => {
+                if let Ok(result) = tokio::time::timeout(ECHOED_WITHIN, heartbeat.socket.send(sign)).await {
+                    sent(result);
+                }
+            }
+            Err(_) => tokio::time::sleep(AFTER_ERROR).await,
         }
     }
 }
 
 /// Says who has subscribed, and sends what is to be published.
-async fn publish(mut iopub: KernelIoPubXPubConnection, mut outgoing: mpsc::UnboundedReceiver<Outgoing>) {
+async fn publish(mut iopub: KernelIoPubXPubConnection, mut outgoing: mpsc::Receiver<Outgoing>) {
     loop {
         tokio::select! {
             event = iopub.recv_subscription() => match event {
@@ -237,7 +315,9 @@ async fn publish(mut iopub: KernelIoPubXPubConnection, mut outgoing: mpsc::Unbou
                 Err(_) => tokio::time::sleep(AFTER_ERROR).await,
             },
             message = outgoing.recv() => match message {
-                Some(Outgoing::Message(message)) => sent(iopub.send(*message).await),
+                Some(Outgoing::Message(message)) => {
+                    sent(iopub.send(*message).await);
+                },
                 Some(Outgoing::Flush(done)) => drop(done.send(())),
                 None => return,
             },
@@ -245,11 +325,12 @@ async fn publish(mut iopub: KernelIoPubXPubConnection, mut outgoing: mpsc::Unbou
     }
 }
 
-/// Who is gone reads nothing any more.
-fn sent(result: Result<(), impl Display>) {
-    if let Err(error) = result {
+/// Whether it was: who is gone reads nothing any more.
+fn sent(result: Result<(), impl Display>) -> bool {
+    if let Err(error) = &result {
         tracing::debug!(%error, "a message was not sent");
     }
+    result.is_ok()
 }
 
 enum Outgoing {
@@ -259,22 +340,35 @@ enum Outgoing {
 
 /// What everybody sees.
 #[derive(Clone)]
-pub(super) struct Publisher(mpsc::UnboundedSender<Outgoing>);
+pub(super) struct Publisher(mpsc::Sender<Outgoing>);
 
 impl Publisher {
     /// Publishes an output of a request.
     pub(super) fn send(&self, kind: &str, content: Value, parent: &JupyterMessage) {
         let message = stamped(untyped(kind, content), Some(parent), vec![kind.as_bytes().to_vec()]);
-        // Only at the end nobody takes it.
-        let _ = self.0.send(Outgoing::Message(Box::new(message)));
+        if let Err(TrySendError::Full(message)) = self.0.try_send(Outgoing::Message(Box::new(message))) {
+            // Who makes them waits: a guest's output is not read meanwhile. No peer holds this up (see the gate), and only at
+            // the end nobody takes it.
+            let _ = tokio::task::block_in_place(|| self.0.blocking_send(message));
+        }
+    }
+
+    /// Publishes what no request has led to.
+    pub(super) fn announce(&self, kind: &str, content: Value) {
+        let message = stamped(untyped(kind, content), None, vec![kind.as_bytes().to_vec()]);
+        // There is room for the first.
+        let _ = self.0.try_send(Outgoing::Message(Box::new(message)));
     }
 
     /// Waits until everything has been sent.
     async fn flush(&self) {
         let (done, is_done) = oneshot::channel();
-        if self.0.send(Outgoing::Flush(done)).is_ok() {
-            let _ = tokio::time::timeout(TAKEN_WITHIN, is_done).await;
-        }
+        let flushed = async {
+            if self.0.send(Outgoing::Flush(done)).await.is_ok() {
+                let _ = is_done.await;
+            }
+        };
+        let _ = tokio::time::timeout(LAST_WITHIN, flushed).await;
     }
 }
 
@@ -287,10 +381,10 @@ impl Sender {
         self.send_made(made(kind, content, parent)).await;
     }
 
-    /// Sends what [`made`] has made.
-    pub(super) async fn send_made(&self, message: JupyterMessage) {
+    /// Sends what [`made`] has made; whether there was somebody to send it to.
+    pub(super) async fn send_made(&self, message: JupyterMessage) -> bool {
         let sending = async { sent(self.0.lock().await.send(message).await) };
-        let _ = tokio::time::timeout(TAKEN_WITHIN, sending).await;
+        tokio::time::timeout(TAKEN_WITHIN, sending).await.unwrap_or(false)
     }
 }
 
@@ -317,4 +411,35 @@ fn stamped(
     message.header.version = PROTOCOL_VERSION.to_owned();
     message.header.username = "sandglass".to_owned();
     message
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{File, FileTimes};
+    use std::os::unix::net::UnixListener;
+    use std::time::SystemTime;
+
+    use super::*;
+
+    #[test]
+    fn only_what_killed_kernels_have_left_is_removed() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = |name: &str, age: Duration| {
+            let folder = place.path().join(name);
+            std::fs::create_dir(&folder).unwrap();
+            let listener = UnixListener::bind(folder.join("socket-5")).unwrap();
+            let times = FileTimes::new().set_modified(SystemTime::now() - age);
+            File::open(&folder).unwrap().set_times(times).unwrap();
+            (folder, listener)
+        };
+        let (left, listener) = folder("sandglass-kernel-left", OLD * 2);
+        drop(listener);
+        let (new, listener) = folder("sandglass-kernel-new", Duration::ZERO);
+        drop(listener);
+        let (other, listener) = folder("sandglass-other", OLD * 2);
+        drop(listener);
+        let (used, _listener) = folder("sandglass-kernel-used", OLD * 2);
+        remove_stale(place.path());
+        assert!(!left.exists() && new.exists() && other.exists() && used.exists());
+    }
 }

@@ -18,8 +18,9 @@ use sandglass::rlm::schema::Schema;
 
 use super::show::{Show, clean, name};
 use super::{Endpoint, Rlm, RlmOptions, Stop, run};
+use crate::Settings;
 use crate::backend;
-use crate::cli::{GuestArgs, seconds, timeout_seconds};
+use crate::cli::{GuestArgs, KernelChoice, seconds, timeout_seconds};
 use crate::value::Value;
 
 /// The file that stands for standard input.
@@ -102,6 +103,9 @@ pub struct RlmArgs {
     /// Where the code runs.
     #[command(flatten)]
     pub guest: GuestArgs,
+    /// In which kernel.
+    #[command(flatten)]
+    pub kernel: KernelChoice,
     /// Print nothing but the answer.
     #[arg(long)]
     pub quiet: bool,
@@ -127,7 +131,11 @@ pub async fn main(args: RlmArgs) -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let launcher = match backend::launcher(args.guest.backend, &args.guest.settings()).await {
+    let settings = Settings {
+        kernel: args.kernel.settings(),
+        ..args.guest.settings()
+    };
+    let launcher = match backend::launcher(args.guest.backend, &settings).await {
         Ok(launcher) => launcher,
         Err(error) => {
             let _ = writeln!(stderr, "sandglass-host rlm: {error}");

@@ -10,7 +10,7 @@ use clap::builder::BoolishValueParser;
 use super::access::{Keys, Origins};
 use super::bodies::BodyLimits;
 use super::quotas::Bounds;
-use crate::cli::GuestArgs;
+use crate::cli::{GuestArgs, KernelChoice};
 use crate::log::LogFormat;
 use crate::pool::WhenEmpty;
 use crate::{Resources, Settings};
@@ -31,6 +31,9 @@ pub struct ServeArgs {
     /// Where guests run when a session does not say.
     #[command(flatten)]
     pub guest: GuestArgs,
+    /// In which kernels.
+    #[command(flatten)]
+    pub kernel: KernelChoice,
     /// Let sessions run in plain processes, which isolate nothing: only for code that you trust.
     #[arg(long, env = "SANDGLASS_ALLOW_SUBPROCESS", action = ArgAction::SetTrue, value_parser = BoolishValueParser::new())]
     pub allow_subprocess: bool,
@@ -247,6 +250,7 @@ impl ServeArgs {
     pub fn guest_settings(&self) -> Settings {
         Settings {
             allow_subprocess: self.allow_subprocess,
+            kernel: self.kernel.settings(),
             ..self.guest.settings()
         }
     }

@@ -28,17 +28,18 @@ from sandglass.loop import outer_loop_suspended
 from sandglass.namespace import MISSING, Namespace
 from sandglass.native import _ALL_SIGNALS, _CHILD_EVENTS, Guest
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
-from sandglass.turns import REPEAT_SECONDS, NativeBridge
+from sandglass.turns import REPEAT_SECONDS, NativeBridge, _in_user_code
 from sandglass.values import safe_repr, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from types import FrameType
 
     from sandglass.channel import Channel
 
 #: Time that the host has to take a connection, and to send what it has the kernel run a turn for.
 _CONNECT_SECONDS = 10
-_REQUEST_SECONDS = 60
+_REQUEST_SECONDS = 5
 #: For how long code that runs when the host leaves is asked to stop.
 _LEAVING_SECONDS = 5
 _SIGNALS = (_signal.SIGINT, _signal.SIGVTALRM)
@@ -47,6 +48,9 @@ _BLOCK, _mask = _signal.SIG_BLOCK, _signal.pthread_sigmask
 #: Names that IPython keeps among the user's: what was typed and shown.
 _is_history = pattern(r"_i{0,3}|_{2,3}|_i?\d+|_[iod]h|_exit_code|In|Out").fullmatch
 _MAX_TEXT_CHARS = 500
+#: Of a list of variables; the host takes no more than twice as much, and in a message as hexadecimal digits.
+_MAX_LIST_BYTES = 2 << 20
+_CPU_TIMER, _set_timer = _signal.ITIMER_VIRTUAL, _signal.setitimer
 _guests: dict[str, KernelGuest] = {}
 _at_work: list[KernelGuest] = []
 _current_frames = sys._current_frames
@@ -80,6 +84,14 @@ class KernelBridge(NativeBridge):
         else:
             self.stopping = self.stopping or reason
             self._next_look = monotonic() + REPEAT_SECONDS
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        """Another front end's, too, which is not repeated: in code of ours, such as a wait, it stops the turn."""
+        with self._lock:
+            if self.is_in and self.stopping is None and self._channel.turn and not _in_user_code(frame):
+                self._stop("interrupt")
+                return
+        super()._on_interrupt(number, frame)
 
 
 class Others:
@@ -159,8 +171,8 @@ class KernelGuest(Guest):
             with suppress(Empty):
                 request, bodies = ({}, []) if self._is_gone else self._requests.get(timeout=_REQUEST_SECONDS)
                 if not self._is_gone:
-                    self._enter()
                     try:
+                        self._enter()
                         if self._bridge.enter() and request["type"] == "execute":
                             request["code"] = "raise KeyboardInterrupt"  # it was to stop before it began
                         with outer_loop_suspended():  # the kernel's own, which runs the turn
@@ -169,11 +181,14 @@ class KernelGuest(Guest):
                         self._bridge.leave()
                         self._leave()
         finally:
-            for number, handler in zip(_SIGNALS, self._handlers, strict=True):
+            _set_timer(_CPU_TIMER, 0)  # whatever was raised: to others its signal may be the end
+            if self._is_gone:
+                self._runtime._namespace.withdraw()  # the end of a cell puts reserved names back
+                self._left.put(None)
+            # The interrupt last: others' may come at once, and tear what follows.
+            for number, handler in reversed(list(zip(_SIGNALS, self._handlers, strict=True))):
                 if handler is not None:  # what C code has set cannot be put back from here
                     _set_handler(number, handler)
-            if self._is_gone:
-                self._left.put(None)
 
     def _enter(self) -> None:
         self._strays.begin()
@@ -182,11 +197,12 @@ class KernelGuest(Guest):
                 self._saved.append((fd, fcntl(fd, F_DUPFD_CLOEXEC, 100)))
         self._pipes.repair()
         self._runtime.enter()
-        self._runtime._namespace.restore()  # another lodger, or a front end, may have taken names of ours
+        self._runtime._namespace.lodge()  # another lodger, or a front end, may have taken names of ours
         _at_work.append(self)
 
     def _leave(self) -> None:
-        _at_work.remove(self)
+        if self in _at_work:
+            _at_work.remove(self)
         self._runtime.leave()
         self._output.catch_up = None
         saved, self._saved = self._saved, []
@@ -202,13 +218,18 @@ class KernelGuest(Guest):
     def inspect(self) -> str:
         """The user's variables, as hexadecimal digits of JSON: from any thread, while a turn is under way or not."""
         namespace = self._runtime._namespace
-        rows = namespace.listing()
-        for row in rows:
+        rows, size = [], 0
+        for row in namespace.listing():
             value = namespace.globals.get(row["name"], MISSING)
             # The repr of anything else may run the user's code, or take for ever.
             is_plain = type(value) in (int, float, bool, str, bytes, type(None))
             row["text"] = safe_repr(value)[:_MAX_TEXT_CHARS] if is_plain else f"<{type_name(value)[:_MAX_TEXT_CHARS]}>"
-        return to_json(rows).encode().hex()
+            text = to_json(row)
+            size += len(text) + 2
+            if size > _MAX_LIST_BYTES:
+                break
+            rows.append(text)
+        return f"[{', '.join(rows)}]".encode().hex()
 
     # ---- our threads ----
 
@@ -263,6 +284,17 @@ class KernelGuest(Guest):
 
 def attach(path: str, token: str, epoch: int) -> None:
     """Connects this kernel to the host that listens at `path`. In the main thread."""
+    handler = _get_handler(_signal.SIGINT)
+    _set_handler(_signal.SIGINT, _signal.SIG_IGN)  # others' would leave half of a guest
+    try:
+        if token not in _guests:  # interrupted when it was done, it is asked for again
+            _attach(path, token, epoch)
+    finally:
+        if handler is not None:
+            _set_handler(_signal.SIGINT, handler)
+
+
+def _attach(path: str, token: str, epoch: int) -> None:
     shell = None
     ipython = sys.modules.get("IPython")
     if ipython is not None:

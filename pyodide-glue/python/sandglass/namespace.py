@@ -25,6 +25,10 @@ MAX_NAME_CHARS = 200
 _LENGTH_TYPES = (str, bytes, list, tuple, dict, set)
 _LISTS = {"session_context": "context_history", "history": "session_history"}
 MISSING = object()
+#: What Python itself needs of a module's variables.
+_ESSENTIALS = frozenset((*vars(ModuleType("__main__")), "__builtins__"))
+#: Those in a module of others: each finds what was there before all of them.
+_lodging: list[Namespace] = []
 
 
 class Namespace:
@@ -42,7 +46,10 @@ class Namespace:
         if module is None:
             self.globals["__builtins__"] = visible_builtins
         self._hidden = hidden
-        self._essentials = {name: value for name, value in self.globals.items() if name[:2] == name[-2:] == "__"}
+        self._is_lodger = module is not None
+        #: What others had, or have since set, by names that are reserved here.
+        self._theirs: dict[str, Any] = {}
+        self._essentials = {name: value for name, value in self.globals.items() if name in _ESSENTIALS}
         self.helpers: dict[str, Any] = {}
         self.aliases: dict[str, Any] = {}
         self.has_answer = True
@@ -54,19 +61,53 @@ class Namespace:
         self._taken: list[str] = []
 
     def configure(self, profile: Profile, helpers: dict[str, Any], aliases: dict[str, Any]) -> None:
-        for name in (*self.helpers, *self.aliases, "answer"):
-            self.globals.pop(name, None)
+        if self._is_lodger:
+            self.withdraw()
+            self._theirs = {}
+            _lodging.append(self)
+        else:
+            for name in (*self.helpers, *self.aliases, "answer"):
+                self.globals.pop(name, None)
         self.helpers, self.aliases, self.has_answer = helpers, aliases, profile.has_answer
         self._final_is_text, self._originals = profile.final_is_text, profile.originals
-        self.restore()
+        if self._is_lodger:
+            self.lodge()
+        else:
+            self.restore()
         self._reported = set() if self._hidden else set(self.globals)
         self._taken = []
 
     def withdraw(self) -> None:
-        """Takes back the names that `configure` gave, where they are still what it gave."""
-        for name, given in {**self.helpers, **self.aliases, "answer": self.answer}.items():
-            if self.globals.get(name, self) is given:
-                del self.globals[name]
+        """Takes back the names that `configure` gave, where they are still what it gave; others have theirs again."""
+        for name in (*self.helpers, *self.aliases, "answer"):
+            if self.globals.get(name, MISSING) is not self._given(name):
+                continue
+            theirs = self._theirs.get(name, MISSING)
+            if theirs is MISSING:
+                self.globals.pop(name, None)
+            else:
+                self.globals[name] = theirs
+        if self in _lodging:
+            _lodging.remove(self)
+
+    def lodge(self) -> None:
+        """Takes the reserved names, and remembers what others have by them."""
+        for name in (*self.helpers, "answer") if self.has_answer else self.helpers:
+            value = self.globals.get(name, MISSING)
+            if value is self._given(name):
+                continue
+            for other in list(_lodging):
+                if other is not self and other.globals is self.globals and value is other._given(name):
+                    value = other._theirs.get(name, MISSING)
+                    break
+            self._theirs[name] = value
+        self.restore()
+
+    def _given(self, name: str) -> Any:
+        """What a name stands for that is reserved, or an alias; else this object, which is nobody's value."""
+        if name == "answer":
+            return self.answer
+        return self.helpers.get(name, self.aliases.get(name, self))
 
     def restore(self) -> None:
         """Puts reserved names back."""

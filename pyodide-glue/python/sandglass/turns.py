@@ -84,6 +84,7 @@ class NativeBridge:
         self.flush_due: Callable[[], None] = lambda: None
         #: Why the turn is to stop.
         self.stopping: str | None = None
+        self._unheard = False
         self._wakes = 0  # how often `wake` was called, and what each thread knows of that
         self._seen_wakes: dict[int, int] = {}
         self._loop_waits: set[Wait] = set()
@@ -286,6 +287,7 @@ class NativeBridge:
         _alarm(0)  # what a cell set would end a later one
         with self._lock:
             reason, self.stopping = self.stopping, None
+            self._unheard = False
             self._deadline = self._next_look = _FOREVER
             for wait in self._waits:
                 wait.end()
@@ -306,7 +308,8 @@ class NativeBridge:
             clock_sleep(_BREATH_LENGTH_SECONDS)
         now = monotonic()
         due = self._next_look if self.stopping else self._deadline
-        if now >= due and (self.stopping or self._paused_at is None):
+        if (now >= due and (self.stopping or self._paused_at is None)) or (self.stopping and self._unheard):
+            self._unheard = False
             self.stopping = self.stopping or "timeout"
             self._next_look = now + REPEAT_SECONDS
             raise KeyboardInterrupt
@@ -315,6 +318,8 @@ class NativeBridge:
         if self._channel.turn and _in_user_code(frame):
             self._next_look = monotonic() + REPEAT_SECONDS
             raise KeyboardInterrupt
+        # It came in `_breathe`, say: where C holds the GIL, the reader gets it nowhere else.
+        self._unheard = True
 
 
 def _nobody(_ident: int) -> bool:

@@ -1,6 +1,6 @@
 //! The runtime as a package that is imported into somebody else's Python.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use sandglass::Error;
@@ -71,9 +71,9 @@ impl Package {
 
     /// Code that makes a kernel a guest of the host that listens at `socket`. It leaves no name behind.
     pub(super) fn attach(&self, socket: &Path, token: &str, epoch: u32) -> String {
-        let folder: PathBuf = self.0.path().to_owned();
+        let text = |path: &Path| path.display().to_string();
         // Text in JSON is a literal in Python too.
-        let given = json!({ "name": *NAME, "folder": folder, "path": socket, "token": token, "epoch": epoch });
+        let given = json!({ "name": *NAME, "folder": text(self.0.path()), "path": text(socket), "token": token, "epoch": epoch });
         format!("exec({}, {given})", json!(ATTACH))
     }
 }

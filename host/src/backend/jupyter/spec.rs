@@ -157,13 +157,19 @@ fn expanded(text: &str) -> String {
     whole
 }
 
+/// Where a program is: a mere name is looked for on PATH, and `./python` is in this folder.
+fn located(program: &Path) -> Option<PathBuf> {
+    match program.components().count() {
+        1 if !program.to_str()?.contains('/') => which(program.to_str()?),
+        _ => std::path::absolute(program).ok(),
+    }
+}
+
 /// Where kernelspecs are, the nearest first.
 fn data_folders(settings: &Settings) -> impl Iterator<Item = PathBuf> {
     let of = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    let python = settings
-        .python
-        .iter()
-        .filter_map(|python| Some(python.parent()?.parent()?.join("share/jupyter")));
+    let python = settings.python.as_deref().and_then(located);
+    let python = python.and_then(|python| Some(python.parent()?.parent()?.join("share/jupyter")));
     let path = of("JUPYTER_PATH").unwrap_or_default();
     let path: Vec<_> = std::env::split_paths(&path)
         .filter(|folder| folder.is_absolute())
@@ -172,7 +178,6 @@ fn data_folders(settings: &Settings) -> impl Iterator<Item = PathBuf> {
     let data = of("JUPYTER_DATA_DIR").map(PathBuf::from);
     let user = data.or_else(|| Some(of("XDG_DATA_HOME").map(PathBuf::from).or(home)?.join("jupyter")));
     let system = ["/usr/local/share/jupyter", "/usr/share/jupyter"].map(PathBuf::from);
-    let python: Vec<_> = python.collect();
     python.into_iter().chain(path).chain(user).chain(system)
 }
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from inspect import isawaitable
-from threading import Lock, Thread, current_thread
+from threading import Event, Lock, Thread, current_thread
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
@@ -25,6 +25,8 @@ _FEWEST = {"llm_query": 1, "rlm_query": 2}
 
 #: How long `close` waits for the thread of asynchronous callbacks.
 _END_SECONDS = 2.0
+#: A signal that comes just before a thread begins to wait is heard when it looks again.
+_LISTEN_SECONDS = 0.25
 
 Reply = tuple[bool, Any]
 
@@ -96,14 +98,23 @@ class Callbacks:
                 finalize(self, self._loop.stop)
             loop = self._loop.loop
 
-        async def main() -> Any:
-            return await awaitable
+        tasks: list[Any] = []
+        given_up = Event()
 
-        future = asyncio.run_coroutine_threadsafe(main(), loop)
+        async def main() -> Any:
+            tasks.append(asyncio.current_task())
+            return None if given_up.is_set() else await awaitable
+
+        def give_up() -> None:
+            given_up.set()
+            for task in tasks:
+                task.cancel()
+
         try:
-            return future.result()
-        except BaseException:
-            future.cancel()
+            return _result(asyncio.run_coroutine_threadsafe(main(), loop))
+        except BaseException:  # an interrupt may come before there is a future to cancel
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(give_up)
             raise
 
 
@@ -136,12 +147,18 @@ def _serve(started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> 
         runner.run(main())
 
 
+def _result(future: Future[Any]) -> Any:
+    while not future.done():
+        wait([future], _LISTEN_SECONDS)
+    return future.result()
+
+
 def _in_threads(most: int, work: Iterable[Callable[[], Any]]) -> list[Any]:
     """Results in order. An interrupt ends the wait; what has not begun never does."""
     pool = ThreadPoolExecutor(most, thread_name_prefix="sandglass")
     try:
         futures = [pool.submit(copy_context().run, item) for item in work]
-        results = [future.result() for future in futures]
+        results = [_result(future) for future in futures]
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         raise

@@ -177,9 +177,9 @@ function cargoLines(output) {
   return sum;
 }
 
-/** `1 failed, 30 passed, 2 skipped in 1.23s`. @param {string} output */
+/** `1 failed, 30 passed, 2 skipped, 3 subtests passed in 1.23s`. @param {string} output */
 function pytestLine(output) {
-  const line = [...output.matchAll(/^=*\s*((?:\d+ \w+(?:, )?)+) in [\d.]+s/gm)].at(-1)?.[1] ?? "";
+  const line = [...output.matchAll(/^=*\s*((?:\d+ [a-z ]+(?:, )?)+) in [\d.]+s/gm)].at(-1)?.[1] ?? "";
   const number = (/** @type {string} */ word) => Number(line.match(new RegExp(`(\\d+) ${word}`))?.[1] ?? 0);
   return {
     passed: number("passed") + number("xfailed"),

@@ -221,12 +221,16 @@ async fn code_is_interrupted_and_keeps_its_state(generation: &str) {
     sandbox.destroy().await;
 }
 
+/// An interrupt may come between two tries: the next level swallows that one.
 const SWALLOWS: &str = "import time
-def busy():
-    while True: pass
-while time.monotonic() < until:
-    try: busy()
-    except BaseException: pass";
+def swallow(levels):
+    while time.monotonic() < until:
+        try:
+            if levels: swallow(levels - 1)
+            else:
+                while True: pass
+        except BaseException: pass
+swallow(5)";
 
 async fn a_deadline_that_is_swallowed_ends_a_kernel_of_ours(generation: &str) {
     let brief = Limits {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use sandglass_host::backend::BoxFuture;
 use sandglass_host::guest::{Guest, Plan};
-use sandglass_host::{BackendKind, Error, Launcher, Limits, Resources, Sandbox};
+use sandglass_host::{BackendKind, Error, Launcher, Limits, PROTOCOL_VERSION, Resources, Sandbox};
 
 use crate::support::{limits, soon};
 
@@ -21,7 +21,7 @@ def send(header, bodies=(), epoch=epoch, length=None):
     rest = struct.pack('<II', epoch, len(header)) + header + b''.join(struct.pack('<I', len(b)) + b for b in bodies)
     channel.sendall(struct.pack('<I', len(rest) if length is None else length) + rest)
 def ready():
-    send([{'type': 'ready', 'version': 5, 'guest': {'bridge': 'native', 'softInterrupt': True, 'python': '3', 'pyodide': None}}])
+    send([{'type': 'ready', 'version': VERSION, 'guest': {'bridge': 'native', 'softInterrupt': True, 'python': '3', 'pyodide': None}}])
 ";
 
 impl Launcher for Script {
@@ -30,7 +30,7 @@ impl Launcher for Script {
     }
 
     fn launch(&self) -> BoxFuture<'_, Result<Guest, Error>> {
-        let script = format!("{BEGIN}{}\ntime.sleep(3600)", self.0);
+        let script = format!("VERSION = {PROTOCOL_VERSION}{BEGIN}{}\ntime.sleep(3600)", self.0);
         Box::pin(Guest::spawn(Plan {
             program: PathBuf::from("/usr/bin/python3"),
             args: ["-c".into(), script.into()].to_vec(),

@@ -1,0 +1,112 @@
+// Replays recorded sessions of a controller in the page, in real time. scripts/bench-speculate.mjs says how, and prints what comes of it.
+
+import { createSandbox } from "../../pyodide-glue/index.js";
+
+/** @import { Sandbox, Source, Tally } from "../../pkg/sandglass.js" */
+/** @typedef {{ reply: string, executions: { code: string, outcome: string }[], calls?: { answer: string }[] }} Turn */
+/** @typedef {{ think: number, charsPerSecond: number, answer: number }} Pace  milliseconds, and how fast a reply is written */
+/** @typedef {"none" | "list" | "hints" | "stream" | "oracle"} Way */
+/**
+ * One execution: how long it was waited for after its reply was there, and how long the code ran.
+ * @typedef {{ latency: number, duration: number, outcome: string, served: boolean, saved: number }} Operation
+ */
+
+/** What somebody would try who knows nothing of the session but the name of its variable. */
+const LIST = ["print(len(context))", "print(type(context))", "print(context[:500])", "print(context[:1000])"];
+/** How often a reply grows. */
+const TICK_MS = 50;
+
+const wait = (/** @type {number} */ ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+/**
+ * @param {{ turns: Turn[] }} session
+ * @param {string} context  the address of its text
+ * @param {Way} way
+ * @param {Pace} pace
+ */
+async function replay(session, context, way, pace) {
+  const answers = session.turns.flatMap(({ calls }) => calls ?? []).map(({ answer }) => answer);
+  const answer = async () => (await wait(pace.answer), answers.shift() ?? "");
+  const sandbox = await createSandbox({ onLLMQuery: answer, timeout: 120_000 });
+  /** @type {Operation[]} */
+  const operations = [];
+  try {
+    await sandbox.initialize(await (await fetch(context)).text());
+    await sandbox.execute("1");
+    for (const turn of session.turns) {
+      const first = turn.executions[0]?.code;
+      if (way === "list") void sandbox.hint(LIST);
+      if (way === "oracle" && first) void sandbox.hint(first);
+      const before = tallies(sandbox);
+      await wait(pace.think);
+      const running = await write(sandbox, turn, way, pace);
+      for (const [index, { code }] of turn.executions.entries()) {
+        const arrived = performance.now();
+        const run = await (index === 0 && running ? running.finish() : sandbox.execute(code));
+        const latency = performance.now() - arrived;
+        const after = tallies(sandbox);
+        const served = index === 0 && after.used > before.used;
+        const saved = served ? Math.min(after.saved - before.saved, run.duration) : 0;
+        operations.push({ latency, duration: run.duration, outcome: run.outcome, served, saved });
+      }
+    }
+    return { operations, ahead: tallies(sandbox) };
+  } finally {
+    await sandbox.destroy();
+  }
+}
+
+/**
+ * Writes a reply as a model would, and tells the sandbox of it what the way tells.
+ * @param {Sandbox} sandbox @param {Turn} turn @param {Way} way @param {Pace} pace
+ */
+async function write(sandbox, { reply, executions }, way, { charsPerSecond }) {
+  const first = executions[0]?.code ?? "";
+  const code = reply.includes(first) ? first : ""; // an indented fence is none of its code's
+  const begin = reply.indexOf(code);
+  const end = begin + code.length;
+  const began = performance.now();
+  /** @type {ReturnType<typeof stream> | undefined} */
+  let running;
+  let written = 0;
+  let hinted = false;
+  while (written < reply.length) {
+    await wait(TICK_MS);
+    const before = written;
+    written = Math.min(reply.length, Math.floor(((performance.now() - began) / 1000) * charsPerSecond));
+    if (way === "stream" && code && written > begin) {
+      running ??= stream(sandbox);
+      running.push(reply.slice(Math.max(before, begin), Math.min(written, end)));
+    }
+    if (way === "hints" && code && !hinted && written > end) {
+      hinted = true;
+      void sandbox.hint(code);
+    }
+  }
+  return running;
+}
+
+/** Code that comes in pieces, and is whole when it is finished. @param {Sandbox} sandbox */
+function stream(sandbox) {
+  /** @type {ReadableStreamDefaultController<string> | undefined} */
+  let pieces;
+  const source = new ReadableStream({ start: (controller) => void (pieces = controller) });
+  const run = sandbox.executeStream(source);
+  return {
+    /** @param {string} piece */
+    push: (piece) => piece && pieces?.enqueue(piece),
+    finish: () => (pieces?.close(), run),
+  };
+}
+
+/** What ran ahead so far, of all sources. @param {Sandbox} sandbox */
+function tallies(sandbox) {
+  const sum = { started: 0, finished: 0, used: 0, wasted: 0, saved: 0 };
+  for (const tally of Object.values(sandbox.stats().ahead.code)) {
+    for (const key of /** @type {const} */ (["started", "finished", "used", "wasted"])) sum[key] += tally[key];
+    sum.saved += tally.timeSaved;
+  }
+  return sum;
+}
+
+Object.assign(window, { replay });

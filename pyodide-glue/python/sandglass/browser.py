@@ -144,6 +144,7 @@ class Guest:
         self._decoder: IncrementalDecoder | None = None
         self._bridge.runtime = self._runtime
         self._runtime.take_written = self._take_written
+        self._runtime.take_rest = self._take_rest
         self._runtime.package_hint = _PACKAGE_HINT
         self._reserve = self._runtime.reserve = Reserve()
 
@@ -163,7 +164,10 @@ class Guest:
         self._runtime.prepare(execution, source)
 
     def execute(self, execution: int, source: str, ahead: bool) -> Any:
-        """The header alone, or `[header, encoding, final]`. None when there is not enough memory to go on."""
+        """The header alone, or `[header, encoding, final]`. None when there is not enough memory to go on.
+
+        The header is empty when the cell waits for more of its text: `extend` brings it, and then `go_on` is called.
+        """
         self._bridge.watch()
         self._reserve.is_spent = False  # a value that was set may have said so; this cell tells by itself
         try:
@@ -173,6 +177,27 @@ class Guest:
         if self._reserve.is_spent:
             return None
         return header if encoding == "none" else to_js([header, encoding, body])
+
+    def extend(self, execution: int, text: str, is_last: bool) -> None:
+        """The begin of a cell whose text is still being written, before `execute`; and what comes later, before `go_on`."""
+        self._runtime.extend(execution, text, is_last)
+
+    def go_on(self) -> Any:
+        """Runs what `extend` has added. The answer is that of `execute`."""
+        try:
+            header, encoding, body = self._runtime.go_on()
+        except MemoryError:
+            return None
+        if self._reserve.is_spent:
+            return None
+        return header if encoding == "none" else to_js([header, encoding, body])
+
+    def is_plain(self, source: str) -> bool:
+        """See `Runtime.is_plain`."""
+        return self._runtime.is_plain(source)
+
+    def _take_rest(self) -> str:
+        return str(self._js.rest())
 
     def get_variable(self, name: str) -> Any:
         return _answer(lambda: self._runtime.get_variable(name))
@@ -319,6 +344,9 @@ CALLS = (
     GUEST.take_file,
     GUEST.file,
     GUEST.forget_folders,
+    GUEST.extend,
+    GUEST.go_on,
+    GUEST.is_plain,
 )
 
 

@@ -1,10 +1,16 @@
-"""Compiles a cell and runs it."""
+"""Compiles a cell and runs it.
+
+A cell runs statement by statement, each with code of its own, so that one whose text is still being written runs as it would when it
+is whole. Only a cell that awaits is one coroutine.
+"""
 
 from __future__ import annotations
 
 import linecache
-from ast import Expr, Expression, PyCF_ALLOW_TOP_LEVEL_AWAIT, PyCF_ONLY_AST
+import warnings
+from ast import Constant, Expr, Expression, Module, PyCF_ALLOW_TOP_LEVEL_AWAIT, PyCF_ONLY_AST
 from collections import deque
+from contextlib import contextmanager
 from inspect import CO_COROUTINE
 from io import StringIO
 from typing import TYPE_CHECKING, Any
@@ -12,17 +18,20 @@ from typing import TYPE_CHECKING, Any
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 
 if TYPE_CHECKING:
-    from ast import Module
+    from ast import stmt
+    from collections.abc import Callable, Iterator
     from types import CodeType
 
     from sandglass.loop import EventLoops
 
 _FLAGS = PyCF_ALLOW_TOP_LEVEL_AWAIT
 _FUTURES = 0x1FF0000  # the bits of co_flags that `from __future__ import …` sets
+#: Without any of these, a cell that is in order statement by statement is so as a whole, and awaits nothing.
+_OF_THE_WHOLE = ("await", "async", "global", "__future__")
 
 
 def compile_cell(source: str, filename: str) -> list[CodeType]:
-    """The code of a cell: its statements, then its last expression (or None) for the value to show.
+    """The code of a cell: that of each statement; an expression at the end is the value to show.
 
     Raises SyntaxError for anything that is not Python, MemoryError and RecursionError for source nested too deeply.
     """
@@ -38,23 +47,111 @@ def compile_cell(source: str, filename: str) -> list[CodeType]:
         raise
 
 
+def is_plain(source: str, filename: str) -> bool:
+    """Whether a cell compiles without a word of warning, and awaits nothing: then its statements may run as they come."""
+    try:
+        with _warnings_are("error"):
+            codes = compile_cell(source, filename)
+    except Exception:
+        return False
+    return not any(code.co_flags & CO_COROUTINE for code in codes)
+
+
 def _compile(source: str, filename: str) -> list[CodeType]:
     if "\n" not in source and "=" not in source:  # most likely a single expression, which needs no tree
         try:
             return [compile(source, filename, "eval", _FLAGS, True)]
         except SyntaxError:
             pass
-    tree = _parse(source, filename)
+    body = _parse(source, filename).body
+    if len(body) < 2:
+        return _compile_whole(body, filename)
+    if not any(word in source for word in _OF_THE_WHOLE):
+        try:
+            return _compile_each(body, filename, _FLAGS, is_first=True, is_last=True)[0]
+        except SyntaxError:
+            with _warnings_are("ignore"):
+                _compile_whole(body, filename)  # it may find another one first
+            raise
+    codes = _compile_whole(body, filename)
+    if any(code.co_flags & CO_COROUTINE for code in codes):
+        return codes
+    with _warnings_are("ignore"):  # all were told
+        return _compile_each(body, filename, _FLAGS, is_first=True, is_last=True)[0]
+
+
+def _compile_whole(body: list[stmt], filename: str) -> list[CodeType]:
+    last = body[-1] if body else None
     codes: list[CodeType] = []
-    last = tree.body[-1] if tree.body else None
-    if isinstance(last, Expr):
-        tree.body.pop()
-    if tree.body:
-        codes.append(compile(tree, filename, "exec", _FLAGS, True))
+    statements = body[:-1] if isinstance(last, Expr) else body
+    if statements:
+        codes.append(compile(Module(statements, []), filename, "exec", _FLAGS, True))
     if isinstance(last, Expr):
         flags = _FLAGS | (codes[0].co_flags & _FUTURES if codes else 0)
         codes.append(compile(Expression(last.value), filename, "eval", flags, True))
     return codes
+
+
+def _compile_each(
+    body: list[stmt], filename: str, flags: int, *, is_first: bool, is_last: bool
+) -> tuple[list[CodeType], int]:
+    """The code of each statement, and the flags for those that follow. `is_first`, `is_last`: whether the cell begins and ends here."""
+    codes: list[CodeType] = []
+    for index, statement in enumerate(body):
+        if is_last and index == len(body) - 1 and isinstance(statement, Expr):
+            codes.append(compile(Expression(statement.value), filename, "eval", flags, True))
+            continue
+        if isinstance(statement, Expr) and isinstance(statement.value, Constant) and (index or not is_first):
+            continue  # or a text would be the module's __doc__, which only one at the beginning is
+        code = compile(Module([statement], []), filename, "exec", flags, True)
+        flags |= code.co_flags & _FUTURES
+        codes.append(code)
+    return codes, flags
+
+
+@contextmanager
+def _warnings_are(action: str) -> Iterator[None]:
+    """What becomes of the compiler's warnings. Not `catch_warnings`, which has every warning of the cell's told anew."""
+    filters = warnings.filters
+    warnings.filters = [(action, None, Warning, None, 0)]  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        warnings.filters = filters
+
+
+class Growing:
+    """Compiles a cell whose text comes bit by bit, each time some whole lines after which another statement begins."""
+
+    def __init__(self, filename: str) -> None:
+        self.source = ""
+        self.filename = filename
+        self.is_whole = False
+        self._compiled = 0  # characters of the source
+        self._flags = _FLAGS
+        self._is_first = True
+
+    def add(self, text: str, is_last: bool) -> list[CodeType]:
+        """The code that it makes complete. None as long as that is no Python: it may be a text of many lines, half of it."""
+        self.source += text
+        self.is_whole = is_last
+        # The lines before are empty ones, for the numbers.
+        before = len(_lines(self.source[: self._compiled]))
+        source = "\n" * before + self.source[self._compiled :]
+        try:
+            with _warnings_are("error"):
+                body = _parse(source, self.filename).body
+                codes, flags = _compile_each(body, self.filename, self._flags, is_first=self._is_first, is_last=is_last)
+        except Exception:
+            if is_last:
+                raise
+            return []
+        if not is_last and any(code.co_flags & CO_COROUTINE for code in codes):
+            return []
+        self._is_first &= not body
+        self._flags = flags
+        self._compiled = len(self.source)
+        return codes
 
 
 def _parse(source: str, filename: str) -> Module:
@@ -100,6 +197,16 @@ async def _run_async(codes: list[CodeType], namespace: dict[str, Any]) -> Any:
     return value
 
 
+class _Unfinished(tuple):  # type: ignore[type-arg]
+    """What linecache has of a cell whose text is still being written. Whoever looks at it is told of, or finds all of it."""
+
+    __slots__ = ()
+    look: Callable[[], tuple[Any, ...]]
+
+    def __getitem__(self, index: Any) -> Any:
+        return type(self).look()[index]
+
+
 class Sources:
     """Keeps the newest sources, at most `limit` characters, in linecache for tracebacks and `inspect.getsource`."""
 
@@ -119,6 +226,28 @@ class Sources:
             oldest, dropped = self._kept.popleft()
             self._chars -= len(dropped)
             linecache.cache.pop(oldest, None)
+
+    def begin(self, filename: str, look: Callable[[], str]) -> None:
+        """The same for a cell whose text is still being written: `look` gives it to code that wants it, and `finish` adds it."""
+
+        class Unfinished(_Unfinished):
+            pass
+
+        def entry() -> tuple[Any, ...]:
+            source = look()
+            return len(source), None, _lines(source), filename
+
+        Unfinished.look = staticmethod(entry)
+        linecache.cache[filename] = Unfinished((0, None, [], filename))
+
+    def finish(self, filename: str, source: str) -> None:
+        """All of it is there."""
+        known = linecache.cache.get(filename)
+        self.add(filename, source)
+        if known is None or len(source) > self.limit:
+            linecache.cache.pop(filename, None)  # the cell has emptied it, or there is too much of it
+        elif not isinstance(known, _Unfinished):
+            linecache.cache[filename] = known  # the cell has put its own there
 
     def kept(self) -> list[tuple[str, str]]:
         """File names and sources, oldest first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import gc
 import json
 import linecache
 import os
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from sandglass.reserve import Reserve
 
 _OK = to_json({"ended": "ok", "errorType": None, "final": False, "names": None})
+#: What `execute` and `go_on` return as long as the cell waits for more of its text.
+UNFINISHED = ("", "none", b"")
 _NAME_LIMIT = 200
 _clock_sleep = time.sleep
 _MEMORY_FULL = (
@@ -91,6 +94,8 @@ class Runtime:
         self._guards = self._make_guards()
         self._clock_sleep_thread = get_ident()
         self._prepared: tuple[str, list[CodeType] | BaseException] | None = None
+        self._growing: cells.Growing | None = None  # the cell whose text is still being written
+        self._paused: tuple[int | None, Any] | None = None  # what it goes on with
         self._error: BaseException | None = None
         self._described = False
         self._shown: object = None  # the last expression's value, where it was shown as more than its repr
@@ -108,6 +113,8 @@ class Runtime:
         self.end_strays: Callable[[], Iterable[str]] = tuple
         #: Python for source that is none, such as IPython's magics; returns what it got where it knows no better.
         self.translate: Callable[[str], str] | None = None
+        #: The rest of the text that is being written, for code that looks at its own source: what is not there yet is "".
+        self.take_rest: Callable[[], str] = str
         #: Whether the interpreter is somebody else's between turns (`enter`, `leave`).
         self.is_lodger = False
 
@@ -172,10 +179,36 @@ class Runtime:
         except BaseException as error:
             self._prepared = filename, error
 
+    def extend(self, execution: int, text: str, is_last: bool) -> None:
+        """Compiles more of a cell whose text is still being written, for `execute` and then `go_on`.
+
+        The text ends with a whole line, and another statement of the same cell comes after it.
+        """
+        if self._growing is None:
+            self._growing = cells.Growing(f"<cell {execution}>")
+        try:
+            self._prepared = self._growing.filename, self._growing.add(text, is_last)
+        except BaseException as error:
+            self._prepared = self._growing.filename, error
+
+    def go_on(self) -> tuple[str, str, bytes]:
+        """Runs what `extend` has added to the cell under way, and returns what `execute` does."""
+        growing = self._growing
+        if growing is None or self._paused is None:
+            raise RuntimeError("no cell waits for more of its text")
+        self.resume(self._paused)
+        self._paused = None
+        self._loops.begin_cell()
+        if growing.is_whole:
+            self._is_ahead(False)
+            self._sources.finish(growing.filename, growing.source)
+        return self._proceed(growing.filename, growing.source)
+
     def execute(self, execution: int, source: str, ahead: bool = False) -> tuple[str, str, bytes]:
         """Runs a cell to its end. Never raises, whatever it does.
 
-        `ahead`: nobody has asked for it yet, and the runtime does not look at the clock by itself.
+        `ahead`: nobody has asked for it yet, and the runtime does not look at the clock by itself. It is `UNFINISHED`
+        when it waits for more of its text, the begin of which `extend` was given before.
         Returns `(header, encoding, body)`. The header is JSON: `ended` ("ok", "error" or "limit"), `errorType`,
         `final`, `names` of user variables, null when they are those of the last report, and `omittedDisplays` where
         there are any. When `final`, encoding and body hold the declared final value (as it is at the end of the cell),
@@ -183,23 +216,46 @@ class Runtime:
         """
         self._error = None
         self._described = False
-        self._output.now = no_time if ahead else monotonic
-        CellLoop.ahead = ahead
+        self._is_ahead(ahead)
         self._open = self._current = execution
+        filename = f"<cell {execution}>"
         try:
-            try:
-                self._run(f"<cell {execution}>", source)
-            except Submitted:
-                pass
-            except BaseException as error:
-                self._error = error
+            self._begin(filename, source)
+        except BaseException as error:
+            self._error = error
+        return self._proceed(filename, source)
+
+    def _proceed(self, filename: str, source: str) -> tuple[str, str, bytes]:
+        ends = True
+        try:
+            growing = self._growing
+            ends = growing is None or growing.is_whole
+            if self._error is None:
+                try:
+                    self._run(filename, source, ends)
+                except BaseException as error:
+                    self._error = error
+            elif ends and growing is not None:
+                self._end_run()  # a statement that came before the rest has ended it
+            if not ends:
+                self._output.flush()
+                self._paused = self.pause()
+                return UNFINISHED
+            if isinstance(self._error, Submitted):
+                self._error = None
             if not isinstance(self._error, KeyboardInterrupt):  # it is to stop now
                 self._figures.show_open(self._shown)
             return self._finish()
         except BaseException as late:  # an interrupt that arrived while finishing, or a fault of ours
+            ends = True
             return self._finish_after(late)
         finally:
-            self._open = self._current = self._shown = None
+            if ends:
+                self._open = self._current = self._shown = self._growing = self._paused = None
+
+    def _is_ahead(self, ahead: bool) -> None:
+        self._output.now = no_time if ahead else monotonic
+        CellLoop.ahead = ahead
 
     def get_variable(self, name: str) -> tuple[str, bytes]:
         """A variable as `(encoding, body)`; `("missing", b"")` when there is none. Raises NotSerializable."""
@@ -221,6 +277,16 @@ class Runtime:
     def list_variables(self) -> tuple[str, bytes]:
         """User variables, encoded: a list of `{name, type, length}`, at most 10,000."""
         return self._encode(self._namespace.listing(), "the list of variables")
+
+    def is_plain(self, source: str) -> bool:
+        """Whether a cell compiles without a word of warning, and awaits nothing: then its statements may run as they come."""
+        collects = gc.isenabled()
+        gc.disable()  # nothing of the user's runs here
+        try:
+            return cells.is_plain(source, "<cell>")
+        finally:
+            if collects:
+                gc.enable()
 
     def file(self, action: str, path: str, pieces: Iterable[bytes]) -> tuple[str, Iterable[bytes]]:
         """Does something with a file: `write` (of `pieces`), `read`, `readText`, `list` or `remove`.
@@ -344,7 +410,7 @@ class Runtime:
         if self._open is not None and self._current == self._open:
             self._displays.display(bundle, raw=True)
 
-    def _run(self, filename: str, source: str) -> None:
+    def _begin(self, filename: str, source: str) -> None:
         for stream in (self._stdout, self._stderr):
             stream.buffer.finish()  # drops half a character that was written between executions
         self._output.begin(self._max_output_chars)
@@ -353,7 +419,19 @@ class Runtime:
         self._figures.begin_cell()
         self._helpers.begin_cell()
         self._loops.begin_cell()
-        self._sources.add(filename, source)
+        if self._growing is None:
+            self._sources.add(filename, source)
+        else:
+            self._sources.begin(filename, self._look_at_source)
+
+    def _look_at_source(self) -> str:
+        """The source of the cell under way, for code that looks at it: what there is not yet is what only the world can tell."""
+        growing = self._growing
+        if growing is None:
+            return ""
+        return growing.source if growing.is_whole else growing.source + self.take_rest()
+
+    def _run(self, filename: str, source: str, ends: bool) -> None:
         prepared, self._prepared = self._prepared, None
         if prepared is None or prepared[0] != filename:
             codes = self._compile(source, filename)
@@ -370,12 +448,16 @@ class Runtime:
                 if self._displays.show(value, is_result=True):
                     self._shown = value
         finally:
-            if self.reserve is not None and self.reserve.ease():
-                self._stderr.write(_MEMORY_FULL)
-            cancelled = self._loops.end_cell()
-            if cancelled:
-                tasks = "1 background task was" if cancelled == 1 else f"{cancelled} background tasks were"
-                self._stderr.write(f"sandglass: {tasks} cancelled at the end of the cell\n")
+            if ends:
+                self._end_run()
+
+    def _end_run(self) -> None:
+        if self.reserve is not None and self.reserve.ease():
+            self._stderr.write(_MEMORY_FULL)
+        cancelled = self._loops.end_cell()
+        if cancelled:
+            tasks = "1 background task was" if cancelled == 1 else f"{cancelled} background tasks were"
+            self._stderr.write(f"sandglass: {tasks} cancelled at the end of the cell\n")
 
     def _finish(self) -> tuple[str, str, bytes]:
         namespace = self._namespace

@@ -105,6 +105,10 @@ impl<B: Body> Aheads<B> {
 
     /// See [`Input::Written`].
     pub(super) fn written(&mut self, code: String, timeout_ms: Option<f64>) {
+        if code.is_empty() {
+            self.writing = None;
+            return;
+        }
         let tried = self
             .writing
             .take()

@@ -612,6 +612,291 @@ fn predictions_that_are_mostly_wrong_are_not_tried() {
     assert!((10..40).contains(&tried), "{tried} of 100");
 }
 
+fn streams(world: &World) -> Tally {
+    let stats = world.session.stats();
+    stats.ahead.code.get(&Source::Stream).cloned().unwrap_or_default()
+}
+
+/// A session where the begin of code that is being written has run within 30 ms, and the guest waits for more of it.
+fn written(code: &str) -> World {
+    let mut world = ready();
+    world.writes(code);
+    world.second_begins();
+    assert!(matches!(
+        world.second_told(),
+        Some(Request::Execute {
+            ahead: true,
+            more: true,
+            ..
+        })
+    ));
+    world.sleep(30.0);
+    let turn = world.second_turn();
+    world.second_says(output(turn, Stream::Stdout, "begun\n"), None);
+    world.second_says(Event::Waiting { turn }, None);
+    world
+}
+
+/// All of the code is there, and it is run as if nothing of it had been there before.
+fn assert_run_whole(world: &mut World, code: &str) {
+    world.execute(code);
+    if world.asked_for() != format!("execute {code}") {
+        world.checks(false);
+    }
+    assert_eq!(world.asked_for(), format!("execute {code}"));
+    assert!(world.second.is_none(), "it still runs ahead");
+    world.ends(ok());
+    assert_eq!((streams(world).used, world.printed.as_str()), (0, ""));
+}
+
+#[test]
+fn code_that_is_being_written_runs_as_it_comes() {
+    let mut world = written("a\n");
+    world.wait(5_000.0);
+    world.writes("a\nb\n");
+    let turn = world.second_turn();
+    assert_eq!(
+        world.second_told(),
+        Some(&Request::Extend {
+            turn,
+            text: "b\n".to_owned()
+        })
+    );
+    world.sleep(20.0);
+    world.second_says(Event::Waiting { turn }, None);
+    world.wait(3_000.0);
+    let ticket = world.execute("a\nb\nc");
+    assert_eq!(
+        (world.asked_for().as_str(), world.printed.as_str()),
+        ("check a\nb\nc", "")
+    );
+    world.sleep(4.0);
+    world.checks(true);
+    assert_eq!(world.printed, "begun\n");
+    assert_eq!(
+        world.second_told(),
+        Some(&Request::Promote {
+            turn,
+            rest: Some("c".to_owned())
+        })
+    );
+    world.sleep(10.0);
+    world.ends(ok());
+    let execution = world.execution(ticket);
+    assert_eq!(
+        (execution.stdout.as_str(), execution.code.as_str()),
+        ("begun\n", "a\nb\nc")
+    );
+    assert_eq!(
+        (execution.duration, execution.guest_time),
+        (60.0, 60.0),
+        "nobody counts the waiting"
+    );
+    let Tally {
+        started,
+        finished,
+        used,
+        wasted,
+        time_saved,
+    } = streams(&world);
+    assert_eq!((started, finished, used, wasted, time_saved), (1, 1, 1, 0, 50.0));
+}
+
+#[test]
+fn what_has_waited_has_all_the_time_that_is_left() {
+    let mut world = written("a\n");
+    world.wait(20_000.0);
+    world.execute("a\nb");
+    world.checks(true);
+    world.wait(969.0); // of 1000, less the 30 before
+    assert!(!world.asked_for().starts_with("interrupt"));
+    world.wait(2.0);
+    assert_eq!(world.asked_for(), "interrupt Timeout");
+}
+
+#[test]
+fn it_takes_a_little_at_a_time() {
+    let mut world = ready();
+    world.writes("a\n");
+    world.second_begins();
+    let turn = world.second_turn();
+    world.writes("a\nb\n");
+    world.second_says(Event::Waiting { turn }, None);
+    assert!(matches!(world.second_told(), Some(Request::Execute { .. })), "too soon");
+    world.writes("a\nb\nc\n");
+    world.wait(100.0);
+    let text = "b\nc\n".to_owned();
+    assert_eq!(world.second_told(), Some(&Request::Extend { turn, text }));
+    world.writes("a\nb\nc\nd\n");
+    world.wait(200.0);
+    assert!(
+        matches!(world.second_told(), Some(Request::Extend { .. })),
+        "it is at work"
+    );
+    world.second_says(Event::Waiting { turn }, None);
+    let text = "d\n".to_owned();
+    assert_eq!(world.second_told(), Some(&Request::Extend { turn, text }));
+}
+
+#[test]
+fn code_that_becomes_something_else_runs_whole() {
+    for code in ["a", "b\nc", "a \nb", ""] {
+        assert_run_whole(&mut written("a\n"), code);
+    }
+    // Not plain: its own guest says so.
+    assert_run_whole(&mut written("a\n"), "a\nb");
+    // What the guest of the sandbox does not say in time.
+    let mut world = written("a\n");
+    world.execute("a\nb");
+    world.wait(1_000.0);
+    assert_eq!(world.asked_for(), "execute a\nb");
+    world.ends(ok());
+    // Too late, it says nothing.
+    let check = world
+        .guest
+        .as_mut()
+        .and_then(|guest| guest.check.take())
+        .expect("asked");
+    world.event(Event::Checked { check, plain: true });
+    assert_eq!(world.execute("1"), 3);
+    assert_eq!(world.asked_for(), "execute 1");
+}
+
+#[test]
+fn a_change_of_the_state_ends_what_is_being_written() {
+    let mut world = written("a\n");
+    world.command(Command::SetVariable("y".to_owned(), text("1")));
+    assert!(world.second.is_none());
+    let turn = world.turn();
+    world.event(Event::Done { turn });
+    world.wait(50.0);
+    world.writes("a\nb\n");
+    assert!(world.second.is_none(), "it is begun once");
+    assert_run_whole(&mut world, "a\nb\nc");
+}
+
+#[test]
+fn nobody_writes_any_more() {
+    let mut world = written("a\n");
+    world.writes("");
+    assert!(world.second.is_none());
+    assert_eq!(streams(&world).wasted, 1);
+}
+
+#[test]
+fn it_does_not_wait_for_more_for_ever() {
+    let mut world = written("a\n");
+    world.wait(60_000.0);
+    assert_run_whole(&mut world, "a\nb");
+}
+
+#[test]
+fn a_host_call_of_what_is_being_written_waits_for_all_of_it() {
+    let mut world = ready();
+    world.writes("ask('?')\n");
+    world.second_begins();
+    let (turn, call) = (world.second_turn(), world.fresh_call());
+    let event = Event::HostCall {
+        turn,
+        call,
+        batch: 1,
+        name: "ask".to_owned(),
+        encoding: Encoding::Marshal,
+        blocking: false,
+    };
+    world.second_says(event, Some(b"args"));
+    world.writes("ask('?')\nb\n");
+    world.wait(500.0);
+    assert!(world.under_way().is_empty());
+    assert!(matches!(world.second_told(), Some(Request::Execute { .. })));
+    let ticket = world.execute("ask('?')\nb\nc");
+    world.checks(true);
+    assert_eq!(
+        world.second_told(),
+        Some(&Request::Promote {
+            turn,
+            rest: Some("b\nc".to_owned())
+        })
+    );
+    let calls = world.under_way();
+    world.returns(calls[0], "!");
+    world.event(Event::Waiting { turn }); // it has not heard of the rest yet
+    world.ends(ok());
+    assert_eq!((world.execution(ticket).host_calls, streams(&world).used), (1, 1));
+}
+
+#[test]
+fn all_of_it_may_come_while_a_statement_runs() {
+    for waits in [false, true] {
+        let mut world = ready();
+        world.writes("a\n");
+        world.second_begins();
+        world.sleep(40.0);
+        let turn = world.second_turn();
+        let ticket = world.execute("a\nb");
+        world.checks(true);
+        let rest = Some("b".to_owned());
+        assert_eq!(world.second_told(), Some(&Request::Promote { turn, rest }));
+        assert!(world.second.is_some(), "it is asked first");
+        world.sleep(10.0);
+        world.second_says(
+            if waits {
+                Event::Waiting { turn }
+            } else {
+                Event::Promoted { turn }
+            },
+            None,
+        );
+        assert!(world.second.is_none());
+        world.sleep(5.0);
+        world.ends(ok());
+        assert_eq!(world.execution(ticket).duration, 55.0);
+        assert_eq!(streams(&world).used, 1);
+    }
+}
+
+#[test]
+fn what_lies_about_code_that_is_being_written_is_thrown_away() {
+    let inputs: [Lie; 4] = [
+        |turn| {
+            let (execution, encoding) = (ok(), Encoding::None);
+            Input::Guest(
+                Event::Executed {
+                    turn,
+                    execution,
+                    encoding,
+                },
+                None,
+            )
+        },
+        |turn| Input::Guest(output(turn, Stream::Stdout, "at rest"), None),
+        |turn| Input::Guest(Event::Waiting { turn }, None),
+        |turn| Input::Guest(Event::External { turn }, None),
+    ];
+    for input in inputs {
+        let mut world = written("a\n");
+        let turn = world.second_turn();
+        world.feed(Input::Ahead(Box::new(input(turn))));
+        assert_run_whole(&mut world, "a\nb");
+    }
+    let mut world = ready();
+    world.event(Event::Checked { check: 1, plain: true });
+    assert_eq!(world.boots, 2, "nobody has asked");
+}
+
+#[test]
+fn less_time_than_it_began_with_is_another_execution() {
+    let mut world = written("a\n");
+    let ticket = world.command(Command::Execute {
+        code: "a\nb".to_owned(),
+        timeout_ms: Some(500.0),
+        budget: BudgetLimits::default(),
+    });
+    assert_eq!(world.asked_for(), "execute a\nb");
+    world.ends(ok());
+    assert_eq!(world.execution(ticket).id, 1);
+}
+
 /// What a cell does, in the order in which it does it.
 #[derive(Debug, Clone)]
 enum Step {

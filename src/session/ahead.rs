@@ -61,6 +61,7 @@ pub(super) struct Ahead<B> {
     check: Check,
     /// Whether it was told that its code has come.
     told: bool,
+    is_counted: bool,
 }
 
 /// Whether code that was being written may have run piece by piece.
@@ -309,6 +310,7 @@ impl<B: Body> Session<B> {
             extended_at: now,
             check: Check::NotAsked,
             told: false,
+            is_counted: false,
         });
         self.relay(now, effects);
     }
@@ -322,7 +324,7 @@ impl<B: Body> Session<B> {
             {
                 run.rests_since = Some(now);
                 run.stage = Stage::Waiting(turn);
-                return;
+                return self.count_finished();
             }
             (Input::Guest(Event::Promoted { .. }, _), Stage::Asked(turn, _)) => {
                 run.stage = Stage::Over(turn); // as it is: what it says from now on, it says to this session
@@ -506,14 +508,10 @@ impl<B: Body> Session<B> {
         let later = if rests { now - ahead.last_word() } else { ahead.rested };
         if let Task::Execute(execution) = &task
             && ahead.is_written()
+            && !ahead.told
         {
-            if ahead.rests_since.is_some() {
-                self.tally(ahead.prediction.source).finished += 1;
-            }
-            if !ahead.told {
-                let promotion = ahead.promotion(turn, &execution.code);
-                self.effects.push(promotion);
-            }
+            let promotion = ahead.promotion(turn, &execution.code);
+            self.effects.push(promotion);
         }
         let tally = self.tally(ahead.prediction.source);
         tally.used += 1;
@@ -540,7 +538,9 @@ impl<B: Body> Session<B> {
     }
 
     fn count_finished(&mut self) {
-        if let Some(run) = &self.ahead.run {
+        if let Some(run) = &mut self.ahead.run
+            && !std::mem::replace(&mut run.is_counted, true)
+        {
             let source = run.prediction.source;
             self.tally(source).finished += 1;
         }

@@ -179,7 +179,7 @@ class Guest:
         return header if encoding == "none" else to_js([header, encoding, body])
 
     def extend(self, execution: int, text: str, is_last: bool) -> None:
-        """The begin of a cell whose text is still being written, before `execute`; and what comes later, before `go_on`."""
+        """The begin of a cell whose text is being written, before `execute`; and what comes later, before `go_on`."""
         self._runtime.extend(execution, text, is_last)
 
     def go_on(self) -> Any:

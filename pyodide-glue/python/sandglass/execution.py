@@ -1,7 +1,7 @@
 """Compiles a cell and runs it.
 
-A cell runs statement by statement, each with code of its own, so that one whose text is still being written runs as it would when it
-is whole. Only a cell that awaits is one coroutine.
+A cell runs statement by statement, each with code of its own, so that one whose text is still being written runs as it
+would when it is whole. Only a cell that awaits is one coroutine.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def compile_cell(source: str, filename: str) -> list[CodeType]:
 
 
 def is_plain(source: str, filename: str) -> bool:
-    """Whether a cell compiles without a word of warning, and awaits nothing: then its statements may run as they come."""
+    """Whether a cell compiles without a warning, and awaits nothing: then its statements may run as they come."""
     try:
         with _warnings_are("error"):
             codes = compile_cell(source, filename)
@@ -95,7 +95,10 @@ def _compile_whole(body: list[stmt], filename: str) -> list[CodeType]:
 def _compile_each(
     body: list[stmt], filename: str, flags: int, *, is_first: bool, is_last: bool
 ) -> tuple[list[CodeType], int]:
-    """The code of each statement, and the flags for those that follow. `is_first`, `is_last`: whether the cell begins and ends here."""
+    """The code of each statement, and the flags for those that follow.
+
+    `is_first`, `is_last`: whether the cell begins and ends here.
+    """
     codes: list[CodeType] = []
     for index, statement in enumerate(body):
         if is_last and index == len(body) - 1 and isinstance(statement, Expr):
@@ -111,9 +114,9 @@ def _compile_each(
 
 @contextmanager
 def _warnings_are(action: str) -> Iterator[None]:
-    """What becomes of the compiler's warnings. Not `catch_warnings`, which has every warning of the cell's told anew."""
+    """What becomes of the compiler's warnings. Not by `catch_warnings`: all that were told once would be told again."""
     filters = warnings.filters
-    warnings.filters = [(action, None, Warning, None, 0)]  # type: ignore[assignment]
+    warnings.filters = [(action, None, Warning, None, 0)]
     try:
         yield
     finally:
@@ -132,7 +135,7 @@ class Growing:
         self._is_first = True
 
     def add(self, text: str, is_last: bool) -> list[CodeType]:
-        """The code that it makes complete. None as long as that is no Python: it may be a text of many lines, half of it."""
+        """The code that it makes complete. None as long as that is no Python, such as half of a text of many lines."""
         self.source += text
         self.is_whole = is_last
         # The lines before are empty ones, for the numbers.
@@ -197,14 +200,13 @@ async def _run_async(codes: list[CodeType], namespace: dict[str, Any]) -> Any:
     return value
 
 
-class _Unfinished(tuple):  # type: ignore[type-arg]
-    """What linecache has of a cell whose text is still being written. Whoever looks at it is told of, or finds all of it."""
+class _Unfinished(tuple[Any, ...]):
+    """What linecache has of a cell whose text is still being written: what `look` says when somebody looks."""
 
-    __slots__ = ()
     look: Callable[[], tuple[Any, ...]]
 
     def __getitem__(self, index: Any) -> Any:
-        return type(self).look()[index]
+        return self.look()[index]
 
 
 class Sources:
@@ -228,17 +230,18 @@ class Sources:
             linecache.cache.pop(oldest, None)
 
     def begin(self, filename: str, look: Callable[[], str]) -> None:
-        """The same for a cell whose text is still being written: `look` gives it to code that wants it, and `finish` adds it."""
+        """The same for a cell whose text is still being written: `look` gives it to code that wants it.
 
-        class Unfinished(_Unfinished):
-            pass
+        `finish` adds it.
+        """
 
         def entry() -> tuple[Any, ...]:
             source = look()
             return len(source), None, _lines(source), filename
 
-        Unfinished.look = staticmethod(entry)
-        linecache.cache[filename] = Unfinished((0, None, [], filename))
+        unfinished = _Unfinished((0, None, [], filename))
+        unfinished.look = entry
+        linecache.cache[filename] = unfinished
 
     def finish(self, filename: str, source: str) -> None:
         """All of it is there."""

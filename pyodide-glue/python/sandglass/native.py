@@ -146,7 +146,8 @@ class Guest:
             event = '{"type":"notSaved","checkpoint":%d,"reason":"native guests make no checkpoints"}'
             self._channel.post(event % request["checkpoint"])
         elif kind == "check":
-            self._channel.post('{"type":"checked","check":%d,"plain":false}' % request["check"])
+            event = '{"type":"checked","check":%d,"plain":false}'
+            self._channel.post(event % request["check"])
         elif kind in ("extend", "promote"):
             pass  # only code that runs ahead is told so, and none does here
         elif kind in ("restore", "install"):

@@ -113,7 +113,7 @@ class Runtime:
         self.end_strays: Callable[[], Iterable[str]] = tuple
         #: Python for source that is none, such as IPython's magics; returns what it got where it knows no better.
         self.translate: Callable[[str], str] | None = None
-        #: The rest of the text that is being written, for code that looks at its own source: what is not there yet is "".
+        #: The rest of the text that is being written, for code that looks at its own source; "" when it is not there.
         self.take_rest: Callable[[], str] = str
         #: Whether the interpreter is somebody else's between turns (`enter`, `leave`).
         self.is_lodger = False
@@ -279,7 +279,7 @@ class Runtime:
         return self._encode(self._namespace.listing(), "the list of variables")
 
     def is_plain(self, source: str) -> bool:
-        """Whether a cell compiles without a word of warning, and awaits nothing: then its statements may run as they come."""
+        """Whether a cell compiles without a warning, and awaits nothing: then its statements may run as they come."""
         collects = gc.isenabled()
         gc.disable()  # nothing of the user's runs here
         try:
@@ -425,7 +425,7 @@ class Runtime:
             self._sources.begin(filename, self._look_at_source)
 
     def _look_at_source(self) -> str:
-        """The source of the cell under way, for code that looks at it: what there is not yet is what only the world can tell."""
+        """The source of the cell under way, for code that looks at it: what is not there only the world can tell."""
         growing = self._growing
         if growing is None:
             return ""

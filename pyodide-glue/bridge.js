@@ -194,6 +194,7 @@ export function createBridge(post, mailbox, witness) {
      * @returns {Promise<{ text: string, isLast: boolean }>}
      */
     async nextText() {
+      if (stopping) witness.see(); // it ran out of time, which it may not do another time
       if (texts.length === 0 && rest === undefined) {
         const begun = now();
         nextLook = Infinity;

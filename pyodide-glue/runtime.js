@@ -240,30 +240,28 @@ function createCalls(calls, module, bridge) {
     canBlock ? async (...args) => method(...args) : (...args) => method.callPromising(...args);
   // One by one: an iterator that comes to its end takes back what it gave.
   const [configure, prepare, execute, getVariable, takeText, setVariable, listVariables, flush] = calls;
-  const [findForeign, saveState, loadState, takeFile, file, forgetFolders, extend, goOn, isPlain] = [
-    8, 9, 10, 11, 12, 13, 14, 15, 16,
+  const [findForeign, saveState, loadState, takeFile, file, forgetFolders, extend, isPlain] = [
+    8, 9, 10, 11, 12, 13, 14, 15,
   ].map((index) => calls.get(index));
   const runCell = waiting(execute);
   return {
     /** @type {(config: string) => Answer} */
     configure: (config) => configure(config),
     /**
-     * Undefined when there is not enough memory to go on.
-     * @type {(execution: number, code: string, ahead: boolean, more: boolean) => Promise<Ended>}
+     * Undefined when there is not enough memory to go on; an empty report of a cell that waits for more of its text. `isWhole`:
+     * `code` is all of it, and nothing was given to `extend`.
+     * @type {(execution: number, code: string, ahead: boolean, isWhole: boolean) => Promise<Ended>}
      */
-    execute: (execution, code, ahead, more) => {
+    execute: (execution, code, ahead, isWhole) => {
       // Not on the stack of its own that `callPromising` makes: Python's compiler is several times slower there.
-      if (more) extend(execution, code, false);
-      else if (!canBlock) prepare(execution, code);
+      if (!canBlock && isWhole) prepare(execution, code);
       return runCell(execution, code, ahead);
     },
     /**
-     * The begin of a cell whose text is still being written, before `execute`, and what comes later, before `goOn`.
+     * What `execute` runs next of a cell whose text is still being written.
      * @type {(execution: number, text: string, isLast: boolean) => void}
      */
     extend: (execution, text, isLast) => extend(execution, text, isLast),
-    /** What `execute` comes to, of what was added: an empty report says that the cell waits for more. */
-    goOn: /** @type {() => Promise<Ended>} */ (waiting(goOn)),
     /** Whether statements of this code may run before all of it is there. @type {(code: string) => boolean} */
     isPlain: (code) => isPlain(code),
     /** @type {(name: string) => Promise<Answer>} */

@@ -150,11 +150,12 @@ function createHandler(post, send, bridge, witness, { python, packages, checkpoi
   const execute = async ({ turn, execution: id, code, ahead = false, more = false }) => {
     files.watch();
     if (ahead) witness.begin(() => post({ type: "external", turn }));
-    let ended = await python.execute(id, code, ahead, more);
+    if (more) python.extend(id, code, false);
+    let ended = await python.execute(id, code, ahead, !more);
     while (ended === "") {
       const { text, isLast } = await bridge.nextText();
       python.extend(id, text, isLast);
-      ended = await python.goOn();
+      ended = await python.execute(id, text, ahead, false);
     }
     witness.end();
     if (!ended)

@@ -695,7 +695,8 @@ impl<B: Body> Session<B> {
             .as_ref()
             .and_then(|turn| earliest(turn.deadline.wake_at(), turn.calls.next_expiry()));
         let saves = earliest(self.saves_at(), self.save_ends_at());
-        self.wake_at = earliest(earliest(boot, turn), earliest(saves, self.ahead.wake_at()));
+        let is_idle = self.guest == Guest::Up && self.turn.is_none() && self.queue.is_empty();
+        self.wake_at = earliest(earliest(boot, turn), earliest(saves, self.ahead.wake_at(is_idle)));
     }
 
     /// Stops the execution that runs. One that would run, were it not for the session's own affairs, never does.

@@ -131,10 +131,10 @@ impl<B: Body> Aheads<B> {
         !self.predictor.is_empty() || self.writing.as_ref().is_some_and(|writing| !writing.tried)
     }
 
-    /// When to look again, if nothing else happens.
-    pub(super) fn wake_at(&self) -> Option<f64> {
+    /// When to look again, if nothing else happens. `is_idle`: whether there is nothing else to do.
+    pub(super) fn wake_at(&self, is_idle: bool) -> Option<f64> {
         let run = self.run.as_ref()?;
-        let more = self.writing.as_ref().filter(|writing| run.can_take(writing));
+        let more = self.writing.as_ref().filter(|writing| is_idle && run.can_take(writing));
         let stage = match run.stage {
             Stage::Preparing | Stage::Running(_) => run.copy.wake_at().map(|at| at + run.rested),
             Stage::Asked(_, since) => Some(since + PROMOTION_MS),

@@ -6,6 +6,8 @@ pub struct Lines {
     /// Where the first line begins that was not looked at, or is not complete.
     seen: usize,
     complete: usize,
+    /// Whether the line before that goes on there.
+    goes_on: bool,
 }
 
 impl Lines {
@@ -13,9 +15,10 @@ impl Lines {
     /// before is complete then, or no Python. Empty as long as there is none. `code` begins with what it was the last time.
     pub fn complete<'a>(&mut self, code: &'a str) -> &'a str {
         while let Some(line) = code.get(self.seen..).and_then(|rest| rest.split_once('\n')) {
-            if begins_statement(line.0) {
+            if !self.goes_on && begins_statement(line.0) {
                 self.complete = self.seen;
             }
+            self.goes_on = line.0.trim_end_matches('\r').ends_with('\\');
             self.seen += line.0.len() + 1;
         }
         code.get(..self.complete).unwrap_or_default()
@@ -71,6 +74,12 @@ mod tests {
         ] {
             assert_eq!(complete(&format!("if x:\n    y\n{next}\n")), "", "{next:?}");
         }
+    }
+
+    #[test]
+    fn a_line_that_goes_on_is_no_end() {
+        assert_eq!(complete("x = 1 \\\r\n+ 2\r\n"), "");
+        assert_eq!(complete("x = 1 \\\n+ 2\ny\n"), "x = 1 \\\n+ 2\n");
     }
 
     #[test]

@@ -33,6 +33,11 @@ CELLS = {
     "who is who": "a = 1000\nb = 1000\n(a is b, (lambda: 1000)() is a)",
     "await in a function": "import asyncio\nasync def f():\n    return await asyncio.sleep(0, 5)\nx = asyncio.run(f())\nx",
     "frames": "import sys\nf = sys._getframe()\ng = sys._getframe()\n(f is g, f.f_lineno, g.f_lineno, f.f_code.co_name, f.f_code.co_filename[:5])",
+    "the stack": "import traceback\nfirst = traceback.format_stack()[-5:]\nsecond = traceback.format_stack()[-5:]\nprint(first, second)",
+    "little of the stack": "import sys\nlimit = sys.getrecursionlimit()\nsys.setrecursionlimit(len(sys._current_frames()) + 90)\nx = [1]\nsys.setrecursionlimit(limit)\nx",
+    "other builtins": "import builtins\nbuiltins.next = builtins.isinstance = builtins.map = None\nx = [1]\nx",
+    "other lines": "import linecache\nlinecache.cache = {}\ndef f(): 1 / 0\nf()",
+    "no filters": "import warnings\nfilters = warnings.filters\ndel warnings.filters\nx = 1\nwarnings.filters = filters",
     "how deep": "import inspect\na = len(inspect.stack(0))\nb = len(inspect.stack(0))\na == b",
     "type hints": "x: int = 1\ny: 'str' = 'z'\nx",
     "semicolons": "a = 1; b = 2\nc = a; c; b",
@@ -154,8 +159,6 @@ def test_half_a_text_waits(guest: Guest) -> None:
 
 
 def test_it_waits_between_statements(guest: Guest) -> None:
-    with pytest.raises(RuntimeError, match="no cell waits"):
-        guest.runtime.go_on()
     pieces = ["print(1)\nFINAL(5)\n", "1 / 0\n", "print('never')\n", "print('nor this')"]
     cell = guest.write(pieces)
     assert (cell.ended, cell.stdout) == ("error", "1\n")

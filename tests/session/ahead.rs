@@ -739,6 +739,26 @@ fn it_takes_a_little_at_a_time() {
 }
 
 #[test]
+fn what_waits_for_more_wakes_nobody_meanwhile() {
+    let mut world = written("a\n");
+    world.command(Command::ListVariables);
+    world.writes("a\nb\n");
+    world.wait(500.0);
+    let turn = world.turn();
+    let encoding = Encoding::Marshal;
+    world.event_with(Event::Value { turn, encoding }, b"[]");
+    assert!(matches!(world.second_told(), Some(Request::Extend { .. })));
+    let turn = world.second_turn();
+    world.second_says(Event::Waiting { turn }, None);
+    world.writes("a\nb\nc\n");
+    world.execute("a\nb\nc\nd");
+    world.wait(500.0);
+    world.checks(true);
+    let rest = Some("c\nd".to_owned());
+    assert_eq!(world.second_told(), Some(&Request::Promote { turn, rest }));
+}
+
+#[test]
 fn code_that_becomes_something_else_runs_whole() {
     for code in ["a", "b\nc", "a \nb", ""] {
         assert_run_whole(&mut written("a\n"), code);

@@ -166,10 +166,11 @@ class Guest:
     def execute(self, execution: int, source: str, ahead: bool) -> Any:
         """The header alone, or `[header, encoding, final]`. None when there is not enough memory to go on.
 
-        The header is empty when the cell waits for more of its text: `extend` brings it, and then `go_on` is called.
+        The header is empty when the cell waits for more of its text: `extend` brings it, and this is called again.
         """
-        self._bridge.watch()
-        self._reserve.is_spent = False  # a value that was set may have said so; this cell tells by itself
+        if not self._runtime.is_unfinished:
+            self._bridge.watch()
+            self._reserve.is_spent = False  # a value that was set may have said so; this cell tells by itself
         try:
             header, encoding, body = self._runtime.execute(execution, source, ahead)
         except MemoryError:
@@ -179,18 +180,8 @@ class Guest:
         return header if encoding == "none" else to_js([header, encoding, body])
 
     def extend(self, execution: int, text: str, is_last: bool) -> None:
-        """The begin of a cell whose text is being written, before `execute`; and what comes later, before `go_on`."""
+        """What `execute` runs next of a cell whose text is still being written."""
         self._runtime.extend(execution, text, is_last)
-
-    def go_on(self) -> Any:
-        """Runs what `extend` has added. The answer is that of `execute`."""
-        try:
-            header, encoding, body = self._runtime.go_on()
-        except MemoryError:
-            return None
-        if self._reserve.is_spent:
-            return None
-        return header if encoding == "none" else to_js([header, encoding, body])
 
     def is_plain(self, source: str) -> bool:
         """See `Runtime.is_plain`."""
@@ -345,7 +336,6 @@ CALLS = (
     GUEST.file,
     GUEST.forget_folders,
     GUEST.extend,
-    GUEST.go_on,
     GUEST.is_plain,
 )
 

@@ -10,7 +10,6 @@ import linecache
 import warnings
 from ast import Constant, Expr, Expression, Module, PyCF_ALLOW_TOP_LEVEL_AWAIT, PyCF_ONLY_AST
 from collections import deque
-from contextlib import contextmanager
 from inspect import CO_COROUTINE
 from io import StringIO
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pris
 
 if TYPE_CHECKING:
     from ast import stmt
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from types import CodeType
 
     from sandglass.loop import EventLoops
@@ -50,7 +49,7 @@ def compile_cell(source: str, filename: str) -> list[CodeType]:
 def is_plain(source: str, filename: str) -> bool:
     """Whether a cell compiles without a warning, and awaits nothing: then its statements may run as they come."""
     try:
-        with _warnings_are("error"):
+        with _Warnings("error"):
             codes = compile_cell(source, filename)
     except Exception:
         return False
@@ -70,13 +69,13 @@ def _compile(source: str, filename: str) -> list[CodeType]:
         try:
             return _compile_each(body, filename, _FLAGS, is_first=True, is_last=True)[0]
         except SyntaxError:
-            with _warnings_are("ignore"):
+            with _Warnings("ignore"):
                 _compile_whole(body, filename)  # it may find another one first
             raise
     codes = _compile_whole(body, filename)
     if any(code.co_flags & CO_COROUTINE for code in codes):
         return codes
-    with _warnings_are("ignore"):  # all were told
+    with _Warnings("ignore"):  # all were told
         return _compile_each(body, filename, _FLAGS, is_first=True, is_last=True)[0]
 
 
@@ -112,15 +111,21 @@ def _compile_each(
     return codes, flags
 
 
-@contextmanager
-def _warnings_are(action: str) -> Iterator[None]:
-    """What becomes of the compiler's warnings. Not by `catch_warnings`: all that were told once would be told again."""
-    filters = warnings.filters
-    warnings.filters = [(action, None, Warning, None, 0)]
-    try:
-        yield
-    finally:
-        warnings.filters = filters
+class _Warnings:
+    """What becomes of the compiler's warnings. Not by `catch_warnings`: all that were told once would be told again.
+
+    Nor is it one of contextlib's: those need builtins that a cell may have replaced.
+    """
+
+    def __init__(self, action: str) -> None:
+        self._action = action
+
+    def __enter__(self) -> None:
+        self._filters = getattr(warnings, "filters", [])
+        warnings.filters = [(self._action, None, Warning, None, 0)]
+
+    def __exit__(self, *_: object) -> None:
+        warnings.filters = self._filters
 
 
 class Growing:
@@ -142,7 +147,7 @@ class Growing:
         before = len(_lines(self.source[: self._compiled]))
         source = "\n" * before + self.source[self._compiled :]
         try:
-            with _warnings_are("error"):
+            with _Warnings("error"):
                 body = _parse(source, self.filename).body
                 codes, flags = _compile_each(body, self.filename, self._flags, is_first=self._is_first, is_last=is_last)
         except Exception:
@@ -216,18 +221,20 @@ class Sources:
         self.limit = 0
         self._kept: deque[tuple[str, str]] = deque()
         self._chars = 0
+        self._cache: dict[str, Any] = {}  # that of linecache when `begin` was called
 
-    def add(self, filename: str, source: str) -> None:
+    def add(self, filename: str, source: str, cache: dict[str, Any] | None = None) -> None:
         size = len(source)
         if size > self.limit:
             return
-        linecache.cache[filename] = (size, None, _lines(source), filename)
+        cache = linecache.cache if cache is None else cache
+        cache[filename] = (size, None, _lines(source), filename)
         self._kept.append((filename, source))
         self._chars += size
         while self._chars > self.limit:
             oldest, dropped = self._kept.popleft()
             self._chars -= len(dropped)
-            linecache.cache.pop(oldest, None)
+            cache.pop(oldest, None)
 
     def begin(self, filename: str, look: Callable[[], str]) -> None:
         """The same for a cell whose text is still being written: `look` gives it to code that wants it.
@@ -241,16 +248,18 @@ class Sources:
 
         unfinished = _Unfinished((0, None, [], filename))
         unfinished.look = entry
-        linecache.cache[filename] = unfinished
+        self._cache = linecache.cache
+        self._cache[filename] = unfinished
 
     def finish(self, filename: str, source: str) -> None:
         """All of it is there."""
-        known = linecache.cache.get(filename)
-        self.add(filename, source)
+        cache, self._cache = self._cache, {}
+        known = cache.get(filename)
+        self.add(filename, source, cache)
         if known is None or len(source) > self.limit:
-            linecache.cache.pop(filename, None)  # the cell has emptied it, or there is too much of it
+            cache.pop(filename, None)  # the cell has emptied it, or there is too much of it
         elif not isinstance(known, _Unfinished):
-            linecache.cache[filename] = known  # the cell has put its own there
+            cache[filename] = known  # the cell has put its own there
 
     def kept(self) -> list[tuple[str, str]]:
         """File names and sources, oldest first."""

@@ -15,7 +15,7 @@ from asyncio import events
 from contextlib import suppress
 from json import dumps as to_json
 from operator import index
-from sys import stdlib_module_names
+from sys import getprofile, getrecursionlimit, gettrace, setrecursionlimit, stdlib_module_names
 from threading import TIMEOUT_MAX, get_ident
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -47,9 +47,11 @@ if TYPE_CHECKING:
     from sandglass.reserve import Reserve
 
 _OK = to_json({"ended": "ok", "errorType": None, "final": False, "names": None})
-#: What `execute` and `go_on` return as long as the cell waits for more of its text.
+#: What `execute` returns as long as the cell waits for more of its text.
 UNFINISHED = ("", "none", b"")
 _NAME_LIMIT = 200
+#: How many frames the compiler and what leads there may need.
+_COMPILER_FRAMES = 1000
 _clock_sleep = time.sleep
 _MEMORY_FULL = (
     "sandglass: memory is full (memoryLimit): delete variables that are large and not needed any more (del), "
@@ -180,50 +182,61 @@ class Runtime:
             self._prepared = filename, error
 
     def extend(self, execution: int, text: str, is_last: bool) -> None:
-        """Compiles more of a cell whose text is still being written, for `execute` and then `go_on`.
+        """Compiles more of a cell whose text is still being written, for the next `execute`.
 
         The text ends with a whole line, and another statement of the same cell comes after it.
         """
         if self._growing is None:
             self._growing = cells.Growing(f"<cell {execution}>")
+        limit = getrecursionlimit()
+        setrecursionlimit(max(limit, _COMPILER_FRAMES))  # a statement may have set it low
         try:
             self._prepared = self._growing.filename, self._growing.add(text, is_last)
         except BaseException as error:
             self._prepared = self._growing.filename, error
+        finally:
+            setrecursionlimit(limit)
 
-    def go_on(self) -> tuple[str, str, bytes]:
-        """Runs what `extend` has added to the cell under way, and returns what `execute` does."""
-        growing = self._growing
-        if growing is None or self._paused is None:
-            raise RuntimeError("no cell waits for more of its text")
-        self.resume(self._paused)
-        self._paused = None
-        self._loops.begin_cell()
-        if growing.is_whole:
-            self._is_ahead(False)
-            self._sources.finish(growing.filename, growing.source)
-        return self._proceed(growing.filename, growing.source)
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a cell waits for more of its text."""
+        return self._paused is not None
 
     def execute(self, execution: int, source: str, ahead: bool = False) -> tuple[str, str, bytes]:
         """Runs a cell to its end. Never raises, whatever it does.
 
-        `ahead`: nobody has asked for it yet, and the runtime does not look at the clock by itself. It is `UNFINISHED`
-        when it waits for more of its text, the begin of which `extend` was given before.
+        `ahead`: nobody has asked for it yet, and the runtime does not look at the clock by itself.
+        What `extend` was given before is the begin of the cell, or more of it: this runs that, as the same cell, and
+        returns `UNFINISHED` when there is more to come.
         Returns `(header, encoding, body)`. The header is JSON: `ended` ("ok", "error" or "limit"), `errorType`,
         `final`, `names` of user variables, null when they are those of the last report, and `omittedDisplays` where
         there are any. When `final`, encoding and body hold the declared final value (as it is at the end of the cell),
         else they are `("none", b"")`.
         """
-        self._error = None
-        self._described = False
-        self._is_ahead(ahead)
-        self._open = self._current = execution
         filename = f"<cell {execution}>"
-        try:
-            self._begin(filename, source)
-        except BaseException as error:
-            self._error = error
+        if self._paused is None:
+            self._error = None
+            self._described = False
+            self._is_ahead(ahead)
+            self._open = self._current = execution
+            try:
+                self._begin(filename, source)
+            except BaseException as error:
+                self._error = error
+        else:
+            self._go_on(filename)
+        # Whoever asks for the stack sees the same of a cell that comes bit by bit.
         return self._proceed(filename, source)
+
+    def _go_on(self, filename: str) -> None:
+        paused, self._paused = self._paused, None
+        if paused is not None:
+            self.resume(paused)
+        self._loops.begin_cell()
+        growing = self._growing
+        if growing is not None and growing.is_whole:
+            self._is_ahead(False)
+            self._sources.finish(filename, growing.source)
 
     def _proceed(self, filename: str, source: str) -> tuple[str, str, bytes]:
         ends = True
@@ -238,6 +251,8 @@ class Runtime:
             elif ends and growing is not None:
                 self._end_run()  # a statement that came before the rest has ended it
             if not ends:
+                if gettrace() is not None or getprofile() is not None:
+                    self.take_rest()  # it would see what is done in between
                 self._output.flush()
                 self._paused = self.pause()
                 return UNFINISHED

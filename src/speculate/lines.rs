@@ -93,7 +93,7 @@ mod tests {
                 found.push(complete);
             }
         }
-        assert_eq!(found, [0, 6, 12, 38]);
-        assert_eq!(complete(code).len(), 38);
+        assert_eq!(found, [0, 6, 12, 36]);
+        assert_eq!(complete(code).len(), 36);
     }
 }

@@ -6,6 +6,7 @@ import { cpus } from "node:os";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { parseArgs } from "node:util";
+import { quantile } from "./bench/quantile.mjs";
 import { root, run } from "./project.mjs";
 
 const RIVALS = ["monty", "ipykernel", "local-repl", "dspy", "docker-exec", "docker-run"];
@@ -194,10 +195,4 @@ async function serve() {
 async function must(command, log) {
   const { ok, output } = await run(command, { log: join(root, ".setup/logs", `${log}.log`) });
   if (!ok) throw new Error(`${command.join(" ")} failed:\n${output.slice(-3000)}`);
-}
-
-/** @param {number[]} samples @param {number} q */
-function quantile(samples, q) {
-  const sorted = samples.toSorted((a, b) => a - b);
-  return sorted[Math.min(sorted.length - 1, Math.floor(q * sorted.length))] ?? NaN;
 }

@@ -1,9 +1,11 @@
 // npm run bench: what Sandglass costs, beside its rivals, in one run and one browser.
 //   node scripts/bench.mjs [--browser chromium|firefox] [--quick] [--rivals jupyterlite]
-import { existsSync, readFileSync, readdirSync } from "node:fs";
+import { existsSync } from "node:fs";
 import { cpus } from "node:os";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
+import { megabytes } from "./bench/processes.mjs";
+import { quantile } from "./bench/quantile.mjs";
 import { launch } from "./browsers.mjs";
 import { root } from "./project.mjs";
 import { CROSS_ORIGIN_ISOLATED, serve } from "./serve.mjs";
@@ -179,7 +181,7 @@ async function memory() {
     ["plain loadPyodide", undefined],
   ])) {
     let peak = 0;
-    const watch = setInterval(() => (peak = Math.max(peak, megabytes())), 100);
+    const watch = setInterval(() => (peak = Math.max(peak, used())), 100);
     // @ts-expect-error: scripts/bench/page.js defines it
     await page.evaluate((options) => window.keep(options), options);
     const after = await rest();
@@ -195,37 +197,10 @@ async function memory() {
 /** The memory after some seconds in which spares start, states are saved and garbage is collected. */
 async function rest() {
   await new Promise((resolve) => setTimeout(resolve, 4000));
-  return megabytes();
+  return used();
 }
 
-/** The proportional set size of the browser and all of its descendants: what they share counts once. */
-function megabytes() {
-  const parents = new Map();
-  for (const id of readdirSync("/proc").filter((entry) => /^\d+$/.test(entry))) {
-    try {
-      const stat = readFileSync(`/proc/${id}/stat`, "utf8");
-      parents.set(Number(id), Number(stat.slice(stat.lastIndexOf(")") + 4).split(" ")[0]));
-    } catch {
-      // It has ended.
-    }
-  }
-  const root = browser.process()?.pid;
-  let kilobytes = 0;
-  for (let id of parents.keys()) {
-    const process = id;
-    while (id && id !== root) id = parents.get(id);
-    if (!id) continue;
-    try {
-      kilobytes += Number(/^Pss: +(\d+)/m.exec(readFileSync(`/proc/${process}/smaps_rollup`, "utf8"))?.[1] ?? 0);
-    } catch {
-      // It has ended, or is nobody's.
-    }
-  }
-  return kilobytes / 1000;
-}
-
-/** @param {number[]} samples @param {number} q */
-function quantile(samples, q) {
-  const sorted = samples.toSorted((a, b) => a - b);
-  return sorted[Math.min(sorted.length - 1, Math.floor(q * sorted.length))] ?? NaN;
+/** The browser's. */
+function used() {
+  return megabytes(browser.process()?.pid);
 }

@@ -57,6 +57,7 @@ pub struct Ahead {
     /// How many of those code has imported since.
     pub used: u32,
     /// Code that ran before it was asked for, by what had predicted it.
+    #[cfg_attr(feature = "wasm", tsify(type = "Partial<Record<Source, Tally>>"))]
     pub code: BTreeMap<Source, Tally>,
 }
 

@@ -17,6 +17,7 @@ const TICK_MS = 100;
  * @property {Session} session
  * @property {() => number} timeout  milliseconds
  * @property {() => boolean} waitingForHost  whether Python waits for the page, so that its clock stands still
+ * @property {(code: string) => void} onEdit
  * @property {(cell: Cell) => void} onRunAndAdd
  * @property {(cell: Cell) => void} onDelete
  */
@@ -54,6 +55,7 @@ export class Cell {
     this.#editor = createEditor({
       parent,
       code,
+      onEdit: () => around.onEdit(this.#editor.code()),
       onRun: () => void this.run(),
       onRunAndAdd: () => around.onRunAndAdd(this),
     });

@@ -52,10 +52,11 @@ const colours = HighlightStyle.define([
  * @param {object} options
  * @param {HTMLElement} options.parent
  * @param {string} options.code
+ * @param {() => void} options.onEdit  while it has the focus, and when it gets it
  * @param {() => void} options.onRun  Ctrl+Enter or Cmd+Enter
  * @param {() => void} options.onRunAndAdd  Shift+Enter
  */
-export function createEditor({ parent, code, onRun, onRunAndAdd }) {
+export function createEditor({ parent, code, onEdit, onRun, onRunAndAdd }) {
   const run = () => (onRun(), true);
   const runAndAdd = () => (onRunAndAdd(), true);
   const view = new EditorView({
@@ -71,6 +72,9 @@ export function createEditor({ parent, code, onRun, onRunAndAdd }) {
         ]),
       ),
       basicSetup,
+      EditorView.updateListener.of(({ docChanged, focusChanged, view }) => {
+        if ((docChanged || focusChanged) && view.hasFocus) onEdit();
+      }),
       keymap.of([indentWithTab]),
       python(),
       indentUnit.of("    "),

@@ -3,6 +3,7 @@
 import { byId } from "./dom.js";
 import { EXAMPLES, RLM_EXAMPLE } from "./examples.js";
 import { Notebook } from "./notebook.js";
+import { aheadPanel } from "./panels/ahead.js";
 import { contextPanel } from "./panels/context.js";
 import { CallLog } from "./panels/log.js";
 import { statusPanel } from "./panels/status.js";
@@ -33,6 +34,7 @@ export function openNotebook(answer) {
     session,
     timeout: () => 1000 * (timeout.checkValidity() ? timeout.valueAsNumber : Number(timeout.defaultValue)),
     waitingForHost: () => log.pending > 0,
+    onEdit: aheadPanel(session),
   });
 
   statusPanel(session);

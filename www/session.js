@@ -102,6 +102,16 @@ export class Session extends EventTarget {
     return mine;
   }
 
+  /** Tells the sandbox which code will probably be run next. @param {string} code */
+  async hint(code) {
+    await this.#sandbox?.hint(code).catch(() => {}); // what cannot be done ahead is told when it is done
+  }
+
+  /** What the running sandbox has done so far. */
+  stats() {
+    return this.#sandbox?.stats();
+  }
+
   /** The user's variables; none while there is no sandbox. */
   async variables() {
     return (await this.#sandbox?.listVariables()) ?? [];

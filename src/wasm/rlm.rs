@@ -5,6 +5,7 @@
 //! | [`run`] | one run: carries out what [`crate::rlm::controller`] wants |
 //! | [`repl`] | its sandbox |
 //! | [`model`] | who answers: an endpoint or a function |
+//! | [`writing`] | what is done while a reply comes |
 //! | [`tree`] | what all runs of a tree share |
 //! | [`stop`] | how work is ended, and places that are waited for |
 //! | [`options`] | the options |
@@ -15,6 +16,7 @@ mod repl;
 mod run;
 pub(super) mod stop;
 mod tree;
+mod writing;
 
 use js_sys::{Array, BigInt, Function, JSON, Object, Promise};
 use serde_json::Value;

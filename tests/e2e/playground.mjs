@@ -54,6 +54,18 @@ const STEPS = {
     check("prompt and answer can be read", /found\?/.test(calls[0].prompt) && /hold 3/.test(calls[0].answer));
   },
 
+  "runs a cell while it is written, and counts that": async (check) => {
+    await page.click("#add-cell");
+    await paste(4, "ahead = sum(range(1_000_000))\nahead");
+    await includes("#ahead-brought", "1 run ahead, 1 finished, none used yet");
+    check("nothing of it is there", (await page.$('#variable-rows button[title="Show ahead"]')) === null);
+    check("it is what it comes to", (await run(4)).value === "499999500000");
+    await includes("#ahead-brought", "1 used: ");
+    await page.waitForSelector('#variable-rows button[title="Show ahead"]');
+    await page.hover(cell(4));
+    await page.click(cell(4, ".delete"));
+  },
+
   "lists variables and shows the value of one": async (check) => {
     await page.waitForSelector("#variable-rows tr");
     const rows = await page.$$eval("#variable-rows tr", (trs) => trs.map((tr) => tr.innerText.replace(/\s+/g, " ")));
@@ -183,7 +195,7 @@ const STEPS = {
     check(`both answers: ${output}`, /missing from the Petrel/.test(output) && /under the sailcloth/.test(output));
     const calls = await logged();
     check(`calls of the sub-sandboxes: ${calls.length}`, calls.filter(({ nested }) => nested).length === 2);
-    check("no sandbox is left over, but a spare", (await page.$$("iframe")).length <= 2);
+    check("no sandbox is left over, but a spare and one that works ahead", (await page.$$("iframe")).length <= 3);
   },
 
   "asks an OpenAI-compatible endpoint, and lets go of it when stopped": async (check) => {

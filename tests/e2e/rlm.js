@@ -480,6 +480,34 @@ const MODELS = {
     ];
   },
 
+  "a block that is closed runs while the model goes on writing": async () => {
+    const code = "import array\nx = sum(range(10_000_000))\nprint(x)\nFINAL(llm_query(str(x)))";
+    const reply = `${cell(code)}\nThat should do.\n`;
+    const problems = [];
+    // How long it goes on writing.
+    for (const pause of [1_000, 4_000, 16_000, 64_000]) {
+      let [asked, saidAt, endedAt, took] = [0, 0, 0, 0];
+      const result = await run({
+        task: "t",
+        model: async (_, { onText }) => {
+          for (const piece of reply.match(/[^]{1,7}/g) ?? []) onText(piece);
+          await new Promise((resolve) => setTimeout(resolve, pause));
+          if (asked > 0) problems.push("a query of code that nobody has asked for");
+          saidAt = performance.now();
+          return reply;
+        },
+        subModel: (messages) => `<${(asked++, messages.at(-1)?.content)}>`,
+        onEvent: (event) => {
+          if (event.type !== "executionEnded") return;
+          [endedAt, took] = [performance.now(), event.execution.duration];
+        },
+      });
+      problems.push(...ended(result, "<49999995000000>"), ...unequal(asked, 1, "queries"), ...result.problems);
+      if (endedAt - saidAt < took / 2) return problems;
+    }
+    return [...problems, "it never was ready"];
+  },
+
   "a function that fails or says nothing fails the run": async () => {
     const problems = [];
     for (const [model, error] of /** @type {[() => any, RegExp][]} */ ([

@@ -63,6 +63,7 @@ export async function rightly(): Promise<void> {
   }
   (await sandbox.executeStream(pieces(), { timeout: 10 })).result satisfies string | undefined;
   await sandbox.executeStream(new ReadableStream<string>());
+  sandbox.stats().ahead.code.explicit?.timeSaved satisfies number | undefined;
   await sandbox.hint("import numpy");
   await sandbox.updateConversation([{ role: "assistant", content: "```repl\nimport numpy\n" }]);
   const { executions, guestTime, ahead } = sandbox.stats();

@@ -10,6 +10,7 @@ use wasm_bindgen_futures::future_to_promise;
 
 use super::run::Run;
 use super::stop::Waited;
+use super::writing::Writing;
 use crate::execution::CodeExecution;
 use crate::rlm::answer::{fits, to_json};
 use crate::rlm::event::RlmEventKind;
@@ -32,6 +33,7 @@ type RlmQuery = Closure<dyn FnMut(JsValue, JsValue, JsValue) -> Promise>;
 pub(super) struct Repl {
     run: Rc<Run>,
     sandbox: Sandbox,
+    driver: Rc<Driver>,
     max_value_bytes: f64,
     print: [JsValue; 2],
     /// What Python's queries come to; the sandbox has them as functions.
@@ -55,6 +57,7 @@ impl Repl {
         let repl = Self {
             run: run.clone(),
             sandbox: Sandbox::new(driver.clone()),
+            driver: driver.clone(),
             max_value_bytes,
             print: [0, 1].map(|index: usize| print[index].as_ref().clone()),
             _queries: queries,
@@ -73,6 +76,11 @@ impl Repl {
         // A guest whose contexts cannot be described works all the same.
         let (_, facts) = repl.execute(&describe_code(), false).await?;
         Ok((repl, read_facts(facts.and_then(Result::ok))))
+    }
+
+    /// Where the model's next reply is heard while it comes.
+    pub(super) fn writing(&self) -> Writing {
+        Writing::to(&self.driver)
     }
 
     /// Runs code; returns what came of it, and the value that it declared final.

@@ -14,6 +14,7 @@ use super::model::{Listener, Model, NoAnswer, Purpose, Question};
 use super::repl::Repl;
 use super::stop::{Stop, Waited};
 use super::tree::Tree;
+use super::writing::Writing;
 use crate::budget::{Budget, Usage};
 use crate::rlm::answer::text;
 use crate::rlm::controller::{Controller, Effect, Finish, Input, Task};
@@ -36,6 +37,8 @@ pub(super) struct Run {
     /// Calls of Python's that are under way, and who waits for the last of them.
     open_calls: Cell<u32>,
     when_quiet: RefCell<Option<Function>>,
+    /// The model's newest reply, while it comes.
+    writing: RefCell<Writing>,
 }
 
 impl Run {
@@ -50,6 +53,7 @@ impl Run {
             children: Cell::default(),
             open_calls: Cell::default(),
             when_quiet: RefCell::default(),
+            writing: RefCell::default(),
         })
     }
 
@@ -92,7 +96,10 @@ impl Run {
         };
         drop(contexts);
         let (mut repl, mut input) = match opened {
-            Ok((repl, facts, place)) => (Some((repl, place)), Input::Ready(facts)),
+            Ok((repl, facts, place)) => {
+                self.writing.replace(repl.writing());
+                (Some((repl, place)), Input::Ready(facts))
+            }
             Err(waited) => (None, self.stopped(&waited)),
         };
         loop {
@@ -127,6 +134,7 @@ impl Run {
             &self.tree.options.sub_model
         };
         let began_at = now();
+        self.writing.borrow_mut().begin();
         match self
             .answer(model, messages, Purpose::Turn(turn), None, &self.stop)
             .await
@@ -408,13 +416,20 @@ struct Told {
 impl Listener for Told {
     fn text(&self, text: &str) {
         if let Purpose::Turn(_) = self.purpose {
+            let work = self.run.writing.borrow_mut().hear(text);
+            if let Some(work) = work {
+                work.begin();
+            }
             self.run.emit(RlmEventKind::Text { text: text.to_owned() });
         }
     }
 
     fn retry(&self, attempt: u32, wait: f64, reason: String) {
         let call = match self.purpose {
-            Purpose::Turn(_) => None,
+            Purpose::Turn(_) => {
+                self.run.writing.borrow_mut().begin();
+                None
+            }
             Purpose::Query(call) => Some(call),
         };
         self.run.emit(RlmEventKind::Retry {

@@ -940,26 +940,48 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..12)
 }
 
-/// What became of a cell: in the session's own guest, or in one that took over after `waits` milliseconds.
-fn run(steps: &[Step], fails: bool, ahead: Option<f64>) -> (CodeExecution, String, Vec<(String, Vec<u8>)>) {
+/// Where a cell runs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Where {
+    /// In the session's own guest.
+    Here,
+    /// In one that took over so many milliseconds later.
+    Ahead(f64),
+    /// The same; this many steps are those of the code that was there then.
+    Written(f64, usize),
+}
+
+/// What became of a cell.
+fn run(steps: &[Step], fails: bool, place: Where) -> (CodeExecution, String, Vec<(String, Vec<u8>)>) {
     let mut world = ready();
-    if ahead.is_some() {
-        world.hint(&["cell"]);
-        world.second_begins();
-    } else {
-        world.execute("cell");
+    match place {
+        Where::Here => drop(world.execute("cell\nmore")),
+        Where::Ahead(_) => world.hint(&["cell\nmore"]),
+        Where::Written(..) => world.writes("cell\n"),
     }
-    let turn = if ahead.is_some() {
-        world.second_turn()
-    } else {
+    let turn = if place == Where::Here {
         world.turn()
+    } else {
+        world.second_begins();
+        world.second_turn()
     };
-    let say = |world: &mut World, event: Event, body: Option<&[u8]>| match (ahead, body) {
-        (Some(_), body) => world.second_says(event, body),
-        (None, Some(body)) => world.event_with(event, body),
-        (None, None) => world.event(event),
+    let say = |world: &mut World, event: Event, body: Option<&[u8]>| match (world.second.is_some(), body) {
+        (true, body) => world.second_says(event, body),
+        (false, Some(body)) => world.event_with(event, body),
+        (false, None) => world.event(event),
     };
-    for step in steps {
+    let written = |world: &mut World, at: usize| {
+        if let Where::Written(ms, last) = place
+            && at == last.min(steps.len())
+        {
+            world.second_says(Event::Waiting { turn }, None);
+            world.wait(ms);
+            world.execute("cell\nmore");
+            world.checks(true);
+        }
+    };
+    for (at, step) in steps.iter().enumerate() {
+        written(&mut world, at);
         match step {
             Step::Says(stream, text) => say(&mut world, output(turn, *stream, text), None),
             Step::Shows(bytes) => {
@@ -977,6 +999,7 @@ fn run(steps: &[Step], fails: bool, ahead: Option<f64>) -> (CodeExecution, Strin
             Step::Works(ms) => world.sleep(*ms),
         }
     }
+    written(&mut world, steps.len());
     let execution = if fails {
         raised("ValueError")
     } else {
@@ -992,9 +1015,9 @@ fn run(steps: &[Step], fails: bool, ahead: Option<f64>) -> (CodeExecution, Strin
         },
         None,
     );
-    if let Some(ms) = ahead {
+    if let Where::Ahead(ms) = place {
         world.wait(ms);
-        world.execute("cell");
+        world.execute("cell\nmore");
     }
     assert!(world.second.is_none());
     (world.execution(2).clone(), world.printed, world.shown)
@@ -1002,9 +1025,12 @@ fn run(steps: &[Step], fails: bool, ahead: Option<f64>) -> (CodeExecution, Strin
 
 proptest! {
     #[test]
-    fn nobody_can_tell_whether_it_ran_ahead(steps in steps(), fails: bool, waits in 0.0..50_000.0) {
-        let (forced, printed, shown) = run(&steps, fails, None);
-        let (served, told, seen) = run(&steps, fails, Some(waits));
+    fn nobody_can_tell_whether_it_ran_ahead(
+        steps in steps(), fails: bool, waits in 0.0..50_000.0, written in proptest::option::of(0_usize..12)
+    ) {
+        let (forced, printed, shown) = run(&steps, fails, Where::Here);
+        let place = written.map_or(Where::Ahead(waits), |last| Where::Written(waits, last));
+        let (served, told, seen) = run(&steps, fails, place);
         // Times are differences of larger numbers.
         prop_assert!((forced.duration - served.duration).abs() < 1e-6 && (forced.guest_time - served.guest_time).abs() < 1e-6);
         let served = CodeExecution { duration: forced.duration, guest_time: forced.guest_time, ..served };

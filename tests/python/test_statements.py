@@ -112,6 +112,20 @@ def test_the_compiler_warns_once(guest: Guest, rest: str) -> None:
     assert [warning.lineno for warning in seen] == ([] if rest == "\nif" else [2, 3])
 
 
+def test_a_cell_that_is_prepared_warns_when_it_runs(guest: Guest) -> None:
+    with warnings.catch_warnings(record=True, action="always") as seen:
+        for source in ("a = 1\na is 1", "'\\d'"):
+            guest.runtime.prepare(guest.count + 1, source)
+            assert not seen
+            guest.ok(source)
+            assert len(seen) == 1
+            seen.clear()
+    guest.runtime.prepare(guest.count + 1, "a = ")
+    assert guest.run("never looked at").error_type == "SyntaxError"
+    guest.runtime.prepare(guest.count + 1, "5")
+    assert guest.run("never looked at").result == "5"
+
+
 def test_code_that_awaits_is_one(guest: Guest) -> None:
     cell = guest.ok("import asyncio, sys\nf = sys._getframe()\nawait asyncio.sleep(0)\nprint(f is sys._getframe())\n0")
     assert cell.stdout == "True\n"

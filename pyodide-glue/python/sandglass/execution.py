@@ -49,7 +49,7 @@ def compile_cell(source: str, filename: str) -> list[CodeType]:
 def is_plain(source: str, filename: str) -> bool:
     """Whether a cell compiles without a warning, and awaits nothing: then its statements may run as they come."""
     try:
-        with _Warnings("error"):
+        with Warnings("error"):
             codes = compile_cell(source, filename)
     except Exception:
         return False
@@ -69,13 +69,13 @@ def _compile(source: str, filename: str) -> list[CodeType]:
         try:
             return _compile_each(body, filename, _FLAGS, is_first=True, is_last=True)[0]
         except SyntaxError:
-            with _Warnings("ignore"):
+            with Warnings("ignore"):
                 _compile_whole(body, filename)  # it may find another one first
             raise
     codes = _compile_whole(body, filename)
     if any(code.co_flags & CO_COROUTINE for code in codes):
         return codes
-    with _Warnings("ignore"):  # all were told
+    with Warnings("ignore"):  # all were told
         return _compile_each(body, filename, _FLAGS, is_first=True, is_last=True)[0]
 
 
@@ -111,7 +111,7 @@ def _compile_each(
     return codes, flags
 
 
-class _Warnings:
+class Warnings:
     """What becomes of the compiler's warnings. Not by `catch_warnings`: all that were told once would be told again.
 
     Nor is it one of contextlib's: those need builtins that a cell may have replaced.
@@ -147,7 +147,7 @@ class Growing:
         before = len(_lines(self.source[: self._compiled]))
         source = "\n" * before + self.source[self._compiled :]
         try:
-            with _Warnings("error"):
+            with Warnings("error"):
                 body = _parse(source, self.filename).body
                 codes, flags = _compile_each(body, self.filename, self._flags, is_first=self._is_first, is_last=is_last)
         except Exception:

@@ -176,10 +176,18 @@ class Runtime:
         For a backend that gives cells a stack of their own, where the compiler, which needs a deep one, is slow.
         """
         filename = f"<cell {execution}>"
-        try:
-            self._prepared = filename, self._compile(source, filename)
-        except BaseException as error:
-            self._prepared = filename, error
+        with cells.Warnings("error"):
+            try:
+                self._prepared = filename, self._compile(source, filename)
+                return
+            except BaseException:
+                pass
+        with cells.Warnings("ignore"):
+            try:
+                self._compile(source, filename)
+                self._prepared = None  # there are warnings, which are the cell's own output
+            except BaseException as error:
+                self._prepared = filename, error
 
     def extend(self, execution: int, text: str, is_last: bool) -> None:
         """Compiles more of a cell whose text is still being written, for the next `execute`.

@@ -22,6 +22,9 @@ use crate::limits::{
 use crate::protocol::{Event, Request};
 use crate::speculate::{Prediction, Predictor, Source, Tally};
 
+/// By how much two clocks may differ that are so far apart: whoever is woken by one must be late by the other.
+const ROUNDING_MS: f64 = 0.001;
+
 /// What is done before anybody asks for it.
 #[derive(Debug)]
 pub(super) struct Aheads<B> {
@@ -136,7 +139,7 @@ impl<B: Body> Aheads<B> {
         let run = self.run.as_ref()?;
         let more = self.writing.as_ref().filter(|writing| is_idle && run.can_take(writing));
         let stage = match run.stage {
-            Stage::Preparing | Stage::Running(_) => run.copy.wake_at().map(|at| at + run.rested),
+            Stage::Preparing | Stage::Running(_) => run.copy.wake_at().map(|at| at + run.rested + ROUNDING_MS),
             Stage::Asked(_, since) => Some(since + PROMOTION_MS),
             Stage::Waiting(_) if more.is_some() => Some(run.extended_at + EXTEND_MS),
             Stage::Over(_) | Stage::Waiting(_) => Some(run.gives_up_at()),
@@ -322,8 +325,12 @@ impl<B: Body> Session<B> {
             (Input::Guest(Event::Waiting { turn: said }, _), Stage::Running(turn) | Stage::Asked(turn, _))
                 if run.is_written() && *said == turn =>
             {
-                run.rests_since = Some(now);
-                run.stage = Stage::Waiting(turn);
+                let effects = run.copy.handle(run.clock(now), Input::Tick);
+                self.relay(now, effects); // unless it has taken too long
+                if let Some(run) = &mut self.ahead.run {
+                    run.rests_since = Some(now);
+                    run.stage = Stage::Waiting(turn);
+                }
                 return self.count_finished();
             }
             (Input::Guest(Event::Promoted { .. }, _), Stage::Asked(turn, _)) => {

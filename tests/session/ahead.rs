@@ -715,6 +715,18 @@ fn what_has_waited_has_all_the_time_that_is_left() {
 }
 
 #[test]
+fn what_took_too_long_before_is_not_waited_with() {
+    let mut world = ready();
+    world.writes("a\n");
+    world.second_begins();
+    let turn = world.second_turn();
+    world.sleep(1_001.0); // nobody was told of the time
+    world.second_says(Event::Waiting { turn }, None);
+    assert!(world.second.is_none());
+    assert_run_whole(&mut world, "a\nb");
+}
+
+#[test]
 fn it_takes_a_little_at_a_time() {
     let mut world = ready();
     world.writes("a\n");

@@ -50,6 +50,7 @@ const SUITES = [
   },
   { name: "page hash", command: ["node", "tests/pages.mjs"], count: sumLine },
   { name: "trajectories", command: ["node", "tests/trajectories.mjs"], count: sumLine },
+  { name: "recorded sessions", command: ["node", "tests/sessions.mjs"], count: sumLine },
   { name: "mypy", command: [python("mypy")], cwd: PYTHON },
   ...pythons().map(({ version, program }) => ({
     name: `python ${version}`,

@@ -115,6 +115,7 @@ sys.path.insert(0, sys.argv.pop(1))
 from socket import AF_UNIX, socket
 from sandglass import kernel
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
 begin = kernel.KernelGuest.begin
 def interrupted(guest):
     os.kill(os.getpid(), signal.SIGINT)

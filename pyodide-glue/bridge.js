@@ -73,6 +73,13 @@ export function createBridge(post, mailbox, witness) {
   /** @type {(() => void) | null} */
   let allAnswered = null;
 
+  /** What came of a cell whose text is being written, and was not taken yet. @type {string[]} */
+  let texts = [];
+  /** All that is left of it, when somebody has asked for it. @type {string | undefined} */
+  let rest;
+  /** Python is not in the turn: it waits for more text. @type {(() => void) | null} */
+  let wake = null;
+
   const breath = new MessageChannel();
   /** @type {() => void} */
   let breathTaken = () => {};
@@ -137,16 +144,20 @@ export function createBridge(post, mailbox, witness) {
 
   const read = mailbox && readMailbox(mailbox);
 
-  /** What runs ahead has been asked for. @param {number} number */
-  const promote = (number) => {
-    if (number === turn && witness.end()) post({ type: "promoted", turn });
+  /** What runs ahead has been asked for. @param {number} number @param {string} [more]  the rest of its text */
+  const promote = (number, more) => {
+    if (number !== turn) return;
+    rest = more;
+    const watched = witness.end();
+    if (wake) wake();
+    else if (watched) post({ type: "promoted", turn });
   };
 
   /** Blocks for one message, at most `ms`. @param {number} ms */
   const block = (ms) => {
     const message = read?.(ms);
     if (message?.request.type === "hostReply") accept(message.request, message.body);
-    if (message?.request.type === "promote") promote(message.request.turn);
+    if (message?.request.type === "promote") promote(message.request.turn, message.request.rest);
     if (message?.request.type === "interrupt" && message.request.turn === turn) stopping ??= message.request.reason;
   };
 
@@ -171,8 +182,38 @@ export function createBridge(post, mailbox, witness) {
     /** Whether Python is in a turn. */
     busy: () => turn !== 0,
 
+    /** More of the text that is being written. @param {number} number @param {string} text */
+    extend(number, text) {
+      if (number !== turn) return;
+      texts.push(text);
+      wake?.();
+    },
+
+    /**
+     * Waits for more text, between two statements. The time of the turn stands still.
+     * @returns {Promise<{ text: string, isLast: boolean }>}
+     */
+    async nextText() {
+      if (stopping) witness.see(); // it ran out of time, which it may not do another time
+      if (texts.length === 0 && rest === undefined) {
+        const begun = now();
+        nextLook = Infinity;
+        post({ type: "waiting", turn });
+        await new Promise((resolve) => (wake = () => resolve(undefined)));
+        wake = null;
+        const time = now();
+        deadline += time - begun;
+        nextLook = Math.min(deadline, time + BREATH_MS);
+        holdUntil = time + HOLD_MS;
+      }
+      const text = texts.shift();
+      return text === undefined ? { text: rest ?? "", isLast: true } : { text, isLast: false };
+    },
+
     /** Ends the turn; why Python was told to stop, if it was. */
     end() {
+      texts = [];
+      rest = undefined;
       endWait?.();
       const reason = stopping;
       turn = 0;
@@ -314,6 +355,12 @@ export function createBridge(post, mailbox, witness) {
         while (now() < until && !stopping) block(until - now());
         if (now() >= deadline) stopping ??= "timeout";
         return stopping ? interrupted() : true;
+      },
+
+      /** What is left of the text that is being written. Before it is there, only the world can tell. */
+      rest() {
+        if (rest === undefined) witness.see();
+        return rest ?? "";
       },
 
       canBlock: mailbox !== undefined,

@@ -24,7 +24,7 @@ import {
 /** @import { Parts } from "./start-worker.js" */
 
 /** The protocol's version; src/protocol.rs refuses another. */
-const PROTOCOL_VERSION = 6;
+const PROTOCOL_VERSION = 7;
 
 // Pyodide builds absolute addresses of its files from this. Nothing is ever fetched from there.
 const ASSETS = "https://guest.invalid/";
@@ -224,6 +224,7 @@ async function load(wasm, witness, files, reading, proven) {
 }
 
 /** @typedef {[encoding: Encoding, body: Uint8Array] | ["refused", why: string]} Answer */
+/** @typedef {string | [report: string, encoding: Encoding, final: Uint8Array] | undefined} Ended */
 
 /**
  * The runtime's methods as functions that may wait. What they throw is fatal.
@@ -239,22 +240,30 @@ function createCalls(calls, module, bridge) {
     canBlock ? async (...args) => method(...args) : (...args) => method.callPromising(...args);
   // One by one: an iterator that comes to its end takes back what it gave.
   const [configure, prepare, execute, getVariable, takeText, setVariable, listVariables, flush] = calls;
-  const [findForeign, saveState, loadState, takeFile, file, forgetFolders] = [8, 9, 10, 11, 12, 13].map((index) =>
-    calls.get(index),
-  );
+  const [findForeign, saveState, loadState, takeFile, file, forgetFolders, extend, isPlain] = [
+    8, 9, 10, 11, 12, 13, 14, 15,
+  ].map((index) => calls.get(index));
   const runCell = waiting(execute);
   return {
     /** @type {(config: string) => Answer} */
     configure: (config) => configure(config),
     /**
-     * Undefined when there is not enough memory to go on.
-     * @type {(execution: number, code: string, ahead: boolean) => Promise<string | [report: string, encoding: Encoding, final: Uint8Array] | undefined>}
+     * Undefined when there is not enough memory to go on; an empty report of a cell that waits for more of its text. `isWhole`:
+     * `code` is all of it, and nothing was given to `extend`.
+     * @type {(execution: number, code: string, ahead: boolean, isWhole: boolean) => Promise<Ended>}
      */
-    execute: (execution, code, ahead) => {
+    execute: (execution, code, ahead, isWhole) => {
       // Not on the stack of its own that `callPromising` makes: Python's compiler is several times slower there.
-      if (!canBlock) prepare(execution, code);
+      if (!canBlock && isWhole) prepare(execution, code);
       return runCell(execution, code, ahead);
     },
+    /**
+     * What `execute` runs next of a cell whose text is still being written.
+     * @type {(execution: number, text: string, isLast: boolean) => void}
+     */
+    extend: (execution, text, isLast) => extend(execution, text, isLast),
+    /** Whether statements of this code may run before all of it is there. @type {(code: string) => boolean} */
+    isPlain: (code) => isPlain(code),
     /** @type {(name: string) => Promise<Answer>} */
     getVariable: waiting(getVariable),
     /** The pieces of a text, of which `setVariable` brings the last. @type {(piece: Uint8Array) => void} */

@@ -147,10 +147,16 @@ function createHandler(post, send, bridge, witness, { python, packages, checkpoi
   };
 
   /** @param {Extract<Request, { type: "execute" }>} request */
-  const execute = async ({ turn, execution: id, code, ahead = false }) => {
+  const execute = async ({ turn, execution: id, code, ahead = false, more = false }) => {
     files.watch();
     if (ahead) witness.begin(() => post({ type: "external", turn }));
-    const ended = await python.execute(id, code, ahead);
+    if (more) python.extend(id, code, false);
+    let ended = await python.execute(id, code, ahead, !more);
+    while (ended === "") {
+      const { text, isLast } = await bridge.nextText();
+      python.extend(id, text, isLast);
+      ended = await python.execute(id, text, ahead, false);
+    }
     witness.end();
     if (!ended)
       return post({ type: "fatal", message: "memory was full (memoryLimit), with nothing left to go on with" });
@@ -281,7 +287,11 @@ function createHandler(post, send, bridge, witness, { python, packages, checkpoi
       case "hostReply":
         return bridge.reply(request, body);
       case "promote":
-        return bridge.promote(request.turn);
+        return bridge.promote(request.turn, request.rest);
+      case "extend":
+        return bridge.extend(request.turn, request.text);
+      case "check":
+        return post({ type: "checked", check: request.check, plain: python.isPlain(request.code) });
       case "interrupt":
         return bridge.interrupt(request.turn, request.reason);
       case "execute":

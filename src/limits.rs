@@ -99,6 +99,10 @@ pub const AHEAD_TTL_MS: f64 = 60_000.0;
 /// How long code that has come waits for a guest that runs it already to say that it may take over, in milliseconds. A guest that computes
 /// hears of it within 50.
 pub const PROMOTION_MS: f64 = 100.0;
+/// The least time between two pieces of code that is being written, for the guest that runs it as it comes, in milliseconds.
+pub const EXTEND_MS: f64 = 100.0;
+/// How long a guest may take to say whether such code may run piece by piece, in milliseconds. It only compiles it.
+pub const CHECK_MS: f64 = 1_000.0;
 /// Calls that may wait in a session's queue.
 pub const MAX_QUEUED_COMMANDS: usize = 10_000;
 

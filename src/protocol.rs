@@ -26,7 +26,7 @@ use crate::deadline::StopReason;
 use crate::execution::{FileChange, LostVariable};
 
 /// Changes whenever a message does. Host and guest refuse to talk to another version.
-pub const PROTOCOL_VERSION: u32 = 6;
+pub const PROTOCOL_VERSION: u32 = 7;
 
 /// The host functions that the guest has helpers for; others are the user's own.
 pub const QUERIES: [&str; 2] = ["llm_query", "rlm_query"];
@@ -44,7 +44,9 @@ pub enum Request {
         restores: bool,
     },
     /// Run `code` as `<cell {execution}>`; the guest interrupts itself after `timeout_ms` of guest time. `ahead`: nobody has asked for it
-    /// yet, so that it is told (`External`) when the code looks at what only the world can tell. Only to guests in a browser.
+    /// yet, so that it is told (`External`) when the code looks at what only the world can tell. `more`: this is the begin of code that is
+    /// still being written, whole lines after which another statement begins; when it has run, the guest says `Waiting`, and the turn
+    /// goes on with `Extend`, at last with `Promote`. Only to guests in a browser.
     Execute {
         turn: u32,
         execution: u32,
@@ -53,7 +55,15 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         #[cfg_attr(feature = "wasm", tsify(optional))]
         ahead: bool,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        #[cfg_attr(feature = "wasm", tsify(optional))]
+        more: bool,
     },
+    /// More of the code that is being written, to a guest that said `Waiting`.
+    Extend { turn: u32, text: String },
+    /// Whether statements of this code may run before all of it is there: it compiles without a warning, and awaits nothing. No turn,
+    /// and only between turns; answered by `Checked`.
+    Check { check: u32, code: String },
     /// Answered by `Value`.
     GetVariable { turn: u32, name: String, timeout_ms: f64 },
     /// The body is the value. Answered by `Done`.
@@ -89,8 +99,14 @@ pub enum Request {
     /// what the host knows of the cell; `python/sandglass/cell_files.py` has the keys. Answered by `Value`, `Bytes`.
     CellFile { turn: u32, path: String, timeout_ms: f64 },
     /// Code that ran ahead has been asked for: from now on it may look at the clock and so on. Answered by `Promoted` when it has not
-    /// done so before; a guest that is not at that any more answers nothing.
-    Promote { turn: u32 },
+    /// done so before; a guest that is not at that any more, or says `Waiting`, answers nothing. `rest` is what there is not yet of code
+    /// that was being written.
+    Promote {
+        turn: u32,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[cfg_attr(feature = "wasm", tsify(optional))]
+        rest: Option<String>,
+    },
     /// Look at code that is being written: `path` is `complete` or `inspect`. The body is JSON, and so is the answer;
     /// `python/sandglass/looks.py` has the keys. Answered by `Value`, `Bytes`.
     Look { turn: u32, path: String, timeout_ms: f64 },
@@ -312,6 +328,10 @@ pub enum Event {
     External { turn: u32 },
     /// See [`Request::Promote`].
     Promoted { turn: u32 },
+    /// Code that is being written has run as far as it is there.
+    Waiting { turn: u32 },
+    /// See [`Request::Check`].
+    Checked { check: u32, plain: bool },
     /// The interpreter is beyond use.
     Fatal { message: String },
     /// A piece of a body, of the same encoding.

@@ -137,6 +137,9 @@ pub enum Input<B> {
     HostReturned(u32, Result<Encoded<B>, HostFailure>),
     /// Code that is likely to come next, instead of what was told before.
     Hint(Vec<Prediction>),
+    /// What there is so far of code that is being written, and the `timeout` that it will come with: whole lines, after which another
+    /// statement begins. Empty when nobody writes any more.
+    Written(String, Option<f64>),
     /// The same that happens to a session, to the copy of it that runs code ahead.
     Ahead(Box<Self>),
     /// Time has passed: [`Session::wake_at`] is reached.
@@ -399,6 +402,7 @@ impl<B: Body> Session<B> {
             Input::Used(call, usage) => self.host_used(call, &usage),
             Input::HostReturned(call, result) => self.host_returned(now, call, result),
             Input::Hint(predictions) => self.ahead.predict(predictions),
+            Input::Written(code, timeout_ms) => self.ahead.written(code, timeout_ms),
             Input::Ahead(input) => self.ahead_input(now, *input),
             Input::Tick => {}
         }
@@ -691,7 +695,8 @@ impl<B: Body> Session<B> {
             .as_ref()
             .and_then(|turn| earliest(turn.deadline.wake_at(), turn.calls.next_expiry()));
         let saves = earliest(self.saves_at(), self.save_ends_at());
-        self.wake_at = earliest(earliest(boot, turn), earliest(saves, self.ahead.wake_at()));
+        let is_idle = self.guest == Guest::Up && self.turn.is_none() && self.queue.is_empty();
+        self.wake_at = earliest(earliest(boot, turn), earliest(saves, self.ahead.wake_at(is_idle)));
     }
 
     /// Stops the execution that runs. One that would run, were it not for the session's own affairs, never does.
@@ -786,6 +791,7 @@ impl<B: Body> Session<B> {
                 },
             ) => self.saved(now, checkpoint, full, body, lost, spent),
             (Guest::Up, Event::NotSaved { checkpoint, reason }) => self.not_saved(now, checkpoint, reason),
+            (Guest::Up, Event::Checked { check, plain }) => self.checked(now, check, plain),
             (Guest::Up, Event::Fatal { message }) => self.guest_gone(now, Error::GuestLost(message)),
             (Guest::Up, event) => self.turn_event(now, event, body),
             (Guest::Booting(_), event) => self.violation(now, &format!("{} before it was ready", kind(&event))),
@@ -825,6 +831,8 @@ fn kind(event: &Event) -> &'static str {
         Event::Snapshot { .. } => "`snapshot`",
         Event::External { .. } => "`external`",
         Event::Promoted { .. } => "`promoted`",
+        Event::Waiting { .. } => "`waiting`",
+        Event::Checked { .. } => "`checked`",
     }
 }
 
@@ -863,6 +871,8 @@ fn oversized(event: &Event) -> Option<&'static str> {
         | Event::Snapshot { .. }
         | Event::External { .. }
         | Event::Promoted { .. }
+        | Event::Waiting { .. }
+        | Event::Checked { .. }
         | Event::NotSaved { .. } => false,
         Event::Saved { lost, .. } | Event::Restored { lost, .. } => {
             lost.len() > MAX_NAMES

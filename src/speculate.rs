@@ -1,11 +1,13 @@
 //! What is worth doing before anybody asks for it: predictions of code, which of them to run, and how well that went. No clock, no
 //! guest: [`crate::session`] runs what is chosen here.
 
+mod lines;
 mod predictor;
 mod tally;
 
 use serde::{Deserialize, Serialize};
 
+pub use lines::Lines;
 pub use predictor::Predictor;
 pub use tally::{Tally, lower_bound};
 

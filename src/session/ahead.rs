@@ -4,36 +4,76 @@
 //! guest said is kept with its times. When an execution comes with the same code in the same state, the guest becomes this session's,
 //! and this session hears all that was said as if it came now: so the result, the numbers, the budgets and the next checkpoint are
 //! what they always are, and nothing is told twice. A turn of any other kind ends the copy, since that changes the state.
+//!
+//! Code that is being written runs as it comes, in one execution of the copy, which waits for more between two statements; that time
+//! counts for nothing. When all of it is there, this session's own guest says whether its statements were allowed to run before the
+//! rest was known: a syntax error, a warning or an `await` further down makes it another program. Then the copy is given the rest.
 
 use std::collections::BTreeMap;
 
 use super::turn::Task;
 use super::{Body, Command, Effect, Guest, Input, Reply, Session, Ticket};
 use crate::budget::{Budget, BudgetLimits};
+use crate::deadline::earliest;
 use crate::execution::Outcome;
-use crate::limits::{AHEAD_TTL_MS, EVENT_BYTES, MAX_AHEAD_BYTES, PROMOTION_MS};
+use crate::limits::{
+    AHEAD_TTL_MS, CHECK_MS, EVENT_BYTES, EXTEND_MS, MAX_AHEAD_BYTES, MAX_PREDICTED_CHARS, PROMOTION_MS,
+};
 use crate::protocol::{Event, Request};
 use crate::speculate::{Prediction, Predictor, Source, Tally};
+
+/// By how much two clocks may differ that are so far apart: whoever is woken by one must be late by the other.
+const ROUNDING_MS: f64 = 0.001;
 
 /// What is done before anybody asks for it.
 #[derive(Debug)]
 pub(super) struct Aheads<B> {
     predictor: Predictor,
+    writing: Option<Writing>,
     run: Option<Ahead<B>>,
+    last_check: u32,
+}
+
+/// Code that is being written, as far as it is there.
+#[derive(Debug)]
+struct Writing {
+    code: String,
+    timeout_ms: Option<f64>,
+    /// Whether it was begun, or refused: it is not begun again.
+    tried: bool,
 }
 
 /// Code that runs ahead, or did.
 #[derive(Debug)]
 pub(super) struct Ahead<B> {
     copy: Box<Session<B>>,
+    /// Of code that is being written, what the guest was sent so far.
     prediction: Prediction,
+    timeout_ms: f64,
     /// The number of the execution that it would be.
     execution: u32,
     stage: Stage,
     begun_at: f64,
-    /// What the guest has said since the code began, and when.
+    /// What the guest has said since the code began, and when, by its own clock.
     said: Vec<(f64, Event, Option<B>)>,
     bytes: f64,
+    /// How long it has waited for code before, and since when it does now: its clock stands still then.
+    rested: f64,
+    rests_since: Option<f64>,
+    extended_at: f64,
+    check: Check,
+    /// Whether it was told that its code has come.
+    told: bool,
+    is_counted: bool,
+}
+
+/// Whether code that was being written may have run piece by piece.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Check {
+    NotAsked,
+    /// The session's own guest is asked under this number, since then.
+    Asked(u32, f64),
+    Passed,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -46,13 +86,17 @@ enum Stage {
     Asked(u32, f64),
     /// The turn is over, or has come to what only the host can answer.
     Over(u32),
+    /// It has run all the code that there is, and waits for more.
+    Waiting(u32),
 }
 
 impl<B> Default for Aheads<B> {
     fn default() -> Self {
         Self {
             predictor: Predictor::default(),
+            writing: None,
             run: None,
+            last_check: 0,
         }
     }
 }
@@ -63,6 +107,23 @@ impl<B: Body> Aheads<B> {
         self.predictor.predict(predictions);
     }
 
+    /// See [`Input::Written`].
+    pub(super) fn written(&mut self, code: String, timeout_ms: Option<f64>) {
+        if code.is_empty() {
+            self.writing = None;
+            return;
+        }
+        let tried = self
+            .writing
+            .take()
+            .is_some_and(|before| before.tried && code.starts_with(&before.code));
+        self.writing = Some(Writing {
+            code,
+            timeout_ms,
+            tried,
+        });
+    }
+
     /// How well predictions came true, by their source.
     pub(super) fn tallies(&self) -> BTreeMap<Source, Tally> {
         self.predictor.tallies().clone()
@@ -70,30 +131,68 @@ impl<B: Body> Aheads<B> {
 
     /// Whether there is something to run as soon as that can be done.
     pub(super) fn waits(&self) -> bool {
-        !self.predictor.is_empty()
+        !self.predictor.is_empty() || self.writing.as_ref().is_some_and(|writing| !writing.tried)
     }
 
-    /// When to look again, if nothing else happens.
-    pub(super) fn wake_at(&self) -> Option<f64> {
+    /// When to look again, if nothing else happens. `is_idle`: whether there is nothing else to do.
+    pub(super) fn wake_at(&self, is_idle: bool) -> Option<f64> {
         let run = self.run.as_ref()?;
-        match run.stage {
-            Stage::Preparing | Stage::Running(_) => run.copy.wake_at(),
+        let more = self.writing.as_ref().filter(|writing| is_idle && run.can_take(writing));
+        let stage = match run.stage {
+            Stage::Preparing | Stage::Running(_) => run.copy.wake_at().map(|at| at + run.rested + ROUNDING_MS),
             Stage::Asked(_, since) => Some(since + PROMOTION_MS),
-            Stage::Over(_) => Some(run.last_word() + AHEAD_TTL_MS),
+            Stage::Waiting(_) if more.is_some() => Some(run.extended_at + EXTEND_MS),
+            Stage::Over(_) | Stage::Waiting(_) => Some(run.gives_up_at()),
+        };
+        match run.check {
+            Check::Asked(_, since) => earliest(stage, Some(since + CHECK_MS)),
+            _ => stage,
         }
     }
 }
 
 impl<B: Body> Ahead<B> {
+    fn is_written(&self) -> bool {
+        self.prediction.source == Source::Stream
+    }
+
+    /// Its own clock, which stands still while it waits for code.
+    fn clock(&self, now: f64) -> f64 {
+        self.rests_since.unwrap_or(now) - self.rested
+    }
+
     fn last_word(&self) -> f64 {
-        self.said.last().map_or(self.begun_at, |(at, ..)| *at)
+        match self.rests_since {
+            Some(since) => since - self.rested,
+            None => self.said.last().map_or(self.begun_at, |(at, ..)| *at),
+        }
+    }
+
+    /// Until when what is over, or waits, is kept.
+    fn gives_up_at(&self) -> f64 {
+        self.last_word() + self.rested + AHEAD_TTL_MS
+    }
+
+    /// Whether it waits for what there is now of the code that is being written.
+    fn can_take(&self, writing: &Writing) -> bool {
+        matches!(self.stage, Stage::Waiting(_))
+            && writing.code.len() > self.prediction.code.len()
+            && writing.code.len() <= MAX_PREDICTED_CHARS
+            && writing.code.starts_with(&self.prediction.code)
+    }
+
+    /// Tells the guest that its code has come.
+    fn promotion(&mut self, turn: u32, code: &str) -> Effect<B> {
+        self.told = true;
+        let rest = self.is_written().then(|| code[self.prediction.code.len()..].to_owned());
+        Effect::Ahead(Box::new(Effect::Post(Request::Promote { turn, rest }, None)))
     }
 
     /// Whether this is what it runs, and it would not have been stopped by now had it begun when it came. What goes on is stopped
     /// when that is due, but what it did may then be more than it would have done: so it needs as much time as any.
     fn is(&self, task: &Task<B>, now: f64, session: &Budget) -> bool {
         let Task::Execute(execution) = task else { return false };
-        let own = self.copy.limits.timeout_ms;
+        let own = self.timeout_ms;
         let max_time = execution.budget.limits().max_time;
         let took = self.last_word() - self.begun_at;
         let in_time = match (self.stage, self.said.last()) {
@@ -103,7 +202,12 @@ impl<B: Body> Ahead<B> {
             _ => execution.timeout_ms.total_cmp(&own).is_eq() && max_time.is_none(),
         };
         let in_budget = session.expires_at().is_none_or(|ends_at| now + took <= ends_at);
-        execution.code == self.prediction.code && execution.id == self.execution && in_time && in_budget
+        let same = if self.is_written() {
+            execution.code.len() <= MAX_PREDICTED_CHARS && execution.code.starts_with(&self.prediction.code)
+        } else {
+            execution.code == self.prediction.code
+        };
+        same && execution.id == self.execution && in_time && in_budget
     }
 }
 
@@ -121,6 +225,12 @@ impl<B: Body> Session<B> {
         {
             self.drop_ahead(); // the execution that it was for was taken back
         }
+        if self.ahead.writing.is_some() {
+            return self.follow_writing(now);
+        }
+        if self.ahead.run.as_ref().is_some_and(Ahead::is_written) {
+            self.drop_ahead(); // nobody writes any more
+        }
         if self.ahead.predictor.is_empty() {
             return;
         }
@@ -130,19 +240,67 @@ impl<B: Body> Session<B> {
             }
             self.drop_ahead();
         }
-        let Some(mut copy) = self.exact_copy() else { return };
+        let Some(copy) = self.exact_copy() else { return };
         let Some(prediction) = self.ahead.predictor.choose() else {
             return;
         };
         self.ahead.predictor.forget();
+        self.run_ahead(now, copy, prediction, None);
+    }
+
+    /// Runs what there is of code that is being written. It comes for certain, so that nothing else is worth trying.
+    fn follow_writing(&mut self, now: f64) {
+        self.ahead.predictor.forget();
+        let Some(writing) = &mut self.ahead.writing else { return };
+        match &mut self.ahead.run {
+            Some(run) if run.is_written() && writing.code.starts_with(&run.prediction.code) => {
+                let Stage::Waiting(turn) = run.stage else { return };
+                if run.can_take(writing) && now >= run.extended_at + EXTEND_MS {
+                    let text = writing.code[run.prediction.code.len()..].to_owned();
+                    run.prediction.code.push_str(&text);
+                    run.rested += run.rests_since.take().map_or(0.0, |since| now - since);
+                    run.extended_at = now;
+                    run.stage = Stage::Running(turn);
+                    let extend = Effect::Post(Request::Extend { turn, text }, None);
+                    self.effects.push(Effect::Ahead(Box::new(extend)));
+                }
+                return;
+            }
+            Some(run) if !run.is_written() && run.prediction.code.starts_with(&writing.code) => return, // as was hinted
+            Some(_) => self.drop_ahead(),
+            None => {}
+        }
+        let Some(writing) = self.ahead.writing.as_ref().filter(|writing| !writing.tried) else {
+            return;
+        };
+        let timeout_ms = writing.timeout_ms;
+        let prediction = Prediction {
+            id: 0,
+            code: writing.code.clone(),
+            source: Source::Stream,
+            probability: 1.0,
+            estimated_ms: None,
+        };
+        let Some(copy) = self.exact_copy() else { return };
+        if let Some(writing) = &mut self.ahead.writing {
+            writing.tried = true;
+        }
+        self.ahead.predictor.predict(vec![prediction]);
+        if let Some(prediction) = self.ahead.predictor.choose() {
+            self.run_ahead(now, copy, prediction, timeout_ms);
+        }
+    }
+
+    fn run_ahead(&mut self, now: f64, mut copy: Self, prediction: Prediction, timeout_ms: Option<f64>) {
         self.tally(prediction.source).started += 1;
         let execute = Command::Execute {
             code: prediction.code.clone(),
-            timeout_ms: None,
+            timeout_ms,
             budget: BudgetLimits::default(),
         };
         let effects = copy.handle(now, Input::Command(0, execute));
         self.ahead.run = Some(Ahead {
+            timeout_ms: timeout_ms.unwrap_or(copy.limits.timeout_ms),
             copy: Box::new(copy),
             prediction,
             execution: self.last_execution + 1,
@@ -150,6 +308,12 @@ impl<B: Body> Session<B> {
             begun_at: now,
             said: Vec::new(),
             bytes: 0.0,
+            rested: 0.0,
+            rests_since: None,
+            extended_at: now,
+            check: Check::NotAsked,
+            told: false,
+            is_counted: false,
         });
         self.relay(now, effects);
     }
@@ -158,6 +322,17 @@ impl<B: Body> Session<B> {
     pub(super) fn ahead_input(&mut self, now: f64, input: Input<B>) {
         let Some(run) = &mut self.ahead.run else { return };
         match (&input, run.stage) {
+            (Input::Guest(Event::Waiting { turn: said }, _), Stage::Running(turn) | Stage::Asked(turn, _))
+                if run.is_written() && *said == turn =>
+            {
+                let effects = run.copy.handle(run.clock(now), Input::Tick);
+                self.relay(now, effects); // unless it has taken too long
+                if let Some(run) = &mut self.ahead.run {
+                    run.rests_since = Some(now);
+                    run.stage = Stage::Waiting(turn);
+                }
+                return self.count_finished();
+            }
             (Input::Guest(Event::Promoted { .. }, _), Stage::Asked(turn, _)) => {
                 run.stage = Stage::Over(turn); // as it is: what it says from now on, it says to this session
                 return;
@@ -170,10 +345,13 @@ impl<B: Body> Session<B> {
                 #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
                 let size = (text_of(event).len() + body.as_ref().map_or(0, Body::size)) as f64;
                 run.bytes += size + EVENT_BYTES;
-                if !goes_on || run.bytes > MAX_AHEAD_BYTES || matches!(event, Event::External { .. }) {
+                // Code that is still being written has no end.
+                let too_soon = run.is_written() && matches!(event, Event::Executed { .. });
+                let external = matches!(event, Event::External { .. });
+                if !goes_on || run.bytes > MAX_AHEAD_BYTES || external || too_soon {
                     return self.drop_ahead();
                 }
-                run.said.push((now, event.clone(), body.clone()));
+                run.said.push((run.clock(now), event.clone(), body.clone()));
                 if call {
                     // Whether it is made is decided when its code comes.
                     if !matches!(run.stage, Stage::Over(_)) {
@@ -183,10 +361,10 @@ impl<B: Body> Session<B> {
                     return;
                 }
             }
-            (_, Stage::Over(_)) => return self.drop_ahead(),
+            (_, Stage::Over(_) | Stage::Waiting(_)) => return self.drop_ahead(),
             _ => {}
         }
-        let effects = run.copy.handle(now, input);
+        let effects = run.copy.handle(run.clock(now), input);
         self.relay(now, effects);
     }
 
@@ -208,12 +386,14 @@ impl<B: Body> Session<B> {
                 ) if prepares => {
                     run.stage = Stage::Running(turn);
                     run.begun_at = now;
+                    run.extended_at = now;
                     let request = Request::Execute {
                         turn,
                         execution,
                         code,
                         timeout_ms,
                         ahead: true,
+                        more: run.is_written(),
                     };
                     self.effects.push(Effect::Ahead(Box::new(Effect::Post(request, body))));
                 }
@@ -239,32 +419,72 @@ impl<B: Body> Session<B> {
     /// Looks whether it has taken too long.
     pub(super) fn check_ahead(&mut self, now: f64) {
         let Some(run) = &mut self.ahead.run else { return };
+        let late = matches!(run.check, Check::Asked(_, since) if now >= since + CHECK_MS);
         match run.stage {
+            _ if late => self.drop_ahead(),
             Stage::Preparing | Stage::Running(_) => {
-                let effects = run.copy.handle(now, Input::Tick);
+                let effects = run.copy.handle(run.clock(now), Input::Tick);
                 self.relay(now, effects);
             }
             Stage::Asked(_, since) if now < since + PROMOTION_MS => {}
-            Stage::Over(_) if now < run.last_word() + AHEAD_TTL_MS => {}
-            Stage::Asked(..) | Stage::Over(_) => self.drop_ahead(),
+            Stage::Over(_) | Stage::Waiting(_) if now < run.gives_up_at() => {}
+            Stage::Asked(..) | Stage::Over(_) | Stage::Waiting(_) => self.drop_ahead(),
         }
     }
 
-    /// Whether what comes next is what runs ahead, and the guest that is at it has not said yet whether it may take over.
+    /// Whether what comes next is what runs ahead, and it is not certain yet that the guest that is at it may take over.
     pub(super) fn waits_for_ahead(&mut self, now: f64) -> bool {
-        let (Some(run), Some((_, task))) = (&mut self.ahead.run, self.queue.front()) else {
+        let (Some(run), Some((_, task @ Task::Execute(execution)))) = (&mut self.ahead.run, self.queue.front()) else {
             return false;
         };
+        // Without a bridge it would hear the question when it is done.
+        let may_be_asked = match run.stage {
+            Stage::Preparing => false,
+            Stage::Running(_) => run.copy.info.bridge != "none",
+            _ => true,
+        };
+        if !may_be_asked || !run.is(task, now, &self.budget) {
+            return false;
+        }
+        if run.is_written() {
+            match run.check {
+                Check::NotAsked => {
+                    self.ahead.last_check += 1;
+                    let check = self.ahead.last_check;
+                    run.check = Check::Asked(check, now);
+                    let code = execution.code.clone();
+                    self.post(Request::Check { check, code }, None);
+                    return true;
+                }
+                Check::Asked(..) => return true,
+                Check::Passed => {}
+            }
+        }
         match run.stage {
-            Stage::Asked(..) => run.is(task, now, &self.budget),
-            // Without a bridge it would hear the question when it is done.
-            Stage::Running(turn) if run.copy.info.bridge != "none" && run.is(task, now, &self.budget) => {
+            Stage::Asked(..) => true,
+            Stage::Running(turn) => {
                 run.stage = Stage::Asked(turn, now);
-                let ask = Effect::Post(Request::Promote { turn }, None);
-                self.effects.push(Effect::Ahead(Box::new(ask)));
+                let ask = run.promotion(turn, &execution.code);
+                self.effects.push(ask);
                 true
             }
             _ => false,
+        }
+    }
+
+    /// The session's own guest says whether code may have run piece by piece.
+    pub(super) fn checked(&mut self, now: f64, check: u32, plain: bool) {
+        if check == 0 || check > self.ahead.last_check {
+            return self.violation(now, "a check that nobody asked for");
+        }
+        match &mut self.ahead.run {
+            Some(run) if matches!(run.check, Check::Asked(number, _) if number == check) => {
+                run.check = Check::Passed;
+                if !plain {
+                    self.drop_ahead();
+                }
+            }
+            _ => {} // it took too long
         }
     }
 
@@ -272,22 +492,34 @@ impl<B: Body> Session<B> {
     pub(super) fn take_ahead_of(&mut self, now: f64, task: &Task<B>) -> Option<Ahead<B>> {
         if matches!(task, Task::Execute(_)) {
             self.ahead.predictor.forget();
+            self.ahead.writing = None;
         }
         let (may, budget) = (self.may_run(), &self.budget);
-        self.ahead
-            .run
-            .take_if(|run| may && matches!(run.stage, Stage::Over(_)) && run.is(task, now, budget))
+        self.ahead.run.take_if(|run| {
+            may && matches!(run.stage, Stage::Over(_) | Stage::Waiting(_))
+                && (!run.is_written() || run.check == Check::Passed)
+                && run.is(task, now, budget)
+        })
     }
 
     /// Has the guest that ran it take over.
     pub(super) fn promote(&mut self, now: f64, ticket: Ticket, task: Task<B>, ahead: Ahead<B>) {
-        let Stage::Over(turn) = ahead.stage else {
+        let (Stage::Over(turn) | Stage::Waiting(turn)) = ahead.stage else {
             return self.begin(now, Some(ticket), task);
         };
-        // A turn that is over, or waits for the host, does so now; one that goes on has run since it began.
+        let mut ahead = ahead;
+        // A turn that is over, or waits for the host or its code, does so now; one that goes on has run since it began.
         let last = ahead.said.last().map(|(_, event, _)| event);
-        let rests = matches!(last, Some(Event::Executed { .. } | Event::HostCall { .. }));
-        let later = if rests { now - ahead.last_word() } else { 0.0 };
+        let rests =
+            ahead.rests_since.is_some() || matches!(last, Some(Event::Executed { .. } | Event::HostCall { .. }));
+        let later = if rests { now - ahead.last_word() } else { ahead.rested };
+        if let Task::Execute(execution) = &task
+            && ahead.is_written()
+            && !ahead.told
+        {
+            let promotion = ahead.promotion(turn, &execution.code);
+            self.effects.push(promotion);
+        }
         let tally = self.tally(ahead.prediction.source);
         tally.used += 1;
         tally.time_saved += now - later - ahead.begun_at;
@@ -313,7 +545,9 @@ impl<B: Body> Session<B> {
     }
 
     fn count_finished(&mut self) {
-        if let Some(run) = &self.ahead.run {
+        if let Some(run) = &mut self.ahead.run
+            && !std::mem::replace(&mut run.is_counted, true)
+        {
             let source = run.prediction.source;
             self.tally(source).finished += 1;
         }

@@ -419,6 +419,7 @@ impl<B: Body> Session<B> {
                         code,
                         timeout_ms,
                         ahead: false,
+                        more: false,
                     },
                     None,
                 )
@@ -502,6 +503,7 @@ impl<B: Body> Session<B> {
             Event::HostCall { turn, .. }
             | Event::Display { turn, .. }
             | Event::Executed { turn, .. }
+            | Event::Waiting { turn }
             | Event::Value { turn, .. }
             | Event::Done { turn }
             | Event::Restored { turn, .. }
@@ -537,6 +539,7 @@ impl<B: Body> Session<B> {
                     self.effects.push(Effect::Print(ticket, stream, text));
                 }
             }
+            (Event::Waiting { .. }, Task::Execute(_)) => {} // for what is on its way already
             (Event::Display { mime, is_result, .. }, Task::Execute(_)) => self.display(now, mime, is_result, body),
             (event @ (Event::Done { .. } | Event::Value { .. } | Event::Refused { .. }), Task::File(_)) => {
                 self.file_event(now, event, body);

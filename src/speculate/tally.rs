@@ -12,7 +12,8 @@ const Z: f64 = 1.0;
 pub struct Tally {
     /// How often it was begun.
     pub started: u32,
-    /// How often it came to its end, or to what only the host can answer, before it was asked for.
+    /// How often it came to its end (that of what there was first, of code that is being written), or to what only the host can answer,
+    /// before it was asked for.
     pub finished: u32,
     /// How often it was what the code that came resolved to.
     pub used: u32,

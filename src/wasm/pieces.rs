@@ -42,10 +42,14 @@ impl Pieces {
     }
 
     /// All of it, when it has come; what there was of it when `stop` ended the reading, or when it had more than `most` UTF-16 units.
-    /// Tells of each line with an import as soon as it is there: with all lines so far.
-    pub(super) async fn read(&self, stop: &Stop, most: u32, on_import: impl Fn(&str)) -> Result<JsString, Error> {
-        // A piece may end within a pair of surrogates: what is run is put together by JavaScript, what is looked at may lack some.
-        let (mut code, mut lines, mut told) = (JsString::from(""), String::new(), 0);
+    /// Tells of lines as soon as they are complete: of all so far, and where the new ones begin.
+    pub(super) async fn read(
+        &self,
+        stop: &Stop,
+        most: u32,
+        mut on_lines: impl FnMut(&str, usize),
+    ) -> Result<JsString, Error> {
+        let (mut code, mut lines, mut taken, mut told) = (JsString::from(""), String::new(), 0, 0);
         loop {
             let piece = match self.next(stop).await {
                 Ok(Some(piece)) => piece,
@@ -70,12 +74,16 @@ impl Pieces {
                 self.give_up();
                 return Ok(code);
             }
-            lines.push_str(&piece.as_string().unwrap_or_default());
+            // A piece may end within a pair of surrogates (the first is one from U+D800 to U+DBFF).
+            let mut end = code.length();
+            if end > taken && (55_296.0..56_320.0).contains(&code.char_code_at(end - 1)) {
+                end -= 1;
+            }
+            lines.push_str(&String::from(code.slice(taken, end)));
+            taken = end;
             let complete = lines.rfind('\n').map_or(0, |end| end + 1);
             if complete > told {
-                if lines[told..complete].contains("import") {
-                    on_import(&lines[..complete]);
-                }
+                on_lines(&lines[..complete], told);
                 told = complete;
             }
         }

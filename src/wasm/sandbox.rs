@@ -176,7 +176,8 @@ export interface Sandbox {
   /**
    * Runs code that is still being written, such as a model's reply: what comes piece by piece is one execution. It takes its place
    * among other calls when the last piece has come. Until then, packages that it imports are fetched as soon as their line is there
-   * (`autoImport`), and a guest is started where there is none. `signal` ends the waiting for pieces too. Rejects with `source_failed`
+   * (`autoImport`), a guest is started where there is none, and statements run ahead in a copy of the sandbox: nobody sees what they did
+   * before the last piece, nor ever if that makes them another program. `signal` ends the waiting for pieces too. Rejects with `source_failed`
    * when the source of the pieces fails: then nothing was run.
    */
   executeStream(code: ReadableStream<string> | AsyncIterable<string>, options?: ExecuteOptions): Promise<CodeExecution>;

@@ -343,6 +343,20 @@ except ModuleNotFoundError:
     same("one execution", [run.outcome, run.id, run.stdout], ["ok", 2, "🎉 1\n"]);
     same("its code", run.code.split("\n")[0], "import msgpack");
     same("used", packagesAhead(sandbox), { fetched: 1, used: 1 });
+    // Its statements run as they come, when what they import is there.
+    const statements = () => sandbox.stats().ahead.code.stream;
+    async function* again() {
+      yield "import msgpack\nx = msgpack.packb(1)\nx\n";
+      for (let tries = 0; !statements()?.finished && tries < 500; tries += 1) {
+        await new Promise((resolve) => setTimeout(resolve, 10));
+      }
+      yield "try:\n    import attr\nexcept ImportError:\n    attr = None\ny = 1\n";
+      yield "(x, attr is None)";
+    }
+    const { result } = await sandbox.executeStream(again());
+    same("what came to it", result, "(b'\\x01', False)");
+    const { started, finished, used } = { started: 0, finished: 0, used: 0, ...statements() };
+    same("run as it came, until a package was missing", [started, finished, used], [1, 1, 0]);
   },
 
   async "code that imports a package has it, with autoImport"() {

@@ -38,9 +38,9 @@ async function until(condition, what) {
   }
 }
 
-/** @param {Sandbox} sandbox */
-const tally = (sandbox) =>
-  sandbox.stats().ahead.code.explicit ?? { started: 0, finished: 0, used: 0, wasted: 0, timeSaved: 0 };
+/** @param {Sandbox} sandbox @param {"explicit" | "stream"} [source] */
+const tally = (sandbox, source = "explicit") =>
+  sandbox.stats().ahead.code[source] ?? { started: 0, finished: 0, used: 0, wasted: 0, timeSaved: 0 };
 
 /** Hints at code, and waits until it has run ahead or was given up. @param {Sandbox} sandbox @param {string} code */
 async function ahead(sandbox, code) {
@@ -60,8 +60,25 @@ async function begins(sandbox, code) {
 }
 
 /**
+ * Code that comes in pieces: those of `late` when those of `early` have run, or were given up.
+ * @param {Sandbox} sandbox @param {string[]} early @param {string[]} late
+ */
+async function* written(sandbox, early, late) {
+  const before = tally(sandbox, "stream");
+  yield* early;
+  await until(
+    () => {
+      const { finished, wasted } = tally(sandbox, "stream");
+      return finished > before.finished || wasted > before.wasted;
+    },
+    `${early.join("").slice(0, 80)} runs`,
+  );
+  yield* late;
+}
+
+/**
  * What can be seen of an execution: all but the times.
- * @param {Sandbox} sandbox @param {string} code @param {ExecuteOptions} [options]
+ * @param {Sandbox} sandbox @param {string | AsyncIterable<string>} code @param {ExecuteOptions} [options]
  */
 async function seen(sandbox, code, options) {
   /** @type {[string, string][]} */
@@ -73,19 +90,16 @@ async function seen(sandbox, code, options) {
       last[1] += text; // in how many pieces it comes is chance
     else heard.push([kind, text]);
   };
-  const run = await sandbox.execute(code, {
-    ...options,
-    onStdout: hear("stdout"),
-    onStderr: hear("stderr"),
-    onDisplay: hear("display"),
-  });
+  const hearing = { ...options, onStdout: hear("stdout"), onStderr: hear("stderr"), onDisplay: hear("display") };
+  const run = await (typeof code === "string" ? sandbox.execute(code, hearing) : sandbox.executeStream(code, hearing));
   const { duration, guestTime, ...rest } = run;
   return { ...rest, heard };
 }
 
 /** @param {unknown} one @param {unknown} other @param {string} what */
 function different(one, other, what) {
-  const [a, b] = [one, other].map((value) => JSON.stringify(value));
+  // Objects are where there is room.
+  const [a, b] = [one, other].map((value) => JSON.stringify(value).replace(/ at 0x[0-9a-f]+/g, " at 0x"));
   return a === b ? [] : [`${what}: ${a.slice(0, 600)}, not ${b.slice(0, 600)}`];
 }
 
@@ -367,6 +381,238 @@ async function joining() {
   return { problems, said: JSON.stringify(tally(sandbox)) };
 }
 
+// ---- code that runs while it is written ----
+
+/** What ends a cell so that nothing of it, or not this part, may have run before it was there. */
+const LAST = ["if value", "await asyncio.sleep(0)", "value is 5", "from __future__ import annotations", "return 1"];
+
+async function writing() {
+  const random = randomness(settings.seed + 1);
+  const below = (/** @type {number} */ n) => Math.floor(random() * n);
+  const [served, forced] = await Promise.all([create(), create()]);
+  const problems = [];
+  for (const sandbox of [served, forced]) await sandbox.execute(`import asyncio${PREPARE}`);
+  // What ends a cell comes last, but for now and then; awaiting makes it one piece.
+  const kinds = Object.keys(KINDS).filter((kind) => !/await|task|syntax/.test(kind));
+  const ends = kinds.filter((kind) => /exception|exit|end|traceback/.test(kind));
+  const cells = Math.round(36 * settings.rounds);
+  for (let cell = 0; cell < cells; cell++) {
+    const chosen = Array.from({ length: 2 + below(4) }, () => kinds[below(kinds.length)]);
+    const parts = chosen.filter((kind, at) => at === chosen.length - 1 || !ends.includes(kind) || random() < 0.1);
+    const lines = parts.map((kind) => KINDS[kind](below(40)));
+    if (random() < 0.1) lines.push(LAST[below(LAST.length)]);
+    const code = lines.join("\n");
+    /** @type {string[]} */
+    const pieces = [];
+    for (let at = 0; at < code.length;) pieces.push(code.slice(at, (at += 1 + below(random() < 0.5 ? 8 : 80))));
+    // Mostly when there is something that may run: the first part, and a line after it.
+    const least = random() < 0.8 ? `${lines[0]}\n${lines[1]}\n`.indexOf("\n", lines[0].length + 1) + 1 : 0;
+    let rests = 0;
+    for (let length = 0; length < least && rests < pieces.length; length += pieces[rests++].length);
+    rests += below(pieces.length - rests);
+    const pauses = pieces.map(() => (random() < 0.1 ? below(150) : 0));
+    const source = async function* () {
+      const before = tally(served, "stream");
+      for (const [at, piece] of pieces.entries()) {
+        // A guest has to be given the state first; there may be nothing for it yet.
+        for (let n = 0; at === rests && n < 500; n++) {
+          const { started, finished, wasted } = tally(served, "stream");
+          if (finished > before.finished || wasted > before.wasted || (n > 30 && started === before.started)) break;
+          await pause(10);
+        }
+        if (pauses[at]) await pause(pauses[at]);
+        yield piece;
+      }
+    };
+    const [one, other] = [await seen(served, source()), await seen(forced, code)];
+    problems.push(...different(one, other, `in ${pieces.length} pieces: ${code}`));
+    const [here, there] = [await seen(served, "look()"), await seen(forced, "look()")];
+    problems.push(...different(here, there, `the state after ${code}`));
+    if (problems.length > 3) return { problems };
+  }
+  const { started, used, wasted } = tally(served, "stream");
+  problems.push(...different(used > cells / 6, true, `${used} of ${cells} ran as they came`));
+  return { problems, said: `${used} of ${cells} cells, ${wasted} of ${started} in vain, seed ${settings.seed}` };
+}
+
+async function early() {
+  const problems = [];
+  const sandbox = await create();
+  // What has run is told when all is there, and nobody counts the waiting.
+  /** @type {string[]} */
+  const heard = [];
+  const source = async function* () {
+    yield* written(sandbox, ["print('begun')\nn = sum(range(2_000_000))\n", "m = 1\n"], []);
+    await pause(1_000);
+    problems.push(...different(heard, [], "it is not to be seen"));
+    yield "n + ";
+    yield "m";
+  };
+  const begun = performance.now();
+  const run = await sandbox.executeStream(source(), { onStdout: (text) => heard.push(text) });
+  const took = performance.now() - begun;
+  problems.push(...different([run.result, run.id, heard, run.outcome], ["1999999000001", 2, ["begun\n"], "ok"], "it"));
+  problems.push(...different(run.code, "print('begun')\nn = sum(range(2_000_000))\nm = 1\nn + m", "its code"));
+  const { used, timeSaved } = tally(sandbox, "stream");
+  problems.push(...different([used, timeSaved > 1], [1, true], "it was used, and saved time"));
+  problems.push(
+    ...different(
+      [run.duration, run.guestTime].map((ms) => ms < took - 900),
+      [true, true],
+      "its time",
+    ),
+  );
+  problems.push(...different((await sandbox.execute("n + m")).result, "1999999000001", "the state"));
+  // A function's source is there when the code is; code that looks before is not taken.
+  const f = ["def f():\n    return 1\n\n", "x = 1\n", "x"];
+  await sandbox.executeStream(written(sandbox, f.slice(0, 2), f.slice(2)));
+  const look = "import inspect; inspect.getsource(f)";
+  problems.push(...different((await sandbox.execute(look)).result, "'def f():\\n    return 1\\n'", "a source"));
+  const all = "import linecache, sys\nlines = linecache.getlines(sys._getframe().f_code.co_filename)\nlen(lines)\n";
+  const before = tally(sandbox, "stream");
+  const { result } = await sandbox.executeStream(written(sandbox, [all], ["# a fourth\nlen(lines)"]));
+  problems.push(...different([result, tally(sandbox, "stream").used], ["5", before.used], "all of its source"));
+  return { problems };
+}
+
+/** Whatever comes last, it is as if the code had been there at once. */
+async function changes() {
+  const problems = [];
+  const begin = "value = [*value, 1]\nprint(value)\n";
+  /** What comes last, whether what came before is used, and what comes before all. @type {Record<string, [string, 0 | 1, string?]>} */
+  const cases = {
+    "a syntax error": ["x = 1\nif x", 0],
+    "an exception": ["x = 1\n1 / 0", 1],
+    "a mistake of the whole": ["x = 1\nglobal value", 0],
+    "an expression": ["x = 1\nvalue", 1],
+    "a late future": ["x = 1\nfrom __future__ import annotations", 0],
+    "the clock, at last": ["x = 1\ntime.time() > 0", 1],
+    "a late await": ["await asyncio.sleep(0)\nvalue", 0],
+    "too long, both": ["time.sleep(1.2)\nvalue", 1],
+    "a long time before": ["time.sleep(0.7)\nvalue", 1, "time.sleep(0.7)\n"],
+    "a warning": ["x = 1\nx is 5", 0],
+    "a long text": ["y = '''\nx = 1\n'''\ny", 1],
+    "a future at the beginning": [
+      "def f(a: missing): ...\nf.__annotations__",
+      1,
+      "from __future__ import annotations\n",
+    ],
+    "a lone return": ["x = 1\nreturn", 0],
+    "an exception before": ["x = 1\nvalue", 1, "def f():\n    1 / 0\nf()\n"],
+    SUBMIT: ["x = 1\nvalue", 1, "SUBMIT(5)\n"],
+    "a look at the clock before": ["x = 1\nvalue", 0, "t = time.time()\n"],
+    "a task that is left": ["x = 1\n", 1, "loop = asyncio.new_event_loop()\nt = loop.create_task(asyncio.sleep(9))\n"],
+    "an exception that is told": ["value", 0, "try:\n    1 / 0\nexcept Exception:\n    traceback.print_exc()\n"],
+    "no end before": ["value", 0, "while True: pass\n"],
+  };
+  const prepare = async () => {
+    const sandboxes = await Promise.all([create({ timeout: 1_000 }), create({ timeout: 1_000 })]);
+    for (const sandbox of sandboxes) await sandbox.execute("import asyncio, time, traceback; value = []");
+    return sandboxes;
+  };
+  let [served, forced] = await prepare();
+  for (const [what, [last, use, first = ""]] of Object.entries(cases)) {
+    const { used, wasted } = tally(served, "stream");
+    if (wasted > 3) [served, forced] = await prepare(); // after some more of them, a sandbox would not try any
+    const before = wasted > 3 ? 0 : used;
+    const source = written(served, [`${first}${begin}`, "x = 0\n"], [last]);
+    const [one, other] = [await seen(served, source), await seen(forced, `${first}${begin}x = 0\n${last}`)];
+    problems.push(...different(one, other, what));
+    problems.push(...different(tally(served, "stream").used - before, use, `${what}: used`));
+    const [here, there] = [await served.getVariable("value"), await forced.getVariable("value")];
+    problems.push(...different(here, there, `the state after ${what}`));
+  }
+  return { problems };
+}
+
+/** What the page does meanwhile. */
+async function meanwhile() {
+  /** @type {string[]} */
+  const asked = [];
+  const problems = [];
+  const sandbox = await create({
+    onLLMQuery: async (prompt) => {
+      asked.push(prompt);
+      return prompt.toUpperCase();
+    },
+  });
+  await sandbox.execute("value = 0");
+  const expect = (/** @type {unknown} */ is, /** @type {unknown} */ should, /** @type {string} */ what) =>
+    problems.push(...different(is, should, what));
+  // A host call before the end waits for the end.
+  const source = async function* () {
+    yield* written(sandbox, ["a = llm_query('a')\n", "b = llm_query('b')\n"], []);
+    await pause(100);
+    expect(asked, [], "what was asked before all was there");
+    yield "a + b";
+  };
+  const { result, hostCalls } = await sandbox.executeStream(source());
+  expect([result, hostCalls, asked, tally(sandbox, "stream").used], ["'AB'", 2, ["a", "b"], 1], "host calls");
+  // All of it comes while a statement runs.
+  const long = ["for i in range(4_000_000): value += 1\n", "print('over')\n", "value"];
+  const joins = async function* () {
+    const { started } = tally(sandbox, "stream");
+    yield* long.slice(0, 2);
+    await until(() => tally(sandbox, "stream").started > started, "it begins");
+    await pause(600);
+    yield long[2];
+  };
+  const joined = await sandbox.executeStream(joins());
+  expect([joined.result, joined.stdout], ["4000000", "over\n"], "a long statement");
+  // Whoever takes it back runs nothing.
+  const begin = ["value = 'never'\n", "x = 1\n"];
+  const controller = new AbortController();
+  const aborted = async function* () {
+    yield* written(sandbox, begin, []);
+    controller.abort();
+    await pause(50);
+    yield "x";
+  };
+  expect((await sandbox.executeStream(aborted(), { signal: controller.signal })).outcome, "interrupted", "abort");
+  const failing = async function* () {
+    yield* written(sandbox, begin, []);
+    throw new Error("lost");
+  };
+  expect(await sandbox.executeStream(failing()).catch(({ code }) => code), "source_failed", "a source that fails");
+  expect((await sandbox.execute("value")).result, "4000000", "the state after both");
+  // What is done to the state in between.
+  const changed = async function* () {
+    yield* written(sandbox, ["value += 1\n", "x = 1\n"], []);
+    await sandbox.setVariable("value", 10);
+    yield "value";
+  };
+  expect((await sandbox.executeStream(changed())).result, "11", "after setVariable");
+  const executed = async function* () {
+    yield* written(sandbox, ["value += 1\n", "x = 1\n"], []);
+    await sandbox.execute("value = 20");
+    yield "y = 1\n";
+    await pause(300);
+    yield "value";
+  };
+  expect((await sandbox.executeStream(executed())).result, "21", "after another execution");
+  // The rest is interrupted like anything.
+  const { used } = tally(sandbox, "stream");
+  const endless = written(sandbox, ["value = 'set'\n", "x = 1\n"], ["print('stuck')\nwhile True: pass"]);
+  const stuck = await sandbox.executeStream(endless, { onStdout: () => sandbox.interrupt() });
+  expect([stuck.outcome, tally(sandbox, "stream").used], ["interrupted", used + 1], "an interrupt");
+  expect((await sandbox.execute("value")).result, "'set'", "the state after an interrupt");
+  // What comes very fast costs no more.
+  const many = Array.from({ length: 3_000 }, (_, n) => `v${n} = ${n}\n`);
+  const fast = await sandbox.executeStream(
+    written(sandbox, many.slice(0, 1_500), [...many.slice(1_500), "v2999 + v0"]),
+  );
+  expect([fast.result, fast.outcome], ["2999", "ok"], "many lines");
+  // The end of a sandbox is the end of all.
+  const left = await create();
+  const orphan = async function* () {
+    yield* written(left, begin, []);
+    await left.destroy();
+    yield "x";
+  };
+  expect(await left.executeStream(orphan()).catch(({ code }) => code), "destroyed", "a sandbox that has ended");
+  return { problems, said: JSON.stringify(tally(sandbox, "stream")) };
+}
+
 // ---- what comes in between ----
 
 async function between() {
@@ -473,6 +719,10 @@ export const TESTS = {
   "what JavaScript knows is in no copy": touched,
   "host functions are called when the code is asked for": hostCalls,
   "code that comes while it runs ahead goes on": joining,
+  "written: random cells in random pieces are what they are": writing,
+  "written: statements run as they come": early,
+  "written: what comes last may change all": changes,
+  "written: whatever the page does meanwhile": meanwhile,
   "whatever comes in between counts": between,
   "files are as old in a copy": times,
   "callbacks are called after execute has returned": callbacks,

@@ -23,7 +23,7 @@ from hypothesis import settings
 sys.path.insert(0, str(Path(__file__).parents[2] / "pyodide-glue" / "python"))
 
 from sandglass import values
-from sandglass.runtime import Runtime
+from sandglass.runtime import UNFINISHED, Runtime
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPIPE)
 
@@ -193,6 +193,22 @@ class Guest:
         self.count += 1
         with installed(self.runtime) as runtime:
             reply = runtime.execute(self.count, source, ahead)
+        return Cell(*reply, self.bridge)
+
+    def write(self, pieces: list[str]) -> Cell:
+        """Runs a cell whose text comes in these pieces, all of which but the last end where a statement does."""
+        self.bridge.messages = []
+        self.bridge.displays = []
+        self.count += 1
+        with installed(self.runtime) as runtime:
+            if len(pieces) == 1:
+                return Cell(*runtime.execute(self.count, pieces[0]), self.bridge)
+            runtime.extend(self.count, pieces[0], False)
+            reply = runtime.execute(self.count, pieces[0], True)
+            for number, piece in enumerate(pieces[1:], 2):
+                assert reply == UNFINISHED
+                runtime.extend(self.count, piece, number == len(pieces))
+                reply = runtime.execute(self.count, piece, True)
         return Cell(*reply, self.bridge)
 
     def ok(self, source: str) -> Cell:

@@ -612,6 +612,323 @@ fn predictions_that_are_mostly_wrong_are_not_tried() {
     assert!((10..40).contains(&tried), "{tried} of 100");
 }
 
+fn streams(world: &World) -> Tally {
+    let stats = world.session.stats();
+    stats.ahead.code.get(&Source::Stream).cloned().unwrap_or_default()
+}
+
+/// A session where the begin of code that is being written has run within 30 ms, and the guest waits for more of it.
+fn written(code: &str) -> World {
+    let mut world = ready();
+    world.writes(code);
+    world.second_begins();
+    assert!(matches!(
+        world.second_told(),
+        Some(Request::Execute {
+            ahead: true,
+            more: true,
+            ..
+        })
+    ));
+    world.sleep(30.0);
+    let turn = world.second_turn();
+    world.second_says(output(turn, Stream::Stdout, "begun\n"), None);
+    world.second_says(Event::Waiting { turn }, None);
+    world
+}
+
+/// All of the code is there, and it is run as if nothing of it had been there before.
+fn assert_run_whole(world: &mut World, code: &str) {
+    world.execute(code);
+    if world.asked_for() != format!("execute {code}") {
+        world.checks(false);
+    }
+    assert_eq!(world.asked_for(), format!("execute {code}"));
+    assert!(world.second.is_none(), "it still runs ahead");
+    world.ends(ok());
+    assert_eq!((streams(world).used, world.printed.as_str()), (0, ""));
+}
+
+#[test]
+fn code_that_is_being_written_runs_as_it_comes() {
+    let mut world = written("a\n");
+    world.wait(5_000.0);
+    world.writes("a\nb\n");
+    let turn = world.second_turn();
+    assert_eq!(
+        world.second_told(),
+        Some(&Request::Extend {
+            turn,
+            text: "b\n".to_owned()
+        })
+    );
+    world.sleep(20.0);
+    world.second_says(Event::Waiting { turn }, None);
+    world.wait(3_000.0);
+    let ticket = world.execute("a\nb\nc");
+    assert_eq!(
+        (world.asked_for().as_str(), world.printed.as_str()),
+        ("check a\nb\nc", "")
+    );
+    world.sleep(4.0);
+    world.checks(true);
+    assert_eq!(world.printed, "begun\n");
+    assert_eq!(
+        world.second_told(),
+        Some(&Request::Promote {
+            turn,
+            rest: Some("c".to_owned())
+        })
+    );
+    world.sleep(10.0);
+    world.ends(ok());
+    let execution = world.execution(ticket);
+    assert_eq!(
+        (execution.stdout.as_str(), execution.code.as_str()),
+        ("begun\n", "a\nb\nc")
+    );
+    assert_eq!(
+        (execution.duration, execution.guest_time),
+        (60.0, 60.0),
+        "nobody counts the waiting"
+    );
+    let Tally {
+        started,
+        finished,
+        used,
+        wasted,
+        time_saved,
+    } = streams(&world);
+    assert_eq!((started, finished, used, wasted, time_saved), (1, 1, 1, 0, 50.0));
+}
+
+#[test]
+fn what_has_waited_has_all_the_time_that_is_left() {
+    let mut world = written("a\n");
+    world.wait(20_000.0);
+    world.execute("a\nb");
+    world.checks(true);
+    world.wait(969.0); // of 1000, less the 30 before
+    assert!(!world.asked_for().starts_with("interrupt"));
+    world.wait(2.0);
+    assert_eq!(world.asked_for(), "interrupt Timeout");
+}
+
+#[test]
+fn what_took_too_long_before_is_not_waited_with() {
+    let mut world = ready();
+    world.writes("a\n");
+    world.second_begins();
+    let turn = world.second_turn();
+    world.sleep(1_001.0); // nobody was told of the time
+    world.second_says(Event::Waiting { turn }, None);
+    assert!(world.second.is_none());
+    assert_run_whole(&mut world, "a\nb");
+}
+
+#[test]
+fn it_takes_a_little_at_a_time() {
+    let mut world = ready();
+    world.writes("a\n");
+    world.second_begins();
+    let turn = world.second_turn();
+    world.writes("a\nb\n");
+    world.second_says(Event::Waiting { turn }, None);
+    assert!(matches!(world.second_told(), Some(Request::Execute { .. })), "too soon");
+    world.writes("a\nb\nc\n");
+    world.wait(100.0);
+    let text = "b\nc\n".to_owned();
+    assert_eq!(world.second_told(), Some(&Request::Extend { turn, text }));
+    world.writes("a\nb\nc\nd\n");
+    world.wait(200.0);
+    assert!(
+        matches!(world.second_told(), Some(Request::Extend { .. })),
+        "it is at work"
+    );
+    world.second_says(Event::Waiting { turn }, None);
+    let text = "d\n".to_owned();
+    assert_eq!(world.second_told(), Some(&Request::Extend { turn, text }));
+}
+
+#[test]
+fn what_waits_for_more_wakes_nobody_meanwhile() {
+    let mut world = written("a\n");
+    world.command(Command::ListVariables);
+    world.writes("a\nb\n");
+    world.wait(500.0);
+    let turn = world.turn();
+    let encoding = Encoding::Marshal;
+    world.event_with(Event::Value { turn, encoding }, b"[]");
+    assert!(matches!(world.second_told(), Some(Request::Extend { .. })));
+    let turn = world.second_turn();
+    world.second_says(Event::Waiting { turn }, None);
+    world.writes("a\nb\nc\n");
+    world.execute("a\nb\nc\nd");
+    world.wait(500.0);
+    world.checks(true);
+    let rest = Some("c\nd".to_owned());
+    assert_eq!(world.second_told(), Some(&Request::Promote { turn, rest }));
+}
+
+#[test]
+fn code_that_becomes_something_else_runs_whole() {
+    for code in ["a", "b\nc", "a \nb", ""] {
+        assert_run_whole(&mut written("a\n"), code);
+    }
+    // Not plain: its own guest says so.
+    assert_run_whole(&mut written("a\n"), "a\nb");
+    // What the guest of the sandbox does not say in time.
+    let mut world = written("a\n");
+    world.execute("a\nb");
+    world.wait(1_000.0);
+    assert_eq!(world.asked_for(), "execute a\nb");
+    world.ends(ok());
+    // Too late, it says nothing.
+    let check = world
+        .guest
+        .as_mut()
+        .and_then(|guest| guest.check.take())
+        .expect("asked");
+    world.event(Event::Checked { check, plain: true });
+    assert_eq!(world.execute("1"), 3);
+    assert_eq!(world.asked_for(), "execute 1");
+}
+
+#[test]
+fn a_change_of_the_state_ends_what_is_being_written() {
+    let mut world = written("a\n");
+    world.command(Command::SetVariable("y".to_owned(), text("1")));
+    assert!(world.second.is_none());
+    let turn = world.turn();
+    world.event(Event::Done { turn });
+    world.wait(50.0);
+    world.writes("a\nb\n");
+    assert!(world.second.is_none(), "it is begun once");
+    assert_run_whole(&mut world, "a\nb\nc");
+}
+
+#[test]
+fn nobody_writes_any_more() {
+    let mut world = written("a\n");
+    world.writes("");
+    assert!(world.second.is_none());
+    assert_eq!(streams(&world).wasted, 1);
+}
+
+#[test]
+fn it_does_not_wait_for_more_for_ever() {
+    let mut world = written("a\n");
+    world.wait(60_000.0);
+    assert_run_whole(&mut world, "a\nb");
+}
+
+#[test]
+fn a_host_call_of_what_is_being_written_waits_for_all_of_it() {
+    let mut world = ready();
+    world.writes("ask('?')\n");
+    world.second_begins();
+    let (turn, call) = (world.second_turn(), world.fresh_call());
+    let event = Event::HostCall {
+        turn,
+        call,
+        batch: 1,
+        name: "ask".to_owned(),
+        encoding: Encoding::Marshal,
+        blocking: false,
+    };
+    world.second_says(event, Some(b"args"));
+    world.writes("ask('?')\nb\n");
+    world.wait(500.0);
+    assert!(world.under_way().is_empty());
+    assert!(matches!(world.second_told(), Some(Request::Execute { .. })));
+    let ticket = world.execute("ask('?')\nb\nc");
+    world.checks(true);
+    assert_eq!(
+        world.second_told(),
+        Some(&Request::Promote {
+            turn,
+            rest: Some("b\nc".to_owned())
+        })
+    );
+    let calls = world.under_way();
+    world.returns(calls[0], "!");
+    world.event(Event::Waiting { turn }); // it has not heard of the rest yet
+    world.ends(ok());
+    assert_eq!((world.execution(ticket).host_calls, streams(&world).used), (1, 1));
+}
+
+#[test]
+fn all_of_it_may_come_while_a_statement_runs() {
+    for waits in [false, true] {
+        let mut world = ready();
+        world.writes("a\n");
+        world.second_begins();
+        world.sleep(40.0);
+        let turn = world.second_turn();
+        let ticket = world.execute("a\nb");
+        world.checks(true);
+        let rest = Some("b".to_owned());
+        assert_eq!(world.second_told(), Some(&Request::Promote { turn, rest }));
+        assert!(world.second.is_some(), "it is asked first");
+        world.sleep(10.0);
+        world.second_says(
+            if waits {
+                Event::Waiting { turn }
+            } else {
+                Event::Promoted { turn }
+            },
+            None,
+        );
+        assert!(world.second.is_none());
+        world.sleep(5.0);
+        world.ends(ok());
+        assert_eq!(world.execution(ticket).duration, 55.0);
+        assert_eq!(streams(&world).used, 1);
+    }
+}
+
+#[test]
+fn what_lies_about_code_that_is_being_written_is_thrown_away() {
+    let inputs: [Lie; 4] = [
+        |turn| {
+            let (execution, encoding) = (ok(), Encoding::None);
+            Input::Guest(
+                Event::Executed {
+                    turn,
+                    execution,
+                    encoding,
+                },
+                None,
+            )
+        },
+        |turn| Input::Guest(output(turn, Stream::Stdout, "at rest"), None),
+        |turn| Input::Guest(Event::Waiting { turn }, None),
+        |turn| Input::Guest(Event::External { turn }, None),
+    ];
+    for input in inputs {
+        let mut world = written("a\n");
+        let turn = world.second_turn();
+        world.feed(Input::Ahead(Box::new(input(turn))));
+        assert_run_whole(&mut world, "a\nb");
+    }
+    let mut world = ready();
+    world.event(Event::Checked { check: 1, plain: true });
+    assert_eq!(world.boots, 2, "nobody has asked");
+}
+
+#[test]
+fn less_time_than_it_began_with_is_another_execution() {
+    let mut world = written("a\n");
+    let ticket = world.command(Command::Execute {
+        code: "a\nb".to_owned(),
+        timeout_ms: Some(500.0),
+        budget: BudgetLimits::default(),
+    });
+    assert_eq!(world.asked_for(), "execute a\nb");
+    world.ends(ok());
+    assert_eq!(world.execution(ticket).id, 1);
+}
+
 /// What a cell does, in the order in which it does it.
 #[derive(Debug, Clone)]
 enum Step {
@@ -635,26 +952,48 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..12)
 }
 
-/// What became of a cell: in the session's own guest, or in one that took over after `waits` milliseconds.
-fn run(steps: &[Step], fails: bool, ahead: Option<f64>) -> (CodeExecution, String, Vec<(String, Vec<u8>)>) {
+/// Where a cell runs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Where {
+    /// In the session's own guest.
+    Here,
+    /// In one that took over so many milliseconds later.
+    Ahead(f64),
+    /// The same; this many steps are those of the code that was there then.
+    Written(f64, usize),
+}
+
+/// What became of a cell.
+fn run(steps: &[Step], fails: bool, place: Where) -> (CodeExecution, String, Vec<(String, Vec<u8>)>) {
     let mut world = ready();
-    if ahead.is_some() {
-        world.hint(&["cell"]);
-        world.second_begins();
-    } else {
-        world.execute("cell");
+    match place {
+        Where::Here => drop(world.execute("cell\nmore")),
+        Where::Ahead(_) => world.hint(&["cell\nmore"]),
+        Where::Written(..) => world.writes("cell\n"),
     }
-    let turn = if ahead.is_some() {
-        world.second_turn()
-    } else {
+    let turn = if place == Where::Here {
         world.turn()
+    } else {
+        world.second_begins();
+        world.second_turn()
     };
-    let say = |world: &mut World, event: Event, body: Option<&[u8]>| match (ahead, body) {
-        (Some(_), body) => world.second_says(event, body),
-        (None, Some(body)) => world.event_with(event, body),
-        (None, None) => world.event(event),
+    let say = |world: &mut World, event: Event, body: Option<&[u8]>| match (world.second.is_some(), body) {
+        (true, body) => world.second_says(event, body),
+        (false, Some(body)) => world.event_with(event, body),
+        (false, None) => world.event(event),
     };
-    for step in steps {
+    let written = |world: &mut World, at: usize| {
+        if let Where::Written(ms, last) = place
+            && at == last.min(steps.len())
+        {
+            world.second_says(Event::Waiting { turn }, None);
+            world.wait(ms);
+            world.execute("cell\nmore");
+            world.checks(true);
+        }
+    };
+    for (at, step) in steps.iter().enumerate() {
+        written(&mut world, at);
         match step {
             Step::Says(stream, text) => say(&mut world, output(turn, *stream, text), None),
             Step::Shows(bytes) => {
@@ -672,6 +1011,7 @@ fn run(steps: &[Step], fails: bool, ahead: Option<f64>) -> (CodeExecution, Strin
             Step::Works(ms) => world.sleep(*ms),
         }
     }
+    written(&mut world, steps.len());
     let execution = if fails {
         raised("ValueError")
     } else {
@@ -687,9 +1027,9 @@ fn run(steps: &[Step], fails: bool, ahead: Option<f64>) -> (CodeExecution, Strin
         },
         None,
     );
-    if let Some(ms) = ahead {
+    if let Where::Ahead(ms) = place {
         world.wait(ms);
-        world.execute("cell");
+        world.execute("cell\nmore");
     }
     assert!(world.second.is_none());
     (world.execution(2).clone(), world.printed, world.shown)
@@ -697,9 +1037,12 @@ fn run(steps: &[Step], fails: bool, ahead: Option<f64>) -> (CodeExecution, Strin
 
 proptest! {
     #[test]
-    fn nobody_can_tell_whether_it_ran_ahead(steps in steps(), fails: bool, waits in 0.0..50_000.0) {
-        let (forced, printed, shown) = run(&steps, fails, None);
-        let (served, told, seen) = run(&steps, fails, Some(waits));
+    fn nobody_can_tell_whether_it_ran_ahead(
+        steps in steps(), fails: bool, waits in 0.0..50_000.0, written in proptest::option::of(0_usize..12)
+    ) {
+        let (forced, printed, shown) = run(&steps, fails, Where::Here);
+        let place = written.map_or(Where::Ahead(waits), |last| Where::Written(waits, last));
+        let (served, told, seen) = run(&steps, fails, place);
         // Times are differences of larger numbers.
         prop_assert!((forced.duration - served.duration).abs() < 1e-6 && (forced.guest_time - served.guest_time).abs() < 1e-6);
         let served = CodeExecution { duration: forced.duration, guest_time: forced.guest_time, ..served };

@@ -9,7 +9,7 @@ use sandglass::protocol::{Encoding, Ended, Event, ExecutionReport, GuestInfo, PR
 use sandglass::session::{CellFile, Command, FileCommand, HostFailure, Input, Look, Series, Target, Wanted};
 
 use crate::packages::package;
-use crate::world::{Bytes, World, limits, ok, text};
+use crate::world::{Bytes, World, limits, ok, output, text};
 
 /// Something that happens. Guests, calls and tickets are meant relative to what there is.
 #[derive(Debug, Clone)]
@@ -56,10 +56,34 @@ enum Step {
     Fetched {
         well: bool,
     },
+    /// Nothing happens for so long that the guest is asked to save, and does so.
+    Rests,
+    /// Code is hinted at, or written so far.
+    Expects {
+        length: usize,
+        written: bool,
+    },
+    /// The guest that runs it does what it was asked for, or says something.
+    Second(Second),
+    /// The session's own says whether it may have run so.
+    Checks(bool),
     Wait(f64),
     /// The clock jumps, and nobody is told.
     Sleep(f64),
     Wake,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Second {
+    /// What ours would say next.
+    Helps,
+    Waits,
+    IsPromoted,
+    Looks,
+    Prints,
+    Calls,
+    Ends,
+    IsLost,
 }
 
 #[derive(Debug, Clone)]
@@ -100,9 +124,51 @@ fn step() -> impl Strategy<Value = Step> {
         10 => (0..3_usize, any::<bool>()).prop_map(|(position, well)| Step::Returns { position, well }),
         2 => (0..9_u32).prop_map(Step::ReturnsUnknown),
         8 => any::<bool>().prop_map(|well| Step::Fetched { well }),
+        4 => (0..50_usize, any::<bool>()).prop_map(|(length, written)| Step::Expects { length, written }),
+        24 => second().prop_map(Step::Second),
+        6 => prop::bool::weighted(0.8).prop_map(Step::Checks),
         6 => (0.0..2_000.0_f64).prop_map(Step::Wait),
         2 => (0.0..1e5_f64).prop_map(Step::Sleep),
         4 => Just(Step::Wake),
+    ]
+}
+
+/// What has to do with code that runs ahead, mostly.
+fn step_ahead() -> impl Strategy<Value = Step> {
+    let execute = (4..8_usize, prop::bool::weighted(0.1)).prop_map(|(length, is_short)| Command::Execute {
+        code: "x".repeat(length),
+        timeout_ms: is_short.then_some(50.0),
+        budget: BudgetLimits::default(),
+    });
+    prop_oneof![
+        4 => execute.prop_map(Step::Command),
+        1 => Just(Step::Command(Command::ListVariables)),
+        1 => command().prop_map(Step::Command),
+        1 => (0..3_u32).prop_map(|back| Step::Cancel { back }),
+        1 => Just(Step::Interrupt),
+        8 => Just(Step::Answers { ended: Ended::Ok, stopped: None, names: None }),
+        8 => Just(Step::Rests),
+        4 => Just(Step::Sends(ready(PROTOCOL_VERSION), None)),
+        12 => (0..7_usize, any::<bool>()).prop_map(|(length, written)| Step::Expects { length, written }),
+        30 => second().prop_map(Step::Second),
+        8 => prop::bool::weighted(0.8).prop_map(Step::Checks),
+        4 => (0..3_usize, any::<bool>()).prop_map(|(position, well)| Step::Returns { position, well }),
+        4 => (0.0..300.0_f64).prop_map(Step::Wait),
+        1 => (0.0..1e5_f64).prop_map(Step::Sleep),
+        1 => Just(Step::Sends(Event::Checked { check: 1, plain: true }, None)),
+    ]
+}
+
+fn second() -> impl Strategy<Value = Second> {
+    prop_oneof![
+        40 => Just(Second::Helps),
+        4 => Just(Second::Waits),
+        3 => Just(Second::IsPromoted),
+        1 => Just(Second::Looks),
+        4 => Just(Second::Prints),
+        2 => Just(Second::Calls),
+        3 => Just(Second::Ends),
+        1 => Just(Second::IsLost),
     ]
 }
 
@@ -319,10 +385,74 @@ impl World {
             }
             Step::ReturnsUnknown(call) => self.returns(call, "stale"),
             Step::Fetched { well } => self.fetches(well),
+            Step::Rests => {
+                self.wait(60.0);
+                self.saves(true);
+            }
+            Step::Expects { length, written: true } => self.writes(&"x".repeat(length)),
+            Step::Expects { length, .. } => self.hint(&[&"x".repeat(length)]),
+            Step::Second(what) => {
+                self.second_does(what);
+                if matches!(what, Second::Helps) {
+                    self.second_does(what); // it is ready, and has the state
+                }
+            }
+            Step::Checks(plain) => {
+                if self.guest.as_ref().is_some_and(|guest| guest.check.is_some()) {
+                    self.checks(plain);
+                }
+            }
             Step::Wait(ms) => self.wait(ms),
             Step::Sleep(ms) => self.sleep(ms),
             Step::Wake => drop(self.wake()),
         }
+    }
+
+    /// What runs ahead says what it may, or never would.
+    fn second_does(&mut self, what: Second) {
+        let Some(guest) = &self.second else { return };
+        let asked = guest.inbox.iter().rev().map(|(request, _)| request);
+        let asked = asked
+            .clone()
+            .find(|request| !matches!(request, Request::Promote { .. }));
+        let (turn, asked) = (guest.turn.unwrap_or(1), asked.cloned());
+        let is_written = guest
+            .inbox
+            .iter()
+            .any(|(request, _)| matches!(request, Request::Execute { more: true, .. }));
+        let event = match (what, asked) {
+            (Second::Helps, Some(Request::Init { .. })) => ready(PROTOCOL_VERSION),
+            (Second::Helps, Some(Request::Restore { .. })) => Event::Restored { turn, lost: Vec::new() },
+            (Second::Helps, Some(Request::Install { .. })) => Event::Done { turn },
+            (Second::Helps, _) if guest.promoting => Event::Promoted { turn },
+            (Second::Helps, _) if is_written && !guest.waiting => Event::Waiting { turn },
+            (Second::Waits, _) if is_written => Event::Waiting { turn },
+            (Second::IsPromoted, _) => Event::Promoted { turn },
+            (Second::Looks, _) => Event::External { turn },
+            (Second::Prints, _) => output(turn, Stream::Stdout, "ahead"),
+            (Second::Ends, _) => Event::Executed {
+                turn,
+                execution: ok(),
+                encoding: Encoding::None,
+            },
+            (Second::Calls, _) => {
+                let event = Event::HostCall {
+                    turn,
+                    call: self.fresh_call(),
+                    batch: 1,
+                    name: "ask".to_owned(),
+                    encoding: Encoding::Marshal,
+                    blocking: false,
+                };
+                return self.second_says(event, Some(b"args"));
+            }
+            (Second::IsLost, _) => {
+                let lost = Input::GuestLost(Error::GuestLost("gone".to_owned()));
+                return self.feed(Input::Ahead(Box::new(lost)));
+            }
+            (Second::Helps | Second::Waits, _) => return,
+        };
+        self.second_says(event, None);
     }
 
     /// The guest ends its turn, as ours would.
@@ -332,7 +462,12 @@ impl World {
         let asked = asked.clone().find(|request| {
             !matches!(
                 request,
-                Request::HostReply { .. } | Request::Interrupt { .. } | Request::Init { .. }
+                Request::HostReply { .. }
+                    | Request::Interrupt { .. }
+                    | Request::Init { .. }
+                    | Request::Check { .. }
+                    | Request::Extend { .. }
+                    | Request::Promote { .. }
             )
         });
         let (Some(turn), Some(asked)) = (guest.turn, asked) else {
@@ -504,5 +639,17 @@ proptest! {
         prop_assert!(world.calls.is_empty());
         let held = format!("{:?}", world.session).len();
         prop_assert!(held < 20_000, "{} characters are held by a session at rest", held);
+    }
+
+    #[test]
+    fn what_runs_ahead_is_in_nobodys_way(steps in prop::collection::vec(step_ahead(), 0..80), guest_helps in any::<bool>()) {
+        let mut world = World::ready_with(sandglass::Limits { checkpoints: true, ..limits() });
+        world.saves(true);
+        for step in steps {
+            world.take(step);
+        }
+        world.settle(guest_helps);
+        prop_assert_eq!(world.answers.len(), world.tickets() as usize);
+        prop_assert!(world.calls.is_empty() && world.second.is_none());
     }
 }

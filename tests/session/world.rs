@@ -31,6 +31,10 @@ pub(crate) struct Guest {
     pub(crate) ready: bool,
     /// Whether it was asked if it may take over.
     pub(crate) promoting: bool,
+    /// Whether it waits for more of its code.
+    pub(crate) waiting: bool,
+    /// The check that it was asked for.
+    pub(crate) check: Option<u32>,
 }
 
 /// A session, the driver's side of it, and a clock.
@@ -345,6 +349,7 @@ impl World {
             Some((Request::WriteFile { path, .. }, _)) => format!("write {path}"),
             Some((Request::Restore { checkpoint, .. }, _)) => format!("restore {checkpoint}"),
             Some((Request::Interrupt { reason, .. }, _)) => format!("interrupt {reason:?}"),
+            Some((Request::Check { code, .. }, _)) => format!("check {code}"),
             Some((request, _)) => format!("{request:?}"),
             None => "nothing".to_owned(),
         }
@@ -383,6 +388,24 @@ impl World {
         self.feed(Input::Hint(predictions.collect()));
     }
 
+    /// There is so much now of code that is being written.
+    pub(crate) fn writes(&mut self, code: &str) {
+        self.feed(Input::Written(code.to_owned(), None));
+    }
+
+    /// The guest says what it was asked about code that was being written.
+    pub(crate) fn checks(&mut self, plain: bool) {
+        let check = self.guest.as_mut().and_then(|guest| guest.check.take());
+        let check = check.expect("it was not asked");
+        self.event(Event::Checked { check, plain });
+    }
+
+    /// What the guest that runs code ahead was last told.
+    pub(crate) fn second_told(&self) -> Option<&Request> {
+        let guest = self.second.as_ref().or(self.guest.as_ref())?;
+        guest.inbox.last().map(|(request, _)| request)
+    }
+
     /// It gets the state, and begins.
     pub(crate) fn second_begins(&mut self) {
         self.second_says(
@@ -408,6 +431,7 @@ impl World {
                 Event::Executed { .. } | Event::Restored { .. } | Event::Done { .. } => guest.turn = None,
                 Event::HostCall { call, .. } => drop(guest.asked.insert(*call)),
                 Event::Promoted { .. } | Event::External { .. } => guest.promoting = false,
+                Event::Waiting { .. } => (guest.promoting, guest.waiting) = (false, true),
                 _ => {}
             }
         }
@@ -508,7 +532,8 @@ impl World {
         let waits = idle && !saving && self.guest.as_ref().is_none_or(|guest| guest.ready);
         self.awaited.retain(|ticket| !self.answers.contains_key(ticket));
         let first = self.awaited.first().copied().unwrap_or(Ticket::MAX);
-        let joins = self.second.as_ref().is_some_and(|guest| guest.promoting);
+        let joins = self.second.as_ref().is_some_and(|guest| guest.promoting)
+            || self.second.is_some() && self.guest.as_ref().is_some_and(|guest| guest.check.is_some());
         assert!(
             !waits
                 || joins
@@ -630,10 +655,15 @@ impl World {
                         guest.turn = Some(*turn);
                     }
                     Request::Restore { turn, .. } | Request::Install { turn, .. } => guest.turn = Some(*turn),
-                    Request::Promote { turn } => {
+                    Request::Promote { turn, .. } => {
                         assert_eq!(guest.turn, Some(*turn));
-                        guest.promoting = true;
+                        guest.promoting = !std::mem::take(&mut guest.waiting);
                     }
+                    Request::Extend { turn, .. } => {
+                        assert_eq!(guest.turn, Some(*turn));
+                        assert!(std::mem::take(&mut guest.waiting), "it does not wait for more");
+                    }
+                    Request::Interrupt { .. } => {} // of what takes too long to be given the state
                     request => panic!("what runs ahead got {request:?}"),
                 }
                 guest.inbox.push((request, None));
@@ -683,7 +713,12 @@ impl World {
                 guest.saving = Some((*checkpoint, *full));
                 return;
             }
-            Request::Promote { .. } => panic!("the guest that has taken over already"),
+            Request::Check { check, .. } => {
+                assert!(guest.ready && guest.turn.is_none(), "asked a guest that is busy");
+                assert!(guest.check.replace(*check).is_none(), "two checks at a time");
+                None
+            }
+            Request::Promote { .. } | Request::Extend { .. } => panic!("the guest that has taken over already"),
             Request::Part { .. } | Request::Credit { .. } => panic!("the drivers' own"),
         };
         assert!(

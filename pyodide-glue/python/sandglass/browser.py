@@ -144,6 +144,7 @@ class Guest:
         self._decoder: IncrementalDecoder | None = None
         self._bridge.runtime = self._runtime
         self._runtime.take_written = self._take_written
+        self._runtime.take_rest = self._take_rest
         self._runtime.package_hint = _PACKAGE_HINT
         self._reserve = self._runtime.reserve = Reserve()
 
@@ -163,9 +164,13 @@ class Guest:
         self._runtime.prepare(execution, source)
 
     def execute(self, execution: int, source: str, ahead: bool) -> Any:
-        """The header alone, or `[header, encoding, final]`. None when there is not enough memory to go on."""
-        self._bridge.watch()
-        self._reserve.is_spent = False  # a value that was set may have said so; this cell tells by itself
+        """The header alone, or `[header, encoding, final]`. None when there is not enough memory to go on.
+
+        The header is empty when the cell waits for more of its text: `extend` brings it, and this is called again.
+        """
+        if not self._runtime.is_unfinished:
+            self._bridge.watch()
+            self._reserve.is_spent = False  # a value that was set may have said so; this cell tells by itself
         try:
             header, encoding, body = self._runtime.execute(execution, source, ahead)
         except MemoryError:
@@ -173,6 +178,17 @@ class Guest:
         if self._reserve.is_spent:
             return None
         return header if encoding == "none" else to_js([header, encoding, body])
+
+    def extend(self, execution: int, text: str, is_last: bool) -> None:
+        """What `execute` runs next of a cell whose text is still being written."""
+        self._runtime.extend(execution, text, is_last)
+
+    def is_plain(self, source: str) -> bool:
+        """See `Runtime.is_plain`."""
+        return self._runtime.is_plain(source)
+
+    def _take_rest(self) -> str:
+        return str(self._js.rest())
 
     def get_variable(self, name: str) -> Any:
         return _answer(lambda: self._runtime.get_variable(name))
@@ -319,6 +335,8 @@ CALLS = (
     GUEST.take_file,
     GUEST.file,
     GUEST.forget_folders,
+    GUEST.extend,
+    GUEST.is_plain,
 )
 
 

@@ -1,9 +1,14 @@
-"""Compiles a cell and runs it."""
+"""Compiles a cell and runs it.
+
+A cell runs statement by statement, each with code of its own, so that one whose text is still being written runs as it
+would when it is whole. Only a cell that awaits is one coroutine.
+"""
 
 from __future__ import annotations
 
 import linecache
-from ast import Expr, Expression, PyCF_ALLOW_TOP_LEVEL_AWAIT, PyCF_ONLY_AST
+import warnings
+from ast import Constant, Expr, Expression, Module, PyCF_ALLOW_TOP_LEVEL_AWAIT, PyCF_ONLY_AST
 from collections import deque
 from inspect import CO_COROUTINE
 from io import StringIO
@@ -12,17 +17,20 @@ from typing import TYPE_CHECKING, Any
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 
 if TYPE_CHECKING:
-    from ast import Module
+    from ast import stmt
+    from collections.abc import Callable
     from types import CodeType
 
     from sandglass.loop import EventLoops
 
 _FLAGS = PyCF_ALLOW_TOP_LEVEL_AWAIT
 _FUTURES = 0x1FF0000  # the bits of co_flags that `from __future__ import …` sets
+#: Without any of these, a cell that is in order statement by statement is so as a whole, and awaits nothing.
+_OF_THE_WHOLE = ("await", "async", "global", "__future__")
 
 
 def compile_cell(source: str, filename: str) -> list[CodeType]:
-    """The code of a cell: its statements, then its last expression (or None) for the value to show.
+    """The code of a cell: that of each statement; an expression at the end is the value to show.
 
     Raises SyntaxError for anything that is not Python, MemoryError and RecursionError for source nested too deeply.
     """
@@ -38,23 +46,120 @@ def compile_cell(source: str, filename: str) -> list[CodeType]:
         raise
 
 
+def is_plain(source: str, filename: str) -> bool:
+    """Whether a cell compiles without a warning, and awaits nothing: then its statements may run as they come."""
+    try:
+        with Warnings("error"):
+            codes = compile_cell(source, filename)
+    except Exception:
+        return False
+    return not any(code.co_flags & CO_COROUTINE for code in codes)
+
+
 def _compile(source: str, filename: str) -> list[CodeType]:
     if "\n" not in source and "=" not in source:  # most likely a single expression, which needs no tree
         try:
             return [compile(source, filename, "eval", _FLAGS, True)]
         except SyntaxError:
             pass
-    tree = _parse(source, filename)
+    body = _parse(source, filename).body
+    if len(body) < 2:
+        return _compile_whole(body, filename)
+    if not any(word in source for word in _OF_THE_WHOLE):
+        try:
+            return _compile_each(body, filename, _FLAGS, is_first=True, is_last=True)[0]
+        except SyntaxError:
+            with Warnings("ignore"):
+                _compile_whole(body, filename)  # it may find another one first
+            raise
+    codes = _compile_whole(body, filename)
+    if any(code.co_flags & CO_COROUTINE for code in codes):
+        return codes
+    with Warnings("ignore"):  # all were told
+        return _compile_each(body, filename, _FLAGS, is_first=True, is_last=True)[0]
+
+
+def _compile_whole(body: list[stmt], filename: str) -> list[CodeType]:
+    last = body[-1] if body else None
     codes: list[CodeType] = []
-    last = tree.body[-1] if tree.body else None
-    if isinstance(last, Expr):
-        tree.body.pop()
-    if tree.body:
-        codes.append(compile(tree, filename, "exec", _FLAGS, True))
+    statements = body[:-1] if isinstance(last, Expr) else body
+    if statements:
+        codes.append(compile(Module(statements, []), filename, "exec", _FLAGS, True))
     if isinstance(last, Expr):
         flags = _FLAGS | (codes[0].co_flags & _FUTURES if codes else 0)
         codes.append(compile(Expression(last.value), filename, "eval", flags, True))
     return codes
+
+
+def _compile_each(
+    body: list[stmt], filename: str, flags: int, *, is_first: bool, is_last: bool
+) -> tuple[list[CodeType], int]:
+    """The code of each statement, and the flags for those that follow.
+
+    `is_first`, `is_last`: whether the cell begins and ends here.
+    """
+    codes: list[CodeType] = []
+    for index, statement in enumerate(body):
+        if is_last and index == len(body) - 1 and isinstance(statement, Expr):
+            codes.append(compile(Expression(statement.value), filename, "eval", flags, True))
+            continue
+        if isinstance(statement, Expr) and isinstance(statement.value, Constant) and (index or not is_first):
+            continue  # or a text would be the module's __doc__, which only one at the beginning is
+        code = compile(Module([statement], []), filename, "exec", flags, True)
+        flags |= code.co_flags & _FUTURES
+        codes.append(code)
+    return codes, flags
+
+
+class Warnings:
+    """What becomes of the compiler's warnings. Not by `catch_warnings`: all that were told once would be told again.
+
+    Nor is it one of contextlib's: those need builtins that a cell may have replaced.
+    """
+
+    def __init__(self, action: str) -> None:
+        self._action = action
+
+    def __enter__(self) -> None:
+        self._filters = getattr(warnings, "filters", [])
+        warnings.filters = [(self._action, None, Warning, None, 0)]
+
+    def __exit__(self, *_: object) -> None:
+        warnings.filters = self._filters
+
+
+class Growing:
+    """Compiles a cell whose text comes bit by bit, each time some whole lines after which another statement begins."""
+
+    def __init__(self, filename: str) -> None:
+        self.source = ""
+        self.filename = filename
+        self.is_whole = False
+        self._compiled = 0  # characters of the source
+        self._flags = _FLAGS
+        self._is_first = True
+
+    def add(self, text: str, is_last: bool) -> list[CodeType]:
+        """The code that it makes complete. None as long as that is no Python, such as half of a text of many lines."""
+        self.source += text
+        self.is_whole = is_last
+        # The lines before are empty ones, for the numbers.
+        before = len(_lines(self.source[: self._compiled]))
+        source = "\n" * before + self.source[self._compiled :]
+        try:
+            with Warnings("error"):
+                body = _parse(source, self.filename).body
+                codes, flags = _compile_each(body, self.filename, self._flags, is_first=self._is_first, is_last=is_last)
+        except Exception:
+            if is_last:
+                raise
+            return []
+        if not is_last and any(code.co_flags & CO_COROUTINE for code in codes):
+            return []
+        self._is_first &= not body
+        self._flags = flags
+        self._compiled = len(self.source)
+        return codes
 
 
 def _parse(source: str, filename: str) -> Module:
@@ -100,6 +205,15 @@ async def _run_async(codes: list[CodeType], namespace: dict[str, Any]) -> Any:
     return value
 
 
+class _Unfinished(tuple[Any, ...]):
+    """What linecache has of a cell whose text is still being written: what `look` says when somebody looks."""
+
+    look: Callable[[], tuple[Any, ...]]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.look()[index]
+
+
 class Sources:
     """Keeps the newest sources, at most `limit` characters, in linecache for tracebacks and `inspect.getsource`."""
 
@@ -107,18 +221,45 @@ class Sources:
         self.limit = 0
         self._kept: deque[tuple[str, str]] = deque()
         self._chars = 0
+        self._cache: dict[str, Any] = {}  # that of linecache when `begin` was called
 
-    def add(self, filename: str, source: str) -> None:
+    def add(self, filename: str, source: str, cache: dict[str, Any] | None = None) -> None:
         size = len(source)
         if size > self.limit:
             return
-        linecache.cache[filename] = (size, None, _lines(source), filename)
+        cache = linecache.cache if cache is None else cache
+        cache[filename] = (size, None, _lines(source), filename)
         self._kept.append((filename, source))
         self._chars += size
         while self._chars > self.limit:
             oldest, dropped = self._kept.popleft()
             self._chars -= len(dropped)
-            linecache.cache.pop(oldest, None)
+            cache.pop(oldest, None)
+
+    def begin(self, filename: str, look: Callable[[], str]) -> None:
+        """The same for a cell whose text is still being written: `look` gives it to code that wants it.
+
+        `finish` adds it.
+        """
+
+        def entry() -> tuple[Any, ...]:
+            source = look()
+            return len(source), None, _lines(source), filename
+
+        unfinished = _Unfinished((0, None, [], filename))
+        unfinished.look = entry
+        self._cache = linecache.cache
+        self._cache[filename] = unfinished
+
+    def finish(self, filename: str, source: str) -> None:
+        """All of it is there."""
+        cache, self._cache = self._cache, {}
+        known = cache.get(filename)
+        self.add(filename, source, cache)
+        if known is None or len(source) > self.limit:
+            cache.pop(filename, None)  # the cell has emptied it, or there is too much of it
+        elif not isinstance(known, _Unfinished):
+            cache[filename] = known  # the cell has put its own there
 
     def kept(self) -> list[tuple[str, str]]:
         """File names and sources, oldest first."""

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from sandglass.namespace import Namespace
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 #: A turn that takes longer is looked after by the third thread.
 QUICK_MS = 20
 _WORKSPACE = "/workspace"
@@ -145,6 +145,11 @@ class Guest:
         elif kind == "save":
             event = '{"type":"notSaved","checkpoint":%d,"reason":"native guests make no checkpoints"}'
             self._channel.post(event % request["checkpoint"])
+        elif kind == "check":
+            event = '{"type":"checked","check":%d,"plain":false}'
+            self._channel.post(event % request["check"])
+        elif kind in ("extend", "promote"):
+            pass  # only code that runs ahead is told so, and none does here
         elif kind in ("restore", "install"):
             what = "take over a checkpoint" if kind == "restore" else "install packages"
             self._refuse(request["turn"], f"a native guest cannot {what}; nothing was changed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import gc
 import json
 import linecache
 import os
@@ -14,7 +15,7 @@ from asyncio import events
 from contextlib import suppress
 from json import dumps as to_json
 from operator import index
-from sys import stdlib_module_names
+from sys import getprofile, getrecursionlimit, gettrace, setrecursionlimit, stdlib_module_names
 from threading import TIMEOUT_MAX, get_ident
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,11 @@ if TYPE_CHECKING:
     from sandglass.reserve import Reserve
 
 _OK = to_json({"ended": "ok", "errorType": None, "final": False, "names": None})
+#: What `execute` returns as long as the cell waits for more of its text.
+UNFINISHED = ("", "none", b"")
 _NAME_LIMIT = 200
+#: How many frames the compiler and what leads there may need.
+_COMPILER_FRAMES = 1000
 _clock_sleep = time.sleep
 _MEMORY_FULL = (
     "sandglass: memory is full (memoryLimit): delete variables that are large and not needed any more (del), "
@@ -91,6 +96,8 @@ class Runtime:
         self._guards = self._make_guards()
         self._clock_sleep_thread = get_ident()
         self._prepared: tuple[str, list[CodeType] | BaseException] | None = None
+        self._growing: cells.Growing | None = None  # the cell whose text is still being written
+        self._paused: tuple[int | None, Any] | None = None  # what it goes on with
         self._error: BaseException | None = None
         self._described = False
         self._shown: object = None  # the last expression's value, where it was shown as more than its repr
@@ -108,6 +115,8 @@ class Runtime:
         self.end_strays: Callable[[], Iterable[str]] = tuple
         #: Python for source that is none, such as IPython's magics; returns what it got where it knows no better.
         self.translate: Callable[[str], str] | None = None
+        #: The rest of the text that is being written, for code that looks at its own source; "" when it is not there.
+        self.take_rest: Callable[[], str] = str
         #: Whether the interpreter is somebody else's between turns (`enter`, `leave`).
         self.is_lodger = False
 
@@ -167,39 +176,109 @@ class Runtime:
         For a backend that gives cells a stack of their own, where the compiler, which needs a deep one, is slow.
         """
         filename = f"<cell {execution}>"
+        with cells.Warnings("error"):
+            try:
+                self._prepared = filename, self._compile(source, filename)
+                return
+            except BaseException:
+                pass
+        with cells.Warnings("ignore"):
+            try:
+                self._compile(source, filename)
+                self._prepared = None  # there are warnings, which are the cell's own output
+            except BaseException as error:
+                self._prepared = filename, error
+
+    def extend(self, execution: int, text: str, is_last: bool) -> None:
+        """Compiles more of a cell whose text is still being written, for the next `execute`.
+
+        The text ends with a whole line, and another statement of the same cell comes after it.
+        """
+        if self._growing is None:
+            self._growing = cells.Growing(f"<cell {execution}>")
+        limit = getrecursionlimit()
+        setrecursionlimit(max(limit, _COMPILER_FRAMES))  # a statement may have set it low
         try:
-            self._prepared = filename, self._compile(source, filename)
+            self._prepared = self._growing.filename, self._growing.add(text, is_last)
         except BaseException as error:
-            self._prepared = filename, error
+            self._prepared = self._growing.filename, error
+        finally:
+            setrecursionlimit(limit)
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a cell waits for more of its text."""
+        return self._paused is not None
 
     def execute(self, execution: int, source: str, ahead: bool = False) -> tuple[str, str, bytes]:
         """Runs a cell to its end. Never raises, whatever it does.
 
         `ahead`: nobody has asked for it yet, and the runtime does not look at the clock by itself.
+        What `extend` was given before is the begin of the cell, or more of it: this runs that, as the same cell, and
+        returns `UNFINISHED` when there is more to come.
         Returns `(header, encoding, body)`. The header is JSON: `ended` ("ok", "error" or "limit"), `errorType`,
         `final`, `names` of user variables, null when they are those of the last report, and `omittedDisplays` where
         there are any. When `final`, encoding and body hold the declared final value (as it is at the end of the cell),
         else they are `("none", b"")`.
         """
-        self._error = None
-        self._described = False
-        self._output.now = no_time if ahead else monotonic
-        CellLoop.ahead = ahead
-        self._open = self._current = execution
-        try:
+        filename = f"<cell {execution}>"
+        if self._paused is None:
+            self._error = None
+            self._described = False
+            self._is_ahead(ahead)
+            self._open = self._current = execution
             try:
-                self._run(f"<cell {execution}>", source)
-            except Submitted:
-                pass
+                self._begin(filename, source)
             except BaseException as error:
                 self._error = error
+        else:
+            self._go_on(filename)
+        # Whoever asks for the stack sees the same of a cell that comes bit by bit.
+        return self._proceed(filename, source)
+
+    def _go_on(self, filename: str) -> None:
+        paused, self._paused = self._paused, None
+        if paused is not None:
+            self.resume(paused)
+        self._loops.begin_cell()
+        growing = self._growing
+        if growing is not None and growing.is_whole:
+            self._is_ahead(False)
+            self._sources.finish(filename, growing.source)
+
+    def _proceed(self, filename: str, source: str) -> tuple[str, str, bytes]:
+        ends = True
+        try:
+            growing = self._growing
+            ends = growing is None or growing.is_whole
+            if self._error is None:
+                try:
+                    self._run(filename, source, ends)
+                except BaseException as error:
+                    self._error = error
+            elif ends and growing is not None:
+                self._end_run()  # a statement that came before the rest has ended it
+            if not ends:
+                if gettrace() is not None or getprofile() is not None:
+                    self.take_rest()  # it would see what is done in between
+                self._output.flush()
+                self._paused = self.pause()
+                return UNFINISHED
+            if isinstance(self._error, Submitted):
+                self._error = None
             if not isinstance(self._error, KeyboardInterrupt):  # it is to stop now
                 self._figures.show_open(self._shown)
             return self._finish()
         except BaseException as late:  # an interrupt that arrived while finishing, or a fault of ours
+            ends = True
             return self._finish_after(late)
         finally:
-            self._open = self._current = self._shown = None
+            if ends:
+                self._open = self._current = self._shown = self._growing = self._paused = None
+
+    def _is_ahead(self, ahead: bool) -> None:
+        self._output.now = no_time if ahead else monotonic
+        CellLoop.ahead = ahead
 
     def get_variable(self, name: str) -> tuple[str, bytes]:
         """A variable as `(encoding, body)`; `("missing", b"")` when there is none. Raises NotSerializable."""
@@ -221,6 +300,16 @@ class Runtime:
     def list_variables(self) -> tuple[str, bytes]:
         """User variables, encoded: a list of `{name, type, length}`, at most 10,000."""
         return self._encode(self._namespace.listing(), "the list of variables")
+
+    def is_plain(self, source: str) -> bool:
+        """Whether a cell compiles without a warning, and awaits nothing: then its statements may run as they come."""
+        collects = gc.isenabled()
+        gc.disable()  # nothing of the user's runs here
+        try:
+            return cells.is_plain(source, "<cell>")
+        finally:
+            if collects:
+                gc.enable()
 
     def file(self, action: str, path: str, pieces: Iterable[bytes]) -> tuple[str, Iterable[bytes]]:
         """Does something with a file: `write` (of `pieces`), `read`, `readText`, `list` or `remove`.
@@ -344,7 +433,7 @@ class Runtime:
         if self._open is not None and self._current == self._open:
             self._displays.display(bundle, raw=True)
 
-    def _run(self, filename: str, source: str) -> None:
+    def _begin(self, filename: str, source: str) -> None:
         for stream in (self._stdout, self._stderr):
             stream.buffer.finish()  # drops half a character that was written between executions
         self._output.begin(self._max_output_chars)
@@ -353,7 +442,19 @@ class Runtime:
         self._figures.begin_cell()
         self._helpers.begin_cell()
         self._loops.begin_cell()
-        self._sources.add(filename, source)
+        if self._growing is None:
+            self._sources.add(filename, source)
+        else:
+            self._sources.begin(filename, self._look_at_source)
+
+    def _look_at_source(self) -> str:
+        """The source of the cell under way, for code that looks at it: what is not there only the world can tell."""
+        growing = self._growing
+        if growing is None:
+            return ""
+        return growing.source if growing.is_whole else growing.source + self.take_rest()
+
+    def _run(self, filename: str, source: str, ends: bool) -> None:
         prepared, self._prepared = self._prepared, None
         if prepared is None or prepared[0] != filename:
             codes = self._compile(source, filename)
@@ -370,12 +471,16 @@ class Runtime:
                 if self._displays.show(value, is_result=True):
                     self._shown = value
         finally:
-            if self.reserve is not None and self.reserve.ease():
-                self._stderr.write(_MEMORY_FULL)
-            cancelled = self._loops.end_cell()
-            if cancelled:
-                tasks = "1 background task was" if cancelled == 1 else f"{cancelled} background tasks were"
-                self._stderr.write(f"sandglass: {tasks} cancelled at the end of the cell\n")
+            if ends:
+                self._end_run()
+
+    def _end_run(self) -> None:
+        if self.reserve is not None and self.reserve.ease():
+            self._stderr.write(_MEMORY_FULL)
+        cancelled = self._loops.end_cell()
+        if cancelled:
+            tasks = "1 background task was" if cancelled == 1 else f"{cancelled} background tasks were"
+            self._stderr.write(f"sandglass: {tasks} cancelled at the end of the cell\n")
 
     def _finish(self) -> tuple[str, str, bytes]:
         namespace = self._namespace

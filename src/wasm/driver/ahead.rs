@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
+use std::rc::Rc;
 
 use js_sys::{Array, Promise};
 use wasm_bindgen::prelude::*;
@@ -14,7 +15,7 @@ use crate::error::Error;
 use crate::packages::imported_modules;
 use crate::protocol::{Event, Request};
 use crate::session::{Command, Effect, Input, Package, Wanted};
-use crate::speculate::{Prediction, Source};
+use crate::speculate::{Lines, Prediction, Source};
 use crate::stats::Stats;
 use crate::wasm::glue::{describe, thrown};
 use crate::wasm::guest_frame::Guest;
@@ -88,13 +89,29 @@ impl Driver {
         self.reading.set(self.reading.get() + 1);
         disregard(self.prepare(""));
         let (this, glue) = (self.this.clone(), self.glue.clone());
+        // One at a time runs as it is written. One with less time than any might have done more by then than it may.
+        let runs = self.reading.get() == 1 && options.budget.max_time.is_none();
+        let written = Rc::new(Written {
+            timeout_ms: options.timeout_ms,
+            newest: RefCell::default(),
+            is_looking: Cell::default(),
+            is_over: Cell::new(!runs),
+        });
         Ok(future_to_promise(async move {
-            let on_import = |lines: &str| {
-                if let Some(driver) = this.upgrade() {
+            let (mut statements, mut sent) = (Lines::default(), 0);
+            let on_lines = |lines: &str, new: usize| {
+                let Some(driver) = this.upgrade() else { return };
+                if lines[new..].contains("import") {
                     disregard(driver.prepare(lines));
                 }
+                let complete = statements.complete(lines);
+                if complete.len() > sent {
+                    sent = complete.len();
+                    driver.written(&written, complete);
+                }
             };
-            let code = pieces.read(&stop, most, on_import).await;
+            let code = pieces.read(&stop, most, on_lines).await;
+            written.is_over.set(true);
             let Some(driver) = this.upgrade() else {
                 return Err(thrown(&glue, &Error::Destroyed));
             };
@@ -103,9 +120,41 @@ impl Driver {
                 Err(error) => Err(thrown(&glue, &error)),
             };
             driver.reading.set(driver.reading.get() - 1);
+            if runs {
+                driver.feed(Input::Written(String::new(), None));
+            }
             driver.follow(Vec::new()); // or nobody would notice that nobody waits any more
             JsFuture::from(execution?).await
         }))
+    }
+
+    /// Has statements of code that is being written run, as soon as everything that they import is there.
+    fn written(&self, written: &Rc<Written>, code: &str) {
+        if written.is_over.get() {
+            return;
+        }
+        if !self.may_load_imports(code) {
+            return self.feed(Input::Written(code.to_owned(), written.timeout_ms));
+        }
+        written.newest.replace(Some(code.to_owned()));
+        if written.is_looking.replace(true) {
+            return;
+        }
+        let (this, written) = (self.this.clone(), written.clone());
+        spawn_local(async move {
+            while let Some(code) = written.newest.take() {
+                let Some(driver) = this.upgrade() else { return };
+                let is_there = driver.has_packages_of(&code);
+                drop(driver);
+                if !is_there.await {
+                    return; // nothing more of it runs ahead
+                }
+                if let Some(driver) = this.upgrade().filter(|_| !written.is_over.get()) {
+                    driver.feed(Input::Written(code, written.timeout_ms));
+                }
+            }
+            written.is_looking.set(false);
+        });
     }
 
     /// A promise of what becomes of code.
@@ -330,6 +379,15 @@ impl Driver {
         self.parts.replace(parts.into_inner());
         self.blocked.replace(blocked);
     }
+}
+
+/// Code that is being written.
+struct Written {
+    timeout_ms: Option<f64>,
+    /// What there is of it, while it is looked whether its packages are there.
+    newest: RefCell<Option<String>>,
+    is_looking: Cell<bool>,
+    is_over: Cell<bool>,
 }
 
 /// The guest that runs code ahead.

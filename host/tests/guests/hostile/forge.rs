@@ -96,7 +96,7 @@ async fn frames_on_every_descriptor(kind: Kind) {
         r#"[{"type": "value", "turn": turn, "encoding": "none"}]"#.to_owned(),
         r#"[{"type": "done", "turn": turn}]"#.to_owned(),
         r#"[{"type": "refused", "turn": turn, "message": "forged"}]"#.to_owned(),
-        r#"[{"type": "ready", "version": 6, "guest": {"bridge": "native", "softInterrupt": True, "python": "9", "pyodide": None}}]"#.to_owned(),
+        r#"[{"type": "ready", "version": 7, "guest": {"bridge": "native", "softInterrupt": True, "python": "9", "pyodide": None}}]"#.to_owned(),
         r#"[{"type": "hostCall", "turn": turn, "call": 1, "batch": 1 << 31, "name": "nothing", "encoding": "none", "blocking": False}]"#.to_owned(),
         r#"[{"type": "output", "turn": turn, "stream": "stdout", "skipped": 1 << 60, "text": "forged"}]"#.to_owned(),
         r#"[{"type": "saved", "checkpoint": 1, "full": True, "lost": [], "spent": False}]"#.to_owned(),

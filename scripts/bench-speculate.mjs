@@ -3,8 +3,8 @@
 // Only the sessions that nothing was tuned on are replayed, unless --tuning asks for the others. Each is replayed
 //   none      without any work ahead: what the others are measured by
 //   list      with the same few looks at the context hinted at before each reply, as somebody would who knows nothing
-//   hints     with the first block of a reply hinted at once it is closed, as runRlm does
-//   stream    with the first block of a reply given to executeStream as it is written
+//   hints     with the first block of a reply hinted at once it is closed
+//   stream    with the first block of a reply given to executeStream as it is written; runRlm does the same
 //   oracle    with the next code hinted at before the model has begun: the most that could be had
 // The models' pace is an assumption (PACE): recordings have no times that others could repeat.
 import { readFileSync, readdirSync } from "node:fs";

@@ -18,6 +18,7 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, future_to_promise, spawn_local};
 use web_sys::{AbortController, Blob};
 
+pub(in crate::wasm) use self::ahead::Written;
 use self::ahead::{Ahead, Second};
 use super::assets::{self, Assets};
 use super::budget;

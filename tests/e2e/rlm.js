@@ -480,7 +480,7 @@ const MODELS = {
     ];
   },
 
-  "a block that is closed runs while the model goes on writing": async () => {
+  "code runs while the model writes it": async () => {
     const code = "import array\nx = sum(range(10_000_000))\nprint(x)\nFINAL(llm_query(str(x)))";
     const reply = `${cell(code)}\nThat should do.\n`;
     const problems = [];
@@ -490,7 +490,10 @@ const MODELS = {
       const result = await run({
         task: "t",
         model: async (_, { onText }) => {
-          for (const piece of reply.match(/[^]{1,7}/g) ?? []) onText(piece);
+          for (const piece of reply.match(/[^]{1,7}/g) ?? []) {
+            onText(piece);
+            await new Promise((resolve) => setTimeout(resolve, 10));
+          }
           await new Promise((resolve) => setTimeout(resolve, pause));
           if (asked > 0) problems.push("a query of code that nobody has asked for");
           saidAt = performance.now();

@@ -91,12 +91,8 @@ impl Driver {
         let (this, glue) = (self.this.clone(), self.glue.clone());
         // One at a time runs as it is written. One with less time than any might have done more by then than it may.
         let runs = self.reading.get() == 1 && options.budget.max_time.is_none();
-        let written = Rc::new(Written {
-            timeout_ms: options.timeout_ms,
-            newest: RefCell::default(),
-            is_looking: Cell::default(),
-            is_over: Cell::new(!runs),
-        });
+        let written = Rc::new(Written::within(options.timeout_ms));
+        written.is_over.set(!runs);
         Ok(future_to_promise(async move {
             let (mut statements, mut sent) = (Lines::default(), 0);
             let on_lines = |lines: &str, new: usize| {
@@ -111,7 +107,7 @@ impl Driver {
                 }
             };
             let code = pieces.read(&stop, most, on_lines).await;
-            written.is_over.set(true);
+            written.end();
             let Some(driver) = this.upgrade() else {
                 return Err(thrown(&glue, &Error::Destroyed));
             };
@@ -121,7 +117,7 @@ impl Driver {
             };
             driver.reading.set(driver.reading.get() - 1);
             if runs {
-                driver.feed(Input::Written(String::new(), None));
+                driver.nothing_is_written();
             }
             driver.follow(Vec::new()); // or nobody would notice that nobody waits any more
             JsFuture::from(execution?).await
@@ -129,7 +125,7 @@ impl Driver {
     }
 
     /// Has statements of code that is being written run, as soon as everything that they import is there.
-    fn written(&self, written: &Rc<Written>, code: &str) {
+    pub(in crate::wasm) fn written(&self, written: &Rc<Written>, code: &str) {
         if written.is_over.get() {
             return;
         }
@@ -155,6 +151,11 @@ impl Driver {
             }
             written.is_looking.set(false);
         });
+    }
+
+    /// Nobody writes code any more: what ran of it is thrown away, unless it was asked for.
+    pub(in crate::wasm) fn nothing_is_written(&self) {
+        self.feed(Input::Written(String::new(), None));
     }
 
     /// A promise of what becomes of code.
@@ -382,12 +383,29 @@ impl Driver {
 }
 
 /// Code that is being written.
-struct Written {
+pub(in crate::wasm) struct Written {
     timeout_ms: Option<f64>,
     /// What there is of it, while it is looked whether its packages are there.
     newest: RefCell<Option<String>>,
     is_looking: Cell<bool>,
     is_over: Cell<bool>,
+}
+
+impl Written {
+    /// It will come with this `timeout`.
+    pub(in crate::wasm) fn within(timeout_ms: Option<f64>) -> Self {
+        Self {
+            timeout_ms,
+            newest: RefCell::default(),
+            is_looking: Cell::default(),
+            is_over: Cell::default(),
+        }
+    }
+
+    /// All of it is there, or no more comes.
+    pub(in crate::wasm) fn end(&self) {
+        self.is_over.set(true);
+    }
 }
 
 /// The guest that runs code ahead.

@@ -96,6 +96,7 @@ impl Repl {
             object(&[])
         };
         let execution = self.sandbox.execute(&code.into(), &options);
+        self.run.writes(Writing::end);
         let execution = self.run.stop.wait(execution.unchecked_into()).await?;
         let declared = get(&execution, "final");
         let declared = declared.is_object().then(|| self.value(&get(&declared, "value")));

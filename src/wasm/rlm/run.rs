@@ -14,7 +14,7 @@ use super::model::{Listener, Model, NoAnswer, Purpose, Question};
 use super::repl::Repl;
 use super::stop::{Stop, Waited};
 use super::tree::Tree;
-use super::writing::Writing;
+use super::writing::{Work, Writing};
 use crate::budget::{Budget, Usage};
 use crate::rlm::answer::text;
 use crate::rlm::controller::{Controller, Effect, Finish, Input, Task};
@@ -134,7 +134,7 @@ impl Run {
             &self.tree.options.sub_model
         };
         let began_at = now();
-        self.writing.borrow_mut().begin();
+        self.writes(Writing::begin);
         match self
             .answer(model, messages, Purpose::Turn(turn), None, &self.stop)
             .await
@@ -396,6 +396,14 @@ impl Run {
         prompt.ok_or_else(|| query::no_deeper(self.tree.options.max_depth, most))
     }
 
+    /// The model's reply goes on, or not.
+    pub(super) fn writes(&self, how: impl FnOnce(&mut Writing) -> Option<Work>) {
+        let work = how(&mut self.writing.borrow_mut());
+        if let Some(work) = work {
+            work.begin();
+        }
+    }
+
     pub(super) fn emit(&self, kind: RlmEventKind) {
         self.tree.emit(&self.id, self.depth, kind);
     }
@@ -416,10 +424,7 @@ struct Told {
 impl Listener for Told {
     fn text(&self, text: &str) {
         if let Purpose::Turn(_) = self.purpose {
-            let work = self.run.writing.borrow_mut().hear(text);
-            if let Some(work) = work {
-                work.begin();
-            }
+            self.run.writes(|writing| writing.hear(text));
             self.run.emit(RlmEventKind::Text { text: text.to_owned() });
         }
     }
@@ -427,7 +432,7 @@ impl Listener for Told {
     fn retry(&self, attempt: u32, wait: f64, reason: String) {
         let call = match self.purpose {
             Purpose::Turn(_) => {
-                self.run.writing.borrow_mut().begin();
+                self.run.writes(Writing::begin);
                 None
             }
             Purpose::Query(call) => Some(call),

@@ -1,10 +1,11 @@
-//! What is done while the model still writes: what its code imports is fetched, and its first block runs ahead as soon as it is closed.
-//! The blocks after it find another state than the one that there is now.
+//! What is done while the model still writes: what its code imports is fetched, and the first block of its reply runs as it comes. The
+//! blocks after it find another state than the one that there is now.
 
 use std::rc::{Rc, Weak};
 
 use crate::rlm::parse::{code_so_far, parse};
-use crate::wasm::driver::Driver;
+use crate::speculate::Lines;
+use crate::wasm::driver::{Driver, Written};
 use crate::wasm::packages::disregard;
 
 /// A reply that is being written.
@@ -12,9 +13,19 @@ use crate::wasm::packages::disregard;
 pub(super) struct Writing {
     /// Who is to run its code.
     driver: Weak<Driver>,
-    text: String,
     most_chars: usize,
-    is_hinted: bool,
+    text: String,
+    first: First,
+}
+
+/// Its first block.
+#[derive(Default)]
+struct First {
+    written: Option<Rc<Written>>,
+    lines: Lines,
+    /// How much of it runs.
+    sent: usize,
+    is_closed: bool,
 }
 
 impl Writing {
@@ -28,12 +39,23 @@ impl Writing {
     }
 
     /// It begins, for the first time or again.
-    pub(super) fn begin(&mut self) {
+    #[must_use]
+    pub(super) fn begin(&mut self) -> Option<Work> {
+        let work = self.end();
         self.text.clear();
-        self.is_hinted = false;
+        self.first = First::default();
+        work
+    }
+
+    /// All of it is there, or no more comes: to be done once its code was asked for.
+    #[must_use]
+    pub(super) fn end(&mut self) -> Option<Work> {
+        self.first.written.take()?.end();
+        Some(Work(self.driver.upgrade()?, vec![Step::End]))
     }
 
     /// More of it has come; what can be done about that.
+    #[must_use]
     pub(super) fn hear(&mut self, text: &str) -> Option<Work> {
         if self.text.len() + text.len() > self.most_chars {
             return None;
@@ -43,30 +65,50 @@ impl Writing {
             return None;
         }
         let driver = self.driver.upgrade().filter(|driver| !driver.is_destroyed())?;
+        let mut steps = vec![Step::Prepare(code_so_far(&self.text))];
         let whole_lines = self.text.rfind('\n').map_or("", |end| &self.text[..end]);
-        let first = parse(whole_lines).blocks.into_iter().next();
-        let closed = first.filter(|block| block.closed && !self.is_hinted);
-        self.is_hinted |= closed.is_some();
-        Some(Work {
-            driver,
-            is_closed: closed.is_some(),
-            code: closed.map_or_else(|| code_so_far(&self.text), |block| block.code),
-        })
+        let first = &mut self.first;
+        if let Some(block) = parse(whole_lines)
+            .blocks
+            .into_iter()
+            .next()
+            .filter(|_| !first.is_closed)
+        {
+            first.is_closed = block.closed;
+            let code = format!("{}\n", block.code);
+            let complete = first.lines.complete(&code);
+            if complete.len() > first.sent {
+                first.sent = complete.len();
+                let written = first.written.get_or_insert_with(|| Rc::new(Written::within(None)));
+                steps.push(Step::Written(written.clone(), complete.to_owned()));
+            } else if block.closed && first.sent == 0 {
+                steps.push(Step::Hint(block.code));
+            }
+        }
+        Some(Work(driver, steps))
     }
 }
 
 /// It may call the page's functions, which may have more text.
-pub(super) struct Work {
-    driver: Rc<Driver>,
-    code: String,
-    is_closed: bool,
+pub(super) struct Work(Rc<Driver>, Vec<Step>);
+
+enum Step {
+    Prepare(String),
+    Written(Rc<Written>, String),
+    Hint(String),
+    End,
 }
 
 impl Work {
     pub(super) fn begin(self) {
-        disregard(match self.is_closed {
-            true => self.driver.hint(vec![self.code]),
-            false => self.driver.prepare(&self.code),
-        });
+        let Self(driver, steps) = self;
+        for step in steps {
+            match step {
+                Step::Prepare(code) => disregard(driver.prepare(&code)),
+                Step::Written(written, code) => driver.written(&written, &code),
+                Step::Hint(code) => disregard(driver.hint(vec![code])),
+                Step::End => driver.nothing_is_written(),
+            }
+        }
     }
 }

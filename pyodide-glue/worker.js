@@ -258,6 +258,15 @@ function createHandler(post, send, bridge, witness, { python, packages, checkpoi
     post(ended);
   };
 
+  /** @param {string} code */
+  const isPlain = (code) => {
+    try {
+      return python.isPlain(code);
+    } catch {
+      return false; // memory, or the stack, was not enough for the compiler
+    }
+  };
+
   /** @param {Promise<void>} turn */
   const orDie = (turn) =>
     turn.catch((error) => {
@@ -291,7 +300,7 @@ function createHandler(post, send, bridge, witness, { python, packages, checkpoi
       case "extend":
         return bridge.extend(request.turn, request.text);
       case "check":
-        return post({ type: "checked", check: request.check, plain: python.isPlain(request.code) });
+        return post({ type: "checked", check: request.check, plain: isPlain(request.code) });
       case "interrupt":
         return bridge.interrupt(request.turn, request.reason);
       case "execute":

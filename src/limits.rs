@@ -99,6 +99,9 @@ pub const AHEAD_TTL_MS: f64 = 60_000.0;
 /// How long code that has come waits for a guest that runs it already to say that it may take over, in milliseconds. A guest that computes
 /// hears of it within 50.
 pub const PROMOTION_MS: f64 = 100.0;
+/// The longest code, in bytes, that runs while it is written. When all of it is there, the guest has to compile it once more, which takes
+/// a millisecond for each of its kilobytes and is waited for.
+pub const MAX_WRITTEN_BYTES: usize = 20_000;
 /// The least time between two pieces of code that is being written, for the guest that runs it as it comes, in milliseconds.
 pub const EXTEND_MS: f64 = 100.0;
 /// How long a guest may take to say whether such code may run piece by piece, in milliseconds. It only compiles it.

@@ -16,11 +16,9 @@ use super::{Body, Command, Effect, Guest, Input, Reply, Session, Ticket};
 use crate::budget::{Budget, BudgetLimits};
 use crate::deadline::earliest;
 use crate::execution::Outcome;
-use crate::limits::{
-    AHEAD_TTL_MS, CHECK_MS, EVENT_BYTES, EXTEND_MS, MAX_AHEAD_BYTES, MAX_PREDICTED_CHARS, PROMOTION_MS,
-};
+use crate::limits::{AHEAD_TTL_MS, CHECK_MS, EVENT_BYTES, EXTEND_MS, MAX_AHEAD_BYTES, MAX_WRITTEN_BYTES, PROMOTION_MS};
 use crate::protocol::{Event, Request};
-use crate::speculate::{Prediction, Predictor, Source, Tally};
+use crate::speculate::{Prediction, Predictor, Source, Tally, begins_statement};
 
 /// By how much two clocks may differ that are so far apart: whoever is woken by one must be late by the other.
 const ROUNDING_MS: f64 = 0.001;
@@ -32,6 +30,7 @@ pub(super) struct Aheads<B> {
     writing: Option<Writing>,
     run: Option<Ahead<B>>,
     last_check: u32,
+    answered_check: u32,
 }
 
 /// Code that is being written, as far as it is there.
@@ -97,6 +96,7 @@ impl<B> Default for Aheads<B> {
             writing: None,
             run: None,
             last_check: 0,
+            answered_check: 0,
         }
     }
 }
@@ -177,7 +177,7 @@ impl<B: Body> Ahead<B> {
     fn can_take(&self, writing: &Writing) -> bool {
         matches!(self.stage, Stage::Waiting(_))
             && writing.code.len() > self.prediction.code.len()
-            && writing.code.len() <= MAX_PREDICTED_CHARS
+            && writing.code.len() <= MAX_WRITTEN_BYTES
             && writing.code.starts_with(&self.prediction.code)
     }
 
@@ -203,7 +203,9 @@ impl<B: Body> Ahead<B> {
         };
         let in_budget = session.expires_at().is_none_or(|ends_at| now + took <= ends_at);
         let same = if self.is_written() {
-            execution.code.len() <= MAX_PREDICTED_CHARS && execution.code.starts_with(&self.prediction.code)
+            // Of another code that begins so, this may be half a statement.
+            let rest = execution.code.strip_prefix(&self.prediction.code);
+            execution.code.len() <= MAX_WRITTEN_BYTES && rest.is_some_and(begins_statement)
         } else {
             execution.code == self.prediction.code
         };
@@ -474,9 +476,10 @@ impl<B: Body> Session<B> {
 
     /// The session's own guest says whether code may have run piece by piece.
     pub(super) fn checked(&mut self, now: f64, check: u32, plain: bool) {
-        if check == 0 || check > self.ahead.last_check {
+        if check <= self.ahead.answered_check || check > self.ahead.last_check {
             return self.violation(now, "a check that nobody asked for");
         }
+        self.ahead.answered_check = check;
         match &mut self.ahead.run {
             Some(run) if matches!(run.check, Check::Asked(number, _) if number == check) => {
                 run.check = Check::Passed;

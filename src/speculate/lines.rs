@@ -25,8 +25,9 @@ impl Lines {
     }
 }
 
-/// Whether a line is not indented, not empty, no comment, and does not go on with the statement before.
-fn begins_statement(line: &str) -> bool {
+/// Whether code begins with a line that is not indented, not empty, no comment, and does not go on with a statement before it.
+pub fn begins_statement(code: &str) -> bool {
+    let line = code.split('\n').next().unwrap_or_default();
     let word = line.find(|c: char| !c.is_alphanumeric() && c != '_');
     let word = &line[..word.unwrap_or(line.len())];
     match line.chars().next() {

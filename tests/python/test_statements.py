@@ -5,10 +5,15 @@ from __future__ import annotations
 import ast
 import itertools
 import linecache
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 from conftest import CONFIG, Guest
+
+from sandglass.execution import Growing
 
 #: Cells of several statements, and what they come to.
 CELLS = {
@@ -43,6 +48,9 @@ CELLS = {
     "semicolons": "a = 1; b = 2\nc = a; c; b",
     "a walrus and a comprehension": "(a := 5)\nb = [a for a in range(3)]\nc = [(d := i) for i in b]\n(a, b, c, d)",
     "nothing but comments at the end": "a = 1\na\n# done",
+    "what ends while more is compiled": "import gc\nclass A:\n    def __del__(self): print('gone')\na = A()\na.me = a\ndel a\n"
+    + "".join(f"v{n} = [1, (1, 1)]\n" for n in range(120))
+    + "gc.collect()\nprint('end')",
     "import *": "from math import *\nx = floor(2.5)\nx",
 }
 
@@ -202,6 +210,81 @@ def test_code_that_looks_at_its_own_source_is_told_of_or_has_it_all() -> None:
     guest = new_guest()
     guest.write([begin, "x = 1\n", "x"])
     assert guest.ok("inspect.getsource(f)").result == repr("def f():\n    return 1\n")
+
+
+@pytest.mark.parametrize(
+    "watch",
+    [
+        "sys.settrace(lambda *args: None)",
+        "sys.setprofile(lambda *args: None)",
+        "gc.callbacks.append(print)",
+        "tracemalloc.start()",
+        "sys.monitoring.use_tool_id(3, 'tool')",
+        "sys.addaudithook(lambda *args: None)",
+    ],
+)
+def test_code_that_hears_of_what_others_do_is_told_of(watch: str) -> None:
+    program = f"""import gc, sys, tracemalloc
+from test_statements import new_guest
+if not hasattr(sys, "monitoring") and "monitoring" in {watch!r}:
+    sys.exit()
+guest, asked = new_guest(), []
+guest.runtime.take_rest = lambda: asked.append("asked") or ""
+guest.write(["import gc, sys, tracemalloc\\n", "x = 1\\n", "x"])
+assert not asked
+guest.write([{watch!r} + "\\n", "x = 1\\n", "x"])
+assert asked
+"""
+    ended = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_lines_that_cannot_be_kept_are_not() -> None:
+    program = """from test_statements import new_guest
+evil = '''import linecache
+class Evil:
+    __hash__ = lambda self: hash('<cell 1>')
+    def __eq__(self, other): raise ValueError('evil')
+linecache.cache.clear()
+linecache.cache[Evil()] = 1
+'''
+cell = new_guest().write([evil, "x = 1\\n", "x"])
+assert (cell.ended, cell.result) == ("ok", "1"), cell
+"""
+    ended = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_whether_a_cell_is_plain_is_no_business_of_the_users(guest: Guest) -> None:
+    guest.ok(
+        "import gc\ndef fail(): raise SystemExit\nkept = gc.isenabled, gc.disable\ngc.isenabled = gc.disable = fail"
+    )
+    assert guest.runtime.is_plain("x = 1")
+    guest.ok("gc.isenabled, gc.disable = kept")
+    assert not guest.runtime.is_plain("import sys\nsys.addaudithook(print)")
+
+
+def test_what_is_not_complete_is_not_looked_at_each_time() -> None:
+    growing = Growing("<cell 1>")
+    tries = 0
+
+    def count(event: str, _args: object) -> None:
+        nonlocal tries
+        tries += event == "compile"
+
+    sys.addaudithook(count)
+    assert growing.add("x = [\n", False) == []
+    for _ in range(1000):
+        assert growing.add("1,\n", False) == []
+    assert tries < 12
+    assert len(growing.add("]\nx", True)) == 2
+
+
+def test_annotations_are_of_the_whole_cell(guest: Guest) -> None:
+    guest.ok("x: int = 1\nif x:\n    y: str = ''\nz = 1")
+    names = guest.ok("import sys\nsorted(sys.modules['__main__'].__annotations__)").result
+    assert names == "['x', 'y']"
+    assert guest.runtime.is_plain("x: int = 1\ny = 1") == (sys.version_info < (3, 14))
 
 
 @pytest.mark.parametrize(

@@ -772,7 +772,18 @@ fn what_waits_for_more_wakes_nobody_meanwhile() {
 
 #[test]
 fn code_that_becomes_something_else_runs_whole() {
-    for code in ["a", "b\nc", "a \nb", ""] {
+    // Some of it begins with what has run, which is half a statement there.
+    for code in [
+        "a",
+        "b\nc",
+        "a \nb",
+        "",
+        "a\n",
+        "a\n# b",
+        "a\n b\nc",
+        "a\nelse: b\nc",
+        "a\n)\nc",
+    ] {
         assert_run_whole(&mut written("a\n"), code);
     }
     // Not plain: its own guest says so.
@@ -914,6 +925,10 @@ fn what_lies_about_code_that_is_being_written_is_thrown_away() {
     let mut world = ready();
     world.event(Event::Checked { check: 1, plain: true });
     assert_eq!(world.boots, 2, "nobody has asked");
+    let mut world = written("a\n");
+    assert_run_whole(&mut world, "a\nb");
+    world.event(Event::Checked { check: 1, plain: true });
+    assert_eq!(world.boots, 2, "nobody has asked again");
 }
 
 #[test]

@@ -1,14 +1,32 @@
 """Compiles a cell and runs it.
 
 A cell runs statement by statement, each with code of its own, so that one whose text is still being written runs as it
-would when it is whole. Only a cell that awaits is one coroutine.
+would when it is whole. Only a cell that awaits is one coroutine, and one of very many statements is one piece of code.
 """
 
 from __future__ import annotations
 
 import linecache
+import sys
 import warnings
-from ast import Constant, Expr, Expression, Module, PyCF_ALLOW_TOP_LEVEL_AWAIT, PyCF_ONLY_AST
+from ast import (
+    AnnAssign,
+    AsyncFor,
+    AsyncWith,
+    Constant,
+    Expr,
+    Expression,
+    For,
+    If,
+    Match,
+    Module,
+    PyCF_ALLOW_TOP_LEVEL_AWAIT,
+    PyCF_ONLY_AST,
+    Try,
+    TryStar,
+    While,
+    With,
+)
 from collections import deque
 from inspect import CO_COROUTINE
 from io import StringIO
@@ -18,7 +36,7 @@ from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pris
 
 if TYPE_CHECKING:
     from ast import stmt
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import CodeType
 
     from sandglass.loop import EventLoops
@@ -27,6 +45,12 @@ _FLAGS = PyCF_ALLOW_TOP_LEVEL_AWAIT
 _FUTURES = 0x1FF0000  # the bits of co_flags that `from __future__ import …` sets
 #: Without any of these, a cell that is in order statement by statement is so as a whole, and awaits nothing.
 _OF_THE_WHOLE = ("await", "async", "global", "__future__")
+#: A cell of more is not written for people, and so many pieces of code take more memory and time than one.
+_MOST_STATEMENTS = 2000
+#: From here on, the annotations of a module are a function of its code: of that of the last statement that has some.
+_ANNOTATIONS_ARE_CODE = sys.version_info >= (3, 14)
+#: What has statements of the same module in it.
+_COMPOUND = (If, For, While, With, Try, TryStar, Match, AsyncFor, AsyncWith)
 
 
 def compile_cell(source: str, filename: str) -> list[CodeType]:
@@ -47,11 +71,13 @@ def compile_cell(source: str, filename: str) -> list[CodeType]:
 
 
 def is_plain(source: str, filename: str) -> bool:
-    """Whether a cell compiles without a warning, and awaits nothing: then its statements may run as they come."""
+    """Whether a cell compiles without a warning, and is no more than its statements: then they may run as they come."""
     try:
         with Warnings("error"):
             codes = compile_cell(source, filename)
-    except Exception:
+            if _is_one(_parse(source, filename).body):
+                return False
+    except BaseException:  # a hook of the user's may raise anything
         return False
     return not any(code.co_flags & CO_COROUTINE for code in codes)
 
@@ -63,7 +89,7 @@ def _compile(source: str, filename: str) -> list[CodeType]:
         except SyntaxError:
             pass
     body = _parse(source, filename).body
-    if len(body) < 2:
+    if len(body) < 2 or _is_one(body):
         return _compile_whole(body, filename)
     if not any(word in source for word in _OF_THE_WHOLE):
         try:
@@ -77,6 +103,26 @@ def _compile(source: str, filename: str) -> list[CodeType]:
         return codes
     with Warnings("ignore"):  # all were told
         return _compile_each(body, filename, _FLAGS, is_first=True, is_last=True)[0]
+
+
+def _is_one(body: list[stmt]) -> bool:
+    """Whether a cell is one piece of code, whatever its statements are."""
+    return len(body) > _MOST_STATEMENTS or (_ANNOTATIONS_ARE_CODE and _annotates(body))
+
+
+def _annotates(body: list[stmt]) -> bool:
+    """Whether there are annotations of the module's own."""
+    blocks = [body]
+    while blocks:
+        for statement in blocks.pop():
+            if isinstance(statement, AnnAssign):
+                return True
+            if isinstance(statement, _COMPOUND):
+                for field in ("body", "orelse", "finalbody"):
+                    blocks.append(getattr(statement, field, []))
+                for part in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
+                    blocks.append(part.body)
+    return False
 
 
 def _compile_whole(body: list[stmt], filename: str) -> list[CodeType]:
@@ -138,11 +184,15 @@ class Growing:
         self._compiled = 0  # characters of the source
         self._flags = _FLAGS
         self._is_first = True
+        self._retry = 0  # how long what is not complete has to be before it is looked at again
 
     def add(self, text: str, is_last: bool) -> list[CodeType]:
         """The code that it makes complete. None as long as that is no Python, such as half of a text of many lines."""
         self.source += text
         self.is_whole = is_last
+        pending = len(self.source) - self._compiled
+        if not is_last and pending < self._retry:
+            return []
         # The lines before are empty ones, for the numbers.
         before = len(_lines(self.source[: self._compiled]))
         source = "\n" * before + self.source[self._compiled :]
@@ -153,7 +203,9 @@ class Growing:
         except Exception:
             if is_last:
                 raise
+            self._retry = 2 * pending
             return []
+        self._retry = 0
         if not is_last and any(code.co_flags & CO_COROUTINE for code in codes):
             return []
         self._is_first &= not body
@@ -212,6 +264,9 @@ class _Unfinished(tuple[Any, ...]):
 
     def __getitem__(self, index: Any) -> Any:
         return self.look()[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.look())
 
 
 class Sources:

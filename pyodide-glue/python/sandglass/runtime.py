@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import gc
 import json
 import linecache
 import os
 import sys
 import time
 import traceback
+from _tracemalloc import is_tracing as is_tracing_memory
 from asyncio import events
 from contextlib import suppress
+from gc import callbacks as gc_callbacks
+from gc import disable as gc_off
+from gc import enable as gc_on
+from gc import isenabled as gc_is_on
 from json import dumps as to_json
 from operator import index
 from sys import getprofile, getrecursionlimit, gettrace, setrecursionlimit, stdlib_module_names
@@ -38,6 +42,16 @@ from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pris
 from sandglass.profiles import PROFILES
 from sandglass.tracebacks import describe
 
+if sys.version_info >= (3, 12):
+    from sys import monitoring
+
+    tool_of = monitoring.get_tool
+else:
+
+    def tool_of(_tool: int) -> str | None:
+        return None
+
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from collections.abc import Set as AbstractSet
@@ -52,6 +66,10 @@ UNFINISHED = ("", "none", b"")
 _NAME_LIMIT = 200
 #: How many frames the compiler and what leads there may need.
 _COMPILER_FRAMES = 1000
+#: What code has in it that may hear of the compiler for good.
+_HOOKS = "addaudithook"
+#: Of `sys.monitoring`.
+_MONITORING_TOOLS = 6
 _clock_sleep = time.sleep
 _MEMORY_FULL = (
     "sandglass: memory is full (memoryLimit): delete variables that are large and not needed any more (del), "
@@ -117,6 +135,7 @@ class Runtime:
         self.translate: Callable[[str], str] | None = None
         #: The rest of the text that is being written, for code that looks at its own source; "" when it is not there.
         self.take_rest: Callable[[], str] = str
+        self._has_hooks = False
         #: Whether the interpreter is somebody else's between turns (`enter`, `leave`).
         self.is_lodger = False
 
@@ -194,16 +213,20 @@ class Runtime:
 
         The text ends with a whole line, and another statement of the same cell comes after it.
         """
+        self._has_hooks = self._has_hooks or _HOOKS in text
         if self._growing is None:
             self._growing = cells.Growing(f"<cell {execution}>")
-        limit = getrecursionlimit()
+        limit, collects = getrecursionlimit(), gc_is_on()
         setrecursionlimit(max(limit, _COMPILER_FRAMES))  # a statement may have set it low
+        gc_off()  # nothing of the user's runs here, such as what an object does at its end
         try:
             self._prepared = self._growing.filename, self._growing.add(text, is_last)
         except BaseException as error:
             self._prepared = self._growing.filename, error
         finally:
             setrecursionlimit(limit)
+            if collects:
+                gc_on()
 
     @property
     def is_unfinished(self) -> bool:
@@ -222,6 +245,7 @@ class Runtime:
         else they are `("none", b"")`.
         """
         filename = f"<cell {execution}>"
+        self._has_hooks = self._has_hooks or _HOOKS in source
         if self._paused is None:
             self._error = None
             self._described = False
@@ -232,7 +256,10 @@ class Runtime:
             except BaseException as error:
                 self._error = error
         else:
-            self._go_on(filename)
+            try:
+                self._go_on(filename)
+            except BaseException as error:
+                self._error = error
         # Whoever asks for the stack sees the same of a cell that comes bit by bit.
         return self._proceed(filename, source)
 
@@ -244,7 +271,8 @@ class Runtime:
         growing = self._growing
         if growing is not None and growing.is_whole:
             self._is_ahead(False)
-            self._sources.finish(filename, growing.source)
+            with suppress(Exception):  # the cell may have put anything into linecache
+                self._sources.finish(filename, growing.source)
 
     def _proceed(self, filename: str, source: str) -> tuple[str, str, bytes]:
         ends = True
@@ -259,7 +287,7 @@ class Runtime:
             elif ends and growing is not None:
                 self._end_run()  # a statement that came before the rest has ended it
             if not ends:
-                if gettrace() is not None or getprofile() is not None:
+                if self._is_watched():
                     self.take_rest()  # it would see what is done in between
                 self._output.flush()
                 self._paused = self.pause()
@@ -275,6 +303,11 @@ class Runtime:
         finally:
             if ends:
                 self._open = self._current = self._shown = self._growing = self._paused = None
+
+    def _is_watched(self) -> bool:
+        """Whether code has something that hears of what others do."""
+        tools = any(tool_of(tool) is not None for tool in range(_MONITORING_TOOLS))
+        return bool(gettrace() or getprofile() or tools or gc_callbacks or is_tracing_memory() or self._has_hooks)
 
     def _is_ahead(self, ahead: bool) -> None:
         self._output.now = no_time if ahead else monotonic
@@ -303,13 +336,15 @@ class Runtime:
 
     def is_plain(self, source: str) -> bool:
         """Whether a cell compiles without a warning, and awaits nothing: then its statements may run as they come."""
-        collects = gc.isenabled()
-        gc.disable()  # nothing of the user's runs here
+        if self._has_hooks or _HOOKS in source:
+            return False  # one that the compiler calls
+        collects = gc_is_on()
+        gc_off()  # nothing of the user's runs here
         try:
             return cells.is_plain(source, "<cell>")
         finally:
             if collects:
-                gc.enable()
+                gc_on()
 
     def file(self, action: str, path: str, pieces: Iterable[bytes]) -> tuple[str, Iterable[bytes]]:
         """Does something with a file: `write` (of `pieces`), `read`, `readText`, `list` or `remove`.

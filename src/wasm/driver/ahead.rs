@@ -12,6 +12,7 @@ use web_sys::AbortController;
 
 use super::{Driver, Parts};
 use crate::error::Error;
+use crate::limits::MAX_WRITTEN_BYTES;
 use crate::packages::imported_modules;
 use crate::protocol::{Event, Request};
 use crate::session::{Command, Effect, Input, Package, Wanted};
@@ -126,6 +127,9 @@ impl Driver {
 
     /// Has statements of code that is being written run, as soon as everything that they import is there.
     pub(in crate::wasm) fn written(&self, written: &Rc<Written>, code: &str) {
+        if code.len() > MAX_WRITTEN_BYTES {
+            written.end(); // what ran of it so far is not taken
+        }
         if written.is_over.get() {
             return;
         }

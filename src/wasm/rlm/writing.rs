@@ -3,17 +3,20 @@
 
 use std::rc::{Rc, Weak};
 
+use crate::limits::MAX_WRITTEN_BYTES;
 use crate::rlm::parse::{code_so_far, parse};
 use crate::speculate::Lines;
 use crate::wasm::driver::{Driver, Written};
 use crate::wasm::packages::disregard;
+
+/// So much of a reply is looked at, in bytes: all of it again with each line.
+const MOST_BYTES: usize = 4 * MAX_WRITTEN_BYTES;
 
 /// A reply that is being written.
 #[derive(Default)]
 pub(super) struct Writing {
     /// Who is to run its code.
     driver: Weak<Driver>,
-    most_chars: usize,
     text: String,
     first: First,
 }
@@ -33,7 +36,6 @@ impl Writing {
     pub(super) fn to(driver: &Rc<Driver>) -> Self {
         Self {
             driver: Rc::downgrade(driver),
-            most_chars: driver.options().limits.max_code_chars as usize,
             ..Self::default()
         }
     }
@@ -57,7 +59,7 @@ impl Writing {
     /// More of it has come; what can be done about that.
     #[must_use]
     pub(super) fn hear(&mut self, text: &str) -> Option<Work> {
-        if self.text.len() + text.len() > self.most_chars {
+        if self.text.len() + text.len() > MOST_BYTES {
             return None;
         }
         self.text.push_str(text);

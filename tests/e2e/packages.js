@@ -236,6 +236,16 @@ except ModuleNotFoundError:
     same("works", await prints(sandbox, "import tiny\nprint(tiny.VALUE)"), "1");
   },
 
+  async "what was loaded after the last checkpoint is there in the next guest"() {
+    const sandbox = await createReady();
+    await sandbox.loadPackages(["shadows"]);
+    same("the folder was looked at", await prints(sandbox, "import shadows\nprint('yes')"), "yes");
+    await sandbox.checkpoint();
+    await sandbox.loadPackages(["tiny"]);
+    same("the sandbox survives its guest", (await kill(sandbox)).status, "restored");
+    same("works", await prints(sandbox, "import tiny\nprint(tiny.VALUE)"), "1");
+  },
+
   async "two sandboxes fetch a wheel once"() {
     await forget();
     await askedFor();

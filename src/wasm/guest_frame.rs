@@ -18,6 +18,8 @@ use crate::protocol::Request;
 
 /// Time that the frame may take to run its script, in milliseconds.
 const FRAME_MS: u32 = 20_000;
+/// How much longer a guest is there that nobody hears any more: most answers are there by then.
+const SOON_MS: u32 = 30;
 const FRAME_IS_BLOCKED: &str = "its frame does not run. Does the page have a Content-Security-Policy? The frame inherits \
     it: allow its script in script-src (its hash is `frameHash` in dist/assets.js) with 'wasm-unsafe-eval', and worker-src blob:";
 
@@ -253,13 +255,28 @@ impl Guest {
     }
 }
 
-impl Drop for Guest {
-    fn drop(&mut self) {
+impl Guest {
+    /// Ends it: from now on nobody hears it, and a moment later it is no more. To take a frame down needs some milliseconds of the
+    /// page, for which somebody's code would wait.
+    pub(super) fn end_soon(self) {
+        self.close();
+        Timeout::new(SOON_MS, move || drop(self)).forget();
+    }
+
+    fn close(&self) {
+        self.inbox.owner.take();
+        self.frame_watch.take();
         self.outbox.clear();
         for port in [&self.port, &self.control] {
             port.set_onmessage(None);
             port.close();
         }
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.close();
         match &self.home {
             Home::Frame { element, .. } => {
                 element.set_onload(None);

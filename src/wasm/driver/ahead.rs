@@ -246,7 +246,11 @@ impl Driver {
     pub(super) fn carry_out_ahead(&self, effect: Effect<JsBody>) {
         match effect {
             Effect::Boot => self.boot_ahead(),
-            Effect::Kill => drop(self.second.take()),
+            Effect::Kill => {
+                if let Some(Second { guest: Some(guest), .. }) = self.second.take() {
+                    guest.end_soon(); // most often because code has come that something else ran ahead of
+                }
+            }
             Effect::Post(request, body) => {
                 let mut second = self.second.borrow_mut();
                 match second.as_mut() {
@@ -378,9 +382,13 @@ impl Driver {
         else {
             return;
         };
+        let replaced = self.guest.replace(None);
         self.kill();
         self.generation.set(generation);
         self.guest.replace(guest);
+        if let Some(replaced) = replaced {
+            replaced.end_soon();
+        }
         self.parts.replace(parts.into_inner());
         self.blocked.replace(blocked);
     }

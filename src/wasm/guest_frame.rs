@@ -75,10 +75,15 @@ enum Letter {
 }
 
 impl Inbox {
+    /// A copy, since an owner may let go of the guest, and so of this, while it takes a letter.
+    fn owner(&self) -> Option<Owner> {
+        self.owner.borrow().clone()
+    }
+
     fn deliver(&self, letter: Letter) {
         let is_first = self.early.borrow().is_empty();
-        // The owner may let go of the guest in here.
-        match self.owner.borrow().clone().filter(|_| is_first) {
+        let owner = self.owner();
+        match owner.filter(|_| is_first) {
             Some(owner) => owner.take(letter),
             None => self.early.borrow_mut().push_back(letter),
         }
@@ -86,7 +91,7 @@ impl Inbox {
 
     /// Hands out what has come too early.
     fn catch_up(&self) {
-        while let Some(owner) = self.owner.borrow().clone() {
+        while let Some(owner) = self.owner() {
             let Some(letter) = self.early.borrow_mut().pop_front() else {
                 return;
             };

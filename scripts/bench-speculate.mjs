@@ -54,6 +54,8 @@ try {
     `Work ahead in ${sessions.length} sessions: ${await browser.version()}, ${cpus().length} × ${cpus()[0]?.model}`,
   );
   console.log(`A model that begins after ${PACE.think} ms and writes ${PACE.charsPerSecond} characters a second.\n`);
+  // What a browser does only once is nobody's.
+  if (sessions[0]) await replay({ ...sessions[0], turns: sessions[0].turns.slice(0, 2) }, "stream");
   for (const [at, session] of sessions.entries()) {
     for (const way of at % 2 ? WAYS.toReversed() : WAYS) all[way].push(await replay(session, way));
   }
@@ -128,7 +130,7 @@ function report() {
       })(),
       "runs ahead that were used": share(sum(replayed.map(({ ahead }) => ahead.used)), started),
       "more computing, of the time that passed": `${((cpu / wall) * 100).toFixed(1)} %`,
-      "memory of the browser at most": `${Math.max(...replayed.map(({ memory }) => memory)).toFixed(0)} MB`,
+      "memory of the browser at most, more than without": `${Math.max(...replayed.map(({ memory }) => memory)).toFixed(0)} MB, ${median(replayed.map((run, at) => run.memory - (base[at]?.memory ?? 0))).toFixed(0)} MB (median)`,
     };
     console.log(way);
     for (const [what, figure] of Object.entries(lines)) console.log(`  ${what.padEnd(52)} ${figure}`);

@@ -18,8 +18,8 @@
 //! | [`feedback`] | what a model is told of an execution |
 //! | [`error`] | what can go wrong |
 //! | [`guest`] | the Python runtime, embedded |
-//! | [`directives`] | final answers in a model's prose |
 //! | [`speculate`] | what is worth doing before anybody asks for it |
+//! | [`stats`], [`prometheus`] | what a session has done, in numbers |
 //! | [`rlm`] | the controller of a Recursive Language Model |
 //! | `wasm` | the browser's front door (feature `wasm`) |
 
@@ -34,6 +34,7 @@ pub mod guest;
 pub mod limits;
 pub mod output;
 pub mod packages;
+pub mod prometheus;
 #[expect(
     missing_docs,
     reason = "the fields of messages are named after what the variants' docs explain"

@@ -61,6 +61,24 @@ pub struct Ahead {
     pub code: BTreeMap<Source, Tally>,
 }
 
+impl Outcomes {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        let Self {
+            ok,
+            error,
+            timeout,
+            interrupted,
+            crashed,
+            limit,
+        } = *self;
+        [ok, error, timeout, interrupted, crashed, limit]
+            .into_iter()
+            .map(u64::from)
+            .sum()
+    }
+}
+
 impl Stats {
     /// Counts an execution that is over.
     pub(crate) fn count(&mut self, execution: &CodeExecution) {

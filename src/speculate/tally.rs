@@ -24,6 +24,11 @@ pub struct Tally {
 }
 
 impl Tally {
+    /// How many are neither used nor wasted yet.
+    pub fn under_way(&self) -> u32 {
+        self.started.saturating_sub(self.used.saturating_add(self.wasted))
+    }
+
     /// The probability that the next one is used, as far as it is safe to say.
     pub fn precision(&self, (won, lost): (f64, f64)) -> f64 {
         let used = f64::from(self.used) + won;

@@ -327,6 +327,11 @@ impl Sandbox {
         shown(&self.driver.stats()).unchecked_into()
     }
 
+    /// How much ran ahead and what came of it, in Prometheus' text format.
+    pub fn metrics(&self) -> String {
+        self.driver.stats().metrics()
+    }
+
     /// A variable's value; `undefined` when there is none.
     #[wasm_bindgen(js_name = getVariable)]
     pub fn get_variable(&self, #[wasm_bindgen(unchecked_param_type = "string")] name: &JsValue) -> ValuePromise {

@@ -698,6 +698,24 @@ async function callbacks() {
   return { problems: different(order, ["returned", "one\n"], "the order") };
 }
 
+async function counted() {
+  const sandbox = await create();
+  await ahead(sandbox, "1 + 1");
+  await sandbox.execute("1 + 1");
+  const text = sandbox.metrics().replace(/(seconds_sum) [\d.]+/, "$1 S");
+  const values = text.split("\n").filter((line) => line && !line.startsWith("#"));
+  const expected = [
+    'rlm_proactive_predictions_total{source="explicit"} 1',
+    "rlm_proactive_cache_hits_total 1",
+    "rlm_proactive_cache_misses_total 1",
+    "rlm_proactive_cache_size 0",
+    "rlm_proactive_hit_rate 0.5",
+    "rlm_proactive_execution_seconds_sum S",
+    "rlm_proactive_execution_seconds_count 1",
+  ];
+  return { problems: different(values, expected, "the counts") };
+}
+
 async function destroyed() {
   const problems = [];
   const frames = () => document.querySelectorAll("iframe").length;
@@ -726,6 +744,7 @@ export const TESTS = {
   "whatever comes in between counts": between,
   "files are as old in a copy": times,
   "callbacks are called after execute has returned": callbacks,
+  "what ran ahead is counted for Prometheus": counted,
   "destroying a sandbox ends what runs ahead": destroyed,
 };
 

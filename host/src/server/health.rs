@@ -12,7 +12,6 @@ use tokio::time::timeout;
 use super::App;
 use super::bodies;
 use super::errors::ApiError;
-use super::metrics::{head, line};
 use crate::Sandbox;
 use crate::pool::PoolStats;
 

@@ -1,11 +1,11 @@
 //! Counters, in Prometheus' text format.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use sandglass::prometheus::{escaped, head, line};
 use tokio::sync::watch;
 
 /// Upper bounds of the buckets of durations, in seconds.
@@ -209,24 +209,6 @@ fn load(counter: &AtomicU64) -> u64 {
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What a metric is.
-pub(super) fn head(text: &mut String, name: &str, kind: &str, help: &str) {
-    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-}
-
-/// A value of it.
-pub(super) fn line(text: &mut String, name: &str, labels: &str, value: &dyn std::fmt::Display) {
-    let _ = if labels.is_empty() {
-        writeln!(text, "{name} {value}")
-    } else {
-        writeln!(text, "{name}{{{labels}}} {value}")
-    };
-}
-
-fn escaped(label: &str) -> String {
-    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use sandglass::prometheus::{head, line};
 use serde_json::{Value as Json, json};
 use tokio::sync::Mutex;
 use tokio::time::timeout;

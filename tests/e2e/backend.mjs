@@ -127,7 +127,7 @@ export async function testBackend({ backend, origin, page, score, only }) {
       host.goOn();
       const after = await page.evaluate(async () => {
         const { sandbox } = /** @type {any} */ (window);
-        const run = await sandbox.execute("context");
+        const run = await sandbox.execute("context", { timeout: 30_000 }); // it works off what it missed
         await sandbox.destroy();
         return run;
       });

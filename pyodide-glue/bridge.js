@@ -182,6 +182,11 @@ export function createBridge(post, mailbox, witness) {
     /** Whether Python is in a turn. */
     busy: () => turn !== 0,
 
+    /** Calls are numbered from 1 again. */
+    forgetCalls() {
+      lastCall = 0;
+    },
+
     /** More of the text that is being written. @param {number} number @param {string} text */
     extend(number, text) {
       if (number !== turn) return;

@@ -121,6 +121,7 @@ export function createCheckpoints({
   const { FS } = module;
   const role = new Map(roles.map((object, index) => [object, index]));
   const boot = new Map(listAll().map(({ file, line }) => [line, file.path]));
+  const home = FS.cwd();
   /** Folders with files that are taken for granted. @type {Set<string | number>} */
   const given = new Set();
   /** What can be done with a descriptor of what was only in the other guest: to close it. */
@@ -206,6 +207,13 @@ export function createCheckpoints({
       cancel();
     },
 
+    /** Whether all that code has left here is memory and files, which `restore` puts others in place of. */
+    get isReusable() {
+      if (witness.touched || witness.awaits || !libraries.isEmpty || libraries.hasOthers) return false;
+      const lines = new Set(listAll().map(({ line }) => line));
+      return [...boot.keys()].every((line) => lines.has(line));
+    },
+
     /**
      * Takes files for granted: every guest that takes over has them, or gets them first.
      * @param {string[]} paths
@@ -256,9 +264,10 @@ export function createCheckpoints({
     /**
      * Puts checkpoints in place, each on top of the one before it; returns the variables that could not be restored.
      * @param {Blob[]} chain  begins with a full one
+     * @param {boolean} isUsed  whether the guest has had another state; see `isReusable`
      * @param {() => void} configure  what a guest needs whose memory is not replaced
      */
-    async restore(chain, configure) {
+    async restore(chain, isUsed, configure) {
       cancel = () => {}; // nothing interrupts this
       const found = /** @type {Float64Array} */ (await hashAll({ cancelled: false }));
       /** @type {Header | undefined} */
@@ -285,6 +294,7 @@ export function createCheckpoints({
         if (header.files) files = { files: header.files, bytes: bytes.subarray(at) };
       }
       if (!header) throw new Error("a checkpoint is empty");
+      if (isUsed && header.values !== undefined) throw new Error("the guest has variables of another state");
       if (header.values === undefined) {
         // What this guest had changed and the other had not.
         const stale = changes(found, original)
@@ -303,6 +313,7 @@ export function createCheckpoints({
       let isWhole = false;
       withPermissions(() => {
         quota.put(uncounted, () => {
+          if (isUsed) removeOwn();
           for (const path of removed) remove(path);
           const hidden = files ? putFiles(files.files, files.bytes) : new Map();
           if (memory) isWhole = putOpen(open, hidden);
@@ -403,7 +414,9 @@ export function createCheckpoints({
 
   /** @param {string[]} interned */
   function putStrings(interned) {
-    for (const string of interned.slice(strings().length)) module.__hiwire_immortal_add(string);
+    const known = strings();
+    if (known.some((string, index) => string !== interned[index])) throw new Error("the guest has names of its own");
+    for (const string of interned.slice(known.length)) module.__hiwire_immortal_add(string);
   }
 
   /** The descriptors, and the files that only they lead to. */
@@ -449,6 +462,16 @@ export function createCheckpoints({
     return FS.streams.flatMap((/** @type {any} */ stream, /** @type {number} */ fd) =>
       stream && stream.stream_ops !== dead && !isKept(stream) && pathOf(stream) === undefined ? [fd] : [],
     );
+  }
+
+  /** Closes and removes what is not as it was at the boot. */
+  function removeOwn() {
+    FS.streams.forEach((/** @type {any} */ stream, /** @type {number} */ fd) => {
+      if (stream && fd > 2) FS.closeStream(fd);
+    });
+    FS.chdir(home);
+    for (const { file, line } of listAll().reverse()) if (!boot.has(line)) remove(file.path);
+    if (listAll().some(({ line }) => !boot.has(line))) throw new Error("a file of another state cannot be removed");
   }
 
   /** Whether all are open again. @param {Open[]} streams @param {Map<number, any>} files  those without a path */

@@ -33,7 +33,7 @@ const ABOUT_FILES = /** @type {const} */ ([
 /** Where in what they tell the seconds are of when the file was last written, and changed; the nanoseconds follow. */
 const TIMES = [56, 72];
 // Taken before any guest code runs: it may replace them.
-const { DataView, Set, TextDecoder, Uint8Array } = self;
+const { DataView, Promise, Set, TextDecoder, Uint8Array } = self;
 const { hasOwn } = Object;
 const { max } = Math;
 const today = Date.now;
@@ -48,6 +48,8 @@ export function createWitness() {
   let exact = true;
   /** What Python may hold of the glue's. @type {Set<unknown>} */
   let own = new Set();
+  /** What JavaScript is to call once and has not: callbacks of Pyodide's event loop. */
+  let callbacks = 0;
   /** Descriptors that were opened since, and not looked at: the first look is the interpreter's own, which opens the file. */
   const fresh = new Set();
   const decoder = new TextDecoder();
@@ -80,6 +82,31 @@ export function createWitness() {
   /** Whether this is of what the glue gives Python, and not of what every object has. @param {any} object @param {number} key */
   const isOwn = (object, key) => typeof object !== "function" && own.has(object) && hasOwn(object, textAt(key));
 
+  /** @param {any} callback  no function where it could not be made */
+  const counted = (callback) => {
+    if (typeof callback !== "function") return callback;
+    callbacks += 1;
+    let end = () => {
+      end = () => {};
+      callbacks -= 1;
+    };
+    const once = (/** @type {any[]} */ ...values) => {
+      let result;
+      try {
+        result = callback(...values);
+        return result;
+      } finally {
+        if (result instanceof Promise) result.then(end, end);
+        else end();
+      }
+    };
+    once.destroy = () => {
+      end();
+      callback.destroy();
+    };
+    return once;
+  };
+
   return {
     see,
 
@@ -99,6 +126,8 @@ export function createWitness() {
           return call(...values);
         };
       }
+      const makeOnce = env.create_once_callable;
+      env.create_once_callable = (/** @type {any[]} */ ...values) => counted(makeOnce(...values));
       const getAttr = env.JsProxy_GetAttr_js;
       env.JsProxy_GetAttr_js = (/** @type {unknown} */ object, /** @type {number} */ key) => {
         // The runtime reads bytes that it was given; a number of them tells nothing.
@@ -166,6 +195,11 @@ export function createWitness() {
 
     get touched() {
       return touched;
+    },
+
+    /** Whether JavaScript will come back to Python by itself. */
+    get awaits() {
+      return callbacks > 0;
     },
 
     /** The state is another guest's. @param {{ touched: boolean, exact: boolean }} state */

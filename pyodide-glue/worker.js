@@ -134,9 +134,16 @@ function assembleBodies(handle, takeText) {
  */
 function createHandler(post, send, bridge, witness, { python, packages, checkpoints, files, limitMemory, info }) {
   let settings = "";
+  let inits = 0;
 
   /** @param {Extract<Request, { type: "init" }>} request */
   const init = ({ version, config, restores }) => {
+    // Once more: the guest has had another state, and is to run code ahead from now on.
+    if (inits++ > 0) {
+      if (!restores || bridge.busy() || !checkpoints.isReusable)
+        return post({ type: "bootFailed", message: "the guest cannot be used again" });
+      bridge.forgetCalls();
+    }
     limitMemory(config.maxMemoryBytes);
     files.limit(config);
     settings = stringify(config);
@@ -240,7 +247,7 @@ function createHandler(post, send, bridge, witness, { python, packages, checkpoi
 
   /** @param {Extract<Request, { type: "restore" }>} request @param {Blob[]} chain */
   const restore = async ({ turn }, chain) => {
-    const lost = await checkpoints.restore(chain, () => python.configure(settings));
+    const lost = await checkpoints.restore(chain, inits > 1, () => python.configure(settings));
     bridge.end();
     post({ type: "restored", turn, lost });
   };

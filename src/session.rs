@@ -153,6 +153,9 @@ pub enum Effect<B> {
     Boot,
     /// End the guest, now. Nothing that it sent may arrive any more.
     Kill,
+    /// The second guest, which is at rest, is not needed any more: end it, or keep it to be booted again. Nothing that it sent may arrive
+    /// any more.
+    Rest,
     /// Send the guest a message.
     Post(Request, Option<B>),
     /// Call the user's function and feed its return as [`Input::HostReturned`] with this number.
@@ -189,10 +192,11 @@ pub enum Effect<B> {
         /// How it stands to the last expression's value.
         to_result: ToResult,
     },
-    /// The same for a second guest, which runs code ahead: it is booted, sent something or killed. It must be one that can be had at
-    /// once.
+    /// The same for a second guest, which runs code ahead: it is booted, sent something, killed or left at rest. It must be one that can
+    /// be had at once.
     Ahead(Box<Self>),
-    /// Have the second guest take the place of the first, which is ended. Messages posted from now on are for it.
+    /// Have the second guest take the place of the first, which is at rest: it is ended, or kept like one of [`Effect::Rest`]. Messages
+    /// posted from now on are for the second.
     Promote,
     /// The one answer to a command.
     Resolve(Ticket, Result<Reply<B>, Error>),
@@ -373,6 +377,11 @@ impl<B: Body> Session<B> {
     /// Whether the user is done with the sandbox.
     pub fn is_destroyed(&self) -> bool {
         self.guest == Guest::Destroyed
+    }
+
+    /// Whether its guests have packages that were installed.
+    pub fn has_packages(&self) -> bool {
+        !self.packages.is_empty()
     }
 
     /// Whether a guest that has run something has nothing to do.

@@ -156,6 +156,11 @@ impl<B: Body> Ahead<B> {
         self.prediction.source == Source::Stream
     }
 
+    /// Whether its guest has come to the end of the code.
+    fn is_at_rest(&self) -> bool {
+        matches!(self.stage, Stage::Over(_)) && matches!(self.said.last(), Some((_, Event::Executed { .. }, _)))
+    }
+
     /// Its own clock, which stands still while it waits for code.
     fn clock(&self, now: f64) -> f64 {
         self.rests_since.unwrap_or(now) - self.rested
@@ -543,7 +548,8 @@ impl<B: Body> Session<B> {
     pub(super) fn drop_ahead(&mut self) {
         if let Some(run) = self.ahead.run.take() {
             self.tally(run.prediction.source).wasted += 1;
-            self.effects.push(Effect::Ahead(Box::new(Effect::Kill)));
+            let end = if run.is_at_rest() { Effect::Rest } else { Effect::Kill };
+            self.effects.push(Effect::Ahead(Box::new(end)));
         }
     }
 

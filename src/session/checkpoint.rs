@@ -122,6 +122,8 @@ struct Reverting {
 struct Saving<B> {
     number: u32,
     full: bool,
+    /// Whether nothing has changed since the one before but what looking at it may have.
+    again: bool,
     execution: u32,
     names: Vec<String>,
     contexts: Contexts<B>,
@@ -177,7 +179,8 @@ impl<B: Body> Checkpoints<B> {
 
     /// The checkpoint that holds the state exactly as it is.
     fn at(&self) -> Option<u32> {
-        self.base.filter(|_| !self.dirty && self.saving.is_none())
+        let saves_changes = self.saving.as_ref().is_some_and(|saving| !saving.again);
+        self.base.filter(|_| !self.dirty && !saves_changes)
     }
 
     /// A turn took so long.
@@ -379,7 +382,11 @@ impl<B: Body> Session<B> {
     /// A session that goes on from the state as it is, saves nothing and needs no context; none where no checkpoint holds all of it.
     pub(super) fn exact_copy(&self) -> Option<Self> {
         let link = self.checkpoints.history.find(self.checkpoints.at()?)?;
-        if !link.lost.is_empty() || self.checkpoints.reverting.is_some() || self.checkpoints.looked_at {
+        if !link.lost.is_empty()
+            || self.checkpoints.reverting.is_some()
+            || self.checkpoints.looked_at
+            || self.checkpoints.saving.is_some()
+        {
             return None;
         }
         let mut fork = self.fork_of(link);
@@ -443,7 +450,8 @@ impl<B: Body> Session<B> {
 
     /// When a save is to begin, if nothing happens until then.
     pub(super) fn saves_at(&self) -> Option<f64> {
-        self.can_save().then_some(self.checkpoints.idle_since + IDLE_MS)
+        let idle_ms = if self.ahead.waits() { 0.0 } else { IDLE_MS }; // what is to run ahead needs a copy, the sooner the better
+        self.can_save().then_some(self.checkpoints.idle_since + idle_ms)
     }
 
     fn can_save(&self) -> bool {
@@ -492,12 +500,12 @@ impl<B: Body> Session<B> {
 
     /// Begins a checkpoint when there is nothing else to do, or too much at stake.
     pub(super) fn save(&mut self, now: f64) {
-        let due = self.waits_for_save() || now >= self.checkpoints.idle_since + IDLE_MS;
-        if !(due && self.can_save()) {
+        let due = self.saves_at().is_some_and(|at| now >= at || self.waits_for_save());
+        if !due {
             return;
         }
         let checkpoints = &mut self.checkpoints;
-        checkpoints.dirty = false;
+        let again = !std::mem::take(&mut checkpoints.dirty);
         checkpoints.looked_at = false;
         checkpoints.last_number += 1;
         let number = checkpoints.last_number;
@@ -505,6 +513,7 @@ impl<B: Body> Session<B> {
         checkpoints.saving = Some(Saving {
             number,
             full,
+            again,
             execution: checkpoints.execution,
             names: self.names.clone(),
             contexts: self.contexts.clone(),

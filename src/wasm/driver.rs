@@ -58,6 +58,8 @@ pub(super) struct Driver {
     remote: RefCell<Option<RemoteGuest>>,
     /// Runs code ahead, and may take the other's place.
     second: RefCell<Option<Second>>,
+    /// Has done so, or has been replaced by it, and may do so again.
+    rested: RefCell<Option<Guest>>,
     /// The number of the guest, so that nothing of an earlier one arrives.
     generation: Cell<u32>,
     last_generation: Cell<u32>,
@@ -139,6 +141,7 @@ impl Driver {
             server,
             remote: RefCell::default(),
             second: RefCell::default(),
+            rested: RefCell::default(),
             generation: Cell::default(),
             last_generation: Cell::default(),
             effects: RefCell::default(),
@@ -287,7 +290,10 @@ impl Driver {
             self.busy.set(false);
             self.set_timer();
             match (&self.claim, self.session.borrow().is_destroyed()) {
-                (Some(claim), true) => claim.release(),
+                (Some(claim), true) => {
+                    drop(self.rested.take());
+                    claim.release();
+                }
                 (Some(claim), false) => claim.fill_when_idle(self.session.borrow().is_idle()),
                 (None, true) => self.hang_up(),
                 (None, false) => {}
@@ -347,6 +353,7 @@ impl Driver {
         match effect {
             Effect::Boot => self.boot(),
             Effect::Kill => self.kill(),
+            Effect::Rest => {} // of the second guest only
             Effect::Ahead(effect) => self.carry_out_ahead(*effect),
             Effect::Promote => self.promote(),
             Effect::Post(request, body) => self.post(request, body),
@@ -395,9 +402,10 @@ impl Driver {
             return self.boot_remotely(server);
         }
         let spare = self.claim.as_ref().and_then(Claim::take);
-        let Some(guest) = spare else {
+        let Some(guest) = spare.or_else(|| self.take_rested()) else {
             return self.boot_anew();
         };
+        self.hold_rested();
         self.next_generation();
         self.guest.replace(Some(guest));
         let this = self.of_generation(self.generation.get());
@@ -553,6 +561,13 @@ impl Driver {
                 self.blocked.borrow_mut().insert(*call);
             }
             has_become_ready |= matches!(event, Event::Ready { .. });
+            let is_first = matches!(
+                event,
+                Event::Ready { .. } | Event::BootFailed { .. } | Event::Fatal { .. }
+            );
+            if self.spare.borrow().is_some() && !has_become_ready && !is_first {
+                continue; // it has rested since it said so
+            }
             if let Event::BootFailed { .. } = event {
                 self.guest_failed(Input::Guest(event, None));
                 return false;

@@ -44,6 +44,7 @@ thread_local! {
 /// A sandbox's share in the spares. The last one to be released ends them.
 pub(super) struct Claim {
     number: u32,
+    spares: u32,
     kind: Kind,
     glue: Glue,
     released: Cell<bool>,
@@ -56,6 +57,7 @@ impl Claim {
         let kind = (options.isolation, options.assets_url(glue));
         let claim = Self {
             number,
+            spares: options.limits.spares,
             kind,
             glue: glue.clone(),
             released: Cell::new(false),
@@ -66,6 +68,14 @@ impl Claim {
 
     fn in_pool<T>(&self, act: impl FnOnce(&mut Pool) -> T) -> T {
         POOLS.with_borrow_mut(|pools| act(pools.entry(self.kind.clone()).or_default()))
+    }
+
+    /// Whether the sandbox has a guest of its own in the place of one of them.
+    pub(super) fn hold(&self, holds: bool) {
+        if !self.released.get() {
+            let wanted = self.spares.saturating_sub(u32::from(holds));
+            self.in_pool(|pool| pool.wanted.insert(self.number, wanted));
+        }
     }
 
     /// A guest that is starting, or has started.

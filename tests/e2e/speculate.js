@@ -306,6 +306,58 @@ async function touched() {
   return { problems };
 }
 
+// ---- guests that take turns ----
+
+/** What leaves something in a guest that is neither memory nor a file of its own. JavaScript comes last: nothing runs ahead after it. */
+const TRACES = {
+  "a callback that calls itself again":
+    "from pyodide.webloop import WebLoop\nloop = WebLoop()\ndef again(): loop.call_soon(again)\nagain()",
+  "a changed file of the interpreter's": "open(sandglass.__file__, 'a').write('# changed\\n')",
+  "a removed file of the interpreter's": "os.remove(sandglass.__path__[0] + '/kernel.py')",
+  JavaScript: "import js; js.self.counted = 1",
+};
+
+async function turns() {
+  const problems = [];
+  const frames = () => [...document.querySelectorAll("iframe")];
+  await until(() => frames().length === 0, "those of earlier tests are gone");
+  const sandbox = await create();
+  let length = 0;
+  const hits = async (/** @type {number} */ count, /** @type {string} */ what) => {
+    for (let n = 0; n < count; n++) {
+      const [code, { used }] = [`n.append(len(n)); open(f"file{len(n) % 3}", "a").write("x"); len(n)`, tally(sandbox)];
+      await ahead(sandbox, code);
+      const { result, error } = await sandbox.execute(code);
+      problems.push(...different([result, error], [`${++length}`, undefined], what));
+      if (tally(sandbox).used === used) return false;
+    }
+    return true;
+  };
+  await sandbox.execute("import os, sandglass; n = []; kept = open('open.txt', 'w+')");
+  await hits(1, "a first hit");
+  const guests = frames();
+  problems.push(...different(await hits(6, "a hit"), true, "all were used"));
+  const last = frames();
+  problems.push(...different(last.length === 2 && last.every((frame) => guests.includes(frame)), true, "two guests"));
+  const files = "kept.tell(), sorted((name, os.path.getsize(name)) for name in os.listdir('.'))";
+  const { result } = await sandbox.execute(files);
+  const expected = "(0, [('file0', 2), ('file1', 3), ('file2', 2), ('open.txt', 0)])";
+  problems.push(...different(result, expected, "the files"));
+  for (const [what, code] of Object.entries(TRACES)) {
+    const { error } = await sandbox.execute(code);
+    if (error) problems.push(`${what}: ${error}`);
+    await pause(20);
+    const before = frames();
+    const served = what !== "JavaScript";
+    problems.push(...different(await hits(4, `a hit after ${what}`), served, `hits after ${what}`));
+    const { result, state } = await sandbox.execute("len(n)");
+    problems.push(...different([result, state.status], [`${length}`, "kept"], `the state after ${what}`));
+    const others = frames().filter((frame) => !before.includes(frame)).length;
+    if (served) problems.push(...different(others > 0, true, `other guests after ${what}`));
+  }
+  return { problems };
+}
+
 // ---- what a host function hears ----
 
 async function hostCalls() {
@@ -735,6 +787,7 @@ export const TESTS = {
   "random cells: nobody can tell what ran ahead": fuzz,
   "what is not certain is run when it is asked for": unsure,
   "what JavaScript knows is in no copy": touched,
+  "guests take turns, unless code has left something in them": turns,
   "host functions are called when the code is asked for": hostCalls,
   "code that comes while it runs ahead goes on": joining,
   "written: random cells in random pieces are what they are": writing,

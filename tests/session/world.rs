@@ -569,6 +569,7 @@ impl World {
                 assert!(self.guest.take().is_some(), "killed a guest that was not there");
                 assert!(self.calls.is_empty(), "host calls outlive their guest");
             }
+            Effect::Rest => panic!("only a guest that ran ahead rests"),
             Effect::Post(request, body) => self.deliver(request, body),
             Effect::Ahead(effect) => self.carry_out_ahead(*effect),
             Effect::Promote => {
@@ -646,6 +647,10 @@ impl World {
                 self.second = Some(Guest::default());
             }
             Effect::Kill => assert!(self.second.take().is_some(), "killed nobody"),
+            Effect::Rest => {
+                let second = self.second.take().expect("nobody can rest");
+                assert!(second.turn.is_none(), "a guest rests that is in a turn");
+            }
             Effect::Post(request, _) | Effect::Restore(request, _) | Effect::Install(request, _) => {
                 let guest = self.second.as_mut().expect("posted to nobody");
                 match &request {

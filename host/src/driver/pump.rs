@@ -269,7 +269,7 @@ impl Pump {
                 }
             }
             // Nobody predicts anything here.
-            Effect::Progress(_) | Effect::Ahead(_) | Effect::Promote => {}
+            Effect::Progress(_) | Effect::Ahead(_) | Effect::Rest | Effect::Promote => {}
             Effect::Print(ticket, stream, text) => self.print(ticket, stream, &text),
             Effect::Display {
                 ticket,

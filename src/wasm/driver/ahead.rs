@@ -250,11 +250,23 @@ impl Driver {
                 if let Some(Second { guest: Some(guest), .. }) = self.second.take() {
                     guest.end_soon(); // most often because code has come that something else ran ahead of
                 }
+                self.hold_rested();
+            }
+            Effect::Rest => {
+                let second = self.second.take();
+                self.keep(second.and_then(|second| second.guest));
             }
             Effect::Post(request, body) => {
                 let mut second = self.second.borrow_mut();
                 match second.as_mut() {
-                    Some(Second { guest: Some(guest), .. }) => {
+                    Some(Second {
+                        guest: Some(guest),
+                        doubt,
+                        ..
+                    }) => {
+                        if let (Request::Init { .. }, Some(init)) = (&request, doubt) {
+                            *init = Some(request.clone());
+                        }
                         // As with an interrupt: it takes the first that it hears.
                         if matches!(request, Request::Promote { .. }) && self.guest_info().bridge == "atomics" {
                             guest.post_blocked(&request, None);
@@ -274,23 +286,31 @@ impl Driver {
         }
     }
 
-    /// Takes a spare, or starts a guest like one.
+    /// Takes the guest that has rested since, or a spare, or starts one like that.
     fn boot_ahead(&self) {
+        let rested = self.take_rested();
+        let doubt = rested.is_some().then_some(None);
+        let guest = rested.or_else(|| self.claim.as_ref().and_then(Claim::take));
+        self.boot_second(guest, doubt, Vec::new());
+    }
+
+    fn boot_second(&self, guest: Option<Guest>, doubt: Option<Option<Request>>, unsent: Vec<Request>) {
         self.last_generation.set(self.last_generation.get() + 1);
         let generation = self.last_generation.get();
-        let spare = self.claim.as_ref().and_then(Claim::take);
-        let is_there = spare.is_some();
+        let is_there = guest.is_some();
         self.second.replace(Some(Second {
             generation,
-            guest: spare,
-            unsent: Vec::new(),
+            guest,
+            unsent,
+            doubt,
             parts: RefCell::default(),
             blocked: HashSet::new(),
         }));
-        let (this, fresh) = (self.of_generation(generation), self.claim.as_ref().map(Claim::start));
+        self.hold_rested();
         if is_there {
             return self.adopt_second(generation);
         }
+        let (this, fresh) = (self.of_generation(generation), self.claim.as_ref().map(Claim::start));
         spawn_local(async move {
             let guest = match fresh {
                 Some(fresh) => fresh.await,
@@ -336,6 +356,19 @@ impl Driver {
             Err(what) => return self.feed(Input::Ahead(Box::new(Input::BadMessage(what)))),
         };
         for (event, body) in events {
+            if let Some(Second {
+                doubt: doubt @ Some(_), ..
+            }) = &mut *self.second.borrow_mut()
+            {
+                match event {
+                    Event::Ready { .. } => *doubt = None,
+                    Event::BootFailed { .. } | Event::Fatal { .. } => {}
+                    _ => continue, // it has said so to the session that it was of
+                }
+            }
+            if self.is_doubted() {
+                return self.start_another();
+            }
             if let (
                 Event::HostCall {
                     call, blocking: true, ..
@@ -356,8 +389,65 @@ impl Driver {
     fn failed(&self, generation: u32, why: String) {
         if self.generation.get() == generation {
             self.guest_failed(Input::GuestLost(Error::GuestLost(why)));
+        } else if self.is_doubted() {
+            self.start_another();
         } else {
             self.second_failed(&why);
+        }
+    }
+
+    /// Whether the second guest has rested, and has not said yet that it can be used again.
+    fn is_doubted(&self) -> bool {
+        matches!(&*self.second.borrow(), Some(Second { doubt: Some(_), .. }))
+    }
+
+    /// It cannot: a guest that has run nothing takes its place.
+    fn start_another(&self) {
+        let Some(Second { guest, doubt, .. }) = self.second.take() else {
+            return;
+        };
+        if let Some(guest) = guest {
+            guest.end_soon();
+        }
+        let spare = self.claim.as_ref().and_then(Claim::take);
+        let init = doubt.flatten();
+        match (spare, init) {
+            (Some(spare), Some(init)) => {
+                self.boot_second(Some(spare), None, Vec::new());
+                if let Some(Second { guest: Some(guest), .. }) = &*self.second.borrow() {
+                    guest.post(init, None);
+                }
+            }
+            (_, init) => self.boot_second(None, None, init.into_iter().collect()),
+        }
+    }
+
+    // ---- guests at rest ----
+
+    /// Keeps a guest that is at rest for the next code that runs ahead: it is given the state in a tenth of the time that another takes
+    /// to start. It counts as a spare, and there is none where the user wants none.
+    fn keep(&self, guest: Option<Guest>) {
+        let may_rest = self.options.limits.spares > 0 && !self.session.borrow().has_packages();
+        match guest {
+            Some(guest) if may_rest && self.rested.borrow().is_none() => {
+                guest.disown();
+                self.rested.replace(Some(guest));
+            }
+            Some(guest) => guest.end_soon(),
+            None => {}
+        }
+        self.hold_rested();
+    }
+
+    /// The guest that rests, if it is still there.
+    pub(super) fn take_rested(&self) -> Option<Guest> {
+        self.rested.take().filter(|guest| !guest.is_gone())
+    }
+
+    /// A guest that rests, or runs ahead, stands for one of the spares.
+    pub(super) fn hold_rested(&self) {
+        if let Some(claim) = &self.claim {
+            claim.hold(self.rested.borrow().is_some() || self.second.borrow().is_some());
         }
     }
 
@@ -386,9 +476,7 @@ impl Driver {
         self.kill();
         self.generation.set(generation);
         self.guest.replace(guest);
-        if let Some(replaced) = replaced {
-            replaced.end_soon();
-        }
+        self.keep(replaced);
         self.parts.replace(parts.into_inner());
         self.blocked.replace(blocked);
     }
@@ -427,6 +515,8 @@ pub(super) struct Second {
     guest: Option<Guest>,
     /// What it is to be sent then.
     unsent: Vec<Request>,
+    /// As long as it has rested, and not said that it can be used again: what it was sent first.
+    doubt: Option<Option<Request>>,
     parts: RefCell<Parts>,
     /// Its calls that it is blocked in.
     blocked: HashSet<u32>,

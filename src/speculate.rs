@@ -7,7 +7,7 @@ mod tally;
 
 use serde::{Deserialize, Serialize};
 
-pub use lines::{Lines, begins_statement};
+pub use lines::{Lines, begins_with_line_end};
 pub use predictor::Predictor;
 pub use tally::{Tally, lower_bound};
 

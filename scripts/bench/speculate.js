@@ -65,6 +65,7 @@ async function write(sandbox, { reply, executions }, way, { charsPerSecond }) {
   const code = reply.includes(first) ? first : ""; // an indented fence is none of its code's
   const begin = reply.indexOf(code);
   const end = begin + code.length;
+  const lines = end + (reply[end] === "\n" ? 1 : 0); // of a block, whose fence comes then
   const began = performance.now();
   /** @type {ReturnType<typeof stream> | undefined} */
   let running;
@@ -76,7 +77,7 @@ async function write(sandbox, { reply, executions }, way, { charsPerSecond }) {
     written = Math.min(reply.length, Math.floor(((performance.now() - began) / 1000) * charsPerSecond));
     if (way === "stream" && code && written > begin) {
       running ??= stream(sandbox);
-      running.push(reply.slice(Math.max(before, begin), Math.min(written, end)));
+      running.push(reply.slice(Math.max(before, begin), Math.min(written, lines)));
     }
     if (way === "hints" && code && !hinted && written > end) {
       hinted = true;

@@ -18,7 +18,7 @@ use crate::deadline::earliest;
 use crate::execution::Outcome;
 use crate::limits::{AHEAD_TTL_MS, CHECK_MS, EVENT_BYTES, EXTEND_MS, MAX_AHEAD_BYTES, MAX_WRITTEN_BYTES, PROMOTION_MS};
 use crate::protocol::{Event, Request};
-use crate::speculate::{Prediction, Predictor, Source, Tally, begins_statement};
+use crate::speculate::{Prediction, Predictor, Source, Tally, begins_with_line_end};
 
 /// By how much two clocks may differ that are so far apart: whoever is woken by one must be late by the other.
 const ROUNDING_MS: f64 = 0.001;
@@ -208,9 +208,9 @@ impl<B: Body> Ahead<B> {
         };
         let in_budget = session.expires_at().is_none_or(|ends_at| now + took <= ends_at);
         let same = if self.is_written() {
-            // Of another code that begins so, this may be half a statement.
+            // Of another code that begins so, this may be half a line.
             let rest = execution.code.strip_prefix(&self.prediction.code);
-            execution.code.len() <= MAX_WRITTEN_BYTES && rest.is_some_and(begins_statement)
+            execution.code.len() <= MAX_WRITTEN_BYTES && rest.is_some_and(begins_with_line_end)
         } else {
             execution.code == self.prediction.code
         };

@@ -11,23 +11,29 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// The code as far as a line that begins a statement of its own comes after it, which may still be inside of a text: what is
-    /// before is complete then, or no Python. Empty as long as there is none. `code` begins with what it was the last time.
+    /// The code as far as a line that may end a statement, without the end of that line; Python decides whether it does, and what a line
+    /// that begins another one completes. Empty as long as there is none. `code` begins with what it was the last time.
     pub fn complete<'a>(&mut self, code: &'a str) -> &'a str {
-        while let Some(line) = code.get(self.seen..).and_then(|rest| rest.split_once('\n')) {
-            if !self.goes_on && begins_statement(line.0) {
-                self.complete = self.seen;
+        while let Some((line, _)) = code.get(self.seen..).and_then(|rest| rest.split_once('\n')) {
+            let text = line.trim_end_matches('\r');
+            let goes_on = text.ends_with('\\');
+            if !goes_on && (self.goes_on || begins_statement(text) || text.starts_with([')', ']', '}'])) {
+                self.complete = self.seen + text.len();
             }
-            self.goes_on = line.0.trim_end_matches('\r').ends_with('\\');
-            self.seen += line.0.len() + 1;
+            self.goes_on = goes_on;
+            self.seen += line.len() + 1;
         }
         code.get(..self.complete).unwrap_or_default()
     }
 }
 
-/// Whether code begins with a line that is not indented, not empty, no comment, and does not go on with a statement before it.
-pub fn begins_statement(code: &str) -> bool {
-    let line = code.split('\n').next().unwrap_or_default();
+/// Whether this may be the rest of code that is complete up to the end of a line, without that.
+pub fn begins_with_line_end(rest: &str) -> bool {
+    rest.is_empty() || rest.starts_with('\n') || rest.starts_with("\r\n")
+}
+
+/// Whether a line is not indented, not empty, no comment, and does not go on with a statement before it.
+fn begins_statement(line: &str) -> bool {
     let word = line.find(|c: char| !c.is_alphanumeric() && c != '_');
     let word = &line[..word.unwrap_or(line.len())];
     match line.chars().next() {
@@ -47,17 +53,17 @@ mod tests {
     }
 
     #[test]
-    fn a_statement_is_complete_when_another_line_begins_one() {
-        assert_eq!(complete("x = 1\n"), "");
-        assert_eq!(complete("x = 1\ny"), "", "it may become anything");
-        assert_eq!(complete("x = 1\ny = 2\n"), "x = 1\n");
-        assert_eq!(complete("x = 1\r\ny = 2\r\n"), "x = 1\r\n");
-        assert_eq!(complete("é = 1\nÿ = 2\nz"), "é = 1\n");
-        assert_eq!(complete("if x:\n    y\nelse_ = 1\n"), "if x:\n    y\n");
+    fn a_line_may_end_a_statement() {
+        assert_eq!(complete("x = 1"), "", "it may become anything");
+        assert_eq!(complete("x = 1\n"), "x = 1");
+        assert_eq!(complete("x = 1\ny"), "x = 1");
+        assert_eq!(complete("x = 1\r\ny = 2\r\n"), "x = 1\r\ny = 2");
+        assert_eq!(complete("é = 1\nÿ = 2\nz"), "é = 1\nÿ = 2");
+        assert_eq!(complete("f(\n    1,\n)\n"), "f(\n    1,\n)");
     }
 
     #[test]
-    fn what_may_go_on_is_not() {
+    fn what_goes_on_is_not_told_of() {
         for next in [
             "else:",
             "elif x:",
@@ -71,16 +77,15 @@ mod tests {
             "\\",
             "\x0celse:",
             "\relse:",
-            ")",
         ] {
-            assert_eq!(complete(&format!("if x:\n    y\n{next}\n")), "", "{next:?}");
+            assert_eq!(complete(&format!("if x:\n    y\n{next}\n")), "if x:", "{next:?}");
         }
     }
 
     #[test]
     fn a_line_that_goes_on_is_no_end() {
-        assert_eq!(complete("x = 1 \\\r\n+ 2\r\n"), "");
-        assert_eq!(complete("x = 1 \\\n+ 2\ny\n"), "x = 1 \\\n+ 2\n");
+        assert_eq!(complete("x = 1 \\\r\n"), "");
+        assert_eq!(complete("x = 1 \\\n  + 2\ny"), "x = 1 \\\n  + 2");
     }
 
     #[test]
@@ -94,7 +99,7 @@ mod tests {
                 found.push(complete);
             }
         }
-        assert_eq!(found, [0, 6, 12, 36]);
-        assert_eq!(complete(code).len(), 36);
+        assert_eq!(found, [0, 5, 11, 17, 41]);
+        assert_eq!(complete(code).len(), 41);
     }
 }

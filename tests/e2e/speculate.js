@@ -515,6 +515,18 @@ async function early() {
     ),
   );
   problems.push(...different((await sandbox.execute("n + m")).result, "1999999000001", "the state"));
+  // The last statement has run when all is known to be there.
+  for (const [lines, result] of [
+    ["value = 5\nvalue * 2\n", "10"],
+    ["value = 6\nvalue * 2 # twice\n\n", "12"],
+    ["value = 7\nprint(value)\n", undefined],
+  ]) {
+    const before = tally(sandbox, "stream");
+    const run = await sandbox.executeStream(written(sandbox, [`${lines}`], []));
+    const after = tally(sandbox, "stream");
+    problems.push(...different([run.result, run.code], [result, lines], "the last statement"));
+    problems.push(...different([after.finished, after.used], [before.finished + 1, before.used + 1], "it has run"));
+  }
   // A function's source is there when the code is; code that looks before is not taken.
   const f = ["def f():\n    return 1\n\n", "x = 1\n", "x"];
   await sandbox.executeStream(written(sandbox, f.slice(0, 2), f.slice(2)));

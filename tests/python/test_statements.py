@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import linecache
+import re
 import subprocess
 import sys
 import warnings
@@ -52,22 +53,18 @@ CELLS = {
     "what ends while more is compiled": "import gc\nclass A:\n    def __del__(self): print('gone')\na = A()\na.me = a\ndel a\n"
     + "".join(f"v{n} = [1, (1, 1)]\n" for n in range(120))
     + "gc.collect()\nprint('end')",
+    "what ends with its statement": "class A:\n    __repr__ = lambda self: 'A'\n    def __del__(self): print('gone')\nA()\nprint('after')\nA(); A()\nx = 1\nA()\n# no more\n",
+    "texts that are nobody's": "x = 1\n'a'\n'b'\n",
+    "a value that is none": "x = [1]\nx\nx.append(2)\n\n",
     "import *": "from math import *\nx = floor(2.5)\nx",
 }
 
 
 def cuts(source: str) -> list[list[str]]:
-    """The source in two pieces, for each place where it may be cut, and in as many as there may be."""
-    starts = []
-    for statement in ast.parse(source).body[1:]:
-        decorators = getattr(statement, "decorator_list", [])
-        line = min([statement.lineno, *(decorator.lineno for decorator in decorators)])
-        lines = source.splitlines(keepends=True)
-        if lines[line - 1].lstrip() == lines[line - 1] and statement.col_offset == 0:
-            starts.append(sum(map(len, lines[: line - 1])))
-    bounds = [0, *starts, len(source)]
-    pieces = [source[a:b] for a, b in itertools.pairwise(bounds)]
-    return [*([source[:at], source[at:]] for at in starts), *([pieces] if len(pieces) > 2 else [])]
+    """The source in two pieces, for each end of a line, and in as many as there may be."""
+    ends = [end.start() for end in re.finditer(r"\r?\n", source)]
+    pieces = [source[a:b] for a, b in itertools.pairwise([0, *ends, len(source)])]
+    return [*([source[:at], source[at:]] for at in (*ends, len(source))), [*pieces, ""], pieces]
 
 
 @pytest.mark.parametrize("source", CELLS.values(), ids=CELLS)

@@ -651,15 +651,15 @@ fn assert_run_whole(world: &mut World, code: &str) {
 
 #[test]
 fn code_that_is_being_written_runs_as_it_comes() {
-    let mut world = written("a\n");
+    let mut world = written("a");
     world.wait(5_000.0);
-    world.writes("a\nb\n");
+    world.writes("a\nb");
     let turn = world.second_turn();
     assert_eq!(
         world.second_told(),
         Some(&Request::Extend {
             turn,
-            text: "b\n".to_owned()
+            text: "\nb".to_owned()
         })
     );
     world.sleep(20.0);
@@ -677,7 +677,7 @@ fn code_that_is_being_written_runs_as_it_comes() {
         world.second_told(),
         Some(&Request::Promote {
             turn,
-            rest: Some("c".to_owned())
+            rest: Some("\nc".to_owned())
         })
     );
     world.sleep(10.0);
@@ -704,7 +704,7 @@ fn code_that_is_being_written_runs_as_it_comes() {
 
 #[test]
 fn what_has_waited_has_all_the_time_that_is_left() {
-    let mut world = written("a\n");
+    let mut world = written("a");
     world.wait(20_000.0);
     world.execute("a\nb");
     world.checks(true);
@@ -717,7 +717,7 @@ fn what_has_waited_has_all_the_time_that_is_left() {
 #[test]
 fn what_took_too_long_before_is_not_waited_with() {
     let mut world = ready();
-    world.writes("a\n");
+    world.writes("a");
     world.second_begins();
     let turn = world.second_turn();
     world.sleep(1_001.0); // nobody was told of the time
@@ -729,32 +729,32 @@ fn what_took_too_long_before_is_not_waited_with() {
 #[test]
 fn it_takes_a_little_at_a_time() {
     let mut world = ready();
-    world.writes("a\n");
+    world.writes("a");
     world.second_begins();
     let turn = world.second_turn();
-    world.writes("a\nb\n");
+    world.writes("a\nb");
     world.second_says(Event::Waiting { turn }, None);
     assert!(matches!(world.second_told(), Some(Request::Execute { .. })), "too soon");
-    world.writes("a\nb\nc\n");
+    world.writes("a\nb\nc");
     world.wait(100.0);
-    let text = "b\nc\n".to_owned();
+    let text = "\nb\nc".to_owned();
     assert_eq!(world.second_told(), Some(&Request::Extend { turn, text }));
-    world.writes("a\nb\nc\nd\n");
+    world.writes("a\nb\nc\nd");
     world.wait(200.0);
     assert!(
         matches!(world.second_told(), Some(Request::Extend { .. })),
         "it is at work"
     );
     world.second_says(Event::Waiting { turn }, None);
-    let text = "d\n".to_owned();
+    let text = "\nd".to_owned();
     assert_eq!(world.second_told(), Some(&Request::Extend { turn, text }));
 }
 
 #[test]
 fn what_waits_for_more_wakes_nobody_meanwhile() {
-    let mut world = written("a\n");
+    let mut world = written("a");
     world.command(Command::ListVariables);
-    world.writes("a\nb\n");
+    world.writes("a\nb");
     world.wait(500.0);
     let turn = world.turn();
     let encoding = Encoding::Marshal;
@@ -762,11 +762,11 @@ fn what_waits_for_more_wakes_nobody_meanwhile() {
     assert!(matches!(world.second_told(), Some(Request::Extend { .. })));
     let turn = world.second_turn();
     world.second_says(Event::Waiting { turn }, None);
-    world.writes("a\nb\nc\n");
+    world.writes("a\nb\nc");
     world.execute("a\nb\nc\nd");
     world.wait(500.0);
     world.checks(true);
-    let rest = Some("c\nd".to_owned());
+    let rest = Some("\nc\nd".to_owned());
     assert_eq!(world.second_told(), Some(&Request::Promote { turn, rest }));
 }
 
@@ -784,12 +784,12 @@ fn code_that_becomes_something_else_runs_whole() {
         "a\nelse: b\nc",
         "a\n)\nc",
     ] {
-        assert_run_whole(&mut written("a\n"), code);
+        assert_run_whole(&mut written("a"), code);
     }
     // Not plain: its own guest says so.
-    assert_run_whole(&mut written("a\n"), "a\nb");
+    assert_run_whole(&mut written("a"), "a\nb");
     // What the guest of the sandbox does not say in time.
-    let mut world = written("a\n");
+    let mut world = written("a");
     world.execute("a\nb");
     world.wait(1_000.0);
     assert_eq!(world.asked_for(), "execute a\nb");
@@ -807,20 +807,20 @@ fn code_that_becomes_something_else_runs_whole() {
 
 #[test]
 fn a_change_of_the_state_ends_what_is_being_written() {
-    let mut world = written("a\n");
+    let mut world = written("a");
     world.command(Command::SetVariable("y".to_owned(), text("1")));
     assert!(world.second.is_none());
     let turn = world.turn();
     world.event(Event::Done { turn });
     world.wait(50.0);
-    world.writes("a\nb\n");
+    world.writes("a\nb");
     assert!(world.second.is_none(), "it is begun once");
     assert_run_whole(&mut world, "a\nb\nc");
 }
 
 #[test]
 fn nobody_writes_any_more() {
-    let mut world = written("a\n");
+    let mut world = written("a");
     world.writes("");
     assert!(world.second.is_none());
     assert_eq!(streams(&world).wasted, 1);
@@ -828,7 +828,7 @@ fn nobody_writes_any_more() {
 
 #[test]
 fn it_does_not_wait_for_more_for_ever() {
-    let mut world = written("a\n");
+    let mut world = written("a");
     world.wait(60_000.0);
     assert_run_whole(&mut world, "a\nb");
 }
@@ -836,7 +836,7 @@ fn it_does_not_wait_for_more_for_ever() {
 #[test]
 fn a_host_call_of_what_is_being_written_waits_for_all_of_it() {
     let mut world = ready();
-    world.writes("ask('?')\n");
+    world.writes("ask('?')");
     world.second_begins();
     let (turn, call) = (world.second_turn(), world.fresh_call());
     let event = Event::HostCall {
@@ -848,7 +848,7 @@ fn a_host_call_of_what_is_being_written_waits_for_all_of_it() {
         blocking: false,
     };
     world.second_says(event, Some(b"args"));
-    world.writes("ask('?')\nb\n");
+    world.writes("ask('?')\nb");
     world.wait(500.0);
     assert!(world.under_way().is_empty());
     assert!(matches!(world.second_told(), Some(Request::Execute { .. })));
@@ -858,7 +858,7 @@ fn a_host_call_of_what_is_being_written_waits_for_all_of_it() {
         world.second_told(),
         Some(&Request::Promote {
             turn,
-            rest: Some("b\nc".to_owned())
+            rest: Some("\nb\nc".to_owned())
         })
     );
     let calls = world.under_way();
@@ -872,13 +872,13 @@ fn a_host_call_of_what_is_being_written_waits_for_all_of_it() {
 fn all_of_it_may_come_while_a_statement_runs() {
     for waits in [false, true] {
         let mut world = ready();
-        world.writes("a\n");
+        world.writes("a");
         world.second_begins();
         world.sleep(40.0);
         let turn = world.second_turn();
         let ticket = world.execute("a\nb");
         world.checks(true);
-        let rest = Some("b".to_owned());
+        let rest = Some("\nb".to_owned());
         assert_eq!(world.second_told(), Some(&Request::Promote { turn, rest }));
         assert!(world.second.is_some(), "it is asked first");
         world.sleep(10.0);
@@ -917,7 +917,7 @@ fn what_lies_about_code_that_is_being_written_is_thrown_away() {
         |turn| Input::Guest(Event::External { turn }, None),
     ];
     for input in inputs {
-        let mut world = written("a\n");
+        let mut world = written("a");
         let turn = world.second_turn();
         world.feed(Input::Ahead(Box::new(input(turn))));
         assert_run_whole(&mut world, "a\nb");
@@ -925,7 +925,7 @@ fn what_lies_about_code_that_is_being_written_is_thrown_away() {
     let mut world = ready();
     world.event(Event::Checked { check: 1, plain: true });
     assert_eq!(world.boots, 2, "nobody has asked");
-    let mut world = written("a\n");
+    let mut world = written("a");
     assert_run_whole(&mut world, "a\nb");
     world.event(Event::Checked { check: 1, plain: true });
     assert_eq!(world.boots, 2, "nobody has asked again");
@@ -933,7 +933,7 @@ fn what_lies_about_code_that_is_being_written_is_thrown_away() {
 
 #[test]
 fn less_time_than_it_began_with_is_another_execution() {
-    let mut world = written("a\n");
+    let mut world = written("a");
     let ticket = world.command(Command::Execute {
         code: "a\nb".to_owned(),
         timeout_ms: Some(500.0),
@@ -984,7 +984,7 @@ fn run(steps: &[Step], fails: bool, place: Where) -> (CodeExecution, String, Vec
     match place {
         Where::Here => drop(world.execute("cell\nmore")),
         Where::Ahead(_) => world.hint(&["cell\nmore"]),
-        Where::Written(..) => world.writes("cell\n"),
+        Where::Written(..) => world.writes("cell"),
     }
     let turn = if place == Where::Here {
         world.turn()

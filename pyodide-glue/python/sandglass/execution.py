@@ -12,11 +12,14 @@ import warnings
 from ast import (
     AnnAssign,
     AsyncFor,
+    AsyncFunctionDef,
     AsyncWith,
+    ClassDef,
     Constant,
     Expr,
     Expression,
     For,
+    FunctionDef,
     If,
     Match,
     Module,
@@ -30,12 +33,13 @@ from ast import (
 from collections import deque
 from inspect import CO_COROUTINE
 from io import StringIO
+from re import compile as to_pattern
 from typing import TYPE_CHECKING, Any
 
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 
 if TYPE_CHECKING:
-    from ast import stmt
+    from ast import expr, stmt
     from collections.abc import Callable, Iterator
     from types import CodeType
 
@@ -51,6 +55,9 @@ _MOST_STATEMENTS = 2000
 _ANNOTATIONS_ARE_CODE = sys.version_info >= (3, 14)
 #: What has statements of the same module in it.
 _COMPOUND = (If, For, While, With, Try, TryStar, Match, AsyncFor, AsyncWith)
+#: What the line after it may go on with.
+_OPEN = (*_COMPOUND, FunctionDef, AsyncFunctionDef, ClassDef)
+_find_line_ends = to_pattern(r"\r\n|\r|\n").finditer
 
 
 def compile_cell(source: str, filename: str) -> list[CodeType]:
@@ -93,7 +100,7 @@ def _compile(source: str, filename: str) -> list[CodeType]:
         return _compile_whole(body, filename)
     if not any(word in source for word in _OF_THE_WHOLE):
         try:
-            return _compile_each(body, filename, _FLAGS, is_first=True, is_last=True)[0]
+            return _compile_each(body, filename, _FLAGS, is_first=True)[0]
         except SyntaxError:
             with Warnings("ignore"):
                 _compile_whole(body, filename)  # it may find another one first
@@ -102,7 +109,7 @@ def _compile(source: str, filename: str) -> list[CodeType]:
     if any(code.co_flags & CO_COROUTINE for code in codes):
         return codes
     with Warnings("ignore"):  # all were told
-        return _compile_each(body, filename, _FLAGS, is_first=True, is_last=True)[0]
+        return _compile_each(body, filename, _FLAGS, is_first=True)[0]
 
 
 def _is_one(body: list[stmt]) -> bool:
@@ -137,16 +144,11 @@ def _compile_whole(body: list[stmt], filename: str) -> list[CodeType]:
     return codes
 
 
-def _compile_each(
-    body: list[stmt], filename: str, flags: int, *, is_first: bool, is_last: bool
-) -> tuple[list[CodeType], int]:
-    """The code of each statement, and the flags for those that follow.
-
-    `is_first`, `is_last`: whether the cell begins and ends here.
-    """
+def _compile_each(body: list[stmt], filename: str, flags: int, *, is_first: bool) -> tuple[list[CodeType], int]:
+    """The code of each statement, and the flags for those that follow. `is_first`: whether the cell begins here."""
     codes: list[CodeType] = []
     for index, statement in enumerate(body):
-        if is_last and index == len(body) - 1 and isinstance(statement, Expr):
+        if index == len(body) - 1 and isinstance(statement, Expr):
             codes.append(compile(Expression(statement.value), filename, "eval", flags, True))
             continue
         if isinstance(statement, Expr) and isinstance(statement.value, Constant) and (index or not is_first):
@@ -175,7 +177,11 @@ class Warnings:
 
 
 class Growing:
-    """Compiles a cell whose text comes bit by bit, each time some whole lines after which another statement begins."""
+    """Compiles a cell whose text comes bit by bit, each time up to the end of a line, without that end itself.
+
+    A simple statement is complete there, whatever the next line is; one that has statements in it only when another one
+    begins. An expression may be the last of the cell: so its code always has a value.
+    """
 
     def __init__(self, filename: str) -> None:
         self.source = ""
@@ -194,12 +200,15 @@ class Growing:
         if not is_last and pending < self._retry:
             return []
         # The lines before are empty ones, for the numbers.
-        before = len(_lines(self.source[: self._compiled]))
+        before = sum(1 for _ in _find_line_ends(self.source, 0, self._compiled))
         source = "\n" * before + self.source[self._compiled :]
+        end = len(self.source)
         try:
             with Warnings("error"):
                 body = _parse(source, self.filename).body
-                codes, flags = _compile_each(body, self.filename, self._flags, is_first=self._is_first, is_last=is_last)
+                if not is_last and body and self._may_go_on(body):
+                    end = self._compiled + _begin_of(body.pop(), source) - before
+                codes, flags = _compile_each(body, self.filename, self._flags, is_first=self._is_first)
         except Exception:
             if is_last:
                 raise
@@ -210,8 +219,26 @@ class Growing:
             return []
         self._is_first &= not body
         self._flags = flags
-        self._compiled = len(self.source)
+        self._compiled = end
         return codes
+
+    def _may_go_on(self, body: list[stmt]) -> bool:
+        last = body[-1]
+        if isinstance(last, Expr) and isinstance(last.value, Constant):  # the cell's __doc__, or its value
+            return self._is_first and len(body) == 1
+        return isinstance(last, _OPEN)
+
+
+def _begin_of(statement: stmt, source: str) -> int:
+    """Where the line is in the source that a statement begins with."""
+    decorators: list[expr] = getattr(statement, "decorator_list", [])
+    line = min([statement.lineno, *(decorator.lineno for decorator in decorators)])
+    begin = 0
+    for number, end in enumerate(_find_line_ends(source), 2):
+        if number > line:
+            break
+        begin = end.end()
+    return begin
 
 
 def _parse(source: str, filename: str) -> Module:

@@ -115,6 +115,7 @@ class Runtime:
         self._clock_sleep_thread = get_ident()
         self._prepared: tuple[str, list[CodeType] | BaseException] | None = None
         self._growing: cells.Growing | None = None  # the cell whose text is still being written
+        self._value: object = None  # that of the expression that it ends with so far
         self._paused: tuple[int | None, Any] | None = None  # what it goes on with
         self._error: BaseException | None = None
         self._described = False
@@ -211,7 +212,7 @@ class Runtime:
     def extend(self, execution: int, text: str, is_last: bool) -> None:
         """Compiles more of a cell whose text is still being written, for the next `execute`.
 
-        The text ends with a whole line, and another statement of the same cell comes after it.
+        The text ends where a line does, whose end comes with the next text, if any does.
         """
         self._has_hooks = self._has_hooks or _HOOKS in text
         if self._growing is None:
@@ -302,7 +303,7 @@ class Runtime:
             return self._finish_after(late)
         finally:
             if ends:
-                self._open = self._current = self._shown = self._growing = self._paused = None
+                self._open = self._current = self._shown = self._value = self._growing = self._paused = None
 
     def _is_watched(self) -> bool:
         """Whether code has something that hears of what others do."""
@@ -500,8 +501,11 @@ class Runtime:
         if self.reserve is not None:
             self.reserve.hold()
         try:
-            value = cells.run(codes, self._namespace.globals, self._loops)
-            if value is not None and self._show is not None:
+            if codes:
+                self._value = None
+            value = cells.run(codes, self._namespace.globals, self._loops) if codes else self._value
+            self._value = None if ends else value
+            if ends and value is not None and self._show is not None:
                 self._write("result", self._show(value))
                 if self._displays.show(value, is_result=True):
                     self._shown = value

@@ -1,5 +1,5 @@
 // npm run bench:speculate: what work ahead brings in recorded sessions of a controller, in real time. Linux.
-//   node scripts/bench-speculate.mjs [--browser chromium|firefox] [--sessions part-of-a-name] [--tuning]
+//   node scripts/bench-speculate.mjs [--browser chromium|firefox] [--sessions part-of-a-name] [--ways hints,stream] [--tuning]
 // Only the sessions that nothing was tuned on are replayed, unless --tuning asks for the others. Each is replayed
 //   none      without any work ahead: what the others are measured by
 //   list      with the same few looks at the context hinted at before each reply, as somebody would who knows nothing
@@ -25,16 +25,17 @@ import { CROSS_ORIGIN_ISOLATED, serve } from "./serve.mjs";
 const PACE = { think: 800, charsPerSecond: 240, answer: 700 };
 /** Below this nobody notices a hit, milliseconds. */
 const NOTICED = 20;
-const WAYS = /** @type {const} */ (["none", "list", "hints", "stream", "oracle"]);
 
 const { values } = parseArgs({
   options: {
     browser: { type: "string", default: "chromium" },
     sessions: { type: "string", default: "" },
+    ways: { type: "string", default: "list,hints,stream,oracle" },
     tuning: { type: "boolean", default: false },
   },
 });
 const name = /** @type {"chromium" | "firefox"} */ (values.browser);
+const ways = /** @type {Way[]} */ (["none", ...values.ways.split(",")]);
 const folder = join(root, "tests/sessions");
 const sessions = readdirSync(folder)
   .filter((file) => file.endsWith(".json") && file.includes(values.sessions))
@@ -57,7 +58,7 @@ try {
   // What a browser does only once is nobody's.
   if (sessions[0]) await replay({ ...sessions[0], turns: sessions[0].turns.slice(0, 2) }, "stream");
   for (const [at, session] of sessions.entries()) {
-    for (const way of at % 2 ? WAYS.toReversed() : WAYS) all[way].push(await replay(session, way));
+    for (const way of at % 2 ? ways.toReversed() : ways) all[way].push(await replay(session, way));
   }
 } finally {
   await browser.close();
@@ -95,7 +96,7 @@ function report() {
   const executed = sum(base.flatMap(({ operations }) => operations.map(({ duration }) => duration)));
   const operations = base.flatMap(({ operations }) => operations).length;
   console.log(`${operations} executions, ${(executed / 1000).toFixed(1)} s of Python without work ahead\n`);
-  for (const way of WAYS) {
+  for (const way of ways) {
     const replayed = all[way];
     const pairs = replayed.flatMap((run, at) =>
       run.operations.map((operation, index) => ({ ...operation, before: base[at]?.operations[index] })),

@@ -34,6 +34,8 @@ pub struct Limits {
     pub checkpoints: bool,
     /// Bytes that the saved state may take.
     pub max_checkpoint_bytes: f64,
+    /// Bytes of results that a guest keeps to answer the same code again; 0: none (`maxMemoBytes`).
+    pub max_memo_bytes: f64,
     /// Guests that are kept ready to take over (`spares`).
     pub spares: u32,
 }
@@ -106,6 +108,8 @@ pub const MAX_WRITTEN_BYTES: usize = 20_000;
 pub const EXTEND_MS: f64 = 100.0;
 /// How long a guest may take to say whether such code may run piece by piece, in milliseconds. It only compiles it.
 pub const CHECK_MS: f64 = 1_000.0;
+/// The most that an execution is believed to have been spared, in milliseconds.
+pub const MAX_SPARED_MS: f64 = 3_600_000.0;
 /// Calls that may wait in a session's queue.
 pub const MAX_QUEUED_COMMANDS: usize = 10_000;
 
@@ -126,6 +130,7 @@ impl Default for Limits {
             max_file_bytes: 256.0 * 1024.0 * 1024.0,
             checkpoints: true,
             max_checkpoint_bytes: 1024.0 * 1024.0 * 1024.0,
+            max_memo_bytes: 0.0,
             spares: 1,
         }
     }
@@ -140,7 +145,7 @@ const MAX_MS: f64 = 2_147_483_647.0;
 
 impl Limits {
     /// The option names that [`Limits::set`] knows.
-    pub const NAMES: [&'static str; 13] = [
+    pub const NAMES: [&'static str; 14] = [
         "timeout",
         "wallTimeout",
         "hostCallTimeout",
@@ -153,6 +158,7 @@ impl Limits {
         "maxValueSize",
         "memoryLimit",
         "maxFileBytes",
+        "maxMemoBytes",
         "spares",
     ];
 
@@ -178,6 +184,7 @@ impl Limits {
                 self.max_memory_bytes = range(name, value, LEAST_MEMORY_BYTES, MOST_MEMORY_BYTES, "bytes")?
             }
             "maxFileBytes" => self.max_file_bytes = range(name, value, 0.0, 2_000_000_000.0, "bytes")?,
+            "maxMemoBytes" => self.max_memo_bytes = range(name, value, 0.0, 1_000_000_000.0, "bytes")?,
             "spares" => self.spares = count(0.0, 8.0, "guests")?,
             _ => return Err(Error::invalid(name, "there is no such limit")),
         }

@@ -614,6 +614,9 @@ impl<B: Body> Session<B> {
         self.checkpoints.execution = execution.id;
         let ended = execution.ended(&deadline, now, &report, state);
         let last = body.filter(|_| report.has_final);
+        if let Some(spared) = report.memo {
+            self.spared(spared);
+        }
         if let Some(names) = report.names {
             self.names = names;
         }

@@ -46,6 +46,11 @@ export interface SandboxOptions {
   memoryLimit?: number;
   /** Bytes that all files in the sandbox may have together; writing more is an `OSError` in Python. Default 256 MiB. */
   maxFileBytes?: number;
+  /**
+   * Bytes of results that are kept, so that code which is known to change nothing is answered at once when it comes again and all
+   * that it depends on is as it was. Default 0: none are.
+   */
+  maxMemoBytes?: number;
   /** `"auto"` (default) saves the state while nothing runs, so that it survives the end of a guest. */
   checkpoints?: "auto" | "off";
   /** Guests that are kept ready to take over; the sandboxes of a page share them. Default 1. */

@@ -769,6 +769,7 @@ pub(crate) fn ok() -> ExecutionReport {
         omitted_displays: 0,
         files: Vec::new(),
         omitted_files: 0,
+        memo: None,
     }
 }
 

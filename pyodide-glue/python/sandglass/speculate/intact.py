@@ -59,14 +59,15 @@ _noted: dict[str, list[_Noted]] = {}
 class _Noted:
     """A module: its names, those of its classes, and the functions among them."""
 
-    def __init__(self, module: Any) -> None:
-        self._module = module
-        self._name: str = module.__name__
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._module: Any = sys.modules[name]
+        module = self._module
         self._tables: list[_Table] = []
         functions: list[Any] = []
         self._note_table(vars(module), functions, is_whole=False)
         for value in list(vars(module).values()):
-            if isinstance(value, type) and vars(value).get("__module__") == self._name:
+            if isinstance(value, type) and vars(value).get("__module__") == module.__name__:
                 self._note_table(vars(value), functions, is_whole=True)
         for extra in self._objects():
             self._note_table(vars(extra), functions, is_whole=True)
@@ -112,7 +113,7 @@ def note() -> None:
     if _names:
         return
     for family, modules in _TREES.items():
-        _noted[family] = [_Noted(sys.modules[name]) for name in modules]
+        _noted[family] = [_Noted(name) for name in modules]
     for table in _TYPE_TABLES:
         for name in table:
             if name not in _methods:

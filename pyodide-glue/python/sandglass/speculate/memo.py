@@ -202,7 +202,9 @@ class Memo:
         self.value: Any = None
         #: Of this cell.
         self.hits, self.saved = 0, 0.0
+        #: From when on a statement is worth it: in tests, all are.
         self.slow_seconds, self.much_text, self.many_items = SLOW_SECONDS, MUCH_TEXT, MANY_ITEMS
+        self.most_refused = _MOST_REFUSED
 
     def configure(self, most_bytes: int) -> None:
         """Sets how many bytes all results may have, and forgets them; 0 turns it off."""
@@ -377,9 +379,10 @@ class Memo:
         return None
 
     def _refuse(self, key: CodeType) -> None:
-        if len(self._refused) >= _MOST_REFUSED:
+        if len(self._refused) >= self.most_refused:
             self._refused.clear()
-        self._refused[key] = None
+        if self.most_refused:
+            self._refused[key] = None
 
     def _remember(self, code: CodeType) -> None:
         """A statement has taken long that nobody looked after: the next time, somebody does."""

@@ -276,6 +276,8 @@ CHANGES: dict[str, list[str]] = {
     "back": ["l = t.split()", "m = [3, 1.5, True, -0.0, 0.0, 1, 10**20, 7, 300, 300]", "d = {'a': 1, 'b': 2, 'fox': 300, 'the': 1.0}", SETUP.split("random.seed(5)")[1]],
     "a set": ["s.add('x')", "s.discard('fox')", "s = set(sorted(s))", "s |= {'a', 'b'}", "fs = fs | {'c'}", "s = {*s}"],
     "a dict": ["d['new'] = len(d)", "d.update(a=1)", "d.pop('b', None)", "d.clear()"],
+    "room": ["for i in range(40): d[i] = i\nfor i in range(40): del d[i]", "d = {**d}", "d['room'] = 1\ndel d['room']", "l.extend('abc' * 9)\ndel l[-27:]", "s |= set(range(60))\ns -= set(range(60))"],
+    "flags": ["re.I._value_ = 8", "re.I._value_ = 2", "json._default_encoder.indent = 2", "json._default_encoder.indent = None"],
     "a subclass": ["u = Txt(u)", "l = Lst(l)", "l[0] = Txt(l[0])", "d = Counter(d)", "d = collections.OrderedDict(d)", "k = True"],
     "other types": ["l = tuple(l)", "tup = list(tup)", "u = u.encode()", "m = dict.fromkeys(m)", "l = set(l)", "by = bytearray(by)", "l = 5"],
     "an object": ["l.append(o)", "m.append(f)", "rows.append(o)", "u = o", "l.append(...)", "m.append(bytearray(b'x'))"],
@@ -311,6 +313,8 @@ def _unpatch(_saved=_saved, _codes=_codes, _scan=_scan, _set=setattr, json=json,
         fn.__code__, fn.__defaults__ = code, defaults
         if kw: fn.__kwdefaults__.update(kw)
     json._default_decoder.scan_once = _scan
+    json._default_encoder.indent = None
+    re.I._value_ = 2
     re.purge()
 """
 
@@ -367,6 +371,8 @@ def serve(with_memo: bool) -> None:
         request = from_json(line)
         if "new" in request:
             if guest is not None:
+                guest.runtime._namespace.globals.clear()
+                gc.collect()  # what ends only now belongs to no session
                 guest.runtime.uninstall()
             guest = Guest()
             guest.runtime.configure({**CONFIG, "maxMemoBytes": 1_000_000 if with_memo else 0})

@@ -258,12 +258,15 @@ def run(codes: list[CodeType], namespace: dict[str, Any], loops: EventLoops, mem
         for code in codes:
             value = eval(code, namespace)
         return value
-    for code in codes:
-        if memo.answers(code):
-            value = memo.value
-        else:
-            value = eval(code, namespace)
-            memo.took(code, value)
+    try:
+        for code in codes:
+            if memo.answers(code):
+                value = memo.value
+            else:
+                value = eval(code, namespace)
+                memo.took(code, value)
+    finally:
+        memo.abandon()
     return value
 
 

@@ -442,6 +442,7 @@ class Runtime:
         """
         current, self._current = self._current, None
         self._output.active = False
+        self._memo.abandon()  # what is not alone is not recorded
         return current, self._namespace.final
 
     def resume(self, paused: tuple[int | None, Any]) -> None:

@@ -33,7 +33,7 @@ _NOT_COMPARED = frozenset(("input", "_"))
 _TREES: dict[str, tuple[str, ...]] = {
     "re": ("re", "enum"),
     "json": ("json", "json.decoder", "json.encoder", "json.scanner"),
-    "collections": ("collections", "_collections_abc", "heapq"),
+    "collections": ("collections", "_collections_abc", "heapq", "abc"),
 }
 #: `isinstance` asks the abstract class, which can be told anything.
 _NO_MAPPINGS: tuple[Any, ...] = (str, bytes, list, tuple, set, frozenset, zip, map, filter, enumerate, range)
@@ -46,6 +46,7 @@ _LOADED = (re, json, enum, heapq)  # without them, there would be nothing to not
 MODULES: dict[str, Any] = {"math": math, "re": re, "json": json, "collections": collections, "operator": operator}
 _METHOD_TYPES: tuple[type, ...] = (str, bytes, int, float, list, tuple, dict, set, frozenset, type({}.items()))
 _TYPE_TABLES = tuple(kind.__dict__ for kind in _METHOD_TYPES)
+_compile = vars(re)["_compile"]
 _caches: tuple[dict[Any, Any], ...] = tuple(
     vars(re)[name] for name in ("_cache2", "_cache") if type(vars(re).get(name)) is dict
 )
@@ -76,6 +77,8 @@ class _Noted:
 
     def _objects(self) -> list[Any]:
         """Objects of the module that its functions use, and whose attributes may be set."""
+        if self._name == "re":
+            return list(re.RegexFlag.__members__.values())
         names = ("_default_decoder", "_default_encoder") if self._name == "json" else ()
         return [vars(self._module)[name] for name in names]
 
@@ -166,6 +169,9 @@ def pattern(place: tuple[type, str, int]) -> Any:
 
 
 def has_pattern(place: tuple[type, str, int], known: Any) -> bool:
-    """Whether `re` still has that."""
+    """Whether `re` still has that, which it then takes note of as when it is asked for the pattern."""
     found = pattern(place)
-    return found is known or (found is not None and bool(found == known))
+    if found is None or not (found is known or found == known):
+        return False
+    _compile(place[1], place[2])
+    return True

@@ -39,12 +39,15 @@ from sandglass.speculate import intact
 from sandglass.speculate.purity import Expression
 from sandglass.speculate.results import Changed, Recipe
 from sandglass.speculate.rows import KNOWN_NAMES
-from sandglass.speculate.tags import Tag
+from sandglass.speculate.tags import Tag, parts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from sandglass.output import TextStream
+
+    #: A value, the options of `print` or None, and the variables that it is assigned to.
+    _Served = tuple[Any, dict[str, Any] | None, Iterable[str]]
 
 #: A statement that takes less is not recorded.
 SLOW_SECONDS = 0.005
@@ -63,6 +66,7 @@ _REVEALING = ("getrefcount", "get_referrers", "get_objects")
 _int_digits: Callable[[], int] = getattr(sys, "get_int_max_str_digits", lambda: 0)
 _MISSING = object()
 _sys = vars(sys)
+_KEYS: Any = type({}.keys())
 _SIGNALS = tuple(map(int, _signal.valid_signals()))
 #: The modules whose handlers of signals run nothing but what is ours.
 _OURS = tuple(module for name, module in _sys["modules"].items() if name.startswith("sandglass"))
@@ -117,7 +121,10 @@ def _options(call: ast.Call) -> dict[str, Any]:
     for keyword in call.keywords:
         if keyword.arg not in ("sep", "end", "flush") or not isinstance(keyword.value, ast.Constant):
             raise ValueError("an option of print")
-        options[keyword.arg] = keyword.value.value
+        value = keyword.value.value
+        if type(value) is not (bool if keyword.arg == "flush" else str) and value is not None:
+            raise ValueError("an option of print")
+        options[keyword.arg] = value
     return options
 
 
@@ -140,6 +147,8 @@ class _Entry:
         self.patterns = [(place, intact.pattern(place)) for place in places]
         if any(pattern is None for _, pattern in self.patterns):
             raise ValueError("a pattern")
+        if expression.copies and any(type(part) is _KEYS for part in parts_of(result, most)):
+            raise ValueError("a dict whose room is that of another one")
         self.recipe = Recipe(result, [(value, tag) for _, value, tag in data], most)
         self.size = 1000 + self.recipe.size + sum(tag.size for _, tag in self.tags)
         self.seconds = 0.0
@@ -245,17 +254,31 @@ class Memo:
     def answers(self, code: CodeType) -> bool:
         """Whether a statement has been answered, with `value`; else it is about to run."""
         try:
-            if code.co_names in self._names and self._serve(code):
-                return True
-            if self._records:
+            served = self._serve(code) if code.co_names in self._names else None
+            if served is None:
+                if not self._records:
+                    return False
                 if self._plan is None and self._has_much(code):
                     self._watch(code)
-                if self._plan is not None and self._print(code):
-                    return True
-                self._started = perf_counter()
+                if self._plan is not None:
+                    served = self._take_arguments(code)
+                if served is None:
+                    self._started = perf_counter()
+                    return False
         except Exception:
             self._fail()
-        return False
+            return False
+        # What follows is the statement's own: a failure is none of the memo's.
+        value, options, targets = served
+        self.value = None
+        if options is not None:
+            print(*value, **options)
+        elif targets:
+            for name in targets:
+                self._namespace[name] = value
+        else:
+            self.value = value
+        return True
 
     def took(self, code: CodeType, value: Any) -> None:
         """A statement has run."""
@@ -321,33 +344,29 @@ class Memo:
             return
         if not all(map(intact.is_intact, plan.expression.families)) or not intact.has_methods(plan.expression.methods):
             return
-        if plan.options is not None and not self._prints():
+        if (plan.options is not None and not self._prints()) or not self._are_plain(plan.targets):
             return
         self._collects = gc_is_on()
         gc_off()
         self._plan, self._key = plan, key
-        # Old values end when the new one is recorded: that may run code of the user's.
-        self._old = {name: namespace.get(name) for name in (*plan.targets, *plan.expression.names)}
+        self._old = {name: namespace.get(name) for name in plan.expression.names}
 
-    def _print(self, code: CodeType) -> bool:
-        """Runs a `print` that is looked after; whether it did: what fails is left to the statement itself."""
+    def _take_arguments(self, code: CodeType) -> _Served | None:
+        """Evaluates what a `print` that is looked after is to print. What fails is left to the statement itself."""
         plan = self._plan
-        if plan is None or plan.code is None or plan.options is None:
-            return False
+        if plan is None or plan.code is None:
+            return None
         try:
             self._started = perf_counter()
             values = eval(plan.code, self._namespace)
         except Exception:
             self.abandon()
-            return False
+            return None
         except BaseException:
             self.abandon()
             raise
-        options = plan.options
         self.took(code, values)
-        self.value = None
-        print(*values, **options)
-        return True
+        return values, plan.options, ()
 
     def _is_alone(self) -> bool:
         """Whether nothing else of the user's can run meanwhile."""
@@ -425,7 +444,7 @@ class Memo:
             return
         self._entries[key] = entry
         self._names.add(key.co_names)
-        self._bytes += entry.size
+        self._bytes = sum(known.size for known in self._entries.values())  # an interrupt may have spoilt the sum
         while self._bytes > self._most_bytes or len(self._entries) > MOST_ENTRIES:
             self._drop(next(iter(self._entries)))
 
@@ -444,44 +463,59 @@ class Memo:
 
     # ---- hits ----
 
-    def _serve(self, code: CodeType) -> bool:
-        """Answers a statement, if all is as it was."""
+    def _serve(self, code: CodeType) -> _Served | None:
+        """What a statement comes to, if all is as it was."""
         if self._is_watched() or count_threads() != self._threads:
-            return False
+            return None
         key = key_of(code)
         entry = self._entries.get(key)
         if entry is None:
             if key in self._slow and self._records:
                 self._watch(code)
-            return False
+            return None
         collects = gc_is_on()
         gc_off()  # what objects do at their end must not change what was just looked at
         try:
-            if entry.options is not None and not self._prints():
-                return False
-            sources = entry.sources(self._namespace)
-            if sources is None:
-                return False
-            try:
-                value = entry.recipe.make(sources)
-            except Changed:
-                return False
-            for source, tag in sources:
-                tag.hold(source)
-            self._entries[key] = self._entries.pop(key)
+            value = self._remade(entry)
+            if value is not _MISSING:
+                self._entries[key] = self._entries.pop(key)
         finally:
             if collects:
                 gc_on()
+        if value is _MISSING:
+            if self._records:
+                self._watch(code)
+            return None
         self.hits += 1
         self.saved += entry.seconds
-        self.value = None
-        if entry.options is not None:
-            print(*value, **entry.options)
-        elif entry.targets:
-            for name in entry.targets:
-                self._namespace[name] = value
-        else:
-            self.value = value
+        return value, entry.options, entry.targets
+
+    def _remade(self, entry: _Entry) -> Any:
+        """The result of an entry, if all is as it was; else `_MISSING`."""
+        if entry.options is not None and not self._prints():
+            return _MISSING
+        if not self._are_plain(entry.targets):
+            return _MISSING
+        sources = entry.sources(self._namespace)
+        if sources is None:
+            return _MISSING
+        try:
+            value = entry.recipe.make(sources)
+        except Changed:
+            return _MISSING
+        for source, tag in sources:
+            tag.hold(source)
+        return value
+
+    def _are_plain(self, targets: Iterable[str]) -> bool:
+        """Whether what variables have before they are assigned ends without code of the user's, which sees its frames."""
+        try:
+            for name in targets:
+                value = self._namespace.get(name)
+                if type(value) is not str:
+                    parts_of(value, MOST_ITEMS)
+        except ValueError:
+            return False
         return True
 
 
@@ -510,7 +544,7 @@ def _state_of(stream: Any) -> tuple[Any, ...]:
     """What there is to replace of a stream."""
     mine = vars(stream)
     kind = type(stream)
-    return (kind, vars(kind).get("write"), len(mine), *mine.values())
+    return (kind, vars(kind).get("write"), vars(kind).get("flush"), len(vars(kind)), len(mine), *mine.values())
 
 
 def _is_quiet(handler: Any) -> bool:

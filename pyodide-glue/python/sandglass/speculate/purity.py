@@ -82,6 +82,8 @@ class Expression:
         self.families: set[str] = set()
         #: Methods of Python's types.
         self.methods: set[str] = set()
+        #: Whether dicts may be copied: a copy's room, which `sys.getsizeof` tells, is that of the original.
+        self.copies = False
         #: Patterns that `re` compiles by itself: the variable or the text, and flags.
         self.patterns: list[tuple[bool, str, int]] = []
         self._namespace = namespace
@@ -134,6 +136,7 @@ class Expression:
     def _operation(self, node: ast.BinOp, local: dict[str, str]) -> str:
         if not isinstance(node.op, OPERATORS):
             raise _Impure("an operator")
+        self.copies |= isinstance(node.op, ast.BitOr)
         self._need(node.left, PLAIN, local)
         self._need(node.right, PLAIN, local)
         return DATA
@@ -192,6 +195,8 @@ class Expression:
         for key, value in zip(node.keys, node.values, strict=True):
             if key is not None:
                 self._need(key, PLAIN, local)
+            else:
+                self.copies = True
             self._need(value, PLAIN, local)
         return DATA
 
@@ -267,6 +272,7 @@ class Expression:
                 raise _Impure("fromkeys")
             self._need(node.args[0], ITERABLE, local)
             self.methods.add("fromkeys")
+            self.copies = True
             return DATA
         return self._call_method(function, node, local)
 
@@ -298,7 +304,8 @@ class Expression:
             allowed = kinds[min(index, len(kinds) - 1)]
             if len(arguments) > 1 and name in ("min", "max"):
                 allowed = PLAIN
-            self._need(argument, allowed, local)
+            kind = self._need(argument, allowed, local)
+            self.copies |= name == "dict" and kind is DATA
         for keyword in node.keywords:
             if keyword.arg not in KEYWORDS.get(name, ()):
                 raise _Impure(name)
@@ -415,8 +422,6 @@ class Expression:
         return self._match(name, [*rest, *counts], local)
 
     def _flags(self, node: ast.expr, local: dict[str, str]) -> int:
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-            return self._flags(node.left, local) | self._flags(node.right, local)
         if not isinstance(node, ast.Attribute) or node.attr not in RE_FLAGS:
             raise _Impure("flags")
         if self._attribute_of_module(node, local) is _MISSING or ("re", node.attr) not in self.attributes:
@@ -473,6 +478,7 @@ class Expression:
             if len(arguments) > 1 or not isinstance(codec, ast.Constant) or codec.value not in CODECS:
                 raise _Impure("a codec")
         self.methods.add(name)
+        self.copies |= name == "copy"
         return ITER if name in VIEWS else DATA
 
 

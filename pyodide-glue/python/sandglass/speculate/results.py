@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 #: Objects in a result that are made one by one.
 _MOST_NODES = 4000
 _NO_ROOM, _POINTER = [].__sizeof__(), [None].__sizeof__() - [].__sizeof__()
-_UNMADE = object()
+#: The ids of what exists once and for all.
+_ONCE = frozenset(map(id, (None, True, False, *range(-5, 257))))
 
 
 class Changed(Exception):
@@ -59,6 +60,7 @@ class Recipe:
         ids = {id(result)}
         for part in parts:
             ids.update(map(id, part))
+        ids -= _ONCE
         taken = ids.intersection(map(id, leaves))
         if taken:
             for index, leaf in enumerate(leaves):
@@ -76,7 +78,7 @@ class Recipe:
                 self._canonical.append((found[0], leaf))
         # The pool is of the moment only: what is in it is not to be kept.
         one, two = self._make(leaves), self._make(leaves)
-        if not _is_same(result, one, two, parts, most):
+        if not _is_same(result, one, two, parts, most) or any(map(_has_single_bytes, parts)):
             raise ValueError("it cannot be made again as it is")
         self._leaves = ()
         self.size = len(self._body or b"") + 100 * len(self._refs) + 8 * len(self._indices) + self._tree_size
@@ -218,6 +220,11 @@ def _is_same(real: Any, one: Any, two: Any, parts: Sequence[Any], most: int) -> 
         if not len(pairs) == len({pair[0] for pair in pairs}) == len({pair[1] for pair in pairs}):
             return False
     return True
+
+
+def _has_single_bytes(part: Any) -> bool:
+    """Whether there are bytes of length 1, which exist once, and which `marshal` makes anew. (Not so characters.)"""
+    return id(bytes) in {*map(id, map(type, part))} and any(type(item) is bytes and len(item) == 1 for item in part)
 
 
 def _size(value: Any) -> int:

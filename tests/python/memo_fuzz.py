@@ -197,6 +197,9 @@ sorted(Counter(l).items(), key=operator.itemgetter(1))
 math.sqrt(k)
 math.floor(q) + math.pi
 math.fsum(x for x in m)
+json.loads('[NaN, 1.5, Infinity]')
+json.dumps(-1e999)
+[x.groupdict() for x in re.finditer("(?P<word>o.)", t)]
 math.pi
 t.splitlines()
 t.splitlines()[0]
@@ -255,52 +258,194 @@ undefined_name
 l[k * 100]
 d["absent"]
 int(u)
-1 / (k - k)""".split("\n")
+1 / (k - k)""".splitlines()
 
 #: Kinds of changes: several of a kind are one kind. None leaves it to the garbage collector when something is told: that
 #: counts objects, of which there are fewer when results are made again.
 CHANGES: dict[str, list[str]] = {
     "append": ["l.append('fox')", "m.append(k)", "m.append(q)", "rows.append({'n': 9, 'name': 'x', 'tags': []})"],
-    "equal value of another type": ["m[0] = 3.0", "m[5] = True", "m[2] = 1", "d['the'] = 1", "k = float(k)", "k = int(k)"],
+    "equal value of another type": [
+        "m[0] = 3.0",
+        "m[5] = True",
+        "m[2] = 1",
+        "d['the'] = 1",
+        "k = float(k)",
+        "k = int(k)",
+    ],
     "zeros": ["m[3] = 0.0", "m[3] = -0.0", "q = -q"],
     "NaN": ["m[1] = float('nan')", "m[1] = 1.5", "q = math.nan", "q = 2.5"],
-    "an equal list": ["l = list(l)", "m = [*m]", "l = ' '.join(l).split()", "d = dict(d)", "l = json.loads(json.dumps(l))"],
-    "an equal text": ["u = ''.join(list(u))", "t = t + ''", "t = ''.join([t[:3], t[3:]])", "big = t * 200", "big = big[:-1] + big[-1]"],
-    "another text": ["t = t[1:]", "t += 'x'", "u = u.title()", "u = 'stop words of the fox'", "big = big[:-1]", "u = ' ' + u", "u = u.strip()"],
+    "an equal list": [
+        "l = list(l)",
+        "m = [*m]",
+        "l = ' '.join(l).split()",
+        "d = dict(d)",
+        "l = json.loads(json.dumps(l))",
+    ],
+    "an equal text": [
+        "u = ''.join(list(u))",
+        "t = t + ''",
+        "t = ''.join([t[:3], t[3:]])",
+        "big = t * 200",
+        "big = big[:-1] + big[-1]",
+    ],
+    "another text": [
+        "t = t[1:]",
+        "t += 'x'",
+        "u = u.title()",
+        "u = 'stop words of the fox'",
+        "big = big[:-1]",
+        "u = ' ' + u",
+        "u = u.strip()",
+    ],
     "another number": ["k += 1", "k = 2", "q *= 2", "q = 2.5", "k = 300"],
-    "nested": ["rows[0]['tags'].append('new')", "rows[1]['n'] += 1", "rows[2]['name'] = rows[1]['name']", "del rows[0]['tags'][0]"],
+    "nested": [
+        "rows[0]['tags'].append('new')",
+        "rows[1]['n'] += 1",
+        "rows[2]['name'] = rows[1]['name']",
+        "del rows[0]['tags'][0]",
+    ],
     "an alias": ["l2 = l\nl2.append('by alias')", "r = rows[0]\nr['n'] = 50", "keep.append(l)", "l = l2 = l"],
     "order": ["l.reverse()", "l.sort()", "d['a'] = d.pop('a')", "rows.reverse()", "m.sort(key=str)"],
     "shared items": ["l[0] = l[1]", "l[2] = l[0]", "m[8] = m[9]", "l[0] = ''.join(list(l[1]))", "rows[0] = rows[1]"],
     "del": ["del u\nu = 'stop words of the fox'", "del l[0]", "del m", "del d['a']", "del t"],
-    "back": ["l = t.split()", "m = [3, 1.5, True, -0.0, 0.0, 1, 10**20, 7, 300, 300]", "d = {'a': 1, 'b': 2, 'fox': 300, 'the': 1.0}", SETUP.split("random.seed(5)")[1]],
+    "back": [
+        "l = t.split()",
+        "m = [3, 1.5, True, -0.0, 0.0, 1, 10**20, 7, 300, 300]",
+        "d = {'a': 1, 'b': 2, 'fox': 300, 'the': 1.0}",
+        SETUP.split("random.seed(5)")[1],
+    ],
     "a set": ["s.add('x')", "s.discard('fox')", "s = set(sorted(s))", "s |= {'a', 'b'}", "fs = fs | {'c'}", "s = {*s}"],
     "a dict": ["d['new'] = len(d)", "d.update(a=1)", "d.pop('b', None)", "d.clear()"],
-    "room": ["for i in range(40): d[i] = i\nfor i in range(40): del d[i]", "d = {**d}", "d['room'] = 1\ndel d['room']", "l.extend('abc' * 9)\ndel l[-27:]", "s |= set(range(60))\ns -= set(range(60))"],
-    "flags": ["re.I._value_ = 8", "re.I._value_ = 2", "json._default_encoder.indent = 2", "json._default_encoder.indent = None"],
-    "a subclass": ["u = Txt(u)", "l = Lst(l)", "l[0] = Txt(l[0])", "d = Counter(d)", "d = collections.OrderedDict(d)", "k = True"],
-    "other types": ["l = tuple(l)", "tup = list(tup)", "u = u.encode()", "m = dict.fromkeys(m)", "l = set(l)", "by = bytearray(by)", "l = 5"],
-    "an object": ["l.append(o)", "m.append(f)", "rows.append(o)", "u = o", "l.append(...)", "m.append(bytearray(b'x'))"],
-    "a shadowed builtin": ["len = lambda v: 99", "sorted = lambda *a, **k: ['mine']", "str = repr", "sum = max", "list = tuple"],
+    "room": [
+        "for i in range(40): d[i] = i\nfor i in range(40): del d[i]",
+        "d = {**d}",
+        "d['room'] = 1\ndel d['room']",
+        "l.extend('abc' * 9)\ndel l[-27:]",
+        "s |= set(range(60))\ns -= set(range(60))",
+    ],
+    "flags": [
+        "re.I._value_ = 8",
+        "re.I._value_ = 2",
+        "json._default_encoder.indent = 2",
+        "json._default_encoder.indent = None",
+    ],
+    "a subclass": [
+        "u = Txt(u)",
+        "l = Lst(l)",
+        "l[0] = Txt(l[0])",
+        "d = Counter(d)",
+        "d = collections.OrderedDict(d)",
+        "k = True",
+    ],
+    "other types": [
+        "l = tuple(l)",
+        "tup = list(tup)",
+        "u = u.encode()",
+        "m = dict.fromkeys(m)",
+        "l = set(l)",
+        "by = bytearray(by)",
+        "l = 5",
+    ],
+    "an object": [
+        "l.append(o)",
+        "m.append(f)",
+        "rows.append(o)",
+        "u = o",
+        "l.append(...)",
+        "m.append(bytearray(b'x'))",
+    ],
+    "a shadowed builtin": [
+        "len = lambda v: 99",
+        "sorted = lambda *a, **k: ['mine']",
+        "str = repr",
+        "sum = max",
+        "list = tuple",
+    ],
     "an unshadowed builtin": ["del len", "del sorted", "del str", "del sum", "del list", "del print"],
     "print": ["print = lambda *a, **k: sys.stdout.write('mine\\n')", "builtins.print = lambda *a, **k: None"],
-    "a patched builtin": ["builtins.len = lambda v: 98", "builtins.sorted = lambda *a, **k: []", "builtins.isinstance = lambda *a: True", "builtins.enumerate = zip"],
-    "a patched module": ["re.findall = lambda *a: ['patched']", "json.loads = lambda v: v", "math.sqrt = abs", "Counter.most_common = lambda *a: []", "re._compile = lambda *a: p", "json.decoder.scanner = 1", "collections.Counter.update = lambda *a: None", "operator.itemgetter = lambda v: len"],
-    "patched code": ["re.findall.__code__ = (lambda a, b, flags=0: ['code']).__code__", "json.dumps.__kwdefaults__['indent'] = 3", "json._default_decoder.scan_once = lambda v, i: (1, len(v))", "re.sub.__defaults__ = (1, 0)"],
+    "a patched builtin": [
+        "builtins.len = lambda v: 98",
+        "builtins.sorted = lambda *a, **k: []",
+        "builtins.isinstance = lambda *a: True",
+        "builtins.enumerate = zip",
+    ],
+    "a patched module": [
+        "re.findall = lambda *a: ['patched']",
+        "json.loads = lambda v: v",
+        "math.sqrt = abs",
+        "Counter.most_common = lambda *a: []",
+        "re._compile = lambda *a: p",
+        "json.decoder.scanner = 1",
+        "collections.Counter.update = lambda *a: None",
+        "operator.itemgetter = lambda v: len",
+    ],
+    "patched code": [
+        "re.findall.__code__ = (lambda a, b, flags=0: ['code']).__code__",
+        "json.dumps.__kwdefaults__['indent'] = 3",
+        "json._default_decoder.scan_once = lambda v, i: (1, len(v))",
+        "re.sub.__defaults__ = (1, 0)",
+    ],
     "unpatched": ["_unpatch()"],
-    "a poisoned cache": ["re._cache[str, 'fox', 0] = re.compile('o')", "re.purge()", "getattr(re, '_cache2', re._cache)[str, '\\\\w+', 0] = re.compile('.')"],
-    "a module by another name": ["re = math", "json = None", "import re, json, math", "math = copy", "import operator as re", "import re"],
-    "a function": ["def f(v): return v * 2", "p = re.compile('o')", "p = re.compile(r'[a-z]+')", "pt = '[aeiou]'", "pt = r'\\w+'", "p = pt"],
+    "a poisoned cache": [
+        "re._cache[str, 'fox', 0] = re.compile('o')",
+        "re.purge()",
+        "getattr(re, '_cache2', re._cache)[str, '\\\\w+', 0] = re.compile('.')",
+    ],
+    "a module by another name": [
+        "re = math",
+        "json = None",
+        "import re, json, math",
+        "math = copy",
+        "import operator as re",
+        "import re",
+    ],
+    "a function": [
+        "def f(v): return v * 2",
+        "p = re.compile('o')",
+        "p = re.compile(r'[a-z]+')",
+        "pt = '[aeiou]'",
+        "pt = r'\\w+'",
+        "p = pt",
+    ],
     "random": ["r = random.random()", "random.shuffle(l)", "random.seed(5)", "l = random.sample(l, len(l))"],
     "an exception": ["1 / 0", "raise ValueError(u)", "l.index('absent')", "assert flag is None"],
-    "limits": ["sys.setrecursionlimit(900)", "warnings.simplefilter('ignore')", "getattr(sys, 'set_int_max_str_digits', id)(700)", "getattr(sys, 'set_int_max_str_digits', id)(4300)"],
+    "limits": [
+        "sys.setrecursionlimit(900)",
+        "warnings.simplefilter('ignore')",
+        "getattr(sys, 'set_int_max_str_digits', id)(700)",
+        "getattr(sys, 'set_int_max_str_digits', id)(4300)",
+    ],
     "in place": ["m[:] = [1, 2, 3]", "l *= 2", "l += ['z']", "m[0], m[1] = m[1], m[0]", "del l[10:]"],
     "a loop": ["for w in l[:3]: k += len(w)", "while k > 5: k -= 3", "for r in rows: r['n'] += 1"],
-    "globals": ["globals()['u'] = 'set by globals'", "globals().pop('u', None)", "vars()['k'] = 4", "globals()['len'] = len", "exec('l = l[:-1]')"],
+    "globals": [
+        "globals()['u'] = 'set by globals'",
+        "globals().pop('u', None)",
+        "vars()['k'] = 4",
+        "globals()['len'] = len",
+        "exec('l = l[:-1]')",
+    ],
     "the collector": ["_ = gc.collect()", "gc.disable()", "gc.set_threshold(5)", "gc.freeze()"],
-    "an end": ["class End:\n    def __del__(self): l.append('ended'); print('ended')\nx = End()", "y = End() if 'End' in globals() else 0", "x = None", "if 'End' in globals(): e = End(); e.me = e; del e; gc.collect()"],
-    "streams": ["sys.stdout.write('direct\\n')", "print('err', file=sys.stderr)", "print(end='')", "sys.stdout = sys.stderr"],
-    "results": ["x.append('changed') if isinstance(x, list) else 0", "x = y", "l = x if type(x) is list else l", "keep.append(x)", "keep.clear()", "y = [x, x]", "x['new'] = 1 if type(x) is dict else 0"],
+    "an end": [
+        "class End:\n    def __del__(self): l.append('ended'); print('ended')\nx = End()",
+        "y = End() if 'End' in globals() else 0",
+        "x = None",
+        "if 'End' in globals(): e = End(); e.me = e; del e; gc.collect()",
+    ],
+    "streams": [
+        "sys.stdout.write('direct\\n')",
+        "print('err', file=sys.stderr)",
+        "print(end='')",
+        "sys.stdout = sys.stderr",
+    ],
+    "results": [
+        "x.append('changed') if isinstance(x, list) else 0",
+        "x = y",
+        "l = x if type(x) is list else l",
+        "keep.append(x)",
+        "keep.clear()",
+        "y = [x, x]",
+        "x['new'] = 1 if type(x) is dict else 0",
+    ],
     "a cycle": ["rows[0]['me'] = rows", "l.append(l)", "m = [m]"],
 }
 PATCHES = """
@@ -334,7 +479,13 @@ def describe(variables: dict[str, Any]) -> list[Any]:
         place = places.setdefault(id(value), len(places))
         pool.append(value)
         if kind in (str, bytes, int, float, bool, type(None)):
-            return [place, kind.__name__, repr(value)[:200], len(value) if kind in (str, bytes) else 0, value is not value]
+            return [
+                place,
+                kind.__name__,
+                repr(value)[:200],
+                len(value) if kind in (str, bytes) else 0,
+                value is not value,
+            ]
         if kind not in (list, tuple, dict, set, frozenset, Counter) or known or depth > 4:
             return [place, kind.__name__]
         parts = [*value.keys(), *value.values()] if kind in (dict, Counter) else [*value]

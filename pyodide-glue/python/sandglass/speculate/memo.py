@@ -37,7 +37,7 @@ from sandglass import execution as cells
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.speculate import intact
 from sandglass.speculate.purity import Expression
-from sandglass.speculate.results import Changed, Recipe
+from sandglass.speculate.results import Changed, Recipe, Texts
 from sandglass.speculate.rows import KNOWN_NAMES
 from sandglass.speculate.tags import Tag, parts_of
 
@@ -57,6 +57,8 @@ MUCH_TEXT, MANY_ITEMS = 100_000, 5_000
 ITEMS_PER_SECOND = 3_000_000
 MOST_ITEMS, FEWEST_ITEMS = 300_000, 500
 MOST_ENTRIES = 256
+#: Names that a statement may be about to assign to for the first time.
+_MOST_NEW_NAMES = 3
 #: Statements that are remembered as not worth a second look.
 _MOST_REFUSED = 1000
 #: Characters of the constants of a statement.
@@ -65,6 +67,8 @@ _MOST_CONSTANTS = 10_000
 _REVEALING = ("getrefcount", "get_referrers", "get_objects")
 _int_digits: Callable[[], int] = getattr(sys, "get_int_max_str_digits", lambda: 0)
 _MISSING = object()
+#: `json.dumps` has some texts of its own, all of them shorter.
+_SHORT = 12
 _sys = vars(sys)
 _KEYS: Any = type({}.keys())
 _SIGNALS = tuple(map(int, _signal.valid_signals()))
@@ -147,9 +151,15 @@ class _Entry:
         self.patterns = [(place, intact.pattern(place)) for place in places]
         if any(pattern is None for _, pattern in self.patterns):
             raise ValueError("a pattern")
-        if expression.copies and any(type(part) is _KEYS for part in parts_of(result, most)):
+        if plan.options is None and expression.copies and any(type(part) is _KEYS for part in parts_of(result, most)):
             raise ValueError("a dict whose room is that of another one")
-        self.recipe = Recipe(result, [(value, tag) for _, value, tag in data], most)
+        self.recipe: Recipe | Texts
+        if plan.options is not None:
+            self.recipe = Texts(result, most)
+        else:
+            self.recipe = Recipe(result, [(value, tag) for _, value, tag in data], most, expression.attributes.values())
+            if "json" in expression.families and type(result) is str and len(result) < _SHORT:
+                raise ValueError("it may be a text that the encoder has")
         self.size = 1000 + self.recipe.size + sum(tag.size for _, tag in self.tags)
         self.seconds = 0.0
         self._most = most
@@ -331,15 +341,17 @@ class Memo:
     def _watch(self, code: CodeType) -> None:
         """Looks after a statement that is about to run, if it is pure."""
         names, namespace = code.co_names, self._namespace
-        if not all(name in namespace or name in KNOWN_NAMES for name in names[:-1]):
+        if sum(name not in namespace and name not in KNOWN_NAMES for name in names) > _MOST_NEW_NAMES:
             return
         if sum(map(len, filter(_is_text, code.co_consts))) > _MOST_CONSTANTS:
             return
         key = key_of(code)
         if key in self._refused or self._is_watched() or not self._is_alone():
             return
+        if not intact.are_builtins(namespace):
+            return
         plan = self._plan_of(code, key)
-        if plan is None or not intact.are_builtins(namespace):
+        if plan is None:
             self._refuse(key)
             return
         if not all(map(intact.is_intact, plan.expression.families)) or not intact.has_methods(plan.expression.methods):
@@ -407,7 +419,7 @@ class Memo:
         """A statement has taken long that nobody looked after: the next time, somebody does."""
         names = code.co_names
         if self._is_watched() or not all(name in self._namespace or name in KNOWN_NAMES for name in names):
-            return
+            return  # by now all of its names are there
         key = key_of(code)
         if key not in self._refused:
             if len(self._slow) >= MOST_ENTRIES:
@@ -508,7 +520,7 @@ class Memo:
         return value
 
     def _are_plain(self, targets: Iterable[str]) -> bool:
-        """Whether what variables have before they are assigned ends without code of the user's, which sees its frames."""
+        """Whether what variables have until then ends without code of the user's, which could see who has ended it."""
         try:
             for name in targets:
                 value = self._namespace.get(name)

@@ -7,6 +7,7 @@ must relate to the real result as a second run's would.
 
 from __future__ import annotations
 
+from json import decoder
 from marshal import dumps, loads
 from operator import is_
 from typing import TYPE_CHECKING, Any
@@ -15,15 +16,21 @@ from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pris
 from sandglass.speculate.tags import ids_in, leaves_of, parts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from sandglass.speculate.tags import Tag
 
 #: Objects in a result that are made one by one.
 _MOST_NODES = 4000
+#: Characters that are as quick to make again as one object.
+_CHARS_PER_ITEM = 100
 _NO_ROOM, _POINTER = [].__sizeof__(), [None].__sizeof__() - [].__sizeof__()
 #: The ids of what exists once and for all.
 _ONCE = frozenset(map(id, (None, True, False, *range(-5, 257))))
+
+
+#: Those of what `json.loads` makes of `NaN` and `Infinity`: always the same.
+_CONSTANTS = frozenset(id(vars(decoder)[name]) for name in ("NaN", "PosInf", "NegInf"))
 
 
 class Changed(Exception):
@@ -33,8 +40,11 @@ class Changed(Exception):
 class Recipe:
     """Makes a result again."""
 
-    def __init__(self, result: Any, sources: Sequence[tuple[Any, Tag]], most: int) -> None:
-        """`sources` are the data that it was made of. ValueError when it cannot be made again, or is too large."""
+    def __init__(self, result: Any, sources: Sequence[tuple[Any, Tag]], most: int, others: Iterable[Any] = ()) -> None:
+        """`sources` are the data that it was made of, `others` objects that were used besides.
+
+        ValueError when it cannot be made again, or is too large.
+        """
         parts = parts_of(result, most)
         if type(result) in (set, frozenset):
             raise ValueError("the order of a set depends on how it came to be")
@@ -50,7 +60,7 @@ class Recipe:
         self._canonical: list[tuple[int, Any]] = []
         self._leaves = leaves = _pool(sources)
         self._is_leafless = not sources
-        known: set[int] = set()
+        known = {*_CONSTANTS, *map(id, others)}
         for value, tag in sources:
             if not tag.is_flat:
                 known |= ids_in(value, most * 10)
@@ -67,7 +77,7 @@ class Recipe:
                 if id(leaf) in taken:
                     indices.setdefault(id(leaf), []).append(index)
         for unknown in ids & known:
-            raise ValueError(f"it has a part of data that are nested: {unknown}")
+            raise ValueError(f"it has a part of something else: {unknown}")
         self._choose(result, parts, indices)
         for number in taken:
             found = indices[number]
@@ -154,6 +164,21 @@ class Recipe:
             return _build(self._tree, leaves, [])
         pool = [*leaves, *self._refs] if self._refs else leaves
         return _with_room([*map(pool.__getitem__, self._indices)], self._room)
+
+
+class Texts:
+    """What `print` writes, which is all that its arguments are for."""
+
+    def __init__(self, values: tuple[Any, ...], most: int) -> None:
+        texts = (*map(str, values),)
+        if sum(map(len, texts)) > most * _CHARS_PER_ITEM:
+            raise ValueError("it is too long")
+        self._body = dumps(texts, 2)
+        self.size = len(self._body)
+
+    def make(self, _sources: Sequence[tuple[Any, Tag]]) -> Any:
+        """The texts."""
+        return loads(self._body)
 
 
 def _pool(sources: Sequence[tuple[Any, Tag]]) -> Sequence[Any]:

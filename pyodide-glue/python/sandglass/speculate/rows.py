@@ -83,7 +83,7 @@ METHODS = frozenset(
 VIEWS = frozenset(("items", "keys", "values"))
 CODECS = frozenset(("utf-8", "utf8"))
 COUNTER_METHODS = {"most_common": DATA, "items": ITER, "keys": ITER, "values": ITER, "get": DATA}
-MATCH_METHODS = frozenset(("group", "groups", "groupdict", "start", "end", "span"))
+MATCH_METHODS = frozenset(("group", "groups", "start", "end", "span"))
 PATTERN_METHODS = {
     "findall": DATA,
     "split": DATA,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 from conftest import CONFIG, Cell, Guest
 
 from sandglass.speculate import memo as memos
+from sandglass.speculate.results import Recipe
 
 SETUP = """
 import json, math, re, collections, operator
@@ -464,14 +464,14 @@ def test_cells_that_await_are_left_alone(memory: Guest) -> None:
 
 def test_an_interrupt_leaves_it_as_it_was(memory: Guest, monkeypatch: pytest.MonkeyPatch) -> None:
     memory.ok("len(words)")
-    real = memos.Recipe.make
+    real = Recipe.make
 
     def interrupt(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(memos.Recipe, "make", interrupt)
+    monkeypatch.setattr(Recipe, "make", interrupt)
     assert memory.run("len(words)").error_type == "KeyboardInterrupt"
-    monkeypatch.setattr(memos.Recipe, "make", real)
+    monkeypatch.setattr(Recipe, "make", real)
     assert gc.isenabled() and hits(memory.ok("len(words)")) == 1
 
 
@@ -498,7 +498,7 @@ def test_memory_that_is_full_empties_it(memory: Guest, monkeypatch: pytest.Monke
     def fail(*_: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(memos, "_Entry", fail)
+    monkeypatch.setattr(memos, "Entry", fail)
     assert memory.ok("len(text)").result == "144"
     assert not memory.runtime._memo._entries
 

@@ -20,7 +20,6 @@ one more reference; code that asks for references to objects empties the memo.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
 import ast
 import sys
 from _thread import _count as count_threads
@@ -28,17 +27,18 @@ from gc import disable as gc_off
 from gc import enable as gc_on
 from gc import isenabled as gc_is_on
 from operator import is_
-from sys import getrecursionlimit
 from time import perf_counter
-from types import CodeType, FunctionType, MethodType
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from sandglass import execution as cells
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.speculate import intact
-from sandglass.speculate.purity import Expression
-from sandglass.speculate.results import Changed, Recipe, Texts
+from sandglass.speculate.alone import has_no_handlers, state_of
+from sandglass.speculate.entries import Entry, limits
+from sandglass.speculate.results import Changed
 from sandglass.speculate.rows import KNOWN_NAMES
+from sandglass.speculate.statements import Plan, code_of, key_of
 from sandglass.speculate.tags import Tag, parts_of
 
 if TYPE_CHECKING:
@@ -65,130 +65,12 @@ _MOST_REFUSED = 1000
 _MOST_CONSTANTS = 10_000
 #: What code has in it that may see which objects the memo holds.
 _REVEALING = ("getrefcount", "get_referrers", "get_objects")
-_int_digits: Callable[[], int] = getattr(sys, "get_int_max_str_digits", lambda: 0)
 _MISSING = object()
-#: `json.dumps` has some texts of its own, all of them shorter.
-_SHORT = 12
 _sys = vars(sys)
-_KEYS: Any = type({}.keys())
-_SIGNALS = tuple(map(int, _signal.valid_signals()))
-#: The modules whose handlers of signals run nothing but what is ours.
-_OURS = tuple(module for name, module in _sys["modules"].items() if name.startswith("sandglass"))
 
 
-def key_of(code: CodeType) -> CodeType:
-    """What two statements have in common that are the same, wherever they stand."""
-    constants = code.co_consts
-    for constant in constants:
-        if type(constant) is CodeType:
-            constants = tuple(key_of(item) if type(item) is CodeType else item for item in constants)
-            break
-    return code.replace(co_filename="", co_firstlineno=1, co_linetable=b"", co_consts=constants)
-
-
-class Plan:
-    """A statement that is pure but for what it does with the value."""
-
-    def __init__(self, statement: ast.stmt, code: CodeType, namespace: dict[str, Any], *, is_value: bool) -> None:
-        """`is_value`: it is the cell's last expression. ValueError when it is not known to be pure."""
-        self.targets: list[str] = []
-        self.options: dict[str, Any] | None = None
-        #: The code of the arguments of `print`.
-        self.code: CodeType | None = None
-        if isinstance(statement, ast.Assign):
-            for target in statement.targets:
-                if not isinstance(target, ast.Name):
-                    raise ValueError("a target")
-                self.targets.append(target.id)
-            tree = statement.value
-        elif isinstance(statement, ast.Expr):
-            tree = statement.value
-            if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id == "print":
-                self.options = _options(tree)
-                tree = ast.copy_location(ast.Tuple(tree.args, ast.Load()), tree)
-            elif not is_value:
-                raise ValueError("nothing comes of it")
-        else:
-            raise ValueError("a statement")
-        self.expression = Expression(tree, namespace)
-        if self.options is not None:
-            self.expression.builtins.add("print")
-            if "print" in namespace:
-                raise ValueError("print is a variable")
-            flags = cells.FLAGS | (code.co_flags & cells.FUTURES)
-            with cells.Warnings("ignore"):
-                self.code = compile(ast.Expression(tree), code.co_filename, "eval", flags, True)
-
-
-def _options(call: ast.Call) -> dict[str, Any]:
-    options = {}
-    for keyword in call.keywords:
-        if keyword.arg not in ("sep", "end", "flush") or not isinstance(keyword.value, ast.Constant):
-            raise ValueError("an option of print")
-        value = keyword.value.value
-        if type(value) is not (bool if keyword.arg == "flush" else str) and value is not None:
-            raise ValueError("an option of print")
-        options[keyword.arg] = value
-    return options
-
-
-class _Entry:
-    """The result of a statement, and all that it depends on."""
-
-    def __init__(self, plan: Plan, data: list[tuple[str, Any, Tag]], result: Any, state: Any, most: int) -> None:
-        """ValueError for what cannot be made again."""
-        expression = plan.expression
-        self.targets, self.options = plan.targets, plan.options
-        self.tags = [(name, tag) for name, _, tag in data]
-        self.state = state
-        self.fixed = tuple(expression.fixed.items())
-        self.builtins = tuple(expression.builtins)
-        self.attributes = tuple((vars(intact.MODULES[m]), n, value) for (m, n), value in expression.attributes.items())
-        self.families = tuple(expression.families)
-        self.methods = tuple(expression.methods)
-        found = {name: value for name, value, _ in data}
-        places = [(str, found[text] if is_name else text, flags) for is_name, text, flags in expression.patterns]
-        self.patterns = [(place, intact.pattern(place)) for place in places]
-        if any(pattern is None for _, pattern in self.patterns):
-            raise ValueError("a pattern")
-        if plan.options is None and expression.copies and any(type(part) is _KEYS for part in parts_of(result, most)):
-            raise ValueError("a dict whose room is that of another one")
-        self.recipe: Recipe | Texts
-        if plan.options is not None:
-            self.recipe = Texts(result, most)
-        else:
-            self.recipe = Recipe(result, [(value, tag) for _, value, tag in data], most, expression.attributes.values())
-            if "json" in expression.families and type(result) is str and len(result) < _SHORT:
-                raise ValueError("it may be a text that the encoder has")
-        self.size = 1000 + self.recipe.size + sum(tag.size for _, tag in self.tags)
-        self.seconds = 0.0
-        self._most = most
-
-    def is_held(self, namespace: dict[str, Any]) -> bool:
-        """Whether variables still have the texts that are kept here."""
-        return all(tag.held is None or namespace.get(name) is tag.held for name, tag in self.tags)
-
-    def sources(self, namespace: dict[str, Any]) -> list[tuple[Any, Tag]] | None:
-        """The data as they are now; None when anything is not as it was."""
-        if self.state != _limits() or not intact.are_builtins(namespace):
-            return None
-        if any(name in namespace for name in self.builtins):
-            return None
-        if any(namespace.get(name) is not value for name, value in self.fixed):
-            return None
-        if any(table.get(name) is not value for table, name, value in self.attributes):
-            return None
-        if not intact.has_methods(self.methods) or not all(map(intact.is_intact, self.families)):
-            return None
-        if any(not intact.has_pattern(place, known) for place, known in self.patterns):
-            return None
-        sources = []
-        for name, tag in self.tags:
-            value = namespace.get(name, _MISSING)
-            if not tag.fits(value, self._most):
-                return None
-            sources.append((value, tag))
-        return sources
+def _is_text(value: Any) -> bool:
+    return type(value) is str or type(value) is bytes
 
 
 class Memo:
@@ -200,7 +82,7 @@ class Memo:
         self._is_watched = is_watched
         self._most_bytes = 0
         self._bytes = 0
-        self._entries: dict[CodeType, _Entry] = {}
+        self._entries: dict[CodeType, Entry] = {}
         self._slow: dict[CodeType, None] = {}
         self._refused: dict[CodeType, None] = {}
         #: The names in all of these statements, which tell most others apart.
@@ -244,7 +126,7 @@ class Memo:
             return
         if self._threads < 0:
             self._threads = count_threads()
-            self._streams = _state_of(self._stdout)
+            self._streams = state_of(self._stdout)
         self._filename, self._source, self._body = filename, source, None
         self._records = records
         if any(word in source for word in _REVEALING):
@@ -382,11 +264,11 @@ class Memo:
 
     def _is_alone(self) -> bool:
         """Whether nothing else of the user's can run meanwhile."""
-        return count_threads() == self._threads and all(map(_is_quiet, map(_signal.getsignal, _SIGNALS)))
+        return count_threads() == self._threads and has_no_handlers()
 
     def _prints(self) -> bool:
         """Whether `print` writes to the runtime's own stream and nowhere else."""
-        return _sys.get("stdout") is self._stdout and all(map(is_, _state_of(self._stdout), self._streams))
+        return _sys.get("stdout") is self._stdout and all(map(is_, state_of(self._stdout), self._streams))
 
     def _plan_of(self, code: CodeType, key: CodeType) -> Plan | None:
         """The statement that code was made of, if it is pure."""
@@ -442,7 +324,7 @@ class Memo:
         began = perf_counter()
         try:
             data = [(name, self._old[name], Tag(self._old[name], most)) for name in plan.expression.names]
-            entry = _Entry(plan, data, value, _limits(), most)
+            entry = Entry(plan, data, value, limits(), most)
         except (ValueError, Changed):
             self._refuse(key)
             return
@@ -502,7 +384,7 @@ class Memo:
         self.saved += entry.seconds
         return value, entry.options, entry.targets
 
-    def _remade(self, entry: _Entry) -> Any:
+    def _remade(self, entry: Entry) -> Any:
         """The result of an entry, if all is as it was; else `_MISSING`."""
         if entry.options is not None and not self._prints():
             return _MISSING
@@ -529,40 +411,3 @@ class Memo:
         except ValueError:
             return False
         return True
-
-
-def code_of(statement: ast.stmt, code: CodeType, *, is_value: bool) -> CodeType | None:
-    """The key of a statement, compiled as `code` was."""
-    flags = cells.FLAGS | (code.co_flags & cells.FUTURES)
-    tree: Any = ast.Module([statement], [])
-    if is_value:
-        if not isinstance(statement, ast.Expr):
-            return None
-        tree = ast.Expression(statement.value)
-    with cells.Warnings("ignore"):
-        return key_of(compile(tree, "", "eval" if is_value else "exec", flags, True))
-
-
-def _is_text(value: Any) -> bool:
-    return type(value) is str or type(value) is bytes
-
-
-def _limits() -> tuple[int, int]:
-    """What lets code fail that did not fail before."""
-    return getrecursionlimit(), _int_digits()
-
-
-def _state_of(stream: Any) -> tuple[Any, ...]:
-    """What there is to replace of a stream."""
-    mine = vars(stream)
-    kind = type(stream)
-    return (kind, vars(kind).get("write"), vars(kind).get("flush"), len(vars(kind)), len(mine), *mine.values())
-
-
-def _is_quiet(handler: Any) -> bool:
-    """Whether a handler of a signal runs no code of the user's."""
-    if handler is None or type(handler) is int or handler is _signal.default_int_handler:
-        return True
-    if type(handler) is MethodType:
-        handler = handler.__func__
-    return type(handler) is FunctionType and any(handler.__globals__ is vars(module) for module in _OURS)

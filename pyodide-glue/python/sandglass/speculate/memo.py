@@ -39,7 +39,7 @@ from sandglass.speculate.entries import Entry, limits
 from sandglass.speculate.results import Changed
 from sandglass.speculate.rows import KNOWN_NAMES
 from sandglass.speculate.statements import Plan, code_of, key_of
-from sandglass.speculate.tags import Tag, parts_of
+from sandglass.speculate.tags import Tag, are_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -228,7 +228,7 @@ class Memo:
         if sum(map(len, filter(_is_text, code.co_consts))) > _MOST_CONSTANTS:
             return
         key = key_of(code)
-        if key in self._refused or self._is_watched() or not self._is_alone():
+        if key in self._refused or self._is_watched() or count_threads() != self._threads or not has_no_handlers():
             return
         if not intact.are_builtins(namespace):
             return
@@ -238,7 +238,9 @@ class Memo:
             return
         if not all(map(intact.is_intact, plan.expression.families)) or not intact.has_methods(plan.expression.methods):
             return
-        if (plan.options is not None and not self._prints()) or not self._are_plain(plan.targets):
+        if (plan.options is not None and not self._prints()) or not are_plain(
+            map(namespace.get, plan.targets), MOST_ITEMS
+        ):
             return
         self._collects = gc_is_on()
         gc_off()
@@ -262,12 +264,10 @@ class Memo:
         self.took(code, values)
         return values, plan.options, ()
 
-    def _is_alone(self) -> bool:
-        """Whether nothing else of the user's can run meanwhile."""
-        return count_threads() == self._threads and has_no_handlers()
-
-    def _prints(self) -> bool:
-        """Whether `print` writes to the runtime's own stream and nowhere else."""
+    def _is_ready(self, options: dict[str, Any] | None, targets: Iterable[str]) -> bool:
+        """Whether what is left of a statement runs no code of the user's: `print`, or what ends by assignments."""
+        if options is None:
+            return are_plain(map(self._namespace.get, targets), MOST_ITEMS)
         return _sys.get("stdout") is self._stdout and all(map(is_, state_of(self._stdout), self._streams))
 
     def _plan_of(self, code: CodeType, key: CodeType) -> Plan | None:
@@ -386,11 +386,7 @@ class Memo:
 
     def _remade(self, entry: Entry) -> Any:
         """The result of an entry, if all is as it was; else `_MISSING`."""
-        if entry.options is not None and not self._prints():
-            return _MISSING
-        if not self._are_plain(entry.targets):
-            return _MISSING
-        sources = entry.sources(self._namespace)
+        sources = entry.sources(self._namespace) if self._is_ready(entry.options, entry.targets) else None
         if sources is None:
             return _MISSING
         try:
@@ -400,14 +396,3 @@ class Memo:
         for source, tag in sources:
             tag.hold(source)
         return value
-
-    def _are_plain(self, targets: Iterable[str]) -> bool:
-        """Whether what variables have until then ends without code of the user's, which could see who has ended it."""
-        try:
-            for name in targets:
-                value = self._namespace.get(name)
-                if type(value) is not str:
-                    parts_of(value, MOST_ITEMS)
-        except ValueError:
-            return False
-        return True

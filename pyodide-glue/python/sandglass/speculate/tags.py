@@ -121,6 +121,17 @@ def parts_of(value: Any, most: int) -> list[Iterable[Any]]:
     return found
 
 
+def are_plain(values: Iterable[Any], most: int) -> bool:
+    """Whether values end without code of the user's, which could see who has ended them."""
+    try:
+        for value in values:
+            if type(value) is not str:
+                parts_of(value, most)
+    except ValueError:
+        return False
+    return True
+
+
 def ids_in(value: Any, most: int) -> set[int]:
     """The ids of data, of all containers and items in it."""
     found = {id(value)}

@@ -238,9 +238,7 @@ class Memo:
             return
         if not all(map(intact.is_intact, plan.expression.families)) or not intact.has_methods(plan.expression.methods):
             return
-        if (plan.options is not None and not self._prints()) or not are_plain(
-            map(namespace.get, plan.targets), MOST_ITEMS
-        ):
+        if not self._is_ready(plan.options, plan.targets):
             return
         self._collects = gc_is_on()
         gc_off()

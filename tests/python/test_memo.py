@@ -214,6 +214,8 @@ CHANGES = {
     "a registered class": ("len(Counter(words))", "class L(list): pass\ncollections.abc.Mapping.register(list)"),
     "heapq": ("Counter(words).most_common(1)", "import heapq; heapq.nlargest = lambda *a, **k: 'mine'"),
     "a table of methods": ("text.upper()", "import gc; gc.get_referents(str.__dict__)[0]['upper'] = str.lower"),
+    "a table of patterns": ("re.findall('o', text)", "import gc; gc.get_referents(re.Pattern.__dict__)[0]['findall'] = re.Pattern.split"),
+    "a table of matches": ("re.search('o', text).start()", "import gc; gc.get_referents(re.Match.__dict__)[0]['start'] = re.Match.end"),
     "a constant": ("math.pi + n", "math.pi = 3"),
     "a subclass of str": ("len(text)", "class T(str):\n    def __len__(self): return 5\ntext = T(text)"),
     "one in a list": ("[w.upper() for w in words]", "class T(str):\n    def upper(self): return 'mine'\nwords[0] = T(words[0])"),
@@ -396,6 +398,12 @@ def test_errors_are_not_recorded(memory: Guest) -> None:
     frames = {cell.traceback.replace(f"cell {number}>", "cell>") for number, cell in enumerate(cells, memory.count - 2)}
     assert len(frames) == 1 and "print(words[99], len(words))" in frames.pop()
     assert gc.isenabled()
+
+
+def test_data_nested_deeply(memory: Guest) -> None:
+    memory.ok("deep = []\nfor _ in range(600): deep = [deep]")
+    for source in ("len(str(deep))", "print(len(repr(deep)))", "print(deep)", "[deep]", "x = [[1, deep[:]]]"):
+        assert told(memory.run(source))[:4] == told(memory.run(source))[:4]
 
 
 def test_an_error_of_print_is_its_own(memory: Guest) -> None:

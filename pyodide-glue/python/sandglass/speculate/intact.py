@@ -44,7 +44,7 @@ _LOADED = (re, json, enum, heapq)  # without them, there would be nothing to not
 
 #: Modules whose attributes an expression may use.
 MODULES: dict[str, Any] = {"math": math, "re": re, "json": json, "collections": collections, "operator": operator}
-_METHOD_TYPES: tuple[type, ...] = (str, bytes, int, float, list, tuple, dict, set, frozenset, type({}.items()))
+_METHOD_TYPES: tuple[type, ...] = (str, bytes, int, float, list, tuple, dict, set, frozenset, re.Pattern, re.Match)
 _TYPE_TABLES = tuple(kind.__dict__ for kind in _METHOD_TYPES)
 _compile = vars(re)["_compile"]
 _caches: tuple[dict[Any, Any], ...] = tuple(

@@ -323,7 +323,7 @@ class Memo:
         try:
             data = [(name, self._old[name], Tag(self._old[name], most)) for name in plan.expression.names]
             entry = Entry(plan, data, value, limits(), most)
-        except (ValueError, Changed):
+        except (ValueError, RecursionError, Changed):
             self._refuse(key)
             return
         if perf_counter() - began > seconds and self.slow_seconds:  # and so would a hit take too long
@@ -389,7 +389,7 @@ class Memo:
             return _MISSING
         try:
             value = entry.recipe.make(sources)
-        except Changed:
+        except (Changed, RecursionError):
             return _MISSING
         for source, tag in sources:
             tag.hold(source)

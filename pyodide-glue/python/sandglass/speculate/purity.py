@@ -226,6 +226,7 @@ class Expression(Grammar):
         else:
             raise Impure("re")
         self.families.add("re")
+        self.methods.add(name)
         return self._match(name, [*rest, *counts], local)
 
     def _flags(self, node: ast.expr, local: dict[str, str]) -> int:
@@ -250,6 +251,7 @@ class Expression(Grammar):
 
     def _call_json(self, function: Any, node: ast.Call, local: dict[str, str]) -> str:
         self.families.add("json")
+        self.methods.update(("append", "end", "join", "startswith"))
         if len(node.args) != 1:
             raise Impure("json")
         for keyword in node.keywords:
@@ -262,6 +264,7 @@ class Expression(Grammar):
 
     def _call_counter(self, _function: Any, node: ast.Call, local: dict[str, str]) -> str:
         self.families.add("collections")
+        self.methods.update(("get", "items", "update"))
         if len(node.args) != 1 or node.keywords:
             raise Impure("Counter")
         self._need(node.args[0], ITERABLE - {COUNTER}, local)
@@ -271,10 +274,12 @@ class Expression(Grammar):
         name, kind = function.attr, self._look(function.value, local)
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
         if kind is PATTERN and name in PATTERN_METHODS and not node.keywords:
+            self.methods.add(name)
             return self._match(name, arguments, local)
         for argument in arguments:
             self._need(argument, ITERABLE - {COUNTER} if name == "join" else PLAIN, local)
         if kind is MATCH and name in MATCH_METHODS:
+            self.methods.add(name)
             return DATA
         if kind is COUNTER and name in COUNTER_METHODS:
             return COUNTER_METHODS[name]

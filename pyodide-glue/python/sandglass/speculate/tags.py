@@ -7,13 +7,17 @@ to that, but for NaN, which is refused, and for results that are parts of the da
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from itertools import chain
 from marshal import dumps
 from operator import ne
 from typing import TYPE_CHECKING, Any
 
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+
+try:
+    from _blake2 import blake2b  # `hashlib` would load OpenSSL
+except ImportError:
+    from hashlib import blake2b
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

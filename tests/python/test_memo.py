@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import linecache
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,6 +40,14 @@ def make(most_bytes: int = 10_000_000, slow: float = 0) -> Guest:
         memo.much_text = memo.many_items = memo.most_refused = 0
     guest.ok(SETUP)
     return guest
+
+
+@pytest.fixture(autouse=True)
+def _sources() -> Iterator[None]:
+    """Other tests count the sources of cells."""
+    yield
+    for name in [name for name in linecache.cache if name.startswith("<cell ")]:
+        del linecache.cache[name]
 
 
 @pytest.fixture

@@ -521,7 +521,8 @@ class Runtime:
                 self._end_run()
 
     def _end_run(self) -> None:
-        self._memo.end()
+        if self._memo.is_on:
+            self._memo.end()
         if self.reserve is not None and self.reserve.ease():
             self._stderr.write(_MEMORY_FULL)
         cancelled = self._loops.end_cell()

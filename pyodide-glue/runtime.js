@@ -189,7 +189,7 @@ async function load(wasm, witness, files, reading, proven) {
       stdLibURL: `${ASSETS}${STDLIB}`,
       env: { HOME: "/home/pyodide", MPLBACKEND: "agg" },
       fsInit: async (fs) => {
-        fs.mkdirTree(home);
+        for (const [name] of files) fs.mkdirTree(`${home}/${name}`.replace(/\/[^/]*$/, ""));
         // Bytes: of a text, Emscripten takes a character at a time.
         const encoder = new TextEncoder();
         for (const [name, source] of files) fs.writeFile(`${home}/${name}`, encoder.encode(source));

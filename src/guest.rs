@@ -6,7 +6,7 @@ macro_rules! file {
     };
 }
 
-/// Every file of the package `sandglass`: name and source.
+/// Every file of the package `sandglass`, but for what is for notebooks only: name, with its folder, and source.
 pub const FILES: &[(&str, &str)] = &[
     file!("__init__.py"),
     file!("__main__.py"),
@@ -41,6 +41,17 @@ pub const FILES: &[(&str, &str)] = &[
     file!("profiles.py"),
     file!("reserve.py"),
     file!("runtime.py"),
+    file!("speculate/__init__.py"),
+    file!("speculate/alone.py"),
+    file!("speculate/entries.py"),
+    file!("speculate/grammar.py"),
+    file!("speculate/intact.py"),
+    file!("speculate/memo.py"),
+    file!("speculate/purity.py"),
+    file!("speculate/results.py"),
+    file!("speculate/rows.py"),
+    file!("speculate/statements.py"),
+    file!("speculate/tags.py"),
     file!("state.py"),
     file!("stateless.py"),
     file!("strays.py"),
@@ -56,12 +67,17 @@ mod tests {
 
     #[test]
     fn every_file_of_the_package_is_embedded() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/pyodide-glue/python/sandglass");
-        let mut names: Vec<String> = std::fs::read_dir(folder)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .filter(|name| name.ends_with(".py"))
-            .collect();
+        let folder = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/pyodide-glue/python/sandglass"));
+        let mut names: Vec<String> = Vec::new();
+        for part in ["", "speculate"] {
+            let files = std::fs::read_dir(folder.join(part)).unwrap();
+            let files = files.map(|entry| std::path::Path::new(part).join(entry.unwrap().file_name()));
+            names.extend(
+                files
+                    .map(|path| path.display().to_string())
+                    .filter(|name| name.ends_with(".py")),
+            );
+        }
         names.sort();
         let embedded: Vec<&str> = FILES.iter().map(|(name, _)| *name).collect();
         assert_eq!(embedded, names);

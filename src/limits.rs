@@ -105,7 +105,7 @@ pub const PROMOTION_MS: f64 = 100.0;
 /// a millisecond for each of its kilobytes and is waited for.
 pub const MAX_WRITTEN_BYTES: usize = 20_000;
 /// The least time between two pieces of code that is being written, for the guest that runs it as it comes, in milliseconds.
-pub const EXTEND_MS: f64 = 100.0;
+pub const EXTEND_MS: f64 = 30.0;
 /// How long a guest may take to say whether such code may run piece by piece, in milliseconds. It only compiles it.
 pub const CHECK_MS: f64 = 1_000.0;
 /// The most that an execution is believed to have been spared, in milliseconds.

@@ -207,6 +207,10 @@ impl Runtime {
             let path = folder.path().join(name);
             std::fs::create_dir_all(&path)?;
             for (name, text) in files {
+                if let Some((part, _)) = name.rsplit_once('/') {
+                    std::fs::create_dir_all(path.join(part))?;
+                    std::fs::set_permissions(path.join(part), readable.clone())?;
+                }
                 std::fs::write(path.join(name), text)?;
                 std::fs::set_permissions(path.join(name), std::fs::Permissions::from_mode(0o644))?;
             }

@@ -16,7 +16,9 @@ use super::{Body, Command, Effect, Guest, Input, Reply, Session, Ticket};
 use crate::budget::{Budget, BudgetLimits};
 use crate::deadline::earliest;
 use crate::execution::Outcome;
-use crate::limits::{AHEAD_TTL_MS, CHECK_MS, EVENT_BYTES, EXTEND_MS, MAX_AHEAD_BYTES, MAX_SPARED_MS, MAX_WRITTEN_BYTES, PROMOTION_MS};
+use crate::limits::{
+    AHEAD_TTL_MS, CHECK_MS, EVENT_BYTES, EXTEND_MS, MAX_AHEAD_BYTES, MAX_SPARED_MS, MAX_WRITTEN_BYTES, PROMOTION_MS,
+};
 use crate::protocol::{Event, Request, Spared};
 use crate::speculate::{Prediction, Predictor, Source, Tally, begins_with_line_end};
 

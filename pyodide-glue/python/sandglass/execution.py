@@ -44,9 +44,11 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from sandglass.loop import EventLoops
+    from sandglass.speculate.memo import Memo
 
-_FLAGS = PyCF_ALLOW_TOP_LEVEL_AWAIT
-_FUTURES = 0x1FF0000  # the bits of co_flags that `from __future__ import …` sets
+#: How cells are compiled.
+FLAGS = PyCF_ALLOW_TOP_LEVEL_AWAIT
+FUTURES = 0x1FF0000  # the bits of co_flags that `from __future__ import …` sets
 #: Without any of these, a cell that is in order statement by statement is so as a whole, and awaits nothing.
 _OF_THE_WHOLE = ("await", "async", "global", "__future__")
 #: A cell of more is not written for people, and so many pieces of code take more memory and time than one.
@@ -92,7 +94,7 @@ def is_plain(source: str, filename: str) -> bool:
 def _compile(source: str, filename: str) -> list[CodeType]:
     if "\n" not in source and "=" not in source:  # most likely a single expression, which needs no tree
         try:
-            return [compile(source, filename, "eval", _FLAGS, True)]
+            return [compile(source, filename, "eval", FLAGS, True)]
         except SyntaxError:
             pass
     body = _parse(source, filename).body
@@ -100,7 +102,7 @@ def _compile(source: str, filename: str) -> list[CodeType]:
         return _compile_whole(body, filename)
     if not any(word in source for word in _OF_THE_WHOLE):
         try:
-            return _compile_each(body, filename, _FLAGS, is_first=True)[0]
+            return _compile_each(body, filename, FLAGS, is_first=True)[0]
         except SyntaxError:
             with Warnings("ignore"):
                 _compile_whole(body, filename)  # it may find another one first
@@ -109,7 +111,7 @@ def _compile(source: str, filename: str) -> list[CodeType]:
     if any(code.co_flags & CO_COROUTINE for code in codes):
         return codes
     with Warnings("ignore"):  # all were told
-        return _compile_each(body, filename, _FLAGS, is_first=True)[0]
+        return _compile_each(body, filename, FLAGS, is_first=True)[0]
 
 
 def _is_one(body: list[stmt]) -> bool:
@@ -137,9 +139,9 @@ def _compile_whole(body: list[stmt], filename: str) -> list[CodeType]:
     codes: list[CodeType] = []
     statements = body[:-1] if isinstance(last, Expr) else body
     if statements:
-        codes.append(compile(Module(statements, []), filename, "exec", _FLAGS, True))
+        codes.append(compile(Module(statements, []), filename, "exec", FLAGS, True))
     if isinstance(last, Expr):
-        flags = _FLAGS | (codes[0].co_flags & _FUTURES if codes else 0)
+        flags = FLAGS | (codes[0].co_flags & FUTURES if codes else 0)
         codes.append(compile(Expression(last.value), filename, "eval", flags, True))
     return codes
 
@@ -154,7 +156,7 @@ def _compile_each(body: list[stmt], filename: str, flags: int, *, is_first: bool
         if isinstance(statement, Expr) and isinstance(statement.value, Constant) and (index or not is_first):
             continue  # or a text would be the module's __doc__, which only one at the beginning is
         code = compile(Module([statement], []), filename, "exec", flags, True)
-        flags |= code.co_flags & _FUTURES
+        flags |= code.co_flags & FUTURES
         codes.append(code)
     return codes, flags
 
@@ -188,7 +190,7 @@ class Growing:
         self.filename = filename
         self.is_whole = False
         self._compiled = 0  # characters of the source
-        self._flags = _FLAGS
+        self._flags = FLAGS
         self._is_first = True
         self._retry = 0  # how long what is not complete has to be before it is looked at again
 
@@ -243,11 +245,11 @@ def _begin_of(statement: stmt, source: str) -> int:
 
 def _parse(source: str, filename: str) -> Module:
     try:
-        return compile(source, filename, "exec", _FLAGS | PyCF_ONLY_AST, True)  # type: ignore[no-any-return]
+        return compile(source, filename, "exec", FLAGS | PyCF_ONLY_AST, True)  # type: ignore[no-any-return]
     except SystemError:
         # CPython before 3.11.8 and 3.12.2 counts the depth of all trees under construction in one place (gh-106905):
         # one that another thread or a finalizer makes meanwhile spoils the count, and a good tree is thrown away.
-        return compile(source, filename, "exec", _FLAGS | PyCF_ONLY_AST, True)  # type: ignore[no-any-return]
+        return compile(source, filename, "exec", FLAGS | PyCF_ONLY_AST, True)  # type: ignore[no-any-return]
 
 
 def _explain_bad_character(source: str, filename: str, error: Exception) -> SyntaxError:
@@ -264,14 +266,34 @@ def _explain_bad_character(source: str, filename: str, error: Exception) -> Synt
     return SyntaxError(str(error), (filename, 1, 1, None))
 
 
-def run(codes: list[CodeType], namespace: dict[str, Any], loops: EventLoops) -> Any:
-    """Runs compiled code; returns the value of its last expression, None when there is none."""
+def statements(source: str, filename: str) -> list[stmt]:
+    """The statements of a cell that has been compiled."""
+    with Warnings("ignore"):  # all were told
+        return _parse(source, filename).body
+
+
+def run(codes: list[CodeType], namespace: dict[str, Any], loops: EventLoops, memo: Memo | None = None) -> Any:
+    """Runs compiled code; returns the value of its last expression, None when there is none.
+
+    `memo`: what may answer a statement in place of running it.
+    """
     for code in codes:
         if code.co_flags & CO_COROUTINE:
             return loops.run_cell(_run_async(codes, namespace))
     value = None
-    for code in codes:
-        value = eval(code, namespace)
+    if memo is None:
+        for code in codes:
+            value = eval(code, namespace)
+        return value
+    try:
+        for code in codes:
+            if memo.answers(code):
+                value = memo.value
+            else:
+                value = eval(code, namespace)
+                memo.took(code, value)
+    finally:
+        memo.abandon()
     return value
 
 

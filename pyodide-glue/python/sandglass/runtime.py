@@ -40,6 +40,7 @@ from sandglass.namespace import MISSING, Namespace
 from sandglass.output import Emitter, EmptyStdin, TextStream, no_input, no_time
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.profiles import PROFILES
+from sandglass.speculate.memo import Memo
 from sandglass.tracebacks import describe
 
 if sys.version_info >= (3, 12):
@@ -110,6 +111,7 @@ class Runtime:
         self._files = Files()
         self._cell_files = CellFiles(self._namespace, self._sources)
         self._looks = Looks(self._namespace.globals)
+        self._memo = Memo(self._namespace.globals, self._stdout, self._is_watched)
         self._has_input = False
         self._guards = self._make_guards()
         self._clock_sleep_thread = get_ident()
@@ -168,7 +170,8 @@ class Runtime:
         Keys: `maxOutputChars`, `maxValueBytes`, `maxValueDepth`, `maxSourceCache` (characters of source kept for
         tracebacks), `maxDisplays`, `maxDisplayBytes`, `maxDisplaysBytes`, `maxFiles` (in a listing), `hostFunctions`
         (names that the host answers), `maxHostCalls` (of a cell), `profile` (a name of `PROFILES`), `outputFields`
-        (names of what `SUBMIT` takes). Unknown keys are for other parts of the guest. Raises KeyError or ValueError,
+        (names of what `SUBMIT` takes), `maxMemoBytes` (for results of pure statements; 0, the default, keeps none).
+        Unknown keys are for other parts of the guest. Raises KeyError or ValueError,
         and then changes nothing.
         """
         profile = PROFILES.get(config.get("profile", "default"))
@@ -179,6 +182,7 @@ class Runtime:
         max_files = int(config["maxFiles"])
         answered, fields = list(config.get("hostFunctions", ())), list(config.get("outputFields", ()))
         most_calls = int(config.get("maxHostCalls", sys.maxsize))
+        memo_bytes = int(config.get("maxMemoBytes", 0))
         helpers, aliases = self._helpers.table(profile, answered, fields)
         if profile is PROFILES["default"]:  # the others have the names of their projects and no more
             helpers.setdefault("display", self._displays.display)
@@ -189,6 +193,7 @@ class Runtime:
         self._has_input = "input" in answered
         self._displays.limit(*displays)
         self._files.limit(max_files)
+        self._memo.configure(0 if self.is_lodger else memo_bytes)
 
     def prepare(self, execution: int, source: str) -> None:
         """Compiles a cell ahead of its `execute`; what is wrong with it is told there.
@@ -241,8 +246,9 @@ class Runtime:
         What `extend` was given before is the begin of the cell, or more of it: this runs that, as the same cell, and
         returns `UNFINISHED` when there is more to come.
         Returns `(header, encoding, body)`. The header is JSON: `ended` ("ok", "error" or "limit"), `errorType`,
-        `final`, `names` of user variables, null when they are those of the last report, and `omittedDisplays` where
-        there are any. When `final`, encoding and body hold the declared final value (as it is at the end of the cell),
+        `final`, `names` of user variables, null when they are those of the last report, `omittedDisplays` where
+        there are any, and `memo` where statements were answered by it: how many (`hits`), and how long they once took
+        (`ms`). When `final`, encoding and body hold the declared final value (as it is at the end of the cell),
         else they are `("none", b"")`.
         """
         filename = f"<cell {execution}>"
@@ -437,6 +443,7 @@ class Runtime:
         """
         current, self._current = self._current, None
         self._output.active = False
+        self._memo.abandon()  # what is not alone is not recorded
         return current, self._namespace.final
 
     def resume(self, paused: tuple[int | None, Any]) -> None:
@@ -476,6 +483,7 @@ class Runtime:
         self._namespace.final = MISSING
         self._displays.begin()
         self._figures.begin_cell()
+        self._memo.hits, self._memo.saved = 0, 0.0
         self._helpers.begin_cell()
         self._loops.begin_cell()
         if self._growing is None:
@@ -500,10 +508,14 @@ class Runtime:
             codes = prepared[1]
         if self.reserve is not None:
             self.reserve.hold()
+        growing = self._growing
         try:
             if codes:
                 self._value = None
-            value = cells.run(codes, self._namespace.globals, self._loops) if codes else self._value
+            memo = self._memo
+            memo.begin(filename, growing.source if growing else source, records=self._output.now is not no_time)
+            run = memo if memo.is_on else None
+            value = cells.run(codes, self._namespace.globals, self._loops, run) if codes else self._value
             self._value = None if ends else value
             if ends and value is not None and self._show is not None:
                 self._write("result", self._show(value))
@@ -514,6 +526,8 @@ class Runtime:
                 self._end_run()
 
     def _end_run(self) -> None:
+        if self._memo.is_on:
+            self._memo.end()
         if self.reserve is not None and self.reserve.ease():
             self._stderr.write(_MEMORY_FULL)
         cancelled = self._loops.end_cell()
@@ -547,12 +561,15 @@ class Runtime:
         self._stderr.buffer.finish()
         self._output.end()
         self._error = None
-        omitted = self._displays.omitted
-        if error is None and names is None and not final and not omitted:
+        omitted, memo = self._displays.omitted, self._memo
+        if error is None and names is None and not final and not omitted and not memo.hits:
             return _OK, encoding, body
         ended = "ok" if error is None else "limit" if issubclass(type(error), LimitError) else "error"
         error_type = None if error is None else values.type_name(error)[:_NAME_LIMIT]
-        header = {"ended": ended, "errorType": error_type, "final": final, "names": names, "omittedDisplays": omitted}
+        header: dict[str, Any] = {"ended": ended, "errorType": error_type, "final": final, "names": names}
+        header["omittedDisplays"] = omitted
+        if memo.hits:
+            header["memo"] = {"hits": memo.hits, "ms": round(memo.saved * 1000, 3)}
         return to_json(header), encoding, body
 
     def _finish_after(self, late: BaseException) -> tuple[str, str, bytes]:

@@ -64,6 +64,9 @@ impl Package {
         let path = folder.path().join(&*NAME);
         std::fs::create_dir(&path)?;
         for (name, text) in FILES {
+            if let Some((part, _)) = name.rsplit_once('/') {
+                std::fs::create_dir_all(path.join(part))?;
+            }
             std::fs::write(path.join(name), renamed(text))?;
         }
         Ok(Self(folder))

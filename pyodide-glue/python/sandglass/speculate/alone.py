@@ -10,8 +10,15 @@ from typing import Any
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 
 _SIGNALS = tuple(map(int, _signal.valid_signals()))
-#: The modules whose handlers of signals run nothing but what is ours.
-_OURS = tuple(module for name, module in sys.modules.items() if name.startswith("sandglass"))
+#: The namespaces of modules whose handlers of signals run nothing but what is ours.
+_ours: list[dict[str, Any]] = []
+
+
+def note() -> None:
+    """What there is of this package is ours. To be called before any code of the user's runs."""
+    package = __name__.partition(".")[0]
+    modules = [(name.partition(".")[0], module) for name, module in sys.modules.items()]
+    _ours[:] = [vars(module) for name, module in modules if name == package]
 
 
 def has_no_handlers() -> bool:
@@ -32,4 +39,4 @@ def _is_quiet(handler: Any) -> bool:
         return True
     if type(handler) is MethodType:
         handler = handler.__func__
-    return type(handler) is FunctionType and any(handler.__globals__ is vars(module) for module in _OURS)
+    return type(handler) is FunctionType and any(handler.__globals__ is namespace for namespace in _ours)

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandglass import execution as cells
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
-from sandglass.speculate import intact
+from sandglass.speculate import alone, intact
 from sandglass.speculate.alone import has_no_handlers, state_of
 from sandglass.speculate.entries import Entry, limits
 from sandglass.speculate.results import Changed
@@ -113,6 +113,7 @@ class Memo:
         self.clear()
         if most_bytes:
             intact.note()
+            alone.note()
 
     def clear(self) -> None:
         """Forgets everything."""

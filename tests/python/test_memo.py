@@ -43,9 +43,12 @@ def make(most_bytes: int = 10_000_000, slow: float = 0) -> Guest:
 
 
 @pytest.fixture(autouse=True)
-def _sources() -> Iterator[None]:
-    """Other tests count the sources of cells."""
+def _alone() -> Iterator[None]:
+    """Libraries of other tests hear of the collector, and other tests count the sources of cells."""
+    callbacks = gc.callbacks[:]
+    gc.callbacks.clear()
     yield
+    gc.callbacks.extend(callbacks)
     for name in [name for name in linecache.cache if name.startswith("<cell ")]:
         del linecache.cache[name]
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from memo_fuzz import Process, run
 
 
-@pytest.mark.parametrize("seed", [int(time.time()), 1])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_nobody_can_tell(seed: int) -> None:
     figures = run(1200, seed)
     assert figures["hits"] >= 1200 and figures["kinds of changes"] >= 30

@@ -5,7 +5,7 @@ import { createSandbox } from "../../pyodide-glue/index.js";
 /** @import { Sandbox, Source, Tally } from "../../pkg/sandglass.js" */
 /** @typedef {{ reply: string, executions: { code: string, outcome: string }[], calls?: { answer: string }[] }} Turn */
 /** @typedef {{ think: number, charsPerSecond: number, answer: number }} Pace  milliseconds, and how fast a reply is written */
-/** @typedef {"none" | "list" | "hints" | "stream" | "oracle"} Way */
+/** @typedef {"none" | "list" | "memo" | "hints" | "stream" | "oracle"} Way */
 /**
  * One execution: how long it was waited for after its reply was there, and how long the code ran.
  * @typedef {{ latency: number, duration: number, outcome: string, served: boolean, saved: number }} Operation
@@ -13,6 +13,7 @@ import { createSandbox } from "../../pyodide-glue/index.js";
 
 /** What somebody would try who knows nothing of the session but the name of its variable. */
 const LIST = ["print(len(context))", "print(type(context))", "print(context[:500])", "print(context[:1000])"];
+const MEMO_BYTES = 16 << 20;
 /** How often a reply grows. */
 const TICK_MS = 50;
 
@@ -27,7 +28,11 @@ const wait = (/** @type {number} */ ms) => new Promise((resolve) => setTimeout(r
 async function replay(session, context, way, pace) {
   const answers = session.turns.flatMap(({ calls }) => calls ?? []).map(({ answer }) => answer);
   const answer = async () => (await wait(pace.answer), answers.shift() ?? "");
-  const sandbox = await createSandbox({ onLLMQuery: answer, timeout: 120_000 });
+  const sandbox = await createSandbox({
+    onLLMQuery: answer,
+    timeout: 120_000,
+    maxMemoBytes: way === "memo" ? MEMO_BYTES : 0,
+  });
   /** @type {Operation[]} */
   const operations = [];
   try {
@@ -37,7 +42,7 @@ async function replay(session, context, way, pace) {
       const first = turn.executions[0]?.code;
       if (way === "list") void sandbox.hint(LIST);
       if (way === "oracle" && first) void sandbox.hint(first);
-      const before = tallies(sandbox);
+      let before = tallies(sandbox);
       await wait(pace.think);
       const running = await write(sandbox, turn, way, pace);
       for (const [index, { code }] of turn.executions.entries()) {
@@ -45,8 +50,9 @@ async function replay(session, context, way, pace) {
         const run = await (index === 0 && running ? running.finish() : sandbox.execute(code));
         const latency = performance.now() - arrived;
         const after = tallies(sandbox);
-        const served = index === 0 && after.used > before.used;
+        const served = after.used > before.used;
         const saved = served ? Math.min(after.saved - before.saved, run.duration) : 0;
+        before = after;
         operations.push({ latency, duration: run.duration, outcome: run.outcome, served, saved });
       }
     }

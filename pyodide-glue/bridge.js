@@ -182,8 +182,12 @@ export function createBridge(post, mailbox, witness) {
     /** Whether Python is in a turn. */
     busy: () => turn !== 0,
 
-    /** Calls are numbered from 1 again. */
-    forgetCalls() {
+    /** Nothing is known of what the guest was told before, which may not have been heard yet; calls are numbered from 1 again. */
+    beginAnew() {
+      while (read?.(0));
+      texts = [];
+      rest = undefined;
+      forget();
       lastCall = 0;
     },
 

@@ -67,6 +67,8 @@ export const PAGE = 4096;
 const [LARGEST, SMALLEST] = [1 << 20, 1 << 16];
 /** Pages to be saved that make it worth while to look for memory that is free, and pages that were needed once. */
 const WORTH_CLEANING = (32 << 20) / PAGE;
+/** Bytes of memory of a guest that takes another state, at most. */
+const MOST_REUSED = 128 << 20;
 /** Pages that are hashed between two looks at the clock. */
 const AT_ONCE = 64;
 /** Parts of a `Blob` that are shorter are joined first, in bytes: each costs some time. */
@@ -122,6 +124,7 @@ export function createCheckpoints({
   const role = new Map(roles.map((object, index) => [object, index]));
   const boot = new Map(listAll().map(({ file, line }) => [line, file.path]));
   const home = FS.cwd();
+  const standard = FS.streams.slice(0, 3);
   /** Folders with files that are taken for granted. @type {Set<string | number>} */
   const given = new Set();
   /** What can be done with a descriptor of what was only in the other guest: to close it. */
@@ -210,6 +213,10 @@ export function createCheckpoints({
     /** Whether all that code has left here is memory and files, which `restore` puts others in place of. */
     get isReusable() {
       if (witness.touched || witness.awaits || !libraries.isEmpty || libraries.hasOthers) return false;
+      // Memory is not given back.
+      if (module.HEAPU8.length > MOST_REUSED) return false;
+      if (!standard.every((/** @type {any} */ stream, /** @type {number} */ fd) => FS.streams[fd] === stream))
+        return false;
       const lines = new Set(listAll().map(({ line }) => line));
       return [...boot.keys()].every((line) => lines.has(line));
     },
@@ -306,6 +313,12 @@ export function createCheckpoints({
         );
         putStrings(header.strings);
         putReferences(header.references);
+        if (isUsed) {
+          for (let index = references().length; index-- > header.references.length;) {
+            module.__hiwire_set(FIRST_STRING + index, null);
+          }
+          most = 0;
+        }
         libraries.replay(header.libraries);
       }
       const { removed, uncounted, folder, open, times } = header;
@@ -322,8 +335,8 @@ export function createCheckpoints({
         if (FS.analyzePath(folder).exists) FS.chdir(folder);
       });
       last = null;
-      const { references, touched } = header;
-      const exact = isWhole && references.every((slot) => slot === null || slot >= 0);
+      const { references: slots, touched } = header;
+      const exact = isWhole && slots.every((slot) => slot === null || slot >= 0);
       witness.restored({ touched, exact });
       if (memory) return [];
       configure();

@@ -142,7 +142,7 @@ function createHandler(post, send, bridge, witness, { python, packages, checkpoi
     if (inits++ > 0) {
       if (!restores || bridge.busy() || !checkpoints.isReusable)
         return post({ type: "bootFailed", message: "the guest cannot be used again" });
-      bridge.forgetCalls();
+      bridge.beginAnew();
     }
     limitMemory(config.maxMemoryBytes);
     files.limit(config);

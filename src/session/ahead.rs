@@ -25,12 +25,17 @@ use crate::speculate::{Prediction, Predictor, Source, Tally, begins_with_line_en
 /// By how much two clocks may differ that are so far apart: whoever is woken by one must be late by the other.
 const ROUNDING_MS: f64 = 0.001;
 
+/// Where the turns of copies are numbered from, and how many numbers each has: it is given packages and a state, and runs some code.
+const FIRST_TURN: u32 = 1 << 30;
+const MOST_TURNS: u32 = 16;
+
 /// What is done before anybody asks for it.
 #[derive(Debug)]
 pub(super) struct Aheads<B> {
     predictor: Predictor,
     writing: Option<Writing>,
     run: Option<Ahead<B>>,
+    copies: u32,
     last_check: u32,
     answered_check: u32,
 }
@@ -97,6 +102,7 @@ impl<B> Default for Aheads<B> {
             predictor: Predictor::default(),
             writing: None,
             run: None,
+            copies: 0,
             last_check: 0,
             answered_check: 0,
         }
@@ -302,6 +308,11 @@ impl<B: Body> Session<B> {
 
     fn run_ahead(&mut self, now: f64, mut copy: Self, prediction: Prediction, timeout_ms: Option<f64>) {
         self.tally(prediction.source).started += 1;
+        // A guest may have been others' before: no turn of its has the number of an earlier one, of which a message may be on its way.
+        self.ahead.copies = self.ahead.copies.wrapping_add(1);
+        copy.last_turn = FIRST_TURN
+            .wrapping_add(self.ahead.copies.wrapping_mul(MOST_TURNS))
+            .max(FIRST_TURN);
         let execute = Command::Execute {
             code: prediction.code.clone(),
             timeout_ms,

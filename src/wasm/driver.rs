@@ -19,7 +19,7 @@ use wasm_bindgen_futures::{JsFuture, future_to_promise, spawn_local};
 use web_sys::{AbortController, Blob};
 
 pub(in crate::wasm) use self::ahead::Written;
-use self::ahead::{Ahead, Second};
+use self::ahead::{Ahead, Rested, Second};
 use super::assets::{self, Assets};
 use super::budget;
 use super::convert::{decode, decode_text, display};
@@ -59,7 +59,9 @@ pub(super) struct Driver {
     /// Runs code ahead, and may take the other's place.
     second: RefCell<Option<Second>>,
     /// Has done so, or has been replaced by it, and may do so again.
-    rested: RefCell<Option<Guest>>,
+    rested: RefCell<Option<Rested>>,
+    /// What a guest was sent first that runs code ahead.
+    init_ahead: RefCell<Option<Request>>,
     /// The number of the guest, so that nothing of an earlier one arrives.
     generation: Cell<u32>,
     last_generation: Cell<u32>,
@@ -142,6 +144,7 @@ impl Driver {
             remote: RefCell::default(),
             second: RefCell::default(),
             rested: RefCell::default(),
+            init_ahead: RefCell::default(),
             generation: Cell::default(),
             last_generation: Cell::default(),
             effects: RefCell::default(),
@@ -402,10 +405,9 @@ impl Driver {
             return self.boot_remotely(server);
         }
         let spare = self.claim.as_ref().and_then(Claim::take);
-        let Some(guest) = spare.or_else(|| self.take_rested()) else {
+        let Some(guest) = spare else {
             return self.boot_anew();
         };
-        self.hold_rested();
         self.next_generation();
         self.guest.replace(Some(guest));
         let this = self.of_generation(self.generation.get());
@@ -561,13 +563,6 @@ impl Driver {
                 self.blocked.borrow_mut().insert(*call);
             }
             has_become_ready |= matches!(event, Event::Ready { .. });
-            let is_first = matches!(
-                event,
-                Event::Ready { .. } | Event::BootFailed { .. } | Event::Fatal { .. }
-            );
-            if self.spare.borrow().is_some() && !has_become_ready && !is_first {
-                continue; // it has rested since it said so
-            }
             if let Event::BootFailed { .. } = event {
                 self.guest_failed(Input::Guest(event, None));
                 return false;

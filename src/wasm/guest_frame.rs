@@ -261,11 +261,6 @@ impl Guest {
 }
 
 impl Guest {
-    /// Nobody hears it until somebody adopts it again; what it says meanwhile is then told first.
-    pub(super) fn disown(&self) {
-        self.inbox.owner.take();
-    }
-
     /// Ends it: from now on nobody hears it, and a moment later it is no more. To take a frame down needs some milliseconds of the
     /// page, for which somebody's code would wait.
     pub(super) fn end_soon(self) {

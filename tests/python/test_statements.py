@@ -53,6 +53,9 @@ CELLS = {
     "what ends while more is compiled": "import gc\nclass A:\n    def __del__(self): print('gone')\na = A()\na.me = a\ndel a\n"
     + "".join(f"v{n} = [1, (1, 1)]\n" for n in range(120))
     + "gc.collect()\nprint('end')",
+    "a text before a block": "'the text'\nif 1:\n    a = 1\n__doc__",
+    "a text before a function": "'the text'\ndef f(): ...\nb = __doc__\n",
+    "a decorator on a line of its own": "a = [1]\n@(\nlambda f: f\n)\ndef f():\n    return 1\n# c \\\n\n@ \\\n staticmethod\ndef g(): pass\nf()",
     "what ends with its statement": "class A:\n    __repr__ = lambda self: 'A'\n    def __del__(self): print('gone')\nA()\nprint('after')\nA(); A()\nx = 1\nA()\n# no more\n",
     "texts that are nobody's": "x = 1\n'a'\n'b'\n",
     "a value that is none": "x = [1]\nx\nx.append(2)\n\n",

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 
 if TYPE_CHECKING:
-    from ast import expr, stmt
+    from ast import stmt
     from collections.abc import Callable, Iterator
     from types import CodeType
 
@@ -209,7 +209,12 @@ class Growing:
             with Warnings("error"):
                 body = _parse(source, self.filename).body
                 if not is_last and body and self._may_go_on(body):
-                    end = self._compiled + _begin_of(body.pop(), source) - before
+                    body.pop()
+                    if self._is_first and len(body) == 1 and _is_text(body[0]):
+                        body.pop()  # the cell's __doc__, which is one with what comes after it
+                    # Where a statement begins is not known, such as one with decorators, but where the one before ends.
+                    end = self._compiled
+                    end += _end_of_line(source, body[-1].end_lineno or 0) - before if body else 0
                 codes, flags = _compile_each(body, self.filename, self._flags, is_first=self._is_first)
         except Exception:
             if is_last:
@@ -225,22 +230,22 @@ class Growing:
         return codes
 
     def _may_go_on(self, body: list[stmt]) -> bool:
-        last = body[-1]
-        if isinstance(last, Expr) and isinstance(last.value, Constant):  # the cell's __doc__, or its value
+        if _is_text(body[-1]):  # the cell's __doc__, or its value
             return self._is_first and len(body) == 1
-        return isinstance(last, _OPEN)
+        return isinstance(body[-1], _OPEN)
 
 
-def _begin_of(statement: stmt, source: str) -> int:
-    """Where the line is in the source that a statement begins with."""
-    decorators: list[expr] = getattr(statement, "decorator_list", [])
-    line = min([statement.lineno, *(decorator.lineno for decorator in decorators)])
-    begin = 0
-    for number, end in enumerate(_find_line_ends(source), 2):
-        if number > line:
-            break
-        begin = end.end()
-    return begin
+def _is_text(statement: stmt) -> bool:
+    """Whether it is a constant alone."""
+    return isinstance(statement, Expr) and isinstance(statement.value, Constant)
+
+
+def _end_of_line(source: str, line: int) -> int:
+    """Where the line after this one begins."""
+    for number, end in enumerate(_find_line_ends(source), 1):
+        if number == line:
+            return end.end()
+    return len(source)
 
 
 def _parse(source: str, filename: str) -> Module:

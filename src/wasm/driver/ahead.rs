@@ -264,8 +264,11 @@ impl Driver {
                         doubt,
                         ..
                     }) => {
-                        if let (Request::Init { .. }, Some(init)) = (&request, doubt) {
-                            *init = Some(request.clone());
+                        if let Request::Init { .. } = request {
+                            self.init_ahead.replace(Some(request.clone()));
+                            if let Some(init) = doubt {
+                                *init = Some(request.clone());
+                            }
                         }
                         // As with an interrupt: it takes the first that it hears.
                         if matches!(request, Request::Promote { .. }) && self.guest_info().bridge == "atomics" {
@@ -273,7 +276,12 @@ impl Driver {
                         }
                         guest.post(request, body);
                     }
-                    Some(second) => second.unsent.push(request),
+                    Some(second) => {
+                        if let Request::Init { .. } = request {
+                            self.init_ahead.replace(Some(request.clone()));
+                        }
+                        second.unsent.push(request);
+                    }
                     None => {}
                 }
             }
@@ -425,27 +433,67 @@ impl Driver {
     // ---- guests at rest ----
 
     /// Keeps a guest that is at rest for the next code that runs ahead: it is given the state in a tenth of the time that another takes
-    /// to start. It counts as a spare, and there is none where the user wants none.
+    /// to start. It counts as a spare, and there is none where the user wants none. It is asked at once whether it can be used again; one
+    /// that says anything else, or anything later, is ended: it has run code.
     fn keep(&self, guest: Option<Guest>) {
         let may_rest = self.options.limits.spares > 0 && !self.session.borrow().has_packages();
-        match guest {
-            Some(guest) if may_rest && self.rested.borrow().is_none() => {
-                guest.disown();
-                self.rested.replace(Some(guest));
+        let init = self.init_ahead.borrow().clone();
+        match (guest, init) {
+            (Some(guest), Some(init)) if may_rest && self.rested.borrow().is_none() => {
+                let (messages, failures) = (self.this.clone(), self.this.clone());
+                guest.adopt(
+                    move |data| {
+                        if let Some(driver) = messages.upgrade() {
+                            driver.hear_rested(&data);
+                        }
+                    },
+                    move |_| {
+                        if let Some(driver) = failures.upgrade() {
+                            driver.end_rested();
+                        }
+                    },
+                );
+                guest.post(init, None);
+                self.rested.replace(Some(Rested { guest, is_sure: false }));
             }
-            Some(guest) => guest.end_soon(),
-            None => {}
+            (Some(guest), _) => guest.end_soon(),
+            (None, _) => {}
         }
         self.hold_rested();
     }
 
-    /// The guest that rests, if it is still there.
-    pub(super) fn take_rested(&self) -> Option<Guest> {
-        self.rested.take().filter(|guest| !guest.is_gone())
+    fn hear_rested(&self, data: &JsValue) {
+        let events = self.read_into(&RefCell::default(), data);
+        let is_ready = matches!(events.as_deref(), Ok([(Event::Ready { .. }, None)]));
+        if let Some(rested) = &mut *self.rested.borrow_mut()
+            && is_ready
+            && !rested.is_sure
+        {
+            rested.is_sure = true;
+            return;
+        }
+        self.end_rested();
+    }
+
+    fn end_rested(&self) {
+        if let Some(Rested { guest, .. }) = self.rested.take() {
+            guest.end_soon();
+        }
+        self.hold_rested();
+    }
+
+    /// The guest that rests, if it can be used.
+    fn take_rested(&self) -> Option<Guest> {
+        let is_gone = |rested: &Rested| rested.guest.is_gone();
+        if self.session.borrow().has_packages() || self.rested.borrow().as_ref().is_some_and(is_gone) {
+            self.end_rested();
+        }
+        let rested = self.rested.borrow_mut().take_if(|rested| rested.is_sure);
+        rested.map(|rested| rested.guest)
     }
 
     /// A guest that rests, or runs ahead, stands for one of the spares.
-    pub(super) fn hold_rested(&self) {
+    fn hold_rested(&self) {
         if let Some(claim) = &self.claim {
             claim.hold(self.rested.borrow().is_some() || self.second.borrow().is_some());
         }
@@ -506,6 +554,13 @@ impl Written {
     pub(in crate::wasm) fn end(&self) {
         self.is_over.set(true);
     }
+}
+
+/// A guest that has run code, and may run code ahead.
+pub(super) struct Rested {
+    guest: Guest,
+    /// Whether it has said that it can.
+    is_sure: bool,
 }
 
 /// The guest that runs code ahead.

@@ -81,9 +81,9 @@ async function open() {
   const page = await openPage();
   await page.exposeFunction("askedFor", () => mirror.asked.splice(0));
   await page.exposeFunction("askedElsewhere", () => [locks.asked.splice(0), wheelhouse.asked.splice(0)]);
-  await page.exposeFunction("hold", (/** @type {boolean} */ on) => {
-    mirror.holding = on;
-    if (!on) for (const release of mirror.held.splice(0)) release();
+  await page.exposeFunction("hold", (/** @type {"answers" | "halves" | undefined} */ what) => {
+    mirror.holding = what;
+    if (what === undefined) for (const release of mirror.held.splice(0)) release();
   });
   /** Takes files away, or puts them back. @type {Map<string, Buffer | string>} */
   const taken = new Map();

@@ -101,18 +101,26 @@ export async function serveFiles(/** @type {Map<string, Buffer | string>} */ fil
   const asked = [];
   /** @type {((value?: unknown) => void)[]} */
   const held = [];
-  const state = { asked, held, holding: false, url: "", close: async () => {} };
+  /** What waits until it is released: every answer, or the second half of each wheel. @type {"answers" | "halves" | undefined} */
+  const holding = undefined;
+  const state = { asked, held, holding, url: "", close: async () => {} };
   const server = createServer(async (request, response) => {
     const name = decodeURIComponent((request.url ?? "/").slice(1).split("?")[0]);
     asked.push(name);
-    if (state.holding) await new Promise((resolve) => held.push(resolve));
+    const release = () => new Promise((resolve) => held.push(resolve));
+    if (state.holding === "answers") await release();
     const body = files.get(name);
     response.writeHead(body === undefined ? 404 : 200, {
       "Access-Control-Allow-Origin": "*",
       "Content-Type": name.endsWith(".json") ? "application/json" : "application/zip",
       ...(body === undefined ? {} : { "Content-Length": Buffer.byteLength(body) }),
     });
-    response.end(body);
+    if (state.holding !== "halves" || body === undefined || !name.endsWith(".whl")) return response.end(body);
+    const bytes = Buffer.from(body);
+    const half = bytes.length >> 1;
+    response.write(bytes.subarray(0, half));
+    await release();
+    response.end(bytes.subarray(half));
   });
   await new Promise((resolve) => {
     server.listen(0, "127.0.0.1", () => resolve(undefined));

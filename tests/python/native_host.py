@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import socket
 import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,7 +31,7 @@ os.close(fd)
 os._exit(os.waitstatus_to_exitcode(os.waitpid(guest, 0)[1]) % 256)
 """
 EPOCH = 0xFEDCBA98
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 10.0
 CONFIG = {
     "maxOutputChars": 50_000,
     "maxValueBytes": 64 << 20,
@@ -72,18 +74,23 @@ class Execution:
 class Host:
     """Speaks to one guest. `answer` gets a function's name and arguments and returns `(encoding, body)`."""
 
-    def __init__(self, folder: Path, *, as_module: bool = False, program: str = BOOTSTRAP) -> None:
+    epoch = EPOCH
+
+    def __init__(self, folder: Path, *, as_module: bool = False, program: str = BOOTSTRAP, forks: bool = False) -> None:
         self.socket, theirs = socket.socketpair()
+        self.control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        more = ["--control", str(control.fileno())] if forks else []
         self.socket.settimeout(PATIENCE_SECONDS)
         command = ["-m", "sandglass"] if as_module else ["-I", "-c", program, FOLDER]
         self.process = subprocess.Popen(
-            [sys.executable, *command, "--fd", str(theirs.fileno()), "--epoch", str(EPOCH)],
-            pass_fds=[theirs.fileno()],
+            [sys.executable, *command, "--fd", str(theirs.fileno()), "--epoch", str(EPOCH), *more],
+            pass_fds=[theirs.fileno(), control.fileno()],
             stdin=subprocess.DEVNULL,
             cwd=folder,
             env={**os.environ, "PYTHONPATH": FOLDER},
         )
         theirs.close()
+        control.close()
         self.turn = self.execution = 0
         self.credits = True
         self.answer: Callable[[str, Any], tuple[str, bytes]] = lambda name, argument: text(f"answer to {argument}")
@@ -93,19 +100,20 @@ class Host:
 
     def __exit__(self, _type: type | None, _error: BaseException | None, _traceback: TracebackType | None) -> None:
         self.socket.close()
+        self.control.close()
         self.process.kill()
         self.process.wait()
 
     # ---- frames ----
 
-    def send(self, request: Event, *bodies: bytes, epoch: int = EPOCH) -> None:
-        self.socket.sendall(frame(request, *bodies, epoch=epoch))
+    def send(self, request: Event, *bodies: bytes, epoch: int | None = None) -> None:
+        self.socket.sendall(frame(request, *bodies, epoch=self.epoch if epoch is None else epoch))
 
     def receive(self) -> tuple[list[Event], list[bytes]]:
         (length,) = struct.unpack("<I", self._take(4))
         data = self._take(length)
         epoch, header_length = struct.unpack_from("<II", data)
-        assert epoch == EPOCH
+        assert epoch == self.epoch
         events = json.loads(data[8 : 8 + header_length])
         bodies, at = [], 8 + header_length
         while at < length:
@@ -155,8 +163,8 @@ class Host:
         request = {"type": "execute", "turn": self.turn, "execution": self.execution, "code": code}
         self.send({**request, "timeoutMs": timeout_ms})
 
-    def end(self, until: str | None = None) -> Execution:
-        """Takes events to the execution's end, or until this was printed."""
+    def end(self, until: str | None = None, *, promoted: bool = False) -> Execution:
+        """Takes events to the execution's end, or until this was printed. `promoted`: it may say so, or that it waits for that."""
         seen = Execution()
         while True:
             events, bodies = self.receive()
@@ -172,7 +180,7 @@ class Host:
                     seen.calls.append((event["name"], argument))
                     encoding, body = self.answer(event["name"], argument)
                     self.reply(event["call"], encoding, body)
-                else:
+                elif not promoted or kind not in ("promoted", "waiting"):
                     assert kind == "executed", event
                     seen.report = event["execution"]
                     if seen.report["final"]:
@@ -205,6 +213,73 @@ class Host:
         (event,), bodies_back = self.receive()
         assert event["turn"] == self.turn
         return event, bodies_back[0] if bodies_back else b""
+
+    # ---- copies ----
+
+    def fork(self) -> Copy:
+        """A copy of the guest, or AssertionError with what it says of why not."""
+        return Copy(self)
+
+
+class Copy(Host):
+    """Speaks to a copy of another host's guest."""
+
+    def __init__(self, origin: Host) -> None:
+        self.epoch = origin.epoch + 1
+        self.turn, self.execution = origin.turn + 100, origin.execution
+        self.credits, self.answer, self.process = origin.credits, origin.answer, origin.process
+        self.socket, channel = socket.socketpair()
+        self.socket.settimeout(PATIENCE_SECONDS)
+        self.control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._release, release = socket.socketpair()
+        with channel, control, release:
+            order = json.dumps({"epoch": self.epoch}).encode()
+            socket.send_fds(origin.control, [order], [channel.fileno(), control.fileno(), release.fileno()])
+        origin.control.settimeout(PATIENCE_SECONDS)
+        data, self._pids, _, _ = socket.recv_fds(origin.control, 4096, 2)
+        assert json.loads(data) == {"forked": True}, data
+        self.init()
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+        self.control.close()
+        self._release.close()
+        for pidfd in self._pids:
+            os.close(pidfd)
+
+    def end_it(self) -> None:
+        signal.pidfd_send_signal(self._pids[0], signal.SIGKILL)
+
+    def end_origin(self) -> None:
+        signal.pidfd_send_signal(self._pids[1], signal.SIGKILL)
+
+    def run_ahead(self, code: str, more: bool = False) -> None:
+        self.turn += 1
+        self.execution += 1
+        request = {"type": "execute", "turn": self.turn, "execution": self.execution, "code": code}
+        self.send({**request, "timeoutMs": PATIENCE_SECONDS * 1000, "ahead": True, "more": more})
+
+    def extend(self, text: str) -> None:
+        self.send({"type": "extend", "turn": self.turn, "text": text})
+
+    def waits(self) -> dict[str, str]:
+        """What it has printed until it waits for more code."""
+        streams: dict[str, str] = {}
+        while True:
+            for event in self.receive()[0]:
+                if event["type"] == "waiting":
+                    return streams
+                assert event["type"] == "output", event
+                streams[event["stream"]] = streams.get(event["stream"], "") + event["text"]
+
+    def let_go(self) -> None:
+        """Its code has come."""
+        with suppress(OSError):  # it has ended its code, and waits for nothing
+            self._release.send(b"x")
+
+    def promote(self, rest: str | None = None) -> None:
+        self.let_go()
+        self.send({"type": "promote", "turn": self.turn, "rest": rest})
 
 
 def frame(request: Any, *bodies: bytes, epoch: int = EPOCH) -> bytes:

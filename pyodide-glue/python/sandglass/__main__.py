@@ -23,6 +23,7 @@ def main() -> None:
     channel.add_argument("--fd", type=int, help="the socket to the host")
     channel.add_argument("--connect", metavar="PATH", help="where the host listens, in a container")
     parser.add_argument("--epoch", type=int, help="a number that every frame has to carry")
+    parser.add_argument("--control", type=int, metavar="FD", help="the socket on which the host asks for copies")
     parser.add_argument("--filter", metavar="PATH", help="with --connect: a filter of system calls to put on first")
     parser.add_argument("--confine", action="store_true", help="write below a guest's own folders only (Landlock)")
     parser.add_argument("--preload", help="modules to import first, separated by commas")
@@ -61,9 +62,14 @@ def main() -> None:
         from sandglass.zygote import preload
 
         preload(arguments.preload.split(","))
+    control = None
+    if arguments.control is not None:
+        from sandglass.forks import stand_over
+
+        control = arguments.control, stand_over()
     from sandglass.native import serve
 
-    serve(fd, arguments.epoch, arguments.reap == "all")
+    serve(fd, arguments.epoch, arguments.reap == "all", control)
 
 
 if __name__ == "__main__":

@@ -41,11 +41,19 @@ class Channel:
         self.lock = RLock()
         #: The turn under way, 0 between turns.
         self.turn = 0
+        #: The clock. Code that runs ahead has none.
+        self.now = monotonic
 
     def begin(self, turn: int) -> None:
         """A turn begins. Called by the reader."""
         self._hold_until = monotonic() + HOLD_SECONDS
         self.turn = turn
+
+    def renew(self, epoch: int) -> None:
+        """In a copy of the guest: there is another host's end."""
+        self._epoch = epoch
+        self._held = []
+        self._credit = CREDIT_BYTES
 
     def end(self, event: str, body: bytes | None) -> None:
         """Ends the turn with an event."""
@@ -65,7 +73,7 @@ class Channel:
                 return
             self._spend(len(text) if text.isascii() else len(text.encode()))
             event = f'{{"type":"output","turn":{turn},"stream":"{stream}","skipped":{skipped},"text":{quote(text)}}}'
-            if monotonic() < self._hold_until and len(text) < _MAX_HELD_CHARS and len(self._held) < _MAX_HELD_EVENTS:
+            if self.now() < self._hold_until and len(text) < _MAX_HELD_CHARS and len(self._held) < _MAX_HELD_EVENTS:
                 self._held.append(event)
             else:
                 self._post(event, None)
@@ -101,7 +109,7 @@ class Channel:
 
     def flush_due(self) -> None:
         """Sends what has waited for the next message long enough."""
-        if self._held and monotonic() >= self._hold_until:
+        if self._held and self.now() >= self._hold_until:
             self.flush()
 
     def give(self, credit: int) -> None:
@@ -127,5 +135,5 @@ class Channel:
         events, self._held = self._held, []
         if event is not None:
             events.append(event)
-        self._hold_until = monotonic() + HOLD_SECONDS
+        self._hold_until = self.now() + HOLD_SECONDS
         self._send(pack_frame(self._epoch, f"[{','.join(events)}]".encode(), bodies or ()))

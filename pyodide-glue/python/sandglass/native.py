@@ -22,7 +22,7 @@ from _json import encode_basestring as quote
 from _queue import SimpleQueue
 from _socket import SHUT_RDWR
 from _socket import socket as Socket
-from _thread import RLock, get_ident, start_new_thread
+from _thread import RLock, allocate_lock, get_ident, start_new_thread
 from functools import wraps
 from json import JSONDecoder
 from json import dumps as to_json
@@ -31,16 +31,18 @@ from os import _exit, getcwd, getpid
 from os import write as system_write
 from os.path import isdir
 from select import POLLIN, poll
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from sandglass.changes import Changes
 from sandglass.channel import Channel
 from sandglass.files import FileError
+from sandglass.forks import Forks
 from sandglass.frames import FrameError, FrameReader
-from sandglass.output import SharedEmitter, printable
+from sandglass.output import SharedEmitter, no_time, printable
 from sandglass.pipes import Pipes, move_up
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
-from sandglass.runtime import Runtime
+from sandglass.runtime import UNFINISHED, Runtime
 from sandglass.strays import Strays, adopt_orphans
 from sandglass.turns import NativeBridge
 from sandglass.values import type_name
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sandglass.namespace import Namespace
+    from sandglass.speculate.fence import Fence
 
 PROTOCOL_VERSION = 7
 #: A turn that takes longer is looked after by the third thread.
@@ -74,8 +77,21 @@ _mask, _BLOCK, _ALL_SIGNALS = _signal.pthread_sigmask, _signal.SIG_BLOCK, _signa
 class Guest:
     """Answers requests. Refusals are answers; whatever else is raised here is fatal."""
 
-    def __init__(self, fd: int, epoch: int, reap_all: bool, namespace: Namespace | None = None) -> None:
+    def __init__(
+        self,
+        fd: int,
+        epoch: int,
+        reap_all: bool,
+        namespace: Namespace | None = None,
+        control: tuple[int, int] | None = None,
+    ) -> None:
+        """`control`: where the host asks for copies, and where `stand_over` is told of them."""
         self._socket = Socket(fileno=move_up(fd))
+        self._forks = Forks(control[0], self._socket.fileno(), control[1]) if control else None
+        self._fence: Fence | None = None  # around a copy that runs code ahead
+        self._rest: str | None = None  # of the code that runs ahead, when all of it is there
+        self._waits = False  # for more of it
+        self._rest_known = allocate_lock()
         self._pid = getpid()
         self._channel = channel = Channel(self._send, epoch)
         self._reader = FrameReader(self._socket.recv_into, epoch)
@@ -85,6 +101,7 @@ class Guest:
         self._runtime = runtime = Runtime(bridge, output, bridge, namespace)
         self._pipes = Pipes(self._take_written)
         self._threads: set[int] = {get_ident()}
+        self._working: list[None] = []  # one for each thread of ours but the main one
         self._strays = Strays(self._threads, bridge.end_waits, reap_all)
         self._changes = Changes(getcwd())
         self._requests: SimpleQueue[tuple[dict[str, Any], list[Any]]] = SimpleQueue()
@@ -99,6 +116,7 @@ class Guest:
         runtime.sleep_in_thread = bridge.sleep
         runtime.end_strays = self._strays.end
         runtime.take_written = self._last_written
+        runtime.take_rest = self._take_rest
 
     def _make_bridge(self, channel: Channel) -> NativeBridge:
         return NativeBridge(channel)
@@ -114,8 +132,7 @@ class Guest:
         os.register_at_fork(after_in_child=self._become_copy)
         sys.addaudithook(self._hear)
         self._runtime.execute(0, "pass")  # what a first cell has to wait for, such as memory of its own in a fork
-        for work in (self._read, self._pump):
-            self._threads.add(start_new_thread(self._alone, (work,)))
+        self._start_threads()
         end = _exit  # user code may take everything out of this module
         try:
             while True:
@@ -125,6 +142,11 @@ class Guest:
                 self._die(error)
         finally:
             end(1)
+
+    def _start_threads(self) -> None:
+        for work in (self._read, self._pump):
+            self._working.append(None)
+            self._threads.add(start_new_thread(self._alone, (work,)))
 
     def _own(self) -> None:
         """Declares what is ours of the interpreter, besides what is the runtime's."""
@@ -146,10 +168,12 @@ class Guest:
             event = '{"type":"notSaved","checkpoint":%d,"reason":"native guests make no checkpoints"}'
             self._channel.post(event % request["checkpoint"])
         elif kind == "check":
-            event = '{"type":"checked","check":%d,"plain":false}'
-            self._channel.post(event % request["check"])
+            plain = self._forks is not None and self._runtime.is_plain(request["code"])
+            self._channel.post(f'{{"type":"checked","check":{request["check"]},"plain":{to_json(plain)}}}')
+        elif kind == "fork":
+            self._fork()
         elif kind in ("extend", "promote"):
-            pass  # only code that runs ahead is told so, and none does here
+            pass  # of code that has ended
         elif kind in ("restore", "install"):
             what = "take over a checkpoint" if kind == "restore" else "install packages"
             self._refuse(request["turn"], f"a native guest cannot {what}; nothing was changed")
@@ -157,7 +181,7 @@ class Guest:
             self._variable(kind, request, bodies)
 
     def _init(self, request: dict[str, Any]) -> None:
-        if request["version"] == PROTOCOL_VERSION:
+        if request["version"] == PROTOCOL_VERSION and self._fence is None:  # a copy is configured
             try:
                 config = request["config"]
                 self._runtime.configure(config)
@@ -165,17 +189,23 @@ class Guest:
             except Exception as error:
                 self._channel.post(f'{{"type":"bootFailed","message":{quote(_describe(error))}}}')
                 return
-        guest = f'{{"bridge":"native","softInterrupt":true,"python":"{sys.version.split()[0]}","pyodide":null}}'
+        guest = f'{{"bridge":"native","softInterrupt":true,"python":"{sys.version.split()[0]}","pyodide":null'
+        guest += f',"forks":{to_json(self._forks is not None)}}}'
         self._channel.post(f'{{"type":"ready","version":{PROTOCOL_VERSION},"guest":{guest}}}')
 
     def _execute(self, request: dict[str, Any]) -> None:
         turn, execution = request["turn"], request["execution"]
-        bridge, output = self._bridge, self._output
-        bridge.watch()
+        bridge, output, fence = self._bridge, self._output, self._fence if request.get("ahead") else None
+        if self._forks is not None:
+            self._forks.note(request["code"])
+        bridge.watch(clock=fence is None)
+        if fence is not None and self._fence is None:  # it has just been asked for
+            bridge.watch()
         self._pipes.finish()  # what leftovers of earlier cells have printed since belongs to none
         output.is_silenced = self._strays.is_stray if self._strays.any_threads else None
         self._changes.begin()
-        report, encoding, body = self._runtime.execute(execution, request["code"])
+        run = self._run_ahead(request, fence) if fence else self._runtime.execute(execution, request["code"])
+        report, encoding, body = run
         if getpid() != self._pid:
             _leave_copy(report, self._copy_error)
         self._pipes.repair()
@@ -188,6 +218,88 @@ class Guest:
         report = f'{report[:-1]},"stopped":{reason}{changes and ","}{changes}}}'
         event = f'{{"type":"executed","turn":{turn},"execution":{report},"encoding":"{encoding}"}}'
         self._channel.end(event, body if '"final": true' in report else None)
+
+    # ---- copies that run code ahead ----
+
+    def _fork(self) -> None:
+        """The host wants a copy. The reader has ended, so that its thread is not missing in it."""
+        forks, pipes, reader = self._forks, self._pipes, self._socket.fileno()
+        if forks is None:
+            return
+        pipes.stop()
+        while self._working:
+            sleep(0.0002)
+        copy = forks.fork([*pipes.descriptors(), reader])
+        self._threads.clear()
+        self._threads.add(get_ident())
+        if copy is not None:
+            epoch, self._fence = copy
+            self._channel.now = no_time
+            self._runtime.take_written = self._runtime.end_strays = tuple
+            self._pid = getpid()
+            self._strays.renew()
+            self._channel.renew(epoch)
+            self._reader = FrameReader(self._socket.recv_into, epoch)
+            pipes.renew()
+            self._rest_known.acquire(False)
+            self._rest, self._waits = None, False
+        self._start_threads()
+
+    def _run_ahead(self, request: dict[str, Any], fence: Fence) -> tuple[str, str, bytes]:
+        """Runs code that nobody has asked for yet, or as much of it as there is."""
+        runtime, channel = self._runtime, self._channel
+        execution, code, turn = request["execution"], request["code"], request["turn"]
+        if request.get("more"):
+            runtime.extend(execution, code, False)
+        while True:
+            is_ahead = self._fence is not None
+            if is_ahead:
+                fence.enclose()
+            run = runtime.execute(execution, code, is_ahead)
+            fence.open_up()
+            if run is not UNFINISHED:
+                break
+            with channel.lock:
+                if self._rest is None:
+                    self._waits = True
+                    channel.post(f'{{"type":"waiting","turn":{turn}}}')
+            request, _ = self._requests.get()
+            is_last = request["type"] == "promote"
+            runtime.extend(execution, request["rest"] or "" if is_last else request["text"], is_last)
+        fence.remove()
+        self._asked_for()
+        return run
+
+    def _asked_for(self) -> None:
+        """From now on the copy is the guest, or at least nothing that it does shows before it is."""
+        fence, self._fence = self._fence, None
+        if fence is None:
+            return
+        self._channel.now = monotonic
+        self._runtime.take_written = self._last_written
+        self._runtime.end_strays = self._strays.end
+        self._runtime.asked_for()
+        self._bridge.asked_for()
+        fence.open_up()
+
+    def _promote(self, turn: int, rest: str | None) -> None:
+        """The code that runs ahead has come, with the rest of its text. Called by the reader."""
+        channel = self._channel
+        self._asked_for()
+        with channel.lock:
+            self._rest = rest
+            if channel.turn == turn and not self._waits:
+                channel.post(f'{{"type":"promoted","turn":{turn}}}')
+        if rest is not None and self._rest_known.locked():
+            self._rest_known.release()
+
+    def _take_rest(self) -> str:
+        """The rest of the code that runs ahead, for code that looks at its own source; once it is there."""
+        if self._fence is not None:
+            getpid()
+            with self._rest_known:
+                pass
+        return self._rest or ""
 
     def _variable(self, kind: str, request: dict[str, Any], bodies: list[Any]) -> None:
         turn, runtime = request["turn"], self._runtime
@@ -248,33 +360,51 @@ class Guest:
 
     def _alone(self, work: Callable[[], None]) -> None:
         """Runs a thread of ours."""
-        end = _exit
+        end, is_done = _exit, False
         try:
             _mask(_BLOCK, _ALL_SIGNALS)  # they are the main thread's
             work()
+            is_done = True
         except EOFError:
             end(0)
         except BaseException as error:
             self._die(error)
         finally:
-            end(1)  # nobody could do its work
+            if not is_done:
+                end(1)  # nobody could do its work
+            self._working.pop()
 
     def _read(self) -> None:
-        bridge, read = self._bridge, self._reader.read
-        poller = poll()
-        poller.register(self._socket.fileno(), POLLIN)
+        """Takes what the host sends; ends when it wants a copy of the process."""
+        bridge, read, forks = self._bridge, self._reader.read, self._forks
+        mail = poll()
+        mail.register(self._socket.fileno(), POLLIN)
+        if forks is not None and not forks.is_over:
+            mail.register(forks.fileno(), POLLIN)
         parts: list[Any] = []
         while True:
-            if self._channel.turn and not poller.poll(QUICK_MS) and self._channel.turn:
+            if self._fence is None and self._channel.turn and not mail.poll(QUICK_MS) and self._channel.turn:
                 self._pipes.wake()
-            while (left := bridge.tick()) >= 0:
-                if poller.poll(max(left * 1000, 1) if left < 86_400 else None):
+            while self._fence is None and (left := bridge.tick()) >= 0:
+                if mail.poll(max(left * 1000, 1) if left < 86_400 else None):
                     break
+            if forks is not None:
+                found = dict(mail.poll())
+                if forks.fileno() in found and not self._channel.turn:
+                    # First, because it was asked for first: it is there by when a frame is that was sent later.
+                    self._requests.put(({"type": "fork"}, []))
+                    return
             header, bodies = read()
             request = _parse(header, 0)[0]
             kind = request["type"]
             if kind == "hostReply" or kind == "part":
-                pass
+                self._asked_for()
+            elif kind == "promote":
+                self._promote(request["turn"], request.get("rest"))
+                if self._rest is None:
+                    continue
+            elif kind == "extend":
+                self._waits = False
             elif kind == "interrupt":
                 bridge.interrupt(request["turn"], request["reason"])
                 continue
@@ -299,7 +429,7 @@ class Guest:
 
     def _pump(self) -> None:
         channel = self._channel
-        self._pipes.pump(lambda: channel.turn != 0, self._flush_due)
+        self._pipes.pump(lambda: channel.turn != 0 and self._fence is None, self._flush_due)
 
     def _flush_due(self) -> None:
         self._output.flush_due()
@@ -362,7 +492,7 @@ class Guest:
             _write_all(fd, text)
 
     def _send(self, frame: bytes) -> None:
-        if getpid() != self._pid:
+        if self._fence is None and getpid() != self._pid:
             return
         try:
             self._socket.sendall(frame)
@@ -417,11 +547,11 @@ def _describe(error: BaseException) -> str:
     return printable(text[:_MAX_MESSAGE_CHARS])
 
 
-def serve(fd: int, epoch: int, reap_all: bool) -> None:
-    """Makes this process a guest on the socket `fd`. Does not return."""
+def serve(fd: int, epoch: int, reap_all: bool, control: tuple[int, int] | None = None) -> None:
+    """Makes this process a guest on the socket `fd`; see `Guest` for `control`. Does not return."""
     if isdir(_WORKSPACE):
         os.chdir(_WORKSPACE)
     sys.path.insert(0, "")  # the working folder
     # The threads are ours, and a copy of the process does without them.
     warnings.filterwarnings("ignore", r".*multi-threaded, use of \w+\(\) may lead to deadlocks", DeprecationWarning)
-    Guest(fd, epoch, reap_all).serve()
+    Guest(fd, epoch, reap_all, control=control).serve()

@@ -250,6 +250,8 @@ class SharedEmitter(Emitter):
 
     def hurry(self) -> None:
         """Sends what was flushed, or it would be lost should the process be killed; once a millisecond at most."""
+        if self.now is no_time:
+            return
         waits = self._head or any(channel.pending for channel in self.channels.values())
         if waits and self.send_now and (now := monotonic()) >= self._hurried + HURRY_SECONDS:
             self._hurried = now

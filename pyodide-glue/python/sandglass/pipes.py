@@ -57,7 +57,7 @@ class Pipes:
         self._ready = poll()
         self._all = poll()
         self._wake_reader = self._wake_writer = -1
-        self._idle = False
+        self._idle = self._stops = False
 
     def open(self, take: bool = True) -> None:
         """Takes over descriptors 1 and 2; with `take` false, only from `repair` on."""
@@ -117,7 +117,7 @@ class Pipes:
             os_write(self._wake_writer, b"x")
 
     def pump(self, is_busy: Callable[[], bool], tick: Callable[[], None]) -> None:
-        """Takes what there is, for ever, and calls `tick` every so often while a turn is under way.
+        """Takes what there is until `stop`, and calls `tick` every so often while a turn is under way.
 
         Raises OSError when user code has closed what it works with.
         """
@@ -130,8 +130,36 @@ class Pipes:
                     raise OSError("user code has closed file descriptors that are the sandbox's own")
                 if reader == self._wake_reader:
                     read_fd(reader, 64)
+                    if self._stops:
+                        self._stops = False
+                        return
             self.drain()
             tick()
+
+    def stop(self) -> None:
+        """Ends `pump`."""
+        self._stops = True
+        os_write(self._wake_writer, b"x")
+
+    def descriptors(self) -> list[int]:
+        """All that stand for the pipes, 1 and 2 among them."""
+        return [*self._writers, *self._readers, *self._writers.values(), self._wake_reader, self._wake_writer]
+
+    def renew(self) -> None:
+        """In a copy of the guest: other pipes take the place of all of them, under the same numbers."""
+        for reader, fd in self._readers.items():
+            self._replace([reader], [self._writers[fd], fd])
+            with suppress(OSError):
+                fcntl(reader, _F_SETPIPE_SZ, _PIPE_BYTES)
+            self._identities[fd] = _identity(fd)
+        self._replace([self._wake_reader], [self._wake_writer])
+
+    def _replace(self, readers: list[int], writers: list[int]) -> None:
+        reader, writer = os.pipe()
+        for fd, stands in ((reader, readers), (writer, writers)):
+            for other in stands:
+                dup2(fd, other, other in self._writers)
+            close(fd)
 
     def abandon(self) -> None:
         """In a copy of the process: leaves everything to the original."""

@@ -316,6 +316,10 @@ class Runtime:
         tools = any(tool_of(tool) is not None for tool in range(_MONITORING_TOOLS))
         return bool(gettrace() or getprofile() or tools or gc_callbacks or is_tracing_memory() or self._has_hooks)
 
+    def asked_for(self) -> None:
+        """What has run ahead until now is what the host waits for."""
+        self._is_ahead(False)
+
     def _is_ahead(self, ahead: bool) -> None:
         self._output.now = no_time if ahead else monotonic
         CellLoop.ahead = ahead

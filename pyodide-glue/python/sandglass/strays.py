@@ -68,6 +68,10 @@ class Strays:
         self._asked: dict[int, float] = {}
         self._told: set[tuple[int, int]] = set()
 
+    def renew(self) -> None:
+        """In a copy of the guest."""
+        self._pid = getpid()
+
     def is_stray(self, ident: int) -> bool:
         """Whether a thread is one that an earlier cell left."""
         return ident in self._threads and _known_threads.get(ident) is self._threads[ident]

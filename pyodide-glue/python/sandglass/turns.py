@@ -75,6 +75,7 @@ class NativeBridge:
         self._calls: dict[int, tuple[Wait, int]] = {}
         self._last_call = 0
         self._deadline = _FOREVER
+        self._timeout = _FOREVER
         self._paused_at: float | None = None
         self._next_look = _FOREVER
         self.output = channel.output
@@ -113,7 +114,7 @@ class NativeBridge:
                     self._last_call += len(calls)
                     numbers = list(range(first, first + len(calls)))
                     if not self._calls:
-                        self._paused_at = monotonic()
+                        self._paused_at = self._channel.now()
                     self._calls.update((number, (wait, index)) for index, number in enumerate(numbers))
                 channel.calls(turn, numbers, name, calls)
             wait.lock.acquire()
@@ -223,7 +224,8 @@ class NativeBridge:
             self._seen_wakes.clear()
             self._wakes = 0
             self._paused_at = None
-            self._next_look = self._deadline = monotonic() + timeout_ms / 1000
+            self._timeout = timeout_ms / 1000
+            self._next_look = self._deadline = monotonic() + self._timeout
             self._channel.begin(turn)
 
     def reply(self, call: int, status: str, encoding: str, message: str | None, body: Any) -> None:
@@ -273,6 +275,17 @@ class NativeBridge:
         self._next_look = monotonic() + RETRY_SECONDS
         _signal_thread(self._main, _SIGINT)
 
+    def asked_for(self) -> None:
+        """What has run ahead until now goes on as what the host waits for, and has its time from now on."""
+        with self._lock:
+            if not self._channel.turn:
+                return
+            now = monotonic()
+            self._next_look = self._deadline = now + self._timeout
+            if self._paused_at is not None:
+                self._paused_at = now
+            _set_timer(_CPU_TIMER, BREATH_SECONDS, BREATH_SECONDS)
+
     def become_copy(self) -> None:
         """This process is a copy."""
         self.is_copy = True
@@ -293,12 +306,12 @@ class NativeBridge:
                 wait.end()
             return reason
 
-    def watch(self) -> None:
-        """Listens to signals, whatever user code did to that."""
+    def watch(self, clock: bool = True) -> None:
+        """Listens to signals, whatever user code did to that; without `clock`, to no timer yet."""
         _set_handler(_SIGINT, self._on_interrupt)
         _set_handler(_SIGVTALRM, self._breathe)
         _mask(_UNBLOCK, (_SIGINT, _SIGVTALRM))
-        _set_timer(_CPU_TIMER, BREATH_SECONDS, BREATH_SECONDS)
+        _set_timer(_CPU_TIMER, *(BREATH_SECONDS if clock else 0.0,) * 2)
 
     def _breathe(self, _number: int, frame: FrameType | None) -> None:
         if not self._channel.turn or self.is_copy or not _in_user_code(frame):

@@ -1,0 +1,235 @@
+"""Copies of a native guest that run code ahead and take its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from native_host import Copy, Host
+
+from sandglass.speculate import fence
+
+pytestmark = pytest.mark.skipif(not fence.is_possible(), reason="for Linux on x86-64")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    with Host(tmp_path, forks=True) as host:
+        assert host.init()["guest"]["forks"] is True
+        yield host
+
+
+def take_over(copy: Copy) -> None:
+    """What a host does when a copy that has ended its code becomes the guest."""
+    copy.end_origin()
+    copy.let_go()
+
+
+def test_a_copy_becomes_the_guest(host: Host) -> None:
+    host.ok("import random; random.seed(7); x = [1]; y = x")
+    with host.fork() as copy:
+        copy.run_ahead("x.append(random.random()); print(x is y, len(x)); x[1]")
+        seen = copy.end()
+        assert (seen.stdout, seen.report["ended"]) == ("True 2\n", "ok")
+        take_over(copy)
+        assert copy.ok("print(x[1])").stdout == seen.result + "\n"
+        assert copy.ok("import os; os.system('echo from a child'); print('after')").stdout == "from a child\nafter\n"
+        assert copy.ok("random.seed(7); print(random.random() == x[1])").stdout == "True\n"
+
+
+def test_a_copy_that_nobody_wants_changes_nothing(host: Host, tmp_path: Path) -> None:
+    host.ok("import os, random; random.seed(1); x = [1]")
+    with host.fork() as copy:
+        copy.run_ahead("x.append(random.random()); open('made', 'w').write('x')\nprint(x)")
+        assert not copy.hears_anything_within(0.3)
+        copy.end_it()
+    assert not (tmp_path / "made").exists()
+    assert host.ok("print(x, random.random())").stdout == "[1] 0.13436424411240122\n"
+
+
+def test_copies_of_copies(host: Host) -> None:
+    host.ok("x = []")
+    with host.fork() as first:
+        first.run_ahead("x.append(1); print(x)")
+        assert first.end().stdout == "[1]\n"
+        take_over(first)
+        with first.fork() as second:
+            second.run_ahead("x.append(2); print(x)")
+            assert second.end().stdout == "[1, 2]\n"
+            take_over(second)
+            with second.fork() as third:
+                third.run_ahead("x.append(3)")
+                third.end()
+                third.end_it()
+            assert second.ok("print(x)").stdout == "[1, 2]\n"
+            # The process that was started is there as long as any of them is.
+            assert host.process.poll() is None
+            second.begin("import os; os._exit(7)")
+            with pytest.raises(EOFError):
+                second.end()
+            assert host.process.wait(10) == 7
+
+
+def test_a_signal_that_ends_the_guest_ends_what_stands_over_it(host: Host) -> None:
+    host.begin("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    assert host.process.wait(10) == -signal.SIGSEGV
+
+
+WORLD = {
+    "the time": "import time; print(time.time() > 0)",
+    "the date": "import datetime; print(datetime.datetime.now().year > 2000)",
+    "a clock": "import time; print(time.monotonic() > 0)",
+    "a clock by another name": "from timeit import default_timer as timer; print(timer() > 0)",
+    "seconds of C's": "import time; print(len(time.localtime()) > 0)",
+    "chance": "import os; print(len(os.urandom(4)) == 4)",
+    "a seed": "import random; random.seed(); print(0 <= random.random() < 1)",
+    "a file": "print(open('there').read() == 'x')",
+    "a folder": "import os; print(os.listdir('.') == ['there'])",
+    "a file that is written": "print(open('there', 'a').write('y') == 1)",
+    "a process": "import os; print(os.system('true') == 0)",
+    "a thread": "import threading; t = threading.Thread(target=print, args=(True,)); t.start(); t.join()",
+    "the processor": "import time; print(time.process_time() > 0)",
+    "a socket": "import socket; a, b = socket.socketpair(); a.send(b'x'); print(b.recv(1) == b'x')",
+    "a pipe": "import os; print(len(os.pipe()) == 2)",
+    "a module": "import this as zen; print(zen is not None)",
+    "who sent a signal": "import signal; print(signal.signal(signal.SIGUSR1, signal.SIG_IGN) is not None)",
+}
+
+
+@pytest.mark.parametrize("what", WORLD)
+def test_the_world_waits(host: Host, tmp_path: Path, what: str) -> None:
+    (tmp_path / "there").write_text("x")
+    host.ok("x = 1; import time, datetime, os, random, threading, socket, signal, timeit")
+    with host.fork() as copy:
+        copy.run_ahead(f"x = 2\n{WORLD[what]}")
+        assert not copy.hears_anything_within(0.1), "it knows something of the world, and ends"
+        assert (tmp_path / "there").read_text() == "x"
+        copy.end_origin()
+        copy.promote()
+        assert "True\n" in copy.end(promoted=True).stdout
+        assert copy.ok("print(x)").stdout == "2\n"
+        assert copy.ok("import time; print(time.monotonic() > 0, time.time() > 0)").stdout == "True True\n"
+
+
+def test_what_still_computes_goes_on(host: Host) -> None:
+    host.ok("x = 0")
+    with host.fork() as copy:
+        copy.run_ahead("for x in range(30_000_000): pass\nimport time; print(x, time.time() > 0)")
+        assert not copy.hears_anything_within(0.02)
+        copy.promote()
+        copy.end_origin()
+        assert copy.end(promoted=True).stdout == "29999999 True\n"
+
+
+def test_it_can_be_interrupted_from_then_on(host: Host) -> None:
+    host.ok("x = 0")
+    with host.fork() as copy:
+        copy.run_ahead("while True: x += 1")
+        copy.promote()
+        copy.end_origin()
+        copy.interrupt()
+        assert copy.end(promoted=True).report["stopped"] == "interrupt"
+        assert copy.ok("print(x > 0)").stdout == "True\n"
+
+
+def test_a_host_call_waits_for_its_answer(host: Host) -> None:
+    host.ok("x = 0")
+    with host.fork() as copy:
+        copy.run_ahead("print(llm_query('a'))\nimport time; print(time.time() > 0)")
+        (event,), _ = copy.receive()
+        assert (event["type"], event["name"]) == ("hostCall", "llm_query")
+        copy.end_origin()
+        copy.let_go()
+        copy.reply(event["call"], "text", b"answer")
+        assert copy.end().stdout == "answer\nTrue\n"
+
+
+def test_code_that_comes_bit_by_bit(host: Host) -> None:
+    host.ok("x = []")
+    with host.fork() as copy:
+        copy.run_ahead("x.append(1)\nx.append(2)", more=True)
+        assert copy.waits() == {}
+        copy.extend("\nprint(x)")
+        assert copy.waits() == {"stdout": "[1, 2]\n"}
+        copy.extend("\nimport time; print(time.time() > 0)")
+        assert not copy.hears_anything_within(0.1)
+        copy.end_origin()
+        copy.promote("\nx")
+        seen = copy.end(promoted=True)
+        assert (seen.stdout, seen.result) == ("True\n", "[1, 2]")
+
+
+def test_code_that_looks_at_its_own_source_waits_for_the_rest(host: Host) -> None:
+    host.ok("import linecache, sys")
+    with host.fork() as copy:
+        copy.run_ahead("print(len(linecache.getlines(sys._getframe().f_code.co_filename)))", more=True)
+        assert not copy.hears_anything_within(0.1)
+        copy.end_origin()
+        copy.promote("\n1\n2")
+        assert copy.end(promoted=True).stdout == "3\n"
+
+
+REFUSED = {
+    "there are threads": "import threading; e = threading.Event(); threading.Thread(target=e.wait, daemon=True).start()",
+    "getpid": "import os; p = os.getpid()",
+    "process_time": "import time; t = time.process_time()",
+    "memory": "import mmap; m = mmap.mmap(-1, 4096)",
+    "descriptor": "import os; d = os.dup(1)",
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_there_is_no_copy_of_what_a_fork_does_not_copy(host: Host, why: str) -> None:
+    host.run(REFUSED[why])
+    with pytest.raises(AssertionError, match=why):
+        host.fork()
+    assert host.ok("print(1)").stdout == "1\n"
+
+
+def test_what_is_no_order_is_refused(host: Host) -> None:
+    for packet in (b"{", b'{"epoch": "x"}', b"[]", b'{"epoch": 1}'):
+        host.control.send(packet)
+        data = json.loads(host.control.recv(4096))
+        assert data["failed"], data
+    assert host.ok("print(1)").stdout == "1\n"
+    host.control.shutdown(socket.SHUT_RDWR)
+    assert host.ok("print(2)").stdout == "2\n"
+
+
+@pytest.mark.skipif(not shutil.which("as"), reason="no assembler")
+def test_the_handler_is_what_its_text_says(tmp_path: Path) -> None:
+    lines = fence._HANDLER.splitlines()
+    text = "\n".join(line[fence._HEX_CHARS :] for line in lines)
+    source, made = tmp_path / "handler.s", tmp_path / "handler.o"
+    source.write_text(f".intel_syntax noprefix\n{text}\n")
+    subprocess.run(["as", source, "-o", made], check=True)
+    subprocess.run(["objcopy", "-O", "binary", "-j", ".text", made, tmp_path / "handler"], check=True)
+    assert (tmp_path / "handler").read_bytes().hex(" ") == bytes.fromhex(
+        "".join(line[: fence._HEX_CHARS] for line in lines)
+    ).hex(" ")
+
+
+def test_many_turns_leave_nothing_open(host: Host) -> None:
+    host.ok("import os\nx = 0")
+    before = host.ok("print(len(os.listdir('/proc/self/fd')))").stdout
+    at, copies = host, []
+    for _ in range(20):
+        copy = at.fork()
+        copies.append(copy)
+        copy.run_ahead("x += 1")
+        copy.end()
+        take_over(copy)
+        at = copy
+    assert at.ok("print(len(os.listdir('/proc/self/fd')))").stdout == before
+    assert at.ok("print(x)").stdout == "20\n"
+    children = Path(f"/proc/{host.process.pid}/task/{host.process.pid}/children").read_text().split()
+    assert len(children) == 1 and os.path.exists(f"/proc/{children[0]}")
+    for copy in copies:
+        copy.__exit__()

@@ -274,6 +274,7 @@ pub struct Session<B> {
     checkpoints: Checkpoints<B>,
     /// What is done before anybody asks for it.
     ahead: Aheads<B>,
+    forks: bool,
     /// What was loaded, in this order.
     packages: Vec<Package<B>>,
     last_turn: u32,
@@ -306,6 +307,7 @@ impl<B: Body> Session<B> {
             untold_loss: None,
             checkpoints: Checkpoints::default(),
             ahead: Aheads::default(),
+            forks: false,
             packages: Vec::new(),
             last_turn: 0,
             last_execution: 0,
@@ -333,6 +335,12 @@ impl<B: Body> Session<B> {
             contextless: true,
             ..self
         }
+    }
+
+    /// One whose driver forks the guest for `Effect::Ahead(Effect::Boot)`, so that a copy needs no checkpoint to be what the guest is.
+    #[must_use]
+    pub fn with_forks(self) -> Self {
+        Self { forks: true, ..self }
     }
 
     /// What its executions may spend, all together.

@@ -156,6 +156,8 @@ pub struct Settings {
     /// Whether the folder [`CELLS_FOLDER`](crate::workspace::CELLS_FOLDER) of the workspace is the host's: guests have an empty one in
     /// its place, that they cannot write to.
     pub hides_cells: bool,
+    /// Whether guests can make copies of themselves that run code ahead. In bubblewrap and plain processes only.
+    pub ahead: bool,
     /// Whether `auto` may come down to a plain process.
     pub allow_subprocess: bool,
 }

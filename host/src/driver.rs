@@ -1,8 +1,10 @@
 //! Carries out what the session wants: one task per sandbox, which is the only one that has its session and its guest.
 
+mod ahead;
 mod pump;
 mod receive;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -11,6 +13,7 @@ use sandglass::Error;
 use sandglass::budget::Usage;
 use sandglass::protocol::GuestInfo;
 use sandglass::session::{Command, Encoded, HostFailure, Reply, Session, Ticket};
+use sandglass::speculate::{Prediction, Source, Tally};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::backend::Launcher;
@@ -55,6 +58,10 @@ enum Message {
     Command(Ticket, Command<Payload>, Watch, oneshot::Sender<Answered>),
     Cancel(Ticket),
     Interrupt,
+    Hint(Vec<Prediction>),
+    /// Code that is being written, as far as it is there; none when nobody writes any more.
+    Written(String, Option<f64>),
+    Tallies(oneshot::Sender<BTreeMap<Source, Tally>>),
     /// Is told when nothing is left.
     Destroy(Option<oneshot::Sender<()>>),
     HostReturned(u32, Result<Encoded<Payload>, HostFailure>, Option<Usage>),
@@ -115,6 +122,23 @@ impl Driver {
 
     pub(crate) fn interrupt(&self) {
         let _ = self.messages.send(Message::Interrupt);
+    }
+
+    /// Code that may come next.
+    pub(crate) fn hint(&self, predictions: Vec<Prediction>) {
+        let _ = self.messages.send(Message::Hint(predictions));
+    }
+
+    /// Code that is being written, as far as it is there; empty when nobody writes any more.
+    pub(crate) fn written(&self, code: &str, timeout_ms: Option<f64>) {
+        let _ = self.messages.send(Message::Written(code.to_owned(), timeout_ms));
+    }
+
+    /// How well predictions came true.
+    pub(crate) async fn tallies(&self) -> BTreeMap<Source, Tally> {
+        let (answer, answered) = oneshot::channel();
+        let _ = self.messages.send(Message::Tallies(answer));
+        answered.await.unwrap_or_default()
     }
 
     /// Ends the session, and returns when nothing of it is left.

@@ -12,11 +12,13 @@ use sandglass::{Error, Killer};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
+use self::fork::{Forker, Succession};
 use crate::backend::BoxFuture;
 use crate::cgroup::Bounds;
 use crate::frame::{FRAME_SLACK_BYTES, Frame, FrameError, FrameReader, Outbox};
 
 mod each;
+pub(crate) mod fork;
 pub(crate) mod process;
 
 /// How a guest is to be started, as data.
@@ -38,12 +40,16 @@ pub struct Plan {
     pub open_files: u32,
     /// Bytes of each file that they write.
     pub file_bytes: u64,
+    /// Whether it is told on [`CONTROL_FD`] to make copies of itself.
+    pub forks: bool,
     /// Bytes of a compiled filter of system calls, for the program to read from the file descriptor [`FILTER_FD`].
     pub filter: Option<Vec<u8>>,
 }
 
 /// Where a guest finds its channel.
 pub const CHANNEL_FD: i32 = 3;
+/// Where a guest is asked for copies of itself.
+pub const CONTROL_FD: i32 = 6;
 /// Where bubblewrap finds the filter of system calls.
 pub const FILTER_FD: i32 = 4;
 /// Where the program waits for the word to begin, before it is the program.
@@ -113,6 +119,8 @@ pub struct Guest {
     kept: Vec<Box<dyn Any + Send + Sync>>,
     has_waited: bool,
     on_sent: Option<OnSent>,
+    forker: Option<Forker>,
+    succession: Option<Succession>,
 }
 
 /// Is shown each frame that is sent to a guest.
@@ -137,7 +145,28 @@ impl Guest {
             kept: Vec::new(),
             has_waited: false,
             on_sent: None,
+            forker: None,
+            succession: None,
         }
+    }
+
+    /// One that can make copies of itself.
+    #[must_use]
+    pub(crate) fn with_forker(mut self, forker: Forker) -> Self {
+        self.forker = Some(forker);
+        self
+    }
+
+    /// One that is such a copy.
+    #[must_use]
+    pub(crate) fn with_succession(mut self, succession: Succession) -> Self {
+        self.succession = Some(succession);
+        self
+    }
+
+    /// What makes copies of it, and what makes it the guest.
+    pub(crate) fn take_forks(&mut self) -> (Option<Forker>, Option<Succession>) {
+        (self.forker.take(), self.succession.take())
     }
 
     /// Has it shown each frame that the guest is sent.
@@ -251,7 +280,7 @@ impl GuestProcess {
     /// Starts a process as planned that gets `channel`, whatever that leads to.
     pub(crate) async fn run(plan: Plan, channel: OwnedFd) -> Result<Self, Error> {
         Ok(Self {
-            process: process::run(plan, epoch()?, Some(channel)).await?,
+            process: process::run(plan, epoch()?, Some(channel), None).await?,
             _kept: Vec::new(),
         })
     }

@@ -42,6 +42,7 @@ pub mod image;
 pub mod kernel;
 pub mod log;
 pub mod notebook;
+mod packets;
 pub mod pool;
 pub mod repl;
 pub mod rlm;

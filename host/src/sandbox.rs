@@ -3,14 +3,17 @@
 mod builder;
 mod host_call;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures_util::{Stream as Pieces, StreamExt};
 use sandglass::execution::{CodeExecution, Display};
 use sandglass::protocol::Stream;
 use sandglass::session::{CellFile, Command, Encoded, FileCommand, Look, Reply, Series, ToResult};
+use sandglass::speculate::{Lines, Prediction, Source, Tally};
 use sandglass::{BudgetLimits, Error, Limits};
 use serde::{Deserialize, Serialize};
 
@@ -195,6 +198,54 @@ impl Sandbox {
         }
     }
 
+    /// Prepares for code that may come next, the likeliest first: with [`SandboxBuilder::ahead`] it runs in a copy of the guest, which takes
+    /// the guest's place if an execution with just this code comes next, in the state as it is. Otherwise nothing of it ever shows: what it
+    /// does to files, or asks of the world, waits until then. Replaces what was hinted before.
+    pub fn hint<S: Into<String>>(&self, codes: impl IntoIterator<Item = S>) {
+        let prediction = |(id, code): (u32, S)| Prediction {
+            id,
+            code: code.into(),
+            source: Source::Explicit,
+            probability: 1.0 / f64::from(id + 1),
+            estimated_ms: None,
+        };
+        self.driver.hint((0..).zip(codes).map(prediction).collect());
+    }
+
+    /// Runs code that comes piece by piece, as a model writes it. With [`SandboxBuilder::ahead`] its statements run in a copy of the guest as soon
+    /// as they are complete; the result is the same as that of all the code at once.
+    ///
+    /// # Errors
+    /// As [`Sandbox::execute`]; and what the stream gives, with nothing run.
+    pub async fn execute_stream<S: AsRef<str>>(
+        &self,
+        pieces: impl Pieces<Item = Result<S, Error>>,
+        options: ExecuteOptions,
+    ) -> Result<Execution, Error> {
+        let mut pieces = std::pin::pin!(pieces);
+        let (mut code, mut lines, mut sent) = (String::new(), Lines::default(), 0);
+        let writing = Writing(&self.driver);
+        // What has less time than any might have done more by then than it may.
+        let runs = options.budget.max_time.is_none();
+        while let Some(piece) = pieces.next().await {
+            code.push_str(piece?.as_ref());
+            let complete = lines.complete(&code);
+            if runs && complete.len() > sent {
+                sent = complete.len();
+                self.driver.written(complete, options.timeout_ms);
+            }
+        }
+        let execution = self.execute_with(code, options);
+        let result = execution.await;
+        drop(writing);
+        result
+    }
+
+    /// How well what was predicted came true, by where it came from.
+    pub async fn predictions(&self) -> BTreeMap<Source, Tally> {
+        self.driver.tallies().await
+    }
+
     /// A variable's value; `None` when there is no such variable.
     ///
     /// # Errors
@@ -359,6 +410,15 @@ impl Sandbox {
         let value = Value::decode(&self.value(command).await?)?.unwrap_or_default();
         serde_json::from_value(value.to_json())
             .map_err(|error| Error::Protocol(format!("a list that is not as it should be: {error}")))
+    }
+}
+
+/// Code that is being written. When this is dropped, nobody writes it any more: what ran of it is thrown away, unless it was asked for.
+struct Writing<'a>(&'a Driver);
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.0.written("", None);
     }
 }
 

@@ -5,17 +5,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-};
 use rustix::process::{Signal, pidfd_send_signal};
 use sandglass::{Error, Killer};
 use serde::{Deserialize, Serialize};
@@ -27,9 +21,8 @@ use tokio::sync::{oneshot, watch};
 use crate::backend::{BoxFuture, Resources};
 use crate::cgroup::{Bounds, Cgroup};
 use crate::guest::{self, Exit, Guest, Hits, Process};
+use crate::packets::{self, receive, send, watched};
 
-/// Bytes of a packet. The zygote is ours, but its children are not.
-const PACKET_BYTES: usize = 64 << 10;
 /// How long it may take to fork a guest.
 const FORK_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long the status of a guest that is gone may take to arrive.
@@ -103,8 +96,7 @@ impl fmt::Debug for Zygote {
 /// # Errors
 /// [`Error::BootFailed`] when the system has no sockets left.
 pub fn control() -> Result<(OwnedFd, OwnedFd), Error> {
-    rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-        .map_err(|error| Error::BootFailed(format!("there is no socket for the zygote: {error}")))
+    packets::pair().map_err(|error| Error::BootFailed(format!("there is no socket for the zygote: {error}")))
 }
 
 impl Zygote {
@@ -285,7 +277,8 @@ async fn listen(zygote: std::sync::Weak<Zygote>, control: AsyncFd<OwnedFd>) {
         let heard = receive(&control).await;
         let Some(zygote) = zygote.upgrade() else { return };
         match heard {
-            Ok(Some((Report::Forked { forked }, Some(pidfd)))) => {
+            Ok(Some((Report::Forked { forked }, mut fds))) if !fds.is_empty() => {
+                let pidfd = fds.swap_remove(0);
                 // Nobody may wait any more: then nobody would end it either.
                 if let Some(Err(Ok(pidfd))) = lock(&zygote.waiting)
                     .remove(&forked)
@@ -394,60 +387,6 @@ fn process_of(pidfd: &OwnedFd) -> Option<u32> {
     pid.trim().parse().ok()
 }
 
-/// Lets tasks wait for a descriptor.
-#[expect(
-    deprecated,
-    reason = "the replacement is unsafe; an `OwnedFd` is open for as long as it is watched, which is what it asks for"
-)]
-fn watched(fd: OwnedFd, interest: Interest) -> std::io::Result<AsyncFd<OwnedFd>> {
-    AsyncFd::with_interest(fd, interest)
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-async fn send(control: &AsyncFd<OwnedFd>, order: &Order<'_>, fds: &[BorrowedFd<'_>]) -> std::io::Result<()> {
-    let packet = serde_json::to_vec(order)?;
-    control
-        .async_io(Interest::WRITABLE, |control| {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut ancillary = SendAncillaryBuffer::new(&mut space);
-            if !fds.is_empty() {
-                ancillary.push(SendAncillaryMessage::ScmRights(fds));
-            }
-            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            rustix::net::sendmsg(control, &[IoSlice::new(&packet)], &mut ancillary, flags)?;
-            Ok(())
-        })
-        .await
-}
-
-/// A packet and the descriptor that came with it; `None` when the other end is closed.
-async fn receive(control: &AsyncFd<OwnedFd>) -> std::io::Result<Option<(Report, Option<OwnedFd>)>> {
-    let mut packet = vec![0; PACKET_BYTES];
-    let (bytes, fd) = control
-        .async_io(Interest::READABLE, |control| {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-            let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-            let received = rustix::net::recvmsg(control, &mut [IoSliceMut::new(&mut packet)], &mut ancillary, flags)?;
-            if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-                return Err(std::io::Error::other("a packet that is too large"));
-            }
-            let fd = ancillary
-                .drain()
-                .filter_map(|message| match message {
-                    RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-                    _ => None,
-                })
-                .flatten()
-                .next();
-            Ok((received.bytes, fd))
-        })
-        .await?;
-    if bytes == 0 {
-        return Ok(None);
-    }
-    Ok(Some((serde_json::from_slice(&packet[..bytes])?, fd)))
 }

@@ -369,18 +369,32 @@ impl<B: Body> Session<B> {
 
     fn fork_of(&self, link: &Link<B>) -> Fork<B> {
         Fork {
+            chain: self.checkpoints.history.chain(link.number).to_vec(),
+            ..self.bare_fork()
+        }
+    }
+
+    /// The same without a state.
+    fn bare_fork(&self) -> Fork<B> {
+        Fork {
             limits: self.limits.clone(),
             host_functions: self.host_functions.clone(),
             profile: self.profile,
             output_fields: self.output_fields.clone(),
             last_execution: self.last_execution,
             packages: self.packages.clone(),
-            chain: self.checkpoints.history.chain(link.number).to_vec(),
+            chain: Vec::new(),
         }
     }
 
-    /// A session that goes on from the state as it is, saves nothing and needs no context; none where no checkpoint holds all of it.
+    /// A session that goes on from the state as it is, saves nothing and needs no context; none where no checkpoint holds all of it, unless
+    /// guests can be forked.
     pub(super) fn exact_copy(&self) -> Option<Self> {
+        if self.forks {
+            let mut fork = self.bare_fork();
+            fork.limits.checkpoints = false;
+            return Some(Self::forked(fork).without_context());
+        }
         let link = self.checkpoints.history.find(self.checkpoints.at()?)?;
         if !link.lost.is_empty()
             || self.checkpoints.reverting.is_some()

@@ -237,7 +237,7 @@ class Copy(Host):
             socket.send_fds(origin.control, [order], [channel.fileno(), control.fileno(), release.fileno()])
         origin.control.settimeout(PATIENCE_SECONDS)
         data, self._pids, _, _ = socket.recv_fds(origin.control, 4096, 2)
-        assert json.loads(data) == {"forked": True}, data
+        assert json.loads(data) == {"forked": self.epoch}, data
         self.init()
 
     def __exit__(self, *_: object) -> None:

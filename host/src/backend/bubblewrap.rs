@@ -238,6 +238,7 @@ pub fn zygote_plan(view: &View, settings: &Settings, workspaces: Option<&Path>) 
     plan.bounds.memory_bytes = plan.bounds.memory_bytes.saturating_mul(4);
     plan.bounds.pids = ZYGOTE_PIDS;
     plan.filter = None;
+    plan.forks = false;
     plan
 }
 
@@ -256,6 +257,7 @@ fn finish(mut args: Args, view: &View, settings: &Settings, more: &[&str]) -> Pl
         open_files: settings.resources.open_files,
         file_bytes: settings.resources.file_bytes(),
         filter: view.filter.clone(),
+        forks: settings.ahead,
     }
 }
 

@@ -185,7 +185,7 @@ impl Jupyter {
         let file = folder.path().join("kernel.json");
         let written = std::fs::create_dir(&home).and_then(|()| std::fs::write(&file, connection.to_json()));
         written.map_err(|error| failed(error.to_string()))?;
-        let mut process = run(plan(&self.settings, spec, &file, &home, cwd)?, epoch()?, None).await?;
+        let mut process = run(plan(&self.settings, spec, &file, &home, cwd)?, epoch()?, None, None).await?;
         let connected = async {
             loop {
                 match Client::connect(&connection).await {
@@ -324,6 +324,7 @@ fn plan(settings: &Settings, spec: &Spec, connection_file: &Path, home: &Path, c
         open_files: settings.resources.open_files,
         file_bytes: settings.resources.file_bytes(),
         filter: None,
+        forks: false,
     })
 }
 

@@ -87,6 +87,7 @@ pub fn plan(settings: &Settings, python: &Path, package: &Path, home: &Path) -> 
         open_files: settings.resources.open_files,
         file_bytes: settings.resources.file_bytes(),
         filter: None,
+        forks: settings.ahead,
     }
 }
 

@@ -24,12 +24,13 @@ use super::receive::{Parts, output_bytes};
 use super::{Answered, Callbacks, Message, Watch, instant, lock, now};
 use crate::backend::{BoxFuture, Launcher};
 use crate::frame::{Frame, FrameError, FrameReader};
+use crate::guest::fork::{Forker, Succession};
 use crate::guest::{Exit, Guest, GuestProcess, GuestWriter, Hits};
 use crate::sandbox::{Functions, HostCall};
 use crate::value::{Payload, Value};
 
 /// Bytes of output after which the guest is given credit for more; it has that for several times as many.
-const CREDIT_BYTES: usize = 512 << 10;
+pub(super) const CREDIT_BYTES: usize = 512 << 10;
 /// Frames of a guest that are taken before anybody else is heard.
 const FRAMES_AT_ONCE: usize = 64;
 /// How Python says that there is no room on a disk: `ENOSPC`, `EDQUOT` and `EFBIG`.
@@ -39,17 +40,21 @@ const GONE_WITHIN: Duration = Duration::from_secs(10);
 
 /// Everything around a session.
 pub(super) struct Pump {
-    session: Session<Payload>,
-    max_value_bytes: usize,
+    pub(super) session: Session<Payload>,
+    pub(super) max_value_bytes: usize,
     launcher: Arc<dyn Launcher>,
     functions: Functions,
     callbacks: Callbacks,
     messages: mpsc::WeakUnboundedSender<Message>,
     info: Arc<Mutex<GuestInfo>>,
-    guest: Slot,
+    pub(super) guest: Slot,
+    /// The copy of it that runs code ahead.
+    pub(super) ahead: Slot,
+    /// How often a copy has become the guest.
+    pub(super) promotions: u64,
     /// What the guest's limits had counted when the execution under way began.
     begun: Hits,
-    effects: VecDeque<Effect<Payload>>,
+    pub(super) effects: VecDeque<Effect<Payload>>,
     waiters: HashMap<Ticket, Waiter>,
     calls: HashMap<u32, AbortHandle>,
     /// Guests that were told to end, and are not gone yet.
@@ -63,21 +68,25 @@ struct Waiter {
     displays: Vec<Display>,
 }
 
-/// Where the guest is.
-enum Slot {
+/// Where a guest is.
+pub(super) enum Slot {
     None,
     /// It is being started; what is posted waits.
     Launching(BoxFuture<'static, Result<Guest, Error>>, Vec<Frame>),
     Running(Box<Running>),
 }
 
-struct Running {
+pub(super) struct Running {
     reader: FrameReader<OwnedReadHalf>,
     writer: GuestWriter,
-    process: GuestProcess,
-    parts: Parts,
+    pub(super) process: GuestProcess,
+    /// Makes copies of it.
+    pub(super) forker: Option<Forker>,
+    /// Of a copy: has it become the guest.
+    pub(super) succession: Option<Succession>,
+    pub(super) parts: Parts,
     /// Bytes of output that it has no credit for yet.
-    owed: usize,
+    pub(super) owed: usize,
     /// When it stopped speaking.
     closed: Option<Instant>,
     /// Whether it was killed for not ending after that.
@@ -88,8 +97,8 @@ struct Running {
     begin: Option<Vec<Frame>>,
 }
 
-/// What happened to the guest.
-enum Happened {
+/// What happened to a guest.
+pub(super) enum Happened {
     Launched(Result<Guest, Error>),
     Frame(Result<Option<Frame>, FrameError>),
     Written(std::io::Result<()>),
@@ -98,7 +107,45 @@ enum Happened {
     Overdue,
 }
 
+impl Running {
+    pub(super) fn of(mut guest: Guest, max_value_bytes: usize) -> Self {
+        let begin = guest.has_waited().then(Vec::new);
+        let (forker, succession) = guest.take_forks();
+        let (reader, writer, process) = guest.split(max_value_bytes);
+        Self {
+            reader,
+            writer,
+            process,
+            forker,
+            succession,
+            parts: Parts::default(),
+            owed: 0,
+            closed: None,
+            given_up: false,
+            exit: None,
+            begin,
+        }
+    }
+}
+
 impl Slot {
+    /// Sends a frame, as soon as there is a guest that could hear it.
+    pub(super) fn send(&mut self, frame: Frame) -> Result<(), FrameError> {
+        match self {
+            Self::None => Ok(()),
+            Self::Launching(_, waiting) => {
+                waiting.push(frame);
+                Ok(())
+            }
+            Self::Running(running) => {
+                if let Some(begin) = &mut running.begin {
+                    begin.push(frame.clone());
+                }
+                running.writer.push(&frame)
+            }
+        }
+    }
+
     /// What happens to the guest next. A call that is dropped loses nothing.
     async fn next(&mut self) -> Happened {
         match self {
@@ -154,6 +201,8 @@ impl Pump {
             messages,
             info,
             guest: Slot::None,
+            ahead: Slot::None,
+            promotions: 0,
             begun: Hits::default(),
             effects: VecDeque::new(),
             waiters: HashMap::new(),
@@ -183,6 +232,7 @@ impl Pump {
                 },
                 () = &mut timer, if wake_at.is_some() => self.feed(Input::Tick),
                 happened = self.guest.next() => self.happened(happened),
+                happened = self.ahead.next() => self.ahead_happened(happened),
                 Some(_) = self.ending.join_next() => {}
             }
         }
@@ -213,6 +263,9 @@ impl Pump {
             }
             Message::Cancel(ticket) => self.feed(Input::Cancel(ticket)),
             Message::Interrupt => self.feed(Input::Interrupt),
+            Message::Hint(predictions) => self.feed(Input::Hint(predictions)),
+            Message::Written(code, timeout_ms) => self.feed(Input::Written(code, timeout_ms)),
+            Message::Tallies(answer) => drop(answer.send(self.session.stats().ahead.code)),
             Message::Destroy(gone) => {
                 told.extend(gone);
                 self.feed(Input::Destroy);
@@ -228,7 +281,7 @@ impl Pump {
     }
 
     /// Gives the session an input and does what follows from it.
-    fn feed(&mut self, input: Input<Payload>) {
+    pub(super) fn feed(&mut self, input: Input<Payload>) {
         let effects = self.session.handle(now(), input);
         self.effects.extend(effects);
         while let Some(effect) = self.effects.pop_front() {
@@ -268,8 +321,9 @@ impl Pump {
                     task.abort();
                 }
             }
-            // Nobody predicts anything here.
-            Effect::Progress(_) | Effect::Ahead(_) | Effect::Rest | Effect::Promote => {}
+            Effect::Ahead(effect) => self.carry_out_ahead(*effect),
+            Effect::Promote => self.promote(),
+            Effect::Progress(_) | Effect::Rest => {}
             Effect::Print(ticket, stream, text) => self.print(ticket, stream, &text),
             Effect::Display {
                 ticket,
@@ -353,17 +407,8 @@ impl Pump {
     }
 
     fn send(&mut self, frame: Frame) {
-        match &mut self.guest {
-            Slot::None => {}
-            Slot::Launching(_, waiting) => waiting.push(frame),
-            Slot::Running(running) => {
-                if let Some(begin) = &mut running.begin {
-                    begin.push(frame.clone());
-                }
-                if let Err(error) = running.writer.push(&frame) {
-                    self.lost(&error.to_string());
-                }
-            }
+        if let Err(error) = self.guest.send(frame) {
+            self.lost(&error.to_string());
         }
     }
 
@@ -399,20 +444,7 @@ impl Pump {
     }
 
     fn launched(&mut self, guest: Guest) {
-        let begin = guest.has_waited().then(Vec::new);
-        let (reader, writer, process) = guest.split(self.max_value_bytes);
-        let running = Running {
-            reader,
-            writer,
-            process,
-            parts: Parts::default(),
-            owed: 0,
-            closed: None,
-            given_up: false,
-            exit: None,
-            begin,
-        };
-        let running = Slot::Running(Box::new(running));
+        let running = Slot::Running(Box::new(Running::of(guest, self.max_value_bytes)));
         if let Slot::Launching(_, waiting) = std::mem::replace(&mut self.guest, running) {
             for frame in waiting {
                 self.send(frame);

@@ -22,7 +22,8 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::each::Each;
-use super::{CHANNEL_FD, Exit, FILTER_FD, GATE_FD, Guest, Hits, Plan, Process, epoch};
+use super::fork::Forker;
+use super::{CHANNEL_FD, CONTROL_FD, Exit, FILTER_FD, GATE_FD, Guest, Hits, Plan, Process, epoch};
 use crate::backend::BoxFuture;
 use crate::cgroup::Cgroup;
 
@@ -45,17 +46,33 @@ pub(super) async fn spawn(plan: Plan) -> Result<Guest, Error> {
     let (ours, theirs) = StdStream::pair().map_err(failed)?;
     ours.set_nonblocking(true).map_err(failed)?;
     let channel = UnixStream::from_std(ours).map_err(failed)?;
-    let process = run(plan, epoch, Some(theirs.into())).await?;
-    Ok(Guest::new(channel, epoch, process))
+    let (forker, control) = if plan.forks {
+        let (forker, control) = Forker::new().map_err(failed)?;
+        (Some(forker), Some(control))
+    } else {
+        (None, None)
+    };
+    let process = run(plan, epoch, Some(theirs.into()), control).await?;
+    let guest = Guest::new(channel, epoch, process);
+    Ok(match forker {
+        Some(forker) => guest.with_forker(forker),
+        None => guest,
+    })
 }
 
-/// Starts a process as planned, with the other end of something as its channel; without one it is told of none.
-pub(crate) async fn run(plan: Plan, epoch: u32, channel: Option<OwnedFd>) -> Result<Box<dyn Process>, Error> {
+/// Starts a process as planned, with the other end of something as its channel, and of something as its control socket; without
+/// one it is told of none.
+pub(crate) async fn run(
+    plan: Plan,
+    epoch: u32,
+    channel: Option<OwnedFd>,
+    control: Option<OwnedFd>,
+) -> Result<Box<dyn Process>, Error> {
     let program = plan.program.display().to_string();
     let failed = |error: io::Error| Error::BootFailed(format!("{program} could not be started: {error}"));
     let (writes, reads) = pipe::pipe().map_err(failed)?;
     let writes = writes.into_blocking_fd().map_err(failed)?;
-    let started = start(plan, epoch, channel, writes).await.map_err(failed)?;
+    let started = start(plan, epoch, [channel, control], writes).await.map_err(failed)?;
     let said = Arc::new(Mutex::new(Vec::new()));
     let listening = tokio::spawn(listen(reads, Arc::clone(&said)));
     Ok(Box::new(Native {
@@ -88,12 +105,12 @@ static STARTER: LazyLock<Option<Mutex<mpsc::Sender<Job>>>> = LazyLock::new(|| {
     thread.spawn(run).ok().map(|_| Mutex::new(jobs))
 });
 
-async fn start(plan: Plan, epoch: u32, channel: Option<OwnedFd>, output: OwnedFd) -> io::Result<Started> {
+async fn start(plan: Plan, epoch: u32, ends: [Option<OwnedFd>; 2], output: OwnedFd) -> io::Result<Started> {
     let runtime = Handle::current();
     let (done, started) = oneshot::channel();
     let job = Box::new(move || {
         let _entered = runtime.enter();
-        let _ = done.send(start_here(plan, epoch, channel, output));
+        let _ = done.send(start_here(plan, epoch, ends, output));
     });
     let starter = STARTER
         .as_ref()
@@ -114,7 +131,7 @@ struct Started {
 /// Waits for a word before it becomes the program: until then the child can be put under limits, and starts nothing itself.
 const GATE: &str = "read -r word <&5 && exec 5<&- && exec \"$@\"";
 
-fn start_here(plan: Plan, epoch: u32, channel: Option<OwnedFd>, output: OwnedFd) -> io::Result<Started> {
+fn start_here(plan: Plan, epoch: u32, ends: [Option<OwnedFd>; 2], output: OwnedFd) -> io::Result<Started> {
     let Plan {
         program,
         args,
@@ -125,7 +142,9 @@ fn start_here(plan: Plan, epoch: u32, channel: Option<OwnedFd>, output: OwnedFd)
         open_files,
         file_bytes,
         filter,
+        forks: _,
     } = plan;
+    let [channel, control] = ends;
     let mark = OsString::from(format!("{}.{epoch}", std::process::id()));
     let (gate, mut word) = io::pipe()?;
     let cgroup = Cgroup::create("guest", &bounds).map_err(not_bounded).ok();
@@ -155,6 +174,10 @@ fn start_here(plan: Plan, epoch: u32, channel: Option<OwnedFd>, output: OwnedFd)
     if let Some(channel) = channel {
         command.args(["--fd", &CHANNEL_FD.to_string(), "--epoch", &epoch.to_string()]);
         mappings.push(mapping(channel, CHANNEL_FD));
+    }
+    if let Some(control) = control {
+        command.args(["--control", &CONTROL_FD.to_string()]);
+        mappings.push(mapping(control, CONTROL_FD));
     }
     if let Some(filter) = filter {
         mappings.push(mapping(file_of(&filter)?, FILTER_FD));

@@ -85,6 +85,14 @@ impl SandboxBuilder {
         self
     }
 
+    /// Whether code that is hinted, or still being written, may run before it is asked for: see [`Sandbox::hint`]. Off by default, and only
+    /// in bubblewrap and plain processes, on Linux 5.11 and newer on `x86_64`; elsewhere nothing runs ahead.
+    #[must_use]
+    pub fn ahead(mut self, ahead: bool) -> Self {
+        self.settings.ahead = ahead;
+        self
+    }
+
     /// What the guest may use of the machine.
     #[must_use]
     pub fn resources(mut self, resources: Resources) -> Self {
@@ -251,6 +259,10 @@ impl SandboxBuilder {
             session
         };
         let backend = launcher.kind();
+        let session = match backend {
+            BackendKind::Bubblewrap | BackendKind::Subprocess if self.settings.ahead => session.with_forks(),
+            _ => session,
+        };
         let driver = Driver::start(
             session,
             limits.max_value_bytes,

@@ -7,6 +7,7 @@
     reason = "tests fail by panicking"
 )]
 
+mod ahead;
 mod docker;
 mod ends;
 mod evil;

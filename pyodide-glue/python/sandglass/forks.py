@@ -2,7 +2,7 @@
 
 The host asks for one on a control socket of type SOCK_SEQPACKET, between two turns. The packet is `{"epoch": n}` and
 comes with the copy's channel, its own control socket, and a socket on which there is a byte when its code has come. The
-answer is `{"forked": true}` with pidfds of the copy and of the guest itself, or `{"failed": why}`.
+answer is `{"forked": n}` with pidfds of the copy and of the guest itself, or `{"failed": why}`.
 
 The fork is the system's alone: nothing is done that Python does at a fork, such as seeding `random` anew, because the
 copy may become the guest. So there must be one thread only, and nothing that a fork does not copy or would share. The
@@ -109,7 +109,7 @@ class Forks:
                 raise Refused("the system makes no more processes")
             self._copies.add(pid)
             os.write(self._heirs, _PID.pack(pid))
-            self._answer({"forked": True}, [os.pidfd_open(pid), os.pidfd_open(getpid())])
+            self._answer({"forked": epoch}, [os.pidfd_open(pid), os.pidfd_open(getpid())])
         except (Refused, OSError) as error:
             self._answer({"failed": str(error)[:_MOST_REASON_CHARS]}, [])
         finally:

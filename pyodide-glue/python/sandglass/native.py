@@ -189,8 +189,7 @@ class Guest:
             except Exception as error:
                 self._channel.post(f'{{"type":"bootFailed","message":{quote(_describe(error))}}}')
                 return
-        guest = f'{{"bridge":"native","softInterrupt":true,"python":"{sys.version.split()[0]}","pyodide":null'
-        guest += f',"forks":{to_json(self._forks is not None)}}}'
+        guest = f'{{"bridge":"native","softInterrupt":true,"python":"{sys.version.split()[0]}","pyodide":null}}'
         self._channel.post(f'{{"type":"ready","version":{PROTOCOL_VERSION},"guest":{guest}}}')
 
     def _execute(self, request: dict[str, Any]) -> None:
@@ -288,7 +287,8 @@ class Guest:
         self._asked_for()
         with channel.lock:
             self._rest = rest
-            if channel.turn == turn and not self._waits:
+            # Whoever waits for something has said so.
+            if channel.turn == turn and not self._waits and not self._bridge.is_calling:
                 channel.post(f'{{"type":"promoted","turn":{turn}}}')
         if rest is not None and self._rest_known.locked():
             self._rest_known.release()

@@ -275,6 +275,11 @@ class NativeBridge:
         self._next_look = monotonic() + RETRY_SECONDS
         _signal_thread(self._main, _SIGINT)
 
+    @property
+    def is_calling(self) -> bool:
+        """Whether the host has a call to answer."""
+        return bool(self._calls)
+
     def asked_for(self) -> None:
         """What has run ahead until now goes on as what the host waits for, and has its time from now on."""
         with self._lock:

@@ -1,0 +1,154 @@
+//! Copies that a guest makes of itself to run code ahead. `python/sandglass/forks.py` is the other end, and tells how they become
+//! what they may become: the guest.
+//!
+//! Whatever the guest says here may be a lie. A copy ends when its channel is closed, whichever process it is; and a guest has
+//! pidfds of processes only that it could end itself.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream as StdStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::net::SendFlags;
+use rustix::process::{Signal, pidfd_send_signal};
+use sandglass::Error;
+use serde::{Deserialize, Serialize};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::net::UnixStream;
+
+use super::{Exit, Guest, Process, epoch};
+use crate::backend::BoxFuture;
+use crate::packets::{pair, receive, send, watched};
+
+/// How long a copy may take. The guest is idle when it is asked for one.
+const FORK_TIMEOUT: Duration = Duration::from_secs(5);
+
+#[derive(Serialize)]
+struct Order {
+    epoch: u32,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Report {
+    Forked { forked: u32 },
+    Failed { failed: String },
+}
+
+/// Has a guest make copies of itself.
+pub(crate) struct Forker {
+    control: Arc<AsyncFd<OwnedFd>>,
+}
+
+/// What it takes to have a copy take the place of the guest that it was made of.
+pub(crate) struct Succession {
+    origin: OwnedFd,
+    release: OwnedFd,
+    stays: Arc<AtomicBool>,
+}
+
+impl Forker {
+    /// One, and the other end of its control socket, for the guest.
+    pub(super) fn new() -> std::io::Result<(Self, OwnedFd)> {
+        let (ours, theirs) = pair()?;
+        let control = watched(ours, Interest::READABLE | Interest::WRITABLE)?;
+        Ok((
+            Self {
+                control: Arc::new(control),
+            },
+            theirs,
+        ))
+    }
+
+    /// A copy of the guest as it is. One at a time: an answer to an earlier order is thrown away.
+    pub(crate) fn fork(&self) -> BoxFuture<'static, Result<Guest, Error>> {
+        let control = Arc::clone(&self.control);
+        Box::pin(async move {
+            let forked = tokio::time::timeout(FORK_TIMEOUT, fork(&control)).await;
+            let late = || Error::BootFailed(format!("the guest made no copy of itself within {FORK_TIMEOUT:?}"));
+            forked.map_err(|_| late())?
+        })
+    }
+}
+
+async fn fork(control: &AsyncFd<OwnedFd>) -> Result<Guest, Error> {
+    let failed = |what: String| Error::BootFailed(format!("the guest could not be copied: {what}"));
+    let unmade = |error: std::io::Error| failed(error.to_string());
+    let epoch = epoch()?;
+    let (ours, theirs) = StdStream::pair().map_err(unmade)?;
+    ours.set_nonblocking(true).map_err(unmade)?;
+    let channel = UnixStream::from_std(ours).map_err(unmade)?;
+    let (forker, its_control) = Forker::new().map_err(unmade)?;
+    let (release, its_release) = StdStream::pair().map_err(unmade)?;
+    let fds = [theirs.as_fd(), its_control.as_fd(), its_release.as_fd()];
+    send(control, &Order { epoch }, &fds).await.map_err(unmade)?;
+    loop {
+        match receive(control).await.map_err(unmade)? {
+            None => return Err(failed("it has closed its control socket".to_owned())),
+            Some((Report::Failed { failed: why }, _)) => return Err(failed(why)),
+            Some((Report::Forked { forked }, _)) if forked != epoch => {} // nobody waits for it any more
+            Some((Report::Forked { .. }, fds)) => {
+                let mut fds = fds.into_iter();
+                let (Some(copy), Some(origin)) = (fds.next(), fds.next()) else {
+                    return Err(failed("it does not say which processes they are".to_owned()));
+                };
+                let stays = Arc::new(AtomicBool::new(false));
+                let process = CopyProcess {
+                    pidfd: watched(copy, Interest::READABLE).map_err(unmade)?,
+                    stays: Arc::clone(&stays),
+                };
+                let succession = Succession {
+                    origin,
+                    release: release.into(),
+                    stays,
+                };
+                let guest = Guest::new(channel, epoch, Box::new(process));
+                return Ok(guest.with_forker(forker).with_succession(succession));
+            }
+        }
+    }
+}
+
+impl Succession {
+    /// Its code has come: what it waits for of the world happens.
+    pub(crate) fn release(&self) {
+        // It may wait for nothing, or be gone.
+        let _ = rustix::net::send(&self.release, b"x", SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    }
+
+    /// The copy is the guest; the one before ends.
+    pub(crate) fn succeed(self) {
+        self.stays.store(true, Ordering::Relaxed);
+        let _ = pidfd_send_signal(&self.origin, Signal::KILL);
+        self.release();
+    }
+}
+
+/// The process of a copy. It ends when this is dropped, unless it is the guest by then.
+struct CopyProcess {
+    pidfd: AsyncFd<OwnedFd>,
+    stays: Arc<AtomicBool>,
+}
+
+impl Process for CopyProcess {
+    fn kill(&mut self) {
+        let _ = pidfd_send_signal(self.pidfd.get_ref(), Signal::KILL); // it may be gone already
+    }
+
+    fn wait(&mut self) -> BoxFuture<'_, Exit> {
+        Box::pin(async move {
+            let _ = self.pidfd.readable().await;
+            Exit::default()
+        })
+    }
+}
+
+impl Drop for CopyProcess {
+    fn drop(&mut self) {
+        if !self.stays.load(Ordering::Relaxed) {
+            self.kill();
+        }
+    }
+}

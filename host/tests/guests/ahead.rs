@@ -1,0 +1,156 @@
+//! Code that runs ahead in a copy of the guest.
+
+use std::time::Duration;
+
+use futures_util::stream;
+use sandglass::Error;
+use sandglass::execution::Outcome;
+use sandglass::speculate::{Source, Tally};
+use sandglass_host::{BackendKind, ExecuteOptions, Sandbox};
+
+use crate::support::{builder, on_both};
+
+on_both!(
+    a_hint_that_comes_true_is_served_by_the_copy,
+    what_does_not_come_true_never_was,
+    what_it_does_to_the_world_happens_when_its_code_comes,
+    code_runs_while_it_is_written,
+    a_copy_that_became_the_guest_ends_as_one,
+);
+
+async fn sandbox(kind: BackendKind) -> Sandbox {
+    let builder = builder(kind).ahead(true).without_context();
+    let builder = builder.on_llm_query(|query| async move { Ok(format!("answer to {}", query.prompt)) });
+    let sandbox = builder.build().await.unwrap();
+    sandbox.start().await.unwrap();
+    sandbox
+}
+
+async fn tally(sandbox: &Sandbox, source: Source) -> Tally {
+    sandbox.predictions().await.remove(&source).unwrap_or_default()
+}
+
+/// Waits until so many copies have come to the end of their code.
+async fn finished(sandbox: &Sandbox, source: Source, count: u32) {
+    let ended = async {
+        while tally(sandbox, source).await.finished < count {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), ended)
+        .await
+        .expect("nothing runs ahead");
+}
+
+async fn prints(sandbox: &Sandbox, code: &str) -> String {
+    let run = sandbox.execute(code).await.unwrap();
+    assert_eq!(run.outcome, Outcome::Ok, "{:?}", run.run);
+    run.run.stdout
+}
+
+async fn a_hint_that_comes_true_is_served_by_the_copy(kind: BackendKind) {
+    let sandbox = sandbox(kind).await;
+    prints(&sandbox, "import random\nrandom.seed(3)\nx = []").await;
+    let code = "for i in range(2_000_000): pass\nx.append(random.random())\nprint(len(x), i)\nx";
+    for round in 1..=5 {
+        sandbox.hint([code]);
+        finished(&sandbox, Source::Explicit, round).await;
+        let run = sandbox.execute(code).await.unwrap();
+        assert_eq!(run.stdout, format!("{round} 1999999\n"));
+    }
+    assert_eq!(
+        prints(
+            &sandbox,
+            "random.seed(3)\nprint(x == [random.random() for _ in range(5)])"
+        )
+        .await,
+        "True\n"
+    );
+    let tally = tally(&sandbox, Source::Explicit).await;
+    assert_eq!((tally.started, tally.used, tally.wasted), (5, 5, 0), "{kind}");
+    assert!(tally.time_saved > 0.0);
+    sandbox.destroy().await;
+}
+
+async fn what_does_not_come_true_never_was(kind: BackendKind) {
+    let sandbox = sandbox(kind).await;
+    prints(&sandbox, "x = 1").await;
+    sandbox.hint(["x = 2\nopen('made', 'w').write('x')"]);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(
+        prints(&sandbox, "import os\nprint(x, os.path.exists('made'))").await,
+        "1 False\n"
+    );
+    sandbox.hint(["x = 3"]);
+    finished(&sandbox, Source::Explicit, 1).await;
+    sandbox.set_variable("x", 4).await.unwrap();
+    assert_eq!(prints(&sandbox, "x = 3").await, "");
+    assert_eq!(prints(&sandbox, "print(x)").await, "3\n");
+    let tally = tally(&sandbox, Source::Explicit).await;
+    assert_eq!((tally.started, tally.used), (2, 0), "{kind}");
+    sandbox.destroy().await;
+}
+
+async fn what_it_does_to_the_world_happens_when_its_code_comes(kind: BackendKind) {
+    let sandbox = sandbox(kind).await;
+    prints(&sandbox, "import time").await;
+    let code = "open('made', 'w').write('x')\nt = time.time()\nprint(llm_query('a'))";
+    sandbox.hint([code]);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(sandbox.read_file("made").await.is_err() || sandbox.list_files("").await.unwrap().is_empty());
+    sandbox.hint([code]);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let before = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap()
+        .as_secs_f64();
+    assert_eq!(prints(&sandbox, code).await, "answer to a\n");
+    assert_eq!(sandbox.read_file("made").await.unwrap(), b"x");
+    assert_eq!(
+        prints(&sandbox, &format!("print(t >= {before})")).await,
+        "True\n",
+        "{kind}"
+    );
+    sandbox.destroy().await;
+}
+
+async fn code_runs_while_it_is_written(kind: BackendKind) {
+    let sandbox = sandbox(kind).await;
+    prints(&sandbox, "x = []").await;
+    let pieces = [
+        "for i in range(1000):\n",
+        "    x.append(i)\n",
+        "y = len(x)\nz =",
+        " y + 1\nprint(y)\n",
+        "z",
+    ];
+    let slow = stream::unfold(pieces.iter(), |mut pieces| async move {
+        let piece = pieces.next()?;
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        Some((Ok::<_, Error>(*piece), pieces))
+    });
+    let run = sandbox.execute_stream(slow, ExecuteOptions::default()).await.unwrap();
+    assert_eq!((run.stdout.as_str(), run.result.as_deref()), ("1000\n", Some("1001")), "{:?}", run.run);
+    let tally = tally(&sandbox, Source::Stream).await;
+    assert_eq!((tally.started, tally.used), (1, 1), "{kind}");
+    let failed: [Result<&str, Error>; 2] = [Ok("x = 1\n"), Err(Error::Destroyed)];
+    let refused = sandbox
+        .execute_stream(stream::iter(failed), ExecuteOptions::default())
+        .await;
+    assert!(refused.is_err());
+    assert_eq!(prints(&sandbox, "print(len(x))").await, "1000\n");
+    sandbox.destroy().await;
+}
+
+async fn a_copy_that_became_the_guest_ends_as_one(kind: BackendKind) {
+    let sandbox = sandbox(kind).await;
+    prints(&sandbox, "x = 1").await;
+    sandbox.hint(["x = 2"]);
+    finished(&sandbox, Source::Explicit, 1).await;
+    prints(&sandbox, "x = 2").await;
+    let run = sandbox.execute("import os\nos._exit(3)").await.unwrap();
+    assert_eq!(run.outcome, Outcome::Crashed, "{kind}");
+    let run = sandbox.execute("x").await.unwrap();
+    assert_eq!(run.error_type.as_deref(), Some("NameError"), "{kind}: it is a new one");
+    sandbox.destroy().await;
+}

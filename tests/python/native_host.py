@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -31,7 +32,7 @@ os.close(fd)
 os._exit(os.waitstatus_to_exitcode(os.waitpid(guest, 0)[1]) % 256)
 """
 EPOCH = 0xFEDCBA98
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 120.0
 CONFIG = {
     "maxOutputChars": 50_000,
     "maxValueBytes": 64 << 20,
@@ -164,31 +165,45 @@ class Host:
         self.send({**request, "timeoutMs": timeout_ms})
 
     def end(self, until: str | None = None, *, promoted: bool = False) -> Execution:
-        """Takes events to the execution's end, or until this was printed. `promoted`: it may say so, or that it waits for that."""
+        """Takes events to the execution's end, or until this was printed.
+
+        `promoted`: a copy may say that it is, or that it waits for it.
+        """
         seen = Execution()
         while True:
-            events, bodies = self.receive()
-            for event in events:
-                kind = event["type"]
-                assert event["turn"] == self.turn, event
-                if kind == "output":
-                    seen.streams[event["stream"]] = seen.streams.get(event["stream"], "") + event["text"]
-                elif kind == "display":
-                    seen.displays.append((event["mime"], bodies.pop(0)))
-                elif kind == "hostCall":
-                    argument = values.decode(event["encoding"], bodies.pop(0))
-                    seen.calls.append((event["name"], argument))
-                    encoding, body = self.answer(event["name"], argument)
-                    self.reply(event["call"], encoding, body)
-                elif not promoted or kind not in ("promoted", "waiting"):
-                    assert kind == "executed", event
-                    seen.report = event["execution"]
-                    if seen.report["final"]:
-                        seen.final = values.decode(event["encoding"], bodies.pop(0))
-                    assert until is None, seen.streams
-                    return seen
+            is_over = self.hear(seen, promoted=promoted)
+            if is_over:
+                assert until is None, seen.streams
+                return seen
             if until is not None and until in seen.streams.get("stdout", ""):
                 return seen
+
+    def hear(self, seen: Execution, *, promoted: bool = False) -> bool:
+        """Takes what is in the next frame; whether the execution has ended with it."""
+        events, bodies = self.receive()
+        for event in events:
+            kind = event["type"]
+            assert event["turn"] == self.turn, event
+            if kind == "output":
+                seen.streams[event["stream"]] = seen.streams.get(event["stream"], "") + event["text"]
+            elif kind == "display":
+                seen.displays.append((event["mime"], bodies.pop(0)))
+            elif kind == "hostCall":
+                argument = values.decode(event["encoding"], bodies.pop(0))
+                seen.calls.append((event["name"], argument))
+                self.called(event["call"], event["name"], argument)
+            elif not promoted or kind not in ("promoted", "waiting"):
+                assert kind == "executed", event
+                seen.report = event["execution"]
+                if seen.report["final"]:
+                    seen.final = values.decode(event["encoding"], bodies.pop(0))
+                return True
+        return False
+
+    def called(self, call: int, name: str, argument: Any) -> None:
+        """The guest has called the host."""
+        encoding, body = self.answer(name, argument)
+        self.reply(call, encoding, body)
 
     def reply(self, call: int, encoding: str, body: bytes, status: str = "ok", message: str | None = None) -> None:
         answer = {"type": "hostReply", "call": call, "status": status, "encoding": encoding}
@@ -238,6 +253,8 @@ class Copy(Host):
         origin.control.settimeout(PATIENCE_SECONDS)
         data, self._pids, _, _ = socket.recv_fds(origin.control, 4096, 2)
         assert json.loads(data) == {"forked": self.epoch}, data
+        self.is_guest = False
+        self._unanswered: list[tuple[int, str, Any]] = []
         self.init()
 
     def __exit__(self, *_: object) -> None:
@@ -259,6 +276,19 @@ class Copy(Host):
         request = {"type": "execute", "turn": self.turn, "execution": self.execution, "code": code}
         self.send({**request, "timeoutMs": PATIENCE_SECONDS * 1000, "ahead": True, "more": more})
 
+    def take(self, seen: Execution, until: float | None) -> bool:
+        """Takes what it says until this time, or until the execution has ended; whether it has."""
+        while until is None or self.hears_anything_within(max(until - time.monotonic(), 0)):
+            if self.hear(seen, promoted=True):
+                return True
+        return False
+
+    def called(self, call: int, name: str, argument: Any) -> None:
+        if self.is_guest:
+            super().called(call, name, argument)
+        else:
+            self._unanswered.append((call, name, argument))
+
     def extend(self, text: str) -> None:
         self.send({"type": "extend", "turn": self.turn, "text": text})
 
@@ -273,13 +303,16 @@ class Copy(Host):
                 streams[event["stream"]] = streams.get(event["stream"], "") + event["text"]
 
     def let_go(self) -> None:
-        """Its code has come."""
+        """Its code has come, and it is the guest."""
+        self.is_guest = True
         with suppress(OSError):  # it has ended its code, and waits for nothing
             self._release.send(b"x")
 
     def promote(self, rest: str | None = None) -> None:
         self.let_go()
         self.send({"type": "promote", "turn": self.turn, "rest": rest})
+        for call in self._unanswered:
+            self.called(*call)
 
 
 def frame(request: Any, *bodies: bytes, epoch: int = EPOCH) -> bytes:

@@ -88,7 +88,8 @@ class Guest:
         """`control`: where the host asks for copies, and where `stand_over` is told of them."""
         self._socket = Socket(fileno=move_up(fd))
         self._forks = Forks(control[0], self._socket.fileno(), control[1]) if control else None
-        self._fence: Fence | None = None  # around a copy that runs code ahead
+        self._fence: Fence | None = None  # around a copy that runs code ahead, until that has come
+        self._standing: Fence | None = None  # the same, until it is removed
         self._rest: str | None = None  # of the code that runs ahead, when all of it is there
         self._waits = False  # for more of it
         self._rest_known = allocate_lock()
@@ -194,7 +195,9 @@ class Guest:
 
     def _execute(self, request: dict[str, Any]) -> None:
         turn, execution = request["turn"], request["execution"]
-        bridge, output, fence = self._bridge, self._output, self._fence if request.get("ahead") else None
+        bridge, output, fence = self._bridge, self._output, None
+        if request.get("ahead"):
+            fence, self._standing = self._standing, None
         if self._forks is not None:
             self._forks.note(request["code"])
         bridge.watch(clock=fence is None)
@@ -203,8 +206,7 @@ class Guest:
         self._pipes.finish()  # what leftovers of earlier cells have printed since belongs to none
         output.is_silenced = self._strays.is_stray if self._strays.any_threads else None
         self._changes.begin()
-        run = self._run_ahead(request, fence) if fence else self._runtime.execute(execution, request["code"])
-        report, encoding, body = run
+        report, encoding, body = self._run(request, fence)
         if getpid() != self._pid:
             _leave_copy(report, self._copy_error)
         self._pipes.repair()
@@ -233,6 +235,7 @@ class Guest:
         self._threads.add(get_ident())
         if copy is not None:
             epoch, self._fence = copy
+            self._standing = self._fence
             self._channel.now = no_time
             self._runtime.take_written = self._runtime.end_strays = tuple
             self._pid = getpid()
@@ -244,17 +247,22 @@ class Guest:
             self._rest, self._waits = None, False
         self._start_threads()
 
-    def _run_ahead(self, request: dict[str, Any], fence: Fence) -> tuple[str, str, bytes]:
-        """Runs code that nobody has asked for yet, or as much of it as there is."""
+    def _run(self, request: dict[str, Any], fence: Fence | None) -> tuple[str, str, bytes]:
+        """Runs code, of which there may be a part only, and that nobody may have asked for yet: then there is a fence.
+
+        One function for both: how deep the stack is shows.
+        """
         runtime, channel = self._runtime, self._channel
         execution, code, turn = request["execution"], request["code"], request["turn"]
         if request.get("more"):
             runtime.extend(execution, code, False)
         while True:
-            is_ahead = self._fence is not None
+            is_ahead = fence is not None and self._fence is not None
             if is_ahead:
-                fence.enclose()
+                fence.enclose()  # type: ignore[union-attr]
             run = runtime.execute(execution, code, is_ahead)
+            if fence is None:
+                return run
             fence.open_up()
             if run is not UNFINISHED:
                 break

@@ -190,12 +190,12 @@ class Fence:
         with suppress(OSError):
             close(self._release)
         self._selector.value = 0
+        for place, function in self._functions.items():
+            ctypes.c_uint64.from_address(place).value = function
         if not self._is_up:
             return
         _check(_libc.prctl(_PR_SET_SYSCALL_USER_DISPATCH, _OFF, 0, 0, 0))
         _check(_libc.syscall(_SYS_RT_SIGACTION, _SIGSYS, self._replaced, None, 8))
-        for place, function in self._functions.items():
-            ctypes.c_uint64.from_address(place).value = function
         self.call = ctypes.c_uint32.from_address(self._data + 4).value
 
 

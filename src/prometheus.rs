@@ -26,9 +26,19 @@ pub fn escaped(label: &str) -> String {
 impl Stats {
     /// How often code ran before it was asked for, and what came of that. An execution whose code had not run ahead is a miss.
     pub fn metrics(&self) -> String {
+        self.metrics_with(self.under_way())
+    }
+
+    /// How much code runs ahead, or did and is kept.
+    pub fn under_way(&self) -> u64 {
+        let tallies = self.ahead.code.values();
+        tallies.map(|tally| u64::from(tally.under_way())).sum()
+    }
+
+    /// The same for sums over sessions of which some are gone: so much code runs ahead now.
+    pub fn metrics_with(&self, under_way: u64) -> String {
         let tallies = self.ahead.code.values();
         let hits: u64 = tallies.clone().map(|tally| u64::from(tally.used)).sum();
-        let under_way: u64 = tallies.clone().map(|tally| u64::from(tally.under_way())).sum();
         let seconds: f64 = tallies.map(|tally| tally.time_saved / 1000.0).sum();
         let executions = self.executions.total().max(hits);
         #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^53")]

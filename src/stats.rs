@@ -61,6 +61,28 @@ pub struct Ahead {
     pub code: BTreeMap<Source, Tally>,
 }
 
+impl Stats {
+    /// What of executions and code that ran ahead has come since `before`. The rest is left out.
+    pub fn since(&self, before: &Self) -> Self {
+        let mut new = Self::default();
+        let count = self.executions.total().saturating_sub(before.executions.total());
+        new.executions.ok = u32::try_from(count).unwrap_or(u32::MAX);
+        for (source, tally) in &self.ahead.code {
+            let known = before.ahead.code.get(source).cloned().unwrap_or_default();
+            new.ahead.code.insert(*source, tally.since(&known));
+        }
+        new
+    }
+
+    /// Adds what [`Stats::since`] has found.
+    pub fn add(&mut self, new: &Self) {
+        self.executions.ok = self.executions.ok.saturating_add(new.executions.ok);
+        for (source, tally) in &new.ahead.code {
+            self.ahead.code.entry(*source).or_default().add(tally);
+        }
+    }
+}
+
 impl Outcomes {
     /// All of them.
     pub fn total(&self) -> u64 {

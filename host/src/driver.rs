@@ -4,7 +4,6 @@ mod ahead;
 mod pump;
 mod receive;
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -13,7 +12,8 @@ use sandglass::Error;
 use sandglass::budget::Usage;
 use sandglass::protocol::GuestInfo;
 use sandglass::session::{Command, Encoded, HostFailure, Reply, Session, Ticket};
-use sandglass::speculate::{Prediction, Source, Tally};
+use sandglass::speculate::Prediction;
+use sandglass::stats::Stats;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::backend::Launcher;
@@ -61,7 +61,7 @@ enum Message {
     Hint(Vec<Prediction>),
     /// Code that is being written, as far as it is there; none when nobody writes any more.
     Written(String, Option<f64>),
-    Tallies(oneshot::Sender<BTreeMap<Source, Tally>>),
+    Stats(oneshot::Sender<Stats>),
     /// Is told when nothing is left.
     Destroy(Option<oneshot::Sender<()>>),
     HostReturned(u32, Result<Encoded<Payload>, HostFailure>, Option<Usage>),
@@ -134,11 +134,11 @@ impl Driver {
         let _ = self.messages.send(Message::Written(code.to_owned(), timeout_ms));
     }
 
-    /// How well predictions came true.
-    pub(crate) async fn tallies(&self) -> BTreeMap<Source, Tally> {
+    /// What the session has done so far.
+    pub(crate) async fn stats(&self) -> Result<Stats, Error> {
         let (answer, answered) = oneshot::channel();
-        let _ = self.messages.send(Message::Tallies(answer));
-        answered.await.unwrap_or_default()
+        let _ = self.messages.send(Message::Stats(answer));
+        answered.await.map_err(|_| Error::Destroyed)
     }
 
     /// Ends the session, and returns when nothing of it is left.

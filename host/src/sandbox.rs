@@ -3,7 +3,6 @@
 mod builder;
 mod host_call;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -13,7 +12,8 @@ use futures_util::{Stream as Pieces, StreamExt};
 use sandglass::execution::{CodeExecution, Display};
 use sandglass::protocol::Stream;
 use sandglass::session::{CellFile, Command, Encoded, FileCommand, Look, Reply, Series, ToResult};
-use sandglass::speculate::{Lines, Prediction, Source, Tally};
+use sandglass::speculate::{Lines, Prediction, Source};
+use sandglass::stats::Stats;
 use sandglass::{BudgetLimits, Error, Limits};
 use serde::{Deserialize, Serialize};
 
@@ -241,9 +241,12 @@ impl Sandbox {
         result
     }
 
-    /// How well what was predicted came true, by where it came from.
-    pub async fn predictions(&self) -> BTreeMap<Source, Tally> {
-        self.driver.tallies().await
+    /// What it has done so far; in `ahead.code`, how well what was predicted came true.
+    ///
+    /// # Errors
+    /// [`Error::Destroyed`].
+    pub async fn stats(&self) -> Result<Stats, Error> {
+        self.driver.stats().await
     }
 
     /// A variable's value; `None` when there is no such variable.

@@ -29,6 +29,26 @@ impl Tally {
         self.started.saturating_sub(self.used.saturating_add(self.wasted))
     }
 
+    /// What has come since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            started: self.started.saturating_sub(before.started),
+            finished: self.finished.saturating_sub(before.finished),
+            used: self.used.saturating_sub(before.used),
+            wasted: self.wasted.saturating_sub(before.wasted),
+            time_saved: self.time_saved - before.time_saved,
+        }
+    }
+
+    /// Counts those of another as well.
+    pub fn add(&mut self, other: &Self) {
+        self.started = self.started.saturating_add(other.started);
+        self.finished = self.finished.saturating_add(other.finished);
+        self.used = self.used.saturating_add(other.used);
+        self.wasted = self.wasted.saturating_add(other.wasted);
+        self.time_saved += other.time_saved;
+    }
+
     /// The probability that the next one is used, as far as it is safe to say.
     pub fn precision(&self, (won, lost): (f64, f64)) -> f64 {
         let used = f64::from(self.used) + won;

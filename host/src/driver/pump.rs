@@ -265,7 +265,7 @@ impl Pump {
             Message::Interrupt => self.feed(Input::Interrupt),
             Message::Hint(predictions) => self.feed(Input::Hint(predictions)),
             Message::Written(code, timeout_ms) => self.feed(Input::Written(code, timeout_ms)),
-            Message::Tallies(answer) => drop(answer.send(self.session.stats().ahead.code)),
+            Message::Stats(answer) => drop(answer.send(self.session.stats())),
             Message::Destroy(gone) => {
                 told.extend(gone);
                 self.feed(Input::Destroy);

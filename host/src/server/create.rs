@@ -26,6 +26,7 @@ use crate::{BackendKind, Resources, Sandbox, Value};
 struct Wanted {
     backend: BackendKind,
     is_channel: bool,
+    ahead: bool,
     context: Json,
     limits: Limits,
     resources: Resources,
@@ -52,13 +53,20 @@ pub async fn create(
     let settings = Settings {
         resources: wanted.resources,
         workspace: folder.as_ref().map(|folder| folder.workspace().path().to_owned()),
+        ahead: wanted.ahead,
         ..app.args.guest_settings()
     };
     let workspace = folder.as_ref().map(|_| format!("{}/{id}", account.owner));
-    let warm = app
-        .warm
-        .launcher_for(wanted.backend, &wanted.resources, workspace.as_deref())
-        .await?;
+    let warm = match wanted.ahead {
+        // A guest that a zygote has forked is the first process of its namespace: without it there are no copies of it either.
+        true => None,
+        false => {
+            let launcher = app
+                .warm
+                .launcher_for(wanted.backend, &wanted.resources, workspace.as_deref());
+            launcher.await?
+        }
+    };
     let launcher = match warm {
         Some(launcher) => launcher,
         None => backend::launcher(wanted.backend, &settings).await?,
@@ -120,6 +128,7 @@ fn wanted(app: &App, fields: Map<String, Json>) -> Result<Wanted, ApiError> {
     let mut wanted = Wanted {
         backend: args.guest.backend,
         is_channel: false,
+        ahead: false,
         context: Json::Null,
         limits: Limits {
             boot_timeout_ms: args.boot_timeout_seconds * 1_000.0,
@@ -134,12 +143,8 @@ fn wanted(app: &App, fields: Map<String, Json>) -> Result<Wanted, ApiError> {
         match name.as_str() {
             "context" => wanted.context = value,
             "backend" => wanted.backend = backend_named(app, &value)?,
-            "channel" => {
-                let flag = value
-                    .as_bool()
-                    .ok_or_else(|| ApiError::option(&name, "must be true or false"))?;
-                wanted.is_channel = flag;
-            }
+            "channel" => wanted.is_channel = flag(&name, &value)?,
+            "ahead" => wanted.ahead = flag(&name, &value)?,
             "profile" => {
                 let profile = value.as_str().and_then(Profile::named);
                 let problem = || ApiError::option("profile", "must be default, rlm, rlm-legacy or dspy");
@@ -202,6 +207,12 @@ fn limit(app: &App, wanted: &mut Wanted, name: &str, value: &Json) -> Result<(),
         _ => {}
     }
     Ok(())
+}
+
+fn flag(name: &str, value: &Json) -> Result<bool, ApiError> {
+    value
+        .as_bool()
+        .ok_or_else(|| ApiError::option(name, "must be true or false"))
 }
 
 fn number(name: &str, value: &Json) -> Result<f64, ApiError> {

@@ -74,6 +74,29 @@ pub async fn execute(
     bodies::json(StatusCode::OK, size_of(&execution), execution).await
 }
 
+/// What may be run next.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Hint {
+    /// The likeliest first.
+    codes: Vec<String>,
+}
+
+/// `POST /v1/sessions/{id}/hint`.
+pub async fn hint(
+    State(app): State<App>,
+    Extension(account): Extension<Arc<Account>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let session = app.sessions.of(&account.owner, &id)?;
+    let (sandbox, _in_use) = session.sandbox()?;
+    let Taken { value: hint, .. } = take_json::<Hint>(&account, app.args.body_limits(), &headers, body).await?;
+    sandbox.hint(hint.codes);
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
 /// `POST /v1/sessions/{id}/interrupt`.
 pub async fn interrupt(
     State(app): State<App>,
@@ -143,6 +166,9 @@ impl Running {
                 }
             }
             Err(error) => self.app.metrics.execution(error.code(), began.elapsed()),
+        }
+        if let Ok(stats) = sandbox.stats().await {
+            self.session.count(&stats, &self.app.metrics);
         }
         match execution {
             Err(sandglass::Error::Destroyed) if self.app.sessions.are_closed() => Err(ApiError::cut_short()),

@@ -119,6 +119,7 @@ pub async fn metrics(State(app): State<App>) -> Response {
             app.quotas.executions(),
         ),
     ]);
+    let text = text + &app.metrics.ahead_text(app.sessions.under_way());
     let text = text + &app.warm.stats().map(|stats| pool_text(&stats)).unwrap_or_default();
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use sandglass::prometheus::{escaped, head, line};
+use sandglass::stats::Stats;
 use tokio::sync::watch;
 
 /// Upper bounds of the buckets of durations, in seconds.
@@ -29,6 +30,7 @@ pub struct Metrics {
     refusals: Mutex<BTreeMap<&'static str, u64>>,
     executions: Mutex<BTreeMap<String, Histogram>>,
     llm_calls: Mutex<BTreeMap<&'static str, u64>>,
+    ahead: Mutex<Stats>,
 }
 
 /// What there is now. [`Gauge::up`] counts until its guard is dropped.
@@ -104,6 +106,16 @@ impl Metrics {
     /// A call of the model ended.
     pub fn llm_call(&self, result: &'static str) {
         *lock(&self.llm_calls).entry(result).or_default() += 1;
+    }
+
+    /// Executions and code that ran ahead, which a session has had since the last time.
+    pub fn ran_ahead(&self, new: &Stats) {
+        lock(&self.ahead).add(new);
+    }
+
+    /// The part of the text about code that ran ahead, of which so much is still under way.
+    pub fn ahead_text(&self, under_way: u64) -> String {
+        lock(&self.ahead).metrics_with(under_way)
     }
 
     /// The text that Prometheus reads; `gauges` are those that others know.

@@ -27,6 +27,8 @@ pub enum Endpoint {
     Execute,
     /// Stops what runs.
     Interrupt,
+    /// Code that may come next.
+    Hint,
     /// Lists variables.
     ListVariables,
     /// Tells a variable's value.
@@ -60,7 +62,7 @@ pub enum Endpoint {
 }
 
 /// Every route: what answers it, its method, its path.
-pub const ROUTES: [(Endpoint, &str, &str); 23] = {
+pub const ROUTES: [(Endpoint, &str, &str); 24] = {
     use Endpoint as E;
     [
         (E::CreateSession, "post", "/v1/sessions"),
@@ -68,6 +70,7 @@ pub const ROUTES: [(Endpoint, &str, &str); 23] = {
         (E::GetSession, "get", "/v1/sessions/{id}"),
         (E::DeleteSession, "delete", "/v1/sessions/{id}"),
         (E::Execute, "post", "/v1/sessions/{id}/execute"),
+        (E::Hint, "post", "/v1/sessions/{id}/hint"),
         (E::Interrupt, "post", "/v1/sessions/{id}/interrupt"),
         (E::ListVariables, "get", "/v1/sessions/{id}/variables"),
         (E::GetVariable, "get", "/v1/sessions/{id}/variables/{name}"),
@@ -113,6 +116,7 @@ fn handler(endpoint: Endpoint) -> MethodRouter<App> {
         Endpoint::GetSession => get(create::show),
         Endpoint::DeleteSession => delete(create::destroy),
         Endpoint::Execute => post(execute::execute),
+        Endpoint::Hint => post(execute::hint),
         Endpoint::Interrupt => post(execute::interrupt),
         Endpoint::ListVariables => get(variables::list),
         Endpoint::GetVariable => get(variables::get),

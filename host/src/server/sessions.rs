@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use futures_util::future::join_all;
+use sandglass::stats::Stats;
 use tokio::sync::watch;
 
 use super::App;
 use super::connections::is_set;
 use super::errors::ApiError;
+use super::metrics::Metrics;
 use super::quotas::Held;
 use super::storage::Folder;
 use crate::Sandbox;
@@ -40,6 +42,8 @@ pub struct Session {
     attached: AtomicBool,
     destroyed: watch::Sender<bool>,
     folder: Option<Arc<Folder>>,
+    /// What the server's metrics have of it.
+    counted: Mutex<Stats>,
     _held: Held,
 }
 
@@ -119,6 +123,7 @@ impl Session {
             attached: AtomicBool::new(false),
             destroyed: watch::Sender::new(false),
             folder,
+            counted: Mutex::default(),
             _held: held,
         })
     }
@@ -135,6 +140,13 @@ impl Session {
                 Err(ApiError::new(StatusCode::CONFLICT, "channel_only", message))
             }
         }
+    }
+
+    /// Adds what it has done since the last time to the metrics.
+    pub fn count(&self, stats: &Stats, metrics: &Metrics) {
+        let mut counted = lock(&self.counted);
+        metrics.ran_ahead(&stats.since(&counted));
+        counted.clone_from(stats);
     }
 
     /// What runs its guests.
@@ -271,6 +283,14 @@ impl Sessions {
     /// Waits until that is so.
     pub async fn closed(&self) {
         is_set(&mut self.closed.subscribe()).await;
+    }
+
+    /// How much code runs ahead in them, as of their last executions.
+    pub fn under_way(&self) -> u64 {
+        lock(&self.all)
+            .values()
+            .map(|session| lock(&session.counted).under_way())
+            .sum()
     }
 
     fn idle_since(&self, most: Duration) -> Vec<String> {

@@ -27,7 +27,14 @@ async fn sandbox(kind: BackendKind) -> Sandbox {
 }
 
 async fn tally(sandbox: &Sandbox, source: Source) -> Tally {
-    sandbox.predictions().await.remove(&source).unwrap_or_default()
+    sandbox
+        .stats()
+        .await
+        .unwrap()
+        .ahead
+        .code
+        .remove(&source)
+        .unwrap_or_default()
 }
 
 /// Waits until so many copies have come to the end of their code.
@@ -130,7 +137,12 @@ async fn code_runs_while_it_is_written(kind: BackendKind) {
         Some((Ok::<_, Error>(*piece), pieces))
     });
     let run = sandbox.execute_stream(slow, ExecuteOptions::default()).await.unwrap();
-    assert_eq!((run.stdout.as_str(), run.result.as_deref()), ("1000\n", Some("1001")), "{:?}", run.run);
+    assert_eq!(
+        (run.stdout.as_str(), run.result.as_deref()),
+        ("1000\n", Some("1001")),
+        "{:?}",
+        run.run
+    );
     let tally = tally(&sandbox, Source::Stream).await;
     assert_eq!((tally.started, tally.used), (1, 1), "{kind}");
     let failed: [Result<&str, Error>; 2] = [Ok("x = 1\n"), Err(Error::Destroyed)];

@@ -53,6 +53,32 @@ async fn an_execution_has_its_own_timeout() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn hinted_code_runs_ahead() {
+    let server = TestServer::start(&[]).await;
+    let (status, _) = answer(server.post("/v1/sessions", &json!({ "ahead": 1 }))).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    let id = server.session(json!({ "ahead": true })).await;
+    let hint = format!("/v1/sessions/{id}/hint");
+    server.execute(&id, "x = []").await;
+    // With more than one of a kind in a row, one that comes too late for its copy makes no difference.
+    for round in 1..=5 {
+        let (status, _) = answer(server.post(&hint, &json!({ "codes": ["x.append(1); len(x)", "x"] }))).await;
+        assert_eq!(status, StatusCode::NO_CONTENT);
+        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        let run = server.execute(&id, "x.append(1); len(x)").await;
+        assert_eq!(run["result"], round.to_string(), "{run}");
+    }
+    let metrics = server.get("/metrics").send().await.unwrap().text().await.unwrap();
+    let hits = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix("rlm_proactive_cache_hits_total "));
+    assert!(hits.is_some_and(|hits| hits.parse::<u32>().unwrap() > 0), "{metrics}");
+    let (status, _) = answer(server.post(&hint, &json!({ "codes": "x" }))).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn variables_are_listed_read_and_set() {
     let server = TestServer::start(&[]).await;
     let id = server.session(json!({})).await;

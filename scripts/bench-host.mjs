@@ -64,6 +64,10 @@ try {
     );
   }
   await alone("10 MB of output", ours, { what: "output", times: often(10) });
+  await alone("A cell that computes: it has run ahead; it has not; nothing can; something else runs ahead", ours, {
+    what: "ahead",
+    times: often(100),
+  });
   await alone("Beyond timeout and grace period, a cell that hears no signal", ours, {
     what: "overshoot",
     times: often(10),

@@ -91,6 +91,7 @@ impl Bench {
             "context" => self.context(times, order.megabytes).await,
             "output" => self.output(times).await,
             "overshoot" => self.overshoot(times).await,
+            "ahead" => self.ahead(times).await,
             "sessions" => self.sessions(times).await,
             "claim" => self.claim(times).await,
             "spare" => self.spare(times).await,
@@ -227,6 +228,40 @@ impl Bench {
             took.push((run.duration - 200.0 - limits().grace_period_ms).max(0.0));
         }
         Ok(one("overshoot", took))
+    }
+
+    /// A cell that computes, asked for when it has run ahead in a copy, and when nobody had hinted at it; and one of a sandbox in which
+    /// nothing can run ahead, beside one that comes while something else does.
+    async fn ahead(&mut self, times: usize) -> Result<Samples, Failure> {
+        let sandbox = self.builder().ahead(true).without_context().build().await?;
+        let never = self.builder().without_context().build().await?;
+        let (mut hits, mut runs, mut plain, mut beside) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for sandbox in [&sandbox, &never] {
+            sandbox.execute("x = 0").await?;
+        }
+        for round in 0..times {
+            let code = format!("for x in range(700_000 + {round}): pass\nx");
+            let known = finished(&sandbox).await?;
+            sandbox.hint([code.clone()]);
+            while finished(&sandbox).await? == known {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            for (sandbox, took) in [(&sandbox, &mut hits), (&sandbox, &mut runs), (&never, &mut plain)] {
+                let begun = Instant::now();
+                let run = sandbox.execute(code.as_str()).await?;
+                took.push(begun.elapsed().as_secs_f64() * 1_000.0);
+                if run.result != Some((700_000 + round - 1).to_string()) {
+                    return Err(format!("a wrong result: {:?}", run.run).into());
+                }
+            }
+            sandbox.hint(["while True: pass"]);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            let begun = Instant::now();
+            sandbox.execute(code.as_str()).await?;
+            beside.push(begun.elapsed().as_secs_f64() * 1_000.0);
+        }
+        let named = [("hit", hits), ("run", runs), ("never", plain), ("miss", beside)];
+        Ok(named.into_iter().map(|(name, took)| (name.to_owned(), took)).collect())
     }
 
     /// So many sandboxes at once: how long the first result of each took, and what they take in memory at rest.
@@ -459,4 +494,10 @@ fn one(name: &str, times: Vec<f64>) -> Samples {
 
 fn ms(began: Instant) -> f64 {
     began.elapsed().as_secs_f64() * 1_000.0
+}
+
+/// How many hints have come to the end of their code.
+async fn finished(sandbox: &Sandbox) -> Result<u32, Failure> {
+    let stats = sandbox.stats().await?;
+    Ok(stats.ahead.code.values().map(|tally| tally.finished).sum())
 }

@@ -123,6 +123,46 @@ fn what_ran_ahead_is_what_the_code_comes_to() {
 }
 
 #[test]
+fn a_fork_needs_no_checkpoint() {
+    let limits = limits();
+    let session = Session::new(limits.clone(), Vec::new()).with_forks();
+    let mut world = World::with(limits, session).begun();
+    let before = world.execute("y = 1");
+    world.ends(named(&["context", "y"]));
+    assert_eq!(world.execution(before).outcome, Outcome::Ok);
+    world.hint(&["x = 1"]);
+    world.second_says(
+        Event::Ready {
+            version: PROTOCOL_VERSION,
+            guest: GuestInfo::default(),
+        },
+        None,
+    );
+    let asked = world.second.as_ref().and_then(|guest| guest.inbox.last());
+    assert!(
+        matches!(
+            asked,
+            Some((
+                Request::Execute {
+                    ahead: true,
+                    execution: 2,
+                    ..
+                },
+                _
+            ))
+        ),
+        "it has the state already: {asked:?}"
+    );
+    world.second_ends(named(&["context", "x", "y"]));
+    let ticket = world.execute("x = 1");
+    assert_eq!(world.execution(ticket).outcome, Outcome::Ok);
+    assert_eq!(tally(&world).used, 1);
+    // The next one is of that guest.
+    world.hint(&["x = 2"]);
+    assert_eq!(tally(&world).started, 2);
+}
+
+#[test]
 fn other_code_runs_as_if_nothing_had() {
     let mut world = finished("x = 1");
     assert_forced(&mut world, "x = 2");

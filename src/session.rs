@@ -287,6 +287,7 @@ pub struct Session<B> {
 impl<B: Body> Session<B> {
     /// A session without a guest. `host_functions` are the names that Python may call.
     pub fn new(limits: Limits, host_functions: Vec<String>) -> Self {
+        let ahead = Aheads::within(limits.max_ahead_share);
         Self {
             limits,
             host_functions,
@@ -305,7 +306,7 @@ impl<B: Body> Session<B> {
             names: Vec::new(),
             untold_loss: None,
             checkpoints: Checkpoints::default(),
-            ahead: Aheads::default(),
+            ahead,
             packages: Vec::new(),
             last_turn: 0,
             last_execution: 0,
@@ -396,6 +397,7 @@ impl<B: Body> Session<B> {
 
     /// Takes one input at time `now` (milliseconds, never going back).
     pub fn handle(&mut self, now: f64, input: Input<B>) -> Vec<Effect<B>> {
+        self.ahead.look_at_clock(now);
         match input {
             Input::Command(ticket, command) => self.submit(now, ticket, command, false),
             Input::Aborted(ticket, command) => self.submit(now, ticket, command, true),

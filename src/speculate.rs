@@ -3,12 +3,14 @@
 
 mod lines;
 mod predictor;
+mod share;
 mod tally;
 
 use serde::{Deserialize, Serialize};
 
 pub use lines::{Lines, begins_with_line_end};
 pub use predictor::Predictor;
+pub use share::Share;
 pub use tally::{Tally, lower_bound};
 
 /// Where a prediction comes from.

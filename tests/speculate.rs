@@ -2,8 +2,8 @@
 #![cfg(not(target_arch = "wasm32"))]
 
 use proptest::prelude::*;
-use sandglass::limits::{MAX_PREDICTED_CHARS, MAX_PREDICTIONS};
-use sandglass::speculate::{Prediction, Predictor, Source, lower_bound};
+use sandglass::limits::{AHEAD_CREDIT_MS, MAX_PREDICTED_CHARS, MAX_PREDICTIONS};
+use sandglass::speculate::{Prediction, Predictor, Share, Source, lower_bound};
 
 fn prediction(id: u32, source: Source, probability: f64, estimated_ms: Option<f64>) -> Prediction {
     let code = format!("code {id}");
@@ -64,6 +64,25 @@ proptest! {
         prop_assert!(bound >= 0.0 && bound <= won / (won + lost).max(f64::MIN_POSITIVE) + 1e-12);
         prop_assert!(lower_bound(won + 1.0, won + 1.0 + lost) >= bound);
         prop_assert!(lower_bound(won, won + lost + 1.0) <= bound);
+    }
+
+    #[test]
+    fn a_share_is_of_the_time_since_the_begin(
+        most in 0.0..1.0_f64,
+        begun_at in 0.0..1e9_f64,
+        passed in 0.0..1e9_f64,
+        wasted in proptest::collection::vec(-10.0..1e4_f64, 0..20),
+    ) {
+        let mut share = Share::new(most);
+        share.begin(begun_at);
+        share.begin(begun_at + passed); // later ones say nothing
+        let sum: f64 = wasted.iter().map(|ms| ms.max(0.0)).sum();
+        for ms in wasted {
+            share.waste(ms);
+        }
+        let left = share.left(begun_at + passed);
+        prop_assert!((left - (most * (passed + AHEAD_CREDIT_MS) - sum)).abs() < 1e-3);
+        prop_assert!(most > 0.0 || left <= 0.0, "without a share there is nothing");
     }
 
     #[test]

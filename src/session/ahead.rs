@@ -20,7 +20,7 @@ use crate::limits::{
     AHEAD_TTL_MS, CHECK_MS, EVENT_BYTES, EXTEND_MS, MAX_AHEAD_BYTES, MAX_SPARED_MS, MAX_WRITTEN_BYTES, PROMOTION_MS,
 };
 use crate::protocol::{Event, Request, Spared};
-use crate::speculate::{Prediction, Predictor, Source, Tally, begins_with_line_end};
+use crate::speculate::{Prediction, Predictor, Share, Source, Tally, begins_with_line_end};
 
 /// By how much two clocks may differ that are so far apart: whoever is woken by one must be late by the other.
 const ROUNDING_MS: f64 = 0.001;
@@ -33,6 +33,9 @@ const MOST_TURNS: u32 = 16;
 #[derive(Debug)]
 pub(super) struct Aheads<B> {
     predictor: Predictor,
+    share: Share,
+    /// The time of the input that is being handled.
+    now: f64,
     writing: Option<Writing>,
     run: Option<Ahead<B>>,
     copies: u32,
@@ -56,6 +59,8 @@ pub(super) struct Ahead<B> {
     /// Of code that is being written, what the guest was sent so far.
     prediction: Prediction,
     timeout_ms: f64,
+    /// When its guest was begun with, and its code.
+    prepared_at: f64,
     /// The number of the execution that it would be.
     execution: u32,
     stage: Stage,
@@ -96,10 +101,13 @@ enum Stage {
     Waiting(u32),
 }
 
-impl<B> Default for Aheads<B> {
-    fn default() -> Self {
+impl<B> Aheads<B> {
+    /// Nothing yet; `most` is the share of time that may be spent in vain.
+    pub(super) fn within(most: f64) -> Self {
         Self {
             predictor: Predictor::default(),
+            share: Share::new(most),
+            now: 0.0,
             writing: None,
             run: None,
             copies: 0,
@@ -110,6 +118,12 @@ impl<B> Default for Aheads<B> {
 }
 
 impl<B: Body> Aheads<B> {
+    /// An input comes at this time.
+    pub(super) fn look_at_clock(&mut self, now: f64) {
+        self.now = now;
+        self.share.begin(now);
+    }
+
     /// See [`Input::Hint`].
     pub(super) fn predict(&mut self, predictions: Vec<Prediction>) {
         self.predictor.predict(predictions);
@@ -181,6 +195,15 @@ impl<B: Body> Ahead<B> {
         }
     }
 
+    /// How long it has kept its guest busy.
+    fn busy_ms(&self, now: f64) -> f64 {
+        let until = match self.stage {
+            Stage::Over(_) | Stage::Waiting(_) => self.last_word(),
+            Stage::Preparing | Stage::Running(_) | Stage::Asked(..) => self.clock(now),
+        };
+        until - self.prepared_at
+    }
+
     /// Until when what is over, or waits, is kept.
     fn gives_up_at(&self) -> f64 {
         self.last_word() + self.rested + AHEAD_TTL_MS
@@ -248,6 +271,9 @@ impl<B: Body> Session<B> {
         }
         if self.ahead.predictor.is_empty() {
             return;
+        }
+        if self.ahead.share.left(now) <= 0.0 {
+            return self.ahead.predictor.forget(); // too much was in vain
         }
         if let Some(run) = &self.ahead.run {
             if self.ahead.predictor.expects(&run.prediction.code) {
@@ -323,6 +349,7 @@ impl<B: Body> Session<B> {
             timeout_ms: timeout_ms.unwrap_or(copy.limits.timeout_ms),
             copy: Box::new(copy),
             prediction,
+            prepared_at: now,
             execution: self.last_execution + 1,
             stage: Stage::Preparing,
             begun_at: now,
@@ -560,7 +587,11 @@ impl<B: Body> Session<B> {
     /// Ends what runs ahead, when there is anything.
     pub(super) fn drop_ahead(&mut self) {
         if let Some(run) = self.ahead.run.take() {
-            self.tally(run.prediction.source).wasted += 1;
+            let spent_ms = run.busy_ms(self.ahead.now).max(0.0);
+            self.ahead.share.waste(spent_ms);
+            let tally = self.tally(run.prediction.source);
+            tally.wasted += 1;
+            tally.time_wasted += spent_ms;
             let end = if run.is_at_rest() { Effect::Rest } else { Effect::Kill };
             self.effects.push(Effect::Ahead(Box::new(end)));
         }

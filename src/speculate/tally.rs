@@ -21,6 +21,8 @@ pub struct Tally {
     pub wasted: u32,
     /// Milliseconds that code had run when it was asked for, all together.
     pub time_saved: f64,
+    /// Milliseconds that were spent on code that was not used, the copy that it ran in included, all together.
+    pub time_wasted: f64,
 }
 
 impl Tally {

@@ -51,6 +51,11 @@ export interface SandboxOptions {
    * that it depends on is as it was. Default 0: none are.
    */
   maxMemoBytes?: number;
+  /**
+   * The part of the sandbox's time, from 0 to 1, that may be spent on code that ran ahead and was then not asked for, as if the sandbox were
+   * a minute older. Beyond it, nothing but code that is being written runs ahead. Default 0.05.
+   */
+  maxAheadShare?: number;
   /** `"auto"` (default) saves the state while nothing runs, so that it survives the end of a guest. */
   checkpoints?: "auto" | "off";
   /** Guests that are kept ready to take over; the sandboxes of a page share them. Default 1. */

@@ -22,9 +22,9 @@ export function configure(given) {
 /** What a test has made. @type {Set<Sandbox>} */
 const alive = new Set();
 
-/** A sandbox whose random numbers are known. @param {SandboxOptions} [options] */
+/** A sandbox whose random numbers are known, and that may run as much in vain as a test wants. @param {SandboxOptions} [options] */
 async function create(options) {
-  const sandbox = await createSandbox(options);
+  const sandbox = await createSandbox({ maxAheadShare: 1, ...options });
   alive.add(sandbox);
   await sandbox.initialize("ctx");
   await sandbox.execute("import random; random.seed(7)");
@@ -40,7 +40,7 @@ async function until(condition, what) {
 
 /** @param {Sandbox} sandbox @param {"explicit" | "stream"} [source] */
 const tally = (sandbox, source = "explicit") =>
-  sandbox.stats().ahead.code[source] ?? { started: 0, finished: 0, used: 0, wasted: 0, timeSaved: 0 };
+  sandbox.stats().ahead.code[source] ?? { started: 0, finished: 0, used: 0, wasted: 0, timeSaved: 0, timeWasted: 0 };
 
 /** Hints at code, and waits until it has run ahead or was given up. @param {Sandbox} sandbox @param {string} code */
 async function ahead(sandbox, code) {
@@ -818,8 +818,28 @@ async function counted() {
     "rlm_proactive_hit_rate 0.5",
     "rlm_proactive_execution_seconds_sum S",
     "rlm_proactive_execution_seconds_count 1",
+    "rlm_proactive_wasted_seconds_total 0",
   ];
   return { problems: different(values, expected, "the counts") };
+}
+
+/** Where nothing may be in vain, only what comes for certain runs ahead. */
+async function share() {
+  const problems = [];
+  const sandbox = await create({ maxAheadShare: 0 });
+  await sandbox.checkpoint();
+  await sandbox.hint("1 + 1");
+  await pause(500);
+  problems.push(...different(sandbox.stats().ahead.code, {}, "what ran ahead"));
+  problems.push(...different((await sandbox.execute("1 + 1")).result, "2", "the result"));
+  const run = await sandbox.executeStream(written(sandbox, ["x = 1\n", "x + 1\n"], ["x"]));
+  problems.push(...different([run.result, tally(sandbox, "stream").used], ["1", 1], "what is written runs ahead"));
+  const half = await create({ maxAheadShare: 0.5 });
+  await ahead(half, "sum(range(3_000_000))");
+  await half.execute("'another'");
+  const { wasted, timeWasted } = tally(half);
+  problems.push(...different([wasted, timeWasted > 10], [1, true], `in vain, in ${timeWasted} ms`));
+  return { problems };
 }
 
 async function destroyed() {
@@ -853,6 +873,7 @@ export const TESTS = {
   "files are as old in a copy": times,
   "callbacks are called after execute has returned": callbacks,
   "what ran ahead is counted for Prometheus": counted,
+  "no more than a share of the time is spent in vain": share,
   "destroying a sandbox ends what runs ahead": destroyed,
 };
 

@@ -96,6 +96,18 @@ pub const DSPY_FEEDBACK_CHARS: u32 = 10_000;
 pub const MAX_PREDICTIONS: usize = 16;
 /// See [`MAX_PREDICTIONS`].
 pub const MAX_PREDICTED_CHARS: usize = 100_000;
+/// Predictions that are made of the names that there are.
+pub const MAX_OFFERED: usize = 256;
+/// The newest bytes of a conversation whose words count.
+pub const MAX_CONVERSATION_BYTES: usize = 16 * 1024;
+/// Bytes of code that others are predicted from.
+pub const MAX_PREDICTED_FROM_BYTES: usize = 4_000;
+/// What a guest may tell of what there is: variables, columns of each, and bytes of a name.
+pub const MAX_SURVEYED: usize = 100;
+/// See [`MAX_SURVEYED`].
+pub const MAX_SURVEYED_COLUMNS: usize = 50;
+/// See [`MAX_SURVEYED`].
+pub const MAX_SURVEYED_NAME_BYTES: usize = 400;
 /// Bytes that code which runs ahead may send.
 pub const MAX_AHEAD_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
 /// How much earlier a session is thought to have begun, in milliseconds, for its share of time that may be spent in vain

@@ -83,7 +83,12 @@ impl Stats {
         line(&mut text, &format!("{name}_sum"), "", &seconds);
         line(&mut text, &format!("{name}_count"), "", &hits);
         let name = "rlm_proactive_wasted_seconds_total";
-        head(&mut text, name, "counter", "Time of code that ran ahead and was not asked for.");
+        head(
+            &mut text,
+            name,
+            "counter",
+            "Time of code that ran ahead and was not asked for.",
+        );
         let wasted: f64 = self.ahead.code.values().map(|tally| tally.time_wasted / 1000.0).sum();
         line(&mut text, name, "", &wasted);
         text

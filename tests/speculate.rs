@@ -6,13 +6,9 @@ use sandglass::limits::{AHEAD_CREDIT_MS, MAX_PREDICTED_CHARS, MAX_PREDICTIONS};
 use sandglass::speculate::{Prediction, Predictor, Share, Source, lower_bound};
 
 fn prediction(id: u32, source: Source, probability: f64, estimated_ms: Option<f64>) -> Prediction {
-    let code = format!("code {id}");
     Prediction {
-        id,
-        code,
-        source,
-        probability,
         estimated_ms,
+        ..Prediction::told(id, format!("code {id}"), source, probability)
     }
 }
 
@@ -87,7 +83,7 @@ proptest! {
 
     #[test]
     fn the_chosen_one_is_expected_to_save_most(
-        given in proptest::collection::vec((0..7_usize, -0.5..1.5, proptest::option::of(0.0..5_000.0)), 0..40),
+        given in proptest::collection::vec((0..Source::ALL.len(), -0.5..1.5, proptest::option::of(0.0..5_000.0)), 0..40),
         used in 0..50_u32,
         wasted in 0..50_u32,
     ) {

@@ -11,6 +11,7 @@
 
 use std::collections::BTreeMap;
 
+use super::guesses::Guesses;
 use super::turn::Task;
 use super::{Body, Command, Effect, Guest, Input, Reply, Session, Ticket};
 use crate::budget::{Budget, BudgetLimits};
@@ -32,12 +33,14 @@ const MOST_TURNS: u32 = 16;
 /// What is done before anybody asks for it.
 #[derive(Debug)]
 pub(super) struct Aheads<B> {
-    predictor: Predictor,
-    share: Share,
+    pub(super) predictor: Predictor,
+    pub(super) share: Share,
+    /// None where nothing is guessed.
+    pub(super) guesses: Option<Guesses>,
     /// The time of the input that is being handled.
     now: f64,
     writing: Option<Writing>,
-    run: Option<Ahead<B>>,
+    pub(super) run: Option<Ahead<B>>,
     copies: u32,
     last_check: u32,
     answered_check: u32,
@@ -107,6 +110,7 @@ impl<B> Aheads<B> {
         Self {
             predictor: Predictor::default(),
             share: Share::new(most),
+            guesses: None,
             now: 0.0,
             writing: None,
             run: None,
@@ -161,7 +165,11 @@ impl<B: Body> Aheads<B> {
         let run = self.run.as_ref()?;
         let more = self.writing.as_ref().filter(|writing| is_idle && run.can_take(writing));
         let stage = match run.stage {
-            Stage::Preparing | Stage::Running(_) => run.copy.wake_at().map(|at| at + run.rested + ROUNDING_MS),
+            Stage::Preparing | Stage::Running(_) => {
+                let over = self.share.ends_at(self.now, run.busy_ms(self.now));
+                let over = over.filter(|_| run.is_guess());
+                earliest(run.copy.wake_at().map(|at| at + run.rested), over).map(|at| at + ROUNDING_MS)
+            }
             Stage::Asked(_, since) => Some(since + PROMOTION_MS),
             Stage::Waiting(_) if more.is_some() => Some(run.extended_at + EXTEND_MS),
             Stage::Over(_) | Stage::Waiting(_) => Some(run.gives_up_at()),
@@ -176,6 +184,11 @@ impl<B: Body> Aheads<B> {
 impl<B: Body> Ahead<B> {
     fn is_written(&self) -> bool {
         self.prediction.source == Source::Stream
+    }
+
+    /// Whether nobody has told it.
+    pub(super) fn is_guess(&self) -> bool {
+        self.prediction.source.is_guess()
     }
 
     /// Whether its guest has come to the end of the code.
@@ -315,13 +328,7 @@ impl<B: Body> Session<B> {
             return;
         };
         let timeout_ms = writing.timeout_ms;
-        let prediction = Prediction {
-            id: 0,
-            code: writing.code.clone(),
-            source: Source::Stream,
-            probability: 1.0,
-            estimated_ms: None,
-        };
+        let prediction = Prediction::told(0, writing.code.clone(), Source::Stream, 1.0);
         let Some(copy) = self.exact_copy() else { return };
         if let Some(writing) = &mut self.ahead.writing {
             writing.tried = true;
@@ -334,6 +341,7 @@ impl<B: Body> Session<B> {
 
     fn run_ahead(&mut self, now: f64, mut copy: Self, prediction: Prediction, timeout_ms: Option<f64>) {
         self.tally(prediction.source).started += 1;
+        self.tried(prediction.source);
         // A guest may have been others' before: no turn of its has the number of an earlier one, of which a message may be on its way.
         self.ahead.copies = self.ahead.copies.wrapping_add(1);
         copy.last_turn = FIRST_TURN
@@ -469,6 +477,12 @@ impl<B: Body> Session<B> {
         let late = matches!(run.check, Check::Asked(_, since) if now >= since + CHECK_MS);
         match run.stage {
             _ if late => self.drop_ahead(),
+            // What is told may take as long as it needs.
+            Stage::Preparing | Stage::Running(_)
+                if run.is_guess() && self.ahead.share.left(now) <= run.busy_ms(now) =>
+            {
+                self.drop_ahead();
+            }
             Stage::Preparing | Stage::Running(_) => {
                 let effects = run.copy.handle(run.clock(now), Input::Tick);
                 self.relay(now, effects);
@@ -538,8 +552,9 @@ impl<B: Body> Session<B> {
 
     /// Takes what ran ahead when it is what is asked for now. Else it is ended, with all that was predicted for this moment.
     pub(super) fn take_ahead_of(&mut self, now: f64, task: &Task<B>) -> Option<Ahead<B>> {
-        if matches!(task, Task::Execute(_)) {
+        if let Task::Execute(execution) = task {
             self.ahead.predictor.forget();
+            self.ahead.predictor.came(&execution.code);
             self.ahead.writing = None;
         }
         let (may, budget) = (self.may_run(), &self.budget);

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from sandglass.namespace import Namespace
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 #: A turn that takes longer is looked after by the third thread.
 QUICK_MS = 20
 _WORKSPACE = "/workspace"

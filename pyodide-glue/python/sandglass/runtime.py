@@ -41,6 +41,7 @@ from sandglass.output import Emitter, EmptyStdin, TextStream, no_input, no_time
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.profiles import PROFILES
 from sandglass.speculate.memo import Memo
+from sandglass.speculate.survey import survey
 from sandglass.tracebacks import describe
 
 if sys.version_info >= (3, 12):
@@ -340,6 +341,16 @@ class Runtime:
     def list_variables(self) -> tuple[str, bytes]:
         """User variables, encoded: a list of `{name, type, length}`, at most 10,000."""
         return self._encode(self._namespace.listing(), "the list of variables")
+
+    def survey(self) -> list[dict[str, Any]]:
+        """What the next code may be about; see `survey`."""
+        collects = gc_is_on()
+        gc_off()  # nothing of the user's runs here
+        try:
+            return survey(self._namespace.globals, self._namespace.names())
+        finally:
+            if collects:
+                gc_on()
 
     def is_plain(self, source: str) -> bool:
         """Whether a cell compiles without a warning, and awaits nothing: then its statements may run as they come."""

@@ -208,13 +208,7 @@ impl Driver {
                 let Some(driver) = this.upgrade() else { break };
                 if !driver.may_load_imports(&code) || driver.has_packages_of(&code).await {
                     let probability = 1.0 / f64::from(id + 1);
-                    predictions.push(Prediction {
-                        id,
-                        code,
-                        source: Source::Explicit,
-                        probability,
-                        estimated_ms: None,
-                    });
+                    predictions.push(Prediction::told(id, code, Source::Explicit, probability));
                 }
             }
             // What was executed meanwhile is what it was for.

@@ -22,11 +22,14 @@ export function configure(given) {
 /** What a test has made. @type {Set<Sandbox>} */
 const alive = new Set();
 
-/** A sandbox whose random numbers are known, and that may run as much in vain as a test wants. @param {SandboxOptions} [options] */
-async function create(options) {
+/**
+ * A sandbox whose random numbers are known, and that may run as much in vain as a test wants.
+ * @param {SandboxOptions} [options] @param {unknown} [context]
+ */
+async function create(options, context = "ctx") {
   const sandbox = await createSandbox({ maxAheadShare: 1, ...options });
   alive.add(sandbox);
-  await sandbox.initialize("ctx");
+  await sandbox.initialize(context);
   await sandbox.execute("import random; random.seed(7)");
   return sandbox;
 }
@@ -38,7 +41,7 @@ async function until(condition, what) {
   }
 }
 
-/** @param {Sandbox} sandbox @param {"explicit" | "stream"} [source] */
+/** @param {Sandbox} sandbox @param {import("../../pkg/sandglass.js").Source} [source] */
 const tally = (sandbox, source = "explicit") =>
   sandbox.stats().ahead.code[source] ?? { started: 0, finished: 0, used: 0, wasted: 0, timeSaved: 0, timeWasted: 0 };
 
@@ -842,6 +845,54 @@ async function share() {
   return { problems };
 }
 
+/** So long a text that it takes a while to look through. */
+const LONG = `${"x".repeat(99)} `.repeat(500_000);
+
+/** What nobody has told, made of the variables that there are. */
+async function guesses() {
+  const problems = [];
+  const [guesser, plain] = [await create({ predictions: "auto" }, LONG), await create({}, LONG)];
+  const counted = "len(context.split())";
+  await until(() => tally(guesser, "pattern").finished === 1, `${counted} runs ahead`);
+  const [{ code, source, dependencies }] = guesser.predictions();
+  problems.push(...different([code, source, dependencies], [counted, "pattern", ["context"]], "the best guess"));
+  problems.push(...different(await seen(guesser, counted), await seen(plain, counted), "the guess that came true"));
+  const { used, timeSaved } = tally(guesser, "pattern");
+  problems.push(...different([used, timeSaved > 20], [1, true], `served, and saved ${timeSaved} ms`));
+  problems.push(...different([plain.stats().ahead.code, plain.predictions()], [{}, []], "without the option"));
+  // Another one comes: what was guessed has changed nothing.
+  const lines = "lines = context.splitlines(); len(lines), random.random()";
+  problems.push(...different(await seen(guesser, lines), await seen(plain, lines), "other code"));
+  // What is hinted at runs instead.
+  await guesser.execute("text = context + context");
+  await until(() => guesser.predictions().some(({ code }) => code === "len(text)"), "what there is is known");
+  await ahead(guesser, "len(text)");
+  problems.push(...different((await guesser.execute("len(text)")).result, `${2 * LONG.length}`, "what was hinted at"));
+  problems.push(...different(tally(guesser).used, 1, "hints that were used"));
+  return { problems, said: `${Math.round(timeSaved)} ms of a guess were done before it came` };
+}
+
+/** What is talked about comes next. */
+async function conversation() {
+  const problems = [];
+  const [guesser, plain] = [await create({ predictions: "auto" }, LONG), await create({}, LONG)];
+  for (const sandbox of [guesser, plain]) await sandbox.execute("import re");
+  await until(() => guesser.predictions().length > 0, "what there is is known");
+  await guesser.updateConversation([
+    { role: "user", content: "How many words are there?" },
+    { role: "assistant", content: 'First I look for "xxx x" in it.' },
+  ]);
+  await until(() => tally(guesser, "conversation").finished === 1, "it runs ahead");
+  const code = 're.findall("xxx x", context)';
+  problems.push(...different(await seen(guesser, code), await seen(plain, code), "what was talked about"));
+  problems.push(...different(tally(guesser, "conversation").used, 1, "guesses that were used"));
+  await plain.updateConversation('And now for "something else".');
+  await guesser.updateConversation("");
+  await pause(300);
+  problems.push(...different(plain.stats().ahead.code, {}, "what runs ahead without the option"));
+  return { problems };
+}
+
 async function destroyed() {
   const problems = [];
   const frames = () => document.querySelectorAll("iframe").length;
@@ -874,6 +925,8 @@ export const TESTS = {
   "callbacks are called after execute has returned": callbacks,
   "what ran ahead is counted for Prometheus": counted,
   "no more than a share of the time is spent in vain": share,
+  "what is guessed by what there is, and comes, is served": guesses,
+  "what is talked about is guessed": conversation,
   "destroying a sandbox ends what runs ahead": destroyed,
 };
 

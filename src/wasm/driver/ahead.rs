@@ -72,6 +72,18 @@ impl Driver {
         stats
     }
 
+    /// What code is guessed to come next.
+    pub(in crate::wasm) fn predictions(&self) -> Vec<Prediction> {
+        self.session.borrow().predictions()
+    }
+
+    /// This is the newest of what is talked about.
+    pub(in crate::wasm) fn converse(&self, text: &str) {
+        if self.options.predictions {
+            self.feed(Input::Conversation(text.to_owned()));
+        }
+    }
+
     /// A promise of what becomes of code that comes in pieces.
     pub(in crate::wasm) fn execute_written(&self, options: ExecuteOptions, pieces: Pieces) -> Result<Promise, Error> {
         if self.is_destroyed() {

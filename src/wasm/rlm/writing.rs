@@ -1,5 +1,5 @@
-//! What is done while the model still writes: what its code imports is fetched, and the first block of its reply runs as it comes. The
-//! blocks after it find another state than the one that there is now.
+//! What is done while the model still writes: what its code imports is fetched, the first block of its reply runs as it comes, and before
+//! there is one, what it says is for guesses. The blocks after it find another state than the one that there is now.
 
 use std::rc::{Rc, Weak};
 
@@ -86,6 +86,8 @@ impl Writing {
             } else if block.closed && first.sent == 0 {
                 steps.push(Step::Hint(block.code));
             }
+        } else if !first.is_closed {
+            steps.push(Step::Words(whole_lines.to_owned()));
         }
         Some(Work(driver, steps))
     }
@@ -98,6 +100,7 @@ enum Step {
     Prepare(String),
     Written(Rc<Written>, String),
     Hint(String),
+    Words(String),
     End,
 }
 
@@ -108,6 +111,7 @@ impl Work {
             match step {
                 Step::Prepare(code) => disregard(driver.prepare(&code)),
                 Step::Written(written, code) => driver.written(&written, &code),
+                Step::Words(text) => driver.converse(&text),
                 Step::Hint(code) => disregard(driver.hint(vec![code])),
                 Step::End => driver.nothing_is_written(),
             }

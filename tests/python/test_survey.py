@@ -85,7 +85,9 @@ def test_frames_of_any_shape_are_told():
     assert found["texts"] == ("DataFrame", 3, [("t", "text")])
     assert found["counted"] == ("DataFrame", 3, [("b", "number")])
     assert found["levels"][2] == []
-    assert sum(bool(columns) for _, _, columns in found.values()) == 18, "20 frames, of which two have no columns to tell"
+    assert sum(bool(columns) for _, _, columns in found.values()) == 18, (
+        "20 frames, of which two have no columns to tell"
+    )
 
 
 def test_no_code_of_the_users_runs():

@@ -332,7 +332,7 @@ impl Sandbox {
         };
         let promise = codes.and_then(|codes: Vec<String>| match self.driver.is_destroyed() {
             true => Err(Error::Destroyed),
-            false => Ok(self.driver.hint(codes)),
+            false => Ok(self.driver.hint(codes, crate::speculate::Source::Explicit)),
         });
         self.promise(promise).unchecked_into()
     }

@@ -2,6 +2,7 @@
 // Runs in a page; tests/e2e/speculate.mjs reports what it finds.
 
 import { createSandbox } from "/pyodide-glue/index.js";
+import { runRlm } from "/pyodide-glue/rlm.js";
 import { randomness } from "./random.js";
 
 /** @import { CodeExecution, ExecuteOptions, Sandbox, SandboxOptions } from "../../pkg/sandglass.js" */
@@ -893,6 +894,60 @@ async function conversation() {
   return { problems };
 }
 
+/** What another model thinks that the reply will be runs while that is thought about. */
+async function drafts() {
+  const problems = [];
+  const code = 'import time\ntime.sleep(1.5)\nprint("slept")';
+  const reply = `I wait.\n\n\`\`\`repl\n${code}\n\`\`\`\n`;
+  /** @type {[string, number][]} */
+  const asked = [];
+  let aborted = false;
+  let abortedFirst = false;
+  const run = await runRlm({
+    task: "Wait a while.",
+    context: "ctx",
+    model: async (_messages, { call, onText }) => {
+      if (call === 1) {
+        await pause(6_000); // a guest may take two seconds to start
+        return reply;
+      }
+      await pause(50);
+      onText("FINAL(");
+      abortedFirst = aborted;
+      return "FINAL(It is done.)";
+    },
+    draft: async (_messages, { purpose, call, signal }) => {
+      asked.push([purpose, call]);
+      if (call === 1) return { text: reply, usage: { inputTokens: 10_000, outputTokens: 10 } };
+      return new Promise((_, reject) => {
+        signal.addEventListener("abort", () => {
+          aborted = true;
+          reject(new Error("it is not wanted any more"));
+        });
+      });
+    },
+  });
+  const of = (/** @type {string} */ type) => /** @type {any} */ (run.events.find((event) => event.type === type));
+  const { execution, time } = of("executionEnded");
+  const waited = time - of("codeStarted").time;
+  problems.push(...different([run.outcome, execution.stdout], ["answered", "slept\n"], "the run"));
+  problems.push(...different([execution.duration >= 1_500, waited < 1_000], [true, true], `waited ${waited} ms`));
+  problems.push(...different(asked.join(" "), "draft,1 draft,2", "drafts"));
+  problems.push(...different(abortedFirst, true, "the draft is ended when the reply begins"));
+  const { calls, inputTokens } = run.usage;
+  problems.push(...different([calls, inputTokens > 10_000], [4, true], `the usage, with ${inputTokens} tokens`));
+
+  // Replies come first: there are not more calls than those may take.
+  const { usage, outcome } = await runRlm({
+    task: "Answer.",
+    model: async () => (await pause(50), "FINAL(It is done.)"),
+    draft: async () => "none",
+    budget: { maxCalls: 20 },
+  });
+  problems.push(...different([usage.calls, outcome], [1, "answered"], "without calls to spare"));
+  return { problems, said: `waited ${Math.round(waited)} ms for ${Math.round(execution.duration)} ms of code` };
+}
+
 async function destroyed() {
   const problems = [];
   const frames = () => document.querySelectorAll("iframe").length;
@@ -927,6 +982,7 @@ export const TESTS = {
   "no more than a share of the time is spent in vain": share,
   "what is guessed by what there is, and comes, is served": guesses,
   "what is talked about is guessed": conversation,
+  "a draft of a model runs while the reply is thought about": drafts,
   "destroying a sandbox ends what runs ahead": destroyed,
 };
 

@@ -209,7 +209,7 @@ impl Driver {
     }
 
     /// Prepares for code that may come next, the likeliest first, and runs it ahead as far as everything that it imports is there.
-    pub(in crate::wasm) fn hint(&self, codes: Vec<String>) -> Promise {
+    pub(in crate::wasm) fn hint(&self, codes: Vec<String>, source: Source) -> Promise {
         let asked = self.session.borrow().last_execution();
         let prepared: Array = codes.iter().map(|code| self.prepare(code)).collect();
         let this = self.this.clone();
@@ -220,7 +220,7 @@ impl Driver {
                 let Some(driver) = this.upgrade() else { break };
                 if !driver.may_load_imports(&code) || driver.has_packages_of(&code).await {
                     let probability = 1.0 / f64::from(id + 1);
-                    predictions.push(Prediction::told(id, code, Source::Explicit, probability));
+                    predictions.push(Prediction::told(id, code, source, probability));
                 }
             }
             // What was executed meanwhile is what it was for.

@@ -23,8 +23,10 @@ pub struct Context {
     words: BTreeSet<String>,
     /// What stands in quotes there, the newest first.
     quoted: Vec<String>,
-    /// Words of the code that ran last, as they are.
+    /// Words of the code that ran last, as they are; whether it prints, and quotes by `'`.
     mentioned: BTreeSet<String>,
+    prints: bool,
+    quotes_singly: bool,
 }
 
 /// A DataFrame.
@@ -67,6 +69,9 @@ impl Context {
         self.last = (code.len() <= MAX_PREDICTED_FROM_BYTES).then(|| (code.to_owned(), ms));
         let words = words(code).take(MOST_WORDS);
         self.mentioned = words.map(str::to_owned).collect();
+        let count = |quote| self.code().matches(quote).count();
+        self.quotes_singly = count('\'') > count('"');
+        self.prints = self.code().contains("print(");
     }
 
     /// The newest of what is talked about, instead of what was before; whether that changes anything.
@@ -120,7 +125,7 @@ impl Context {
 
     /// An expression as whoever writes the code would have it shown: printed, or as the last line.
     pub fn shown(&self, expression: &str) -> String {
-        if self.code().contains("print(") {
+        if self.prints {
             format!("print({expression})")
         } else {
             expression.to_owned()
@@ -129,8 +134,7 @@ impl Context {
 
     /// A text as whoever writes the code would quote it.
     pub fn literal(&self, text: &str) -> String {
-        let count = |quote| self.code().matches(quote).count();
-        literal(text, if count('\'') > count('"') { '\'' } else { '"' })
+        literal(text, if self.quotes_singly { '\'' } else { '"' })
     }
 }
 

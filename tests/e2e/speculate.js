@@ -211,7 +211,7 @@ const KINDS = {
 
 async function fuzz() {
   const random = randomness(settings.seed);
-  const [served, forced] = await Promise.all([create(), create()]);
+  const [served, forced] = await Promise.all([create({ predictions: "auto" }), create()]);
   const problems = [];
   for (const sandbox of [served, forced]) {
     const { error } = await sandbox.execute(PREPARE);

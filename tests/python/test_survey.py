@@ -13,15 +13,15 @@ from sandglass.speculate.survey import survey
 
 
 def told(variables: dict[str, object]) -> dict[str, tuple[str, object, list[tuple[str, str]]]]:
-    rows = survey(variables, list(variables))
+    rows = survey(variables, [*reversed(variables)])
     return {
         row["name"]: (row["type"], row["length"], [(column["name"], column["kind"]) for column in row["columns"]])
         for row in rows
     }
 
 
-def test_the_newest_come_first_with_the_length_of_texts_and_containers():
-    rows = survey({"context": "abc", "lines": [1, 2], "x": 1.5}, ["context", "lines", "x"])
+def test_texts_and_containers_have_a_length():
+    rows = survey({"context": "abc", "lines": [1, 2], "x": 1.5}, ["x", "lines", "context"])
     assert [(row["name"], row["type"], row["length"]) for row in rows] == [
         ("x", "float", None),
         ("lines", "list", 2),
@@ -31,8 +31,15 @@ def test_the_newest_come_first_with_the_length_of_texts_and_containers():
 
 def test_the_number_of_variables_and_the_length_of_names_are_bounded():
     names = [f"v{number}" for number in range(300)]
-    rows = survey(dict.fromkeys([*names, "n" * 101]), [*names, "n" * 101])
-    assert [row["name"] for row in rows] == list(reversed(names))[:99]
+    rows = survey(dict.fromkeys([*names, "n" * 101]), ["n" * 101, *names])
+    assert [row["name"] for row in rows] == names[:99]
+
+
+def test_a_guest_tells_of_its_newest_variables(guest):
+    guest.ok("\n".join(f"v{number} = {number}" for number in range(2000)))
+    guest.ok("llm_query = 1; text = 'abc'; del v5")
+    rows = guest.runtime.survey()
+    assert [row["name"] for row in rows] == ["text", *(f"v{number}" for number in range(1999, 1900, -1))]
 
 
 def test_columns_of_a_frame_and_what_they_hold():

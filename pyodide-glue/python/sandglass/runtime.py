@@ -41,7 +41,7 @@ from sandglass.output import Emitter, EmptyStdin, TextStream, no_input, no_time
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.profiles import PROFILES
 from sandglass.speculate.memo import Memo
-from sandglass.speculate.survey import survey
+from sandglass.speculate.survey import MOST_VARIABLES, survey
 from sandglass.tracebacks import describe
 
 if sys.version_info >= (3, 12):
@@ -347,7 +347,7 @@ class Runtime:
         collects = gc_is_on()
         gc_off()  # nothing of the user's runs here
         try:
-            return survey(self._namespace.globals, self._namespace.names())
+            return survey(self._namespace.globals, self._namespace.newest_names(MOST_VARIABLES))
         finally:
             if collects:
                 gc_on()

@@ -15,7 +15,7 @@ from sandglass.values import type_name
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_MOST_VARIABLES = 100
+MOST_VARIABLES = 100
 _MOST_FRAMES = 20
 _MOST_COLUMNS = 50
 _NAME_CHARS = 100
@@ -40,10 +40,10 @@ _table_of = type.__dict__["__dict__"].__get__
 
 
 def survey(variables: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:
-    """`[{name, type, length, columns: [{name, kind}]}]`, the newest first; `length` of a frame is that of its rows."""
+    """`[{name, type, length, columns: [{name, kind}]}]` of these variables; `length` of a frame is that of its rows."""
     found = []
     frames = 0
-    for name in reversed(names[-_MOST_VARIABLES:]):
+    for name in names[:MOST_VARIABLES]:
         if len(name) > _NAME_CHARS:
             continue
         value = variables[name]

@@ -17,14 +17,14 @@ import {
   readSnapshot,
 } from "./snapshot.js";
 
-/** @import { Encoding, GuestInfo, LostVariable, WheelFile } from "../pkg/sandglass.js" */
+/** @import { Encoding, GuestInfo, LostVariable, SurveyedVariable, WheelFile } from "../pkg/sandglass.js" */
 /** @import { createBridge } from "./bridge.js" */
 /** @import { createWitness } from "./witness.js" */
 /** @import { Hash, Image } from "./snapshot.js" */
 /** @import { Parts } from "./start-worker.js" */
 
 /** The protocol's version; src/protocol.rs refuses another. */
-const PROTOCOL_VERSION = 7;
+const PROTOCOL_VERSION = 8;
 
 // Pyodide builds absolute addresses of its files from this. Nothing is ever fetched from there.
 const ASSETS = "https://guest.invalid/";
@@ -240,8 +240,8 @@ function createCalls(calls, module, bridge) {
     canBlock ? async (...args) => method(...args) : (...args) => method.callPromising(...args);
   // One by one: an iterator that comes to its end takes back what it gave.
   const [configure, prepare, execute, getVariable, takeText, setVariable, listVariables, flush] = calls;
-  const [findForeign, saveState, loadState, takeFile, file, forgetFolders, extend, isPlain] = [
-    8, 9, 10, 11, 12, 13, 14, 15,
+  const [findForeign, saveState, loadState, takeFile, file, forgetFolders, extend, isPlain, survey] = [
+    8, 9, 10, 11, 12, 13, 14, 15, 16,
   ].map((index) => calls.get(index));
   const runCell = waiting(execute);
   return {
@@ -264,6 +264,8 @@ function createCalls(calls, module, bridge) {
     extend: (execution, text, isLast) => extend(execution, text, isLast),
     /** Whether statements of this code may run before all of it is there. @type {(code: string) => boolean} */
     isPlain: (code) => isPlain(code),
+    /** What the next code may be about. @returns {SurveyedVariable[]} */
+    survey: () => parse(survey()),
     /** @type {(name: string) => Promise<Answer>} */
     getVariable: waiting(getVariable),
     /** The pieces of a text, of which `setVariable` brings the last. @type {(piece: Uint8Array) => void} */

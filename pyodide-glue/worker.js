@@ -274,6 +274,14 @@ function createHandler(post, send, bridge, witness, { python, packages, checkpoi
     }
   };
 
+  const survey = () => {
+    try {
+      return python.survey();
+    } catch {
+      return []; // for want of memory
+    }
+  };
+
   /** @param {Promise<void>} turn */
   const orDie = (turn) =>
     turn.catch((error) => {
@@ -308,6 +316,8 @@ function createHandler(post, send, bridge, witness, { python, packages, checkpoi
         return bridge.extend(request.turn, request.text);
       case "check":
         return post({ type: "checked", check: request.check, plain: isPlain(request.code) });
+      case "survey":
+        return post({ type: "surveyed", survey: request.survey, variables: survey() });
       case "interrupt":
         return bridge.interrupt(request.turn, request.reason);
       case "execute":

@@ -53,6 +53,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("speculate/results.py"),
     file!("speculate/rows.py"),
     file!("speculate/statements.py"),
+    file!("speculate/survey.py"),
     file!("speculate/tags.py"),
     file!("state.py"),
     file!("stateless.py"),

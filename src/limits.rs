@@ -36,6 +36,8 @@ pub struct Limits {
     pub max_checkpoint_bytes: f64,
     /// Bytes of results that a guest keeps to answer the same code again; 0: none (`maxMemoBytes`).
     pub max_memo_bytes: f64,
+    /// The part of the session's time that code may take which ran ahead and was not asked for, from 0 to 1 (`maxAheadShare`).
+    pub max_ahead_share: f64,
     /// Guests that are kept ready to take over (`spares`).
     pub spares: u32,
 }
@@ -94,8 +96,23 @@ pub const DSPY_FEEDBACK_CHARS: u32 = 10_000;
 pub const MAX_PREDICTIONS: usize = 16;
 /// See [`MAX_PREDICTIONS`].
 pub const MAX_PREDICTED_CHARS: usize = 100_000;
+/// Predictions that are made of the names that there are.
+pub const MAX_OFFERED: usize = 256;
+/// The newest bytes of a conversation whose words count.
+pub const MAX_CONVERSATION_BYTES: usize = 16 * 1024;
+/// Bytes of code that others are predicted from.
+pub const MAX_PREDICTED_FROM_BYTES: usize = 4_000;
+/// What a guest may tell of what there is: variables, columns of each, and bytes of a name.
+pub const MAX_SURVEYED: usize = 100;
+/// See [`MAX_SURVEYED`].
+pub const MAX_SURVEYED_COLUMNS: usize = 50;
+/// See [`MAX_SURVEYED`].
+pub const MAX_SURVEYED_NAME_BYTES: usize = 400;
 /// Bytes that code which runs ahead may send.
 pub const MAX_AHEAD_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
+/// How much earlier a session is thought to have begun, in milliseconds, for its share of time that may be spent in vain
+/// (`maxAheadShare`): at its begin, that is all there is.
+pub const AHEAD_CREDIT_MS: f64 = 60_000.0;
 /// How long what ran ahead waits for its code to come, in milliseconds: it holds a guest.
 pub const AHEAD_TTL_MS: f64 = 60_000.0;
 /// How long code that has come waits for a guest that runs it already to say that it may take over, in milliseconds. A guest that computes
@@ -131,6 +148,7 @@ impl Default for Limits {
             checkpoints: true,
             max_checkpoint_bytes: 1024.0 * 1024.0 * 1024.0,
             max_memo_bytes: 0.0,
+            max_ahead_share: 0.05,
             spares: 1,
         }
     }
@@ -145,7 +163,7 @@ const MAX_MS: f64 = 2_147_483_647.0;
 
 impl Limits {
     /// The option names that [`Limits::set`] knows.
-    pub const NAMES: [&'static str; 14] = [
+    pub const NAMES: [&'static str; 15] = [
         "timeout",
         "wallTimeout",
         "hostCallTimeout",
@@ -159,6 +177,7 @@ impl Limits {
         "memoryLimit",
         "maxFileBytes",
         "maxMemoBytes",
+        "maxAheadShare",
         "spares",
     ];
 
@@ -185,6 +204,7 @@ impl Limits {
             }
             "maxFileBytes" => self.max_file_bytes = range(name, value, 0.0, 2_000_000_000.0, "bytes")?,
             "maxMemoBytes" => self.max_memo_bytes = range(name, value, 0.0, 1_000_000_000.0, "bytes")?,
+            "maxAheadShare" => self.max_ahead_share = range(name, value, 0.0, 1.0, "of the session's time")?,
             "spares" => self.spares = count(0.0, 8.0, "guests")?,
             _ => return Err(Error::invalid(name, "there is no such limit")),
         }
@@ -227,7 +247,11 @@ mod tests {
     fn every_listed_name_can_be_set_and_no_other() {
         let mut limits = Limits::default();
         for name in Limits::NAMES {
-            let value = if name == "memoryLimit" { 1e8 } else { 7.0 };
+            let value = match name {
+                "memoryLimit" => 1e8,
+                "maxAheadShare" => 0.5,
+                _ => 7.0,
+            };
             assert_eq!(limits.set(name, value), Ok(()), "{name}");
         }
         assert_eq!(limits.set("tiemout", 1.0).map_err(|e| e.code()), Err("invalid_option"));

@@ -92,6 +92,15 @@ impl Stats {
         );
         line(&mut text, &format!("{name}_sum"), "", &seconds);
         line(&mut text, &format!("{name}_count"), "", &hits);
+        let name = "rlm_proactive_wasted_seconds_total";
+        head(
+            &mut text,
+            name,
+            "counter",
+            "Time of code that ran ahead and was not asked for.",
+        );
+        let wasted: f64 = self.ahead.code.values().map(|tally| tally.time_wasted / 1000.0).sum();
+        line(&mut text, name, "", &wasted);
         text
     }
 }
@@ -112,6 +121,7 @@ mod tests {
             used,
             wasted,
             time_saved,
+            time_wasted: f64::from(wasted) * 500.0,
             ..Tally::default()
         };
         stats.ahead.code.insert(Source::Explicit, tally(4, 2, 1, 1500.0));
@@ -127,6 +137,7 @@ mod tests {
             "rlm_proactive_hit_rate 0.75",
             "rlm_proactive_execution_seconds_sum 1.75",
             "rlm_proactive_execution_seconds_count 3",
+            "rlm_proactive_wasted_seconds_total 0.5",
         ] {
             assert!(text.lines().any(|line| line == expected), "{expected}\n\n{text}");
         }

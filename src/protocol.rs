@@ -26,7 +26,7 @@ use crate::deadline::StopReason;
 use crate::execution::{FileChange, LostVariable};
 
 /// Changes whenever a message does. Host and guest refuse to talk to another version.
-pub const PROTOCOL_VERSION: u32 = 7;
+pub const PROTOCOL_VERSION: u32 = 8;
 
 /// The host functions that the guest has helpers for; others are the user's own.
 pub const QUERIES: [&str; 2] = ["llm_query", "rlm_query"];
@@ -64,6 +64,9 @@ pub enum Request {
     /// Whether statements of this code may run before all of it is there: it compiles without a warning, and awaits nothing. No turn,
     /// and only between turns; answered by `Checked`.
     Check { check: u32, code: String },
+    /// What the next code may be about. No turn, and only between turns; answered by `Surveyed`. It runs no code of the user's. Only to
+    /// guests in a browser.
+    Survey { survey: u32 },
     /// Answered by `Value`.
     GetVariable { turn: u32, name: String, timeout_ms: f64 },
     /// The body is the value. Answered by `Done`.
@@ -334,6 +337,11 @@ pub enum Event {
     Waiting { turn: u32 },
     /// See [`Request::Check`].
     Checked { check: u32, plain: bool },
+    /// See [`Request::Survey`]: the newest variables, the newest first.
+    Surveyed {
+        survey: u32,
+        variables: Vec<SurveyedVariable>,
+    },
     /// The interpreter is beyond use.
     Fatal { message: String },
     /// A piece of a body, of the same encoding.
@@ -377,6 +385,42 @@ impl Event {
             _ => false,
         }
     }
+}
+
+/// A variable, as far as code can be predicted from that.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub struct SurveyedVariable {
+    pub name: String,
+    /// The name of its class.
+    #[serde(rename = "type")]
+    pub type_name: String,
+    /// Of a text or container of Python's own; the rows of a DataFrame.
+    pub length: Option<u32>,
+    /// Of a DataFrame: the first of them, as far as their names are texts.
+    pub columns: Vec<SurveyedColumn>,
+}
+
+/// A column of a DataFrame.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub struct SurveyedColumn {
+    pub name: String,
+    pub kind: ColumnKind,
+}
+
+/// What a column holds, as far as that matters to what is asked of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub enum ColumnKind {
+    Number,
+    Text,
+    Time,
+    Bool,
+    Other,
 }
 
 /// What a guest is and can do.

@@ -9,6 +9,7 @@ mod checkpoint;
 mod contexts;
 mod display;
 mod files;
+mod guesses;
 mod history;
 mod packages;
 mod turn;
@@ -21,10 +22,13 @@ use crate::error::Error;
 use crate::execution::{CodeExecution, StateReport};
 use crate::limits::{
     Limits, MAX_DISPLAY_BYTES, MAX_DISPLAYS, MAX_DISPLAYS_BYTES, MAX_FILES, MAX_MESSAGE_BYTES, MAX_NAME_BYTES,
-    MAX_NAMES, MAX_OUTPUT_EVENT_BYTES, MAX_QUEUED_COMMANDS, MAX_SOURCE_CACHE_CHARS, MAX_VALUE_DEPTH,
+    MAX_NAMES, MAX_OUTPUT_EVENT_BYTES, MAX_QUEUED_COMMANDS, MAX_SOURCE_CACHE_CHARS, MAX_SURVEYED, MAX_SURVEYED_COLUMNS,
+    MAX_SURVEYED_NAME_BYTES, MAX_VALUE_DEPTH,
 };
 use crate::packages::{Wheel, normalized};
-use crate::protocol::{Encoding, Event, GuestConfig, GuestInfo, PROTOCOL_VERSION, Profile, Request, Stream};
+use crate::protocol::{
+    Encoding, Event, GuestConfig, GuestInfo, PROTOCOL_VERSION, Profile, Request, Stream, SurveyedVariable,
+};
 use crate::speculate::Prediction;
 use crate::stats::Stats;
 use ahead::Aheads;
@@ -140,6 +144,8 @@ pub enum Input<B> {
     /// What there is so far of code that is being written, and the `timeout` that it will come with: whole lines, after which another
     /// statement begins. Empty when nobody writes any more.
     Written(String, Option<f64>),
+    /// The newest of what is talked about; guesses are made of it, where there are any.
+    Conversation(String),
     /// The same that happens to a session, to the copy of it that runs code ahead.
     Ahead(Box<Self>),
     /// Time has passed: [`Session::wake_at`] is reached.
@@ -288,6 +294,7 @@ pub struct Session<B> {
 impl<B: Body> Session<B> {
     /// A session without a guest. `host_functions` are the names that Python may call.
     pub fn new(limits: Limits, host_functions: Vec<String>) -> Self {
+        let ahead = Aheads::within(limits.max_ahead_share);
         Self {
             limits,
             host_functions,
@@ -306,7 +313,7 @@ impl<B: Body> Session<B> {
             names: Vec::new(),
             untold_loss: None,
             checkpoints: Checkpoints::default(),
-            ahead: Aheads::default(),
+            ahead,
             forks: false,
             packages: Vec::new(),
             last_turn: 0,
@@ -404,6 +411,7 @@ impl<B: Body> Session<B> {
 
     /// Takes one input at time `now` (milliseconds, never going back).
     pub fn handle(&mut self, now: f64, input: Input<B>) -> Vec<Effect<B>> {
+        self.ahead.look_at_clock(now);
         match input {
             Input::Command(ticket, command) => self.submit(now, ticket, command, false),
             Input::Aborted(ticket, command) => self.submit(now, ticket, command, true),
@@ -420,6 +428,7 @@ impl<B: Body> Session<B> {
             Input::HostReturned(call, result) => self.host_returned(now, call, result),
             Input::Hint(predictions) => self.ahead.predict(predictions),
             Input::Written(code, timeout_ms) => self.ahead.written(code, timeout_ms),
+            Input::Conversation(text) => self.converse(now, &text),
             Input::Ahead(input) => self.ahead_input(now, *input),
             Input::Tick => {}
         }
@@ -775,6 +784,7 @@ impl<B: Body> Session<B> {
                 self.resolve(ticket, Err(Error::NotInitialized));
             }
         }
+        self.survey();
         self.save(now);
         self.speculate(now);
         self.note_wait(now);
@@ -810,6 +820,7 @@ impl<B: Body> Session<B> {
             ) => self.saved(now, checkpoint, full, body, lost, spent),
             (Guest::Up, Event::NotSaved { checkpoint, reason }) => self.not_saved(now, checkpoint, reason),
             (Guest::Up, Event::Checked { check, plain }) => self.checked(now, check, plain),
+            (Guest::Up, Event::Surveyed { survey, variables }) => self.surveyed(now, survey, variables),
             (Guest::Up, Event::Fatal { message }) => self.guest_gone(now, Error::GuestLost(message)),
             (Guest::Up, event) => self.turn_event(now, event, body),
             (Guest::Booting(_), event) => self.violation(now, &format!("{} before it was ready", kind(&event))),
@@ -851,6 +862,7 @@ fn kind(event: &Event) -> &'static str {
         Event::Promoted { .. } => "`promoted`",
         Event::Waiting { .. } => "`waiting`",
         Event::Checked { .. } => "`checked`",
+        Event::Surveyed { .. } => "`surveyed`",
     }
 }
 
@@ -892,6 +904,9 @@ fn oversized(event: &Event) -> Option<&'static str> {
         | Event::Waiting { .. }
         | Event::Checked { .. }
         | Event::NotSaved { .. } => false,
+        Event::Surveyed { variables, .. } => {
+            variables.len() > MAX_SURVEYED || variables.iter().any(is_oversized_variable)
+        }
         Event::Saved { lost, .. } | Event::Restored { lost, .. } => {
             lost.len() > MAX_NAMES
                 || lost
@@ -900,4 +915,13 @@ fn oversized(event: &Event) -> Option<&'static str> {
         }
     };
     too_long.then_some("an oversized event")
+}
+
+fn is_oversized_variable(variable: &SurveyedVariable) -> bool {
+    let columns = variable.columns.iter().map(|column| &column.name);
+    variable.columns.len() > MAX_SURVEYED_COLUMNS
+        || [&variable.name, &variable.type_name]
+            .into_iter()
+            .chain(columns)
+            .any(|name| name.len() > MAX_SURVEYED_NAME_BYTES)
 }

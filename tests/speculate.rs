@@ -2,17 +2,13 @@
 #![cfg(not(target_arch = "wasm32"))]
 
 use proptest::prelude::*;
-use sandglass::limits::{MAX_PREDICTED_CHARS, MAX_PREDICTIONS};
-use sandglass::speculate::{Prediction, Predictor, Source, lower_bound};
+use sandglass::limits::{AHEAD_CREDIT_MS, MAX_PREDICTED_CHARS, MAX_PREDICTIONS};
+use sandglass::speculate::{Prediction, Predictor, Share, Source, lower_bound};
 
 fn prediction(id: u32, source: Source, probability: f64, estimated_ms: Option<f64>) -> Prediction {
-    let code = format!("code {id}");
     Prediction {
-        id,
-        code,
-        source,
-        probability,
         estimated_ms,
+        ..Prediction::told(id, format!("code {id}"), source, probability)
     }
 }
 
@@ -67,8 +63,27 @@ proptest! {
     }
 
     #[test]
+    fn a_share_is_of_the_time_since_the_begin(
+        most in 0.0..1.0_f64,
+        begun_at in 0.0..1e9_f64,
+        passed in 0.0..1e9_f64,
+        wasted in proptest::collection::vec(-10.0..1e4_f64, 0..20),
+    ) {
+        let mut share = Share::new(most);
+        share.begin(begun_at);
+        share.begin(begun_at + passed); // later ones say nothing
+        let sum: f64 = wasted.iter().map(|ms| ms.max(0.0)).sum();
+        for ms in wasted {
+            share.waste(ms);
+        }
+        let left = share.left(begun_at + passed);
+        prop_assert!((left - (most * (passed + AHEAD_CREDIT_MS) - sum)).abs() < 1e-3);
+        prop_assert!(most > 0.0 || left <= 0.0, "without a share there is nothing");
+    }
+
+    #[test]
     fn the_chosen_one_is_expected_to_save_most(
-        given in proptest::collection::vec((0..7_usize, -0.5..1.5, proptest::option::of(0.0..5_000.0)), 0..40),
+        given in proptest::collection::vec((0..Source::ALL.len(), -0.5..1.5, proptest::option::of(0.0..5_000.0)), 0..40),
         used in 0..50_u32,
         wasted in 0..50_u32,
     ) {

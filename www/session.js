@@ -53,6 +53,11 @@ export class Session extends EventTarget {
     await this.#started.catch(() => {});
   }
 
+  /** The options of the next sandbox. @param {SandboxOptions} options */
+  configure(options) {
+    this.#options = { ...this.#options, ...options };
+  }
+
   /** A new sandbox: everything but the context is gone. */
   restart() {
     return this.start("restarting");

@@ -202,12 +202,9 @@ impl Sandbox {
     /// the guest's place if an execution with just this code comes next, in the state as it is. Otherwise nothing of it ever shows: what it
     /// does to files, or asks of the world, waits until then. Replaces what was hinted before.
     pub fn hint<S: Into<String>>(&self, codes: impl IntoIterator<Item = S>) {
-        let prediction = |(id, code): (u32, S)| Prediction {
-            id,
-            code: code.into(),
-            source: Source::Explicit,
-            probability: 1.0 / f64::from(id + 1),
-            estimated_ms: None,
+        let prediction = |(id, code): (u32, S)| {
+            let probability = 1.0 / f64::from(id + 1);
+            Prediction::told(id, code.into(), Source::Explicit, probability)
         };
         self.driver.hint((0..).zip(codes).map(prediction).collect());
     }

@@ -5,7 +5,7 @@ import { createSandbox } from "../../pyodide-glue/index.js";
 /** @import { Sandbox, Source, Tally } from "../../pkg/sandglass.js" */
 /** @typedef {{ reply: string, executions: { code: string, outcome: string }[], calls?: { answer: string }[] }} Turn */
 /** @typedef {{ think: number, charsPerSecond: number, answer: number }} Pace  milliseconds, and how fast a reply is written */
-/** @typedef {"none" | "list" | "memo" | "hints" | "stream" | "oracle"} Way */
+/** @typedef {"none" | "list" | "templates" | "memo" | "hints" | "stream" | "oracle"} Way */
 /**
  * One execution: how long it was waited for after its reply was there, and how long the code ran.
  * @typedef {{ latency: number, duration: number, outcome: string, served: boolean, saved: number }} Operation
@@ -32,6 +32,7 @@ async function replay(session, context, way, pace) {
     onLLMQuery: answer,
     timeout: 120_000,
     maxMemoBytes: way === "memo" ? MEMO_BYTES : 0,
+    predictions: way === "templates" ? "auto" : "off",
   });
   /** @type {Operation[]} */
   const operations = [];
@@ -85,6 +86,7 @@ async function write(sandbox, { reply, executions }, way, { charsPerSecond }) {
       running ??= stream(sandbox);
       running.push(reply.slice(Math.max(before, begin), Math.min(written, lines)));
     }
+    if (way === "templates" && written < begin) void sandbox.updateConversation(reply.slice(0, written));
     if (way === "hints" && code && !hinted && written > end) {
       hinted = true;
       void sandbox.hint(code);

@@ -11,6 +11,7 @@
 
 use std::collections::BTreeMap;
 
+use super::guesses::Guesses;
 use super::turn::Task;
 use super::{Body, Command, Effect, Guest, Input, Reply, Session, Ticket};
 use crate::budget::{Budget, BudgetLimits};
@@ -20,7 +21,7 @@ use crate::limits::{
     AHEAD_TTL_MS, CHECK_MS, EVENT_BYTES, EXTEND_MS, MAX_AHEAD_BYTES, MAX_SPARED_MS, MAX_WRITTEN_BYTES, PROMOTION_MS,
 };
 use crate::protocol::{Event, Request, Spared};
-use crate::speculate::{Prediction, Predictor, Source, Tally, begins_with_line_end};
+use crate::speculate::{Prediction, Predictor, Share, Source, Tally, begins_with_line_end};
 
 /// By how much two clocks may differ that are so far apart: whoever is woken by one must be late by the other.
 const ROUNDING_MS: f64 = 0.001;
@@ -32,9 +33,14 @@ const MOST_TURNS: u32 = 16;
 /// What is done before anybody asks for it.
 #[derive(Debug)]
 pub(super) struct Aheads<B> {
-    predictor: Predictor,
+    pub(super) predictor: Predictor,
+    pub(super) share: Share,
+    /// None where nothing is guessed.
+    pub(super) guesses: Option<Guesses>,
+    /// The time of the input that is being handled.
+    now: f64,
     writing: Option<Writing>,
-    run: Option<Ahead<B>>,
+    pub(super) run: Option<Ahead<B>>,
     copies: u32,
     last_check: u32,
     answered_check: u32,
@@ -56,6 +62,8 @@ pub(super) struct Ahead<B> {
     /// Of code that is being written, what the guest was sent so far.
     prediction: Prediction,
     timeout_ms: f64,
+    /// When its guest was begun with, and its code.
+    prepared_at: f64,
     /// The number of the execution that it would be.
     execution: u32,
     stage: Stage,
@@ -96,10 +104,14 @@ enum Stage {
     Waiting(u32),
 }
 
-impl<B> Default for Aheads<B> {
-    fn default() -> Self {
+impl<B> Aheads<B> {
+    /// Nothing yet; `most` is the share of time that may be spent in vain.
+    pub(super) fn within(most: f64) -> Self {
         Self {
             predictor: Predictor::default(),
+            share: Share::new(most),
+            guesses: None,
+            now: 0.0,
             writing: None,
             run: None,
             copies: 0,
@@ -110,6 +122,12 @@ impl<B> Default for Aheads<B> {
 }
 
 impl<B: Body> Aheads<B> {
+    /// An input comes at this time.
+    pub(super) fn look_at_clock(&mut self, now: f64) {
+        self.now = now;
+        self.share.begin(now);
+    }
+
     /// See [`Input::Hint`].
     pub(super) fn predict(&mut self, predictions: Vec<Prediction>) {
         self.predictor.predict(predictions);
@@ -147,7 +165,11 @@ impl<B: Body> Aheads<B> {
         let run = self.run.as_ref()?;
         let more = self.writing.as_ref().filter(|writing| is_idle && run.can_take(writing));
         let stage = match run.stage {
-            Stage::Preparing | Stage::Running(_) => run.copy.wake_at().map(|at| at + run.rested + ROUNDING_MS),
+            Stage::Preparing | Stage::Running(_) => {
+                let over = self.share.ends_at(self.now, run.busy_ms(self.now));
+                let over = over.filter(|_| run.is_guess());
+                earliest(run.copy.wake_at().map(|at| at + run.rested), over).map(|at| at + ROUNDING_MS)
+            }
             Stage::Asked(_, since) => Some(since + PROMOTION_MS),
             Stage::Waiting(_) if more.is_some() => Some(run.extended_at + EXTEND_MS),
             Stage::Over(_) | Stage::Waiting(_) => Some(run.gives_up_at()),
@@ -162,6 +184,11 @@ impl<B: Body> Aheads<B> {
 impl<B: Body> Ahead<B> {
     fn is_written(&self) -> bool {
         self.prediction.source == Source::Stream
+    }
+
+    /// Whether nobody has told it.
+    pub(super) fn is_guess(&self) -> bool {
+        self.prediction.source.is_guess()
     }
 
     /// Whether its guest has come to the end of the code.
@@ -179,6 +206,15 @@ impl<B: Body> Ahead<B> {
             Some(since) => since - self.rested,
             None => self.said.last().map_or(self.begun_at, |(at, ..)| *at),
         }
+    }
+
+    /// How long it has kept its guest busy.
+    fn busy_ms(&self, now: f64) -> f64 {
+        let until = match self.stage {
+            Stage::Over(_) | Stage::Waiting(_) => self.last_word(),
+            Stage::Preparing | Stage::Running(_) | Stage::Asked(..) => self.clock(now),
+        };
+        until - self.prepared_at
     }
 
     /// Until when what is over, or waits, is kept.
@@ -249,6 +285,9 @@ impl<B: Body> Session<B> {
         if self.ahead.predictor.is_empty() {
             return;
         }
+        if self.ahead.share.left(now) <= 0.0 {
+            return self.ahead.predictor.forget(); // too much was in vain
+        }
         if let Some(run) = &self.ahead.run {
             if self.ahead.predictor.expects(&run.prediction.code) {
                 return self.ahead.predictor.forget(); // it is under way already
@@ -289,13 +328,7 @@ impl<B: Body> Session<B> {
             return;
         };
         let timeout_ms = writing.timeout_ms;
-        let prediction = Prediction {
-            id: 0,
-            code: writing.code.clone(),
-            source: Source::Stream,
-            probability: 1.0,
-            estimated_ms: None,
-        };
+        let prediction = Prediction::told(0, writing.code.clone(), Source::Stream, 1.0);
         let Some(copy) = self.exact_copy() else { return };
         if let Some(writing) = &mut self.ahead.writing {
             writing.tried = true;
@@ -308,6 +341,7 @@ impl<B: Body> Session<B> {
 
     fn run_ahead(&mut self, now: f64, mut copy: Self, prediction: Prediction, timeout_ms: Option<f64>) {
         self.tally(prediction.source).started += 1;
+        self.tried(prediction.source);
         // A guest may have been others' before: no turn of its has the number of an earlier one, of which a message may be on its way.
         self.ahead.copies = self.ahead.copies.wrapping_add(1);
         copy.last_turn = FIRST_TURN
@@ -323,6 +357,7 @@ impl<B: Body> Session<B> {
             timeout_ms: timeout_ms.unwrap_or(copy.limits.timeout_ms),
             copy: Box::new(copy),
             prediction,
+            prepared_at: now,
             execution: self.last_execution + 1,
             stage: Stage::Preparing,
             begun_at: now,
@@ -442,6 +477,12 @@ impl<B: Body> Session<B> {
         let late = matches!(run.check, Check::Asked(_, since) if now >= since + CHECK_MS);
         match run.stage {
             _ if late => self.drop_ahead(),
+            // What is told may take as long as it needs.
+            Stage::Preparing | Stage::Running(_)
+                if run.is_guess() && self.ahead.share.left(now) <= run.busy_ms(now) =>
+            {
+                self.drop_ahead();
+            }
             Stage::Preparing | Stage::Running(_) => {
                 let effects = run.copy.handle(run.clock(now), Input::Tick);
                 self.relay(now, effects);
@@ -511,8 +552,9 @@ impl<B: Body> Session<B> {
 
     /// Takes what ran ahead when it is what is asked for now. Else it is ended, with all that was predicted for this moment.
     pub(super) fn take_ahead_of(&mut self, now: f64, task: &Task<B>) -> Option<Ahead<B>> {
-        if matches!(task, Task::Execute(_)) {
+        if let Task::Execute(execution) = task {
             self.ahead.predictor.forget();
+            self.ahead.predictor.came(&execution.code);
             self.ahead.writing = None;
         }
         let (may, budget) = (self.may_run(), &self.budget);
@@ -560,7 +602,11 @@ impl<B: Body> Session<B> {
     /// Ends what runs ahead, when there is anything.
     pub(super) fn drop_ahead(&mut self) {
         if let Some(run) = self.ahead.run.take() {
-            self.tally(run.prediction.source).wasted += 1;
+            let spent_ms = run.busy_ms(self.ahead.now).max(0.0);
+            self.ahead.share.waste(spent_ms);
+            let tally = self.tally(run.prediction.source);
+            tally.wasted += 1;
+            tally.time_wasted += spent_ms;
             let end = if run.is_at_rest() { Effect::Rest } else { Effect::Kill };
             self.effects.push(Effect::Ahead(Box::new(end)));
         }

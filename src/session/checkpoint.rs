@@ -189,6 +189,11 @@ impl<B: Body> Checkpoints<B> {
         self.idle_since = now;
     }
 
+    /// Whether the state as it is, is still to be saved.
+    pub(super) fn is_unsaved(&self) -> bool {
+        self.dirty && self.saving.is_none()
+    }
+
     /// Which one a guest that starts is to become.
     fn wanted(&self) -> Option<u32> {
         self.reverting
@@ -333,7 +338,7 @@ impl<B: Body> Session<B> {
         session
     }
 
-    fn saves(&self) -> bool {
+    pub(super) fn saves(&self) -> bool {
         self.limits.checkpoints && !self.checkpoints.vain
     }
 

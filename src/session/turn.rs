@@ -376,6 +376,9 @@ impl<B: Body> Session<B> {
 
     /// The same; the guest may be at it already, under the number `begun`.
     pub(super) fn begin_as(&mut self, now: f64, ticket: Option<Ticket>, mut task: Task<B>, begun: Option<u32>) {
+        if !matches!(task, Task::List) {
+            self.forget_guesses();
+        }
         self.last_turn += 1;
         let turn = begun.unwrap_or(self.last_turn);
         let timeout_ms = match &mut task {
@@ -612,6 +615,7 @@ impl<B: Body> Session<B> {
         };
         let state = self.untold_loss.take().unwrap_or_else(StateReport::kept);
         self.checkpoints.execution = execution.id;
+        self.learn(&execution.code, deadline.guest_ms(now));
         let ended = execution.ended(&deadline, now, &report, state);
         let last = body.filter(|_| report.has_final);
         if let Some(spared) = report.memo {

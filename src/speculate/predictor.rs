@@ -1,8 +1,8 @@
 //! Which prediction to run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Prediction, Source, Tally};
+use super::{Prediction, Source, Tally, lower_bound};
 use crate::limits::{MAX_PREDICTED_CHARS, MAX_PREDICTIONS};
 
 /// What a run ahead costs, in milliseconds: a guest that has to be replaced, and the state that it is given.
@@ -18,6 +18,25 @@ pub struct Predictor {
     waiting: Vec<Prediction>,
     tallies: BTreeMap<Source, Tally>,
     refused: u32,
+    /// What was guessed for the state as it is, whether it ran or not: so what comes teaches something about all of them.
+    offered: Vec<Prediction>,
+    learned: BTreeMap<Kind, Learned>,
+    /// What has come true by what runs now.
+    came: BTreeSet<Kind>,
+}
+
+/// Guesses that are learned of together: their source and description.
+type Kind = (Source, &'static str);
+
+/// How guesses of a kind came true in this session.
+#[derive(Debug, Clone, Default)]
+struct Learned {
+    /// In how many states there were any, and in how many of those one of them was what came.
+    offered: f64,
+    came: f64,
+    /// How long those took, in milliseconds, and how many of them are known.
+    ms: f64,
+    measured: f64,
 }
 
 impl Predictor {
@@ -43,6 +62,11 @@ impl Predictor {
         self.waiting.clear();
     }
 
+    /// Guesses are not to be tried.
+    pub fn forget_guesses(&mut self) {
+        self.waiting.retain(|waiting| !waiting.source.is_guess());
+    }
+
     /// Whether there is anything to try.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
@@ -50,9 +74,95 @@ impl Predictor {
 
     /// What a prediction is expected to save, in milliseconds.
     pub fn expected_saving(&self, prediction: &Prediction) -> f64 {
-        let tally = self.tallies.get(&prediction.source).cloned().unwrap_or_default();
-        let probability = prediction.probability.clamp(0.0, 1.0) * tally.precision(prediction.source.prior());
-        probability * prediction.estimated_ms.unwrap_or(UNKNOWN_MS) - COST_MS
+        self.probability(prediction) * self.estimated_ms(prediction).unwrap_or(UNKNOWN_MS) - COST_MS
+    }
+
+    /// What it costs when it does not come true, in milliseconds.
+    pub fn cost_ms(&self, prediction: &Prediction) -> f64 {
+        self.estimated_ms(prediction).unwrap_or(UNKNOWN_MS) + COST_MS
+    }
+
+    /// How likely a prediction is, as far as it is safe to say.
+    fn probability(&self, prediction: &Prediction) -> f64 {
+        let (won, lost) = prediction.source.prior();
+        let trust = if prediction.source.is_guess() {
+            let learned = self.learned(prediction);
+            lower_bound(learned.came + won, learned.offered + won + lost)
+        } else {
+            let tally = self.tallies.get(&prediction.source).cloned().unwrap_or_default();
+            tally.precision((won, lost))
+        };
+        prediction.probability.clamp(0.0, 1.0) * trust
+    }
+
+    /// How long it would take: what its kind has taken in this session, where that is known.
+    fn estimated_ms(&self, prediction: &Prediction) -> Option<f64> {
+        let Learned { ms, measured, .. } = self.learned(prediction);
+        let known = (prediction.source.is_guess() && measured > 0.0).then(|| ms / measured);
+        known.or(prediction.estimated_ms)
+    }
+
+    fn learned(&self, prediction: &Prediction) -> Learned {
+        let kind = (prediction.source, prediction.description);
+        self.learned.get(&kind).cloned().unwrap_or_default()
+    }
+
+    // ---- guesses ----
+
+    /// What may come next by the names that there are, instead of what was guessed before. The best of it waits to be tried, where it is worth
+    /// that and nothing that was told does.
+    pub fn offer(&mut self, guesses: Vec<Prediction>) {
+        self.offered = guesses;
+        let best = self.best_guess().cloned();
+        if self.waiting.iter().all(|waiting| waiting.source.is_guess()) {
+            self.waiting = best.into_iter().collect();
+        }
+    }
+
+    /// The guess that is worth most, when it is worth anything.
+    pub fn best_guess(&self) -> Option<&Prediction> {
+        let savings = self.offered.iter().map(|guess| (self.expected_saving(guess), guess));
+        let best = savings.reduce(|best, next| if next.0 > best.0 { next } else { best });
+        best.filter(|(saving, _)| *saving > 0.0).map(|(_, guess)| guess)
+    }
+
+    /// What is guessed for the state as it is, the most worthwhile first, as likely and as slow as this session has shown.
+    pub fn offered(&self) -> Vec<Prediction> {
+        let mut offered: Vec<_> = self
+            .offered
+            .iter()
+            .map(|guess| {
+                let learned = Prediction {
+                    probability: self.probability(guess),
+                    estimated_ms: self.estimated_ms(guess),
+                    ..guess.clone()
+                };
+                (self.expected_saving(guess), learned)
+            })
+            .collect();
+        offered.sort_by(|(one, _), (other, _)| other.total_cmp(one));
+        offered.into_iter().map(|(_, guess)| guess).collect()
+    }
+
+    /// This is what came; what was guessed is over.
+    pub fn came(&mut self, code: &str) {
+        let offered = std::mem::take(&mut self.offered);
+        let kind = |guess: &Prediction| (guess.source, guess.description);
+        self.came = offered.iter().filter(|guess| guess.code == code).map(kind).collect();
+        for kind in offered.iter().map(kind).collect::<BTreeSet<_>>() {
+            let learned = self.learned.entry(kind).or_default();
+            learned.offered += 1.0;
+            learned.came += f64::from(u8::from(self.came.contains(&kind)));
+        }
+    }
+
+    /// It took so long.
+    pub fn took(&mut self, ms: f64) {
+        for kind in std::mem::take(&mut self.came) {
+            let learned = self.learned.entry(kind).or_default();
+            learned.ms += ms;
+            learned.measured += 1.0;
+        }
     }
 
     /// Takes the prediction that is worth most; none when none is worth its cost, and then all are given up.
@@ -63,7 +173,9 @@ impl Predictor {
             .reduce(|best, next| if next.1 > best.1 { next } else { best })?;
         if best <= 0.0 {
             self.refused += 1;
-            if !self.refused.is_multiple_of(PROBE) {
+            // Of guesses it shows whether they run or not.
+            let is_guess = self.waiting.get(at).is_some_and(|best| best.source.is_guess());
+            if is_guess || !self.refused.is_multiple_of(PROBE) {
                 self.waiting.clear();
                 return None;
             }

@@ -21,6 +21,8 @@ pub struct Tally {
     pub wasted: u32,
     /// Milliseconds that code had run when it was asked for, all together.
     pub time_saved: f64,
+    /// Milliseconds that were spent on code that was not used, the copy that it ran in included, all together.
+    pub time_wasted: f64,
 }
 
 impl Tally {
@@ -37,6 +39,7 @@ impl Tally {
             used: self.used.saturating_sub(before.used),
             wasted: self.wasted.saturating_sub(before.wasted),
             time_saved: self.time_saved - before.time_saved,
+            time_wasted: self.time_wasted - before.time_wasted,
         }
     }
 
@@ -47,6 +50,7 @@ impl Tally {
         self.used = self.used.saturating_add(other.used);
         self.wasted = self.wasted.saturating_add(other.wasted);
         self.time_saved += other.time_saved;
+        self.time_wasted += other.time_wasted;
     }
 
     /// The probability that the next one is used, as far as it is safe to say.

@@ -134,6 +134,11 @@ impl Driver {
             .as_ref()
             .map(|backend| Server::new(backend, &options.limits));
         let claim = server.is_none().then(|| Claim::new(&glue, &options));
+        let session = if options.predictions {
+            session.with_guesses()
+        } else {
+            session
+        };
         Rc::new_cyclic(|this| Self {
             this: this.clone(),
             glue,

@@ -39,6 +39,8 @@ pub(super) struct Options {
     /// The server that runs the guest, where it is not the page.
     pub(super) backend: Option<Backend>,
     pub(super) profile: Profile,
+    /// Whether code is guessed, and runs ahead.
+    pub(super) predictions: bool,
     pub(super) output_fields: Vec<String>,
     pub(super) assets_url: Option<String>,
     pub(super) packages: packages::Settings,
@@ -59,6 +61,7 @@ impl Options {
             isolation: Isolation::Frame,
             backend: None,
             profile: Profile::Default,
+            predictions: false,
             output_fields: Vec::new(),
             assets_url: None,
             packages: packages::Settings::default(),
@@ -99,6 +102,7 @@ impl Options {
                 "checkpoints" if self.limits.checkpoints => {
                     "is not possible with a backend yet; leave it out, or say \"off\""
                 }
+                "predictions" if self.predictions => "need checkpoints, and there is a backend; leave them out",
                 _ if packages::Settings::NAMES.contains(&name) => {
                     "is for guests of the page; with a backend, packages are those of the server's Python"
                 }
@@ -123,13 +127,8 @@ impl Options {
             "backend" => self.backend = Some(Backend::parse(value)?),
             "profile" => self.profile = profile(name, value)?,
             "outputFields" => self.output_fields = python_names(name, value)?,
-            "checkpoints" => {
-                self.limits.checkpoints = match value.as_string().as_deref() {
-                    Some("auto") => true,
-                    Some("off") => false,
-                    _ => return Err(Error::invalid(name, "must be \"auto\" or \"off\"")),
-                }
-            }
+            "checkpoints" => self.limits.checkpoints = is_on(name, value)?,
+            "predictions" => self.predictions = is_on(name, value)?,
             "budget" => self.budget = budget::Given::parse(value)?,
             "assetsUrl" => {
                 let url = value
@@ -239,6 +238,15 @@ pub(super) fn function(name: &str, value: &JsValue) -> Result<Function, Error> {
         .dyn_ref::<Function>()
         .cloned()
         .ok_or_else(|| Error::invalid(name, "must be a function"))
+}
+
+/// Whether something is `"auto"`, and not `"off"`.
+fn is_on(name: &str, value: &JsValue) -> Result<bool, Error> {
+    match value.as_string().as_deref() {
+        Some("auto") => Ok(true),
+        Some("off") => Ok(false),
+        _ => Err(Error::invalid(name, "must be \"auto\" or \"off\"")),
+    }
 }
 
 /// A profile by its name.

@@ -4,12 +4,14 @@
 //! |---|---|
 //! | [`run`] | one run: carries out what [`crate::rlm::controller`] wants |
 //! | [`repl`] | its sandbox |
+//! | [`draft`] | what another model thinks the reply will be |
 //! | [`model`] | who answers: an endpoint or a function |
 //! | [`writing`] | what is done while a reply comes |
 //! | [`tree`] | what all runs of a tree share |
 //! | [`stop`] | how work is ended, and places that are waited for |
 //! | [`options`] | the options |
 
+mod draft;
 mod model;
 mod options;
 mod repl;
@@ -70,8 +72,8 @@ export type RlmModelFunction = (
     /** The run that asks: `"0"` is the first, `"0.1"` the second of its children. */
     run: string;
     depth: number;
-    /** `"turn"`: a reply with code; `"query"`: an answer to `llm_query`. */
-    purpose: "turn" | "query";
+    /** `"turn"`: a reply with code; `"draft"`: what that may be; `"query"`: an answer to `llm_query`. */
+    purpose: "turn" | "draft" | "query";
     /** The number of the turn, or of the call within its run. */
     call: number;
     /** The model that Python named. */
@@ -92,6 +94,12 @@ export interface RlmOptions {
   model: RlmEndpoint | RlmModelFunction;
   /** Who answers `llm_query`, and writes the code of children. Default: `model`. */
   subModel?: RlmEndpoint | RlmModelFunction;
+  /**
+   * Drafts replies: whenever a model is asked for one, this is asked the same, and the blocks of code in its answer run ahead, the likeliest
+   * first, until the reply itself begins; then it is ended (`signal`). It pays for models that think for long. Each draft is a call of the
+   * budget, with its tokens; there is none when the budget has no more calls than the run may need for itself. Default: none.
+   */
+  draft?: RlmEndpoint | RlmModelFunction;
   /** Levels of children. Below the last one, `rlm_query` asks the sub-model. Default 1. */
   maxDepth?: number;
   /** Replies of the model per run. Default 20. */

@@ -18,6 +18,9 @@ use crate::error::Error;
 use crate::rlm::parse::code_so_far;
 use crate::session::{Command, Input, Series, Target, Wanted};
 
+/// The newest messages of a conversation whose words count.
+const MOST_MESSAGES: usize = 4;
+
 #[wasm_bindgen(typescript_custom_section)]
 const TYPES: &str = r#"
 /** What `createSandbox` takes. An unknown or ill-typed option rejects with code `invalid_option`. */
@@ -51,8 +54,19 @@ export interface SandboxOptions {
    * that it depends on is as it was. Default 0: none are.
    */
   maxMemoBytes?: number;
+  /**
+   * The part of the sandbox's time, from 0 to 1, that may be spent on code that ran ahead and was then not asked for, as if the sandbox were
+   * a minute older. Beyond it, nothing but code that is being written runs ahead. Default 0.05.
+   */
+  maxAheadShare?: number;
   /** `"auto"` (default) saves the state while nothing runs, so that it survives the end of a guest. */
   checkpoints?: "auto" | "off";
+  /**
+   * `"auto"`: code is guessed by the variables and columns that there are, by the code before and by what is talked about
+   * (`updateConversation`), and runs ahead when nothing was hinted at or written, as far as that has been worth it in this sandbox. See
+   * `predictions()`. Default `"off"`.
+   */
+  predictions?: "auto" | "off";
   /** Guests that are kept ready to take over; the sandboxes of a page share them. Default 1. */
   spares?: number;
   /** Answers `llm_query(prompt, model)`. */
@@ -187,10 +201,10 @@ export interface Sandbox {
    */
   executeStream(code: ReadableStream<string> | AsyncIterable<string>, options?: ExecuteOptions): Promise<CodeExecution>;
   /**
-   * Has the code that stands in the newest message of the model prepared as `hint` does, also while that is being written: call it
-   * whenever there is more of it.
+   * Fetches the packages of the code that stands in the newest message of the model, also while that is being written: call it whenever
+   * there is more of it. With `predictions: "auto"`, code is guessed by the words of the newest messages. A string is a message of the model.
    */
-  updateConversation(messages: Message[]): Promise<void>;
+  updateConversation(messages: Message[] | string): Promise<void>;
   /** The contents of a file; rejects with code `file_not_found` when there is none. */
   readFile(path: string): Promise<Uint8Array>;
   /** The contents of a file that is UTF-8 text. */
@@ -222,6 +236,9 @@ extern "C" {
     /// TypeScript's `Stats`.
     #[wasm_bindgen(typescript_type = "Stats")]
     pub type StatsValue;
+    /// TypeScript's `Prediction[]`.
+    #[wasm_bindgen(typescript_type = "Prediction[]")]
+    pub type PredictionsValue;
     /// TypeScript's `Promise<string>`.
     #[wasm_bindgen(typescript_type = "Promise<string>")]
     pub type TextPromise;
@@ -315,16 +332,26 @@ impl Sandbox {
         };
         let promise = codes.and_then(|codes: Vec<String>| match self.driver.is_destroyed() {
             true => Err(Error::Destroyed),
-            false => Ok(self.driver.hint(codes)),
+            false => Ok(self.driver.hint(codes, crate::speculate::Source::Explicit)),
         });
         self.promise(promise).unchecked_into()
     }
 
-    /// Prepares for the code in the model's newest message.
+    /// Prepares for the code in the model's newest message, and guesses by the newest messages.
     #[wasm_bindgen(js_name = updateConversation, skip_typescript)]
     pub fn update_conversation(&self, messages: &JsValue) -> Promise {
-        let promise = newest_reply(messages).and_then(|reply| self.prepare(&code_so_far(&reply)));
+        let promise = newest_messages(messages).and_then(|(reply, said)| {
+            let promise = self.prepare(&code_so_far(&reply))?;
+            self.driver.converse(&said);
+            Ok(promise)
+        });
         self.promise(promise)
+    }
+
+    /// The code that is guessed to come next, the most worthwhile first; none without `predictions: "auto"`, and while code runs. At most
+    /// one of them runs ahead.
+    pub fn predictions(&self) -> PredictionsValue {
+        shown(&self.driver.predictions()).unchecked_into()
     }
 
     /// What the sandbox has done so far.
@@ -524,18 +551,28 @@ pub(super) fn text(name: &str, value: &JsValue) -> Result<String, Error> {
         .ok_or_else(|| Error::invalid(name, "must be a string"))
 }
 
-/// The text of the last message of the model's.
-fn newest_reply(messages: &JsValue) -> Result<String, Error> {
-    let wrong = || Error::invalid("messages", "must be an array of { role, content }");
+/// The text of the last message of the model's, and what was said last, by anybody.
+fn newest_messages(messages: &JsValue) -> Result<(String, String), Error> {
+    if let Some(reply) = messages.as_string() {
+        return Ok((reply.clone(), reply));
+    }
+    let wrong = || Error::invalid("messages", "must be an array of { role, content }, or a string");
     let messages: &Array = messages.dyn_ref().ok_or_else(wrong)?;
+    let (mut reply, mut said) = (None, Vec::new());
     for index in (0..messages.length()).rev() {
         let message = messages.get(index);
-        let role = get(&message, "role").as_string().ok_or_else(wrong)?;
-        if role == "assistant" {
-            return get(&message, "content").as_string().ok_or_else(wrong);
+        let (role, content) = (get(&message, "role").as_string(), get(&message, "content").as_string());
+        match role.as_deref() {
+            _ if reply.is_some() && said.len() >= MOST_MESSAGES => break,
+            Some("assistant") if reply.is_none() => reply = Some(content.clone().ok_or_else(wrong)?),
+            None if reply.is_none() => return Err(wrong()),
+            _ => {}
         }
+        let is_said = matches!(role.as_deref(), Some("user" | "assistant")) && said.len() < MOST_MESSAGES;
+        said.extend(content.filter(|_| is_said));
     }
-    Ok(String::new())
+    said.reverse();
+    Ok((reply.unwrap_or_default(), said.join("\n")))
 }
 
 /// The options of `addContext`.

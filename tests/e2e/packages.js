@@ -323,7 +323,7 @@ except ModuleNotFoundError:
     const line = seen.findIndex(([name]) => name === "msgpack");
     same("before the next line is", line * 6 < written.indexOf("\nprint"), true);
     await sandbox.updateConversation([]);
-    for (const wrong of ["text", [5], [{ role: "assistant" }]]) {
+    for (const wrong of [7, [5], [{ role: "assistant" }]]) {
       await refused(sandbox.updateConversation(/** @type {any} */ (wrong)), "invalid_option", "messages");
     }
   },

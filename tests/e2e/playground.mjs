@@ -279,6 +279,20 @@ const STEPS = {
     check("it runs", (await run(4, "6 * 7")).value === "42");
   },
 
+  "guesses what is run next, when that is wanted": async (check) => {
+    await page.click("#ahead"); // the cell itself would be hinted at, and displace the guess
+    await page.click("#guesses");
+    await page.click("#restart");
+    await state("restarting");
+    await state("ready");
+    check("it runs", (await run(4, 'text = ("x" * 99 + " ") * 500_000; len(text)')).value === "50000000");
+    await includes("#ahead-brought", "Guessed from the last code: 1 run ahead, 1 finished");
+    await page.click("#guesses");
+    await page.click("#ahead");
+    await page.click("#restart");
+    await state("ready");
+  },
+
   "says why it could not start, and tries again": async (check) => {
     const other = await browser.newPage();
     let offline = true;

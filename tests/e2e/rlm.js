@@ -710,6 +710,7 @@ const ENDS = {
       [{ ...good, maxDepth: -1 }, "maxDepth"],
       [{ ...good, model: { baseUrl: "https://x" } }, "model.model"],
       [{ ...good, subModel: { model: "x" } }, "subModel.baseUrl"],
+      [{ ...good, draft: { model: "x" } }, "draft.baseUrl"],
       [{ ...good, model: { baseUrl: "/x", model: "y", temperature: 0 } }, "model.temperature"],
       [{ ...good, budget: { maxCals: 1 } }, "budget.maxCals"],
       [{ ...good, budget: { maxDepth: 1 } }, "budget.maxDepth"],

@@ -2,6 +2,7 @@
 // Runs in a page; tests/e2e/speculate.mjs reports what it finds.
 
 import { createSandbox } from "/pyodide-glue/index.js";
+import { runRlm } from "/pyodide-glue/rlm.js";
 import { randomness } from "./random.js";
 
 /** @import { CodeExecution, ExecuteOptions, Sandbox, SandboxOptions } from "../../pkg/sandglass.js" */
@@ -22,11 +23,14 @@ export function configure(given) {
 /** What a test has made. @type {Set<Sandbox>} */
 const alive = new Set();
 
-/** A sandbox whose random numbers are known. @param {SandboxOptions} [options] */
-async function create(options) {
-  const sandbox = await createSandbox(options);
+/**
+ * A sandbox whose random numbers are known, and that may run as much in vain as a test wants.
+ * @param {SandboxOptions} [options] @param {unknown} [context]
+ */
+async function create(options, context = "ctx") {
+  const sandbox = await createSandbox({ maxAheadShare: 1, ...options });
   alive.add(sandbox);
-  await sandbox.initialize("ctx");
+  await sandbox.initialize(context);
   await sandbox.execute("import random; random.seed(7)");
   return sandbox;
 }
@@ -38,9 +42,9 @@ async function until(condition, what) {
   }
 }
 
-/** @param {Sandbox} sandbox @param {"explicit" | "stream"} [source] */
+/** @param {Sandbox} sandbox @param {import("../../pkg/sandglass.js").Source} [source] */
 const tally = (sandbox, source = "explicit") =>
-  sandbox.stats().ahead.code[source] ?? { started: 0, finished: 0, used: 0, wasted: 0, timeSaved: 0 };
+  sandbox.stats().ahead.code[source] ?? { started: 0, finished: 0, used: 0, wasted: 0, timeSaved: 0, timeWasted: 0 };
 
 /** Hints at code, and waits until it has run ahead or was given up. @param {Sandbox} sandbox @param {string} code */
 async function ahead(sandbox, code) {
@@ -207,7 +211,7 @@ const KINDS = {
 
 async function fuzz() {
   const random = randomness(settings.seed);
-  const [served, forced] = await Promise.all([create(), create()]);
+  const [served, forced] = await Promise.all([create({ predictions: "auto" }), create()]);
   const problems = [];
   for (const sandbox of [served, forced]) {
     const { error } = await sandbox.execute(PREPARE);
@@ -818,8 +822,130 @@ async function counted() {
     "rlm_proactive_hit_rate 0.5",
     "rlm_proactive_execution_seconds_sum S",
     "rlm_proactive_execution_seconds_count 1",
+    "rlm_proactive_wasted_seconds_total 0",
   ];
   return { problems: different(values, expected, "the counts") };
+}
+
+/** Where nothing may be in vain, only what comes for certain runs ahead. */
+async function share() {
+  const problems = [];
+  const sandbox = await create({ maxAheadShare: 0 });
+  await sandbox.checkpoint();
+  await sandbox.hint("1 + 1");
+  await pause(500);
+  problems.push(...different(sandbox.stats().ahead.code, {}, "what ran ahead"));
+  problems.push(...different((await sandbox.execute("1 + 1")).result, "2", "the result"));
+  const run = await sandbox.executeStream(written(sandbox, ["x = 1\n", "x + 1\n"], ["x"]));
+  problems.push(...different([run.result, tally(sandbox, "stream").used], ["1", 1], "what is written runs ahead"));
+  const half = await create({ maxAheadShare: 0.5 });
+  await ahead(half, "sum(range(3_000_000))");
+  await half.execute("'another'");
+  const { wasted, timeWasted } = tally(half);
+  problems.push(...different([wasted, timeWasted > 10], [1, true], `in vain, in ${timeWasted} ms`));
+  return { problems };
+}
+
+/** So long a text that it takes a while to look through. */
+const LONG = `${"x".repeat(99)} `.repeat(500_000);
+
+/** What nobody has told, made of the variables that there are. */
+async function guesses() {
+  const problems = [];
+  const [guesser, plain] = [await create({ predictions: "auto" }, LONG), await create({}, LONG)];
+  const counted = "len(context.split())";
+  await until(() => tally(guesser, "pattern").finished === 1, `${counted} runs ahead`);
+  const [{ code, source, dependencies }] = guesser.predictions();
+  problems.push(...different([code, source, dependencies], [counted, "pattern", ["context"]], "the best guess"));
+  problems.push(...different(await seen(guesser, counted), await seen(plain, counted), "the guess that came true"));
+  const { used, timeSaved } = tally(guesser, "pattern");
+  problems.push(...different([used, timeSaved > 20], [1, true], `served, and saved ${timeSaved} ms`));
+  problems.push(...different([plain.stats().ahead.code, plain.predictions()], [{}, []], "without the option"));
+  // Another one comes: what was guessed has changed nothing.
+  const lines = "lines = context.splitlines(); len(lines), random.random()";
+  problems.push(...different(await seen(guesser, lines), await seen(plain, lines), "other code"));
+  // What is hinted at runs instead.
+  await guesser.execute("text = context + context");
+  await until(() => guesser.predictions().some(({ code }) => code === "len(text)"), "what there is is known");
+  await ahead(guesser, "len(text)");
+  problems.push(...different((await guesser.execute("len(text)")).result, `${2 * LONG.length}`, "what was hinted at"));
+  problems.push(...different(tally(guesser).used, 1, "hints that were used"));
+  return { problems, said: `${Math.round(timeSaved)} ms of a guess were done before it came` };
+}
+
+/** What is talked about comes next. */
+async function conversation() {
+  const problems = [];
+  const [guesser, plain] = [await create({ predictions: "auto" }, LONG), await create({}, LONG)];
+  for (const sandbox of [guesser, plain]) await sandbox.execute("import re");
+  await until(() => guesser.predictions().length > 0, "what there is is known");
+  await guesser.updateConversation([
+    { role: "user", content: "How many words are there?" },
+    { role: "assistant", content: 'First I look for "xxx x" in it.' },
+  ]);
+  await until(() => tally(guesser, "conversation").finished === 1, "it runs ahead");
+  const code = 're.findall("xxx x", context)';
+  problems.push(...different(await seen(guesser, code), await seen(plain, code), "what was talked about"));
+  problems.push(...different(tally(guesser, "conversation").used, 1, "guesses that were used"));
+  await plain.updateConversation('And now for "something else".');
+  await guesser.updateConversation("");
+  await pause(300);
+  problems.push(...different(plain.stats().ahead.code, {}, "what runs ahead without the option"));
+  return { problems };
+}
+
+/** What another model thinks that the reply will be runs while that is thought about. */
+async function drafts() {
+  const problems = [];
+  const code = 'import time\ntime.sleep(1.5)\nprint("slept")';
+  const reply = `I wait.\n\n\`\`\`repl\n${code}\n\`\`\`\n`;
+  /** @type {[string, number][]} */
+  const asked = [];
+  let aborted = false;
+  let abortedFirst = false;
+  const run = await runRlm({
+    task: "Wait a while.",
+    context: "ctx",
+    model: async (_messages, { call, onText }) => {
+      if (call === 1) {
+        await pause(6_000); // a guest may take two seconds to start
+        return reply;
+      }
+      await pause(50);
+      onText("FINAL(");
+      abortedFirst = aborted;
+      return "FINAL(It is done.)";
+    },
+    draft: async (_messages, { purpose, call, signal }) => {
+      asked.push([purpose, call]);
+      if (call === 1) return { text: reply, usage: { inputTokens: 10_000, outputTokens: 10 } };
+      return new Promise((_, reject) => {
+        signal.addEventListener("abort", () => {
+          aborted = true;
+          reject(new Error("it is not wanted any more"));
+        });
+      });
+    },
+  });
+  const of = (/** @type {string} */ type) => /** @type {any} */ (run.events.find((event) => event.type === type));
+  const { execution, time } = of("executionEnded");
+  const waited = time - of("codeStarted").time;
+  problems.push(...different([run.outcome, execution.stdout], ["answered", "slept\n"], "the run"));
+  problems.push(...different([execution.duration >= 1_500, waited < 1_000], [true, true], `waited ${waited} ms`));
+  problems.push(...different(asked.join(" "), "draft,1 draft,2", "drafts"));
+  problems.push(...different(abortedFirst, true, "the draft is ended when the reply begins"));
+  const { calls, inputTokens } = run.usage;
+  problems.push(...different([calls, inputTokens > 10_000], [4, true], `the usage, with ${inputTokens} tokens`));
+
+  // Replies come first: there are not more calls than those may take.
+  const { usage, outcome } = await runRlm({
+    task: "Answer.",
+    model: async () => (await pause(50), "FINAL(It is done.)"),
+    draft: async () => "none",
+    budget: { maxCalls: 20 },
+  });
+  problems.push(...different([usage.calls, outcome], [1, "answered"], "without calls to spare"));
+  return { problems, said: `waited ${Math.round(waited)} ms for ${Math.round(execution.duration)} ms of code` };
 }
 
 async function destroyed() {
@@ -853,6 +979,10 @@ export const TESTS = {
   "files are as old in a copy": times,
   "callbacks are called after execute has returned": callbacks,
   "what ran ahead is counted for Prometheus": counted,
+  "no more than a share of the time is spent in vain": share,
+  "what is guessed by what there is, and comes, is served": guesses,
+  "what is talked about is guessed": conversation,
+  "a draft of a model runs while the reply is thought about": drafts,
   "destroying a sandbox ends what runs ahead": destroyed,
 };
 

@@ -154,7 +154,7 @@ class Host:
     # ---- turns ----
 
     def init(self, **changes: Any) -> Event:
-        self.send({"type": "init", "version": 7, "config": {**CONFIG, **changes}, "restores": False})
+        self.send({"type": "init", "version": 8, "config": {**CONFIG, **changes}, "restores": False})
         (event,), _ = self.receive()
         return event
 

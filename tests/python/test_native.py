@@ -103,7 +103,7 @@ def test_a_frame_of_another_epoch_ends_the_guest(host: Host) -> None:
 def test_says_what_it_is(tmp_path: Path) -> None:
     with Host(tmp_path) as host:
         ready = host.init()
-        assert ready["version"] == 7
+        assert ready["version"] == 8
         assert ready["guest"]["bridge"] == "native" and ready["guest"]["softInterrupt"] is True
         assert ready["guest"]["python"].startswith("3.") and ready["guest"]["pyodide"] is None
 

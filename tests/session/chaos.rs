@@ -5,8 +5,10 @@ use sandglass::Error;
 use sandglass::budget::BudgetLimits;
 use sandglass::deadline::StopReason;
 use sandglass::limits::{MAX_NAMES, MAX_OUTPUT_EVENT_BYTES};
-use sandglass::protocol::{Encoding, Ended, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, Request, Stream};
-use sandglass::session::{CellFile, Command, FileCommand, HostFailure, Input, Look, Series, Target, Wanted};
+use sandglass::protocol::{
+    Encoding, Ended, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, Request, Stream, SurveyedVariable,
+};
+use sandglass::session::{CellFile, Command, FileCommand, HostFailure, Input, Look, Series, Session, Target, Wanted};
 
 use crate::packages::package;
 use crate::world::{Bytes, World, limits, ok, output, text};
@@ -67,6 +69,10 @@ enum Step {
     Second(Second),
     /// The session's own says whether it may have run so.
     Checks(bool),
+    /// It tells what there is, if it was asked: a text of this length.
+    Tells(u32),
+    /// What is talked about.
+    Talks(&'static str),
     Wait(f64),
     /// The clock jumps, and nobody is told.
     Sleep(f64),
@@ -127,6 +133,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0..50_usize, any::<bool>()).prop_map(|(length, written)| Step::Expects { length, written }),
         24 => second().prop_map(Step::Second),
         6 => prop::bool::weighted(0.8).prop_map(Step::Checks),
+        6 => prop::sample::select(vec![10, 400_000_000]).prop_map(Step::Tells),
         6 => (0.0..2_000.0_f64).prop_map(Step::Wait),
         2 => (0.0..1e5_f64).prop_map(Step::Sleep),
         4 => Just(Step::Wake),
@@ -152,6 +159,13 @@ fn step_ahead() -> impl Strategy<Value = Step> {
         12 => (0..7_usize, any::<bool>()).prop_map(|(length, written)| Step::Expects { length, written }),
         30 => second().prop_map(Step::Second),
         8 => prop::bool::weighted(0.8).prop_map(Step::Checks),
+        8 => prop::sample::select(vec![10, 400_000_000]).prop_map(Step::Tells),
+        1 => prop::sample::select(vec!["", "find \"nothing\" in it"]).prop_map(Step::Talks),
+        2 => Just(Step::Command(Command::Execute {
+            code: "len(x.split())".to_owned(),
+            timeout_ms: None,
+            budget: BudgetLimits::default(),
+        })),
         4 => (0..3_usize, any::<bool>()).prop_map(|(position, well)| Step::Returns { position, well }),
         4 => (0.0..300.0_f64).prop_map(Step::Wait),
         1 => (0.0..1e5_f64).prop_map(Step::Sleep),
@@ -402,6 +416,17 @@ impl World {
                     self.checks(plain);
                 }
             }
+            Step::Tells(length) => {
+                if self.guest.as_ref().is_some_and(|guest| guest.survey.is_some()) {
+                    self.tells(vec![SurveyedVariable {
+                        name: "x".to_owned(),
+                        type_name: "str".to_owned(),
+                        length: Some(length),
+                        columns: Vec::new(),
+                    }]);
+                }
+            }
+            Step::Talks(text) => self.feed(Input::Conversation(text.to_owned())),
             Step::Wait(ms) => self.wait(ms),
             Step::Sleep(ms) => self.sleep(ms),
             Step::Wake => drop(self.wake()),
@@ -466,6 +491,7 @@ impl World {
                     | Request::Interrupt { .. }
                     | Request::Init { .. }
                     | Request::Check { .. }
+                    | Request::Survey { .. }
                     | Request::Extend { .. }
                     | Request::Promote { .. }
             )
@@ -628,9 +654,17 @@ proptest! {
         wall_timeout_ms in prop::option::of(500.0..5_000.0_f64),
         guest_helps in any::<bool>(),
         checkpoints in any::<bool>(),
+        guesses in any::<bool>(),
     ) {
         let limits = sandglass::Limits { wall_timeout_ms, checkpoints, ..limits() };
-        let mut world = if initialized { World::ready_with(limits) } else { World::new(limits) };
+        let mut session = Session::new(limits.clone(), ["ask", "look", "llm_query", "rlm_query"].map(str::to_owned).to_vec());
+        if guesses {
+            session = session.with_guesses();
+        }
+        let mut world = World::with(limits, session);
+        if initialized {
+            world = world.begun();
+        }
         for step in steps {
             world.take(step);
         }
@@ -643,7 +677,8 @@ proptest! {
 
     #[test]
     fn what_runs_ahead_is_in_nobodys_way(steps in prop::collection::vec(step_ahead(), 0..80), guest_helps in any::<bool>()) {
-        let mut world = World::ready_with(sandglass::Limits { checkpoints: true, ..limits() });
+        let limits = sandglass::Limits { checkpoints: true, ..limits() };
+        let mut world = World::with(limits.clone(), Session::new(limits, vec!["ask".to_owned()]).with_guesses()).begun();
         world.saves(true);
         for step in steps {
             world.take(step);

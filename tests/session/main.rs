@@ -10,6 +10,7 @@ mod contexts;
 mod displays;
 mod executions;
 mod files;
+mod guesses;
 mod host_calls;
 mod lifecycle;
 mod packages;

@@ -7,6 +7,7 @@ use sandglass::execution::{CodeExecution, LostVariable};
 use sandglass::limits::Limits;
 use sandglass::protocol::{
     Encoding, Ended, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, ReplyStatus, Request, Stream,
+    SurveyedVariable,
 };
 use sandglass::session::{Command, Effect, Encoded, HostFailure, Input, Reply, Session, Ticket};
 use sandglass::speculate::{Prediction, Source};
@@ -35,6 +36,8 @@ pub(crate) struct Guest {
     pub(crate) waiting: bool,
     /// The check that it was asked for.
     pub(crate) check: Option<u32>,
+    /// What it was asked to tell.
+    pub(crate) survey: Option<u32>,
 }
 
 /// A session, the driver's side of it, and a clock.
@@ -378,13 +381,9 @@ impl World {
     // ---- the guest that runs code ahead ----
 
     pub(crate) fn hint(&mut self, codes: &[&str]) {
-        let predictions = (0..).zip(codes).map(|(id, code)| Prediction {
-            id,
-            code: (*code).to_owned(),
-            source: Source::Explicit,
-            probability: 1.0,
-            estimated_ms: None,
-        });
+        let predictions = (0..)
+            .zip(codes)
+            .map(|(id, code)| Prediction::told(id, (*code).to_owned(), Source::Explicit, 1.0));
         self.feed(Input::Hint(predictions.collect()));
     }
 
@@ -398,6 +397,13 @@ impl World {
         let check = self.guest.as_mut().and_then(|guest| guest.check.take());
         let check = check.expect("it was not asked");
         self.event(Event::Checked { check, plain });
+    }
+
+    /// The guest tells what there is.
+    pub(crate) fn tells(&mut self, variables: Vec<SurveyedVariable>) {
+        let survey = self.guest.as_mut().and_then(|guest| guest.survey.take());
+        let survey = survey.expect("it was not asked");
+        self.event(Event::Surveyed { survey, variables });
     }
 
     /// What the guest that runs code ahead was last told.
@@ -721,6 +727,12 @@ impl World {
             Request::Check { check, .. } => {
                 assert!(guest.ready && guest.turn.is_none(), "asked a guest that is busy");
                 assert!(guest.check.replace(*check).is_none(), "two checks at a time");
+                None
+            }
+            Request::Survey { survey } => {
+                assert!(guest.ready && guest.turn.is_none(), "asked a guest that is busy");
+                assert_eq!(guest.saving, None, "asked a guest that saves");
+                guest.survey = Some(*survey);
                 None
             }
             Request::Promote { .. } | Request::Extend { .. } => panic!("the guest that has taken over already"),

@@ -18,6 +18,7 @@ export async function rightly(): Promise<void> {
       onText(`${run} ${depth} ${call} ${model ?? purpose}`);
       return signal.aborted ? "" : { text: "x", usage: { inputTokens: 1 } };
     },
+    draft: async (_messages, { purpose, signal }) => (signal.aborted ? "" : { text: purpose }),
     maxDepth: 2,
     budget: { maxCalls: 10, maxTime: 60_000 },
     answerSchema: { type: "integer" },

@@ -10,6 +10,8 @@ export async function rightly(): Promise<void> {
     hostFunctions: { add: (a: number, b: number) => a + b },
     isolation: "worker",
     profile: "rlm-legacy",
+    predictions: "auto",
+    maxAheadShare: 0.1,
     onProgress: (progress) => {
       progress.stage satisfies "assets" | "backend" | "python" | "ready" | "cold" | "calls" | "packages";
       if (progress.stage === "calls") progress.total satisfies number;
@@ -66,6 +68,17 @@ export async function rightly(): Promise<void> {
   sandbox.stats().ahead.code.explicit?.timeSaved satisfies number | undefined;
   await sandbox.hint("import numpy");
   await sandbox.updateConversation([{ role: "assistant", content: "```repl\nimport numpy\n" }]);
+  await sandbox.updateConversation("Let me describe the table.");
+  for (const guess of sandbox.predictions()) {
+    guess satisfies {
+      code: string;
+      description: string;
+      source: string;
+      probability: number;
+      dependencies: string[];
+    };
+    guess.estimatedTime satisfies number | undefined;
+  }
   const { executions, guestTime, ahead } = sandbox.stats();
   (executions.ok + guestTime + ahead.used) satisfies number;
   sandbox.feedback(run, { turn: 1, turns: 20 }) satisfies string;
@@ -98,6 +111,8 @@ export async function wrongly(): Promise<void> {
   await sandbox.executeStream(new ReadableStream<Uint8Array>());
   // @ts-expect-error: code that is complete is for execute
   await sandbox.executeStream("1");
+  // @ts-expect-error: auto or off
+  await createSandbox({ predictions: true });
   // @ts-expect-error: a message has a role
   await sandbox.updateConversation([{ content: "" }]);
   // @ts-expect-error: execute has no such option

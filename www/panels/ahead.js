@@ -1,32 +1,44 @@
-// Whether cells run ahead while they are written, and what that has brought.
+// Whether cells run ahead, and what that has brought, by what had predicted them.
 
 import { byId } from "../dom.js";
 import { count, time } from "../format.js";
 
+/** @import { Source, Tally } from "../../pkg/sandglass.js" */
 /** @import { Session } from "../session.js" */
 
 /** How long nobody types before what is written may be meant. */
 const PAUSE_MS = 800;
 /** Nothing tells when a run ahead begins or ends. */
 const SHOW_MS = 500;
+/** What people call the sources. @type {Record<Source, string>} */
+const NAMES = {
+  explicit: "Cells being written",
+  stream: "Streamed code",
+  model: "Drafts",
+  conversation: "Guessed from what was said",
+  pattern: "Guessed from the last code",
+  dataframe: "Guessed from the tables",
+  code: "Guessed: the last code again",
+  memo: "Kept results",
+};
 
 /** @param {Session} session @returns {(code: string) => void} hears what a cell says that will probably be run */
 export function aheadPanel(session) {
   const wanted = /** @type {HTMLInputElement} */ (byId("ahead"));
+  const guesses = /** @type {HTMLInputElement} */ (byId("guesses"));
   const brought = byId("ahead-brought");
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let pause;
 
   const show = () => {
-    const code = session.stats()?.ahead.code.explicit;
-    brought.hidden = !code;
-    if (!code) return;
-    const used = code.used > 0 ? `${code.used} used: ${time(code.timeSaved)} saved` : "none used yet";
-    const text = `${count(code.started, "run")} ahead, ${code.finished} finished, ${used}.`;
+    const tallies = Object.entries(session.stats()?.ahead.code ?? {});
+    brought.hidden = tallies.length === 0;
+    const text = tallies.map(([source, tally]) => describe(/** @type {Source} */ (source), tally)).join("\n");
     if (brought.textContent !== text) brought.textContent = text;
   };
   session.addEventListener("state", show);
   setInterval(show, SHOW_MS);
+  guesses.addEventListener("change", () => session.configure({ predictions: guesses.checked ? "auto" : "off" }));
 
   return (code) => {
     clearTimeout(pause);
@@ -34,4 +46,10 @@ export function aheadPanel(session) {
       if (wanted.checked && code.trim()) void session.hint(code);
     }, PAUSE_MS);
   };
+}
+
+/** @param {Source} source @param {Tally} tally */
+function describe(source, { started, finished, used, timeSaved }) {
+  const come = used > 0 ? `${used} used: ${time(timeSaved)} saved` : "none used yet";
+  return `${NAMES[source]}: ${count(started, "run")} ahead, ${finished} finished, ${come}.`;
 }

@@ -47,7 +47,7 @@ use crate::frame::{Frame, FrameReader};
 use crate::guest::{Exit, Guest, GuestProcess, GuestWriter};
 
 /// The subprotocol that both sides speak.
-const PROTOCOL: &str = "sandglass.v7";
+const PROTOCOL: &str = "sandglass.v8";
 /// Bytes that a message may have beyond the largest body.
 const SLACK_BYTES: usize = 1 << 20;
 /// Bytes for the guest that it has not taken yet, beyond which the socket is not read.

@@ -178,7 +178,7 @@ fn backend_named(app: &App, value: &Json) -> Result<BackendKind, ApiError> {
 }
 
 fn limit(app: &App, wanted: &mut Wanted, name: &str, value: &Json) -> Result<(), ApiError> {
-    if !Limits::NAMES.contains(&name) || name == "spares" {
+    if !Limits::NAMES.contains(&name) || ["spares", "maxAheadShare"].contains(&name) {
         return Err(ApiError::option(name, "there is no such option"));
     }
     let value = number(name, value)?;

@@ -308,7 +308,7 @@ async fn a_huge_message_ends_a_channel() {
     ];
     for piece in pieces {
         let id = server.session(json!({ "channel": true })).await;
-        let upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-protocol: sandglass.v7\r\n\
+        let upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-protocol: sandglass.v8\r\n\
                        sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
         let path = format!("/v1/sessions/{id}/channel");
         let mut raw = Raw::with(&server, &head("GET", &path, upgrade)).await;
@@ -338,7 +338,7 @@ async fn a_channel_that_never_reads_is_closed() {
     let server =
         TestServer::with_keys(&["--write-timeout-seconds", "0.3", "--channel-silence-seconds", "100000"]).await;
     let id = server.session(json!({ "channel": true })).await;
-    let upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-protocol: sandglass.v7\r\n\
+    let upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-protocol: sandglass.v8\r\n\
                    sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
     let mut raw = Raw::deaf(&server).await;
     raw.send(&head("GET", &format!("/v1/sessions/{id}/channel"), upgrade))

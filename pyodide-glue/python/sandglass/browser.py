@@ -243,6 +243,10 @@ class Guest:
     def list_variables(self) -> Any:
         return _answer(self._runtime.list_variables)
 
+    def survey(self) -> str:
+        """What the next code may be about, as JSON; see `Runtime.survey`."""
+        return json.dumps(self._runtime.survey())
+
     def file(self, action: str, path: str, body: Any) -> Any:
         """`[encoding, piece, …]`, or `["refused", why]`; see `Runtime.file`."""
         starts = range(0, body.length, _FILE_PIECE_BYTES)
@@ -337,6 +341,7 @@ CALLS = (
     GUEST.forget_folders,
     GUEST.extend,
     GUEST.is_plain,
+    GUEST.survey,
 )
 
 

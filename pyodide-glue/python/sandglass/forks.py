@@ -16,15 +16,18 @@ Guests come and go while the process that the host has started remains (`stand_o
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
+from _json import encode_basestring_ascii as quote
+from _signal import ITIMER_PROF, ITIMER_REAL, ITIMER_VIRTUAL, getitimer  # type: ignore[import-not-found]
+from _socket import AF_UNIX, CMSG_SPACE, MSG_DONTWAIT, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET, socketpair
+from _socket import socket as Socket
 from _thread import get_native_id
 from contextlib import suppress
-from os import WNOHANG, close, fstat, getpid, listdir
+from json import JSONDecoder
+from os import WNOHANG, _exit, close, dup2, fstat, getpid, listdir, pidfd_open, waitpid, waitstatus_to_exitcode
+from os import write as system_write
 from re import compile as to_pattern
-from socket import AF_UNIX, MSG_DONTWAIT, SOCK_SEQPACKET, recv_fds, send_fds, socketpair
-from socket import socket as Socket
 from struct import Struct
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, NoReturn
@@ -45,13 +48,15 @@ _ALONE_SECONDS = 0.2
 #: Of all processes, a copy is the first that the system ends when there is no memory left.
 _OOM_SCORE = "1000"
 _PID = Struct("<q")
+_DESCRIPTOR = Struct("=i")
 #: Whose numbers are kept; most of them have been thrown away.
 _MOST_COPIES = 64
-_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_TIMERS = (ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF)
 #: Code that may know which process it runs in, or for how long that has computed; or that can do anything at all.
 _TELLING = to_pattern(
     r"\w*pid\b|_time_ns\b|process_time|thread_time|getrusage|cpu_times|\btimes\b|native_id|psutil|multiprocessing|ctypes"
 )
+_parse = JSONDecoder().scan_once  # type: ignore[attr-defined]
 _fork = ctypes.PyDLL(None).fork  # with the interpreter's lock, and none of its own measures
 
 
@@ -60,7 +65,11 @@ class Refused(Exception):
 
 
 class Forks:
-    """Forks the process of a guest when the host asks for it."""
+    """Forks the process of a guest when the host asks for it.
+
+    Cells may have taken anything out of any module by then, so that all is taken before; and whatever goes wrong is a
+    reason to refuse, never an end of the guest.
+    """
 
     def __init__(self, control: int, channel: int, heirs: int) -> None:
         """Of the guest whose channel is that descriptor; `heirs` is what `stand_over` has returned."""
@@ -82,36 +91,40 @@ class Forks:
         if not self._telling and (found := _TELLING.search(code)):
             self._telling = found[0]
 
-    def fork(self, shared: Collection[int]) -> tuple[int, Fence] | None:
+    def fork(self, shared: Collection[int], is_watched: bool) -> tuple[int, Fence] | None:
         """Does what the host wants; the copy returns its epoch, and what keeps it from the world.
 
+        `is_watched`: whether code hears of what others do.
         `shared` are descriptors that nothing else may stand for. To be called where there is one thread only.
         """
+        fds: list[int] = []
         try:
-            data, fds, _, _ = recv_fds(self._control, _PACKET_BYTES, _FDS, MSG_DONTWAIT)
-        except BlockingIOError:
-            return None
-        if not data:
-            self.is_over = True
-            return None
-        try:
+            data = self._receive(fds)
+            if not data:
+                self.is_over = True
+                return None
             epoch = _epoch_of(data)
             if len(fds) != _FDS:
                 raise Refused("a packet has to come with three descriptors")
+            if is_watched:
+                raise Refused("code hears of all that is done, by a trace function or a hook")
             self._check(shared)
             pid = _fork()
             if pid == 0:
                 try:
                     return epoch, self._become_copy(fds)
                 except BaseException:
-                    os._exit(1)  # the host sees that its channel is closed
+                    _exit(1)  # the host sees that its channel is closed
             if pid < 0:
                 raise Refused("the system makes no more processes")
             self._copies.add(pid)
-            os.write(self._heirs, _PID.pack(pid))
-            self._answer({"forked": epoch}, [os.pidfd_open(pid), os.pidfd_open(getpid())])
-        except (Refused, OSError) as error:
-            self._answer({"failed": str(error)[:_MOST_REASON_CHARS]}, [])
+            system_write(self._heirs, _PID.pack(pid))
+            self._answer(f'{{"forked":{epoch}}}', [pidfd_open(pid), pidfd_open(getpid())])
+        except BlockingIOError:
+            return None
+        except BaseException as error:
+            why = str(error) if type(error) is Refused else f"{type(error).__name__}: {error}"
+            self._answer(f'{{"failed":{quote(why[:_MOST_REASON_CHARS])}}}', [])
         finally:
             for fd in fds:
                 with suppress(OSError):
@@ -121,8 +134,8 @@ class Forks:
     def _become_copy(self, fds: list[int]) -> Fence:
         channel, control, release = fds
         self._copies.clear()
-        os.dup2(channel, self._channel, inheritable=False)
-        os.dup2(control, self._control.fileno(), inheritable=False)
+        dup2(channel, self._channel, False)
+        dup2(control, self._control.fileno(), False)
         with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write(_OOM_SCORE)
         adopt_orphans()
@@ -132,10 +145,24 @@ class Forks:
             close(fd)
         return fence
 
-    def _answer(self, message: dict[str, object], fds: list[int]) -> None:
-        send_fds(self._control, [json.dumps(message).encode()], fds)
-        for fd in fds:
-            close(fd)
+    def _receive(self, fds: list[int]) -> bytes:
+        """A packet, and the descriptors that come with it."""
+        space = CMSG_SPACE(_FDS * _DESCRIPTOR.size)
+        data, found, _, _ = self._control.recvmsg(_PACKET_BYTES, space, MSG_DONTWAIT)
+        for level, kind, payload in found:
+            if level == SOL_SOCKET and kind == SCM_RIGHTS:
+                whole = len(payload) // _DESCRIPTOR.size * _DESCRIPTOR.size
+                fds += (fd for (fd,) in _DESCRIPTOR.iter_unpack(payload[:whole]))
+        return data
+
+    def _answer(self, message: str, fds: list[int]) -> None:
+        try:
+            rights = b"".join(_DESCRIPTOR.pack(fd) for fd in fds)
+            with suppress(OSError):  # the host is gone, or user code has closed the socket
+                self._control.sendmsg([message.encode()], [(SOL_SOCKET, SCM_RIGHTS, rights)] if fds else [])
+        finally:
+            for fd in fds:
+                close(fd)
 
     def _check(self, shared: Collection[int]) -> None:
         """Raises Refused when a fork would not be all that this process is, or would share something with it."""
@@ -150,7 +177,7 @@ class Forks:
             if monotonic() > deadline:
                 raise Refused("there are threads")
             sleep(0.0005)
-        if any(signal.getitimer(timer)[0] for timer in _TIMERS):
+        if any(getitimer(timer)[0] for timer in _TIMERS):
             raise Refused("a timer is set")
         if self._children() - self._copies:
             raise Refused("there are child processes")
@@ -165,7 +192,7 @@ class Forks:
     def _children(self) -> set[int]:
         for pid in [*self._copies]:
             try:
-                if os.waitpid(pid, WNOHANG)[0]:
+                if waitpid(pid, WNOHANG)[0]:
                     self._copies.discard(pid)
             except ChildProcessError:
                 self._copies.discard(pid)
@@ -175,9 +202,8 @@ class Forks:
 
 def _epoch_of(packet: bytes) -> int:
     try:
-        order = json.loads(packet)
-        return int(order["epoch"])
-    except (ValueError, TypeError, KeyError):
+        return int(_parse(packet.decode(), 0)[0]["epoch"])
+    except (ValueError, TypeError, KeyError, StopIteration):
         raise Refused("a packet has to be a JSON object with an epoch") from None
 
 
@@ -192,19 +218,20 @@ def _identity(fd: int) -> tuple[int, int]:
 def _try_out() -> bool:
     """Whether the fence can be put up here: tried in a process of its own, which it would change for good."""
     ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
-    with ours, theirs:
-        pid = _fork()
-        if pid == 0:
-            status = 1
-            try:
-                fence = Fence(ours.fileno(), theirs.fileno())
-                fence.enclose()
-                fence.open_up()
-                fence.remove()
-                status = 0
-            finally:
-                os._exit(status)
-        return pid > 0 and os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    pid = _fork()
+    if pid == 0:
+        status = 1
+        try:
+            fence = Fence(ours.fileno(), theirs.fileno())
+            fence.enclose()
+            fence.open_up()
+            fence.remove()
+            status = 0
+        finally:
+            _exit(status)
+    ours.close()
+    theirs.close()
+    return pid > 0 and waitstatus_to_exitcode(waitpid(pid, 0)[1]) == 0
 
 
 def stand_over() -> int:

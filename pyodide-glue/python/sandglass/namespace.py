@@ -8,6 +8,7 @@ Aliases are helpers whose names the user may take.
 from __future__ import annotations
 
 import builtins
+from itertools import islice
 from keyword import iskeyword
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -151,6 +152,10 @@ class Namespace:
     def names(self) -> list[str]:
         """User variables in order of creation."""
         return [name for name in list(self.globals) if self._is_user_name(name)]
+
+    def newest_names(self, most: int) -> list[str]:
+        """The user variables that were created last, the newest first; there may be a few more than are found."""
+        return [name for name in islice(reversed(self.globals), 4 * most) if self._is_user_name(name)][:most]
 
     def changed_names(self) -> list[str] | None:
         """User variables, bounded for the host; None when there are the same names as in the last report."""

@@ -24,6 +24,9 @@ from _socket import SHUT_RDWR
 from _socket import socket as Socket
 from _thread import RLock, allocate_lock, get_ident, start_new_thread
 from functools import wraps
+from gc import disable as gc_off
+from gc import enable as gc_on
+from gc import isenabled as gc_is_on
 from json import JSONDecoder
 from json import dumps as to_json
 from json import loads as from_json
@@ -53,7 +56,7 @@ if TYPE_CHECKING:
     from sandglass.namespace import Namespace
     from sandglass.speculate.fence import Fence
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 #: A turn that takes longer is looked after by the third thread.
 QUICK_MS = 20
 _WORKSPACE = "/workspace"
@@ -92,6 +95,7 @@ class Guest:
         self._standing: Fence | None = None  # the same, until it is removed
         self._rest: str | None = None  # of the code that runs ahead, when all of it is there
         self._waits = False  # for more of it
+        self._collects = False  # whether garbage is collected from when the fence is there
         self._rest_known = allocate_lock()
         self._pid = getpid()
         self._channel = channel = Channel(self._send, epoch)
@@ -194,7 +198,7 @@ class Guest:
         self._channel.post(f'{{"type":"ready","version":{PROTOCOL_VERSION},"guest":{guest}}}')
 
     def _execute(self, request: dict[str, Any]) -> None:
-        turn, execution = request["turn"], request["execution"]
+        turn = request["turn"]
         bridge, output, fence = self._bridge, self._output, None
         if request.get("ahead"):
             fence, self._standing = self._standing, None
@@ -230,10 +234,17 @@ class Guest:
         pipes.stop()
         while self._working:
             sleep(0.0002)
-        copy = forks.fork([*pipes.descriptors(), reader])
+        # Nothing of the user's runs here, such as what an object does at its end: in the copy there is no fence yet.
+        collects = gc_is_on()
+        gc_off()
+        copy = forks.fork([*pipes.descriptors(), reader], self._runtime.is_watched())
         self._threads.clear()
         self._threads.add(get_ident())
-        if copy is not None:
+        if copy is None:
+            if collects:
+                gc_on()
+        else:
+            self._collects = collects
             epoch, self._fence = copy
             self._standing = self._fence
             self._channel.now = no_time
@@ -260,6 +271,9 @@ class Guest:
             is_ahead = fence is not None and self._fence is not None
             if is_ahead:
                 fence.enclose()  # type: ignore[union-attr]
+            if self._collects:
+                self._collects = False
+                gc_on()
             run = runtime.execute(execution, code, is_ahead)
             if fence is None:
                 return run

@@ -41,6 +41,7 @@ from sandglass.output import Emitter, EmptyStdin, TextStream, no_input, no_time
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.profiles import PROFILES
 from sandglass.speculate.memo import Memo
+from sandglass.speculate.survey import MOST_VARIABLES, survey
 from sandglass.tracebacks import describe
 
 if sys.version_info >= (3, 12):
@@ -111,7 +112,7 @@ class Runtime:
         self._files = Files()
         self._cell_files = CellFiles(self._namespace, self._sources)
         self._looks = Looks(self._namespace.globals)
-        self._memo = Memo(self._namespace.globals, self._stdout, self._is_watched)
+        self._memo = Memo(self._namespace.globals, self._stdout, self.is_watched)
         self._has_input = False
         self._guards = self._make_guards()
         self._clock_sleep_thread = get_ident()
@@ -294,7 +295,7 @@ class Runtime:
             elif ends and growing is not None:
                 self._end_run()  # a statement that came before the rest has ended it
             if not ends:
-                if self._is_watched():
+                if self.is_watched():
                     self.take_rest()  # it would see what is done in between
                 self._output.flush()
                 self._paused = self.pause()
@@ -311,7 +312,7 @@ class Runtime:
             if ends:
                 self._open = self._current = self._shown = self._value = self._growing = self._paused = None
 
-    def _is_watched(self) -> bool:
+    def is_watched(self) -> bool:
         """Whether code has something that hears of what others do."""
         tools = any(tool_of(tool) is not None for tool in range(_MONITORING_TOOLS))
         return bool(gettrace() or getprofile() or tools or gc_callbacks or is_tracing_memory() or self._has_hooks)
@@ -344,6 +345,16 @@ class Runtime:
     def list_variables(self) -> tuple[str, bytes]:
         """User variables, encoded: a list of `{name, type, length}`, at most 10,000."""
         return self._encode(self._namespace.listing(), "the list of variables")
+
+    def survey(self) -> list[dict[str, Any]]:
+        """What the next code may be about; see `survey`."""
+        collects = gc_is_on()
+        gc_off()  # nothing of the user's runs here
+        try:
+            return survey(self._namespace.globals, self._namespace.newest_names(MOST_VARIABLES))
+        finally:
+            if collects:
+                gc_on()
 
     def is_plain(self, source: str) -> bool:
         """Whether a cell compiles without a warning, and awaits nothing: then its statements may run as they come."""

@@ -72,6 +72,18 @@ impl Driver {
         stats
     }
 
+    /// What code is guessed to come next.
+    pub(in crate::wasm) fn predictions(&self) -> Vec<Prediction> {
+        self.session.borrow().predictions()
+    }
+
+    /// This is the newest of what is talked about.
+    pub(in crate::wasm) fn converse(&self, text: &str) {
+        if self.options.predictions {
+            self.feed(Input::Conversation(text.to_owned()));
+        }
+    }
+
     /// A promise of what becomes of code that comes in pieces.
     pub(in crate::wasm) fn execute_written(&self, options: ExecuteOptions, pieces: Pieces) -> Result<Promise, Error> {
         if self.is_destroyed() {
@@ -197,7 +209,7 @@ impl Driver {
     }
 
     /// Prepares for code that may come next, the likeliest first, and runs it ahead as far as everything that it imports is there.
-    pub(in crate::wasm) fn hint(&self, codes: Vec<String>) -> Promise {
+    pub(in crate::wasm) fn hint(&self, codes: Vec<String>, source: Source) -> Promise {
         let asked = self.session.borrow().last_execution();
         let prepared: Array = codes.iter().map(|code| self.prepare(code)).collect();
         let this = self.this.clone();
@@ -208,13 +220,7 @@ impl Driver {
                 let Some(driver) = this.upgrade() else { break };
                 if !driver.may_load_imports(&code) || driver.has_packages_of(&code).await {
                     let probability = 1.0 / f64::from(id + 1);
-                    predictions.push(Prediction {
-                        id,
-                        code,
-                        source: Source::Explicit,
-                        probability,
-                        estimated_ms: None,
-                    });
+                    predictions.push(Prediction::told(id, code, source, probability));
                 }
             }
             // What was executed meanwhile is what it was for.

@@ -63,6 +63,8 @@ pub(super) struct Question<'a> {
 pub(super) enum Purpose {
     /// The reply of a turn.
     Turn(u32),
+    /// A draft of that.
+    Draft(u32),
     /// The answer to a call of Python's.
     Query(u32),
 }
@@ -127,6 +129,7 @@ async fn ask_function(
         .unwrap_or_default();
     let (purpose, call) = match question.purpose {
         Purpose::Turn(turn) => ("turn", turn),
+        Purpose::Draft(turn) => ("draft", turn),
         Purpose::Query(call) => ("query", call),
     };
     let on_text = {

@@ -26,6 +26,8 @@ pub(super) struct Options {
     pub(super) contexts: Vec<JsValue>,
     pub(super) model: Model,
     pub(super) sub_model: Model,
+    /// Who drafts what the models may reply.
+    pub(super) draft: Option<Model>,
     pub(super) max_depth: u32,
     pub(super) max_iterations: u32,
     pub(super) max_prompt_tokens: u32,
@@ -50,6 +52,7 @@ impl Options {
             contexts: Vec::new(),
             model: none.clone(),
             sub_model: none,
+            draft: None,
             max_depth: MAX_DEPTH,
             max_iterations: MAX_ITERATIONS,
             max_prompt_tokens: MAX_PROMPT_TOKENS,
@@ -73,6 +76,7 @@ impl Options {
                 "contexts" => options.contexts = several(&name, &value)?,
                 "model" => model = Some(parse_model(&name, &value)?),
                 "subModel" => sub_model = Some(parse_model(&name, &value)?),
+                "draft" => options.draft = Some(parse_model(&name, &value)?),
                 "maxDepth" => options.max_depth = whole(&name, &value, 0.0, 16.0)?,
                 "maxIterations" => options.max_iterations = whole(&name, &value, 1.0, 10_000.0)?,
                 "maxPromptTokens" => {

@@ -10,6 +10,7 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
 use web_sys::AbortSignal;
 
+use super::draft::Draft;
 use super::model::{Listener, Model, NoAnswer, Purpose, Question};
 use super::repl::Repl;
 use super::stop::{Stop, Waited};
@@ -28,8 +29,8 @@ use crate::wasm::glue::{now, object};
 pub(super) struct Run {
     pub(super) tree: Rc<Tree>,
     /// Its path in the tree.
-    id: String,
-    depth: u32,
+    pub(super) id: String,
+    pub(super) depth: u32,
     pub(super) stop: Stop,
     pub(super) budget: Budget,
     calls: Cell<u32>,
@@ -39,6 +40,8 @@ pub(super) struct Run {
     when_quiet: RefCell<Option<Function>>,
     /// The model's newest reply, while it comes.
     writing: RefCell<Writing>,
+    /// The draft of it.
+    draft: RefCell<Option<Rc<Draft>>>,
 }
 
 impl Run {
@@ -54,6 +57,7 @@ impl Run {
             open_calls: Cell::default(),
             when_quiet: RefCell::default(),
             writing: RefCell::default(),
+            draft: RefCell::default(),
         })
     }
 
@@ -135,10 +139,12 @@ impl Run {
         };
         let began_at = now();
         self.writes(Writing::begin);
-        match self
+        self.draft.replace(self.draft(messages, turn));
+        let answered = self
             .answer(model, messages, Purpose::Turn(turn), None, &self.stop)
-            .await
-        {
+            .await;
+        self.end_draft();
+        match answered {
             Ok(reply) => Input::Replied(Ok(reply), now() - began_at),
             Err(NoAnswer::Stopped) => self.stopped(&Waited::Stopped),
             Err(NoAnswer::Failed(error) | NoAnswer::NotRecorded(error)) => Input::Replied(Err(error), now() - began_at),
@@ -404,6 +410,20 @@ impl Run {
         }
     }
 
+    /// A draft says what may come next.
+    pub(super) fn expects(&self, codes: Vec<String>) {
+        let work = self.writing.borrow().expects(codes);
+        if let Some(work) = work {
+            work.begin();
+        }
+    }
+
+    fn end_draft(&self) {
+        if let Some(draft) = self.draft.take() {
+            draft.end();
+        }
+    }
+
     pub(super) fn emit(&self, kind: RlmEventKind) {
         self.tree.emit(&self.id, self.depth, kind);
     }
@@ -424,6 +444,7 @@ struct Told {
 impl Listener for Told {
     fn text(&self, text: &str) {
         if let Purpose::Turn(_) = self.purpose {
+            self.run.end_draft();
             self.run.writes(|writing| writing.hear(text));
             self.run.emit(RlmEventKind::Text { text: text.to_owned() });
         }
@@ -435,6 +456,7 @@ impl Listener for Told {
                 self.run.writes(Writing::begin);
                 None
             }
+            Purpose::Draft(_) => return, // they have a listener of their own
             Purpose::Query(call) => Some(call),
         };
         self.run.emit(RlmEventKind::Retry {

@@ -1,11 +1,11 @@
-//! What is done while the model still writes: what its code imports is fetched, and the first block of its reply runs as it comes. The
-//! blocks after it find another state than the one that there is now.
+//! What is done while the model still writes: what its code imports is fetched, the first block of its reply runs as it comes, and before
+//! there is one, what it says is for guesses. The blocks after it find another state than the one that there is now.
 
 use std::rc::{Rc, Weak};
 
 use crate::limits::MAX_WRITTEN_BYTES;
 use crate::rlm::parse::{code_so_far, parse};
-use crate::speculate::Lines;
+use crate::speculate::{Lines, Source};
 use crate::wasm::driver::{Driver, Written};
 use crate::wasm::packages::disregard;
 
@@ -56,6 +56,13 @@ impl Writing {
         Some(Work(self.driver.upgrade()?, vec![Step::End]))
     }
 
+    /// A draft of it says what its code may be, before it begins.
+    #[must_use]
+    pub(super) fn expects(&self, codes: Vec<String>) -> Option<Work> {
+        let driver = self.driver.upgrade().filter(|driver| !driver.is_destroyed())?;
+        (!codes.is_empty()).then(|| Work(driver, vec![Step::Draft(codes)]))
+    }
+
     /// More of it has come; what can be done about that.
     #[must_use]
     pub(super) fn hear(&mut self, text: &str) -> Option<Work> {
@@ -86,6 +93,8 @@ impl Writing {
             } else if block.closed && first.sent == 0 {
                 steps.push(Step::Hint(block.code));
             }
+        } else if !first.is_closed {
+            steps.push(Step::Words(whole_lines.to_owned()));
         }
         Some(Work(driver, steps))
     }
@@ -98,6 +107,8 @@ enum Step {
     Prepare(String),
     Written(Rc<Written>, String),
     Hint(String),
+    Draft(Vec<String>),
+    Words(String),
     End,
 }
 
@@ -108,7 +119,9 @@ impl Work {
             match step {
                 Step::Prepare(code) => disregard(driver.prepare(&code)),
                 Step::Written(written, code) => driver.written(&written, &code),
-                Step::Hint(code) => disregard(driver.hint(vec![code])),
+                Step::Words(text) => driver.converse(&text),
+                Step::Hint(code) => disregard(driver.hint(vec![code], Source::Explicit)),
+                Step::Draft(codes) => disregard(driver.hint(codes, Source::Model)),
                 Step::End => driver.nothing_is_written(),
             }
         }

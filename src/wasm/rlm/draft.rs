@@ -1,0 +1,114 @@
+//! Drafts: while a run's model thinks, another one is asked the same, and the code of its reply runs ahead.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use wasm_bindgen_futures::spawn_local;
+
+use super::model::{Listener, Model, NoAnswer, Purpose, Question};
+use super::run::Run;
+use super::stop::Stop;
+use crate::budget::{Budget, Usage};
+use crate::rlm::Message;
+use crate::rlm::event::RunOutcome;
+use crate::rlm::openai::estimated_usage;
+use crate::rlm::parse::parse;
+use crate::wasm::glue::now;
+
+/// A draft that is being written.
+pub(super) struct Draft {
+    stop: Stop,
+    budget: Budget,
+    messages: Vec<Message>,
+    price: Option<[f64; 2]>,
+    heard: RefCell<String>,
+    is_asked: Cell<bool>,
+    is_over: Cell<bool>,
+}
+
+impl Draft {
+    /// Ends it, when it is not over: the reply that it is for has begun, or will not come. It has used what it was sent and has said so far.
+    pub(super) fn end(&self) {
+        if !self.is_over.replace(true) && self.is_asked.get() {
+            self.charge(estimated_usage(&self.messages, &self.heard.borrow()));
+            self.stop.end(RunOutcome::Aborted, "the reply has begun".to_owned());
+        }
+    }
+
+    fn charge(&self, usage: Usage) {
+        let cost = match self.price {
+            Some([input, output]) if usage.cost <= 0.0 => usage.input_tokens * input + usage.output_tokens * output,
+            _ => usage.cost,
+        };
+        self.budget.charge(&Usage {
+            calls: 0.0, // counted when it was asked
+            cost,
+            ..usage
+        });
+    }
+}
+
+impl Listener for Draft {
+    fn text(&self, text: &str) {
+        self.heard.borrow_mut().push_str(text);
+    }
+
+    fn retry(&self, _attempt: u32, _wait_ms: f64, _reason: String) {
+        self.heard.borrow_mut().clear();
+    }
+}
+
+impl Run {
+    /// Asks for a draft of this turn's reply, where there is somebody to ask and the budget has more calls than the run itself may need.
+    pub(super) fn draft(self: &Rc<Self>, messages: &[Message], turn: u32) -> Option<Rc<Draft>> {
+        let model = self.tree.options.draft.clone()?;
+        let draft = Rc::new(Draft {
+            stop: Stop::on(&[self.stop.signal()]).ok()?,
+            budget: self.budget.clone(),
+            messages: messages.to_vec(),
+            price: match &model {
+                Model::Endpoint(endpoint) => endpoint.price,
+                Model::Function(_) => None,
+            },
+            heard: RefCell::default(),
+            is_asked: Cell::default(),
+            is_over: Cell::default(),
+        });
+        let (run, written) = (self.clone(), draft.clone());
+        spawn_local(async move { run.wait_for(&written, &model, turn).await });
+        Some(draft)
+    }
+
+    async fn wait_for(&self, draft: &Rc<Draft>, model: &Model, turn: u32) {
+        let own_calls = f64::from(self.tree.options.max_iterations.saturating_sub(turn) + 1);
+        let calls = draft.budget.left(now()).calls;
+        if draft.is_over.get() || calls.is_some_and(|left| left <= own_calls) || draft.budget.admit(now()).is_err() {
+            return;
+        }
+        draft.is_asked.set(true);
+        let question = Question {
+            messages: &draft.messages,
+            run: &self.id,
+            depth: self.depth,
+            purpose: Purpose::Draft(turn),
+            model: None,
+        };
+        let listener: Rc<dyn Listener> = draft.clone();
+        let answered = model.ask(&question, &draft.stop, &listener).await;
+        if draft.is_over.replace(true) {
+            return;
+        }
+        match answered {
+            Ok(reply) => {
+                let usage = reply
+                    .usage
+                    .unwrap_or_else(|| estimated_usage(&draft.messages, &reply.text));
+                draft.charge(usage);
+                let codes = parse(&reply.text).blocks.into_iter().map(|block| block.code).collect();
+                self.expects(codes);
+            }
+            // A draft that fails is not the run's failure.
+            Err(NoAnswer::Stopped | NoAnswer::Failed(_) | NoAnswer::NotRecorded(_)) => {}
+        }
+    }
+}

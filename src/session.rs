@@ -821,6 +821,7 @@ impl<B: Body> Session<B> {
             (Guest::Up, Event::NotSaved { checkpoint, reason }) => self.not_saved(now, checkpoint, reason),
             (Guest::Up, Event::Checked { check, plain }) => self.checked(now, check, plain),
             (Guest::Up, Event::Surveyed { survey, variables }) => self.surveyed(now, survey, variables),
+            (Guest::Up, Event::Waiting { .. }) if self.forks && self.turn.is_some() => {} // the rest is on its way
             (Guest::Up, Event::Fatal { message }) => self.guest_gone(now, Error::GuestLost(message)),
             (Guest::Up, event) => self.turn_event(now, event, body),
             (Guest::Booting(_), event) => self.violation(now, &format!("{} before it was ready", kind(&event))),

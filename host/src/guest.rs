@@ -100,6 +100,11 @@ pub trait Process: Send + Sync + 'static {
     /// How it ended, when it has, and all its processes with it. Can be dropped and called again.
     fn wait(&mut self) -> BoxFuture<'_, Exit>;
 
+    /// The number of the process that was started for it, where that is one of this machine's that still runs.
+    fn id(&self) -> Option<u32> {
+        None
+    }
+
     /// What its limits have counted.
     fn hits(&self) -> Hits {
         Hits::default()

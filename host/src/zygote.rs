@@ -381,7 +381,7 @@ fn group(resources: &Resources, pidfd: &OwnedFd) -> Option<Cgroup> {
 }
 
 /// The number by which we know the process of a pidfd.
-fn process_of(pidfd: &OwnedFd) -> Option<u32> {
+pub(crate) fn process_of(pidfd: &OwnedFd) -> Option<u32> {
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).ok()?;
     let pid = info.lines().find_map(|line| line.strip_prefix("Pid:"))?;
     pid.trim().parse().ok()

@@ -495,6 +495,7 @@ impl<B: Body> Session<B> {
 
     /// Whether what comes next is what runs ahead, and it is not certain yet that the guest that is at it may take over.
     pub(super) fn waits_for_ahead(&mut self, now: f64) -> bool {
+        let forks = self.forks;
         let (Some(run), Some((_, task @ Task::Execute(execution)))) = (&mut self.ahead.run, self.queue.front()) else {
             return false;
         };
@@ -523,7 +524,8 @@ impl<B: Body> Session<B> {
         }
         match run.stage {
             Stage::Asked(..) => true,
-            Stage::Running(turn) => {
+            // What a fork does to the world waits until it has taken over: it may do so at any time.
+            Stage::Running(turn) if !forks => {
                 run.stage = Stage::Asked(turn, now);
                 let ask = run.promotion(turn, &execution.code);
                 self.effects.push(ask);
@@ -557,9 +559,10 @@ impl<B: Body> Session<B> {
             self.ahead.predictor.came(&execution.code);
             self.ahead.writing = None;
         }
-        let (may, budget) = (self.may_run(), &self.budget);
+        let (may, budget, forks) = (self.may_run(), &self.budget, self.forks);
         self.ahead.run.take_if(|run| {
-            may && matches!(run.stage, Stage::Over(_) | Stage::Waiting(_))
+            may && (matches!(run.stage, Stage::Over(_) | Stage::Waiting(_))
+                || (forks && matches!(run.stage, Stage::Running(_))))
                 && (!run.is_written() || run.check == Check::Passed)
                 && run.is(task, now, budget)
         })
@@ -567,17 +570,19 @@ impl<B: Body> Session<B> {
 
     /// Has the guest that ran it take over.
     pub(super) fn promote(&mut self, now: f64, ticket: Ticket, task: Task<B>, ahead: Ahead<B>) {
-        let (Stage::Over(turn) | Stage::Waiting(turn)) = ahead.stage else {
+        let (Stage::Over(turn) | Stage::Waiting(turn) | Stage::Running(turn)) = ahead.stage else {
             return self.begin(now, Some(ticket), task);
         };
         let mut ahead = ahead;
-        // A turn that is over, or waits for the host or its code, does so now; one that goes on has run since it began.
+        // A turn that is over, or waits for the host or its code, does so now; one that goes on has run since it began. Of a fork that goes
+        // on nobody knows whether it computes or waits: it has its time from its last word.
         let last = ahead.said.last().map(|(_, event, _)| event);
         let rests =
             ahead.rests_since.is_some() || matches!(last, Some(Event::Executed { .. } | Event::HostCall { .. }));
+        let rests = rests || (self.forks && matches!(ahead.stage, Stage::Running(_)));
         let later = if rests { now - ahead.last_word() } else { ahead.rested };
         if let Task::Execute(execution) = &task
-            && ahead.is_written()
+            && (ahead.is_written() || self.forks)
             && !ahead.told
         {
             let promotion = ahead.promotion(turn, &execution.code);

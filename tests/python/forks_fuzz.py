@@ -73,7 +73,7 @@ def look():
     return repr((numbers, alias is numbers, table["a"] is alias, next(count), add(1), things, Thing.made, value, queue,
         points, random.random(), sorted(os.listdir(".")), open("log.txt").read()[-200:], log.tell(), os.getcwd()[-9:],
         sorted(name for name in globals() if name[0] != "_"), random.getstate()[1][-1], memory.getvalue()[-50:], next(ways),
-        lock.locked(), variable.get(), sorted(held), sys.getrecursionlimit(), len(os.listdir("/proc/self/fd")),
+        lock.locked(), variable.get(), sorted(held), sys.getrecursionlimit(), len(os.listdir("/dev/fd")),
         threading.active_count(), os.environ.get("EXTRA"), signal.getsignal(signal.SIGUSR1), len(warnings.filters),
         gc.isenabled(), gc.get_threshold(), sys.getswitchinterval(), threading.current_thread().name, os.umask(0o22)))
 """
@@ -203,10 +203,8 @@ class Served:
             copy.extend(piece)
         is_over = copy.take(execution, time.monotonic() + chance.choice((0.0, 0.0, 0.0005, 0.001, 0.002, 0.01)))
         copy.end_origin()
-        if is_over:
-            copy.let_go()
-        else:
-            copy.promote(code[sum(map(len, pieces)) :] if pieces else None)
+        copy.promote(code[sum(map(len, pieces)) :] if pieces and not is_over else None)
+        if not is_over:
             copy.take(execution, None)
         if at is not self.first:
             at.__exit__()

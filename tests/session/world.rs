@@ -667,7 +667,7 @@ impl World {
                     }
                     Request::Restore { turn, .. } | Request::Install { turn, .. } => guest.turn = Some(*turn),
                     Request::Promote { turn, .. } => {
-                        assert_eq!(guest.turn, Some(*turn));
+                        assert!(guest.turn.is_none_or(|at| at == *turn), "it is not at that");
                         guest.promoting = !std::mem::take(&mut guest.waiting);
                     }
                     Request::Extend { turn, .. } => {

@@ -26,11 +26,6 @@ impl Pump {
             // It has no other use: a new one is a fork away.
             Effect::Kill | Effect::Rest => self.ahead = Slot::None,
             Effect::Post(request, body) => {
-                if let (Request::Promote { .. }, Slot::Running(running)) = (&request, &self.ahead)
-                    && let Some(succession) = &running.succession
-                {
-                    succession.release();
-                }
                 let Ok(header) = serde_json::to_vec(&request) else {
                     return self.ahead_lost("a request could not be written");
                 };
@@ -49,11 +44,14 @@ impl Pump {
 
     /// The copy takes the place of the guest.
     pub(super) fn promote(&mut self) {
-        let (Slot::Running(mut copy), Slot::Running(guest)) = (
-            std::mem::replace(&mut self.ahead, Slot::None),
-            std::mem::replace(&mut self.guest, Slot::None),
-        ) else {
-            return;
+        let ahead = std::mem::replace(&mut self.ahead, Slot::None);
+        let (Slot::Running(mut copy), Slot::Running(guest)) = (ahead, std::mem::replace(&mut self.guest, Slot::None))
+        else {
+            // It has just gone, and the session believes that it is the guest.
+            let effects = self
+                .session
+                .handle(now(), Input::GuestLost(Error::GuestLost("the copy ended".to_owned())));
+            return self.effects.extend(effects);
         };
         if let Some(succession) = copy.succession.take() {
             succession.succeed();
@@ -62,6 +60,7 @@ impl Pump {
         copy.process = guest.process;
         self.guest = Slot::Running(copy);
         self.promotions += 1;
+        self.begun = self.hits();
     }
 
     pub(super) fn ahead_happened(&mut self, happened: Happened) {

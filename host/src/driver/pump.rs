@@ -53,7 +53,7 @@ pub(super) struct Pump {
     /// How often a copy has become the guest.
     pub(super) promotions: u64,
     /// What the guest's limits had counted when the execution under way began.
-    begun: Hits,
+    pub(super) begun: Hits,
     pub(super) effects: VecDeque<Effect<Payload>>,
     waiters: HashMap<Ticket, Waiter>,
     calls: HashMap<u32, AbortHandle>,
@@ -373,7 +373,7 @@ impl Pump {
 
     // ---- the guest ----
 
-    fn hits(&self) -> Hits {
+    pub(super) fn hits(&self) -> Hits {
         match &self.guest {
             Slot::Running(running) => running.process.hits(),
             _ => Hits::default(),

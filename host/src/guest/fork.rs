@@ -1,8 +1,9 @@
 //! Copies that a guest makes of itself to run code ahead. `python/sandglass/forks.py` is the other end, and tells how they become
 //! what they may become: the guest.
 //!
-//! Whatever the guest says here may be a lie. A copy ends when its channel is closed, whichever process it is; and a guest has
-//! pidfds of processes only that it could end itself.
+//! Whatever the guest says here may be a lie. Descriptors that it sends are taken for pidfds only when the kernel says so, and only
+//! of processes that descend from the one that was started for it: others have been passed on, such as the host's own, which the
+//! kernel gives to whoever asks for the peer of a socket.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
@@ -21,6 +22,7 @@ use tokio::net::UnixStream;
 use super::{Exit, Guest, Process, epoch};
 use crate::backend::BoxFuture;
 use crate::packets::{pair, receive, send, watched};
+use crate::zygote::process_of;
 
 /// How long a copy may take. The guest is idle when it is asked for one.
 const FORK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -40,6 +42,8 @@ enum Report {
 /// Has a guest make copies of itself.
 pub(crate) struct Forker {
     control: Arc<AsyncFd<OwnedFd>>,
+    /// The process that was started for the guest.
+    root: Option<u32>,
 }
 
 /// What it takes to have a copy take the place of the guest that it was made of.
@@ -57,23 +61,30 @@ impl Forker {
         Ok((
             Self {
                 control: Arc::new(control),
+                root: None,
             },
             theirs,
         ))
     }
 
+    /// One of guests whose first process is this.
+    #[must_use]
+    pub(super) fn below(self, root: Option<u32>) -> Self {
+        Self { root, ..self }
+    }
+
     /// A copy of the guest as it is. One at a time: an answer to an earlier order is thrown away.
     pub(crate) fn fork(&self) -> BoxFuture<'static, Result<Guest, Error>> {
-        let control = Arc::clone(&self.control);
+        let (control, root) = (Arc::clone(&self.control), self.root);
         Box::pin(async move {
-            let forked = tokio::time::timeout(FORK_TIMEOUT, fork(&control)).await;
+            let forked = tokio::time::timeout(FORK_TIMEOUT, fork(&control, root)).await;
             let late = || Error::BootFailed(format!("the guest made no copy of itself within {FORK_TIMEOUT:?}"));
             forked.map_err(|_| late())?
         })
     }
 }
 
-async fn fork(control: &AsyncFd<OwnedFd>) -> Result<Guest, Error> {
+async fn fork(control: &AsyncFd<OwnedFd>, root: Option<u32>) -> Result<Guest, Error> {
     let failed = |what: String| Error::BootFailed(format!("the guest could not be copied: {what}"));
     let unmade = |error: std::io::Error| failed(error.to_string());
     let epoch = epoch()?;
@@ -85,11 +96,19 @@ async fn fork(control: &AsyncFd<OwnedFd>) -> Result<Guest, Error> {
     let fds = [theirs.as_fd(), its_control.as_fd(), its_release.as_fd()];
     send(control, &Order { epoch }, &fds).await.map_err(unmade)?;
     loop {
-        match receive(control).await.map_err(unmade)? {
-            None => return Err(failed("it has closed its control socket".to_owned())),
-            Some((Report::Failed { failed: why }, _)) => return Err(failed(why)),
-            Some((Report::Forked { forked }, _)) if forked != epoch => {} // nobody waits for it any more
-            Some((Report::Forked { .. }, fds)) => {
+        let Some((report, fds)) = receive(control).await.map_err(unmade)? else {
+            return Err(failed("it has closed its control socket".to_owned()));
+        };
+        let are_its = root.is_some_and(|root| fds.iter().all(|fd| is_below(fd, root)));
+        if !are_its && !fds.is_empty() {
+            // Closing what is no pidfd may take its time.
+            drop(tokio::task::spawn_blocking(move || drop(fds)));
+            return Err(failed("it has sent something else than its own processes".to_owned()));
+        }
+        match report {
+            Report::Failed { failed: why } => return Err(failed(why)),
+            Report::Forked { forked } if forked != epoch => {} // nobody waits for it any more
+            Report::Forked { .. } => {
                 let mut fds = fds.into_iter();
                 let (Some(copy), Some(origin)) = (fds.next(), fds.next()) else {
                     return Err(failed("it does not say which processes they are".to_owned()));
@@ -105,24 +124,48 @@ async fn fork(control: &AsyncFd<OwnedFd>) -> Result<Guest, Error> {
                     stays,
                 };
                 let guest = Guest::new(channel, epoch, Box::new(process));
-                return Ok(guest.with_forker(forker).with_succession(succession));
+                return Ok(guest.with_forker(forker.below(root)).with_succession(succession));
             }
         }
     }
 }
 
-impl Succession {
-    /// Its code has come: what it waits for of the world happens.
-    pub(crate) fn release(&self) {
-        // It may wait for nothing, or be gone.
-        let _ = rustix::net::send(&self.release, b"x", SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
-    }
+/// How many generations are looked at.
+const MOST_ANCESTORS: usize = 64;
 
-    /// The copy is the guest; the one before ends.
+/// Whether this is a pidfd of a process that descends from `root`, and lives.
+fn is_below(fd: &OwnedFd, root: u32) -> bool {
+    let mut pid = process_of(fd);
+    for _ in 0..MOST_ANCESTORS {
+        match pid {
+            Some(found) if found == root => return true,
+            Some(found @ 2..) => pid = parent_of(found),
+            _ => return false,
+        }
+    }
+    false
+}
+
+/// The fields before it hold the program's name, which may be anything.
+fn parent_of(pid: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    status.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+impl Succession {
+    /// The copy is the guest; the one before ends. When it has, what the copy waits for of the world happens: two never have the same
+    /// lock, or the same port.
     pub(crate) fn succeed(self) {
-        self.stays.store(true, Ordering::Relaxed);
-        let _ = pidfd_send_signal(&self.origin, Signal::KILL);
-        self.release();
+        let Self { origin, release, stays } = self;
+        stays.store(true, Ordering::Relaxed);
+        let _ = pidfd_send_signal(&origin, Signal::KILL);
+        tokio::spawn(async move {
+            if let Ok(origin) = watched(origin, Interest::READABLE) {
+                let _ = tokio::time::timeout(FORK_TIMEOUT, origin.readable()).await;
+            }
+            // It may wait for nothing, or be gone.
+            let _ = rustix::net::send(&release, b"x", SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+        });
     }
 }
 

@@ -53,9 +53,10 @@ pub(super) async fn spawn(plan: Plan) -> Result<Guest, Error> {
         (None, None)
     };
     let process = run(plan, epoch, Some(theirs.into()), control).await?;
+    let root = process.id();
     let guest = Guest::new(channel, epoch, process);
     Ok(match forker {
-        Some(forker) => guest.with_forker(forker),
+        Some(forker) => guest.with_forker(forker.below(root)),
         None => guest,
     })
 }
@@ -343,6 +344,10 @@ impl Process for Native {
             self.exit = Some(exit.clone());
             exit
         })
+    }
+
+    fn id(&self) -> Option<u32> {
+        self.started.child.id()
     }
 
     fn hits(&self) -> Hits {

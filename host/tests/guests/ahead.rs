@@ -11,6 +11,9 @@ use sandglass_host::{BackendKind, ExecuteOptions, Sandbox};
 use crate::support::{builder, on_both};
 
 on_both!(
+    a_guest_has_nobody_killed_but_itself,
+    an_effect_happens_once,
+    code_that_waits_has_its_time,
     a_hint_that_comes_true_is_served_by_the_copy,
     what_does_not_come_true_never_was,
     what_it_does_to_the_world_happens_when_its_code_comes,
@@ -164,5 +167,73 @@ async fn a_copy_that_became_the_guest_ends_as_one(kind: BackendKind) {
     assert_eq!(run.outcome, Outcome::Crashed, "{kind}");
     let run = sandbox.execute("x").await.unwrap();
     assert_eq!(run.error_type.as_deref(), Some("NameError"), "{kind}: it is a new one");
+    sandbox.destroy().await;
+}
+
+/// What the guest answers when it is asked for a copy: pidfds of whoever made its control socket, which is the host.
+const LIE: &str = "
+import gc, socket, struct
+Forks = next(type(o) for o in gc.get_objects() if type(o).__name__ == 'Forks')
+def lie(forks, message, fds):
+    peer = forks._control.getsockopt(socket.SOL_SOCKET, 77)
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack('2i', peer, peer))]
+    forks._control.sendmsg([message.encode()], rights)
+Forks._answer = lie
+";
+
+async fn a_guest_has_nobody_killed_but_itself(kind: BackendKind) {
+    let sandbox = sandbox(kind).await;
+    prints(&sandbox, LIE).await;
+    sandbox.hint(["x = 1"]);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(
+        prints(&sandbox, "x = 1\nprint(x)").await,
+        "1\n",
+        "{kind}: this process lives"
+    );
+    assert_eq!(tally(&sandbox, Source::Explicit).await.used, 0);
+    sandbox.destroy().await;
+}
+
+async fn an_effect_happens_once(kind: BackendKind) {
+    let sandbox = sandbox(kind).await;
+    prints(&sandbox, "import os").await;
+    // C code that keeps the interpreter's lock for long, and one that there is no memory for, after something has happened.
+    for (name, rest) in [("a", "sum(range(4 * 10**7)) > 0"), ("b", "[0] * 10**15")] {
+        let code =
+            format!("fd = os.open('{name}', os.O_WRONLY | os.O_CREAT | os.O_APPEND)\nos.write(fd, b'x')\n{rest}");
+        sandbox.hint([code.as_str()]);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let run = sandbox.execute(code).await.unwrap();
+        assert!(matches!(run.outcome, Outcome::Ok | Outcome::Error), "{:?}", run.run);
+        assert_eq!(sandbox.read_file(name).await.unwrap(), b"x", "{kind}");
+    }
+    sandbox.destroy().await;
+}
+
+async fn code_that_waits_has_its_time(kind: BackendKind) {
+    let sandbox = sandbox(kind).await;
+    prints(&sandbox, "import time, queue\nx = 1\nq = queue.Queue()").await;
+    let options = || ExecuteOptions {
+        timeout_ms: Some(60_000.0),
+        ..ExecuteOptions::default()
+    };
+    // What it waits with before it was asked for is nobody's time.
+    let code = "open('made', 'w').close()\nend = time.monotonic() + 0.5\nwhile time.monotonic() < end: pass\n'done'";
+    sandbox.hint([code]);
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    let run = sandbox.execute_with(code, options()).await.unwrap();
+    assert_eq!(run.result.as_deref(), Some("'done'"), "{:?}", run.run);
+    assert!(run.guest_time >= 500.0, "{}", run.guest_time);
+    sandbox.hint(["q.get()"]);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let waiting = tokio::spawn({
+        let sandbox = sandbox.clone();
+        async move { sandbox.execute("q.get()").await }
+    });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    sandbox.interrupt();
+    assert_eq!(waiting.await.unwrap().unwrap().outcome, Outcome::Interrupted);
+    assert_eq!(prints(&sandbox, "print(x)").await, "1\n", "{kind}");
     sandbox.destroy().await;
 }

@@ -19,7 +19,7 @@ import ctypes
 import os
 import signal
 from _json import encode_basestring_ascii as quote
-from _signal import ITIMER_PROF, ITIMER_REAL, ITIMER_VIRTUAL, getitimer  # type: ignore[import-not-found]
+from _signal import ITIMER_PROF, ITIMER_REAL, ITIMER_VIRTUAL, SIG_DFL, SIG_IGN, SIGCHLD, getitimer, getsignal  # type: ignore[import-not-found]
 from _socket import AF_UNIX, CMSG_SPACE, MSG_DONTWAIT, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET, socketpair
 from _socket import socket as Socket
 from _thread import get_native_id
@@ -45,6 +45,8 @@ _FDS = 3
 _MOST_REASON_CHARS = 500
 #: How long threads of ours may take to be gone.
 _ALONE_SECONDS = 0.2
+#: Where the C library keeps what it maps to be shared, to be read only.
+_LIBRARIES = " /usr/lib/"
 #: Of all processes, a copy is the first that the system ends when there is no memory left.
 _OOM_SCORE = "1000"
 _PID = Struct("<q")
@@ -54,7 +56,7 @@ _MOST_COPIES = 64
 _TIMERS = (ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF)
 #: Code that may know which process it runs in, or for how long that has computed; or that can do anything at all.
 _TELLING = to_pattern(
-    r"\w*pid\b|_time_ns\b|process_time|thread_time|getrusage|cpu_times|\btimes\b|native_id|psutil|multiprocessing|ctypes"
+    r"\w*pid\b|/proc\b|CPUTIME|cpuclock|_time_ns\b|process_time|thread_time|getrusage|cpu_times|\btimes\b|native_id|psutil|multiprocessing|ctypes"
 )
 _parse = JSONDecoder().scan_once  # type: ignore[attr-defined]
 _fork = ctypes.PyDLL(None).fork  # with the interpreter's lock, and none of its own measures
@@ -77,6 +79,7 @@ class Forks:
         self._channel = channel
         self._heirs = heirs
         self._copies: set[int] = set()
+        self._oom_score = ""  # what it was before
         #: Whether the host will ask for none any more.
         self.is_over = False
         self._telling = ""
@@ -91,11 +94,11 @@ class Forks:
         if not self._telling and (found := _TELLING.search(code)):
             self._telling = found[0]
 
-    def fork(self, shared: Collection[int], is_watched: bool) -> tuple[int, Fence] | None:
+    def fork(self, shared: Collection[int], why_not: str) -> tuple[int, Fence] | None:
         """Does what the host wants; the copy returns its epoch, and what keeps it from the world.
 
-        `is_watched`: whether code hears of what others do.
-        `shared` are descriptors that nothing else may stand for. To be called where there is one thread only.
+        `why_not`: a reason to refuse. `shared` are descriptors that nothing else may stand for. To be called where
+        there is one thread only.
         """
         fds: list[int] = []
         try:
@@ -106,8 +109,8 @@ class Forks:
             epoch = _epoch_of(data)
             if len(fds) != _FDS:
                 raise Refused("a packet has to come with three descriptors")
-            if is_watched:
-                raise Refused("code hears of all that is done, by a trace function or a hook")
+            if why_not:
+                raise Refused(why_not)
             self._check(shared)
             pid = _fork()
             if pid == 0:
@@ -136,7 +139,8 @@ class Forks:
         self._copies.clear()
         dup2(channel, self._channel, False)
         dup2(control, self._control.fileno(), False)
-        with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        with suppress(OSError), open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
+            self._oom_score = file.read().strip()
             file.write(_OOM_SCORE)
         adopt_orphans()
         fence = Fence(self._channel, move_up(release))
@@ -144,6 +148,12 @@ class Forks:
         for fd in (channel, control):
             close(fd)
         return fence
+
+    def promoted(self) -> None:
+        """The copy is the guest."""
+        if self._oom_score:
+            with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+                file.write(self._oom_score)
 
     def _receive(self, fds: list[int]) -> bytes:
         """A packet, and the descriptors that come with it."""
@@ -182,12 +192,18 @@ class Forks:
         if self._children() - self._copies:
             raise Refused("there are child processes")
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-            if any(line.split(" ", 2)[1] in ("rw-s", "-w-s", "rwxs") for line in file):
+            if any(line.split(" ", 2)[1].endswith("s") and _LIBRARIES not in line for line in file):
                 raise Refused("there is memory that may be others'")
+        if getsignal(SIGCHLD) not in (SIG_DFL, SIG_IGN):
+            raise Refused("code hears of the end of child processes, as which copies are made")
         own = {_identity(fd) for fd in shared}
         others = {int(name) for name in listdir("/proc/self/fd")} - {*shared}
         if any(_identity(fd) in own for fd in others):
             raise Refused("a descriptor stands for the sandbox's own")
+        for fd in others:
+            with suppress(FileNotFoundError), open(f"/proc/self/fdinfo/{fd}", "rb") as info:
+                if b"\nlock:" in info.read():
+                    raise Refused("a file is locked, which a copy would not have")
 
     def _children(self) -> set[int]:
         for pid in [*self._copies]:
@@ -224,7 +240,7 @@ def _try_out() -> bool:
         try:
             fence = Fence(ours.fileno(), theirs.fileno())
             fence.enclose()
-            fence.open_up()
+            fence.release()
             fence.remove()
             status = 0
         finally:
@@ -260,14 +276,16 @@ def _wait_for(guest: int, told: int) -> NoReturn:
         with suppress(BlockingIOError):
             while data := os.read(told, _PID.size):
                 copies.append(_PID.unpack(data)[0])
+                ended.pop(copies[-1], None)  # that was another of this number
         # The guest's copies are this process's children now, and theirs may be soon. What else it has left ends with
         # the boundary.
         alive = [pid for pid in copies if _is_child(pid, ended)]
         if not alive:
             break
         guest = alive[-1]
+        ended = {pid: status for pid, status in ended.items() if pid in copies}
         copies = [pid for pid in copies if pid not in ended][-_MOST_COPIES:]
-    code = os.waitstatus_to_exitcode(ended[guest])
+    code = waitstatus_to_exitcode(ended[guest])
     if code < 0 and getpid() != 1:
         with suppress(OSError, ValueError):
             signal.signal(-code, signal.SIG_DFL)

@@ -30,7 +30,7 @@ from gc import isenabled as gc_is_on
 from json import JSONDecoder
 from json import dumps as to_json
 from json import loads as from_json
-from os import _exit, getcwd, getpid
+from os import _exit, getcwd, getpid, getppid
 from os import write as system_write
 from os.path import isdir
 from select import POLLIN, poll
@@ -65,6 +65,8 @@ _CHILD_EVENTS = frozenset(
 )
 _MAX_MESSAGE_CHARS = 4000
 _MAX_REPORT_CHARS = 512 << 10
+#: What a copy is told before anybody has asked for what it runs.
+_AHEAD = frozenset(("init", "extend", "credit"))
 _FILE_ACTIONS = {
     "writeFile": "write",
     "readFile": "read",
@@ -94,7 +96,7 @@ class Guest:
         self._fence: Fence | None = None  # around a copy that runs code ahead, until that has come
         self._standing: Fence | None = None  # the same, until it is removed
         self._rest: str | None = None  # of the code that runs ahead, when all of it is there
-        self._waits = False  # for more of it
+        self._reader_rests = False  # and wants nothing of the interpreter
         self._collects = False  # whether garbage is collected from when the fence is there
         self._rest_known = allocate_lock()
         self._pid = getpid()
@@ -108,6 +110,8 @@ class Guest:
         self._threads: set[int] = {get_ident()}
         self._working: list[None] = []  # one for each thread of ours but the main one
         self._strays = Strays(self._threads, bridge.end_waits, reap_all)
+        if control:
+            self._strays.spared = getppid()
         self._changes = Changes(getcwd())
         self._requests: SimpleQueue[tuple[dict[str, Any], list[Any]]] = SimpleQueue()
         self._max_file_bytes = self._max_files = 0.0
@@ -231,13 +235,14 @@ class Guest:
         forks, pipes, reader = self._forks, self._pipes, self._socket.fileno()
         if forks is None:
             return
+        self._bridge.rest()
         pipes.stop()
         while self._working:
             sleep(0.0002)
         # Nothing of the user's runs here, such as what an object does at its end: in the copy there is no fence yet.
         collects = gc_is_on()
         gc_off()
-        copy = forks.fork([*pipes.descriptors(), reader], self._runtime.is_watched())
+        copy = forks.fork([*pipes.descriptors(), reader], self._is_no_time_to())
         self._threads.clear()
         self._threads.add(get_ident())
         if copy is None:
@@ -255,8 +260,14 @@ class Guest:
             self._reader = FrameReader(self._socket.recv_into, epoch)
             pipes.renew()
             self._rest_known.acquire(False)
-            self._rest, self._waits = None, False
+            self._rest = None
         self._start_threads()
+
+    def _is_no_time_to(self) -> str:
+        """Why a copy could be told from the guest, or nothing."""
+        if self._runtime.is_watched():
+            return "code hears of all that is done, by a trace function or a hook"
+        return "there are threads" if self._strays.has_others() else ""
 
     def _run(self, request: dict[str, Any], fence: Fence | None) -> tuple[str, str, bytes]:
         """Runs code, of which there may be a part only, and that nobody may have asked for yet: then there is a fence.
@@ -269,30 +280,44 @@ class Guest:
             runtime.extend(execution, code, False)
         while True:
             is_ahead = fence is not None and self._fence is not None
-            if is_ahead:
-                fence.enclose()  # type: ignore[union-attr]
-            if self._collects:
-                self._collects = False
-                gc_on()
+            if fence is not None and is_ahead:
+                while not self._reader_rests and self._fence is not None:
+                    sleep(0.0001)  # or this thread would wait for it, which it must not do ahead
+                fence.enclose()
+            self._collect()
             run = runtime.execute(execution, code, is_ahead)
             if fence is None:
                 return run
-            fence.open_up()
+            if self._fence is not None:  # behind the fence: nothing of the user's may run from here on
+                collects = gc_is_on()
+                gc_off()
+                self._collects = collects
+                if runtime.is_watched():
+                    getppid()
+            fence.pause()
+            if self._fence is None:
+                self._collect()
             if run is not UNFINISHED:
                 break
-            with channel.lock:
-                if self._rest is None:
-                    self._waits = True
-                    channel.post(f'{{"type":"waiting","turn":{turn}}}')
+            if self._rest is None:
+                channel.post(f'{{"type":"waiting","turn":{turn}}}')
             request, _ = self._requests.get()
             is_last = request["type"] == "promote"
-            runtime.extend(execution, request["rest"] or "" if is_last else request["text"], is_last)
+            text = request["rest"] or "" if is_last else request["text"]
+            if self._forks is not None:
+                self._forks.note(text)
+            runtime.extend(execution, text, is_last)
         fence.remove()
-        self._asked_for()
         return run
 
+    def _collect(self) -> None:
+        """Garbage is collected again, if it was before."""
+        if self._collects:
+            self._collects = False
+            gc_on()
+
     def _asked_for(self) -> None:
-        """From now on the copy is the guest, or at least nothing that it does shows before it is."""
+        """From now on the copy is the guest. Called by the reader."""
         fence, self._fence = self._fence, None
         if fence is None:
             return
@@ -301,24 +326,21 @@ class Guest:
         self._runtime.end_strays = self._strays.end
         self._runtime.asked_for()
         self._bridge.asked_for()
-        fence.open_up()
+        if self._forks is not None:
+            self._forks.promoted()
+        fence.release()
+        self._collect()
 
-    def _promote(self, turn: int, rest: str | None) -> None:
-        """The code that runs ahead has come, with the rest of its text. Called by the reader."""
-        channel = self._channel
-        self._asked_for()
-        with channel.lock:
-            self._rest = rest
-            # Whoever waits for something has said so.
-            if channel.turn == turn and not self._waits and not self._bridge.is_calling:
-                channel.post(f'{{"type":"promoted","turn":{turn}}}')
+    def _know_rest(self, rest: str | None) -> None:
+        """All of the code that runs ahead has come. Called by the reader."""
+        self._rest = rest
         if rest is not None and self._rest_known.locked():
             self._rest_known.release()
 
     def _take_rest(self) -> str:
         """The rest of the code that runs ahead, for code that looks at its own source; once it is there."""
         if self._fence is not None:
-            getpid()
+            getppid()
             with self._rest_known:
                 pass
         return self._rest or ""
@@ -411,7 +433,9 @@ class Guest:
                 if mail.poll(max(left * 1000, 1) if left < 86_400 else None):
                     break
             if forks is not None:
+                self._reader_rests = True
                 found = dict(mail.poll())
+                self._reader_rests = False
                 if forks.fileno() in found and not self._channel.turn:
                     # First, because it was asked for first: it is there by when a frame is that was sent later.
                     self._requests.put(({"type": "fork"}, []))
@@ -419,14 +443,14 @@ class Guest:
             header, bodies = read()
             request = _parse(header, 0)[0]
             kind = request["type"]
-            if kind == "hostReply" or kind == "part":
+            if self._fence is not None and kind not in _AHEAD and not request.get("ahead"):
                 self._asked_for()
+            if kind in ("hostReply", "part", "extend"):
+                pass
             elif kind == "promote":
-                self._promote(request["turn"], request.get("rest"))
+                self._know_rest(request.get("rest"))
                 if self._rest is None:
                     continue
-            elif kind == "extend":
-                self._waits = False
             elif kind == "interrupt":
                 bridge.interrupt(request["turn"], request["reason"])
                 continue

@@ -37,6 +37,8 @@ _MOST_NAMED = 20
 _MOST_CAUSES = 20
 _PR_SET_CHILD_SUBREAPER = 36
 _SIGKILL = 9
+#: Numbers of processes that are tried where they cannot be listed.
+_MOST_PIDS = 1 << 16
 _current_frames, _current_exceptions = sys._current_frames, sys._current_exceptions
 _known_threads: dict[int, Any] = threading._active  # type: ignore[attr-defined]
 _PLAIN_THREADS = (threading.Thread, threading.Timer)
@@ -64,6 +66,8 @@ class Strays:
         self._end_waits = end_waits
         self._all_processes = all_processes
         self._pid = getpid()
+        #: The process that stands over this one, in whose namespace both are.
+        self.spared = 0
         self._threads: dict[int, Any] = {}
         self._asked: dict[int, float] = {}
         self._told: set[tuple[int, int]] = set()
@@ -162,13 +166,22 @@ class Strays:
     def _end_unseen(self) -> list[str]:
         deadline = monotonic() + _PROCESS_SECONDS
         if self._all_processes:
-            with suppress(OSError):  # there are none
-                kill(-1, _SIGKILL)
+            self._end_all()
         while not (none_left := _reap(set())) and self._all_processes and monotonic() < deadline:
             sleep(0.001)
         if none_left:
             return []
         return ["processes may still run: they cannot be found, because too many files are open"]
+
+    def _end_all(self) -> None:
+        if not self.spared:
+            with suppress(OSError):  # there are none
+                kill(-1, _SIGKILL)
+            return
+        for pid in range(2, _MOST_PIDS):
+            if pid not in (self.spared, self._pid):
+                with suppress(OSError):
+                    kill(pid, _SIGKILL)
 
     def _end_found(self) -> list[str]:
         deadline = monotonic() + _PROCESS_SECONDS

@@ -12,6 +12,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import os
 from _thread import RLock, allocate_lock, get_ident
+from os import getppid
 from time import monotonic
 from time import sleep as clock_sleep
 from typing import TYPE_CHECKING, Any
@@ -128,6 +129,8 @@ class NativeBridge:
     def sleep(self, seconds: float | None) -> None:
         if self.is_copy:
             return clock_sleep(_FOREVER if seconds is None else seconds)
+        if self._channel.now is not monotonic:  # ahead: it waits here, and sleeps from when its code has come
+            getppid()
         self._sleep(seconds, False)
         return None
 
@@ -275,11 +278,6 @@ class NativeBridge:
         self._next_look = monotonic() + RETRY_SECONDS
         _signal_thread(self._main, _SIGINT)
 
-    @property
-    def is_calling(self) -> bool:
-        """Whether the host has a call to answer."""
-        return bool(self._calls)
-
     def asked_for(self) -> None:
         """What has run ahead until now goes on as what the host waits for, and has its time from now on."""
         with self._lock:
@@ -298,6 +296,10 @@ class NativeBridge:
         _set_handler(_SIGINT, _raise_interrupt)
 
     # ---- the main thread's ----
+
+    def rest(self) -> None:
+        """No signal is to come between two turns."""
+        _set_timer(_CPU_TIMER, 0)
 
     def end(self) -> str | None:
         """The turn is about to end; why it was to stop, if it was."""

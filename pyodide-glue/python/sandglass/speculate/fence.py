@@ -23,58 +23,76 @@ from platform import machine
 
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 
-#: Called with a signal's number, `siginfo_t` and `ucontext_t`. Its data is in the next page: at 0 whether calls have to
-#: wait, at 4 the last one that did, at 8 the descriptor that may be sent on, at 16 the one that has a byte when they
-#: may go on, at 32 a bit for each call that need not wait. (`tests/python/test_fence.py` assembles the right side.)
+#: Called with a signal's number, `siginfo_t` and `ucontext_t`. Its data is in the next page: at 0 whether it is called,
+#: at 1 whether calls may go on, at 4 the last one that had to wait, at 8 the descriptor that may be sent on, at 16 the
+#: one that has a byte when calls may go on, at 32 a bit for each that need not wait. (`test_forks.py` assembles the
+#: right side.)
 _HANDLER = """
 53                          push rbx
 55                          push rbp
 56                          push rsi
 48 89 d3                    mov rbx, rdx
 48 8d 2d f3 0f 00 00        lea rbp, [rip + 0xff3]
+83 7e 08 02                 cmp dword ptr [rsi + 8], 2       # SYS_USER_DISPATCH, not somebody's signal
+0f 85 be 00 00 00           jne done
 8b 46 18                    mov eax, dword ptr [rsi + 24]    # which call it is
 3d ff 01 00 00              cmp eax, 511
-77 31                       ja wait
+77 4a                       ja wait
 83 f8 09                    cmp eax, 9                       # mmap
-74 14                       je map
+74 1b                       je map
 83 f8 2c                    cmp eax, 44                      # sendto
-74 17                       je send
+74 1e                       je send
 3d e4 00 00 00              cmp eax, 228                     # clock_gettime
-74 1a                       je clock
+74 21                       je clock
+3d ca 00 00 00              cmp eax, 202                     # futex
+74 22                       je futex
 0f a3 45 20                 bt dword ptr [rbp + 32], eax
-72 50                       jc make
-eb 18                       jmp wait
+72 72                       jc make
+eb 2a                       jmp wait
                         map:
 83 7b 28 ff                 cmp dword ptr [rbx + 40], -1     # of no file
-74 48                       je make
-eb 10                       jmp wait
+74 6a                       je make
+eb 22                       jmp wait
                         send:
 8b 4b 68                    mov ecx, dword ptr [rbx + 104]
 3b 4d 08                    cmp ecx, dword ptr [rbp + 8]
-74 3e                       je make
-eb 06                       jmp wait
+74 60                       je make
+eb 18                       jmp wait
                         clock:
 83 7b 68 01                 cmp dword ptr [rbx + 104], 1     # CLOCK_MONOTONIC
-74 36                       je make
+74 58                       je make
+eb 10                       jmp wait
+                        futex:
+8b 4b 70                    mov ecx, dword ptr [rbx + 112]
+83 e1 7f                    and ecx, 127
+83 f9 01                    cmp ecx, 1                       # FUTEX_WAKE
+74 4b                       je make
+83 f9 0a                    cmp ecx, 10                      # FUTEX_WAKE_BITSET
+74 46                       je make
                         wait:
 89 45 04                    mov dword ptr [rbp + 4], eax
                         again:
+80 7d 01 00                 cmp byte ptr [rbp + 1], 0
+75 2b                       jne go
 31 c0                       xor eax, eax                     # read
 8b 7d 10                    mov edi, dword ptr [rbp + 16]
 48 89 e6                    mov rsi, rsp
 ba 01 00 00 00              mov edx, 1
 0f 05                       syscall
-83 f8 fc                    cmp eax, -4                      # EINTR
-74 ec                       je again
 83 f8 01                    cmp eax, 1
-75 0e                       jne quit
-c6 45 00 00                 mov byte ptr [rbp], 0
-48 83 ab a8 00 00 00 02     sub qword ptr [rbx + 168], 2     # the instruction is run once more
-eb 30                       jmp done
-                        quit:
+74 17                       je go
+83 f8 fc                    cmp eax, -4                      # EINTR
+74 e1                       je again
+80 7d 01 00                 cmp byte ptr [rbp + 1], 0
+75 0c                       jne go
 b8 e7 00 00 00              mov eax, 231                     # exit_group
 bf 01 00 00 00              mov edi, 1
 0f 05                       syscall
+                        go:
+c6 45 01 01                 mov byte ptr [rbp + 1], 1
+c6 45 00 00                 mov byte ptr [rbp], 0
+48 83 ab a8 00 00 00 02     sub qword ptr [rbx + 168], 2     # the instruction is run once more
+eb 24                       jmp done
                         make:
 48 8b 7b 68                 mov rdi, qword ptr [rbx + 104]
 48 8b 73 70                 mov rsi, qword ptr [rbx + 112]
@@ -105,9 +123,9 @@ _SIGSYS = 31
 _SA_SIGINFO, _SA_RESTORER = 0x4, 0x04000000
 _SYS_RT_SIGACTION = 13
 _PR_SET_SYSCALL_USER_DISPATCH, _ON, _OFF = 59, 1, 0
-#: Those of memory, locks between threads, and the thread's own signals: mprotect, munmap, brk, rt_sigprocmask,
-#: sched_yield, mremap, madvise, sigaltstack, futex; and what the precision of a clock is.
-_FREE = (10, 11, 12, 14, 24, 25, 28, 131, 202, 229)
+#: Those of memory, and two that change nothing: mprotect, munmap, brk, sched_yield, mremap, madvise, clock_getres. Not
+#: those of the thread's signals: when the handler returns, they are as before.
+_FREE = (10, 11, 12, 24, 25, 28, 229)
 #: What tells the time, or where it runs, without a system call; and the call in its place.
 _VDSO = {
     b"__vdso_gettimeofday": 96,
@@ -118,7 +136,14 @@ _VDSO = {
     b"__vdso_getrandom": 318,
 }
 _MOST_SYMBOLS = 64
-_CLOCKS = (time.monotonic, time.monotonic_ns, time.perf_counter, time.perf_counter_ns)
+_CLOCKS = (
+    time.monotonic,
+    time.monotonic_ns,
+    time.perf_counter,
+    time.perf_counter_ns,
+    time.clock_gettime,
+    time.clock_gettime_ns,
+)
 #: Where an object of a function of C has its description, and that the function: `PyCFunctionObject`, `PyMethodDef`.
 _AT_DESCRIPTION, _AT_FUNCTION = 16, 8
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -168,6 +193,7 @@ class Fence:
         self._size = len(code)
         self._is_up = False
         self._selector = ctypes.c_uint8.from_address(self._data)
+        self._released = ctypes.c_uint8.from_address(self._data + 1)
         self._replaced = ctypes.create_string_buffer(32)
         _overwrite_vdso()
 
@@ -180,9 +206,16 @@ class Fence:
             _check(_libc.syscall(_SYS_RT_SIGACTION, _SIGSYS, action, self._replaced, 8))
             _check(_libc.prctl(_PR_SET_SYSCALL_USER_DISPATCH, _ON, self._code, _PAGE, self._data))
         self._selector.value = 1
+        if self._released.value:
+            self._selector.value = 0
 
-    def open_up(self) -> None:
-        """It may go on as it likes. From any thread; but while it waits, it holds the interpreter's lock."""
+    def pause(self) -> None:
+        """The thread that it is around does something of ours."""
+        self._selector.value = 0
+
+    def release(self) -> None:
+        """It may go on as it likes, for good. From any thread; while it waits, it may hold the interpreter's lock."""
+        self._released.value = 1
         self._selector.value = 0
 
     def remove(self) -> None:
@@ -195,7 +228,10 @@ class Fence:
         if not self._is_up:
             return
         _check(_libc.prctl(_PR_SET_SYSCALL_USER_DISPATCH, _OFF, 0, 0, 0))
-        _check(_libc.syscall(_SYS_RT_SIGACTION, _SIGSYS, self._replaced, None, 8))
+        found = ctypes.create_string_buffer(32)
+        _check(_libc.syscall(_SYS_RT_SIGACTION, _SIGSYS, None, found, 8))
+        if struct.unpack_from("<Q", found)[0] == self._code:  # or code has its own by now
+            _check(_libc.syscall(_SYS_RT_SIGACTION, _SIGSYS, self._replaced, None, 8))
         self.call = ctypes.c_uint32.from_address(self._data + 4).value
 
 

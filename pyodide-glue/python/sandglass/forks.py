@@ -25,7 +25,22 @@ from _socket import socket as Socket
 from _thread import get_native_id
 from contextlib import suppress
 from json import JSONDecoder
-from os import WNOHANG, _exit, close, dup2, fstat, getpid, listdir, pidfd_open, waitpid, waitstatus_to_exitcode
+from os import (
+    O_CLOEXEC,
+    O_RDWR,
+    WNOHANG,
+    _exit,
+    close,
+    dup2,
+    fstat,
+    getpid,
+    listdir,
+    pidfd_open,
+    waitpid,
+    waitstatus_to_exitcode,
+)
+from os import open as open_fd
+from os import read as read_fd
 from os import write as system_write
 from re import compile as to_pattern
 from struct import Struct
@@ -48,7 +63,7 @@ _ALONE_SECONDS = 0.2
 #: Where the C library keeps what it maps to be shared, to be read only.
 _LIBRARIES = " /usr/lib/"
 #: Of all processes, a copy is the first that the system ends when there is no memory left.
-_OOM_SCORE = "1000"
+_OOM_SCORE = b"1000"
 _PID = Struct("<q")
 _DESCRIPTOR = Struct("=i")
 #: Whose numbers are kept; most of them have been thrown away.
@@ -79,7 +94,7 @@ class Forks:
         self._channel = channel
         self._heirs = heirs
         self._copies: set[int] = set()
-        self._oom_score = ""  # what it was before
+        self._oom, self._oom_score = -1, b""  # where it is set how soon the system ends it, and what it was before
         #: Whether the host will ask for none any more.
         self.is_over = False
         self._telling = ""
@@ -139,9 +154,11 @@ class Forks:
         self._copies.clear()
         dup2(channel, self._channel, False)
         dup2(control, self._control.fileno(), False)
-        with suppress(OSError), open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
-            self._oom_score = file.read().strip()
-            file.write(_OOM_SCORE)
+        # Open until then: another thread's descriptor would be in the way of those that code opens.
+        with suppress(OSError):
+            self._oom = move_up(open_fd("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC))
+            self._oom_score = read_fd(self._oom, 16)
+            system_write(self._oom, _OOM_SCORE)
         adopt_orphans()
         fence = Fence(self._channel, move_up(release))
         fds.clear()
@@ -151,9 +168,12 @@ class Forks:
 
     def promoted(self) -> None:
         """The copy is the guest."""
-        if self._oom_score:
-            with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-                file.write(self._oom_score)
+        if self._oom >= 0:
+            with suppress(OSError):
+                system_write(self._oom, self._oom_score)
+            with suppress(OSError):
+                close(self._oom)
+            self._oom = -1
 
     def _receive(self, fds: list[int]) -> bytes:
         """A packet, and the descriptors that come with it."""

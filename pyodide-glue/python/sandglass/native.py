@@ -436,8 +436,9 @@ class Guest:
                 self._reader_rests = True
                 found = dict(mail.poll())
                 self._reader_rests = False
-                if forks.fileno() in found and not self._channel.turn:
-                    # First, because it was asked for first: it is there by when a frame is that was sent later.
+                if forks.fileno() in found and not self._channel.turn and self._fence is None:
+                    # First, because it was asked for first: it is there by when a frame is that was sent later. But one
+                    # who was not told yet that it is the guest hears that before.
                     self._requests.put(({"type": "fork"}, []))
                     return
             header, bodies = read()

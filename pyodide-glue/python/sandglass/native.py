@@ -281,8 +281,8 @@ class Guest:
         while True:
             is_ahead = fence is not None and self._fence is not None
             if fence is not None and is_ahead:
-                while not self._reader_rests and self._fence is not None:
-                    sleep(0.0001)  # or this thread would wait for it, which it must not do ahead
+                while not (self._reader_rests and self._pipes.rests) and self._fence is not None:
+                    sleep(0.0001)  # or this thread would have to wait for them, which it cannot ahead
                 fence.enclose()
             self._collect()
             run = runtime.execute(execution, code, is_ahead)

@@ -58,6 +58,8 @@ class Pipes:
         self._all = poll()
         self._wake_reader = self._wake_writer = -1
         self._idle = self._stops = False
+        #: Whether `pump` waits, and wants nothing of the interpreter.
+        self.rests = False
 
     def open(self, take: bool = True) -> None:
         """Takes over descriptors 1 and 2; with `take` false, only from `repair` on."""
@@ -123,8 +125,10 @@ class Pipes:
         """
         while True:
             self._idle = True  # before the question: a turn that begins in between wakes it
-            found = self._all.poll(_TICK_MS if is_busy() else None)
-            self._idle = False
+            time_limit = _TICK_MS if is_busy() else None
+            self.rests = True
+            found = self._all.poll(time_limit)
+            self.rests = self._idle = False
             for reader, events in found:
                 if not events & POLLIN:
                     raise OSError("user code has closed file descriptors that are the sandbox's own")

@@ -864,6 +864,16 @@ async function guesses() {
   // Another one comes: what was guessed has changed nothing.
   const lines = "lines = context.splitlines(); len(lines), random.random()";
   problems.push(...different(await seen(guesser, lines), await seen(plain, lines), "other code"));
+  // No code of the user's runs while it is looked at what there is.
+  const counts = `import json
+def count(*args, **kwargs):
+    global counted
+    counted += 1
+    return dumps(*args, **kwargs)
+counted, dumps, json.dumps = 0, json.dumps, count`;
+  for (const sandbox of [guesser, plain]) await sandbox.execute(counts);
+  await until(() => guesser.predictions().length > 0, "what there is is known");
+  problems.push(...different((await guesser.execute("counted")).result, "0", "calls of a function of the user's"));
   // What is hinted at runs instead.
   await guesser.execute("text = context + context");
   await until(() => guesser.predictions().some(({ code }) => code === "len(text)"), "what there is is known");

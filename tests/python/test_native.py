@@ -128,6 +128,12 @@ def test_executes(host: Host) -> None:
     assert host.run("input()").report["errorType"] == "EOFError"
 
 
+def test_what_cells_do_to_json_does_no_harm(host: Host) -> None:
+    host.run("import json\nx = 1\nfor n in [n for n in vars(json) if not n.startswith('__')]: setattr(json, n, None)")
+    assert host.run("1 / 0").report["errorType"] == "ZeroDivisionError"
+    assert host.ok("print(x)").stdout == "1\n"
+
+
 def test_a_final_answer_is_the_body(host: Host) -> None:
     assert host.ok("FINAL({'a': [1, 2.5]})").final == {"a": [1, 2.5]}
     seen = host.ok("FINAL(None)")

@@ -6,7 +6,6 @@ Imported inside Pyodide only.
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
-import json
 import os.path
 import random
 from asyncio.events import _get_running_loop, _set_running_loop
@@ -19,6 +18,7 @@ from pyodide.ffi import can_run_sync, run_sync, to_js  # type: ignore[import-not
 
 from sandglass import values
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.pristine import from_json, to_json
 from sandglass.reserve import Reserve
 from sandglass.runtime import Runtime
 from sandglass.values import BYTE_ORDER_MARK, type_name
@@ -158,7 +158,7 @@ class Guest:
         return [(fd, data.to_bytes()) for fd, data in js.takeWritten()] if js.hasWritten else []
 
     def configure(self, config: str) -> Any:
-        return _answer(lambda: self._runtime.configure(json.loads(config)))
+        return _answer(lambda: self._runtime.configure(from_json(config)))
 
     def prepare(self, execution: int, source: str) -> None:
         self._runtime.prepare(execution, source)
@@ -245,7 +245,7 @@ class Guest:
 
     def survey(self) -> str:
         """What the next code may be about, as JSON; see `Runtime.survey`."""
-        return json.dumps(self._runtime.survey())
+        return to_json(self._runtime.survey())
 
     def file(self, action: str, path: str, body: Any) -> Any:
         """`[encoding, piece, …]`, or `["refused", why]`; see `Runtime.file`."""
@@ -267,7 +267,7 @@ class Guest:
         `gone` is a list as JSON, too: the descriptors that cannot be opened again.
         """
         proxy = type(self._js).__mro__[-2]  # pyodide.ffi has a stand-in for it only
-        return _named(self._runtime.find_foreign(proxy, {*json.loads(gone)}))
+        return _named(self._runtime.find_foreign(proxy, {*from_json(gone)}))
 
     def save_state(self) -> Any:
         """`[state, lost]`: the variables by value, and those that it does not hold, as `find_foreign` does."""
@@ -285,7 +285,7 @@ class Guest:
 
 
 def _named(reasons: list[tuple[str, str]]) -> str:
-    return json.dumps([{"name": name, "reason": reason[:300]} for name, reason in reasons[:_MOST_NAMED]])
+    return to_json([{"name": name, "reason": reason[:300]} for name, reason in reasons[:_MOST_NAMED]])
 
 
 def _bytes(body: Any) -> bytes:

@@ -82,9 +82,8 @@ class Guards:
             setswitchinterval(self._switch_interval)
         namespace = vars(builtins)
         # As long as nobody touched them, the values stand in their old order, and what was added behind them.
-        if not all(map(is_, namespace.values(), self._builtins)) and not all(
-            map(is_, map(namespace.get, self._names), self._builtins)
-        ):
+        in_order = len(namespace) >= len(self._builtins) and all(map(is_, namespace.values(), self._builtins))
+        if not in_order and not all(map(is_, map(namespace.get, self._names), self._builtins)):
             namespace.update(zip(self._names, self._builtins, strict=True))
         for namespace, name, value in self._slots:
             if namespace.get(name) is not value:

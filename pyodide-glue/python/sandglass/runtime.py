@@ -17,7 +17,6 @@ from gc import callbacks as gc_callbacks
 from gc import disable as gc_off
 from gc import enable as gc_on
 from gc import isenabled as gc_is_on
-from json import dumps as to_json
 from operator import index
 from sys import getprofile, getrecursionlimit, gettrace, setrecursionlimit, stdlib_module_names
 from threading import TIMEOUT_MAX, get_ident
@@ -39,6 +38,7 @@ from sandglass.loop import CellLoop, EventLoops
 from sandglass.namespace import MISSING, Namespace
 from sandglass.output import Emitter, EmptyStdin, TextStream, no_input, no_time
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.pristine import to_json
 from sandglass.profiles import PROFILES
 from sandglass.speculate.memo import Memo
 from sandglass.speculate.survey import MOST_VARIABLES, survey

@@ -28,8 +28,6 @@ from gc import disable as gc_off
 from gc import enable as gc_on
 from gc import isenabled as gc_is_on
 from json import JSONDecoder
-from json import dumps as to_json
-from json import loads as from_json
 from os import _exit, getcwd, getpid, getppid
 from os import write as system_write
 from os.path import isdir
@@ -45,6 +43,7 @@ from sandglass.frames import FrameError, FrameReader
 from sandglass.output import SharedEmitter, no_time, printable
 from sandglass.pipes import Pipes, move_up
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.pristine import from_json, to_json
 from sandglass.runtime import UNFINISHED, Runtime
 from sandglass.strays import Strays, adopt_orphans
 from sandglass.turns import NativeBridge

@@ -102,7 +102,8 @@ pub enum Request {
     /// what the host knows of the cell; `python/sandglass/cell_files.py` has the keys. Answered by `Value`, `Bytes`.
     CellFile { turn: u32, path: String, timeout_ms: f64 },
     /// Code that ran ahead has been asked for: from now on it may look at the clock and so on. Answered by `Promoted` when it has not
-    /// done so before; a guest that is not at that any more, or says `Waiting`, answers nothing. `rest` is what there is not yet of code
+    /// done so before; a guest that is not at that any more, or says `Waiting`, answers nothing, nor does one that is a fork: it has taken
+    /// over by then. `rest` is what there is not yet of code
     /// that was being written.
     Promote {
         turn: u32,

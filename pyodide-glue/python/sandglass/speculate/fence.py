@@ -187,8 +187,6 @@ class Fence:
             at += len(around)
         for page in (self._code, self._data + _PAGE):
             _check(_libc.mprotect(page, _PAGE, _PROT_READ | _PROT_EXEC))
-        #: The number of the system call that had to wait last; 0 if none had to.
-        self.call = 0
         self._release = release
         self._size = len(code)
         self._is_up = False
@@ -232,7 +230,6 @@ class Fence:
         _check(_libc.syscall(_SYS_RT_SIGACTION, _SIGSYS, None, found, 8))
         if struct.unpack_from("<Q", found)[0] == self._code:  # or code has its own by now
             _check(_libc.syscall(_SYS_RT_SIGACTION, _SIGSYS, self._replaced, None, 8))
-        self.call = ctypes.c_uint32.from_address(self._data + 4).value
 
 
 _places: list[int] = []

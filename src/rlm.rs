@@ -13,6 +13,7 @@
 //! | [`event`] | what is told of a run: the lines of a trajectory |
 //! | [`replay`] | a recorded trajectory in the place of the model |
 //! | [`query`] | what Python is told of its queries |
+//! | [`writing`] | what can be done while a reply still comes |
 //! | [`openai`] | the wire of `/chat/completions` endpoints, and when to try again |
 //! | [`limits`] | defaults and bounds |
 
@@ -28,6 +29,7 @@ pub mod prompt;
 pub mod query;
 pub mod replay;
 pub mod schema;
+pub mod writing;
 
 use serde::{Deserialize, Serialize};
 

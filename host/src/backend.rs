@@ -188,6 +188,11 @@ pub trait Launcher: Send + Sync + 'static {
     /// Which backend it is.
     fn kind(&self) -> BackendKind;
 
+    /// Whether its guests can make copies of themselves that run code ahead.
+    fn forks(&self) -> bool {
+        false
+    }
+
     /// Starts one. It has not been sent anything yet, and is ended when it is dropped.
     fn launch(&self) -> BoxFuture<'_, Result<Guest, Error>>;
 }

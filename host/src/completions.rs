@@ -6,7 +6,7 @@ use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValu
 use reqwest::redirect::Policy;
 use reqwest::{Client, Response, Url};
 use sandglass::rlm::limits::MAX_REPLY_BYTES;
-use sandglass::rlm::openai::{Failure, Reply, RetryAfter, completions_url, read_reply, refusal};
+use sandglass::rlm::openai::{Failure, Reply, RetryAfter, StreamReader, completions_url, read_reply, refusal};
 use sandglass::rlm::query;
 
 /// Bytes of the body of a response that refuses.
@@ -36,7 +36,8 @@ impl Completions {
             url.ok_or("must be an http or https address without a key in it, such as https://api.example.com/v1")?;
         let key = key.map(str::trim).filter(|key| !key.is_empty());
         let json = HeaderValue::from_static("application/json");
-        let mut headers = HeaderMap::from_iter([(CONTENT_TYPE, json.clone()), (ACCEPT, json)]);
+        let accepted = HeaderValue::from_static("application/json, text/event-stream");
+        let mut headers = HeaderMap::from_iter([(CONTENT_TYPE, json), (ACCEPT, accepted)]);
         if let Some(key) = key {
             let mut value = HeaderValue::try_from(format!("Bearer {key}"))
                 .map_err(|_| "its key has characters that no header may have")?;
@@ -69,23 +70,27 @@ impl Completions {
         query::without_key(text, self.key.as_deref())
     }
 
-    /// One attempt of so many milliseconds.
+    /// One attempt of so many milliseconds. `on_text` is told a reply that comes as a stream, line by line.
     ///
     /// # Errors
     /// Why there is no reply.
-    pub(crate) async fn attempt(&self, body: String, timeout_ms: f64) -> Result<Reply, Failure> {
+    pub(crate) async fn attempt(&self, body: String, timeout_ms: f64, on_text: OnText<'_>) -> Result<Reply, Failure> {
         let patience = Duration::from_secs_f64(timeout_ms.max(1.0) / 1_000.0);
-        let answered = tokio::time::timeout(patience, self.send(body)).await;
+        let answered = tokio::time::timeout(patience, self.send(body, on_text)).await;
         answered.unwrap_or(Err(Failure::TimedOut(timeout_ms)))
     }
 
-    async fn send(&self, body: String) -> Result<Reply, Failure> {
+    async fn send(&self, body: String, on_text: OnText<'_>) -> Result<Reply, Failure> {
         let sent = self.client.post(self.url.clone()).body(body).send().await;
         let response = sent.map_err(|error| Failure::Unreachable(told(error)))?;
         let status = response.status();
         let headers = response.headers().clone();
         let mut bytes = Vec::new();
         if status.is_success() {
+            let kind = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
+            if kind.is_some_and(|kind| kind.starts_with(b"text/event-stream")) {
+                return self.hear(response, on_text).await;
+            }
             read(response, MAX_REPLY_BYTES, &mut bytes).await?;
             let reply = read_reply(&bytes)?;
             return Ok(Reply {
@@ -104,11 +109,37 @@ impl Completions {
         let now_ms = now.as_secs_f64() * 1_000.0;
         Err(refusal(status.as_u16(), &bytes, retry_after, now_ms))
     }
+
+    /// Reads a reply as it comes.
+    async fn hear(&self, mut response: Response, on_text: OnText<'_>) -> Result<Reply, Failure> {
+        let mut reader = StreamReader::default();
+        // A key has no line breaks: of whole lines, all of it is seen.
+        let mut line = String::new();
+        while !reader.is_done()
+            && let Some(piece) = response.chunk().await.map_err(cut)?
+        {
+            line.push_str(&reader.push(&piece)?);
+            if let Some(end) = line.rfind('\n') {
+                let rest = line.split_off(end + 1);
+                on_text(&self.without_key(std::mem::replace(&mut line, rest)));
+            }
+        }
+        let reply = reader.end()?;
+        if !line.is_empty() {
+            on_text(&self.without_key(line));
+        }
+        Ok(Reply {
+            text: self.without_key(reply.text),
+            ..reply
+        })
+    }
 }
+
+/// Is told whole lines of a reply, then what is behind the last of them.
+pub(crate) type OnText<'a> = &'a (dyn Fn(&str) + Send + Sync);
 
 /// Reads the body of a response, as far as it comes, and no more than `most`.
 async fn read(mut response: Response, most: usize, into: &mut Vec<u8>) -> Result<(), Failure> {
-    let cut = |error| Failure::Broken(format!("the connection was cut: {}", told(error)));
     while let Some(piece) = response.chunk().await.map_err(cut)? {
         let room = most - into.len();
         into.extend_from_slice(&piece[..piece.len().min(room)]);
@@ -118,6 +149,10 @@ async fn read(mut response: Response, most: usize, into: &mut Vec<u8>) -> Result
         }
     }
     Ok(())
+}
+
+fn cut(error: reqwest::Error) -> Failure {
+    Failure::Broken(format!("the connection was cut: {}", told(error)))
 }
 
 /// The cause that says most. Models and Python are told what failed, not where: the address is the operator's.
@@ -162,7 +197,7 @@ mod tests {
     async fn who_cannot_be_reached_is_not_named() {
         // Nobody listens on the port of `tcpmux`.
         let endpoint = Completions::new("http://127.0.0.1:1/v1", None).unwrap();
-        let failure = endpoint.attempt("{}".to_owned(), 60_000.0).await.unwrap_err();
+        let failure = endpoint.attempt("{}".to_owned(), 60_000.0, &|_| {}).await.unwrap_err();
         let text = failure.to_string();
         assert!(matches!(failure, Failure::Unreachable(_)), "{text}");
         assert!(!text.contains("127.0.0.1") && !text.contains("/v1"), "{text}");

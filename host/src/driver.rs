@@ -61,6 +61,8 @@ enum Message {
     Hint(Vec<Prediction>),
     /// Code that is being written, as far as it is there; none when nobody writes any more.
     Written(String, Option<f64>),
+    Conversation(String),
+    Predictions(oneshot::Sender<Vec<Prediction>>),
     Stats(oneshot::Sender<Stats>),
     /// Is told when nothing is left.
     Destroy(Option<oneshot::Sender<()>>),
@@ -132,6 +134,18 @@ impl Driver {
     /// Code that is being written, as far as it is there; empty when nobody writes any more.
     pub(crate) fn written(&self, code: &str, timeout_ms: Option<f64>) {
         let _ = self.messages.send(Message::Written(code.to_owned(), timeout_ms));
+    }
+
+    /// The newest of what is talked about.
+    pub(crate) fn converse(&self, text: String) {
+        let _ = self.messages.send(Message::Conversation(text));
+    }
+
+    /// What code is guessed to come next.
+    pub(crate) async fn predictions(&self) -> Result<Vec<Prediction>, Error> {
+        let (answer, answered) = oneshot::channel();
+        let _ = self.messages.send(Message::Predictions(answer));
+        answered.await.map_err(|_| Error::Destroyed)
     }
 
     /// What the session has done so far.

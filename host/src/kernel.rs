@@ -145,7 +145,7 @@ impl CellsArgs {
                 let model = Arc::clone(&model);
                 async move {
                     let asked = [Message::new(Role::User, &query.prompt)];
-                    let reply = model.ask(&asked, query.model.as_deref(), &|_, _, _| {}).await?;
+                    let reply = model.ask(&asked, query.model.as_deref(), None, &|_, _, _| {}).await?;
                     Ok(Answer {
                         text: reply.text,
                         usage: reply.usage.unwrap_or_default(),

@@ -7,17 +7,20 @@
 //! | `run` | one run: carries out what the controller wants |
 //! | `repl` | its sandbox |
 //! | `endpoint` | asks models |
+//! | `draft` | a draft of a reply, whose code runs ahead |
 //! | `stop` | how work is ended |
 //! | `command` | the command line |
 //! | `show` | what is printed while it runs |
 
 pub mod command;
+mod draft;
 mod endpoint;
 mod repl;
 mod run;
 mod show;
 mod stop;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -29,6 +32,7 @@ use sandglass::rlm::limits::{
     MAX_PROMPT_TOKENS,
 };
 use sandglass::rlm::schema::Schema;
+use sandglass::speculate::{Source, Tally};
 use sandglass::{Error, Limits};
 
 pub use command::{RlmArgs, main};
@@ -72,6 +76,11 @@ pub struct RlmOptions {
     pub packages: Vec<String>,
     /// What each sandbox lives under.
     pub limits: Limits,
+    /// Whether code is guessed, where nothing better is known ([`SandboxBuilder::predictions`](crate::SandboxBuilder::predictions)).
+    pub predictions: bool,
+    /// Who drafts each reply while the model thinks: the code of the draft runs ahead. It spends the budget as well, but never the calls
+    /// that the run itself may need.
+    pub draft: Option<Endpoint>,
     /// What each sandbox may use of the machine.
     pub resources: Resources,
     /// Hears every step.
@@ -116,6 +125,8 @@ impl RlmOptions {
             instructions: None,
             packages: Vec::new(),
             limits,
+            predictions: false,
+            draft: None,
             resources: Resources::default(),
             on_event: Arc::new(|_| {}),
         })
@@ -129,9 +140,12 @@ pub struct Rlm {
     pub finish: Finish,
     /// What the whole tree has spent.
     pub usage: Usage,
+    /// Code that ran before it was asked for, by what had predicted it.
+    pub ahead: BTreeMap<Source, Tally>,
 }
 
-/// Lets a model answer a task about data. Whatever models and code do, this comes to an end; `stop` is how to end it early, and then
+/// Lets a model answer a task about data. Where guests of `launcher` can [make copies](Launcher::forks) of themselves, the code of a reply
+/// runs while that still comes. Whatever models and code do, this comes to an end; `stop` is how to end it early, and then
 /// too all sandboxes are gone when it returns.
 pub async fn run(options: RlmOptions, launcher: Arc<dyn Launcher>, stop: &Stop) -> Rlm {
     let budget = Budget::new(options.budget, now());
@@ -165,7 +179,7 @@ pub async fn run(options: RlmOptions, launcher: Arc<dyn Launcher>, stop: &Stop) 
             std::future::pending().await
         }
     };
-    let root = Run::new(tree, "0".to_owned(), 0, own, budget.clone());
+    let root = Run::new(tree.clone(), "0".to_owned(), 0, own, budget.clone());
     let finish = tokio::select! {
         // It gives the reason before anybody asks for it.
         biased;
@@ -175,5 +189,6 @@ pub async fn run(options: RlmOptions, launcher: Arc<dyn Launcher>, stop: &Stop) 
     Rlm {
         finish,
         usage: budget.spent(),
+        ahead: tree.ran_ahead(),
     }
 }

@@ -202,11 +202,21 @@ impl Sandbox {
     /// the guest's place if an execution with just this code comes next, in the state as it is. Otherwise nothing of it ever shows: what it
     /// does to files, or asks of the world, waits until then. Replaces what was hinted before.
     pub fn hint<S: Into<String>>(&self, codes: impl IntoIterator<Item = S>) {
+        self.expect(codes, Source::Explicit);
+    }
+
+    /// The same, as told by this source.
+    pub(crate) fn expect<S: Into<String>>(&self, codes: impl IntoIterator<Item = S>, source: Source) {
         let prediction = |(id, code): (u32, S)| {
             let probability = 1.0 / f64::from(id + 1);
-            Prediction::told(id, code.into(), Source::Explicit, probability)
+            Prediction::told(id, code.into(), source, probability)
         };
         self.driver.hint((0..).zip(codes).map(prediction).collect());
+    }
+
+    /// Code that is being written, as far as its statements are complete, runs ahead; empty when nobody writes it any more.
+    pub(crate) fn written(&self, code: &str) {
+        self.driver.written(code, None);
     }
 
     /// Runs code that comes piece by piece, as a model writes it. With [`SandboxBuilder::ahead`] its statements run in a copy of the guest as soon
@@ -236,6 +246,20 @@ impl Sandbox {
         let result = execution.await;
         drop(writing);
         result
+    }
+
+    /// The newest of what is talked about: with [`SandboxBuilder::predictions`], code is guessed by its words.
+    pub fn update_conversation(&self, text: impl Into<String>) {
+        self.driver.converse(text.into());
+    }
+
+    /// The code that is guessed to come next, the most worthwhile first; none without [`SandboxBuilder::predictions`], and while code runs.
+    /// At most one of them runs ahead.
+    ///
+    /// # Errors
+    /// [`Error::Destroyed`].
+    pub async fn predictions(&self) -> Result<Vec<Prediction>, Error> {
+        self.driver.predictions().await
     }
 
     /// What it has done so far; in `ahead.code`, how well what was predicted came true.

@@ -36,7 +36,9 @@ impl<B: Body> Session<B> {
     /// Asks the guest what there is, when it has just become idle.
     pub(super) fn survey(&mut self) {
         let is_idle = self.guest == Guest::Up && self.turn.is_none() && self.queue.is_empty();
-        if !is_idle || !self.saves() || !self.checkpoints.is_unsaved() {
+        let is_before_save = self.saves() && self.checkpoints.is_unsaved();
+        // A fork is a copy whenever it is made.
+        if !is_idle || !(self.forks || is_before_save) {
             return;
         }
         if let Some(guesses) = self.ahead.guesses.as_mut().filter(|guesses| !guesses.is_asked) {

@@ -126,6 +126,10 @@ impl Launcher for Bubblewrap {
         BackendKind::Bubblewrap
     }
 
+    fn forks(&self) -> bool {
+        self.plan.forks
+    }
+
     fn launch(&self) -> BoxFuture<'_, Result<Guest, Error>> {
         Box::pin(async move { Ok(Guest::spawn(self.plan.clone()).await?.keep(Arc::clone(&self.runtime))) })
     }

@@ -46,6 +46,10 @@ impl Launcher for Subprocess {
         BackendKind::Subprocess
     }
 
+    fn forks(&self) -> bool {
+        self.settings.ahead
+    }
+
     fn launch(&self) -> BoxFuture<'_, Result<Guest, Error>> {
         Box::pin(async move {
             // A folder of its own, not the host's, even though nothing keeps the guest from leaving it.

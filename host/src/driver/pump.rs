@@ -265,6 +265,8 @@ impl Pump {
             Message::Interrupt => self.feed(Input::Interrupt),
             Message::Hint(predictions) => self.feed(Input::Hint(predictions)),
             Message::Written(code, timeout_ms) => self.feed(Input::Written(code, timeout_ms)),
+            Message::Conversation(text) => self.feed(Input::Conversation(text)),
+            Message::Predictions(answer) => drop(answer.send(self.session.predictions())),
             Message::Stats(answer) => drop(answer.send(self.session.stats())),
             Message::Destroy(gone) => {
                 told.extend(gone);

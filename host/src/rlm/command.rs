@@ -15,6 +15,7 @@ use sandglass::rlm::limits::{
     LEAST_PROMPT_TOKENS, MAX_CALLS, MAX_CONTEXTS, MAX_DEPTH, MAX_ITERATIONS, MAX_PROMPT_TOKENS,
 };
 use sandglass::rlm::schema::Schema;
+use sandglass::speculate::Tally;
 
 use super::show::{Show, clean, name};
 use super::{Endpoint, Rlm, RlmOptions, Stop, run};
@@ -88,6 +89,13 @@ pub struct RlmArgs {
     /// A file with a JSON Schema that the answer has to be valid under.
     #[arg(long, value_name = "FILE")]
     pub schema: Option<PathBuf>,
+    /// Have the sub-model draft each reply while the model thinks: the code of the draft runs ahead, and the budget is spent on it as well.
+    #[arg(long)]
+    pub draft: bool,
+    /// Ask for whole replies, for endpoints that cannot stream them. Otherwise the code of a reply runs while that still comes, where the
+    /// backend is bubblewrap or subprocess: unseen, and only kept if it is what the whole reply comes to.
+    #[arg(long)]
+    pub no_stream: bool,
     /// Added to the system prompt.
     #[arg(long, value_name = "TEXT")]
     pub instructions: Option<String>,
@@ -133,6 +141,7 @@ pub async fn main(args: RlmArgs) -> ExitCode {
     };
     let settings = Settings {
         kernel: args.kernel.settings(),
+        ahead: !args.no_stream || args.draft,
         ..args.guest.settings()
     };
     let launcher = match backend::launcher(args.guest.backend, &settings).await {
@@ -144,7 +153,7 @@ pub async fn main(args: RlmArgs) -> ExitCode {
     };
     let stop = Stop::default();
     let interrupts = tokio::spawn(on_interrupt(stop.clone()));
-    let Rlm { finish, usage } = run(options, launcher, &stop).await;
+    let Rlm { finish, usage, ahead } = run(options, launcher, &stop).await;
     interrupts.abort();
     if !args.quiet {
         let cost = if usage.cost > 0.0 {
@@ -160,6 +169,16 @@ pub async fn main(args: RlmArgs) -> ExitCode {
             usage.input_tokens,
             usage.output_tokens
         );
+        let sum = |count: fn(&Tally) -> f64| ahead.values().map(count).sum::<f64>();
+        let used = sum(|tally| f64::from(tally.used));
+        if used > 0.0 {
+            let (started, saved) = (sum(|tally| f64::from(tally.started)), sum(|tally| tally.time_saved));
+            let saved = saved / 1_000.0;
+            let _ = writeln!(
+                stderr,
+                "ran ahead: {used} of {started} pieces of code were used, {saved:.1} s sooner"
+            );
+        }
     }
     if let Some(error) = &finish.error {
         let _ = writeln!(stderr, "sandglass-host rlm: {}", clean(error, 4_000));
@@ -216,8 +235,10 @@ fn options(args: &RlmArgs) -> Result<RlmOptions, Error> {
         None => Endpoint::new(&args.url, key(&args.key_env), sub_name)?,
     };
     sub_model.price = args.sub_price.or(args.price.filter(|_| args.sub_model.is_none()));
+    (model.stream, sub_model.stream) = (!args.no_stream, !args.no_stream);
     let mut options = RlmOptions::new(args.task.clone(), context, model)?;
     options.more_contexts = contexts.collect();
+    options.draft = args.draft.then(|| sub_model.clone());
     options.sub_model = sub_model;
     options.max_depth = args.max_depth;
     options.max_iterations = args.max_iterations;

@@ -8,7 +8,7 @@ use sandglass::rlm::openai::{Reply, request_body, retry_in};
 use sandglass::rlm::{Message, query};
 use serde_json::{Map, Value};
 
-use crate::completions::{Completions, chance};
+use crate::completions::{Completions, OnText, chance};
 
 /// An OpenAI-compatible endpoint. Its key is in requests, and nowhere else.
 #[derive(Clone)]
@@ -20,6 +20,8 @@ pub struct Endpoint {
     pub models: Vec<String>,
     /// Fields that are added to every request.
     pub body: Map<String, Value>,
+    /// Whether replies are asked for as they come, so that their code runs ahead.
+    pub stream: bool,
     /// Attempts after the first.
     pub max_retries: u32,
     /// Milliseconds of one attempt.
@@ -53,24 +55,28 @@ impl Endpoint {
             model: model.to_owned(),
             models: Vec::new(),
             body: Map::new(),
+            stream: true,
             max_retries: MAX_RETRIES,
             timeout_ms: ATTEMPT_TIMEOUT_MS,
             price: None,
         })
     }
 
-    /// Asks, again where that may help. `on_retry` is told the attempt that failed, the milliseconds until the next, and why.
+    /// Asks, again where that may help. `on_text` is told the reply as it comes, where somebody listens and the endpoint streams; `on_retry`
+    /// the attempt that failed, whose text does not count, the milliseconds until the next, and why.
     pub(crate) async fn ask(
         &self,
         messages: &[Message],
         named: Option<&str>,
+        on_text: Option<OnText<'_>>,
         on_retry: &(dyn Fn(u32, f64, String) + Send + Sync),
     ) -> Result<Reply, String> {
         let model = query::model_named(named, &self.model, &self.models)?;
-        let body = request_body(model, messages, false, &self.body);
+        let body = request_body(model, messages, self.stream && on_text.is_some(), &self.body);
+        let on_text = on_text.unwrap_or(&|_| {});
         let mut attempt = 1;
         loop {
-            let failure = match self.completions.attempt(body.clone(), self.timeout_ms).await {
+            let failure = match self.completions.attempt(body.clone(), self.timeout_ms, on_text).await {
                 Ok(mut reply) => {
                     if let (Some(usage), Some([input, output])) = (&mut reply.usage, self.price) {
                         usage.cost = usage.input_tokens * input + usage.output_tokens * output;

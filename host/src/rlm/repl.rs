@@ -8,7 +8,9 @@ use sandglass::rlm::answer::{ToJson, fits};
 use sandglass::rlm::event::RlmEventKind;
 use sandglass::rlm::integer;
 use sandglass::rlm::prompt::{ContextFacts, describe_code, read_facts};
+use sandglass::rlm::writing::Step;
 use sandglass::session::Series;
+use sandglass::speculate::Source;
 use sandglass::value::Build;
 
 use super::run::Run;
@@ -32,6 +34,7 @@ impl Repl {
             .limits(run.tree.options.limits.clone())
             .resources(run.tree.options.resources)
             .shared_budget(run.budget.clone())
+            .predictions(run.tree.options.predictions)
             .on_llm_query(move |query| answer(llm.clone(), query, Run::llm_query))
             .on_rlm_query(move |query| answer(rlm.clone(), query, Run::rlm_query))
             .build()
@@ -79,8 +82,31 @@ impl Repl {
         Ok((executed.run, declared))
     }
 
+    /// Does what can be done while a reply comes.
+    pub(super) fn prepare(&self, step: Step) {
+        match step {
+            Step::Prepare(_) => {} // there is nothing to fetch
+            Step::Written(code) => self.sandbox.written(&code),
+            Step::Hint(code) => self.sandbox.hint([code]),
+            Step::Words(text) => self.sandbox.update_conversation(text),
+        }
+    }
+
+    /// A draft of the reply has this code.
+    pub(super) fn expect(&self, codes: Vec<String>) {
+        self.sandbox.expect(codes, Source::Model);
+    }
+
+    /// Nothing more of a reply comes than was asked for.
+    pub(super) fn nothing_is_written(&self) {
+        self.sandbox.written("");
+    }
+
     /// Ends it; when this returns, nothing of it is left.
-    pub(super) async fn close(self) {
+    pub(super) async fn close(self, run: &Run) {
+        if let Ok(stats) = self.sandbox.stats().await {
+            run.tree.count(&stats);
+        }
         self.sandbox.destroy().await;
     }
 }

@@ -1,6 +1,7 @@
 //! One run of the tree: carries out what its controller wants.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sandglass::budget::{Budget, BudgetLimits, Usage};
@@ -8,13 +9,18 @@ use sandglass::rlm::answer::text;
 use sandglass::rlm::controller::{Controller, Effect, Finish, Input, Task};
 use sandglass::rlm::event::{RlmEvent, RlmEventKind, RunOutcome};
 use sandglass::rlm::openai::{Reply, estimated_usage};
+use sandglass::rlm::writing::Writing;
 use sandglass::rlm::{Message, Role, query};
-use tokio::sync::{Semaphore, oneshot, watch};
+use sandglass::speculate::{Source, Tally};
+use sandglass::stats::Stats;
+use tokio::sync::{Notify, Semaphore, oneshot, watch};
 
+use super::draft::draft;
 use super::repl::Repl;
 use super::stop::Stop;
 use super::{Endpoint, RlmOptions};
 use crate::backend::{BoxFuture, Launcher};
+use crate::completions::OnText;
 use crate::driver::now;
 use crate::sandbox::{Answer, Query};
 use crate::value::Value;
@@ -27,6 +33,8 @@ pub(super) struct Tree {
     /// Where runs of one depth, from 1, get their places: each depth waits for the next one only.
     places: Vec<Semaphore>,
     why_stopped: Mutex<Option<(RunOutcome, String)>>,
+    /// What the sandboxes that are gone have done.
+    stats: Mutex<Stats>,
 }
 
 impl Tree {
@@ -38,6 +46,7 @@ impl Tree {
             launcher,
             began_at: now(),
             why_stopped: Mutex::new(None),
+            stats: Mutex::default(),
         })
     }
 
@@ -45,6 +54,16 @@ impl Tree {
     pub(super) fn stopping(&self, outcome: RunOutcome, reason: String) {
         let mut why = self.why_stopped.lock().unwrap_or_else(PoisonError::into_inner);
         why.get_or_insert((outcome, reason));
+    }
+
+    /// A sandbox that is about to go has done this.
+    pub(super) fn count(&self, stats: &Stats) {
+        self.stats.lock().unwrap_or_else(PoisonError::into_inner).add(stats);
+    }
+
+    pub(super) fn ran_ahead(&self) -> BTreeMap<Source, Tally> {
+        let stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        stats.ahead.code.clone()
     }
 
     fn why_stopped(&self) -> Option<(RunOutcome, String)> {
@@ -71,6 +90,15 @@ pub(super) struct Run {
 pub(super) enum NoAnswer {
     Stopped,
     Failed(String),
+}
+
+/// What a model is asked for.
+#[derive(Clone, Copy)]
+enum Ask<'a> {
+    /// A reply: who hears it as it comes, and what is to be done when it begins again.
+    Turn(OnText<'a>, &'a (dyn Fn() + Send + Sync)),
+    /// The answer to this call of Python's, by the model that it named.
+    Query(u32, Option<&'a str>),
 }
 
 impl Run {
@@ -128,7 +156,7 @@ impl Run {
                 if matches!(input, Input::Stop(..))
                     && let Some(repl) = repl.take()
                 {
-                    repl.close().await;
+                    repl.close(&self).await;
                 }
                 // Calls that nobody waits for any more are over before anything else happens.
                 self.quiet().await;
@@ -138,7 +166,7 @@ impl Run {
                         Effect::Emit(kind) => self.emit(kind),
                         Effect::Finish(finish) => {
                             if let Some(repl) = repl.take() {
-                                repl.close().await;
+                                repl.close(&self).await;
                             }
                             return finish;
                         }
@@ -146,7 +174,7 @@ impl Run {
                     }
                 }
                 input = match (next, &repl) {
-                    (Some(Effect::Ask(messages)), _) => self.ask(&messages).await,
+                    (Some(Effect::Ask(messages)), Some(repl)) => self.ask(repl, &messages, controller.turn()).await,
                     (Some(Effect::Execute(code)), Some(repl)) => {
                         match self.stop.wait(repl.execute(&self, code, true)).await {
                             Some(Ok((execution, declared))) => Input::Executed(Box::new(execution), declared),
@@ -168,7 +196,7 @@ impl Run {
         match self.stop.wait(repl.begin(self, contexts)).await {
             Some(Ok(facts)) => Ok((repl, facts)),
             failed => {
-                repl.close().await;
+                repl.close(self).await;
                 Err(match failed {
                     Some(Err(error)) => NoAnswer::Failed(error),
                     _ => NoAnswer::Stopped,
@@ -177,7 +205,7 @@ impl Run {
         }
     }
 
-    async fn ask(self: &Arc<Self>, messages: &[Message]) -> Input {
+    async fn ask(&self, repl: &Repl, messages: &[Message], turn: u32) -> Input {
         let options = &self.tree.options;
         let model = if self.depth == 0 {
             &options.model
@@ -185,7 +213,41 @@ impl Run {
             &options.sub_model
         };
         let began_at = now();
-        match self.answer(model, messages, None, None, &self.stop).await {
+        let writing = Mutex::new(Writing::default());
+        let (begins, has_begun) = (Notify::new(), AtomicBool::new(false));
+        let hear = |text: &str| {
+            if !has_begun.swap(true, Ordering::Relaxed) {
+                begins.notify_one();
+            }
+            let steps = writing.lock().unwrap_or_else(PoisonError::into_inner).hear(text);
+            steps.into_iter().for_each(|step| repl.prepare(step));
+            self.emit(RlmEventKind::Text { text: text.to_owned() });
+        };
+        let begin_again = || {
+            *writing.lock().unwrap_or_else(PoisonError::into_inner) = Writing::default();
+            repl.nothing_is_written();
+        };
+        begin_again();
+        let drafting = async {
+            let Some(endpoint) = &options.draft else { return };
+            let own_calls = options.max_iterations.saturating_sub(turn) + 1;
+            let drafted = tokio::select! {
+                biased;
+                () = begins.notified() => None,
+                drafted = self.stop.wait(draft(endpoint, messages, &self.budget, own_calls)) => drafted.flatten(),
+            };
+            if let Some(codes) = drafted.filter(|codes| !codes.is_empty() && !has_begun.load(Ordering::Relaxed)) {
+                repl.expect(codes);
+            }
+        };
+        let replied = async {
+            let replied = self
+                .answer(model, messages, Ask::Turn(&hear, &begin_again), &self.stop)
+                .await;
+            begins.notify_one();
+            replied
+        };
+        match tokio::join!(biased; replied, drafting).0 {
             Ok(reply) => Input::Replied(Ok(reply), now() - began_at),
             Err(NoAnswer::Stopped) => self.stopped(NoAnswer::Stopped),
             Err(NoAnswer::Failed(error)) => Input::Replied(Err(error), now() - began_at),
@@ -197,11 +259,17 @@ impl Run {
         &self,
         model: &Endpoint,
         messages: &[Message],
-        call: Option<u32>,
-        named: Option<&str>,
+        what: Ask<'_>,
         stop: &Stop,
     ) -> Result<Reply, NoAnswer> {
+        let (call, named, on_text) = match what {
+            Ask::Turn(on_text, _) => (None, None, Some(on_text)),
+            Ask::Query(call, named) => (Some(call), named, None),
+        };
         let on_retry = |attempt, wait, reason| {
+            if let Ask::Turn(_, begin_again) = what {
+                begin_again();
+            }
             self.emit(RlmEventKind::Retry {
                 call,
                 attempt,
@@ -209,7 +277,7 @@ impl Run {
                 reason,
             });
         };
-        match stop.wait(model.ask(messages, named, &on_retry)).await {
+        match stop.wait(model.ask(messages, named, on_text, &on_retry)).await {
             Some(answered) => answered.map_err(NoAnswer::Failed),
             None => Err(NoAnswer::Stopped),
         }
@@ -325,7 +393,7 @@ impl Run {
         let messages = [Message::new(Role::User, prompt)];
         let sub_model = &self.tree.options.sub_model;
         match self
-            .answer(sub_model, &messages, Some(call), model.as_deref(), stop)
+            .answer(sub_model, &messages, Ask::Query(call, model.as_deref()), stop)
             .await
         {
             Ok(Reply { text, usage, .. }) => {

@@ -29,6 +29,7 @@ pub struct SandboxBuilder {
     budget_limits: BudgetLimits,
     functions: Functions,
     callbacks: Callbacks,
+    predictions: bool,
 }
 
 impl fmt::Debug for SandboxBuilder {
@@ -90,6 +91,14 @@ impl SandboxBuilder {
     #[must_use]
     pub fn ahead(mut self, ahead: bool) -> Self {
         self.settings.ahead = ahead;
+        self
+    }
+
+    /// Whether code is guessed, by the variables and columns that there are, by the code before and by what is talked about
+    /// ([`Sandbox::update_conversation`]), where code can run [ahead](SandboxBuilder::ahead). Off by default.
+    #[must_use]
+    pub fn predictions(mut self, predictions: bool) -> Self {
+        self.predictions = predictions;
         self
     }
 
@@ -259,9 +268,10 @@ impl SandboxBuilder {
             session
         };
         let backend = launcher.kind();
-        let session = match backend {
-            BackendKind::Bubblewrap | BackendKind::Subprocess if self.settings.ahead => session.with_forks(),
-            _ => session,
+        let session = match (launcher.forks(), self.predictions) {
+            (true, true) => session.with_forks().with_guesses(),
+            (true, false) => session.with_forks(),
+            (false, _) => session,
         };
         let driver = Driver::start(
             session,

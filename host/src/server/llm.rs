@@ -64,7 +64,9 @@ impl Llm {
         loop {
             let result = {
                 let _turn = self.at_once.acquire().await;
-                self.completions.attempt(body.clone(), ATTEMPT_TIMEOUT_MS).await
+                self.completions
+                    .attempt(body.clone(), ATTEMPT_TIMEOUT_MS, &|_| {})
+                    .await
             };
             let failure = match result {
                 Ok(reply) => {

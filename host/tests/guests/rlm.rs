@@ -1,16 +1,21 @@
 //! The controller with real guests. The model is a script, behind a real endpoint on loopback.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::Json;
 use axum::Router;
+use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
+use futures_util::{StreamExt, stream};
 use sandglass::rlm::event::{RlmEvent, RlmEventKind, RunOutcome};
+use sandglass::speculate::Source;
 use sandglass_host::backend::{self, Settings};
 use sandglass_host::rlm::{Endpoint, Rlm, RlmOptions, Stop, run};
 use sandglass_host::{BackendKind, BudgetLimits};
@@ -19,7 +24,7 @@ use tokio::process::Command;
 
 use crate::support::{on_both, soon};
 
-on_both!(a_question_goes_two_levels_down);
+on_both!(a_question_goes_two_levels_down, code_runs_while_its_reply_comes);
 
 const KEY: &str = "a-key-of-nobody";
 
@@ -126,7 +131,11 @@ async fn finish(mut options: RlmOptions, backend: BackendKind) -> (Rlm, Vec<RlmE
     let events: Arc<Mutex<Vec<RlmEvent>>> = Arc::default();
     let all = Arc::clone(&events);
     options.on_event = Arc::new(move |event| all.lock().unwrap().push(event.clone()));
-    let launcher = backend::launcher(backend, &Settings::default()).await.unwrap();
+    let settings = Settings {
+        ahead: true,
+        ..Settings::default()
+    };
+    let launcher = backend::launcher(backend, &settings).await.unwrap();
     let done = soon(run(options, launcher, &Stop::default())).await;
     let events = events.lock().unwrap().clone();
     (done, events)
@@ -166,7 +175,7 @@ async fn a_question_goes_two_levels_down(backend: BackendKind) {
     let context = format!("alpha {}|gamma {far}", "beta ".repeat(1_000));
     let mut options = model.options("shout both", &context);
     options.max_depth = 2;
-    let (Rlm { finish, usage }, events) = finish(options, backend).await;
+    let (Rlm { finish, usage, .. }, events) = finish(options, backend).await;
     assert_eq!(
         (finish.outcome, finish.answer, finish.error),
         (RunOutcome::Answered, Some("ALPHA + GAMMA".into()), None)
@@ -213,6 +222,98 @@ async fn a_question_goes_two_levels_down(backend: BackendKind) {
     assert!(!serde_json::to_string(&events).unwrap().contains(KEY));
 }
 
+/// A reply that comes in these pieces; each after its pause, in which a copy of the guest can be made.
+fn writes(pieces: &[(u64, &str)]) -> Response {
+    let pieces = pieces.iter().map(|(pause, text)| (*pause, (*text).to_owned()));
+    let pieces: Vec<_> = pieces.collect();
+    let events = stream::iter(pieces).then(|(pause, text)| async move {
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        let piece = json!({ "choices": [{ "delta": { "content": text } }] });
+        Ok::<_, Infallible>(format!("data: {piece}\n\n"))
+    });
+    let end = r#"data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}"#;
+    let end = stream::once(async move { Ok(format!("{end}\n\ndata: [DONE]\n\n")) });
+    let body = Body::from_stream(events.chain(end));
+    ([("content-type", "text/event-stream")], body).into_response()
+}
+
+/// How much code ran ahead, and how much of it was used.
+fn tally(done: &Rlm, source: Source) -> (u32, u32) {
+    done.ahead
+        .get(&source)
+        .map_or((0, 0), |tally| (tally.started, tally.used))
+}
+
+async fn code_runs_while_its_reply_comes(backend: BackendKind) {
+    let model = Model::new(|asked, _| match asked.turn() {
+        0 => writes(&[
+            (0, "Let me count.\n```repl\nseen = [1]\nprint('first', seen)\n"),
+            (2_000, "seen.append(len(context))\n```\nThat is all: a-key-of-"),
+            (10, "nobody\n"),
+        ]),
+        // What ran is not what came: the reply began again.
+        1 if asked.told().contains("first [1]") => writes(&[(0, "```repl\nseen.append(3)\nFINAL(seen)\n```\n")]),
+        turn => panic!("turn {turn}: {}", asked.told()),
+    })
+    .await;
+    let (done, events) = finish(model.options("count", "four"), backend).await;
+    assert_eq!(done.finish.answer, Some("[1,4,3]".into()), "{:?}", done.finish.error);
+    assert_eq!(tally(&done, Source::Stream).1, 1, "{:?}", done.ahead);
+    let heard = events.iter().filter_map(|event| match &event.kind {
+        RlmEventKind::Text { text } => Some(text.as_str()),
+        _ => None,
+    });
+    let heard: String = heard.collect();
+    assert!(
+        heard.starts_with("Let me count.\n```repl\n") && heard.contains("That is all: [key]\n"),
+        "{heard}"
+    );
+    assert!(!serde_json::to_string(&events).unwrap().contains(KEY));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_ran_of_a_reply_that_broke_off_is_gone() {
+    let model = Model::new(|asked, before| match (before, asked.turn()) {
+        (0, _) => {
+            let cut =
+                "data: {\"choices\": [{\"delta\": {\"content\": \"```repl\\nseen = [0]\\nseen[0] += 1\\n\"}}]}\n\n";
+            ([("content-type", "text/event-stream")], cut).into_response()
+        }
+        (_, 0) => writes(&[(0, "```repl\n"), (0, "FINAL('seen' in globals())\n```\n")]),
+        (_, turn) => panic!("turn {turn}"),
+    })
+    .await;
+    let (done, events) = finish(model.options("look", "c"), BackendKind::Subprocess).await;
+    assert_eq!(done.finish.answer, Some("false".into()), "{:?}", done.finish.error);
+    let is_retry =
+        |event: &&RlmEvent| matches!(&event.kind, RlmEventKind::Retry { reason, .. } if reason.contains("cut"));
+    assert_eq!(events.iter().filter(is_retry).count(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_draft_runs_ahead_and_pays() {
+    let model = Model::new(|asked, _| match (asked.model.as_str(), asked.turn()) {
+        ("large", 0) => writes(&[(2_000, "```repl\nx = len(context)\nFINAL(x + 1)\n```\n")]),
+        ("small", 0) => runs("x = len(context)\nFINAL(x + 1)"),
+        other => panic!("{other:?}"),
+    })
+    .await;
+    let mut options = model.options("count", "four");
+    options.draft = Some(model.endpoint("small"));
+    let (done, _) = finish(options.clone(), BackendKind::Subprocess).await;
+    assert_eq!(done.finish.answer, Some("5".into()), "{:?}", done.finish.error);
+    assert_eq!(tally(&done, Source::Model), (1, 1), "{:?}", done.ahead);
+    assert_eq!((done.usage.calls, model.asked().len()), (2.0, 2));
+    // The other's reply told nobody what it used.
+    assert!(done.usage.output_tokens > 10.0 && done.usage.input_tokens > 100.0);
+
+    // The calls are for the run itself.
+    options.max_iterations = 3;
+    options.budget.max_calls = Some(3.0);
+    let (done, _) = finish(options, BackendKind::Subprocess).await;
+    assert_eq!((done.finish.answer, done.usage.calls), (Some("5".into()), 1.0));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_endpoint_that_refuses_fails_the_run_or_the_call() {
     let model = Model::new(|asked, _| match (asked.model.as_str(), asked.task(), asked.turn()) {
@@ -247,7 +348,7 @@ async fn a_budget_of_calls_holds_for_the_whole_tree() {
         max_calls: Some(3.0),
         ..BudgetLimits::default()
     };
-    let (Rlm { finish, usage }, events) = finish(options, BackendKind::Subprocess).await;
+    let (Rlm { finish, usage, .. }, events) = finish(options, BackendKind::Subprocess).await;
     assert_eq!((finish.outcome, finish.answer), (RunOutcome::Limit, None));
     let why = "the budget of 3 model calls is used up (maxCalls)";
     assert!(finish.error.unwrap().contains(why));

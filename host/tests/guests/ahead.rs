@@ -6,9 +6,9 @@ use futures_util::stream;
 use sandglass::Error;
 use sandglass::execution::Outcome;
 use sandglass::speculate::{Source, Tally};
-use sandglass_host::{BackendKind, ExecuteOptions, Sandbox};
+use sandglass_host::{BackendKind, ExecuteOptions, Limits, Sandbox};
 
-use crate::support::{builder, on_both};
+use crate::support::{builder, limits, on_both};
 
 on_both!(
     a_guest_has_nobody_killed_but_itself,
@@ -168,6 +168,47 @@ async fn a_copy_that_became_the_guest_ends_as_one(kind: BackendKind) {
     let run = sandbox.execute("x").await.unwrap();
     assert_eq!(run.error_type.as_deref(), Some("NameError"), "{kind}: it is a new one");
     sandbox.destroy().await;
+}
+
+/// With a real table of pandas', which no guest in bubblewrap can be given where only root can read the Python that has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_guessed_of_a_table_is_served() {
+    let kind = BackendKind::Subprocess;
+    let python = concat!(env!("CARGO_MANIFEST_DIR"), "/../.venv/bin/python");
+    let mut builders = [(); 2].map(|()| builder(kind).python(python).ahead(true).without_context());
+    builders[0] = builders[0].clone().predictions(true).limits(Limits {
+        max_ahead_share: 1.0,
+        ..limits()
+    });
+    let [guesser, plain] = builders;
+    let (guesser, plain) = (guesser.build().await.unwrap(), plain.build().await.unwrap());
+    let table = "import pandas as pd
+df = pd.DataFrame({'kind': ['a', 'b', 'c', 'b'] * 500_000, 'price': range(2_000_000)})
+print(len(df))";
+    for sandbox in [&guesser, &plain] {
+        assert_eq!(prints(sandbox, table).await, "2000000\n");
+    }
+    guesser.update_conversation("How are the values of `kind` distributed? I look at the value counts.");
+    finished(&guesser, Source::Conversation, 1).await;
+    let best = guesser.predictions().await.unwrap().swap_remove(0);
+    assert_eq!(
+        best.code, "print(df['kind'].value_counts())",
+        "written as the code before is"
+    );
+    assert_eq!(
+        (best.source, best.dependencies),
+        (Source::Conversation, vec!["df".to_owned(), "kind".to_owned()])
+    );
+    let (served, ran) = (prints(&guesser, &best.code).await, prints(&plain, &best.code).await);
+    assert_eq!(served, ran);
+    assert!(ran.contains("b    1000000\n"), "{ran}");
+    let tally = tally(&guesser, Source::Conversation).await;
+    assert!(tally.used == 1 && tally.time_saved > 0.0, "{kind}: {tally:?}");
+
+    assert_eq!(plain.predictions().await, Ok(Vec::new()), "nobody asked for guesses");
+    assert!(plain.stats().await.unwrap().ahead.code.is_empty());
+    guesser.destroy().await;
+    plain.destroy().await;
 }
 
 /// What the guest answers when it is asked for a copy: pidfds of whoever made its control socket, which is the host.

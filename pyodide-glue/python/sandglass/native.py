@@ -178,6 +178,9 @@ class Guest:
         elif kind == "check":
             plain = self._forks is not None and self._runtime.is_plain(request["code"])
             self._channel.post(f'{{"type":"checked","check":{request["check"]},"plain":{to_json(plain)}}}')
+        elif kind == "survey":
+            variables = to_json(self._runtime.survey())
+            self._channel.post(f'{{"type":"surveyed","survey":{request["survey"]},"variables":{variables}}}')
         elif kind == "fork":
             self._fork()
         elif kind in ("extend", "promote"):

@@ -27,6 +27,7 @@ struct Wanted {
     backend: BackendKind,
     is_channel: bool,
     ahead: bool,
+    predictions: bool,
     context: Json,
     limits: Limits,
     resources: Resources,
@@ -87,6 +88,7 @@ pub async fn create(
             .profile(wanted.profile)
             .output_fields(wanted.output_fields)
             .budget(wanted.budget)
+            .predictions(wanted.predictions)
             .on_llm_query({
                 let app = app.clone();
                 move |query| answer(app.clone(), query)
@@ -129,6 +131,7 @@ fn wanted(app: &App, fields: Map<String, Json>) -> Result<Wanted, ApiError> {
         backend: args.guest.backend,
         is_channel: false,
         ahead: false,
+        predictions: false,
         context: Json::Null,
         limits: Limits {
             boot_timeout_ms: args.boot_timeout_seconds * 1_000.0,
@@ -145,6 +148,13 @@ fn wanted(app: &App, fields: Map<String, Json>) -> Result<Wanted, ApiError> {
             "backend" => wanted.backend = backend_named(app, &value)?,
             "channel" => wanted.is_channel = flag(&name, &value)?,
             "ahead" => wanted.ahead = flag(&name, &value)?,
+            "predictions" => {
+                wanted.predictions = match value.as_str() {
+                    Some("auto") => true,
+                    Some("off") => false,
+                    _ => return Err(ApiError::option(&name, "must be auto or off")),
+                }
+            }
             "profile" => {
                 let profile = value.as_str().and_then(Profile::named);
                 let problem = || ApiError::option("profile", "must be default, rlm, rlm-legacy or dspy");
@@ -158,6 +168,10 @@ fn wanted(app: &App, fields: Map<String, Json>) -> Result<Wanted, ApiError> {
             "resources" => resources(&mut wanted.resources, value)?,
             _ => limit(app, &mut wanted, &name, &value)?,
         }
+    }
+    if wanted.predictions && !wanted.ahead {
+        let problem = "nothing that is predicted could run: \"ahead\" must be true";
+        return Err(ApiError::option("predictions", problem));
     }
     Ok(wanted)
 }

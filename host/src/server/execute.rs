@@ -11,6 +11,7 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
+use sandglass::speculate::Lines;
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -74,12 +75,16 @@ pub async fn execute(
     bodies::json(StatusCode::OK, size_of(&execution), execution).await
 }
 
-/// What may be run next.
+/// What may be run next, as far as anything is known.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Hint {
     /// The likeliest first.
-    codes: Vec<String>,
+    codes: Option<Vec<String>>,
+    /// Code that is being written, as far as it is there.
+    written: Option<String>,
+    /// The newest of what is talked about.
+    conversation: Option<String>,
 }
 
 /// `POST /v1/sessions/{id}/hint`.
@@ -93,7 +98,24 @@ pub async fn hint(
     let session = app.sessions.of(&account.owner, &id)?;
     let (sandbox, _in_use) = session.sandbox()?;
     let Taken { value: hint, .. } = take_json::<Hint>(&account, app.args.body_limits(), &headers, body).await?;
-    sandbox.hint(hint.codes);
+    let Hint {
+        codes,
+        written,
+        conversation,
+    } = hint;
+    if codes.is_none() && written.is_none() && conversation.is_none() {
+        let problem = "must be there, or \"written\", or \"conversation\"";
+        return Err(ApiError::option("codes", problem));
+    }
+    if let Some(text) = conversation {
+        sandbox.update_conversation(text);
+    }
+    if let Some(codes) = codes {
+        sandbox.hint(codes);
+    }
+    if let Some(code) = written {
+        sandbox.written(Lines::default().complete(&code));
+    }
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 

@@ -57,7 +57,18 @@ async fn hinted_code_runs_ahead() {
     let server = TestServer::start(&[]).await;
     let (status, _) = answer(server.post("/v1/sessions", &json!({ "ahead": 1 }))).await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
-    let id = server.session(json!({ "ahead": true })).await;
+    for wrong in [
+        json!({ "predictions": "auto" }),
+        json!({ "ahead": true, "predictions": true }),
+    ] {
+        let (status, body) = answer(server.post("/v1/sessions", &wrong)).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST);
+        assert!(
+            body["error"]["message"].as_str().unwrap().contains("predictions"),
+            "{body}"
+        );
+    }
+    let id = server.session(json!({ "ahead": true, "predictions": "auto" })).await;
     let hint = format!("/v1/sessions/{id}/hint");
     server.execute(&id, "x = []").await;
     // With more than one of a kind in a row, one that comes too late for its copy makes no difference.
@@ -68,13 +79,33 @@ async fn hinted_code_runs_ahead() {
         let run = server.execute(&id, "x.append(1); len(x)").await;
         assert_eq!(run["result"], round.to_string(), "{run}");
     }
+    // Code as it is written: what is not whole yet waits.
+    for round in 6..=10 {
+        for written in ["x.append(1)\nlen(", "x.append(1)\nlen(x)\n"] {
+            let (status, _) = answer(server.post(&hint, &json!({ "written": written, "conversation": "x" }))).await;
+            assert_eq!(status, StatusCode::NO_CONTENT);
+            tokio::time::sleep(std::time::Duration::from_millis(150)).await;
+        }
+        let run = server.execute(&id, "x.append(1)\nlen(x)\n").await;
+        assert_eq!(run["result"], round.to_string(), "{run}");
+    }
     let metrics = server.get("/metrics").send().await.unwrap().text().await.unwrap();
     let hits = metrics
         .lines()
         .find_map(|line| line.strip_prefix("rlm_proactive_cache_hits_total "));
     assert!(hits.is_some_and(|hits| hits.parse::<u32>().unwrap() > 0), "{metrics}");
-    let (status, _) = answer(server.post(&hint, &json!({ "codes": "x" }))).await;
-    assert_eq!(status, StatusCode::BAD_REQUEST);
+    for source in ["explicit", "stream"] {
+        let predicted = format!("rlm_proactive_predictions_total{{source=\"{source}\"}} ");
+        let predicted = metrics.lines().find_map(|line| line.strip_prefix(&predicted));
+        assert!(
+            predicted.is_some_and(|count| count.parse::<u32>().unwrap() > 0),
+            "{metrics}"
+        );
+    }
+    for wrong in [json!({ "codes": "x" }), json!({}), json!({ "code": ["x"] })] {
+        let (status, _) = answer(server.post(&hint, &wrong)).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{wrong}");
+    }
     server.stop().await;
 }
 

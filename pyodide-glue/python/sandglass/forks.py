@@ -225,13 +225,17 @@ class Forks:
                 if b"\nlock:" in info.read():
                     raise Refused("a file is locked, which a copy would not have")
 
-    def _children(self) -> set[int]:
+    def take_ends(self) -> None:
+        """Takes the ends of copies that were thrown away."""
         for pid in [*self._copies]:
             try:
                 if waitpid(pid, WNOHANG)[0]:
                     self._copies.discard(pid)
             except ChildProcessError:
                 self._copies.discard(pid)
+
+    def _children(self) -> set[int]:
+        self.take_ends()
         with open(f"/proc/self/task/{get_native_id()}/children", encoding="ascii") as file:
             return {int(pid) for pid in file.read().split()}
 

@@ -109,8 +109,9 @@ class Guest:
         self._threads: set[int] = {get_ident()}
         self._working: list[None] = []  # one for each thread of ours but the main one
         self._strays = Strays(self._threads, bridge.end_waits, reap_all)
-        if control:
+        if self._forks is not None:
             self._strays.spared = getppid()
+            self._strays.take_copies = self._forks.take_ends
         self._changes = Changes(getcwd())
         self._requests: SimpleQueue[tuple[dict[str, Any], list[Any]]] = SimpleQueue()
         self._max_file_bytes = self._max_files = 0.0

@@ -68,6 +68,8 @@ class Strays:
         self._pid = getpid()
         #: The process that stands over this one, in whose namespace both are.
         self.spared = 0
+        #: Takes the ends of copies of this process, which nobody here has started.
+        self.take_copies: Callable[[], object] = bool
         self._threads: dict[int, Any] = {}
         self._asked: dict[int, float] = {}
         self._told: set[tuple[int, int]] = set()
@@ -93,12 +95,8 @@ class Strays:
         if getpid() != self._pid:  # a copy that user code made
             return []
         lines = self._end_threads()
-        with suppress(ChildProcessError, ProcessLookupError):
-            # Most cells leave none, and then this is all: either call raises.
-            if self._all_processes:
-                kill(-1, 0)
-            else:
-                waitid(_ANY, 0, _PEEK)
+        self.take_copies()
+        if self._may_have_processes():
             lines += self._end_processes()
         return lines
 
@@ -155,6 +153,25 @@ class Strays:
         self._end_waits(told)
 
     # ---- processes ----
+
+    def _may_have_processes(self) -> bool:
+        """Whether there may be others than this one. Most cells leave none, and then this is all that is done."""
+        try:
+            if self._all_processes and not self.spared:
+                kill(-1, 0)
+            else:
+                waitid(_ANY, 0, _PEEK)
+        except (ChildProcessError, ProcessLookupError):
+            return self._all_processes and self.spared > 0 and self._has_siblings()
+        return True
+
+    def _has_siblings(self) -> bool:
+        """Whether the process that stands over this one has been given any that were this one's to adopt."""
+        try:
+            with open(f"/proc/{self.spared}/task/{self.spared}/children", "rb") as file:
+                return len(file.read().split()) > 1
+        except OSError:
+            return True
 
     def _end_processes(self) -> list[str]:
         _end_pools()

@@ -191,10 +191,10 @@ export function createBridge(post, mailbox, witness) {
       lastCall = 0;
     },
 
-    /** More of the text that is being written. @param {number} number @param {string} text */
-    extend(number, text) {
+    /** More of the text that is being written, or the last of it. @param {number} number @param {string} text @param {boolean} isLast */
+    extend(number, text, isLast) {
       if (number !== turn) return;
-      texts.push(text);
+      texts.push({ text, isLast });
       wake?.();
     },
 
@@ -215,8 +215,7 @@ export function createBridge(post, mailbox, witness) {
         nextLook = Math.min(deadline, time + BREATH_MS);
         holdUntil = time + HOLD_MS;
       }
-      const text = texts.shift();
-      return text === undefined ? { text: rest ?? "", isLast: true } : { text, isLast: false };
+      return texts.shift() ?? { text: rest ?? "", isLast: true };
     },
 
     /** Ends the turn; why Python was told to stop, if it was. */

@@ -313,7 +313,7 @@ function createHandler(post, send, bridge, witness, { python, packages, checkpoi
       case "promote":
         return bridge.promote(request.turn, request.rest);
       case "extend":
-        return bridge.extend(request.turn, request.text);
+        return bridge.extend(request.turn, request.text, request.last ?? false);
       case "check":
         return post({ type: "checked", check: request.check, plain: isPlain(request.code) });
       case "survey":

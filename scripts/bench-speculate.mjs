@@ -8,7 +8,8 @@
 //   hints     with the first block of a reply hinted at once it is closed
 //   stream    with the first block of a reply given to executeStream as it is written; runRlm does the same
 //   oracle    with the next code hinted at before the model has begun: the most that could be had
-// The models' pace is an assumption (PACE): recordings have no times that others could repeat.
+// The models' pace is an assumption (PACE): recordings have no times that others could repeat. A reply comes token by token, and that it ends is a
+// token too, as with any endpoint that streams.
 import { readFileSync, readdirSync } from "node:fs";
 import { cpus } from "node:os";
 import { join, relative } from "node:path";

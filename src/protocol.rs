@@ -46,7 +46,7 @@ pub enum Request {
     /// Run `code` as `<cell {execution}>`; the guest interrupts itself after `timeout_ms` of guest time. `ahead`: nobody has asked for it
     /// yet, so that it is told (`External`) when the code looks at what only the world can tell. `more`: this is the begin of code that is
     /// still being written, whole lines after which another statement begins; when it has run, the guest says `Waiting`, and the turn
-    /// goes on with `Extend`, at last with `Promote`. Only to guests in a browser.
+    /// goes on with `Extend`, at last with `Promote`.
     Execute {
         turn: u32,
         execution: u32,
@@ -59,13 +59,18 @@ pub enum Request {
         #[cfg_attr(feature = "wasm", tsify(optional))]
         more: bool,
     },
-    /// More of the code that is being written, to a guest that said `Waiting`.
-    Extend { turn: u32, text: String },
+    /// More of the code that is being written, to a guest that said `Waiting`; `last`: it is all there, as far as is known.
+    Extend {
+        turn: u32,
+        text: String,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        #[cfg_attr(feature = "wasm", tsify(optional))]
+        last: bool,
+    },
     /// Whether statements of this code may run before all of it is there: it compiles without a warning, and awaits nothing. No turn,
     /// and only between turns; answered by `Checked`.
     Check { check: u32, code: String },
-    /// What the next code may be about. No turn, and only between turns; answered by `Surveyed`. It runs no code of the user's. Only to
-    /// guests in a browser.
+    /// What the next code may be about. No turn, and only between turns; answered by `Surveyed`. It runs no code of the user's.
     Survey { survey: u32 },
     /// Answered by `Value`.
     GetVariable { turn: u32, name: String, timeout_ms: f64 },

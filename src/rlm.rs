@@ -13,12 +13,14 @@
 //! | [`event`] | what is told of a run: the lines of a trajectory |
 //! | [`replay`] | a recorded trajectory in the place of the model |
 //! | [`query`] | what Python is told of its queries |
+//! | [`draft`] | what drafts of replies may spend, and what they are for |
 //! | [`writing`] | what can be done while a reply still comes |
 //! | [`openai`] | the wire of `/chat/completions` endpoints, and when to try again |
 //! | [`limits`] | defaults and bounds |
 
 pub mod answer;
 pub mod controller;
+pub mod draft;
 pub mod event;
 pub mod history;
 pub mod integer;

@@ -427,7 +427,8 @@ impl<B: Body> Session<B> {
             Input::Used(call, usage) => self.host_used(call, &usage),
             Input::HostReturned(call, result) => self.host_returned(now, call, result),
             Input::Hint(predictions) => self.ahead.predict(predictions),
-            Input::Written(code, timeout_ms) => self.ahead.written(code, timeout_ms),
+            Input::Written(code, timeout_ms) if self.forks || self.saves() => self.ahead.written(code, timeout_ms),
+            Input::Written(..) => {} // there will be no copy
             Input::Conversation(text) => self.converse(now, &text),
             Input::Ahead(input) => self.ahead_input(now, *input),
             Input::Tick => {}

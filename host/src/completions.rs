@@ -70,7 +70,7 @@ impl Completions {
         query::without_key(text, self.key.as_deref())
     }
 
-    /// One attempt of so many milliseconds. `on_text` is told a reply that comes as a stream, line by line.
+    /// One attempt of so many milliseconds. `on_text` is told a reply that comes as a stream.
     ///
     /// # Errors
     /// Why there is no reply.
@@ -113,29 +113,39 @@ impl Completions {
     /// Reads a reply as it comes.
     async fn hear(&self, mut response: Response, on_text: OnText<'_>) -> Result<Reply, Failure> {
         let mut reader = StreamReader::default();
-        // A key has no line breaks: of whole lines, all of it is seen.
-        let mut line = String::new();
+        let mut held = String::new();
         while !reader.is_done()
             && let Some(piece) = response.chunk().await.map_err(cut)?
         {
-            line.push_str(&reader.push(&piece)?);
-            if let Some(end) = line.rfind('\n') {
-                let rest = line.split_off(end + 1);
-                on_text(&self.without_key(std::mem::replace(&mut line, rest)));
+            held = self.without_key(held + &reader.push(&piece)?);
+            let kept = held.split_off(held.len() - self.begins_key(&held));
+            if !held.is_empty() {
+                on_text(&held);
             }
+            held = kept;
         }
         let reply = reader.end()?;
-        if !line.is_empty() {
-            on_text(&self.without_key(line));
+        if !held.is_empty() {
+            on_text(&held);
         }
         Ok(Reply {
             text: self.without_key(reply.text),
             ..reply
         })
     }
+
+    /// How many bytes at the end of a text may be the begin of the key.
+    fn begins_key(&self, text: &str) -> usize {
+        let key = self.key.as_deref().unwrap_or_default();
+        let begins = (1..key.len()).rev().filter_map(|len| key.get(..len));
+        begins
+            .into_iter()
+            .find(|begin| text.ends_with(begin))
+            .map_or(0, str::len)
+    }
 }
 
-/// Is told whole lines of a reply, then what is behind the last of them.
+/// Is told what is new of a reply.
 pub(crate) type OnText<'a> = &'a (dyn Fn(&str) + Send + Sync);
 
 /// Reads the body of a response, as far as it comes, and no more than `most`.
@@ -191,6 +201,15 @@ mod tests {
         let endpoint = Completions::new("https://api.example/v1/", Some(" secret-key\n")).unwrap();
         assert_eq!(endpoint.url(), "https://api.example/v1/chat/completions");
         assert_eq!(endpoint.without_key("no secret-key".to_owned()), "no [key]");
+        for (text, held) in [
+            ("a secret-ke", "secret-ke"),
+            ("a s", "s"),
+            ("secret-key", ""),
+            ("ss", "s"),
+            ("", ""),
+        ] {
+            assert_eq!(endpoint.begins_key(text), held.len(), "{text}");
+        }
     }
 
     #[tokio::test]

@@ -214,9 +214,10 @@ impl Sandbox {
         self.driver.hint((0..).zip(codes).map(prediction).collect());
     }
 
-    /// Code that is being written, as far as its statements are complete, runs ahead; empty when nobody writes it any more.
-    pub(crate) fn written(&self, code: &str) {
-        self.driver.written(code, None);
+    /// Code that is being written, as far as its statements are complete, runs ahead, as one that will be executed with this `timeout`; empty when
+    /// nobody writes it any more.
+    pub(crate) fn written(&self, code: &str, timeout_ms: Option<f64>) {
+        self.driver.written(code, timeout_ms);
     }
 
     /// Runs code that comes piece by piece, as a model writes it. With [`SandboxBuilder::ahead`] its statements run in a copy of the guest as soon

@@ -14,8 +14,8 @@ import { createSandbox } from "../../pyodide-glue/index.js";
 /** What somebody would try who knows nothing of the session but the name of its variable. */
 const LIST = ["print(len(context))", "print(type(context))", "print(context[:500])", "print(context[:1000])"];
 const MEMO_BYTES = 16 << 20;
-/** How often a reply grows. */
-const TICK_MS = 50;
+/** Characters of a token: a reply grows by one at a time, and that it ends is one more. */
+const TOKEN = 4;
 
 const wait = (/** @type {number} */ ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
@@ -73,21 +73,25 @@ async function write(sandbox, { reply, executions }, way, { charsPerSecond }) {
   const begin = reply.indexOf(code);
   const end = begin + code.length;
   const lines = end + (reply[end] === "\n" ? 1 : 0); // of a block, whose fence comes then
+  const tokenMs = (1000 * TOKEN) / charsPerSecond;
+  const all = Math.ceil(reply.length / TOKEN) + 1;
   const began = performance.now();
   /** @type {ReturnType<typeof stream> | undefined} */
   let running;
-  let written = 0;
-  let hinted = false;
-  while (written < reply.length) {
-    await wait(TICK_MS);
+  let [tokens, written, hinted] = [0, 0, false];
+  while (tokens < all) {
+    await wait(began + (tokens + 1) * tokenMs - performance.now());
     const before = written;
-    written = Math.min(reply.length, Math.floor(((performance.now() - began) / 1000) * charsPerSecond));
+    tokens = Math.min(all, Math.floor((performance.now() - began) / tokenMs));
+    written = Math.min(reply.length, tokens * TOKEN);
     if (way === "stream" && code && written > begin) {
       running ??= stream(sandbox);
       running.push(reply.slice(Math.max(before, begin), Math.min(written, lines)));
     }
-    if (way === "templates" && written < begin) void sandbox.updateConversation(reply.slice(0, written));
-    if (way === "hints" && code && !hinted && written > end) {
+    const isLine = reply.slice(before, written).includes("\n"); // runRlm looks at whole lines
+    if (way === "templates" && written < begin && isLine) void sandbox.updateConversation(reply.slice(0, written));
+    // Whoever streams code tells as well that it ends here, as runRlm does.
+    if ((way === "hints" || way === "stream") && code && !hinted && written >= end + "\n```".length) {
       hinted = true;
       void sandbox.hint(code);
     }

@@ -13,7 +13,7 @@ use super::answer::{check, json_in};
 use super::event::{RlmEventKind, RunOutcome, TRAJECTORY_VERSION};
 use super::history::History;
 use super::limits::MAX_BLOCKS;
-use super::openai::{Reply, estimated_usage};
+use super::openai::Reply;
 use super::parse::{Block, Parsed, parse};
 use super::prompt::{self, ContextFacts, Setting};
 use super::schema::Schema;
@@ -272,9 +272,11 @@ impl Controller {
 
     fn replied(&mut self, now: f64, reply: Reply, ms: f64) {
         let estimated = reply.usage.is_none();
-        let usage = reply.usage.unwrap_or_else(|| estimated_usage(&self.asked, &reply.text));
+        let usage = Usage {
+            calls: 0.0,
+            ..reply.used(&self.asked)
+        };
         self.asked.clear();
-        let usage = Usage { calls: 0.0, ..usage };
         self.budget.charge(&usage);
         self.emit(RlmEventKind::ModelReplied {
             turn: self.turn,

@@ -16,6 +16,19 @@ pub struct Reply {
     pub usage: Option<Usage>,
     /// Whether the text ends where the endpoint's limit of tokens was reached.
     pub cut: bool,
+    /// What a token of the prompt costs, and one of the text, where the user has said it.
+    pub price: Option<[f64; 2]>,
+}
+
+impl Reply {
+    /// What it has used as the answer to these messages: by estimate, where the endpoint does not say.
+    pub fn used(&self, asked: &[Message]) -> Usage {
+        let mut usage = self.usage.unwrap_or_else(|| estimated_usage(asked, &self.text));
+        if let Some([input, output]) = self.price {
+            usage.cost = usage.input_tokens * input + usage.output_tokens * output;
+        }
+        usage
+    }
 }
 
 /// Why an attempt brought no reply.
@@ -230,6 +243,7 @@ impl Reading {
             text: self.text,
             usage: self.usage,
             cut: self.cut,
+            price: None,
         })
     }
 }
@@ -344,7 +358,7 @@ pub fn retry_in(failure: &Failure, attempt: u32, max_retries: u32, chance: f64) 
 }
 
 /// What a call has used where the endpoint does not say: an estimate of the tokens.
-pub fn estimated_usage(messages: &[Message], reply: &str) -> Usage {
+fn estimated_usage(messages: &[Message], reply: &str) -> Usage {
     let prompt: usize = messages
         .iter()
         .map(|message| super::estimate_tokens(&message.content) + 4)

@@ -1,7 +1,7 @@
 //! What can be done while the model still writes: what its code imports is fetched, the first block of its reply runs as it comes, and
 //! before there is one, what it says is for guesses. The blocks after it find another state than the one that there is now.
 
-use super::parse::{code_so_far, parse};
+use super::parse::parse;
 use crate::limits::MAX_WRITTEN_BYTES;
 use crate::speculate::Lines;
 
@@ -16,6 +16,8 @@ pub struct Writing {
     /// How much of the first block is known to be complete, and whether all of it is there.
     sent: usize,
     is_closed: bool,
+    /// Whether it is too long to be looked at.
+    is_over: bool,
 }
 
 /// What can be done about what there is of a reply.
@@ -25,7 +27,7 @@ pub enum Step {
     Prepare(String),
     /// To run this: the first block as far as its statements are complete.
     Written(String),
-    /// To run this: the first block, when all of it is there and nothing of it was known to be complete.
+    /// To run this: the first block, when all of it is there.
     Hint(String),
     /// To guess by this, since there is no code yet.
     Words(String),
@@ -34,31 +36,51 @@ pub enum Step {
 impl Writing {
     /// More of it has come; what can be done about that.
     pub fn hear(&mut self, text: &str) -> Vec<Step> {
-        if self.text.len() + text.len() > MOST_BYTES {
+        self.is_over = self.is_over || self.text.len() + text.len() > MOST_BYTES;
+        if self.is_over {
             return Vec::new();
         }
         self.text.push_str(text);
-        if !text.contains('\n') {
+        let end = self.text.rfind('\n').map_or(0, |end| end + 1);
+        // What looks like the end of a block is taken for it, before it is known whether its line ends there, too: most often the reply does.
+        let is_fenced = !self.is_closed && is_fence(&self.text[end..]);
+        if !text.contains('\n') && !is_fenced {
             return Vec::new();
         }
-        let mut steps = vec![Step::Prepare(code_so_far(&self.text))];
-        let whole_lines = self.text.rfind('\n').map_or("", |end| &self.text[..end]);
-        let first = parse(whole_lines).blocks.into_iter().next();
-        if let Some(block) = first.filter(|_| !self.is_closed) {
+        let known = if is_fenced {
+            self.text.as_str()
+        } else {
+            &self.text[..end]
+        };
+        let blocks = parse(known).blocks;
+        let mut steps = Vec::new();
+        if text.contains('\n') {
+            steps.push(Step::Prepare(
+                blocks.iter().map(|block| format!("{}\n", block.code)).collect(),
+            ));
+        }
+        if let Some(block) = blocks.into_iter().next().filter(|_| !self.is_closed) {
             self.is_closed = block.closed;
             let code = format!("{}\n", block.code);
             let complete = self.lines.complete(&code);
             if complete.len() > self.sent {
                 self.sent = complete.len();
                 steps.push(Step::Written(complete.to_owned()));
-            } else if block.closed && self.sent == 0 {
+            }
+            if block.closed {
                 steps.push(Step::Hint(block.code));
             }
         } else if !self.is_closed {
-            steps.push(Step::Words(whole_lines.to_owned()));
+            steps.push(Step::Words(known.to_owned()));
         }
         steps
     }
+}
+
+/// Whether a line may be the end of a block.
+fn is_fence(line: &str) -> bool {
+    let line = line.trim();
+    line.len() >= 3 && ['`', '~'].into_iter().any(|mark| line.chars().all(|char| char == mark))
 }
 
 #[cfg(all(test, not(target_arch = "wasm32")))]
@@ -86,26 +108,33 @@ mod tests {
             "```repl\nnot_now()\n```\n",
         ];
         let done = steps(&pieces);
-        assert_eq!(done[0], Step::Words("Let me look.".to_owned()));
+        assert_eq!(done[0], Step::Words("Let me look.\n".to_owned()));
         let written: Vec<_> = done.iter().filter(|step| !matches!(step, Step::Words(_))).collect();
         let expected = [
             "a = 1",
             "a = 1\nfor i in range(3):",
             "a = 1\nfor i in range(3):\n    print(i)\nb = 2",
         ];
-        let expected = expected.map(|code| Step::Written(code.to_owned()));
+        let mut expected = expected.map(|code| Step::Written(code.to_owned())).to_vec();
+        expected.push(Step::Hint("a = 1\nfor i in range(3):\n    print(i)\nb = 2".to_owned()));
         assert_eq!(written, expected.iter().collect::<Vec<_>>());
     }
 
     #[test]
-    fn a_block_that_begins_no_statement_is_a_hint_when_all_of_it_is_there() {
-        let done = steps(&["```repl\n", "  print(len(context))\n", "```", "\n", "More.\n"]);
-        assert_eq!(done.last(), Some(&Step::Hint("  print(len(context))".to_owned())));
+    fn a_reply_that_ends_with_its_block_is_whole_before_it_ends() {
+        let done = steps(&["```repl\nfor i in range(3):\n", "    print(i)\n", "``", "`"]);
+        let written = Step::Written("for i in range(3):".to_owned());
+        let whole = Step::Hint("for i in range(3):\n    print(i)".to_owned());
+        assert_eq!(done, [written, whole]);
+        // What looked like an end and was none.
+        let done = steps(&["````repl\nx = '''\n", "```", "\n'''\n"]);
+        assert!(!done.iter().any(|step| matches!(step, Step::Hint(_))), "{done:?}");
     }
 
     #[test]
     fn a_long_reply_is_not_read_again_and_again() {
         let long = "x = 1\n".repeat(MOST_BYTES / 6 + 1);
-        assert_eq!(steps(&["```repl\n", &long]), steps(&["```repl\n"]));
+        let behind = ["```repl\n", &long, "y = 1\n", "```\n"];
+        assert_eq!(steps(&behind), steps(&["```repl\n"]));
     }
 }

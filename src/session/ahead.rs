@@ -53,6 +53,18 @@ struct Writing {
     timeout_ms: Option<f64>,
     /// Whether it was begun, or refused: it is not begun again.
     tried: bool,
+    /// What all of it will be, when somebody has told.
+    whole: Option<String>,
+}
+
+impl Writing {
+    /// What there is of it, and whether that is all.
+    fn text(&self) -> (&str, bool) {
+        match &self.whole {
+            Some(whole) => (whole, true),
+            None => (&self.code, false),
+        }
+    }
 }
 
 /// Code that runs ahead, or did.
@@ -61,6 +73,8 @@ pub(super) struct Ahead<B> {
     copy: Box<Session<B>>,
     /// Of code that is being written, what the guest was sent so far.
     prediction: Prediction,
+    /// Whether it was all there, of code that was being written.
+    is_whole: bool,
     timeout_ms: f64,
     /// When its guest was begun with, and its code.
     prepared_at: f64,
@@ -130,23 +144,32 @@ impl<B: Body> Aheads<B> {
 
     /// See [`Input::Hint`].
     pub(super) fn predict(&mut self, predictions: Vec<Prediction>) {
+        if let Some(writing) = &mut self.writing {
+            let goes_on = |code: &&String| {
+                let rest = code.strip_prefix(&writing.code);
+                code.len() <= MAX_WRITTEN_BYTES && rest.is_some_and(begins_with_line_end)
+            };
+            let whole = predictions.iter().map(|prediction| &prediction.code).find(goes_on);
+            writing.whole = whole.cloned();
+        }
         self.predictor.predict(predictions);
     }
 
     /// See [`Input::Written`].
     pub(super) fn written(&mut self, code: String, timeout_ms: Option<f64>) {
-        if code.is_empty() {
-            self.writing = None;
+        let before = self.writing.take();
+        if code.is_empty() || code.len() > MAX_WRITTEN_BYTES {
             return;
         }
-        let tried = self
-            .writing
-            .take()
-            .is_some_and(|before| before.tried && code.starts_with(&before.code));
+        let before = before.filter(|before| code.starts_with(&before.code));
+        let tried = before.as_ref().is_some_and(|before| before.tried);
+        let whole = before.and_then(|before| before.whole);
+        let whole = whole.filter(|whole| whole.strip_prefix(&code).is_some_and(begins_with_line_end));
         self.writing = Some(Writing {
             code,
             timeout_ms,
             tried,
+            whole,
         });
     }
 
@@ -171,7 +194,7 @@ impl<B: Body> Aheads<B> {
                 earliest(run.copy.wake_at().map(|at| at + run.rested), over).map(|at| at + ROUNDING_MS)
             }
             Stage::Asked(_, since) => Some(since + PROMOTION_MS),
-            Stage::Waiting(_) if more.is_some() => Some(run.extended_at + EXTEND_MS),
+            Stage::Waiting(_) if more.is_some() => Some(run.extends_at(more)),
             Stage::Over(_) | Stage::Waiting(_) => Some(run.gives_up_at()),
         };
         match run.check {
@@ -224,10 +247,22 @@ impl<B: Body> Ahead<B> {
 
     /// Whether it waits for what there is now of the code that is being written.
     fn can_take(&self, writing: &Writing) -> bool {
+        let (text, is_whole) = writing.text();
         matches!(self.stage, Stage::Waiting(_))
-            && writing.code.len() > self.prediction.code.len()
-            && writing.code.len() <= MAX_WRITTEN_BYTES
-            && writing.code.starts_with(&self.prediction.code)
+            && (is_whole || text.len() > self.prediction.code.len())
+            && text.starts_with(&self.prediction.code)
+    }
+
+    /// Whether it runs what is being written, as far as anybody knows.
+    fn may_be_of(&self, writing: &Writing) -> bool {
+        let known = &self.prediction.code;
+        writing.text().0.starts_with(known) || (self.is_whole && known.starts_with(&writing.code))
+    }
+
+    /// When it may be given that: not all the time, but at once when it is all.
+    fn extends_at(&self, writing: Option<&Writing>) -> f64 {
+        let is_whole = writing.is_some_and(|writing| writing.text().1);
+        self.extended_at + if is_whole { 0.0 } else { EXTEND_MS }
     }
 
     /// Tells the guest that its code has come.
@@ -251,7 +286,7 @@ impl<B: Body> Ahead<B> {
             _ => execution.timeout_ms.total_cmp(&own).is_eq() && max_time.is_none(),
         };
         let in_budget = session.expires_at().is_none_or(|ends_at| now + took <= ends_at);
-        let same = if self.is_written() {
+        let same = if self.is_written() && !self.is_whole {
             // Of another code that begins so, this may be half a line.
             let rest = execution.code.strip_prefix(&self.prediction.code);
             execution.code.len() <= MAX_WRITTEN_BYTES && rest.is_some_and(begins_with_line_end)
@@ -307,16 +342,22 @@ impl<B: Body> Session<B> {
         self.ahead.predictor.forget();
         let Some(writing) = &mut self.ahead.writing else { return };
         match &mut self.ahead.run {
-            Some(run) if run.is_written() && writing.code.starts_with(&run.prediction.code) => {
+            Some(run) if run.is_written() && run.may_be_of(writing) => {
                 let Stage::Waiting(turn) = run.stage else { return };
-                if run.can_take(writing) && now >= run.extended_at + EXTEND_MS {
-                    let text = writing.code[run.prediction.code.len()..].to_owned();
+                if run.can_take(writing) && now >= run.extends_at(Some(writing)) {
+                    let (code, last) = writing.text();
+                    let text = code[run.prediction.code.len()..].to_owned();
                     run.prediction.code.push_str(&text);
                     run.rested += run.rests_since.take().map_or(0.0, |since| now - since);
                     run.extended_at = now;
                     run.stage = Stage::Running(turn);
-                    let extend = Effect::Post(Request::Extend { turn, text }, None);
+                    run.is_whole = last;
+                    let extend = Effect::Post(Request::Extend { turn, text, last }, None);
                     self.effects.push(Effect::Ahead(Box::new(extend)));
+                    if last {
+                        let code = run.prediction.code.clone();
+                        self.check(now, code); // its guest is idle, and will be asked something else later
+                    }
                 }
                 return;
             }
@@ -327,9 +368,9 @@ impl<B: Body> Session<B> {
         let Some(writing) = self.ahead.writing.as_ref().filter(|writing| !writing.tried) else {
             return;
         };
+        let Some(copy) = self.exact_copy() else { return };
         let timeout_ms = writing.timeout_ms;
         let prediction = Prediction::told(0, writing.code.clone(), Source::Stream, 1.0);
-        let Some(copy) = self.exact_copy() else { return };
         if let Some(writing) = &mut self.ahead.writing {
             writing.tried = true;
         }
@@ -354,6 +395,7 @@ impl<B: Body> Session<B> {
         };
         let effects = copy.handle(now, Input::Command(0, execute));
         self.ahead.run = Some(Ahead {
+            is_whole: false,
             timeout_ms: timeout_ms.unwrap_or(copy.limits.timeout_ms),
             copy: Box::new(copy),
             prediction,
@@ -401,7 +443,7 @@ impl<B: Body> Session<B> {
                 let size = (text_of(event).len() + body.as_ref().map_or(0, Body::size)) as f64;
                 run.bytes += size + EVENT_BYTES;
                 // Code that is still being written has no end.
-                let too_soon = run.is_written() && matches!(event, Event::Executed { .. });
+                let too_soon = run.is_written() && !run.is_whole && matches!(event, Event::Executed { .. });
                 let external = matches!(event, Event::External { .. });
                 if !goes_on || run.bytes > MAX_AHEAD_BYTES || external || too_soon {
                     return self.drop_ahead();
@@ -489,7 +531,12 @@ impl<B: Body> Session<B> {
             }
             Stage::Asked(_, since) if now < since + PROMOTION_MS => {}
             Stage::Over(_) | Stage::Waiting(_) if now < run.gives_up_at() => {}
-            Stage::Asked(..) | Stage::Over(_) | Stage::Waiting(_) => self.drop_ahead(),
+            Stage::Asked(..) | Stage::Over(_) | Stage::Waiting(_) => {
+                if run.is_written() {
+                    self.ahead.writing = None; // nobody has gone on with it
+                }
+                self.drop_ahead();
+            }
         }
     }
 
@@ -511,11 +558,8 @@ impl<B: Body> Session<B> {
         if run.is_written() {
             match run.check {
                 Check::NotAsked => {
-                    self.ahead.last_check += 1;
-                    let check = self.ahead.last_check;
-                    run.check = Check::Asked(check, now);
                     let code = execution.code.clone();
-                    self.post(Request::Check { check, code }, None);
+                    self.check(now, code);
                     return true;
                 }
                 Check::Asked(..) => return true,
@@ -532,6 +576,16 @@ impl<B: Body> Session<B> {
                 true
             }
             _ => false,
+        }
+    }
+
+    /// Asks the session's own guest whether code may have run piece by piece.
+    fn check(&mut self, now: f64, code: String) {
+        if let Some(run) = &mut self.ahead.run {
+            self.ahead.last_check += 1;
+            let check = self.ahead.last_check;
+            run.check = Check::Asked(check, now);
+            self.post(Request::Check { check, code }, None);
         }
     }
 

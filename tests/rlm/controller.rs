@@ -44,6 +44,7 @@ fn said(text: &str) -> Reply {
             ..Usage::default()
         }),
         cut: false,
+        price: None,
     }
 }
 

@@ -2,8 +2,7 @@
 
 use proptest::prelude::*;
 use sandglass::rlm::openai::{
-    Failure, Reply, RetryAfter, StreamReader, completions_url, estimated_usage, read_reply, refusal, request_body,
-    retry_in,
+    Failure, Reply, RetryAfter, StreamReader, completions_url, read_reply, refusal, request_body, retry_in,
 };
 use sandglass::rlm::{Message, Role};
 use serde_json::{Value, json};
@@ -198,8 +197,18 @@ fn pauses_grow_and_retry_after_is_heeded() {
 
 #[test]
 fn usage_is_estimated_where_nobody_tells() {
-    let usage = estimated_usage(&[Message::new(Role::User, "x".repeat(400))], &"é".repeat(10));
-    assert_eq!((usage.input_tokens, usage.output_tokens), (104.0, 10.0));
+    let asked = [Message::new(Role::User, "x".repeat(400))];
+    let mut reply = Reply {
+        text: "é".repeat(10),
+        ..Reply::default()
+    };
+    let usage = reply.used(&asked);
+    assert_eq!(
+        (usage.input_tokens, usage.output_tokens, usage.cost),
+        (104.0, 10.0, 0.0)
+    );
+    reply.price = Some([0.5, 2.0]);
+    assert_eq!(reply.used(&asked).cost, 72.0, "estimates cost as well");
 }
 
 proptest! {

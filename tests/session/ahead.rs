@@ -751,7 +751,8 @@ fn code_that_is_being_written_runs_as_it_comes() {
         world.second_told(),
         Some(&Request::Extend {
             turn,
-            text: "\nb".to_owned()
+            text: "\nb".to_owned(),
+            last: false
         })
     );
     world.sleep(20.0);
@@ -797,6 +798,56 @@ fn code_that_is_being_written_runs_as_it_comes() {
 }
 
 #[test]
+fn when_all_of_it_is_known_the_rest_runs_at_once() {
+    let mut world = written("a\nfor x in y:");
+    let whole = "a\nfor x in y:\n    b";
+    world.hint(&["something else"]);
+    assert!(
+        !matches!(world.second_told(), Some(Request::Extend { .. })),
+        "it comes for certain"
+    );
+    world.hint(&[whole]);
+    let turn = world.second_turn();
+    let rest = Request::Extend {
+        turn,
+        text: "\n    b".to_owned(),
+        last: true,
+    };
+    assert_eq!(world.second_told(), Some(&rest));
+    assert_eq!(
+        world.asked_for(),
+        format!("check {whole}"),
+        "before anybody waits for it"
+    );
+    world.checks(true);
+    world.sleep(20.0);
+    world.second_ends(ok());
+    // Nobody asks the guest that ran it any more, and nobody waits.
+    world.wait(1_000.0);
+    let ticket = world.execute(whole);
+    let execution = world.execution(ticket);
+    assert_eq!((execution.outcome, execution.stdout.as_str()), (Outcome::Ok, "begun\n"));
+    assert_eq!((execution.duration, streams(&world).used), (50.0, 1));
+}
+
+#[test]
+fn what_was_told_of_the_rest_may_be_wrong() {
+    for (told, comes, plain) in [
+        ("a\nb", "a\nc", true),
+        ("a\nb", "a\nb\nc", true),
+        ("a\nb", "a\nb", false),
+    ] {
+        let mut world = written("a");
+        world.hint(&[told]);
+        world.checks(plain);
+        if plain {
+            world.second_ends(ok());
+        }
+        assert_run_whole(&mut world, comes);
+    }
+}
+
+#[test]
 fn what_has_waited_has_all_the_time_that_is_left() {
     let mut world = written("a");
     world.wait(20_000.0);
@@ -832,7 +883,14 @@ fn it_takes_a_little_at_a_time() {
     world.writes("a\nb\nc");
     world.wait(100.0);
     let text = "\nb\nc".to_owned();
-    assert_eq!(world.second_told(), Some(&Request::Extend { turn, text }));
+    assert_eq!(
+        world.second_told(),
+        Some(&Request::Extend {
+            turn,
+            text,
+            last: false
+        })
+    );
     world.writes("a\nb\nc\nd");
     world.wait(200.0);
     assert!(
@@ -841,7 +899,14 @@ fn it_takes_a_little_at_a_time() {
     );
     world.second_says(Event::Waiting { turn }, None);
     let text = "\nd".to_owned();
-    assert_eq!(world.second_told(), Some(&Request::Extend { turn, text }));
+    assert_eq!(
+        world.second_told(),
+        Some(&Request::Extend {
+            turn,
+            text,
+            last: false
+        })
+    );
 }
 
 #[test]
@@ -892,7 +957,7 @@ fn code_that_becomes_something_else_runs_whole() {
     let check = world
         .guest
         .as_mut()
-        .and_then(|guest| guest.check.take())
+        .and_then(|guest| guest.checks.pop_front())
         .expect("asked");
     world.event(Event::Checked { check, plain: true });
     assert_eq!(world.execute("1"), 3);

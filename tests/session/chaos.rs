@@ -412,7 +412,7 @@ impl World {
                 }
             }
             Step::Checks(plain) => {
-                if self.guest.as_ref().is_some_and(|guest| guest.check.is_some()) {
+                if self.guest.as_ref().is_some_and(|guest| !guest.checks.is_empty()) {
                     self.checks(plain);
                 }
             }

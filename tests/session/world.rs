@@ -1,6 +1,6 @@
 //! A host and a guest for a session to live between. What a driver may rely on is asserted after every single input.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use sandglass::budget::{Budget, BudgetLimits};
 use sandglass::execution::{CodeExecution, LostVariable};
@@ -34,8 +34,8 @@ pub(crate) struct Guest {
     pub(crate) promoting: bool,
     /// Whether it waits for more of its code.
     pub(crate) waiting: bool,
-    /// The check that it was asked for.
-    pub(crate) check: Option<u32>,
+    /// The checks that it was asked for and has not answered.
+    pub(crate) checks: VecDeque<u32>,
     /// What it was asked to tell.
     pub(crate) survey: Option<u32>,
 }
@@ -394,7 +394,7 @@ impl World {
 
     /// The guest says what it was asked about code that was being written.
     pub(crate) fn checks(&mut self, plain: bool) {
-        let check = self.guest.as_mut().and_then(|guest| guest.check.take());
+        let check = self.guest.as_mut().and_then(|guest| guest.checks.pop_front());
         let check = check.expect("it was not asked");
         self.event(Event::Checked { check, plain });
     }
@@ -539,7 +539,7 @@ impl World {
         self.awaited.retain(|ticket| !self.answers.contains_key(ticket));
         let first = self.awaited.first().copied().unwrap_or(Ticket::MAX);
         let joins = self.second.as_ref().is_some_and(|guest| guest.promoting)
-            || self.second.is_some() && self.guest.as_ref().is_some_and(|guest| guest.check.is_some());
+            || self.second.is_some() && self.guest.as_ref().is_some_and(|guest| !guest.checks.is_empty());
         assert!(
             !waits
                 || joins
@@ -726,7 +726,7 @@ impl World {
             }
             Request::Check { check, .. } => {
                 assert!(guest.ready && guest.turn.is_none(), "asked a guest that is busy");
-                assert!(guest.check.replace(*check).is_none(), "two checks at a time");
+                guest.checks.push_back(*check);
                 None
             }
             Request::Survey { survey } => {

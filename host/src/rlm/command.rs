@@ -238,6 +238,10 @@ fn options(args: &RlmArgs) -> Result<RlmOptions, Error> {
     (model.stream, sub_model.stream) = (!args.no_stream, !args.no_stream);
     let mut options = RlmOptions::new(args.task.clone(), context, model)?;
     options.more_contexts = contexts.collect();
+    if args.draft && args.sub_model.is_none() && args.sub_url.is_none() {
+        let problem = "needs --sub-model or --sub-url: a model is no faster than itself";
+        return Err(Error::invalid("draft", problem));
+    }
     options.draft = args.draft.then(|| sub_model.clone());
     options.sub_model = sub_model;
     options.max_depth = args.max_depth;

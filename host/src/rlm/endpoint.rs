@@ -62,6 +62,11 @@ impl Endpoint {
         })
     }
 
+    /// Whether it is the same model at the same place.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.model == other.model && self.completions.url() == other.completions.url()
+    }
+
     /// Asks, again where that may help. `on_text` is told the reply as it comes, where somebody listens and the endpoint streams; `on_retry`
     /// the attempt that failed, whose text does not count, the milliseconds until the next, and why.
     pub(crate) async fn ask(
@@ -77,11 +82,11 @@ impl Endpoint {
         let mut attempt = 1;
         loop {
             let failure = match self.completions.attempt(body.clone(), self.timeout_ms, on_text).await {
-                Ok(mut reply) => {
-                    if let (Some(usage), Some([input, output])) = (&mut reply.usage, self.price) {
-                        usage.cost = usage.input_tokens * input + usage.output_tokens * output;
-                    }
-                    return Ok(reply);
+                Ok(reply) => {
+                    return Ok(Reply {
+                        price: self.price,
+                        ..reply
+                    });
                 }
                 Err(failure) => failure,
             };

@@ -82,11 +82,11 @@ impl Repl {
         Ok((executed.run, declared))
     }
 
-    /// Does what can be done while a reply comes.
+    /// Does what can be done while a reply comes. Native guests have all the packages that they will ever have.
     pub(super) fn prepare(&self, step: Step) {
         match step {
-            Step::Prepare(_) => {} // there is nothing to fetch
-            Step::Written(code) => self.sandbox.written(&code),
+            Step::Prepare(_) => {}
+            Step::Written(code) => self.sandbox.written(&code, None),
             Step::Hint(code) => self.sandbox.hint([code]),
             Step::Words(text) => self.sandbox.update_conversation(text),
         }
@@ -99,7 +99,7 @@ impl Repl {
 
     /// Nothing more of a reply comes than was asked for.
     pub(super) fn nothing_is_written(&self) {
-        self.sandbox.written("");
+        self.sandbox.written("", None);
     }
 
     /// Ends it; when this returns, nothing of it is left.

@@ -8,7 +8,7 @@ use sandglass::budget::{Budget, BudgetLimits, Usage};
 use sandglass::rlm::answer::text;
 use sandglass::rlm::controller::{Controller, Effect, Finish, Input, Task};
 use sandglass::rlm::event::{RlmEvent, RlmEventKind, RunOutcome};
-use sandglass::rlm::openai::{Reply, estimated_usage};
+use sandglass::rlm::openai::Reply;
 use sandglass::rlm::writing::Writing;
 use sandglass::rlm::{Message, Role, query};
 use sandglass::speculate::{Source, Tally};
@@ -219,8 +219,10 @@ impl Run {
             if !has_begun.swap(true, Ordering::Relaxed) {
                 begins.notify_one();
             }
-            let steps = writing.lock().unwrap_or_else(PoisonError::into_inner).hear(text);
-            steps.into_iter().for_each(|step| repl.prepare(step));
+            if self.tree.launcher.forks() {
+                let steps = writing.lock().unwrap_or_else(PoisonError::into_inner).hear(text);
+                steps.into_iter().for_each(|step| repl.prepare(step));
+            }
             self.emit(RlmEventKind::Text { text: text.to_owned() });
         };
         let begin_again = || {
@@ -229,7 +231,10 @@ impl Run {
         };
         begin_again();
         let drafting = async {
-            let Some(endpoint) = &options.draft else { return };
+            // Nor is a model asked for a draft of its own reply.
+            let Some(endpoint) = options.draft.as_ref().filter(|draft| !draft.is(model)) else {
+                return;
+            };
             let own_calls = options.max_iterations.saturating_sub(turn) + 1;
             let drafted = tokio::select! {
                 biased;
@@ -396,9 +401,9 @@ impl Run {
             .answer(sub_model, &messages, Ask::Query(call, model.as_deref()), stop)
             .await
         {
-            Ok(Reply { text, usage, .. }) => {
-                let usage = usage.unwrap_or_else(|| estimated_usage(&messages, &text));
-                Ok((text, Some(Usage { calls: 0.0, ..usage })))
+            Ok(reply) => {
+                let usage = reply.used(&messages);
+                Ok((reply.text, Some(Usage { calls: 0.0, ..usage })))
             }
             Err(NoAnswer::Stopped) => Err("nobody waits for the answer any more".to_owned()),
             Err(NoAnswer::Failed(error)) => Err(error),

@@ -87,7 +87,7 @@ impl SandboxBuilder {
     }
 
     /// Whether code that is hinted, or still being written, may run before it is asked for: see [`Sandbox::hint`]. Off by default, and only
-    /// in bubblewrap and plain processes, on Linux 5.11 and newer on `x86_64`; elsewhere nothing runs ahead.
+    /// in bubblewrap and plain processes, on Linux 5.11 and newer on `x86_64`; elsewhere nothing runs ahead. With a [launcher](SandboxBuilder::launcher), that one's [settings](Settings::ahead) say so.
     #[must_use]
     pub fn ahead(mut self, ahead: bool) -> Self {
         self.settings.ahead = ahead;

@@ -11,6 +11,7 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
+use sandglass::Limits;
 use sandglass::speculate::Lines;
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
@@ -51,13 +52,7 @@ pub async fn execute(
     let (_, in_use) = session.sandbox()?;
     let place = account.execution()?;
     let Taken { value: run, held, .. } = take_json::<Run>(&account, app.args.body_limits(), &headers, body).await?;
-    let most_ms = app.args.max_timeout_seconds * 1_000.0;
-    if run.timeout.is_some_and(|ms| ms > most_ms) {
-        return Err(ApiError::option(
-            "timeout",
-            format!("may be {most_ms} ms at most on this server"),
-        ));
-    }
+    check_timeout(&app, run.timeout)?;
     if let Some(folder) = session.folder() {
         folder.room().await?;
     }
@@ -75,14 +70,27 @@ pub async fn execute(
     bodies::json(StatusCode::OK, size_of(&execution), execution).await
 }
 
+fn check_timeout(app: &App, timeout: Option<f64>) -> Result<(), ApiError> {
+    let most_ms = app.args.max_timeout_seconds * 1_000.0;
+    match timeout {
+        Some(ms) if ms > most_ms => {
+            let problem = format!("may be {most_ms} ms at most on this server");
+            Err(ApiError::option("timeout", problem))
+        }
+        Some(ms) => Ok(Limits::default().set("timeout", ms)?),
+        None => Ok(()),
+    }
+}
+
 /// What may be run next, as far as anything is known.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Hint {
     /// The likeliest first.
     codes: Option<Vec<String>>,
-    /// Code that is being written, as far as it is there.
+    /// Code that is being written, as far as it is there, and the `timeout` that it will be executed with.
     written: Option<String>,
+    timeout: Option<f64>,
     /// The newest of what is talked about.
     conversation: Option<String>,
 }
@@ -97,12 +105,15 @@ pub async fn hint(
 ) -> Result<Response, ApiError> {
     let session = app.sessions.of(&account.owner, &id)?;
     let (sandbox, _in_use) = session.sandbox()?;
+    let _place = account.execution()?; // none runs ahead either where no more may run
     let Taken { value: hint, .. } = take_json::<Hint>(&account, app.args.body_limits(), &headers, body).await?;
     let Hint {
         codes,
         written,
+        timeout,
         conversation,
     } = hint;
+    check_timeout(&app, timeout)?;
     if codes.is_none() && written.is_none() && conversation.is_none() {
         let problem = "must be there, or \"written\", or \"conversation\"";
         return Err(ApiError::option("codes", problem));
@@ -110,11 +121,15 @@ pub async fn hint(
     if let Some(text) = conversation {
         sandbox.update_conversation(text);
     }
+    if let Some(code) = written {
+        let complete = Lines::default().complete(&code);
+        // The begin of a line says nothing yet.
+        if code.is_empty() || !complete.is_empty() {
+            sandbox.written(complete, timeout);
+        }
+    }
     if let Some(codes) = codes {
         sandbox.hint(codes);
-    }
-    if let Some(code) = written {
-        sandbox.written(Lines::default().complete(&code));
     }
     Ok(StatusCode::NO_CONTENT.into_response())
 }

@@ -155,7 +155,8 @@ class Namespace:
 
     def newest_names(self, most: int) -> list[str]:
         """The user variables that were created last, the newest first; there may be a few more than are found."""
-        return [name for name in islice(reversed(self.globals), 4 * most) if self._is_user_name(name)][:most]
+        newest = list(islice(reversed(self.globals), 4 * most))  # at once: there may be threads that change them
+        return [name for name in newest if self._is_user_name(name)][:most]
 
     def changed_names(self) -> list[str] | None:
         """User variables, bounded for the host; None when there are the same names as in the last report."""

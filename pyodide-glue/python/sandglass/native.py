@@ -305,8 +305,9 @@ class Guest:
             if self._rest is None:
                 channel.post(f'{{"type":"waiting","turn":{turn}}}')
             request, _ = self._requests.get()
-            is_last = request["type"] == "promote"
-            text = request["rest"] or "" if is_last else request["text"]
+            is_promoted = request["type"] == "promote"
+            is_last = is_promoted or request.get("last", False)
+            text = request["rest"] or "" if is_promoted else request["text"]
             if self._forks is not None:
                 self._forks.note(text)
             runtime.extend(execution, text, is_last)

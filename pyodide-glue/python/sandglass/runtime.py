@@ -347,11 +347,15 @@ class Runtime:
         return self._encode(self._namespace.listing(), "the list of variables")
 
     def survey(self) -> list[dict[str, Any]]:
-        """What the next code may be about; see `survey`."""
+        """What the next code may be about; see `survey`. Nothing, where code of the user's would hear of the look, or disturb it."""
+        if self.is_watched():
+            return []
         collects = gc_is_on()
         gc_off()  # nothing of the user's runs here
         try:
             return survey(self._namespace.globals, self._namespace.newest_names(MOST_VARIABLES))
+        except Exception:
+            return []
         finally:
             if collects:
                 gc_on()

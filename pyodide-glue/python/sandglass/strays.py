@@ -48,8 +48,10 @@ _ident = ctypes.c_ulong
 _get_referrers = gc.get_referrers
 _modules = sys.modules
 _ANY, _ONE = os.P_ALL, os.P_PID
-_PEEK = os.WEXITED | os.WNOHANG | os.WNOWAIT
-_NOW = os.WNOHANG
+#: Children whose end sends another signal than SIGCHLD, or none, as well.
+_WALL = 0x40000000 if sys.platform == "linux" else 0
+_PEEK = os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL
+_NOW = os.WNOHANG | _WALL
 
 
 def adopt_orphans() -> None:

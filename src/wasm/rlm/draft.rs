@@ -8,11 +8,10 @@ use wasm_bindgen_futures::spawn_local;
 use super::model::{Listener, Model, NoAnswer, Purpose, Question};
 use super::run::Run;
 use super::stop::Stop;
-use crate::budget::{Budget, Usage};
-use crate::rlm::Message;
+use crate::budget::Budget;
 use crate::rlm::event::RunOutcome;
-use crate::rlm::openai::estimated_usage;
-use crate::rlm::parse::parse;
+use crate::rlm::openai::Reply;
+use crate::rlm::{Message, draft};
 use crate::wasm::glue::now;
 
 /// A draft that is being written.
@@ -30,21 +29,17 @@ impl Draft {
     /// Ends it, when it is not over: the reply that it is for has begun, or will not come. It has used what it was sent and has said so far.
     pub(super) fn end(&self) {
         if !self.is_over.replace(true) && self.is_asked.get() {
-            self.charge(estimated_usage(&self.messages, &self.heard.borrow()));
+            self.charge(&Reply {
+                text: self.heard.take(),
+                price: self.price,
+                ..Reply::default()
+            });
             self.stop.end(RunOutcome::Aborted, "the reply has begun".to_owned());
         }
     }
 
-    fn charge(&self, usage: Usage) {
-        let cost = match self.price {
-            Some([input, output]) if usage.cost <= 0.0 => usage.input_tokens * input + usage.output_tokens * output,
-            _ => usage.cost,
-        };
-        self.budget.charge(&Usage {
-            calls: 0.0, // counted when it was asked
-            cost,
-            ..usage
-        });
+    fn charge(&self, said: &Reply) {
+        draft::charge(&self.budget, &self.messages, said);
     }
 }
 
@@ -60,8 +55,9 @@ impl Listener for Draft {
 
 impl Run {
     /// Asks for a draft of this turn's reply, where there is somebody to ask and the budget has more calls than the run itself may need.
-    pub(super) fn draft(self: &Rc<Self>, messages: &[Message], turn: u32) -> Option<Rc<Draft>> {
-        let model = self.tree.options.draft.clone()?;
+    /// Nor is a model asked for a draft of its own reply.
+    pub(super) fn draft(self: &Rc<Self>, asked: &Model, messages: &[Message], turn: u32) -> Option<Rc<Draft>> {
+        let model = self.tree.options.draft.clone().filter(|model| !model.is(asked))?;
         let draft = Rc::new(Draft {
             stop: Stop::on(&[self.stop.signal()]).ok()?,
             budget: self.budget.clone(),
@@ -80,9 +76,8 @@ impl Run {
     }
 
     async fn wait_for(&self, draft: &Rc<Draft>, model: &Model, turn: u32) {
-        let own_calls = f64::from(self.tree.options.max_iterations.saturating_sub(turn) + 1);
-        let calls = draft.budget.left(now()).calls;
-        if draft.is_over.get() || calls.is_some_and(|left| left <= own_calls) || draft.budget.admit(now()).is_err() {
+        let own_calls = self.tree.options.max_iterations.saturating_sub(turn) + 1;
+        if draft.is_over.get() || !draft::admit(&draft.budget, own_calls, now()) {
             return;
         }
         draft.is_asked.set(true);
@@ -100,12 +95,8 @@ impl Run {
         }
         match answered {
             Ok(reply) => {
-                let usage = reply
-                    .usage
-                    .unwrap_or_else(|| estimated_usage(&draft.messages, &reply.text));
-                draft.charge(usage);
-                let codes = parse(&reply.text).blocks.into_iter().map(|block| block.code).collect();
-                self.expects(codes);
+                draft.charge(&reply);
+                self.expects(draft::codes(&reply));
             }
             // A draft that fails is not the run's failure.
             Err(NoAnswer::Stopped | NoAnswer::Failed(_) | NoAnswer::NotRecorded(_)) => {}

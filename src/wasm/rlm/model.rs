@@ -103,6 +103,15 @@ impl From<Waited> for NoAnswer {
 }
 
 impl Model {
+    /// Whether it is the same one.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Endpoint(one), Self::Endpoint(other)) => one.model == other.model && one.base_url == other.base_url,
+            (Self::Function(one), Self::Function(other)) => one == other,
+            _ => false,
+        }
+    }
+
     /// Asks, again where that may help.
     pub(super) async fn ask(
         &self,
@@ -176,6 +185,7 @@ async fn ask_function(
             text,
             usage: used.is_object().then(|| usage(&used)),
             cut: false,
+            price: None,
         }),
         None => {
             let what = "the model function returned neither a string nor { text, usage }";
@@ -191,11 +201,11 @@ impl Endpoint {
         let body = request_body(model, question.messages, self.stream, &self.body);
         for attempt in 1.. {
             let failure = match self.attempt(&body, stop, &**listener).await {
-                Ok(mut reply) => {
-                    if let (Some(usage), Some([input, output])) = (&mut reply.usage, self.price) {
-                        usage.cost = usage.input_tokens * input + usage.output_tokens * output;
-                    }
-                    return Ok(reply);
+                Ok(reply) => {
+                    return Ok(Reply {
+                        price: self.price,
+                        ..reply
+                    });
                 }
                 Err(_) if stop.is_stopped() => break,
                 Err(failure) => failure,

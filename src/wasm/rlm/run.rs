@@ -21,7 +21,7 @@ use crate::rlm::answer::text;
 use crate::rlm::controller::{Controller, Effect, Finish, Input, Task};
 use crate::rlm::event::{RlmEventKind, RunOutcome};
 use crate::rlm::limits::MAX_EVENT_CHARS;
-use crate::rlm::openai::{Reply, estimated_usage};
+use crate::rlm::openai::Reply;
 use crate::rlm::{Message, Role, query};
 use crate::wasm::glue::{now, object};
 
@@ -139,7 +139,7 @@ impl Run {
         };
         let began_at = now();
         self.writes(Writing::begin);
-        self.draft.replace(self.draft(messages, turn));
+        self.draft.replace(self.draft(model, messages, turn));
         let answered = self
             .answer(model, messages, Purpose::Turn(turn), None, &self.stop)
             .await;
@@ -297,9 +297,9 @@ impl Run {
             .answer(sub_model, &messages, Purpose::Query(call), model, &stop)
             .await;
         match answered {
-            Ok(Reply { text, usage, .. }) => {
-                let usage = usage.unwrap_or_else(|| estimated_usage(&messages, &text));
-                Ok((text, Some(Usage { calls: 0.0, ..usage })))
+            Ok(reply) => {
+                let usage = reply.used(&messages);
+                Ok((reply.text, Some(Usage { calls: 0.0, ..usage })))
             }
             Err(NoAnswer::Stopped) => Err("nobody waits for the answer any more".to_owned()),
             Err(NoAnswer::Failed(error) | NoAnswer::NotRecorded(error)) => Err(error),

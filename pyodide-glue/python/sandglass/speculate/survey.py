@@ -19,6 +19,8 @@ MOST_VARIABLES = 100
 _MOST_FRAMES = 20
 _MOST_COLUMNS = 50
 _NAME_CHARS = 100
+#: What the host can hold.
+_MOST_LENGTH = 2**32 - 1
 _LENGTH_TYPES = (str, bytes, list, tuple, dict, set)
 #: numpy's kinds of numbers, in `dtype.kind`, and of others.
 _KINDS = {"i": "number", "u": "number", "f": "number", "b": "bool", "M": "time", "m": "time", "U": "text"}
@@ -46,7 +48,9 @@ def survey(variables: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:
     for name in names[:MOST_VARIABLES]:
         if len(name) > _NAME_CHARS:
             continue
-        value = variables[name]
+        value = variables.get(name, _MISSING)
+        if value is _MISSING:
+            continue
         kind = type_name(value)
         length: int | None = None
         columns: list[dict[str, str]] = []
@@ -56,6 +60,7 @@ def survey(variables: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:
         else:
             base = next((base for base in _LENGTH_TYPES if issubclass(type(value), base)), None)
             length = None if base is None else base.__len__(value)
+        length = None if length is None else min(length, _MOST_LENGTH)
         found.append({"name": name, "type": kind, "length": length, "columns": columns})
     return found
 

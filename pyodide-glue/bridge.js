@@ -200,7 +200,7 @@ export function createBridge(post, mailbox, witness) {
 
     /**
      * Waits for more text, between two statements. The time of the turn stands still.
-     * @returns {Promise<{ text: string, isLast: boolean }>}
+     * @returns {Promise<{ text: string, isLast: boolean, isAsked?: boolean }>}  whether the host waits for what comes of it
      */
     async nextText() {
       if (stopping) witness.see(); // it ran out of time, which it may not do another time
@@ -215,7 +215,7 @@ export function createBridge(post, mailbox, witness) {
         nextLook = Math.min(deadline, time + BREATH_MS);
         holdUntil = time + HOLD_MS;
       }
-      return texts.shift() ?? { text: rest ?? "", isLast: true };
+      return texts.shift() ?? { text: rest ?? "", isLast: true, isAsked: true };
     },
 
     /** Ends the turn; why Python was told to stop, if it was. */

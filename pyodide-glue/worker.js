@@ -160,9 +160,9 @@ function createHandler(post, send, bridge, witness, { python, packages, checkpoi
     if (more) python.extend(id, code, false);
     let ended = await python.execute(id, code, ahead, !more);
     while (ended === "") {
-      const { text, isLast } = await bridge.nextText();
+      const { text, isLast, isAsked } = await bridge.nextText();
       python.extend(id, text, isLast);
-      ended = await python.execute(id, text, ahead, false);
+      ended = await python.execute(id, text, ahead && !isAsked, false);
     }
     witness.end();
     if (!ended)

@@ -93,7 +93,7 @@ async function write(sandbox, { reply, executions }, way, { charsPerSecond }) {
     // Whoever streams code tells as well that it ends here, as runRlm does.
     if ((way === "hints" || way === "stream") && code && !hinted && written >= end + "\n```".length) {
       hinted = true;
-      void sandbox.hint(code);
+      void sandbox.hint(way === "stream" ? reply.slice(begin, lines) : code);
     }
   }
   return running;

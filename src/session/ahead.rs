@@ -90,6 +90,8 @@ pub(super) struct Ahead<B> {
     rests_since: Option<f64>,
     extended_at: f64,
     check: Check,
+    /// What the check is about.
+    checked: String,
     /// Whether it was told that its code has come.
     told: bool,
     is_counted: bool,
@@ -259,6 +261,12 @@ impl<B: Body> Ahead<B> {
         writing.text().0.starts_with(known) || (self.is_whole && known.starts_with(&writing.code))
     }
 
+    /// Whether this code, which was being written, may run piece by piece, as is known.
+    fn may_have_run(&self, task: &Task<B>) -> bool {
+        let is_checked = |execution: &super::turn::Execution| execution.code == self.checked;
+        self.check == Check::Passed && matches!(task, Task::Execute(execution) if is_checked(execution))
+    }
+
     /// When it may be given that: not all the time, but at once when it is all.
     fn extends_at(&self, writing: Option<&Writing>) -> f64 {
         let is_whole = writing.is_some_and(|writing| writing.text().1);
@@ -343,6 +351,12 @@ impl<B: Body> Session<B> {
         let Some(writing) = &mut self.ahead.writing else { return };
         match &mut self.ahead.run {
             Some(run) if run.is_written() && run.may_be_of(writing) => {
+                if let (Some(whole), Check::NotAsked) = (&writing.whole, run.check) {
+                    let whole = whole.clone();
+                    self.check(now, whole); // the guest is idle, and will have something else to do when it has come
+                }
+                let Some(run) = &mut self.ahead.run else { return };
+                let Some(writing) = &self.ahead.writing else { return };
                 let Stage::Waiting(turn) = run.stage else { return };
                 if run.can_take(writing) && now >= run.extends_at(Some(writing)) {
                     let (code, last) = writing.text();
@@ -354,10 +368,6 @@ impl<B: Body> Session<B> {
                     run.is_whole = last;
                     let extend = Effect::Post(Request::Extend { turn, text, last }, None);
                     self.effects.push(Effect::Ahead(Box::new(extend)));
-                    if last {
-                        let code = run.prediction.code.clone();
-                        self.check(now, code); // its guest is idle, and will be asked something else later
-                    }
                 }
                 return;
             }
@@ -409,6 +419,7 @@ impl<B: Body> Session<B> {
             rests_since: None,
             extended_at: now,
             check: Check::NotAsked,
+            checked: String::new(),
             told: false,
             is_counted: false,
         });
@@ -557,13 +568,13 @@ impl<B: Body> Session<B> {
         }
         if run.is_written() {
             match run.check {
-                Check::NotAsked => {
+                Check::Passed if run.checked == execution.code => {}
+                Check::Asked(..) if run.checked == execution.code => return true,
+                _ => {
                     let code = execution.code.clone();
                     self.check(now, code);
                     return true;
                 }
-                Check::Asked(..) => return true,
-                Check::Passed => {}
             }
         }
         match run.stage {
@@ -585,6 +596,7 @@ impl<B: Body> Session<B> {
             self.ahead.last_check += 1;
             let check = self.ahead.last_check;
             run.check = Check::Asked(check, now);
+            run.checked.clone_from(&code);
             self.post(Request::Check { check, code }, None);
         }
     }
@@ -617,7 +629,7 @@ impl<B: Body> Session<B> {
         self.ahead.run.take_if(|run| {
             may && (matches!(run.stage, Stage::Over(_) | Stage::Waiting(_))
                 || (forks && matches!(run.stage, Stage::Running(_))))
-                && (!run.is_written() || run.check == Check::Passed)
+                && (!run.is_written() || run.may_have_run(task))
                 && run.is(task, now, budget)
         })
     }

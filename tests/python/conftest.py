@@ -208,7 +208,7 @@ class Guest:
             for number, piece in enumerate(pieces[1:], 2):
                 assert reply == UNFINISHED
                 runtime.extend(self.count, piece, number == len(pieces))
-                reply = runtime.execute(self.count, piece, True)
+                reply = runtime.execute(self.count, piece, number < len(pieces))
         return Cell(*reply, self.bridge)
 
     def ok(self, source: str) -> Cell:

@@ -265,20 +265,21 @@ class Runtime:
                 self._error = error
         else:
             try:
-                self._go_on(filename)
+                self._go_on(filename, ahead)
             except BaseException as error:
                 self._error = error
         # Whoever asks for the stack sees the same of a cell that comes bit by bit.
         return self._proceed(filename, source)
 
-    def _go_on(self, filename: str) -> None:
+    def _go_on(self, filename: str, ahead: bool) -> None:
         paused, self._paused = self._paused, None
         if paused is not None:
             self.resume(paused)
         self._loops.begin_cell()
         growing = self._growing
-        if growing is not None and growing.is_whole:
+        if not ahead:
             self._is_ahead(False)
+        if growing is not None and growing.is_whole:
             with suppress(Exception):  # the cell may have put anything into linecache
                 self._sources.finish(filename, growing.source)
 

@@ -73,7 +73,7 @@ export function createBridge(post, mailbox, witness) {
   /** @type {(() => void) | null} */
   let allAnswered = null;
 
-  /** What came of a cell whose text is being written, and was not taken yet. @type {string[]} */
+  /** What came of a cell whose text is being written, and was not taken yet. @type {{ text: string, isLast: boolean }[]} */
   let texts = [];
   /** All that is left of it, when somebody has asked for it. @type {string | undefined} */
   let rest;

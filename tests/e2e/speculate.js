@@ -509,6 +509,9 @@ async function writing() {
     for (let length = 0; length < least && rests < pieces.length; length += pieces[rests++].length);
     rests += below(pieces.length - rests);
     const pauses = pieces.map(() => (random() < 0.1 ? below(150) : 0));
+    // Somebody says what all of it will be, most often rightly, when most of it is there.
+    const told = random() < 0.6 ? below(pieces.length) : -1;
+    const all = random() < 0.9 ? code : `${code}\n1`;
     const source = async function* () {
       const before = tally(served, "stream");
       for (const [at, piece] of pieces.entries()) {
@@ -519,7 +522,9 @@ async function writing() {
           await pause(10);
         }
         if (pauses[at]) await pause(pauses[at]);
+        if (at === told) void served.hint(all);
         yield piece;
+        if (at === told) await pause(below(200));
       }
     };
     const [one, other] = [await seen(served, source()), await seen(forced, code)];
@@ -621,18 +626,31 @@ async function changes() {
     return sandboxes;
   };
   let [served, forced] = await prepare();
+  let ended = 0;
   for (const [what, [last, use, first = ""]] of Object.entries(cases)) {
-    const { used, wasted } = tally(served, "stream");
-    if (wasted > 3) [served, forced] = await prepare(); // after some more of them, a sandbox would not try any
-    const before = wasted > 3 ? 0 : used;
-    const source = written(served, [`${first}${begin}`, "x = 0\n"], [last]);
-    const [one, other] = [await seen(served, source), await seen(forced, `${first}${begin}x = 0\n${last}`)];
-    problems.push(...different(one, other, what));
-    problems.push(...different(tally(served, "stream").used - before, use, `${what}: used`));
-    const [here, there] = [await served.getVariable("value"), await forced.getVariable("value")];
-    problems.push(...different(here, there, `the state after ${what}`));
+    for (const told of [false, true]) {
+      const { used, wasted } = tally(served, "stream");
+      if (wasted > 3) [served, forced] = await prepare(); // after some more of them, a sandbox would not try any
+      const before = wasted > 3 ? 0 : used;
+      const [begun, all] = [`${first}${begin}`, `${first}${begin}x = 0\n${last}`];
+      // With all of it told, it runs to its end before that has come.
+      const source = async function* () {
+        yield* written(served, [begun, "x = 0\n"], []);
+        if (told) await served.hint(all);
+        if (told) await pause(300);
+        yield last;
+      };
+      const [one, other] = [await seen(served, source()), await seen(forced, all)];
+      problems.push(...different(one, other, `${what}${told ? ", told" : ""}`));
+      const uses = tally(served, "stream").used - before;
+      if (told) ended += uses;
+      else problems.push(...different(uses, use, `${what}: used`));
+      const [here, there] = [await served.getVariable("value"), await forced.getVariable("value")];
+      problems.push(...different(here, there, `the state after ${what}`));
+    }
   }
-  return { problems };
+  problems.push(...different(ended >= 6, true, `${ended} had ended before they came`));
+  return { problems, said: `${ended} of ${Object.keys(cases).length} had ended before they came` };
 }
 
 /** What the page does meanwhile. */

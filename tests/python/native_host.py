@@ -289,8 +289,8 @@ class Copy(Host):
         else:
             self._unanswered.append((call, name, argument))
 
-    def extend(self, text: str) -> None:
-        self.send({"type": "extend", "turn": self.turn, "text": text})
+    def extend(self, text: str, last: bool = False) -> None:
+        self.send({"type": "extend", "turn": self.turn, "text": text, "last": last})
 
     def waits(self) -> dict[str, str]:
         """What it has printed until it waits for more code."""

@@ -222,6 +222,21 @@ def test_code_that_comes_bit_by_bit(host: Host) -> None:
         assert (seen.stdout, seen.result) == ("True\n", "[1, 2]")
 
 
+def test_code_that_is_known_to_be_whole_runs_to_its_end(host: Host, tmp_path: Path) -> None:
+    host.ok("x = []")
+    with host.fork() as copy:
+        copy.run_ahead("x.append(1)\nfor i in range(2):", more=True)
+        assert copy.waits() == {}
+        copy.extend("\n    x.append(i)\nprint(open('made', 'w').write('a'))\nlen(x)", last=True)
+        assert not copy.hears_anything_within(0.1), "what it does to the world waits"
+        assert not (tmp_path / "made").exists()
+        copy.end_origin()
+        copy.promote("")
+        seen = copy.end(promoted=True)
+        assert (seen.stdout, seen.result) == ("1\n", "3")
+        assert copy.ok("x").result == "[1, 0, 1]"
+
+
 def test_code_that_looks_at_its_own_source_waits_for_the_rest(host: Host) -> None:
     host.ok("import linecache, sys")
     with host.fork() as copy:

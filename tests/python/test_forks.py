@@ -207,6 +207,26 @@ def test_a_host_call_waits_for_its_answer(host: Host) -> None:
         assert copy.end().stdout == "answer\nTrue\n"
 
 
+def test_a_child_that_tells_nobody_of_its_end_ends_with_its_cell(host: Host) -> None:
+    clone = "import ctypes, time\npid = ctypes.CDLL(None).syscall(56, 0, 0, 0, 0, 0)\nif pid == 0:\n    while True: time.sleep(1)\npid"
+    pid = int(host.ok(clone).result or "0")
+    assert pid > 0
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_what_there_is_can_be_told_whatever_it_is(host: Host) -> None:
+    def survey(number: int) -> list[dict[str, object]]:
+        host.send({"type": "survey", "survey": number})
+        (event,), _ = host.receive()
+        assert (event["type"], event["survey"]) == ("surveyed", number)
+        return list(event["variables"])
+
+    host.ok("long = bytes(5_000_000_000)")  # never written, so that it takes no memory
+    assert [(found["name"], found["length"]) for found in survey(1)] == [("long", 2**32 - 1)]
+    host.ok("del long\nimport sys\nsys.addaudithook(lambda *args: None)")
+    assert survey(2) == []
+
+
 def test_code_that_comes_bit_by_bit(host: Host) -> None:
     host.ok("x = []")
     with host.fork() as copy:

@@ -348,7 +348,7 @@ class Runtime:
         return self._encode(self._namespace.listing(), "the list of variables")
 
     def survey(self) -> list[dict[str, Any]]:
-        """What the next code may be about; see `survey`. Nothing, where code of the user's would hear of it, or disturb it."""
+        """What the next code may be about; see `survey`. Nothing, where code of the user's would hear of the look."""
         if self.is_watched():
             return []
         collects = gc_is_on()

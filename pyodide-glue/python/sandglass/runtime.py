@@ -315,8 +315,12 @@ class Runtime:
 
     def is_watched(self) -> bool:
         """Whether code has something that hears of what others do."""
+        return bool(self._is_traced() or gc_callbacks or is_tracing_memory())
+
+    def _is_traced(self) -> bool:
+        """Whether code of the user's runs whatever is done, even while nothing is collected."""
         tools = any(tool_of(tool) is not None for tool in range(_MONITORING_TOOLS))
-        return bool(gettrace() or getprofile() or tools or gc_callbacks or is_tracing_memory() or self._has_hooks)
+        return bool(gettrace() or getprofile() or tools or self._has_hooks)
 
     def asked_for(self) -> None:
         """What has run ahead until now is what the host waits for."""
@@ -349,7 +353,7 @@ class Runtime:
 
     def survey(self) -> list[dict[str, Any]]:
         """What the next code may be about; see `survey`. Nothing, where code of the user's would hear of the look."""
-        if self.is_watched():
+        if self._is_traced():
             return []
         collects = gc_is_on()
         gc_off()  # nothing of the user's runs here

@@ -78,8 +78,8 @@ pub struct RlmOptions {
     pub limits: Limits,
     /// Whether code is guessed, where nothing better is known ([`SandboxBuilder::predictions`](crate::SandboxBuilder::predictions)).
     pub predictions: bool,
-    /// Who drafts each reply while the model thinks: the code of the draft runs ahead. It spends the budget as well, but never the calls
-    /// that the run itself may need.
+    /// Who drafts each reply while the model thinks: the code of the draft runs ahead, where guests can make [copies](Launcher::forks) of
+    /// themselves. It spends the budget as well, but never the calls that the run itself may need.
     pub draft: Option<Endpoint>,
     /// What each sandbox may use of the machine.
     pub resources: Resources,

@@ -231,8 +231,9 @@ impl Run {
         };
         begin_again();
         let drafting = async {
-            // Nor is a model asked for a draft of its own reply.
-            let Some(endpoint) = options.draft.as_ref().filter(|draft| !draft.is(model)) else {
+            // Nor is a model asked for a draft of its own reply, or any where it could not run.
+            let is_of_use = |draft: &&Endpoint| self.tree.launcher.forks() && !draft.is(model);
+            let Some(endpoint) = options.draft.as_ref().filter(is_of_use) else {
                 return;
             };
             let own_calls = options.max_iterations.saturating_sub(turn) + 1;

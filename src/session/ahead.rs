@@ -147,11 +147,8 @@ impl<B: Body> Aheads<B> {
     /// See [`Input::Hint`].
     pub(super) fn predict(&mut self, predictions: Vec<Prediction>) {
         if let Some(writing) = &mut self.writing {
-            let goes_on = |code: &&String| {
-                let rest = code.strip_prefix(&writing.code);
-                code.len() <= MAX_WRITTEN_BYTES && rest.is_some_and(begins_with_line_end)
-            };
-            let whole = predictions.iter().map(|prediction| &prediction.code).find(goes_on);
+            let is_more = |code: &&String| code.len() <= MAX_WRITTEN_BYTES && goes_on(code, &writing.code);
+            let whole = predictions.iter().map(|prediction| &prediction.code).find(is_more);
             writing.whole = whole.cloned();
         }
         self.predictor.predict(predictions);
@@ -163,10 +160,10 @@ impl<B: Body> Aheads<B> {
         if code.is_empty() || code.len() > MAX_WRITTEN_BYTES {
             return;
         }
-        let before = before.filter(|before| code.starts_with(&before.code));
+        let before = before.filter(|before| goes_on(&code, &before.code));
         let tried = before.as_ref().is_some_and(|before| before.tried);
         let whole = before.and_then(|before| before.whole);
-        let whole = whole.filter(|whole| whole.strip_prefix(&code).is_some_and(begins_with_line_end));
+        let whole = whole.filter(|whole| goes_on(whole, &code));
         self.writing = Some(Writing {
             code,
             timeout_ms,
@@ -251,14 +248,15 @@ impl<B: Body> Ahead<B> {
     fn can_take(&self, writing: &Writing) -> bool {
         let (text, is_whole) = writing.text();
         matches!(self.stage, Stage::Waiting(_))
+            && !self.is_whole
             && (is_whole || text.len() > self.prediction.code.len())
-            && text.starts_with(&self.prediction.code)
+            && goes_on(text, &self.prediction.code)
     }
 
     /// Whether it runs what is being written, as far as anybody knows.
     fn may_be_of(&self, writing: &Writing) -> bool {
         let known = &self.prediction.code;
-        writing.text().0.starts_with(known) || (self.is_whole && known.starts_with(&writing.code))
+        goes_on(writing.text().0, known) || (self.is_whole && goes_on(known, &writing.code))
     }
 
     /// Whether this code, which was being written, may run piece by piece, as is known.
@@ -296,8 +294,7 @@ impl<B: Body> Ahead<B> {
         let in_budget = session.expires_at().is_none_or(|ends_at| now + took <= ends_at);
         let same = if self.is_written() && !self.is_whole {
             // Of another code that begins so, this may be half a line.
-            let rest = execution.code.strip_prefix(&self.prediction.code);
-            execution.code.len() <= MAX_WRITTEN_BYTES && rest.is_some_and(begins_with_line_end)
+            execution.code.len() <= MAX_WRITTEN_BYTES && goes_on(&execution.code, &self.prediction.code)
         } else {
             execution.code == self.prediction.code
         };
@@ -351,9 +348,10 @@ impl<B: Body> Session<B> {
         let Some(writing) = &mut self.ahead.writing else { return };
         match &mut self.ahead.run {
             Some(run) if run.is_written() && run.may_be_of(writing) => {
-                if let (Some(whole), Check::NotAsked) = (&writing.whole, run.check) {
-                    let whole = whole.clone();
-                    self.check(now, whole); // the guest is idle, and will have something else to do when it has come
+                // Not before the copy has compiled and run it: it may be what nobody asks for. The guest is idle now, and not when it has come.
+                if run.is_whole && matches!(run.stage, Stage::Over(_)) && run.check == Check::NotAsked {
+                    let whole = run.prediction.code.clone();
+                    return self.check(now, whole);
                 }
                 let Some(run) = &mut self.ahead.run else { return };
                 let Some(writing) = &self.ahead.writing else { return };
@@ -433,6 +431,9 @@ impl<B: Body> Session<B> {
             (Input::Guest(Event::Waiting { turn: said }, _), Stage::Running(turn) | Stage::Asked(turn, _))
                 if run.is_written() && *said == turn =>
             {
+                if run.is_whole {
+                    return self.drop_ahead(); // there is no more, as it was told
+                }
                 let effects = run.copy.handle(run.clock(now), Input::Tick);
                 self.relay(now, effects); // unless it has taken too long
                 if let Some(run) = &mut self.ahead.run {
@@ -706,6 +707,12 @@ impl<B: Body> Session<B> {
     fn tally(&mut self, source: Source) -> &mut Tally {
         self.ahead.predictor.tally(source)
     }
+}
+
+/// Whether code may be another that was known as far as a line's end, and more. What goes on in the middle of a line is no more of it: `x = 1` and
+/// `x = 10` begin alike.
+fn goes_on(code: &str, known: &str) -> bool {
+    code.strip_prefix(known).is_some_and(begins_with_line_end)
 }
 
 /// Whether an execution that ended so would always end so. One that ran out of time or memory may not.

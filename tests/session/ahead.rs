@@ -814,20 +814,41 @@ fn when_all_of_it_is_known_the_rest_runs_at_once() {
         last: true,
     };
     assert_eq!(world.second_told(), Some(&rest));
+    world.sleep(20.0);
+    world.second_ends(ok());
     assert_eq!(
         world.asked_for(),
         format!("check {whole}"),
         "before anybody waits for it"
     );
     world.checks(true);
-    world.sleep(20.0);
-    world.second_ends(ok());
     // Nobody asks the guest that ran it any more, and nobody waits.
     world.wait(1_000.0);
     let ticket = world.execute(whole);
     let execution = world.execution(ticket);
     assert_eq!((execution.outcome, execution.stdout.as_str()), (Outcome::Ok, "begun\n"));
     assert_eq!((execution.duration, streams(&world).used), (50.0, 1));
+}
+
+#[test]
+fn what_goes_on_in_the_middle_of_a_line_is_other_code() {
+    for comes in ["ab", "ab\nc", "a # b"] {
+        let mut world = written("a");
+        world.writes(comes);
+        assert!(
+            !matches!(world.second_told(), Some(Request::Extend { .. })),
+            "{comes} is no more of it"
+        );
+        world.hint(&[comes]);
+        assert!(
+            !matches!(world.second_told(), Some(Request::Extend { .. })),
+            "{comes} is no more of it"
+        );
+        world.execute(comes);
+        assert_eq!(world.asked_for(), format!("execute {comes}"));
+        world.ends(ok());
+        assert_eq!((streams(&world).used, world.printed.as_str()), (0, ""), "{comes}");
+    }
 }
 
 #[test]
@@ -839,10 +860,8 @@ fn what_was_told_of_the_rest_may_be_wrong() {
     ] {
         let mut world = written("a");
         world.hint(&[told]);
+        world.second_ends(ok());
         world.checks(plain);
-        if plain {
-            world.second_ends(ok());
-        }
         assert_run_whole(&mut world, comes);
     }
 }

@@ -287,6 +287,7 @@ class Guest:
                 while not (self._reader_rests and self._pipes.rests) and self._fence is not None:
                     sleep(0.0001)  # or this thread would have to wait for them, which it cannot ahead
                 fence.enclose()
+                is_ahead = self._fence is not None  # or it came meanwhile
             self._collect()
             run = runtime.execute(execution, code, is_ahead)
             if fence is None:

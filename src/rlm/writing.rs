@@ -132,6 +132,14 @@ mod tests {
     }
 
     #[test]
+    fn backticks_at_the_end_of_a_line_may_be_its_own() {
+        // What is said of an open block may lack them: so the next is no more of it, which the session sees.
+        let done = steps(&["```repl\nx = 1 # ```\n", "b = 2\n", "```\n"]);
+        let whole = "x = 1 # ```\nb = 2".to_owned();
+        assert_eq!(done[1..], [Step::Written(whole.clone()), Step::Hint(whole)]);
+    }
+
+    #[test]
     fn a_long_reply_is_not_read_again_and_again() {
         let long = "x = 1\n".repeat(MOST_BYTES / 6 + 1);
         let behind = ["```repl\n", &long, "y = 1\n", "```\n"];

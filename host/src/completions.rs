@@ -137,11 +137,8 @@ impl Completions {
     /// How many bytes at the end of a text may be the begin of the key.
     fn begins_key(&self, text: &str) -> usize {
         let key = self.key.as_deref().unwrap_or_default();
-        let begins = (1..key.len()).rev().filter_map(|len| key.get(..len));
-        begins
-            .into_iter()
-            .find(|begin| text.ends_with(begin))
-            .map_or(0, str::len)
+        let mut begins = (1..key.len()).rev().filter_map(|len| key.get(..len));
+        begins.find(|begin| text.ends_with(begin)).map_or(0, str::len)
     }
 }
 

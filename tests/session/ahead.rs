@@ -729,6 +729,15 @@ fn written(code: &str) -> World {
     world
 }
 
+/// More of code that is being written, and not the last of it.
+fn more(turn: u32, text: &str) -> Request {
+    Request::Extend {
+        turn,
+        text: text.to_owned(),
+        last: false,
+    }
+}
+
 /// All of the code is there, and it is run as if nothing of it had been there before.
 fn assert_run_whole(world: &mut World, code: &str) {
     world.execute(code);
@@ -901,15 +910,7 @@ fn it_takes_a_little_at_a_time() {
     assert!(matches!(world.second_told(), Some(Request::Execute { .. })), "too soon");
     world.writes("a\nb\nc");
     world.wait(100.0);
-    let text = "\nb\nc".to_owned();
-    assert_eq!(
-        world.second_told(),
-        Some(&Request::Extend {
-            turn,
-            text,
-            last: false
-        })
-    );
+    assert_eq!(world.second_told(), Some(&more(turn, "\nb\nc")));
     world.writes("a\nb\nc\nd");
     world.wait(200.0);
     assert!(
@@ -917,15 +918,7 @@ fn it_takes_a_little_at_a_time() {
         "it is at work"
     );
     world.second_says(Event::Waiting { turn }, None);
-    let text = "\nd".to_owned();
-    assert_eq!(
-        world.second_told(),
-        Some(&Request::Extend {
-            turn,
-            text,
-            last: false
-        })
-    );
+    assert_eq!(world.second_told(), Some(&more(turn, "\nd")));
 }
 
 #[test]

@@ -251,7 +251,6 @@ async fn code_runs_while_its_reply_comes(backend: BackendKind) {
             (2_000, "seen.append(len(context))\n```\nThat is all: a-key-of-"),
             (10, "nobody\n"),
         ]),
-        // What ran is not what came: the reply began again.
         1 if asked.told().contains("first [1]") => writes(&[(0, "```repl\nseen.append(3)\nFINAL(seen)\n```\n")]),
         turn => panic!("turn {turn}: {}", asked.told()),
     })

@@ -49,6 +49,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("speculate/grammar.py"),
     file!("speculate/intact.py"),
     file!("speculate/memo.py"),
+    file!("speculate/parts.py"),
     file!("speculate/purity.py"),
     file!("speculate/results.py"),
     file!("speculate/rows.py"),

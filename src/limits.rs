@@ -108,6 +108,8 @@ pub const MAX_SURVEYED: usize = 100;
 pub const MAX_SURVEYED_COLUMNS: usize = 50;
 /// See [`MAX_SURVEYED`].
 pub const MAX_SURVEYED_NAME_BYTES: usize = 400;
+/// See [`MAX_SURVEYED`].
+pub const MAX_SAMPLED_TEXTS: usize = 10;
 /// Bytes that code which runs ahead may send.
 pub const MAX_AHEAD_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
 /// How much earlier a session is thought to have begun, in milliseconds, for its share of time that may be spent in vain

@@ -404,6 +404,10 @@ pub struct SurveyedVariable {
     pub type_name: String,
     /// Of a text or container of Python's own; the rows of a DataFrame.
     pub length: Option<u32>,
+    /// Of a DataFrame: bytes of its arrays.
+    #[serde(default)]
+    #[cfg_attr(feature = "wasm", tsify(type = "number | null"))]
+    pub memory: Option<u64>,
     /// Of a DataFrame: the first of them, as far as their names are texts.
     pub columns: Vec<SurveyedColumn>,
 }
@@ -415,6 +419,24 @@ pub struct SurveyedVariable {
 pub struct SurveyedColumn {
     pub name: String,
     pub kind: ColumnKind,
+    /// What is in some rows of it, where that can be told without running code of the user's.
+    #[serde(default)]
+    pub sample: Option<ColumnSample>,
+}
+
+/// What is in rows of a column that are as far apart as they can be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
+pub struct ColumnSample {
+    /// How many rows were looked at.
+    pub rows: u32,
+    /// In how many of them there is no value.
+    pub nulls: u32,
+    /// How many different values there are in the others.
+    pub distinct: u32,
+    /// The most frequent of these, as far as they are texts.
+    pub texts: Vec<String>,
 }
 
 /// What a column holds, as far as that matters to what is asked of it.

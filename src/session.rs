@@ -22,8 +22,8 @@ use crate::error::Error;
 use crate::execution::{CodeExecution, StateReport};
 use crate::limits::{
     Limits, MAX_DISPLAY_BYTES, MAX_DISPLAYS, MAX_DISPLAYS_BYTES, MAX_FILES, MAX_MESSAGE_BYTES, MAX_NAME_BYTES,
-    MAX_NAMES, MAX_OUTPUT_EVENT_BYTES, MAX_QUEUED_COMMANDS, MAX_SOURCE_CACHE_CHARS, MAX_SURVEYED, MAX_SURVEYED_COLUMNS,
-    MAX_SURVEYED_NAME_BYTES, MAX_VALUE_DEPTH,
+    MAX_NAMES, MAX_OUTPUT_EVENT_BYTES, MAX_QUEUED_COMMANDS, MAX_SAMPLED_TEXTS, MAX_SOURCE_CACHE_CHARS, MAX_SURVEYED,
+    MAX_SURVEYED_COLUMNS, MAX_SURVEYED_NAME_BYTES, MAX_VALUE_DEPTH,
 };
 use crate::packages::{Wheel, normalized};
 use crate::protocol::{
@@ -921,9 +921,13 @@ fn oversized(event: &Event) -> Option<&'static str> {
 
 fn is_oversized_variable(variable: &SurveyedVariable) -> bool {
     let columns = variable.columns.iter().map(|column| &column.name);
+    let samples = || variable.columns.iter().filter_map(|column| column.sample.as_ref());
+    let texts = samples().flat_map(|sample| &sample.texts);
     variable.columns.len() > MAX_SURVEYED_COLUMNS
+        || samples().any(|sample| sample.texts.len() > MAX_SAMPLED_TEXTS)
         || [&variable.name, &variable.type_name]
             .into_iter()
             .chain(columns)
+            .chain(texts)
             .any(|name| name.len() > MAX_SURVEYED_NAME_BYTES)
 }

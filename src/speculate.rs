@@ -11,7 +11,7 @@ mod templates;
 
 use serde::{Deserialize, Serialize};
 
-pub use context::{Context, Frame};
+pub use context::{Columns, Context, Frame};
 pub use lines::{Lines, begins_with_line_end};
 pub use literal::{is_name, literal};
 pub use predictor::Predictor;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use sandglass::limits::MAX_OFFERED;
-use sandglass::protocol::{ColumnKind, SurveyedColumn, SurveyedVariable};
+use sandglass::protocol::{ColumnKind, ColumnSample, SurveyedColumn, SurveyedVariable};
 use sandglass::speculate::{Context, Prediction, Predictor, Source, is_name, literal};
 
 fn variable(name: &str, type_name: &str, length: u32) -> SurveyedVariable {
@@ -13,6 +13,7 @@ fn variable(name: &str, type_name: &str, length: u32) -> SurveyedVariable {
         name: name.to_owned(),
         type_name: type_name.to_owned(),
         length: Some(length),
+        memory: None,
         columns: Vec::new(),
     }
 }
@@ -21,6 +22,7 @@ fn table(name: &str, rows: u32, columns: &[(&str, ColumnKind)]) -> SurveyedVaria
     let columns = columns.iter().map(|(name, kind)| SurveyedColumn {
         name: (*name).to_owned(),
         kind: *kind,
+        sample: None,
     });
     SurveyedVariable {
         columns: columns.collect(),
@@ -72,6 +74,88 @@ fn tables_are_asked_what_tables_are_asked() {
             "sales[\"amount\"].describe()",
             "sales.groupby(\"region\")[\"price\"].mean()",
         ],
+    );
+}
+
+/// A table of orders, of which so much is known.
+fn orders() -> Context {
+    let mut orders = table(
+        "orders",
+        1_000_000,
+        &[
+            ("id", ColumnKind::Text),
+            ("city", ColumnKind::Text),
+            ("rating", ColumnKind::Number),
+            ("amount", ColumnKind::Number),
+        ],
+    );
+    orders.memory = Some(50_000_000);
+    let known = [
+        (100, &["a1", "b2"][..]),
+        (3, &["Berlin", "New York"][..]),
+        (5, &[]),
+        (90, &[]),
+    ];
+    for (column, (distinct, texts)) in orders.columns.iter_mut().zip(known) {
+        column.sample = Some(ColumnSample {
+            rows: 100,
+            nulls: u32::from(column.name == "amount") * 4,
+            distinct,
+            texts: texts.iter().map(|text| (*text).to_owned()).collect(),
+        });
+    }
+    let mut context = Context::default();
+    context.surveyed(vec![orders]);
+    context
+}
+
+#[test]
+fn groups_are_what_values_make_them() {
+    let codes = codes(&orders(), Source::Dataframe);
+    has(
+        &codes,
+        &[
+            "orders[\"city\"].value_counts()",
+            "orders[\"rating\"].value_counts()",
+            "orders.groupby(\"city\")[\"amount\"].mean()",
+            "orders.groupby(\"rating\")[\"amount\"].sum()",
+        ],
+    );
+    let senseless = |code: &&String| {
+        code.contains("[\"id\"].value_counts")
+            || code.contains("groupby(\"id\")")
+            || code.contains("\"amount\"].value_counts")
+    };
+    assert_eq!(codes.iter().find(senseless), None);
+}
+
+#[test]
+fn values_and_gaps_that_are_talked_of_are_looked_for() {
+    let mut context = orders();
+    context.converse("How many orders are from New York? Are there missing ones?");
+    let found = codes(&context, Source::Conversation);
+    has(
+        &found,
+        &[
+            "orders[orders[\"city\"] == \"New York\"]",
+            "(orders[\"city\"] == \"New York\").sum()",
+            "orders.isna().sum()",
+            "orders[\"amount\"].isna().sum()",
+        ],
+    );
+    assert!(
+        !found
+            .iter()
+            .any(|code| code.contains("Berlin") || code.contains("\"city\"].isna"))
+    );
+    let ms = |code: &str| {
+        let all = context.predictions().into_iter();
+        all.filter(|guess| guess.code.contains(code))
+            .find_map(|guess| guess.estimated_ms)
+    };
+    assert!(
+        ms("orders[orders") > ms("== \"New York\").sum"),
+        "the rows have to be copied"
     );
 }
 

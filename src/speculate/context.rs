@@ -4,13 +4,16 @@ use std::collections::BTreeSet;
 
 use super::literal::{is_name, literal};
 use crate::limits::{MAX_CONVERSATION_BYTES, MAX_PREDICTED_FROM_BYTES};
-use crate::protocol::{ColumnKind, SurveyedVariable};
+use crate::protocol::{ColumnKind, SurveyedColumn, SurveyedVariable};
 
 /// Characters of a word, and of a text in quotes; words that are kept.
 const WORD_CHARS: usize = 40;
 const QUOTED_CHARS: usize = 60;
 const MOST_WORDS: usize = 1_000;
 const MOST_QUOTED: usize = 3;
+/// Rows that have to be looked at before anything is concluded from what is in them, and how many different numbers make groups.
+const ENOUGH_ROWS: u32 = 20;
+const MOST_GROUPS: u32 = 12;
 
 /// What there is, what ran last, and what is talked about.
 #[derive(Debug, Clone, Default)]
@@ -23,9 +26,16 @@ pub struct Context {
     words: BTreeSet<String>,
     /// What stands in quotes there, the newest first.
     quoted: Vec<String>,
-    /// Words of the code that ran last, as they are; whether it prints, and quotes by `'`.
+    /// Words of the code that ran last, as they are.
     mentioned: BTreeSet<String>,
+    preferences: Preferences,
+}
+
+/// How whoever writes the code likes to write it, as far as the code that ran last shows.
+#[derive(Debug, Clone, Copy, Default)]
+struct Preferences {
     prints: bool,
+    /// By `'`.
     quotes_singly: bool,
 }
 
@@ -40,13 +50,62 @@ pub struct Frame<'a> {
     pub variable: &'a SurveyedVariable,
 }
 
+/// Columns that something is asked of.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Columns {
+    /// Those of a kind.
+    Of(ColumnKind),
+    /// Those whose values make groups, as far as anybody knows.
+    Groups,
+    /// Those in which values are missing.
+    Gaps,
+}
+
+impl Columns {
+    fn has(self, column: &SurveyedColumn) -> bool {
+        let sample = column.sample.as_ref();
+        match self {
+            Self::Of(kind) => column.kind == kind,
+            Self::Gaps => sample.is_some_and(|sample| sample.nulls > 0),
+            Self::Groups => {
+                let enough = sample.filter(|sample| sample.rows >= ENOUGH_ROWS);
+                match column.kind {
+                    ColumnKind::Bool => true,
+                    // Where no value is there twice, it names its row.
+                    ColumnKind::Text => {
+                        enough.is_none_or(|sample| sample.distinct < sample.rows - sample.nulls.min(sample.rows))
+                    }
+                    ColumnKind::Number => enough.is_some_and(|sample| (2..=MOST_GROUPS).contains(&sample.distinct)),
+                    ColumnKind::Time | ColumnKind::Other => false,
+                }
+            }
+        }
+    }
+}
+
 impl<'a> Frame<'a> {
     /// The names of its columns of a kind.
-    pub fn columns(&self, kind: ColumnKind) -> impl Iterator<Item = &'a str> + use<'a> {
+    pub fn columns(&self, kind: Columns) -> impl Iterator<Item = &'a str> + use<'a> {
         let columns = self.variable.columns.iter();
         columns
-            .filter(move |column| column.kind == kind)
+            .filter(move |column| kind.has(column))
             .map(|column| column.name.as_str())
+    }
+
+    /// Texts that are in its columns, with the names of these.
+    pub fn texts(&self) -> impl Iterator<Item = (&'a str, &'a str)> + use<'a> {
+        let columns = self.variable.columns.iter();
+        columns.flat_map(|column| {
+            let texts = column.sample.iter().flat_map(|sample| &sample.texts);
+            texts.map(|text| (column.name.as_str(), text.as_str()))
+        })
+    }
+
+    /// Bytes of its arrays.
+    pub fn bytes(&self) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+        let bytes = self.variable.memory.unwrap_or(0) as f64;
+        bytes
     }
 
     /// How many values it holds.
@@ -70,8 +129,10 @@ impl Context {
         let words = words(code).take(MOST_WORDS);
         self.mentioned = words.map(str::to_owned).collect();
         let count = |quote| self.code().matches(quote).count();
-        self.quotes_singly = count('\'') > count('"');
-        self.prints = self.code().contains("print(");
+        self.preferences = Preferences {
+            prints: self.code().contains("print("),
+            quotes_singly: count('\'') > count('"'),
+        };
     }
 
     /// The newest of what is talked about, instead of what was before; whether that changes anything.
@@ -91,6 +152,12 @@ impl Context {
     /// Whether one of these words was said.
     pub fn says(&self, words: &[&str]) -> bool {
         words.iter().any(|word| self.words.contains(*word))
+    }
+
+    /// Whether the conversation has this text, by its words.
+    pub fn talks_of(&self, text: &str) -> bool {
+        let mut parts = words(text).peekable();
+        parts.peek().is_some() && parts.all(|part| self.words.contains(&part.to_lowercase()))
     }
 
     /// What was said in quotes, the newest first.
@@ -125,7 +192,7 @@ impl Context {
 
     /// An expression as whoever writes the code would have it shown: printed, or as the last line.
     pub fn shown(&self, expression: &str) -> String {
-        if self.prints {
+        if self.preferences.prints {
             format!("print({expression})")
         } else {
             expression.to_owned()
@@ -134,7 +201,7 @@ impl Context {
 
     /// A text as whoever writes the code would quote it.
     pub fn literal(&self, text: &str) -> String {
-        literal(text, if self.quotes_singly { '\'' } else { '"' })
+        literal(text, if self.preferences.quotes_singly { '\'' } else { '"' })
     }
 }
 

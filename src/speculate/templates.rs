@@ -1,7 +1,7 @@
 //! Code that is made of the names that there are: what is usually asked of such a table, column or text, what usually follows such code,
 //! what was talked about, and the code that ran last, of something else.
 
-use super::context::{Context, Frame};
+use super::context::{Columns, Context, Frame};
 use super::literal::is_name;
 use super::{Prediction, Source};
 use crate::limits::MAX_OFFERED;
@@ -22,6 +22,8 @@ const DUPLICATED: f64 = 116e-6;
 const COUNTS: f64 = 150e-6;
 const GROUPS: f64 = 60e-6;
 const SCAN: f64 = 5e-6;
+/// The same for a byte of what is copied.
+const COPY: f64 = 1e-6;
 /// The same for a character of a text.
 const SPLIT: f64 = 10e-6;
 const COUNT: f64 = 1e-6;
@@ -42,23 +44,29 @@ const OF_TABLES: [(&str, &str, f64); 9] = [
 const AFTER_READING: [&str; 4] = ["head", "info", "describe", "shape"];
 const AFTER_FILTERING: [&str; 2] = ["shape", "head"];
 /// What is asked of a column, by what it holds.
-const OF_COLUMNS: [(ColumnKind, &str, &str, f64); 8] = [
-    (ColumnKind::Text, "value counts", ".value_counts()", COUNTS),
-    (ColumnKind::Text, "distinct values of a column", ".nunique()", DISTINCT),
-    (ColumnKind::Bool, "value counts", ".value_counts()", COUNTS),
-    (ColumnKind::Number, "describe of a column", ".describe()", DESCRIBE),
-    (ColumnKind::Number, "mean of a column", ".mean()", SCAN),
-    (ColumnKind::Number, "sum of a column", ".sum()", SCAN),
-    (ColumnKind::Number, "plot of a column", ".hist()", SCAN),
-    (ColumnKind::Time, "range of a column", ".min()", SCAN),
+const OF_COLUMNS: [(Columns, &str, &str, f64); 8] = [
+    (Columns::Groups, "value counts", ".value_counts()", COUNTS),
+    (TEXTS, "distinct values of a column", ".nunique()", DISTINCT),
+    (Columns::Gaps, "missing values of a column", ".isna().sum()", SCAN),
+    (NUMBERS, "describe of a column", ".describe()", DESCRIBE),
+    (NUMBERS, "mean of a column", ".mean()", SCAN),
+    (NUMBERS, "sum of a column", ".sum()", SCAN),
+    (NUMBERS, "plot of a column", ".hist()", SCAN),
+    (Columns::Of(ColumnKind::Time), "range of a column", ".min()", SCAN),
 ];
+const TEXTS: Columns = Columns::Of(ColumnKind::Text);
+const NUMBERS: Columns = Columns::Of(ColumnKind::Number);
 /// Words, and what of a table or its columns they are for.
-const OF_WORDS: [(&[&str], &str); 13] = [
+const OF_WORDS: [(&[&str], &str); 14] = [
     (
         &["describe", "summary", "summarize", "statistics", "overview"],
         "describe",
     ),
     (&["missing", "null", "nulls", "nan", "empty"], "missing values"),
+    (
+        &["missing", "null", "nulls", "nan", "empty"],
+        "missing values of a column",
+    ),
     (
         &["correlation", "correlations", "correlated", "correlate"],
         "correlations",
@@ -189,13 +197,39 @@ impl Maker<'_> {
         }
     }
 
-    /// One of [`OF_GROUPS`] that takes numbers, by each column of texts.
+    /// The rows that have what is talked about.
+    fn of_values(&mut self, frame: &Frame<'_>) {
+        let context = self.context;
+        for (column, text) in frame.texts().filter(|(_, text)| context.talks_of(text)) {
+            let test = format!(
+                "{}[{}] == {}",
+                frame.name,
+                context.literal(column),
+                context.literal(text)
+            );
+            let names = [frame.name, column];
+            let (find, copy) = (SCAN * frame.rows, COPY * frame.bytes());
+            let rows = format!("{}[{test}]", frame.name);
+            self.show(Source::Conversation, "rows with a value", &rows, &names, find + copy);
+            let count = format!("({test}).sum()");
+            self.show(
+                Source::Conversation,
+                "number of rows with a value",
+                &count,
+                &names,
+                find,
+            );
+        }
+    }
+
+    /// One of [`OF_GROUPS`] that takes numbers, by each column that has groups.
     fn by_group(&mut self, source: Source, frame: &Frame<'_>, description: &str) {
         let Some((description, code)) = OF_GROUPS.into_iter().find(|known| known.0 == description) else {
             return;
         };
-        for group in frame.columns(ColumnKind::Text).take(MOST_COLUMNS / 2) {
-            for column in frame.columns(ColumnKind::Number).take(MOST_COLUMNS / 2) {
+        for group in frame.columns(Columns::Groups).take(MOST_COLUMNS / 2) {
+            let numbers = frame.columns(NUMBERS).filter(|number| *number != group);
+            for column in numbers.take(MOST_COLUMNS / 2) {
                 let (by, of) = (self.context.literal(group), self.context.literal(column));
                 let expression = format!("{}.groupby({by})[{of}].{code}()", frame.name);
                 let names = [frame.name, group, column];
@@ -214,6 +248,7 @@ impl Maker<'_> {
                     self.by_group(Source::Conversation, &frame, description);
                 }
             }
+            self.of_values(&frame);
         }
         let texts = self
             .context
@@ -341,7 +376,7 @@ impl Maker<'_> {
             }
         }
         for (column, found) in &used {
-            let others = frame.columns(column.kind).take(MOST_COLUMNS);
+            let others = frame.columns(Columns::Of(column.kind)).take(MOST_COLUMNS);
             for other in others.filter(|other| !used.iter().any(|(known, _)| known.name == *other)) {
                 let quote = found.chars().next().unwrap_or('"');
                 let code = code.replace(found.as_str(), &super::literal::literal(other, quote));

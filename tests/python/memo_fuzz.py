@@ -18,8 +18,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-#: Cells in a session, and statements that repeat in it.
-CELLS, REPEATED = 60, 14
+#: Cells in a session, statements that repeat in it, and expressions that those are made of.
+CELLS, REPEATED, PURES = 60, 14, 12
 
 SETUP = """import json, math, random, re, string, sys, gc, builtins, collections, operator, warnings, copy
 from collections import Counter
@@ -259,6 +259,46 @@ l[k * 100]
 d["absent"]
 int(u)
 1 / (k - k)""".splitlines()
+
+#: Expressions with others in them, some of which are evaluated or answered by themselves.
+COMPOSED = """[({a}), ({b})]
+(({a}), ({b}), ({a}))
+{{'one': ({a}), 'other': ({b})}}
+len({a})
+str({a})
+sorted({a})
+sorted({a}, key=str)[:2]
+list({a})
+tuple({a})
+({a}) if flag else ({b})
+({a}) or ({b})
+max(({a}), ({b}))
+min([({a}), k])
+[x for x in ({a})]
+[(x, max(1.5, x)) for x in m if x != ({a})]
+({a}) + ({b})
+({a})[:2]
+({a})[0]
+[({a})] * 2
+({a}) == ({b})
+({a}) < ({b}) < ({a})
+[1.5, max(1.5, q), min(1.5, k), ({a})]
+[300, max(300, k), ({a}), max((300, 0))]
+(', ', max(', ', u), [', '.join(l)], max(u, ', '), ({a}))
+[("a b", 1.5), tuple(("a b", 1.5)), max(("a b", 1.5), (u, q)), ({a})]
+["ab cd".strip(), "ab cd", ({a})]
+[sorted(("x y", ({b}), "x y"), key=len), "x y"]
+(-1.5, max(-1.5, -q), ({a}))
+(({a}), u.encode(), b"x y", max(b"x y", by))
+sum([len({a}), len({b})])
+str(({a})) + repr({b})
+"{{}} and so on".replace("{{}}", str({a}))
+list(zip(({a}), ({b})))
+list(map(str, ({a})))
+dict(enumerate({a}))
+list(filter(lambda v: v != len({b}), ({a})))
+next(iter([({a})]), ({b}))
+(lambda v: v)({a})""".splitlines()
 
 #: Kinds of changes: several of a kind are one kind. None leaves it to the garbage collector when something is told: that
 #: counts objects, of which there are fewer when results are made again.
@@ -578,13 +618,21 @@ class Process:
 # ---- sessions ----
 
 
-def statement(rng: random.Random) -> str:
-    expression = rng.choice(PURE)
+def expression_of(rng: random.Random, simple: list[str], depth: int = 0) -> str:
+    """One of some expressions, or what is made of them."""
+    if rng.random() < (0.5 if depth else 0.4):
+        return rng.choice(simple)
+    parts = {name: expression_of(rng, simple, depth + 1) if depth < 3 else rng.choice(simple) for name in "ab"}
+    return rng.choice(COMPOSED).format(**parts)
+
+
+def statement(rng: random.Random, simple: list[str]) -> str:
+    expression = expression_of(rng, simple)
     form = rng.random()
     if form < 0.4:
         return f"{rng.choice('xyz')} = {expression}"
     if form < 0.7:
-        other = f", {rng.choice(PURE)}" if rng.random() < 0.3 else ""
+        other = f", {expression_of(rng, simple)}" if rng.random() < 0.3 else ""
         option = rng.choice(["", "", "", ", sep='|'", ", end=';'", ", flush=True"])
         return f"print({expression}{other}{option})"
     if form < 0.8:
@@ -614,7 +662,8 @@ def run(hits: int, seed: int, *, verbose: bool = False) -> dict[str, Any]:
         while answered < hits:
             rng = random.Random(f"{seed}/{session}")
             session += 1
-            repeated = [statement(rng) for _ in range(REPEATED)]
+            simple = rng.sample(PURE, PURES)
+            repeated = [statement(rng, simple) for _ in range(REPEATED)]
             done: list[str] = []
             for process in (forced, served):
                 process.ask({"new": True})

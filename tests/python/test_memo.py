@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import linecache
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,8 @@ import json, math, re, collections, operator
 from collections import Counter
 text = "the quick brown fox, 12 jumps over the lazy dog\\n" * 3
 big = text * 500
-words = text.split()
+words = []
+words += text.split()
 numbers = [3, 1.5, True, 0, -0.0, 10**20, 300]
 counts = {"the": 3, "fox": 300}
 rows = [{"n": 1, "tags": ["a"]}, {"n": 200, "tags": []}]
@@ -573,3 +575,78 @@ for harm in ("memo._entries = None", "memo._names = 5", "memo._namespace = None"
         assert (cell.ended, cell.stdout, cell.result) == ("ok", "30\\n", "30"), (harm, cell.traceback)
 """
     run_apart(program)
+
+
+# ---- calls in pure statements ----
+
+
+def both(memory: Guest, codes: list[str]) -> tuple[list[Cell], list[Cell]]:
+    """What code says without the memo, and with it."""
+    runs = []
+    for most_bytes in (0, 10_000_000):
+        memory.runtime.configure({**CONFIG, "maxMemoBytes": most_bytes})
+        memory.ok(SETUP)
+        runs.append([memory.run(code) for code in codes])
+    real, found = runs
+    for one, other in zip(real, found, strict=True):
+        assert re.sub(r"cell \d+", "cell", str(told(one))) == re.sub(r"cell \d+", "cell", str(told(other)))
+    return real, found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "n2 = big.count('fox')",
+        "big.count('fox') + n",
+        "print('found', big.count('fox'), sep=': ')",
+        "[big.count('fox')]",
+        "f'{big.count(\"fox\")} times'",
+        "{'fox': big.count('fox'), 'n': n}",
+        "str(big.count('fox'))",
+        "[word for word in str(big.count('fox')).split()]",
+        "n < big.count('fox') < n",
+        "big.count('fox') if big.count('fox') else 0",
+    ],
+)
+@pytest.mark.parametrize("before", ["big.count('fox')", "x = big.count('fox')", "print(big.count('fox'), 5)"])
+def test_calls_in_it_are_answered(memory: Guest, before: str, source: str) -> None:
+    real, found = both(memory, [before, source])
+    assert [hits(cell) for cell in (*real, *found)] == [0, 0, 0, 1]
+
+
+def test_what_may_not_be_called_is_not(memory: Guest) -> None:
+    cell = memory.ok("x = [].index(5) if n > 100 else n or max([])\ny = n > 100 > max([])\n(x, y)")
+    assert cell.result == "(2, False)"
+
+
+def test_what_fails_fails_as_it_is_written(memory: Guest) -> None:
+    sources = ["print(len(text), [len(words), [].index(len(words))])", "x = len(text) + max([])"]
+    _, found = both(memory, sources)
+    assert all("ValueError" in str(cell.error) for cell in found)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "[1.5, max(1.5, n - 9), min(1.5, n)]",
+        "['a b', max('a b', 'a'), ', '.join(['x', 'y'])]",
+        "[('a b', 1.5), max(('a b', 1.5), ('a', 1)), tuple(('a b', 1.5))]",
+        "[-1.5, max(-1.5, -9), 300, max(300, n)]",
+        "[b'x y', max(b'x y', b'x'), 'x' * 3, max('xxx', 'x' * 3)]",
+    ],
+)
+def test_constants_are_one_object_as_they_were(memory: Guest, source: str) -> None:
+    look = "[[a is b for a in x] for b in x]"
+    both(memory, [f"x = {source}", look, f"max(1.5, n)\nx = {source}", look, f"x = [{source}, *{source}][1:]", look])
+
+
+def test_parts_see_what_has_changed(memory: Guest) -> None:
+    memory.ok("x = sum(map(len, words))")
+    assert memory.ok("words.append('more')\n[sum(map(len, words))]").result == f"[{memory.get('x') + 4}]"
+    assert memory.ok("len = lambda value: 1\n[sum(map(len, words))]").result == "[31]"
+
+
+def test_a_large_result_is_not_kept_of_a_part(memory: Guest) -> None:
+    memory.ok("x = len(big.split())")
+    assert hits(memory.ok("len(big.split()) + 1")) == 1, "the length is"
+    assert hits(memory.ok("print(big.split()[0])")) == 0

@@ -97,6 +97,125 @@ def test_frames_of_any_shape_are_told():
     )
 
 
+def test_what_is_in_columns_is_told_by_some_of_their_rows():
+    pandas = pytest.importorskip("pandas")
+    rows = 1000
+    frame = pandas.DataFrame(
+        {
+            "key": [f"id {row}" for row in range(rows)],
+            "city": ["Berlin", "New York", "Berlin", None] * 250,
+            "old": pandas.Series(["x", "y"] * 500, dtype="object"),
+            "number": [row % 5 for row in range(rows)],
+            "share": [0.5, float("nan")] * 500,
+            "day": pandas.to_datetime(["2020-01-01", None] * 500),
+            "is_new": [True, False] * 500,
+            "nullable": pandas.array([1, 2, None, 4] * 250, dtype="Int64"),
+            "group": pandas.Categorical(["u", "v", None, "u"] * 250),
+            "long": ["x" * 41, "\ud800"] * 500,
+            "empty": [None] * rows,
+        }
+    )
+    frame = frame.iloc[: rows - 7].reset_index(drop=True)
+    row = survey({"frame": frame}, ["frame"])[0]
+    assert row["memory"] == pytest.approx(frame.memory_usage(index=False).sum(), rel=0.5)
+    samples = {column["name"]: column["sample"] for column in row["columns"]}
+    looked = frame.iloc[::10]
+    for name in frame.columns:
+        sample = samples[name]
+        if sample is None:
+            continue  # what pandas keeps in Arrow's arrays
+        assert sample["rows"] == len(looked)
+        assert sample["nulls"] == looked[name].isna().sum(), name
+        assert sample["distinct"] == looked[name].nunique(), name
+    told = {name: sample["texts"] for name, sample in samples.items() if sample and sample["texts"]}
+    assert told["old"] == ["x"], "the tenth of each ten"
+    assert told["group"][:1] == ["u"]
+    assert "long" not in told
+    assert {"old", "number", "share", "day", "is_new", "nullable", "group"} <= {
+        name for name, sample in samples.items() if sample
+    }
+
+
+def test_the_values_that_are_looked_at_are_bounded():
+    pandas = pytest.importorskip("pandas")
+    wide = {f"f{number}": pandas.DataFrame({f"c{place}": range(500) for place in range(40)}) for number in range(4)}
+    samples = [column["sample"] for row in survey(wide, [*wide]) for column in row["columns"]]
+    assert [sample is not None for sample in samples] == [True] * 50 + [False] * 110
+
+
+def test_columns_of_objects_are_not_looked_into():
+    pandas = pytest.importorskip("pandas")
+    ran: list[str] = []
+
+    class Value:
+        def __getattribute__(self, name):
+            ran.append(name)
+            return object.__getattribute__(self, name)
+
+        def __eq__(self, other):
+            ran.append("eq")
+            return True
+
+        def __hash__(self):
+            ran.append("hash")
+            return 1
+
+        def __lt__(self, other):
+            ran.append("lt")
+            return True
+
+    class Text(str):
+        __slots__ = ()
+        __eq__, __hash__, __lt__ = Value.__eq__, Value.__hash__, Value.__lt__  # type: ignore[assignment]
+
+    objects = pandas.DataFrame(
+        {
+            "values": pandas.Series([Value(), Value()], dtype="object"),
+            "texts": pandas.Series([Text("a"), Text("b")], dtype="object"),
+            "lists": [[1], [2]],
+        }
+    )
+    ran.clear()
+    columns = survey({"objects": objects}, ["objects"])[0]["columns"]
+    assert [column["sample"] for column in columns] == [None] * 3
+    assert ran == []
+
+
+def test_no_code_of_a_kind_of_array_runs():
+    pandas = pytest.importorskip("pandas")
+    numpy = pytest.importorskip("numpy")
+    ran: list[str] = []
+
+    class Array(numpy.ndarray):  # type: ignore[misc]
+        def __array_finalize__(self, other):
+            ran.append("finalize")
+
+    frame = pandas.DataFrame({"a": [1, 2, 3]})
+    block = frame._mgr.blocks[0]
+    block.values = block.values.view(Array)
+    if type(block.values) is not Array:
+        pytest.skip("pandas keeps no such arrays")
+    ran.clear()
+    survey({"frame": frame}, ["frame"])
+    assert ran == []
+
+
+def test_texts_get_no_hash():
+    pandas = pytest.importorskip("pandas")
+    ctypes = pytest.importorskip("ctypes")
+    texts = [f"{number} {'x' * 30}" for number in range(20)]
+
+    def hash_in(text: str) -> int:
+        return int(ctypes.c_ssize_t.from_address(id(text) + 24).value)
+
+    frame = pandas.DataFrame({"a": pandas.Series(texts, dtype="object")})
+    kept = list(frame["a"])
+    assert [hash_in(text) for text in kept] == [-1] * 20
+    sample = survey({"frame": frame}, ["frame"])[0]["columns"][0]["sample"]
+    assert sample["distinct"] == 20
+    assert [hash_in(text) for text in kept] == [-1] * 20
+
+
 def test_no_code_of_the_users_runs():
     ran: list[str] = []
 

@@ -422,6 +422,7 @@ impl World {
                         name: "x".to_owned(),
                         type_name: "str".to_owned(),
                         length: Some(length),
+                        memory: None,
                         columns: Vec::new(),
                     }]);
                 }

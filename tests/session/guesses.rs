@@ -30,6 +30,7 @@ fn a_text(name: &str, length: u32) -> SurveyedVariable {
         name: name.to_owned(),
         type_name: "str".to_owned(),
         length: Some(length),
+        memory: None,
         columns: Vec::new(),
     }
 }
@@ -38,6 +39,7 @@ fn table(name: &str, rows: u32, columns: &[(&str, ColumnKind)]) -> SurveyedVaria
     let columns = columns.iter().map(|(name, kind)| SurveyedColumn {
         name: (*name).to_owned(),
         kind: *kind,
+        sample: None,
     });
     SurveyedVariable {
         type_name: "DataFrame".to_owned(),

@@ -14,6 +14,7 @@ from sandglass.speculate.tags import Tag, parts_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sandglass.speculate.parts import Part
     from sandglass.speculate.statements import Plan
 
 #: `json.dumps` has some texts of its own, all of them shorter.
@@ -24,9 +25,9 @@ _int_digits: Callable[[], int] = getattr(sys, "get_int_max_str_digits", lambda: 
 
 
 class Entry:
-    """The result of a statement, and all that it depends on."""
+    """The result of a statement or a part of one, and all that it depends on."""
 
-    def __init__(self, plan: Plan, data: list[tuple[str, Any, Tag]], result: Any, state: Any, most: int) -> None:
+    def __init__(self, plan: Plan | Part, data: list[tuple[str, Any, Tag]], result: Any, state: Any, most: int) -> None:
         """ValueError for what cannot be made again."""
         expression = plan.expression
         self.targets, self.options = plan.targets, plan.options
@@ -53,6 +54,8 @@ class Entry:
                 raise ValueError("it may be a text that the encoder has")
         self.size = 1000 + self.recipe.size + sum(tag.size for _, tag in self.tags)
         self.seconds = 0.0
+        #: Whether it may stand for a part of another statement.
+        self.is_part = False
         self._most = most
 
     def is_held(self, namespace: dict[str, Any]) -> bool:

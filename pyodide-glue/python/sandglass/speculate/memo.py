@@ -6,9 +6,9 @@ there are no threads of the user's, no handlers of signals, nothing that watches
 that it had, and the memo never has to believe a clock or a guess. Since that has to be decided before the run, it is
 done for statements with much data in their variables, and for those that have taken long before.
 
-What is answered: `E` as a cell's last expression, `name = E`, and `print(E, …)`, with E pure as a whole. Parts of other
-statements are not: they would have to run as code that is not what was written, which functions that they call can see
-in their frames.
+What is answered: `E` as a cell's last expression, `name = E`, and `print(E, …)`, with E pure as a whole, and calls in
+such an E (`parts`). Parts of other statements are not: these would have to run as code that is not what was written,
+which functions that they call can see in their frames.
 
 A hit checks everything again: builtins, modules, the functions and constants that the expression uses, limits that
 make code fail, and all data. Then it makes the result anew and does itself what is left: assigns it, prints it.
@@ -36,9 +36,10 @@ from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pris
 from sandglass.speculate import alone, intact
 from sandglass.speculate.alone import has_no_handlers, state_of
 from sandglass.speculate.entries import Entry, limits
+from sandglass.speculate.parts import Part, key_of
 from sandglass.speculate.results import Changed
 from sandglass.speculate.rows import KNOWN_NAMES
-from sandglass.speculate.statements import Plan, code_of, key_of
+from sandglass.speculate.statements import Plan, code_of
 from sandglass.speculate.tags import Tag, are_plain
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Memo:
         self._plan: Plan | None = None
         self._key: CodeType | None = None
         self._old: dict[str, Any] = {}
+        self._tags: dict[str, Tag] = {}
         self._collects = False
         self._records = False
         #: Whether statements are looked at in this cell.
@@ -154,7 +156,7 @@ class Memo:
                 if self._plan is None and self._has_much(code):
                     self._watch(code)
                 if self._plan is not None:
-                    served = self._take_arguments(code)
+                    served = self._take_value()
                 if served is None:
                     self._started = perf_counter()
                     return False
@@ -186,7 +188,7 @@ class Memo:
                     self._fail()
             return
         try:
-            self._record(value, seconds)
+            self._record(self._namespace[self._plan.targets[-1]] if self._plan.targets else value, seconds)
         except MemoryError:
             self.clear()
         except Exception:
@@ -199,6 +201,7 @@ class Memo:
         if self._plan is not None:
             self._plan = self._key = None
             self._old.clear()
+            self._tags.clear()
             if self._collects:
                 gc_on()
 
@@ -246,22 +249,62 @@ class Memo:
         self._plan, self._key = plan, key
         self._old = {name: namespace.get(name) for name in plan.expression.names}
 
-    def _take_arguments(self, code: CodeType) -> _Served | None:
-        """Evaluates what a `print` that is looked after is to print. What fails is left to the statement itself."""
+    def _take_value(self) -> _Served | None:
+        """Evaluates a statement that is looked after, part by part; None where it fails or has none: it runs itself."""
         plan = self._plan
-        if plan is None or plan.code is None:
+        if plan is None or plan.whole is None:
             return None
+        spared: list[float] = []
         try:
-            self._started = perf_counter()
-            values = eval(plan.code, self._namespace)
+            value, seconds = self._value_of(plan.whole, spared)
         except Exception:
             self.abandon()
             return None
         except BaseException:
             self.abandon()
             raise
-        self.took(code, values)
-        return values, plan.options, ()
+        try:
+            self._record(value, seconds)
+        except MemoryError:
+            self.clear()
+        finally:
+            self.abandon()
+        if spared:
+            self.hits += 1
+            self.saved += sum(spared)
+        return value, plan.options, plan.targets
+
+    def _value_of(self, part: Part, spared: list[float]) -> tuple[Any, float]:
+        """The value of a part, and how many seconds it takes to run it; `spared` are those of what was not run."""
+        entry = None if part.key is None else self._entries.get(part.key)
+        if entry is not None and entry.is_part:
+            value = self._remade(entry)
+            if value is not _MISSING:
+                spared.append(entry.seconds)
+                return value, entry.seconds
+        seconds, values = 0.0, {}
+        for name, inner in part.parts.items():
+            values[name], more = self._value_of(inner, spared)
+            seconds += more
+        started = perf_counter()
+        value = eval(part.code, self._namespace, values)
+        seconds += perf_counter() - started
+        if part.key is not None and seconds >= self.slow_seconds:
+            self._keep_part(part, part.key, value, seconds)
+        return value, seconds
+
+    def _keep_part(self, part: Part, key: CodeType, value: Any, seconds: float) -> None:
+        try:
+            if part.has_constant(value):
+                return
+            entry = self._entry(part, value, seconds)
+        except MemoryError:
+            self.clear()
+            return
+        except (ValueError, RecursionError, Changed):
+            return
+        entry.is_part = part.is_kept = True
+        self._add(key, entry)
 
     def _is_ready(self, options: dict[str, Any] | None, targets: Iterable[str]) -> bool:
         """Whether what is left of a statement runs no code of the user's: `print`, or what ends by assignments."""
@@ -315,22 +358,34 @@ class Memo:
         if seconds < self.slow_seconds:
             self._refuse(key)
             return
-        if plan.targets:
-            value = self._namespace[plan.targets[-1]]
-        most = MOST_ITEMS
-        if self.slow_seconds:
-            most = min(MOST_ITEMS, FEWEST_ITEMS + int(seconds * ITEMS_PER_SECOND))
+        if plan.whole is not None and plan.whole.is_kept and key == plan.whole.key:
+            return
         began = perf_counter()
         try:
-            data = [(name, self._old[name], Tag(self._old[name], most)) for name in plan.expression.names]
-            entry = Entry(plan, data, value, limits(), most)
+            entry = self._entry(plan, value, seconds)
         except (ValueError, RecursionError, Changed):
             self._refuse(key)
             return
         if perf_counter() - began > seconds and self.slow_seconds:  # and so would a hit take too long
             self._refuse(key)
             return
+        self._add(key, entry)
+
+    def _entry(self, of: Plan | Part, value: Any, seconds: float) -> Entry:
+        """What is kept of a run. ValueError for what cannot be."""
+        most = MOST_ITEMS
+        if self.slow_seconds:
+            most = min(MOST_ITEMS, FEWEST_ITEMS + int(seconds * ITEMS_PER_SECOND))
+        for name in of.expression.names:
+            if name not in self._tags:
+                self._tags[name] = Tag(self._old[name], most)
+        entry = Entry(
+            of, [(name, self._old[name], self._tags[name]) for name in of.expression.names], value, limits(), most
+        )
         entry.seconds = seconds
+        return entry
+
+    def _add(self, key: CodeType, entry: Entry) -> None:
         self._drop(key)
         self._slow.pop(key, None)
         if entry.size > self._most_bytes // 4:

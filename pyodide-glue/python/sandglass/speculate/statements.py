@@ -8,17 +8,8 @@ from typing import Any
 
 from sandglass import execution as cells
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.speculate.parts import Part, key_of, split
 from sandglass.speculate.purity import Expression
-
-
-def key_of(code: CodeType) -> CodeType:
-    """What two statements have in common that are the same, wherever they stand."""
-    constants = code.co_consts
-    for constant in constants:
-        if type(constant) is CodeType:
-            constants = tuple(key_of(item) if type(item) is CodeType else item for item in constants)
-            break
-    return code.replace(co_filename="", co_firstlineno=1, co_linetable=b"", co_consts=constants)
 
 
 def code_of(statement: ast.stmt, code: CodeType, *, is_value: bool) -> CodeType | None:
@@ -40,8 +31,6 @@ class Plan:
         """`is_value`: it is the cell's last expression. ValueError when it is not known to be pure."""
         self.targets: list[str] = []
         self.options: dict[str, Any] | None = None
-        #: The code of the arguments of `print`.
-        self.code: CodeType | None = None
         if isinstance(statement, ast.Assign):
             for target in statement.targets:
                 if not isinstance(target, ast.Name):
@@ -62,9 +51,12 @@ class Plan:
             self.expression.builtins.add("print")
             if "print" in namespace:
                 raise ValueError("print is a variable")
-            flags = cells.FLAGS | (code.co_flags & cells.FUTURES)
-            with cells.Warnings("ignore"):
-                self.code = compile(ast.Expression(tree), code.co_filename, "eval", flags, True)
+        try:
+            whole = split(tree, self.expression, code.co_filename, cells.FLAGS | (code.co_flags & cells.FUTURES))
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        #: What is evaluated in place of the statement: parts, or arguments of `print`. None when it would be the same.
+        self.whole: Part | None = whole if self.options is not None or whole.parts or whole.key else None
 
 
 def _options(call: ast.Call) -> dict[str, Any]:

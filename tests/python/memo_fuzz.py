@@ -550,6 +550,19 @@ def joined(messages: list[tuple[str, int, str]]) -> list[list[Any]]:
     return texts
 
 
+def count_parts(memo: Any) -> None:
+    """`memo.partly` counts the statements in which a part was answered."""
+    take, memo.partly = memo._take_value, 0
+
+    def take_value() -> Any:
+        before = memo.hits
+        served = take()
+        memo.partly += memo.hits - before
+        return served
+
+    memo._take_value = take_value
+
+
 def serve(with_memo: bool) -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     from conftest import CONFIG, Guest
@@ -570,6 +583,7 @@ def serve(with_memo: bool) -> None:
             memo = guest.runtime._memo
             memo.slow_seconds, memo.much_text, memo.many_items, memo.most_refused = 0, 0, 0, 0
             guest.runtime.install()
+            count_parts(memo)
             continue
         bridge = guest.bridge
         bridge.messages, bridge.displays = [], []
@@ -586,6 +600,7 @@ def serve(with_memo: bool) -> None:
             "random": random.getstate()[1][-5:],
             "collects": gc.isenabled(),
             "hits": hits,
+            "partly": guest.runtime._memo.partly,
             "alive": guest.runtime._memo._most_bytes > 0,
         }
         out.write(to_json(answer) + "\n")
@@ -656,7 +671,7 @@ def run(hits: int, seed: int, *, verbose: bool = False) -> dict[str, Any]:
     """Runs sessions until so many statements were answered; raises AssertionError at the first difference."""
     began = time.monotonic()
     kinds: Counter[str] = Counter()
-    answered = cells = session = 0
+    answered = partly = cells = session = 0
     forced, served = Process("forced"), Process("served")
     try:
         while answered < hits:
@@ -677,6 +692,8 @@ def run(hits: int, seed: int, *, verbose: bool = False) -> dict[str, Any]:
                 real, found = forced.hear(), served.hear()
                 answered += found.pop("hits")
                 real.pop("hits")
+                real.pop("partly")
+                parts = found.pop("partly")  # of the session so far
                 assert found.pop("alive"), f"seed {seed}, session {session - 1}: the memo has failed at\n{source}"
                 real.pop("alive")
                 if real != found:
@@ -689,12 +706,14 @@ def run(hits: int, seed: int, *, verbose: bool = False) -> dict[str, Any]:
                         + ("\n# ----\n".join(done) if verbose else "")
                     )
                 cells += 1
+            partly += parts
     finally:
         forced.end()
         served.end()
     return {
         "seed": seed,
         "hits": answered,
+        "of which in part": partly,
         "cells": cells,
         "sessions": session,
         "kinds of changes": len(kinds),

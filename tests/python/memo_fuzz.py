@@ -145,6 +145,8 @@ none
 flag
 not flag
 flag and u
+str(flag)
+f"{not flag}"
 u or t
 u if flag else t
 any(x > 5 for x in m)

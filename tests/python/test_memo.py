@@ -308,6 +308,7 @@ IDENTITIES = {
     "characters": ("x = [c for c in text]", "x[0] is text[0]"),
     "new characters": ("x = ['A'.lower()]", "x[0] is chr(97)"),
     "small integers": ("x = [len(w) for w in words]", "x[0] is (lambda: 3)()"),
+    "texts of bools": ("x = [str(n > 1), f'{n > 1}']", "[x[0] is x[1], x[0] is str(True)]"),
     "nothing": ("x = [(), '', None, b'']", "[x[0] is tuple([]), x[1] is str(), x[3] is bytes()]"),
     "single bytes": ("x = ('a', b'x')", "x[1] is bytes([120])"),
     "constants": ("x = ['abc' for w in words]", "x[0] is x[1]"),

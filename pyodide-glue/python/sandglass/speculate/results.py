@@ -29,8 +29,10 @@ _NO_ROOM, _POINTER = [].__sizeof__(), [None].__sizeof__() - [].__sizeof__()
 _ONCE = frozenset(map(id, (None, True, False, *range(-5, 257))))
 
 
-#: Those of what `json.loads` makes of `NaN` and `Infinity`: always the same.
+#: Those of what `json.loads` makes of `NaN` and `Infinity`, and `str` of bools: always the same. (CPython 3.11 has not
+#: interned the latter.)
 _CONSTANTS = frozenset(id(vars(decoder)[name]) for name in ("NaN", "PosInf", "NegInf"))
+_CONSTANTS |= {id(text) for text in (str(True), str(False)) if loads(dumps(text, 4)) is not text}
 
 
 class Changed(Exception):

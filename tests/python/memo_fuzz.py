@@ -549,7 +549,8 @@ def joined(messages: list[tuple[str, int, str]]) -> list[list[Any]]:
             texts[-1][2] += text
         else:
             texts.append([stream, skipped, text])
-    return texts
+    # So does, of a long output, when its last part is told.
+    return sorted(texts, key=lambda text: text[0]) if any(skipped for _, skipped, _ in texts) else texts
 
 
 def count_parts(memo: Any) -> None:

@@ -396,6 +396,7 @@ proptest! {
         rows in any::<u32>(),
         columns in proptest::collection::vec((any_name(), 0..5_usize), 0..50),
         tables in 0..20_usize,
+        (looked, nulls, distinct, memory) in any::<(u32, u32, u32, u64)>(),
         code in any_name(),
         text in any_name(),
     ) {
@@ -403,6 +404,11 @@ proptest! {
         let columns: Vec<_> = columns.iter().map(|(name, kind)| (name.as_str(), kinds[*kind])).collect();
         let mut context = Context::default();
         let mut variables: Vec<_> = (0..tables).map(|number| table(&format!("t{number}"), rows, &columns)).collect();
+        let sample = ColumnSample { rows: looked, nulls, distinct, texts: vec![text.clone()] };
+        for table in &mut variables {
+            table.memory = Some(memory);
+            table.columns.iter_mut().for_each(|column| column.sample = Some(sample.clone()));
+        }
         variables.push(variable("context", "str", rows));
         context.surveyed(variables);
         context.ran(&format!("t0[{code}]"), 10.0);

@@ -424,7 +424,7 @@ pub struct SurveyedColumn {
     pub sample: Option<ColumnSample>,
 }
 
-/// What is in rows of a column that are as far apart as they can be.
+/// What is in the first rows of a column, and in others that are as far apart as they can be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(feature = "wasm", derive(tsify::Tsify))]

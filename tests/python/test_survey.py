@@ -119,7 +119,8 @@ def test_what_is_in_columns_is_told_by_some_of_their_rows():
     row = survey({"frame": frame}, ["frame"])[0]
     assert row["memory"] == pytest.approx(frame.memory_usage(index=False).sum(), rel=0.5)
     samples = {column["name"]: column["sample"] for column in row["columns"]}
-    looked = frame.iloc[::10]
+    looked = pandas.concat([frame.iloc[:50], frame.iloc[50::19]])
+    assert len(looked) == 100
     for name in frame.columns:
         sample = samples[name]
         if sample is None:
@@ -128,7 +129,7 @@ def test_what_is_in_columns_is_told_by_some_of_their_rows():
         assert sample["nulls"] == looked[name].isna().sum(), name
         assert sample["distinct"] == looked[name].nunique(), name
     told = {name: sample["texts"] for name, sample in samples.items() if sample and sample["texts"]}
-    assert told["old"] == ["x"], "the tenth of each ten"
+    assert {*told["old"]} == {"x", "y"}
     assert told["group"][:1] == ["u"]
     assert "long" not in told
     assert {"old", "number", "share", "day", "is_new", "nullable", "group"} <= {

@@ -3,7 +3,8 @@
 Nothing of the user's runs for that, whatever they have made of their classes or of pandas: attributes are read only as
 far as a slot in C, or the object's own dictionary, holds them. What is not found so is left out.
 
-Of what is in a column, some rows are looked at, which are as far apart as they can be. Texts are compared, not hashed:
+Of what is in a column, some rows are looked at: the first ones, since values often take turns, and others that are as
+far apart as they can be. Texts are compared, not hashed:
 a hash stays in the text, and so would be in the next checkpoint.
 """
 
@@ -22,8 +23,10 @@ MOST_VARIABLES = 100
 _MOST_FRAMES = 20
 _MOST_COLUMNS = 50
 _NAME_CHARS = 100
-#: Rows of a column that are looked at, and values of all of them; texts that are told of a column, and their length.
+#: Rows of a column that are looked at, and how many of them are the first; values of all columns; texts that are told
+#: of a column, and their length.
 _MOST_ROWS = 100
+_FIRST_ROWS = 50
 _MOST_VALUES = 5_000
 _MOST_TEXTS = 10
 _TEXT_CHARS = 40
@@ -166,19 +169,24 @@ def _sample(values: object, at: int, left: list[int]) -> dict[str, Any] | None:
 
 
 def _rows(array: object, at: int, left: list[int]) -> list[Any]:
-    """Values of a column, from rows that are as far apart as they can be; none when enough were looked at."""
+    """Values of a column, from its first rows and some of the others; none when enough were looked at."""
     shape, cut = _read(array, "shape"), _method(array, "__getitem__")
     if type(shape) is not tuple or not shape or type(shape[-1]) is not int or cut is None or not _is_in_c(array):
         return []
-    spread = slice(None, None, max(1, -(-shape[-1] // _MOST_ROWS)))
-    some = cut(spread if len(shape) == 1 else (at, spread))
-    if _read(_read(array, "dtype"), "kind") in ("m", "M"):
-        as_other = _method(some, "view")
-        some = as_other("i8") if as_other is not None else some
-    to_list = _method(some, "tolist")
     left[0] -= _MOST_ROWS
-    items = to_list() if to_list is not None and left[0] >= 0 else []
-    return items if type(items) is list else []
+    if left[0] < 0:
+        return []
+    found: list[Any] = []
+    others = max(1, -(-(shape[-1] - _FIRST_ROWS) // (_MOST_ROWS - _FIRST_ROWS)))
+    for rows in (slice(0, _FIRST_ROWS), slice(_FIRST_ROWS, None, others)):
+        some = cut(rows if len(shape) == 1 else (at, rows))
+        if _read(_read(array, "dtype"), "kind") in ("m", "M"):
+            as_other = _method(some, "view")
+            some = as_other("i8") if as_other is not None else some
+        to_list = _method(some, "tolist")
+        items = to_list() if to_list is not None else []
+        found += items if type(items) is list else []
+    return found
 
 
 def _kind(values: object) -> str:

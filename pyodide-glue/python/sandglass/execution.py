@@ -277,14 +277,18 @@ def statements(source: str, filename: str) -> list[stmt]:
         return _parse(source, filename).body
 
 
+def awaits(codes: list[CodeType]) -> bool:
+    """Whether a cell is a coroutine."""
+    return any([code.co_flags & CO_COROUTINE for code in codes])
+
+
 def run(codes: list[CodeType], namespace: dict[str, Any], loops: EventLoops, memo: Memo | None = None) -> Any:
     """Runs compiled code; returns the value of its last expression, None when there is none.
 
     `memo`: what may answer a statement in place of running it.
     """
-    for code in codes:
-        if code.co_flags & CO_COROUTINE:
-            return loops.run_cell(_run_async(codes, namespace))
+    if awaits(codes):
+        return loops.run_cell(_run_async(codes, namespace))
     value = None
     if memo is None:
         for code in codes:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from asyncio import Task, all_tasks, base_events, current_task, ensure_future, gather, iscoroutine
+from asyncio import Task, all_tasks, base_events, current_task, ensure_future, events, gather, iscoroutine, wait
 from asyncio.events import _get_running_loop, _set_running_loop
 from asyncio.tasks import _enter_task, _leave_task
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import wraps
 from sys import _getframe
+from threading import get_ident
 from time import monotonic
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -31,10 +33,27 @@ _CLOCK = time.get_clock_info("monotonic")
 #: Stands for the module where asyncio wants to know how exact the clock is: finding out would look at it.
 _TIME = SimpleNamespace(**(vars(time) | {"get_clock_info": lambda _name: _CLOCK}))
 CANCEL_ROUNDS = 3  # tasks that are cancelled may start others; after this many rounds they are dropped
+#: Whether a cell runs that nobody has asked for yet.
+_ahead = False
+_create_task = asyncio.create_task
+_Policy: Any = getattr(events, "_AbstractEventLoopPolicy", None) or events.AbstractEventLoopPolicy
+
+
+def run_ahead(ahead: bool) -> None:
+    """Says whether anybody has asked for the cell that runs."""
+    global _ahead
+    _ahead = ahead
 
 
 class FinishedLoop(asyncio.BaseEventLoop):
     """An event loop that ends with its cell, and takes results of queries for coroutines, as models do."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        #: Tasks that were made while the loop did not run.
+        self._begun: list[Any] = []
+        #: Tasks that close generators which code has left half-way.
+        self._closers: list[Any] = []
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         """Says nothing of a task that ended by SUBMIT and that nobody awaited."""
@@ -42,7 +61,32 @@ class FinishedLoop(asyncio.BaseEventLoop):
             super().default_exception_handler(context)
 
     def create_task(self, coro: Any, **kwargs: Any) -> Any:
-        return super().create_task(_coroutine(coro), **kwargs)
+        task = super().create_task(_coroutine(coro), **kwargs)
+        if not self.is_running():
+            self._begun.append(task)
+        return task
+
+    def _asyncgen_finalizer_hook(self, agen: Any) -> None:
+        self._asyncgens.discard(agen)  # type: ignore[attr-defined]
+        if not self.is_closed():
+            self.call_soon_threadsafe(self._close_generator, agen)
+
+    def _close_generator(self, agen: Any) -> None:
+        self._closers.append(self.create_task(agen.aclose()))
+
+    def run_begun(self) -> None:
+        """Runs tasks to their end that were made while nothing ran them, and tells of those that fail."""
+        begun, self._begun = self._begun, []
+        pending = [task for task in begun if not task.done()]
+        if not pending:
+            return
+        with suppress(RuntimeError):  # they wait for what nothing can complete
+            self.run_until_complete(wait(pending))
+        for task in pending:
+            if getattr(task, "_log_traceback", False):  # the exception was not looked at
+                task._log_traceback = False
+                report = {"message": "Task exception was never retrieved", "exception": task.exception(), "task": task}
+                self.call_exception_handler(report)
 
     def finish(self, main: asyncio.Future[Any] | None = None) -> int:
         """Cancels what is left, shuts down async generators, closes. Returns how many tasks but `main` were left."""
@@ -54,8 +98,8 @@ class FinishedLoop(asyncio.BaseEventLoop):
                 pending = all_tasks(self)
                 if not pending:
                     break
-                left |= pending
-                for task in pending:
+                for task in pending.difference(self._closers):
+                    left.add(task)
                     task.cancel()
                 self.run_until_complete(self.until_done(pending))
             self.run_until_complete(self.shutdown_asyncgens())
@@ -65,7 +109,7 @@ class FinishedLoop(asyncio.BaseEventLoop):
             for task in all_tasks(self):
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
             self.close()  # which ends idle threads of `run_in_executor`, and waits for none
-        return len(left - {main})
+        return len(left.difference(self._closers) - {main})
 
     def until_done(self, tasks: set[Any]) -> Any:
         """What `finish` waits for after it has cancelled these tasks."""
@@ -74,9 +118,6 @@ class FinishedLoop(asyncio.BaseEventLoop):
 
 class CellLoop(FinishedLoop):
     """An event loop that sleeps through the bridge."""
-
-    #: Whether a cell runs that nobody has asked for yet.
-    ahead = False
 
     def __init__(self, sleep: Callable[[float | None], None], threads: Threads | None) -> None:
         known, base_events.time = base_events.time, _TIME  # type: ignore[attr-defined]
@@ -95,7 +136,7 @@ class CellLoop(FinishedLoop):
 
         Code that runs ahead does not look at it, and asyncio has no need to as long as no timer is set.
         """
-        if self.ahead and not self._scheduled and _getframe(1).f_code is _RUN_ONCE:  # type: ignore[attr-defined]
+        if _ahead and not self._scheduled and _getframe(1).f_code is _RUN_ONCE:  # type: ignore[attr-defined]
             return 0.0
         return monotonic()
 
@@ -124,7 +165,7 @@ class CellLoop(FinishedLoop):
     def _fail_main(self, error: BaseException) -> None:
         """Raises the error at the await where the main task stands, so that the traceback shows that line."""
         waiter: Any = self._main
-        while isinstance(waiter, Task):
+        while isinstance(waiter, Task) or hasattr(waiter, "_fut_waiter"):  # Python's own tasks, or others'
             waiter = getattr(waiter, "_fut_waiter", None)
         if waiter is None or waiter.done():
             raise error
@@ -215,8 +256,42 @@ def outer_loop_suspended() -> Iterator[None]:
             _enter_task(outer, task)
 
 
+class Policy(_Policy):  # type: ignore[misc]
+    """The asyncio policy that code sees. The runtime itself does not use it, so patches of it are the code's alone."""
+
+    def __init__(self, loops: EventLoops) -> None:
+        self._loops = loops
+        #: What libraries look for that patch the policy, such as nest_asyncio.
+        self._local = _Local(loops)
+
+    def get_event_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loops.get_event_loop()
+
+    def set_event_loop(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._loops.set_event_loop(loop)
+
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loops.new_event_loop()
+
+
+class _Local:
+    """What Python's own policy keeps of a thread."""
+
+    def __init__(self, loops: EventLoops) -> None:
+        self._loops = loops
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop | None:
+        loop = self._loops._current
+        return None if loop is None or loop.is_closed() else loop
+
+    @_loop.setter
+    def _loop(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._loops.set_event_loop(loop)
+
+
 class EventLoops:
-    """The asyncio policy: hands out `CellLoop`s, and ends them with the cell that made them."""
+    """Hands out `CellLoop`s, and ends them with the cell that made them."""
 
     def __init__(self, sleep: Callable[[float | None], None], threads: Threads | None = None) -> None:
         self._sleep = sleep
@@ -224,6 +299,18 @@ class EventLoops:
         self._made: list[FinishedLoop] = []
         self._current: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Future[Any] | None = None
+        self._thread = get_ident()
+        self.policy = Policy(self)
+        self.create_task = self._make_create_task()
+
+    def _make_create_task(self) -> Any:
+        @wraps(_create_task)
+        def create_task(coro: Any, **kwargs: Any) -> Any:
+            if _get_running_loop() is None and get_ident() == self._thread:  # `run_begun` runs it
+                return self.get_event_loop().create_task(coro, **kwargs)
+            return _create_task(coro, **kwargs)
+
+        return create_task
 
     def get_event_loop(self) -> asyncio.AbstractEventLoop:
         if self._current is None or self._current.is_closed():
@@ -267,6 +354,11 @@ class EventLoops:
         self._main = loop.create_task(coroutine)
         return loop.run_until_complete(self._main)
 
+    def run_begun(self) -> None:
+        """Runs the tasks that a cell which awaits nothing has made, as a notebook does when the cell has ended."""
+        if self._main is None and isinstance(self._current, FinishedLoop) and not self._current.is_closed():
+            self._current.run_begun()
+
     def begin_cell(self) -> None:
         """The backend may have a loop of its own (Pyodide's counts as always running); cells do not see it."""
         if _get_running_loop() is not None:
@@ -274,9 +366,8 @@ class EventLoops:
 
     def end_cell(self) -> int:
         """Ends every loop of the cell. Returns how many background tasks that cancelled."""
-        if not self._made:
-            self._current = None
-            return 0
+        vars(self.policy).clear()
+        self.policy.__init__(self)  # type: ignore[misc]  # whatever code has set there
         made, self._made, self._current = self._made, [], None
         main, self._main = self._main, None
         try:

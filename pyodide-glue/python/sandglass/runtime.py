@@ -34,12 +34,13 @@ from sandglass.guards import Guards
 from sandglass.helpers import Helpers
 from sandglass.ipython import Finder
 from sandglass.looks import Looks
-from sandglass.loop import CellLoop, EventLoops
+from sandglass.loop import CellLoop, EventLoops, FinishedLoop, Policy, run_ahead
 from sandglass.namespace import MISSING, Namespace
 from sandglass.output import Emitter, EmptyStdin, TextStream, no_input, no_time
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.pristine import to_json
 from sandglass.profiles import PROFILES
+from sandglass.recursion import RecursionLimit
 from sandglass.speculate.memo import Memo
 from sandglass.speculate.survey import MOST_VARIABLES, survey
 from sandglass.tracebacks import describe
@@ -114,6 +115,7 @@ class Runtime:
         self._looks = Looks(self._namespace.globals)
         self._memo = Memo(self._namespace.globals, self._stdout, self.is_watched)
         self._has_input = False
+        self._recursion = RecursionLimit()
         self._guards = self._make_guards()
         self._clock_sleep_thread = get_ident()
         self._prepared: tuple[str, list[CodeType] | BaseException] | None = None
@@ -155,6 +157,7 @@ class Runtime:
 
     def enter(self) -> None:
         """Takes over what `install` does, for one turn in an interpreter that others use as well."""
+        self._recursion.enter()
         self._guards.install()
         self._figures.install()
         self._ipython.install()
@@ -328,7 +331,7 @@ class Runtime:
 
     def _is_ahead(self, ahead: bool) -> None:
         self._output.now = no_time if ahead else monotonic
-        CellLoop.ahead = ahead
+        run_ahead(ahead)
 
     def get_variable(self, name: str) -> tuple[str, bytes]:
         """A variable as `(encoding, body)`; `("missing", b"")` when there is none. Raises NotSerializable."""
@@ -539,13 +542,17 @@ class Runtime:
             memo = self._memo
             memo.begin(filename, growing.source if growing else source, records=self._output.now is not no_time)
             run = memo if memo.is_on else None
+            self._recursion.begin(bool(codes) and cells.awaits(codes))
             value = cells.run(codes, self._namespace.globals, self._loops, run) if codes else self._value
             self._value = None if ends else value
             if ends and value is not None and self._show is not None:
                 self._write("result", self._show(value))
                 if self._displays.show(value, is_result=True):
                     self._shown = value
+            if ends:
+                self._loops.run_begun()
         finally:
+            self._recursion.end()
             if ends:
                 self._end_run()
 
@@ -554,6 +561,7 @@ class Runtime:
             self._memo.end()
         if self.reserve is not None and self.reserve.ease():
             self._stderr.write(_MEMORY_FULL)
+        self._guards.repair_classes()
         cancelled = self._loops.end_cell()
         if cancelled:
             tasks = "1 background task was" if cancelled == 1 else f"{cancelled} background tasks were"
@@ -727,5 +735,12 @@ class Runtime:
         guards.own(vars(os), "write", write)
         guards.own(vars(asyncio), "run", self._loops.run)
         guards.own(vars(asyncio.runners), "run", self._loops.run)
-        guards.own(vars(events), "_event_loop_policy", self._loops)
+        guards.own(vars(asyncio), "create_task", self._loops.create_task)
+        guards.own(vars(asyncio.tasks), "create_task", self._loops.create_task)
+        guards.own(vars(events), "_event_loop_policy", self._loops.policy)
+        for kind in (FinishedLoop, CellLoop, Policy):
+            guards.own_class(kind)
+        get_limit, set_limit = self._recursion.functions()
+        guards.own(vars(sys), "getrecursionlimit", get_limit)
+        guards.own(vars(sys), "setrecursionlimit", set_limit)
         return guards

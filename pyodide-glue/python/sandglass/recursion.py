@@ -1,0 +1,95 @@
+"""`sys.setrecursionlimit` as users know it: what they set stays, and frames of the runtime's do not count.
+
+While user code runs, the interpreter's limit is theirs, and as much more as the runtime has on the stack below. In
+between it is what it was, so that code which asks for ten frames leaves the runtime enough.
+"""
+
+from __future__ import annotations
+
+from operator import index
+from sys import getrecursionlimit as _get
+from sys import setrecursionlimit as _set
+from typing import TYPE_CHECKING
+
+from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MOST = (1 << 31) - 1
+#: Frames of the event loop below a cell that awaits.
+_LOOP_FRAMES = 12
+#: Frames that user code has, whatever it asks for: `print` and `llm_query` need some, which are the runtime's.
+_LEAST = 30
+
+
+class RecursionLimit:
+    """The limit that user code has set, if any."""
+
+    def __init__(self) -> None:
+        self._users: int | None = None
+        self._ours = self._applied = _get()
+        self._below = 0  # frames of the runtime's, while user code runs
+        self._in_cell = False
+
+    def enter(self) -> None:
+        """Notes the limit of the interpreter."""
+        self._ours = self._applied = _get()
+
+    def begin(self, awaits: bool) -> None:
+        """User code comes next, in place of this call."""
+        self._in_cell = True
+        self._below = _depth() - 1
+        if self._users is not None:
+            self._apply(self._users, _LOOP_FRAMES if awaits else 0)
+
+    def end(self) -> None:
+        """User code has ended: the interpreter has its own limit again."""
+        limit, self._in_cell = _get(), False
+        if limit != self._applied:  # by code that has the interpreter's own function
+            self._users = max(limit - self._below, 1)
+        if limit != self._ours:
+            _set(self._ours)
+        self._applied = self._ours
+
+    def functions(self) -> tuple[Callable[[], int], Callable[[int], None]]:
+        """What user code has for `sys.getrecursionlimit` and `sys.setrecursionlimit`."""
+
+        def getrecursionlimit() -> int:
+            """Return the maximum depth of the Python interpreter stack. The sandbox's own frames are not counted."""
+            limit = _get()
+            if limit != self._applied:
+                return max(limit - self._below, 1)
+            return limit if self._users is None else self._users
+
+        def setrecursionlimit(limit: int, /) -> None:
+            """Set the maximum depth of the Python interpreter stack. It holds in later cells as well."""
+            wanted = index(limit)
+            if not 1 <= wanted <= _MOST:
+                _set(wanted)  # raises what Python raises
+            depth = _depth() - 1 - self._below
+            if depth >= wanted:
+                raise RecursionError(
+                    f"cannot set the recursion limit to {wanted} at the recursion depth {depth}: the limit is too low"
+                )
+            self._users = wanted
+            if self._in_cell:
+                self._apply(wanted, 0)
+
+        for function in (getrecursionlimit, setrecursionlimit):
+            function.__qualname__ = function.__name__
+            function.__module__ = "sys"
+        return getrecursionlimit, setrecursionlimit
+
+    def _apply(self, limit: int, more: int) -> None:
+        self._applied = min(max(limit, _LEAST) + self._below + more, _MOST)
+        _set(self._applied)
+
+
+def _depth() -> int:
+    """How deep the stack is where this is called, as the interpreter counts; the call itself is counted."""
+    try:
+        _set(1)
+    except RecursionError as error:  # "cannot set the recursion limit to 1 at the recursion depth 14: the …"
+        return int(str(error).rpartition("depth ")[2].partition(":")[0])
+    return 1

@@ -108,8 +108,11 @@ class FinishedLoop(asyncio.BaseEventLoop):
         finally:
             for task in all_tasks(self):
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
+            count = len(left.difference(self._closers, [main]))
+            self._begun.clear()  # they hold the loop
+            self._closers.clear()
             self.close()  # which ends idle threads of `run_in_executor`, and waits for none
-        return len(left.difference(self._closers) - {main})
+        return count
 
     def until_done(self, tasks: set[Any]) -> Any:
         """What `finish` waits for after it has cancelled these tasks."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import getpass
 import json
 import linecache
 import os
 import sys
 import time
 import traceback
+import warnings
 from _tracemalloc import is_tracing as is_tracing_memory
 from asyncio import events
 from contextlib import suppress
@@ -17,6 +19,7 @@ from gc import callbacks as gc_callbacks
 from gc import disable as gc_off
 from gc import enable as gc_on
 from gc import isenabled as gc_is_on
+from functools import wraps
 from operator import index
 from sys import getprofile, getrecursionlimit, gettrace, setrecursionlimit, stdlib_module_names
 from threading import TIMEOUT_MAX, get_ident
@@ -35,7 +38,7 @@ from sandglass.helpers import Helpers
 from sandglass.ipython import Finder
 from sandglass.looks import Looks
 from sandglass.loop import CellLoop, EventLoops, FinishedLoop, Policy, run_ahead
-from sandglass.namespace import MISSING, Namespace
+from sandglass.namespace import MISSING, LastResult, Namespace
 from sandglass.output import Emitter, EmptyStdin, TextStream, no_input, no_time
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.pristine import to_json
@@ -44,6 +47,7 @@ from sandglass.recursion import RecursionLimit
 from sandglass.speculate.memo import Memo
 from sandglass.speculate.survey import MOST_VARIABLES, survey
 from sandglass.tracebacks import describe
+from sandglass.warned import Warned
 
 if sys.version_info >= (3, 12):
     from sys import monitoring
@@ -116,6 +120,7 @@ class Runtime:
         self._memo = Memo(self._namespace.globals, self._stdout, self.is_watched)
         self._has_input = False
         self._recursion = RecursionLimit()
+        self._warned = Warned()
         self._guards = self._make_guards()
         self._clock_sleep_thread = get_ident()
         self._prepared: tuple[str, list[CodeType] | BaseException] | None = None
@@ -124,6 +129,7 @@ class Runtime:
         self._paused: tuple[int | None, Any] | None = None  # what it goes on with
         self._error: BaseException | None = None
         self._described = False
+        self._last = LastResult()
         self._shown: object = None  # the last expression's value, where it was shown as more than its repr
         self._open: int | None = None  # the execution under way
         self._current: int | None = None  # the execution whose code runs now
@@ -159,6 +165,8 @@ class Runtime:
         """Takes over what `install` does, for one turn in an interpreter that others use as well."""
         self._recursion.enter()
         self._guards.install()
+        if not self.is_lodger:  # there, `_` is IPython's
+            self._last.enter()
         self._figures.install()
         self._ipython.install()
 
@@ -166,6 +174,7 @@ class Runtime:
         """Gives that back."""
         self._ipython.uninstall()
         self._figures.uninstall()
+        self._last.leave()
         self._guards.uninstall()
 
     def configure(self, config: dict[str, Any]) -> None:
@@ -512,6 +521,7 @@ class Runtime:
         self._figures.begin_cell()
         self._memo.hits, self._memo.saved = 0, 0.0
         self._helpers.begin_cell()
+        self._warned.begin(self._namespace.globals)
         self._loops.begin_cell()
         if self._growing is None:
             self._sources.add(filename, source)
@@ -533,6 +543,8 @@ class Runtime:
             raise prepared[1]
         else:
             codes = prepared[1]
+        if codes:
+            self._warned.end_with(codes[-1])
         if self.reserve is not None:
             self.reserve.hold()
         growing = self._growing
@@ -549,6 +561,8 @@ class Runtime:
                 self._write("result", self._show(value))
                 if self._displays.show(value, is_result=True):
                     self._shown = value
+                if not self.is_lodger:
+                    self._last.set(value)
             if ends:
                 self._loops.run_begun()
         finally:
@@ -560,6 +574,7 @@ class Runtime:
         if self._memo.is_on:
             self._memo.end()
         if self.reserve is not None and self.reserve.ease():
+            self._last.forget()
             self._stderr.write(_MEMORY_FULL)
         self._guards.repair_classes()
         cancelled = self._loops.end_cell()
@@ -583,6 +598,8 @@ class Runtime:
                 self._error = self._error or error
             namespace.final = MISSING
         error, names = self._error, namespace.changed_names()  # type: ignore[misc]
+        if type(error) is MemoryError:
+            self._last.forget()
         if error is not None:
             self._describe(error)
         for line in self.end_strays():
@@ -719,6 +736,13 @@ class Runtime:
             """Asks for a line of text, where somebody is there to answer."""
             return self._input(prompt) if self._has_input else no_input(prompt)
 
+        @wraps(vars(getpass)["getpass"])
+        def read_secret(prompt: str = "Password: ", stream: object = None, **_options: object) -> str:
+            if not self._has_input:
+                raise EOFError("getpass() is not available in this sandbox: there is nobody to type a password")
+            warnings.warn("getpass asks as input() does: what is typed may be seen", getpass.GetPassWarning, 2)
+            return self._input(prompt)
+
         read_line.__name__ = read_line.__qualname__ = "input"
         sleep.__doc__ = self._time_sleep.__doc__
         guards = Guards()
@@ -731,6 +755,9 @@ class Runtime:
         guards.own(vars(linecache), "cache", linecache.cache)
         guards.own(sys.modules, "__main__", self._namespace.module)
         guards.own(vars(builtins), "input", read_line)
+        for name in ("getpass", "unix_getpass", "fallback_getpass"):
+            guards.own(vars(getpass), name, read_secret)
+        guards.own(vars(warnings), "_showwarnmsg", self._warned.show)
         guards.own(vars(time), "sleep", sleep)
         guards.own(vars(os), "write", write)
         guards.own(vars(asyncio), "run", self._loops.run)

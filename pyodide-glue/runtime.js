@@ -83,6 +83,7 @@ export async function loadRuntime({ pyodide: assets, files: sources, snapshot: g
   }
 
   const module = /** @type {any} */ (pyodide)._module;
+  for (const terminal of ["/dev/tty", "/dev/tty1"]) module.FS.unlink(terminal); // which would be the page's console
   const files = createFiles(module);
   libraries.begin();
   const calls = createCalls(python.CALLS, module, bridge);

@@ -63,6 +63,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("tracebacks.py"),
     file!("turns.py"),
     file!("values.py"),
+    file!("warned.py"),
     file!("zygote.py"),
 ];
 

@@ -346,12 +346,19 @@ def test_what_threads_of_ours_need_is_put_back_and_what_is_the_users_stays(host:
     for interval in ("1000", "1e-9"):
         host.ok(f"sys.setswitchinterval({interval}); gc.disable(); gc.set_threshold(0, 5); sys.setrecursionlimit(5000)")
         assert host.ok("sys.getswitchinterval()").result == before
-        assert host.ok("gc.isenabled(), gc.get_threshold()[:2], sys.getrecursionlimit()").result == "(False, (0, 5), 5000)"
+        assert (
+            host.ok("gc.isenabled(), gc.get_threshold()[:2], sys.getrecursionlimit()").result == "(False, (0, 5), 5000)"
+        )
 
 
 def test_a_recursion_limit_of_code_is_for_its_frames_and_the_guest_works_with_a_low_one(host: Host) -> None:
-    host.ok("import sys, time, os, threading\ndef depth(n=1):\n  try: return depth(n + 1)\n  except RecursionError: return n")
-    assert host.ok("sys.setrecursionlimit(500)\nlen(range(depth(), 501)) <= 3, sys.getrecursionlimit()").result == "(True, 500)"
+    host.ok(
+        "import sys, time, os, threading\ndef depth(n=1):\n  try: return depth(n + 1)\n  except RecursionError: return n"
+    )
+    assert (
+        host.ok("sys.setrecursionlimit(500)\nlen(range(depth(), 501)) <= 3, sys.getrecursionlimit()").result
+        == "(True, 500)"
+    )
     assert host.ok("async def f(): return depth()\n450 < await f() < 520").result == "True"
     assert host.ok("sys.setrecursionlimit(10)\nprint('x' * 100)\nsys.getrecursionlimit()").result == "10"
     for code, stdout in {

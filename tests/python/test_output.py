@@ -72,10 +72,7 @@ def test_streams_behave_like_files(guest: Guest) -> None:
     )
     cell = guest.ok(source)
     assert cell.stdout == "abxys"
-    assert (
-        cell.result
-        == "[False, 'utf-8', True, False, 2, True, 1, 2, 'UnsupportedOperation', 'TypeError']"
-    )
+    assert cell.result == "[False, 'utf-8', True, False, 2, True, 1, 2, 'UnsupportedOperation', 'TypeError']"
 
 
 def test_output_outside_executions_is_dropped(guest: Guest) -> None:

@@ -8,7 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from asyncio import Task, all_tasks, base_events, current_task, ensure_future, events, gather, iscoroutine, wait
+from asyncio import (
+    Task,
+    all_tasks,
+    base_events,
+    current_task,
+    ensure_future,
+    events,
+    gather,
+    iscoroutine,
+    unix_events,
+    wait,
+)
 from asyncio.events import _get_running_loop, _set_running_loop
 from asyncio.tasks import _enter_task, _leave_task
 from contextlib import contextmanager, suppress
@@ -122,10 +133,10 @@ class FinishedLoop(asyncio.BaseEventLoop):
 class CellLoop(FinishedLoop):
     """An event loop that sleeps through the bridge."""
 
-    def __init__(self, sleep: Callable[[float | None], None], threads: Threads | None) -> None:
+    def __init__(self, sleep: Callable[[float | None], None], threads: Threads | None, *args: Any) -> None:
         known, base_events.time = base_events.time, _TIME  # type: ignore[attr-defined]
         try:
-            super().__init__()
+            super().__init__(*args)
         finally:
             base_events.time = known  # type: ignore[attr-defined]
         self._sleep = sleep
@@ -195,7 +206,7 @@ class CellLoop(FinishedLoop):
 
     def _run_beside(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """`loop.run_until_complete()` inside a coroutine of this loop: a loop of its own runs it meanwhile."""
-        other = CellLoop(self._sleep, self._threads)
+        other = type(self)(self._sleep, self._threads)
         try:
             return other.run_until_complete(coroutine)
         finally:
@@ -223,6 +234,24 @@ class CellLoop(FinishedLoop):
         """Part of BaseEventLoop: another thread has something for this one."""
         if self._threads:
             self._threads.wake()
+
+
+def _refusal(name: str) -> Any:
+    def refuse(*_args: object, **_options: object) -> None:
+        raise NotImplementedError(f"{name.strip('_')}: in this sandbox, asyncio has tasks and timers only")
+
+    return refuse
+
+
+#: What an event loop does with sockets, pipes, processes and signals.
+BEYOND_TASKS = (
+    *("_make_subprocess_transport", "_make_read_pipe_transport", "_make_write_pipe_transport"),
+    *("add_reader", "remove_reader", "add_writer", "remove_writer", "add_signal_handler", "remove_signal_handler"),
+    *("create_connection", "create_server", "create_unix_connection", "create_unix_server", "create_datagram_endpoint"),
+    *("sock_accept", "sock_connect", "sock_recv", "sock_recv_into", "sock_recvfrom", "sock_sendall", "sock_sendto"),
+)
+for _name in BEYOND_TASKS:
+    setattr(CellLoop, _name, _refusal(_name))
 
 
 def _coroutine(awaitable: Any) -> Any:
@@ -276,6 +305,9 @@ class Policy(_Policy):  # type: ignore[misc]
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
         return self._loops.new_event_loop()
 
+    def get_child_watcher(self) -> Any:
+        return self._loops.child_watcher()
+
 
 class _Local:
     """What Python's own policy keeps of a thread."""
@@ -303,6 +335,9 @@ class EventLoops:
         self._current: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Future[Any] | None = None
         self._thread = get_ident()
+        self._watcher: Any = None
+        #: What cells get for a loop.
+        self.kind: type[CellLoop] = CellLoop
         self.policy = Policy(self)
         self.create_task = self._make_create_task()
 
@@ -330,7 +365,13 @@ class EventLoops:
 
     def make(self) -> FinishedLoop:
         """A new loop."""
-        return CellLoop(self._sleep, self._threads)
+        return self.kind(self._sleep, self._threads)
+
+    def child_watcher(self) -> Any:
+        """What waits for processes of asyncio, up to Python 3.13."""
+        if self._watcher is None:
+            self._watcher = unix_events.ThreadedChildWatcher()  # type: ignore[attr-defined]
+        return self._watcher
 
     def run(self, main: Any, *, debug: bool | None = None, loop_factory: Callable[[], Any] | None = None) -> Any:
         """asyncio.run(), which here also works inside a running loop.
@@ -340,13 +381,13 @@ class EventLoops:
         main = _coroutine(main)
         if not iscoroutine(main):
             raise ValueError(f"a coroutine was expected, got {main!r}")
-        loop = loop_factory() if loop_factory else CellLoop(self._sleep, self._threads)
+        loop = loop_factory() if loop_factory else self.make()
         if debug is not None:
             loop.set_debug(debug)
         try:
             return loop.run_until_complete(main)
         finally:
-            if isinstance(loop, CellLoop):
+            if isinstance(loop, FinishedLoop):
                 loop.finish()
             else:
                 loop.close()

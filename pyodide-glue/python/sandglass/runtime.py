@@ -109,6 +109,10 @@ class Runtime:
         self._namespace = namespace or Namespace()
         self._helpers = Helpers(self._namespace, self._call_host)
         self._loops = EventLoops(self._sleep_in_loop, threads)
+        if threads:
+            from sandglass.descriptors import HostLoop
+
+            self._loops.kind = HostLoop
         self._stdout = TextStream(self._output, "stdout")
         self._stderr = TextStream(self._output, "stderr")
         self._displays = Displays(self._display, self._stderr.write)
@@ -765,7 +769,7 @@ class Runtime:
         guards.own(vars(asyncio), "create_task", self._loops.create_task)
         guards.own(vars(asyncio.tasks), "create_task", self._loops.create_task)
         guards.own(vars(events), "_event_loop_policy", self._loops.policy)
-        for kind in (FinishedLoop, CellLoop, Policy):
+        for kind in {FinishedLoop, CellLoop, self._loops.kind, Policy}:
             guards.own_class(kind)
         get_limit, set_limit = self._recursion.functions()
         guards.own(vars(sys), "getrecursionlimit", get_limit)

@@ -1,7 +1,7 @@
 """The event loop of cells on hosts: it waits for pipes, sockets and processes as well.
 
-What it does with them is Python's own. Only the waiting is ours, since an interrupt has to end it: descriptors are looked
-at between short waits, and nothing is opened for a loop that has none.
+What it does with them is Python's own. Only the waiting is ours, since an interrupt has to end it: descriptors are
+looked at between short waits, and nothing is opened for a loop that has none.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class HostLoop(CellLoop, _UnixLoop):  # type: ignore[misc]
         super().__init__(sleep, threads, descriptors)
         self._processes: list[Any] = []
         descriptors.wait, descriptors.is_ready = self.select, lambda: bool(self._ready)
-        self._selector = descriptors
+        self._selector: Any = descriptors
 
     def _make_self_pipe(self) -> None:
         """Part of the selector loop: threads wake this one without a pipe."""
@@ -91,7 +91,7 @@ class HostLoop(CellLoop, _UnixLoop):  # type: ignore[misc]
         if self._ssock is not None:
             super()._close_self_pipe()
 
-    def add_signal_handler(self, *args: Any) -> None:
+    def add_signal_handler(self, *args: Any) -> None:  # type: ignore[override]
         if self._ssock is None:  # Python writes signals to it
             super()._make_self_pipe()
         _UnixLoop.add_signal_handler(self, *args)

@@ -141,7 +141,7 @@ class CellLoop(FinishedLoop):
             base_events.time = known  # type: ignore[attr-defined]
         self._sleep = sleep
         self._threads = threads
-        self._selector = self
+        self._selector: Any = self
         self._main: asyncio.Future[Any] | None = None
         self._external = 0
 
@@ -291,10 +291,9 @@ def outer_loop_suspended() -> Iterator[None]:
 class Policy(_Policy):  # type: ignore[misc]
     """The asyncio policy that code sees. The runtime itself does not use it, so patches of it are the code's alone."""
 
-    def __init__(self, loops: EventLoops) -> None:
-        self._loops = loops
-        #: What libraries look for that patch the policy, such as nest_asyncio.
-        self._local = _Local(loops)
+    _loops: EventLoops
+    #: What libraries look for that patch the policy, such as nest_asyncio.
+    _local: _Local
 
     def get_event_loop(self) -> asyncio.AbstractEventLoop:
         return self._loops.get_event_loop()
@@ -338,8 +337,13 @@ class EventLoops:
         self._watcher: Any = None
         #: What cells get for a loop.
         self.kind: type[CellLoop] = CellLoop
-        self.policy = Policy(self)
+        self.policy = Policy()
+        self._renew_policy()
         self.create_task = self._make_create_task()
+
+    def _renew_policy(self) -> None:
+        """Undoes what code has set there."""
+        self.policy.__dict__ = {"_loops": self, "_local": _Local(self)}
 
     def _make_create_task(self) -> Any:
         @wraps(_create_task)
@@ -370,7 +374,7 @@ class EventLoops:
     def child_watcher(self) -> Any:
         """What waits for processes of asyncio, up to Python 3.13."""
         if self._watcher is None:
-            self._watcher = unix_events.ThreadedChildWatcher()  # type: ignore[attr-defined]
+            self._watcher = unix_events.ThreadedChildWatcher()
         return self._watcher
 
     def run(self, main: Any, *, debug: bool | None = None, loop_factory: Callable[[], Any] | None = None) -> Any:
@@ -410,8 +414,7 @@ class EventLoops:
 
     def end_cell(self) -> int:
         """Ends every loop of the cell. Returns how many background tasks that cancelled."""
-        vars(self.policy).clear()
-        self.policy.__init__(self)  # type: ignore[misc]  # whatever code has set there
+        self._renew_policy()
         made, self._made, self._current = self._made, [], None
         main, self._main = self._main, None
         try:

@@ -15,11 +15,11 @@ import warnings
 from _tracemalloc import is_tracing as is_tracing_memory
 from asyncio import events
 from contextlib import suppress
+from functools import wraps
 from gc import callbacks as gc_callbacks
 from gc import disable as gc_off
 from gc import enable as gc_on
 from gc import isenabled as gc_is_on
-from functools import wraps
 from operator import index
 from sys import getprofile, getrecursionlimit, gettrace, setrecursionlimit, stdlib_module_names
 from threading import TIMEOUT_MAX, get_ident
@@ -601,9 +601,9 @@ class Runtime:
                 final = False
                 self._error = self._error or error
             namespace.final = MISSING
-        error, names = self._error, namespace.changed_names()  # type: ignore[misc]
-        if type(error) is MemoryError:
+        if type(self._error) is MemoryError:
             self._last.forget()
+        error, names = self._error, namespace.changed_names()  # type: ignore[misc]
         if error is not None:
             self._describe(error)
         for line in self.end_strays():
@@ -769,7 +769,7 @@ class Runtime:
         guards.own(vars(asyncio), "create_task", self._loops.create_task)
         guards.own(vars(asyncio.tasks), "create_task", self._loops.create_task)
         guards.own(vars(events), "_event_loop_policy", self._loops.policy)
-        for kind in {FinishedLoop, CellLoop, self._loops.kind, Policy}:
+        for kind in (FinishedLoop, CellLoop, self._loops.kind, Policy):
             guards.own_class(kind)
         get_limit, set_limit = self._recursion.functions()
         guards.own(vars(sys), "getrecursionlimit", get_limit)

@@ -32,7 +32,8 @@ only, are tuples whose first item is the tag `S` (marshal's StopIteration class,
     (S "opaque"  type repr)                anything else: type name, repr of at most 1000 characters
 
 Subclasses of the builtin types (Counter, namedtuple, IntEnum, …) and numpy scalars cross as their base; bytearray and
-memoryview as bytes; what stands for a missing value (pandas' NaT and NA, numpy's NaT and `ma.masked`) as None. A value that is too deep, too large or contains itself is `NotSerializable`.
+memoryview as bytes; what stands for a missing value (NaT and NA of pandas, NaT and `ma.masked` of numpy) as None. A
+value that is too deep, too large or contains itself is `NotSerializable`.
 """
 
 from __future__ import annotations

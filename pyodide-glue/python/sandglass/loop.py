@@ -237,8 +237,10 @@ class CellLoop(FinishedLoop):
 
 
 def _refusal(name: str) -> Any:
+    what = {"_make_subprocess_transport": "processes"}.get(name, "pipes" if name.startswith("_") else name)
+
     def refuse(*_args: object, **_options: object) -> None:
-        raise NotImplementedError(f"{name.strip('_')}: in this sandbox, asyncio has tasks and timers only")
+        raise NotImplementedError(f"asyncio has no {what} in this sandbox, only tasks and timers")
 
     return refuse
 

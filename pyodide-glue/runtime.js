@@ -41,6 +41,9 @@ const WASM_PAGE = 65536;
 /** How long saving the state by value may take, in milliseconds, and its C stack in bytes. */
 const STATE_MS = 2000;
 const PICKLE_STACK = 500_000;
+/** Emscripten's numbers: of an error, and of the devices /dev/tty and /dev/tty1. */
+const ENXIO = 60;
+const TERMINALS = [5, 6];
 const DAMAGED = "the snapshot that was kept is damaged";
 
 /**
@@ -83,7 +86,7 @@ export async function loadRuntime({ pyodide: assets, files: sources, snapshot: g
   }
 
   const module = /** @type {any} */ (pyodide)._module;
-  for (const terminal of ["/dev/tty", "/dev/tty1"]) module.FS.unlink(terminal); // which would be the page's console
+  leaveTerminals(module.FS);
   const files = createFiles(module);
   libraries.begin();
   const calls = createCalls(python.CALLS, module, bridge);
@@ -222,6 +225,17 @@ async function load(wasm, witness, files, reading, proven) {
   } finally {
     WebAssembly.instantiateStreaming = instantiateStreaming;
   }
+}
+
+/**
+ * Has no terminal open from now on: Emscripten's write to the page's console, and ask the user by `prompt`.
+ * @param {any} FS
+ */
+function leaveTerminals(FS) {
+  const open = () => {
+    throw new FS.ErrnoError(ENXIO);
+  };
+  for (const major of TERMINALS) FS.registerDevice(FS.makedev(major, 0), { open });
 }
 
 /** @typedef {[encoding: Encoding, body: Uint8Array] | ["refused", why: string]} Answer */

@@ -17,6 +17,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("channel.py"),
     file!("container.py"),
     file!("delimiter.py"),
+    file!("descriptors.py"),
     file!("displays.py"),
     file!("errors.py"),
     file!("execution.py"),

@@ -22,7 +22,7 @@ from asyncio import (
 )
 from asyncio.events import _get_running_loop, _set_running_loop
 from asyncio.tasks import _enter_task, _leave_task
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import wraps
 from sys import _getframe
 from threading import get_ident
@@ -91,13 +91,17 @@ class FinishedLoop(asyncio.BaseEventLoop):
         pending = [task for task in begun if not task.done()]
         if not pending:
             return
-        with suppress(RuntimeError):  # they wait for what nothing can complete
+        try:
             self.run_until_complete(wait(pending))
-        for task in pending:
-            if getattr(task, "_log_traceback", False):  # the exception was not looked at
-                task._log_traceback = False
-                report = {"message": "Task exception was never retrieved", "exception": task.exception(), "task": task}
-                self.call_exception_handler(report)
+        except RuntimeError:
+            pass  # they wait for what nothing can complete
+        finally:
+            for task in pending:
+                if getattr(task, "_log_traceback", False):  # nobody has looked at the exception
+                    error = task.exception()
+                    if isinstance(error, Exception):  # others end the cell
+                        report = {"message": "Task exception was never retrieved", "exception": error, "task": task}
+                        self.call_exception_handler(report)
 
     def finish(self, main: asyncio.Future[Any] | None = None) -> int:
         """Cancels what is left, shuts down async generators, closes. Returns how many tasks but `main` were left."""

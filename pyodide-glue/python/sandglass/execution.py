@@ -287,8 +287,9 @@ def run(codes: list[CodeType], namespace: dict[str, Any], loops: EventLoops, mem
 
     `memo`: what may answer a statement in place of running it.
     """
-    if awaits(codes):
-        return loops.run_cell(_run_async(codes, namespace))
+    for code in codes:
+        if code.co_flags & CO_COROUTINE:
+            return loops.run_cell(_run_async(codes, namespace))
     value = None
     if memo is None:
         for code in codes:

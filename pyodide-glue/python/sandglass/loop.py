@@ -317,6 +317,8 @@ class Policy(_Policy):  # type: ignore[misc]
 class _Local:
     """What Python's own policy keeps of a thread."""
 
+    __slots__ = ("_loops",)
+
     def __init__(self, loops: EventLoops) -> None:
         self._loops = loops
 
@@ -344,12 +346,20 @@ class EventLoops:
         #: What cells get for a loop.
         self.kind: type[CellLoop] = CellLoop
         self.policy = Policy()
+        self._local = _Local(self)
         self._renew_policy()
         self.create_task = self._make_create_task()
 
+    @property
+    def has_any(self) -> bool:
+        """Whether the cell has made a loop."""
+        return bool(self._made)
+
     def _renew_policy(self) -> None:
         """Undoes what code has set there."""
-        self.policy.__dict__ = {"_loops": self, "_local": _Local(self)}
+        names = vars(self.policy)
+        if len(names) != 2 or names.get("_loops") is not self or names.get("_local") is not self._local:
+            self.policy.__dict__ = {"_loops": self, "_local": self._local}
 
     def _make_create_task(self) -> Any:
         @wraps(_create_task)

@@ -558,7 +558,7 @@ class Runtime:
             memo = self._memo
             memo.begin(filename, growing.source if growing else source, records=self._output.now is not no_time)
             run = memo if memo.is_on else None
-            self._recursion.begin(bool(codes) and cells.awaits(codes))
+            self._recursion.begin(codes)
             value = cells.run(codes, self._namespace.globals, self._loops, run) if codes else self._value
             self._value = None if ends else value
             if ends and value is not None and self._show is not None:
@@ -580,7 +580,8 @@ class Runtime:
         if self.reserve is not None and self.reserve.ease():
             self._last.forget()
             self._stderr.write(_MEMORY_FULL)
-        self._guards.repair_classes()
+        if self._loops.has_any:
+            self._guards.repair_classes()
         cancelled = self._loops.end_cell()
         if cancelled:
             tasks = "1 background task was" if cancelled == 1 else f"{cancelled} background tasks were"

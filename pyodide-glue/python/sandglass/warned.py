@@ -26,14 +26,18 @@ class Warned:
 
     def __init__(self) -> None:
         self._last: CodeType | None = None
+        self._is_noted = False  # in a registry of ours
         self._show: Callable[[Any], None] = vars(warnings)["_showwarnmsg"]
         tables = [vars(module) for name, module in list(modules.items()) if name.partition(".")[0] == _PACKAGE]
         self._tables = tables
 
     def begin(self, namespace: dict[str, Any]) -> None:
         """A cell begins. Each is a file of its own, so what was warned of once in another one does not count."""
-        for table in (namespace, *self._tables):
-            table.pop(_REGISTRY, None)
+        namespace.pop(_REGISTRY, None)
+        if self._is_noted:
+            self._is_noted = False
+            for table in self._tables:
+                table.pop(_REGISTRY, None)
 
     def end_with(self, code: CodeType) -> None:
         """The last statement of the cell, which is where its last value ends."""
@@ -42,6 +46,7 @@ class Warned:
     def show(self, message: Any) -> None:
         """Stands for `warnings._showwarnmsg`."""
         if type(message.filename) is str and is_ours(message.filename):
+            self._is_noted = True
             place = _user_place(_getframe(1)) or _end_of(self._last)
             if place is not None:
                 message.filename, message.lineno = place

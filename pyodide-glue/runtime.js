@@ -47,6 +47,9 @@ const WORKER_STACK = 400_000;
 const JSPI_STACK = 760_000;
 /** How long saving the state by value may take, in milliseconds. */
 const STATE_MS = 2000;
+/** Emscripten's numbers: of an error, and of the devices /dev/tty and /dev/tty1. */
+const ENXIO = 60;
+const TERMINALS = [5, 6];
 const DAMAGED = "the snapshot that was kept is damaged";
 
 /**
@@ -89,6 +92,7 @@ export async function loadRuntime({ pyodide: assets, files: sources, snapshot: g
   }
 
   const module = /** @type {any} */ (pyodide)._module;
+  leaveTerminals(module.FS);
   const files = createFiles(module);
   libraries.begin();
   const calls = createCalls(python.CALLS, module, bridge);
@@ -235,6 +239,17 @@ function boundStack(module) {
   const base = module._emscripten_stack_get_base();
   module._PyUnstable_ThreadState_SetStackProtection(module._PyThreadState_Get(), base - WORKER_STACK, WORKER_STACK);
   module._emscripten_stack_set_limits(base, base - JSPI_STACK);
+}
+
+/**
+ * Has no terminal open from now on: Emscripten's write to the page's console, and ask the user by `prompt`.
+ * @param {any} FS
+ */
+function leaveTerminals(FS) {
+  const open = () => {
+    throw new FS.ErrnoError(ENXIO);
+  };
+  for (const major of TERMINALS) FS.registerDevice(FS.makedev(major, 0), { open });
 }
 
 /** @typedef {[encoding: Encoding, body: Uint8Array] | ["refused", why: string]} Answer */

@@ -17,6 +17,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("channel.py"),
     file!("container.py"),
     file!("delimiter.py"),
+    file!("descriptors.py"),
     file!("displays.py"),
     file!("errors.py"),
     file!("execution.py"),
@@ -40,6 +41,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("preload.py"),
     file!("pristine.py"),
     file!("profiles.py"),
+    file!("recursion.py"),
     file!("reserve.py"),
     file!("runtime.py"),
     file!("speculate/__init__.py"),
@@ -62,6 +64,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("tracebacks.py"),
     file!("turns.py"),
     file!("values.py"),
+    file!("warned.py"),
     file!("zygote.py"),
 ];
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 from itertools import islice
 from keyword import iskeyword
-from types import ModuleType
+from types import CoroutineType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
@@ -225,6 +225,39 @@ class Namespace:
         if self._hidden and self._hidden(name):
             return False
         return name.isidentifier() and not name[:2] == name[-2:] == "__"
+
+
+class LastResult:
+    """`_`, the last value that was shown, as in every REPL.
+
+    It is a builtin, as in Python's own: a variable by that name wins, and there is none to be listed or saved. Another
+    `_` among the builtins, such as what `gettext.install` puts there, is left alone.
+    """
+
+    def __init__(self) -> None:
+        self._builtins: dict[str, Any] = vars(builtins)
+        self._value: Any = MISSING
+
+    def enter(self) -> None:
+        """Puts it back after `leave`."""
+        if self._value is not MISSING:
+            self._builtins.setdefault("_", self._value)
+
+    def leave(self) -> None:
+        """Takes it out of the interpreter."""
+        if self._value is not MISSING and self._builtins.get("_") is self._value:
+            del self._builtins["_"]
+
+    def set(self, value: Any) -> None:
+        """A value was shown. A coroutine is not kept: nobody would be told in time that it was not awaited."""
+        if type(value) is CoroutineType or self._builtins.get("_", self._value) is not self._value:
+            return
+        self._builtins["_"] = self._value = value
+
+    def forget(self) -> None:
+        """Makes room."""
+        self.leave()
+        self._value = MISSING
 
 
 def _is_numbered(name: Any, series: str) -> bool:

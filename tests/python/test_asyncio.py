@@ -162,4 +162,6 @@ def test_many_tasks_of_a_cell_that_awaits_nothing(guest: Guest) -> None:
 def test_what_is_dropped_with_a_loop_is_dropped_at_once(guest: Guest) -> None:
     guest.ok("import asyncio\nclass A:\n  def __del__(self): print('gone')\nasync def f(): return A()")
     assert guest.ok("(await f()) and None").stdout == "gone\n"
+    source = "loop = asyncio.get_event_loop()\nfor _ in range(3): loop.run_until_complete(f()); print('next')"
+    assert guest.ok(source).stdout == "gone\nnext\n" * 3
     assert guest.ok("import gc\ngc.disable()\ntask = asyncio.create_task(f())\ndel task").stdout == "gone\n"

@@ -36,7 +36,10 @@ fn add(found: &mut Vec<String>, dotted: &str) {
     if !is_identifier {
         return;
     }
-    for module in [Some(top), READ_TIME_ZONES.contains(&top).then_some("tzdata")].into_iter().flatten() {
+    for module in [Some(top), READ_TIME_ZONES.contains(&top).then_some("tzdata")]
+        .into_iter()
+        .flatten()
+    {
         if !found.iter().any(|known| known == module) {
             found.push(module.to_owned());
         }

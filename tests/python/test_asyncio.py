@@ -126,6 +126,7 @@ def test_an_external_wake_hook_waits_instead(guest: Guest) -> None:
         "cls = type(asyncio.get_event_loop())\nfor n in ('run_forever', 'run_until_complete', '_run_once', 'create_task', 'close', 'select'): setattr(cls, n, None)",
         "for cls in type(asyncio.get_event_loop()).__mro__[:2]: cls.finish = cls.__init__ = lambda *args: 1 / 0",
         "p = asyncio.get_event_loop_policy()\ntype(p).get_event_loop = type(p).new_event_loop = lambda self: 1 / 0",
+        "cls = type(asyncio.get_event_loop())\ncls.__bases__ = (type('Other', cls.__bases__, dict(run_until_complete=None, run_forever=None)),)",
         "vars(asyncio.get_event_loop_policy()).update(get_event_loop=None, _loops=None, _local=None)",
         "asyncio.create_task = asyncio.tasks.create_task = asyncio.run = asyncio.runners.run = None",
         "asyncio.Task = asyncio.tasks._CTask = asyncio.tasks.Task = asyncio.tasks._PyTask\nasyncio.Future = asyncio.futures.Future = asyncio.futures._PyFuture",
@@ -161,4 +162,6 @@ def test_many_tasks_of_a_cell_that_awaits_nothing(guest: Guest) -> None:
 def test_what_is_dropped_with_a_loop_is_dropped_at_once(guest: Guest) -> None:
     guest.ok("import asyncio\nclass A:\n  def __del__(self): print('gone')\nasync def f(): return A()")
     assert guest.ok("(await f()) and None").stdout == "gone\n"
+    source = "loop = asyncio.get_event_loop()\nfor _ in range(3): loop.run_until_complete(f()); print('next')"
+    assert guest.ok(source).stdout == "gone\nnext\n" * 3
     assert guest.ok("import gc\ngc.disable()\ntask = asyncio.create_task(f())\ndel task").stdout == "gone\n"

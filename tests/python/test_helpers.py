@@ -252,3 +252,13 @@ def test_input_is_a_builtin_that_the_host_may_answer(guest: Guest) -> None:
     assert guest.ok("input('name? ') + input()").result == "'answer to name? answer to '"
     assert guest.bridge.calls == [("input", [["name? "]]), ("input", [[""]])]
     assert "input" not in [row["name"] for row in guest.listing()]
+
+
+def test_getpass_asks_as_input_does_and_says_so(guest: Guest) -> None:
+    guest.runtime.configure({**CONFIG, "hostFunctions": ["input"]})
+    with pytest.warns(UserWarning, match="may be seen") as told:
+        cell = guest.ok("from getpass import getpass\ngetpass('key? ')")
+    assert cell.result == "'answer to key? '" and guest.bridge.calls == [("input", [["key? "]])]
+    assert (told[0].filename, told[0].lineno, told[0].category.__name__) == ("<cell 1>", 2, "GetPassWarning")
+    guest.runtime.configure(CONFIG)
+    assert guest.run("getpass()").error.startswith("EOFError: getpass() is not available in this sandbox")

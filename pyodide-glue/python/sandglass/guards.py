@@ -34,7 +34,7 @@ class Guards:
         self._builtins: tuple[Any, ...] = ()
         self._switch_interval = 0.0
         self._modules: dict[str, Any] = {}
-        self._classes: list[tuple[type, dict[str, Any]]] = []
+        self._classes: list[tuple[type, tuple[type, ...], dict[str, Any]]] = []
 
     def own(self, namespace: dict[str, Any], name: str, value: object) -> None:
         """Declares that `namespace[name]` is `value` from `install` to `uninstall`."""
@@ -42,7 +42,7 @@ class Guards:
 
     def own_class(self, kind: type) -> None:
         """Declares that a class is as it is now. Its instances are the user's to have, and so the class is to patch."""
-        self._classes.append((kind, dict(vars(kind))))
+        self._classes.append((kind, kind.__bases__, dict(vars(kind))))
 
     def install(self) -> None:
         for namespace, name, value in self._slots:
@@ -85,7 +85,9 @@ class Guards:
 
     def repair_classes(self) -> None:
         """The part of `repair` that whatever ends a cell rests on itself."""
-        for kind, attributes in self._classes:
+        for kind, bases, attributes in self._classes:
+            if kind.__bases__ != bases:
+                kind.__bases__ = bases
             now = vars(kind)
             if len(now) == len(attributes) and all(map(is_, now.values(), attributes.values())):
                 continue

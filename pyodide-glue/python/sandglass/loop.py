@@ -17,7 +17,6 @@ from asyncio import (
     events,
     gather,
     iscoroutine,
-    unix_events,
     wait,
 )
 from asyncio.events import _get_running_loop, _set_running_loop
@@ -29,6 +28,7 @@ from threading import get_ident
 from time import monotonic
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from sandglass.errors import Submitted
 from sandglass.helpers import AwaitableList, AwaitableStr
@@ -63,9 +63,9 @@ class FinishedLoop(asyncio.BaseEventLoop):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         #: Tasks that were made while the loop did not run.
-        self._begun: list[Any] = []
+        self._begun: WeakSet[Any] = WeakSet()
         #: Tasks that close generators which code has left half-way.
-        self._closers: list[Any] = []
+        self._closers: WeakSet[Any] = WeakSet()
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         """Says nothing of a task that ended by SUBMIT and that nobody awaited."""
@@ -75,7 +75,7 @@ class FinishedLoop(asyncio.BaseEventLoop):
     def create_task(self, coro: Any, **kwargs: Any) -> Any:
         task = super().create_task(_coroutine(coro), **kwargs)
         if not self.is_running():
-            self._begun.append(task)
+            self._begun.add(task)
         return task
 
     def _asyncgen_finalizer_hook(self, agen: Any) -> None:
@@ -84,12 +84,11 @@ class FinishedLoop(asyncio.BaseEventLoop):
             self.call_soon_threadsafe(self._close_generator, agen)
 
     def _close_generator(self, agen: Any) -> None:
-        self._closers.append(self.create_task(agen.aclose()))
+        self._closers.add(self.create_task(agen.aclose()))
 
     def run_begun(self) -> None:
         """Runs tasks to their end that were made while nothing ran them, and tells of those that fail."""
-        begun, self._begun = self._begun, []
-        pending = [task for task in begun if not task.done()]
+        pending = [task for task in self._begun if not task.done()]
         if not pending:
             return
         try:
@@ -125,8 +124,6 @@ class FinishedLoop(asyncio.BaseEventLoop):
             for task in all_tasks(self):
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
             count = len(left.difference(self._closers, [main]))
-            self._begun.clear()  # they hold the loop
-            self._closers.clear()
             self.close()  # which ends idle threads of `run_in_executor`, and waits for none
         return count
 
@@ -391,7 +388,7 @@ class EventLoops:
     def child_watcher(self) -> Any:
         """What waits for processes of asyncio, up to Python 3.13."""
         if self._watcher is None:
-            self._watcher = unix_events.ThreadedChildWatcher()
+            self._watcher = asyncio.unix_events.ThreadedChildWatcher()
         return self._watcher
 
     def run(self, main: Any, *, debug: bool | None = None, loop_factory: Callable[[], Any] | None = None) -> Any:

@@ -22,7 +22,7 @@ use crate::zygote::Zygote;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WhenEmpty {
-    /// The next guest that is ready.
+    /// The next guest that is ready. While none can be made, one that is started for it alone.
     #[default]
     Wait,
     /// A guest that is started for it alone, and imports for itself.
@@ -140,6 +140,9 @@ pub struct PoolStats {
     pub died: u64,
     /// Guests that could not be made.
     pub failed: u64,
+    /// Why the last one could not be made, until one is made again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
     /// Zygotes that were started.
     pub zygotes: u64,
     /// Milliseconds that the last zygote took to be ready.
@@ -192,6 +195,19 @@ struct State {
     failure: Option<Error>,
     stats: PoolStats,
     counts: [u64; BOUNDS.len()],
+}
+
+impl State {
+    /// Counts a guest that was made, or not.
+    fn note(&mut self, begin: Instant, made: &Result<Guest, Error>) {
+        self.failure = made.as_ref().err().cloned();
+        if made.is_ok() {
+            self.stats.made += 1;
+            self.stats.make_ms = ms(begin.elapsed());
+        } else {
+            self.stats.failed += 1;
+        }
+    }
 }
 
 impl fmt::Debug for Pool {
@@ -275,8 +291,15 @@ impl Pool {
                 "guests of this pool have no workspaces".to_owned(),
             ));
         };
-        let zygote = self.shared.zygote(launcher).await?;
-        zygote.fork(&self.shared.settings.resources, Some(workspace)).await
+        let begin = Instant::now();
+        let forked = self.shared.fork(launcher, Some(workspace)).await;
+        self.shared.state().note(begin, &forked);
+        forked
+    }
+
+    /// Counts a guest that was started cold because this pool had none.
+    pub(crate) fn went_cold(&self) {
+        self.shared.state().stats.cold += 1;
     }
 
     /// Ends the guests that wait, and makes no more. Dropping the pool ends them as well, but nobody knows when.
@@ -306,6 +329,7 @@ impl Pool {
             spares: state.spares.len(),
             level: state.level,
             empty: self.shared.empty.load(Ordering::Relaxed),
+            problem: state.failure.as_ref().map(ToString::to_string),
             acquire_seconds: bounds.collect(),
             ..state.stats.clone()
         }
@@ -347,10 +371,16 @@ impl Shared {
                 state.level = (state.level * 2).clamp(1, self.settings.max_spares.max(1));
             }
             self.wanted.notify_one();
-            match self.settings.when_empty {
+            let when_empty = match self.settings.when_empty {
+                // There may never be another one.
+                WhenEmpty::Wait if self.state().failure.is_some() => WhenEmpty::Cold,
+                when_empty => when_empty,
+            };
+            match when_empty {
                 WhenEmpty::Refuse => {
                     self.state().stats.refused += 1;
-                    return Err(Unavailable::Empty("no guest is ready".to_owned()));
+                    let why = self.state().failure.as_ref().map(|why| format!(" ({why})"));
+                    return Err(Unavailable::Empty(format!("no guest is ready{}", why.unwrap_or_default())));
                 }
                 WhenEmpty::Cold => {
                     self.state().stats.cold += 1;
@@ -360,11 +390,9 @@ impl Shared {
             }
             let left = self.settings.max_wait.saturating_sub(begin.elapsed());
             if tokio::time::timeout(left, arrived).await.is_err() {
-                let why = self.state().failure.as_ref().map(|why| format!(" ({why})"));
                 return Err(Unavailable::Empty(format!(
-                    "no guest was ready within {} s{}",
-                    self.settings.max_wait.as_secs(),
-                    why.unwrap_or_default()
+                    "no guest was ready within {} s",
+                    self.settings.max_wait.as_secs()
                 )));
             }
         }
@@ -435,15 +463,17 @@ impl Shared {
     async fn make(&self) -> Result<Guest, Error> {
         match &self.source {
             Source::Fresh(launcher) => launcher.launch().await,
-            Source::Zygote(launcher) => {
-                let zygote = self.zygote(launcher).await?;
-                let forked = zygote.fork(&self.settings.resources, None).await;
-                if forked.is_err() {
-                    self.give_up(&zygote);
-                }
-                forked
-            }
+            Source::Zygote(launcher) => self.fork(launcher, None).await,
         }
+    }
+
+    async fn fork(&self, launcher: &Arc<dyn ZygoteLauncher>, workspace: Option<&str>) -> Result<Guest, Error> {
+        let zygote = self.zygote(launcher).await?;
+        let forked = zygote.fork(&self.settings.resources, workspace).await;
+        if forked.is_err() {
+            self.give_up(&zygote);
+        }
+        forked
     }
 
     /// Has another zygote started next: this one may be at fault.
@@ -487,18 +517,14 @@ impl Shared {
         let begin = Instant::now();
         let made = self.make().await;
         let mut state = self.state();
+        state.note(begin, &made);
         let rest = match made {
             Ok(guest) => {
-                state.stats.made += 1;
-                state.stats.make_ms = ms(begin.elapsed());
-                state.failure = None;
                 state.spares.push_back(guest.waited());
                 Duration::ZERO
             }
             Err(error) => {
                 tracing::warn!(%error, "a guest for the pool could not be made");
-                state.stats.failed += 1;
-                state.failure = Some(error);
                 PAUSE
             }
         };

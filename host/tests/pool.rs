@@ -314,6 +314,22 @@ async fn who_waits_for_a_zygote_that_does_not_start_is_told_why() {
     until("another attempt", || attempts() == 2).await;
     broken.go_on.notify_one();
     assert_eq!(later.await.unwrap_err(), Error::BootFailed("attempt 2".to_owned()));
+    // A guest without a workspace needs no zygote: it is started cold, and the pool says why.
+    let mut guest = Box::pin(pool.acquire());
+    let stats = || {
+        broken.go_on.notify_one();
+        pool.stats()
+    };
+    let guest = loop {
+        tokio::select! {
+            guest = &mut guest => break guest,
+            () = tokio::time::sleep(Duration::from_millis(20)) => drop(stats()),
+        }
+    };
+    guest.unwrap().end().await;
+    let stats = stats();
+    assert_eq!((stats.cold, stats.made), (1, 0));
+    assert!(stats.failed > 0 && stats.problem.unwrap().contains("attempt "));
 }
 
 #[tokio::test(flavor = "multi_thread")]

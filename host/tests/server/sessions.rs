@@ -408,11 +408,22 @@ async fn a_trial_that_fails_says_why() {
     let script = "#!/bin/sh\ncase \"$*\" in *--epoch*) echo broken >&2; exit 3;; esac\nexec /usr/bin/python3 \"$@\"\n";
     std::fs::write(&python, script).unwrap();
     std::fs::set_permissions(&python, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let server = TestServer::start(&["--python", python.to_str().unwrap(), "--max-spares", "0"]).await;
+    let says_why = |text: &Value| {
+        let text = text.as_str().unwrap_or_default();
+        text.contains("status 3") && text.contains("broken")
+    };
+    let server = TestServer::start(&["--python", python.to_str().unwrap()]).await;
     let (status, detail) = answer(server.get("/health/detailed")).await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{detail}");
-    let problem = detail["backend"]["trial"]["problem"].as_str().unwrap();
-    assert!(problem.contains("status 3") && problem.contains("broken"), "{detail}");
+    assert!(says_why(&detail["backend"]["trial"]["problem"]), "{detail}");
+    // Nobody waits for a guest that cannot be made.
+    for (path, body) in [("/v1/sessions", json!({})), ("/execute", json!({ "code": "1" }))] {
+        let (status, refused) = answer(server.post(path, &body)).await;
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{path}: {refused}");
+        assert!(says_why(&refused["error"]["message"]), "{path}: {refused}");
+    }
+    let (_, detail) = answer(server.get("/health/detailed")).await;
+    assert!(says_why(&detail["pool"]["problem"]), "{detail}");
     server.stop().await;
 }
 

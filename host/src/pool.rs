@@ -380,7 +380,10 @@ impl Shared {
                 WhenEmpty::Refuse => {
                     self.state().stats.refused += 1;
                     let why = self.state().failure.as_ref().map(|why| format!(" ({why})"));
-                    return Err(Unavailable::Empty(format!("no guest is ready{}", why.unwrap_or_default())));
+                    return Err(Unavailable::Empty(format!(
+                        "no guest is ready{}",
+                        why.unwrap_or_default()
+                    )));
                 }
                 WhenEmpty::Cold => {
                     self.state().stats.cold += 1;

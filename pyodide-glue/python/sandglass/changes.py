@@ -10,6 +10,8 @@ from time import monotonic, time_ns
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from sandglass.files import shown
+from sandglass.files import shown
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 
 if TYPE_CHECKING:
@@ -71,11 +73,11 @@ class Changes:
         rows: list[str] = []
         chars = 0
         for path, change, size in found[:MOST_CHANGES]:
-            chars += len(path)
+            name = shown(path)
+            chars += len(name)
             if chars > MOST_CHARS:
                 break
-            shown = quote(path.encode("utf-8", "replace").decode())
-            rows.append(f'{{"path":{shown},"change":"{change}","size":{size}}}')
+            rows.append(f'{{"path":{quote(name)},"change":"{change}","size":{size}}}')
         if not found:
             return ""
         return f'"files":[{",".join(rows)}],"omittedFiles":{len(found) - len(rows)}'

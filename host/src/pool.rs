@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex as AsyncMutex, Notify};
 
 use crate::backend::{BackendKind, BoxFuture, Launcher, Resources};
-use crate::guest::Guest;
+use crate::guest::{Exit, Guest};
 use crate::zygote::Zygote;
 
 /// What somebody gets who finds the pool empty.
@@ -140,7 +140,7 @@ pub struct PoolStats {
     pub died: u64,
     /// Guests that could not be made.
     pub failed: u64,
-    /// Why the last one could not be made, until one is made again.
+    /// Why the last one could not be made or has died at once, until one is there again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
     /// Zygotes that were started.
@@ -161,7 +161,7 @@ const BOUNDS: [f64; 10] = [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.01, 0.0
 const TICK: Duration = Duration::from_secs(1);
 /// Another guest is made so long after one was taken while others wait: making it takes a processor from the first one's work.
 const HEAD_START: Duration = Duration::from_millis(25);
-/// How long to wait after a guest that could not be made.
+/// How long to wait after a guest that could not be made, or has died while it waited.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// See the [module](self). It is looked after for as long as it is there.
@@ -191,7 +191,7 @@ struct State {
     level: usize,
     has_ended: bool,
     calm_since: Option<Instant>,
-    /// Why the last guest could not be made.
+    /// Why the last guest could not be made, or has died while it waited; nothing once another one has lived.
     failure: Option<Error>,
     stats: PoolStats,
     counts: [u64; BOUNDS.len()],
@@ -200,13 +200,22 @@ struct State {
 impl State {
     /// Counts a guest that was made, or not.
     fn note(&mut self, begin: Instant, made: &Result<Guest, Error>) {
-        self.failure = made.as_ref().err().cloned();
-        if made.is_ok() {
-            self.stats.made += 1;
-            self.stats.make_ms = ms(begin.elapsed());
-        } else {
-            self.stats.failed += 1;
+        match made {
+            Ok(_) => {
+                self.stats.made += 1;
+                self.stats.make_ms = ms(begin.elapsed());
+            }
+            Err(error) => {
+                self.stats.failed += 1;
+                self.failure = Some(error.clone());
+            }
         }
+    }
+
+    /// Counts a guest that died while it waited. The next one may do so as well.
+    fn bury(&mut self, exit: &Exit) {
+        self.stats.died += 1;
+        self.failure = Some(Error::BootFailed(format!("a guest that waited has ended: {exit}")));
     }
 }
 
@@ -293,7 +302,12 @@ impl Pool {
         };
         let begin = Instant::now();
         let forked = self.shared.fork(launcher, Some(workspace)).await;
-        self.shared.state().note(begin, &forked);
+        let mut state = self.shared.state();
+        state.note(begin, &forked);
+        if forked.is_ok() {
+            state.failure = None;
+        }
+        drop(state);
         forked
     }
 
@@ -404,13 +418,15 @@ impl Shared {
     fn take(&self) -> Option<Guest> {
         let mut state = self.state();
         while let Some(mut guest) = state.spares.pop_front() {
-            if guest.is_alive() {
+            if let Some(exit) = guest.exit() {
+                state.bury(&exit);
+            } else {
+                state.failure = None;
                 state.calm_since = Some(Instant::now());
                 drop(state);
                 self.wanted.notify_one();
                 return Some(guest);
             }
-            state.stats.died += 1;
         }
         None
     }
@@ -499,11 +515,20 @@ impl Shared {
     /// Makes one guest if one is missing; how long to rest after that.
     async fn refill(&self) -> Duration {
         let _making = self.making.lock().await;
+        let some_died;
         {
             let mut state = self.state();
-            let before = state.spares.len();
-            state.spares.retain_mut(Guest::is_alive);
-            state.stats.died += (before - state.spares.len()) as u64;
+            let died = state.stats.died;
+            for mut guest in std::mem::take(&mut state.spares) {
+                match guest.exit() {
+                    None => state.spares.push_back(guest),
+                    Some(exit) => state.bury(&exit),
+                }
+            }
+            some_died = state.stats.died > died;
+            if !some_died && !state.spares.is_empty() {
+                state.failure = None;
+            }
             let now = Instant::now();
             if now.duration_since(*state.calm_since.get_or_insert(now)) >= self.settings.calm {
                 state.calm_since = Some(now);
@@ -524,7 +549,7 @@ impl Shared {
         let rest = match made {
             Ok(guest) => {
                 state.spares.push_back(guest.waited());
-                Duration::ZERO
+                if some_died { PAUSE } else { Duration::ZERO }
             }
             Err(error) => {
                 tracing::warn!(%error, "a guest for the pool could not be made");

@@ -72,7 +72,7 @@ fn file_path(value: &JsValue) -> Result<String, Error> {
         "must not be empty"
     } else if path.len() > MAX_PATH_BYTES {
         "is too long"
-    } else if path.contains('\0') || value.dyn_ref().is_some_and(|text| !well_formed(text)) {
+    } else if path.contains('\0') {
         "holds a character that no path has"
     } else {
         return Ok(path);

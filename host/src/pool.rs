@@ -191,8 +191,10 @@ struct State {
     level: usize,
     has_ended: bool,
     calm_since: Option<Instant>,
-    /// Why the last guest could not be made, or has died while it waited; nothing once another one has lived.
+    /// Why the last guest could not be made; nothing once another one has lived.
     failure: Option<Error>,
+    /// How the last one died that did while it waited, likewise.
+    death: Option<Error>,
     stats: PoolStats,
     counts: [u64; BOUNDS.len()],
 }
@@ -202,6 +204,7 @@ impl State {
     fn note(&mut self, begin: Instant, made: &Result<Guest, Error>) {
         match made {
             Ok(_) => {
+                self.failure = None;
                 self.stats.made += 1;
                 self.stats.make_ms = ms(begin.elapsed());
             }
@@ -215,7 +218,18 @@ impl State {
     /// Counts a guest that died while it waited. The next one may do so as well.
     fn bury(&mut self, exit: &Exit) {
         self.stats.died += 1;
-        self.failure = Some(Error::BootFailed(format!("a guest that waited has ended: {exit}")));
+        self.death = Some(Error::BootFailed(format!("a guest that waited has ended: {exit}")));
+    }
+
+    /// A guest lives: the next ones may as well.
+    fn recover(&mut self) {
+        self.failure = None;
+        self.death = None;
+    }
+
+    /// Why there may never be another guest.
+    fn problem(&self) -> Option<&Error> {
+        self.failure.as_ref().or(self.death.as_ref())
     }
 }
 
@@ -305,7 +319,7 @@ impl Pool {
         let mut state = self.shared.state();
         state.note(begin, &forked);
         if forked.is_ok() {
-            state.failure = None;
+            state.recover();
         }
         drop(state);
         forked
@@ -343,7 +357,7 @@ impl Pool {
             spares: state.spares.len(),
             level: state.level,
             empty: self.shared.empty.load(Ordering::Relaxed),
-            problem: state.failure.as_ref().map(ToString::to_string),
+            problem: state.problem().map(ToString::to_string),
             acquire_seconds: bounds.collect(),
             ..state.stats.clone()
         }
@@ -387,13 +401,13 @@ impl Shared {
             self.wanted.notify_one();
             let when_empty = match self.settings.when_empty {
                 // There may never be another one.
-                WhenEmpty::Wait if self.state().failure.is_some() => WhenEmpty::Cold,
+                WhenEmpty::Wait if self.state().problem().is_some() => WhenEmpty::Cold,
                 when_empty => when_empty,
             };
             match when_empty {
                 WhenEmpty::Refuse => {
                     self.state().stats.refused += 1;
-                    let why = self.state().failure.as_ref().map(|why| format!(" ({why})"));
+                    let why = self.state().problem().map(|why| format!(" ({why})"));
                     return Err(Unavailable::Empty(format!(
                         "no guest is ready{}",
                         why.unwrap_or_default()
@@ -421,7 +435,7 @@ impl Shared {
             if let Some(exit) = guest.exit() {
                 state.bury(&exit);
             } else {
-                state.failure = None;
+                state.recover();
                 state.calm_since = Some(Instant::now());
                 drop(state);
                 self.wanted.notify_one();
@@ -527,7 +541,7 @@ impl Shared {
             }
             some_died = state.stats.died > died;
             if !some_died && !state.spares.is_empty() {
-                state.failure = None;
+                state.recover();
             }
             let now = Instant::now();
             if now.duration_since(*state.calm_since.get_or_insert(now)) >= self.settings.calm {

@@ -550,6 +550,22 @@ fn the_description_has_the_routes_that_there_are() {
     assert_eq!(described, routes);
 }
 
+/// The description sends readers of it there.
+#[test]
+fn the_docs_have_the_messages_of_channels() {
+    let docs = include_str!("../../../docs/server.md");
+    let (_, channels) = docs.split_once("\n## Channels\n").unwrap();
+    let (channels, _) = channels.split_once("\n## ").unwrap();
+    let source = include_str!("../../src/server/channel.rs");
+    let mut rows = source.lines().filter_map(|line| line.strip_prefix("//! | `{"));
+    assert!(
+        rows.clone().count() == 4 && rows.all(|row| channels.contains(row)),
+        "{channels}"
+    );
+    assert!(channels.contains(&format!("`sandglass.v{}`", sandglass_host::PROTOCOL_VERSION)));
+    assert!(OPENAPI.contains("docs/server.md (Channels) has its messages"));
+}
+
 #[test]
 fn the_description_refers_to_what_it_has() {
     let description: Value = serde_json::from_str(OPENAPI).unwrap();

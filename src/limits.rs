@@ -84,8 +84,10 @@ pub const MAX_DISPLAYS_BYTES: f64 = 32.0 * 1024.0 * 1024.0;
 pub const MAX_FILES: u32 = 10_000;
 /// Changed files that an execution tells of, and characters of their paths in all.
 pub const MAX_CHANGED_FILES: usize = 1_000;
-/// Bytes of a file's path as the host is told it: six for each of the 4,096 that systems take, should none of them be UTF-8.
-pub const MAX_PATH_BYTES: usize = 6 * 4_096;
+/// Bytes of a file's path.
+pub const MAX_PATH_BYTES: usize = 4_096;
+/// Bytes of the text of a path, in which a byte that is not UTF-8 takes six.
+pub const MAX_PATH_TEXT: usize = 6 * MAX_PATH_BYTES;
 /// Characters of an execution that a model is shown, as alexzhang13/rlm has it.
 pub const FEEDBACK_CHARS: u32 = 20_000;
 /// The same, as alexzhang13/rlm-minimal has it.

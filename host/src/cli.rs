@@ -220,11 +220,7 @@ pub async fn execute(sandbox: &Sandbox, code: String) -> Result<Execution, Strin
         show(Stream::Stdout, &format!("{result}\n"));
     }
     if let Some(last) = &run.final_answer {
-        let text = match &last.value {
-            Value::Str(text) => text.clone(),
-            value => value.to_json().to_string(),
-        };
-        show(Stream::Stdout, &format!("{text}\n"));
+        show(Stream::Stdout, &format!("{}\n", last.value.to_text()));
     }
     if let Some(error) = &run.error {
         let traceback = run.traceback.as_deref().unwrap_or_default();

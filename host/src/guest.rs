@@ -210,7 +210,12 @@ impl Guest {
 
     /// Whether it still runs, as far as that shows without waiting.
     pub fn is_alive(&mut self) -> bool {
-        self.process.wait().now_or_never().is_none()
+        self.exit().is_none()
+    }
+
+    /// How it ended, if it has, as far as that shows without waiting.
+    pub fn exit(&mut self) -> Option<Exit> {
+        self.process.wait().now_or_never()
     }
 
     /// Ends it, and waits until nothing is left of it.

@@ -10,20 +10,23 @@
 //! |---|---|
 //! | `beneath` | paths that lead down only, and what may be opened |
 //! | `tree` | walking, measuring, comparing and removing |
+//! | `names` | names that are not UTF-8 |
 //! | `held` | files without a name that somebody still has open |
 
 mod beneath;
 mod held;
+mod names;
 mod tree;
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
@@ -287,7 +290,13 @@ fn check_name(what: &'static str, name: &str) -> Result<(), WorkspaceError> {
 }
 
 /// Opens a folder, and makes it first when there is none.
-fn make_folder(parent: impl AsFd, name: &str, mode: Mode, owner: Option<Owner>) -> rustix::io::Result<OwnedFd> {
+fn make_folder(
+    parent: impl AsFd,
+    name: impl AsRef<OsStr>,
+    mode: Mode,
+    owner: Option<Owner>,
+) -> rustix::io::Result<OwnedFd> {
+    let name = name.as_ref();
     let made = match mkdirat(&parent, name, mode) {
         Ok(()) => true,
         Err(Errno::EXIST) => false,
@@ -330,7 +339,8 @@ impl Drop for Workspace {
 /// Something in a workspace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Its path beneath the workspace; what is not UTF-8 is replaced, and cannot be reached by it.
+    /// Its path beneath the workspace, for the other functions to find it by. A byte that is not UTF-8 is `\udcff`, as Python escapes
+    /// it; a backslash that would be read so is `\x5c`.
     pub path: String,
     /// What it is.
     pub kind: EntryKind,
@@ -448,8 +458,9 @@ impl Workspace {
     /// # Errors
     /// [`WorkspaceError`], when there is no such folder.
     pub fn list(&self, path: &str) -> Result<Listing, WorkspaceError> {
-        let names = self.names(path)?;
-        let clean = names.join("/");
+        let meant = names::meant(path);
+        let names = self.names(path, &meant)?;
+        let clean = joined(&names);
         let fail = |error| WorkspaceError::at(path, error);
         let stat = fstat(beneath::open(&self.folder, &clean, OFlags::PATH).map_err(fail)?).map_err(fail)?;
         if kind(&stat) != FileType::Directory {
@@ -466,18 +477,18 @@ impl Workspace {
             inner.as_fd()
         };
         let mut entries = Vec::new();
+        let prefix = if names.is_empty() {
+            String::new()
+        } else {
+            format!("{}/", names::shown(clean.as_bytes()))
+        };
         let hidden = names.is_empty().then_some(CELLS);
         let walked = tree::walk(folder, hidden, &mut |below, stat| {
             if entries.len() == MAX_LISTED {
                 return Next::Stop;
             }
-            let below = String::from_utf8_lossy(below);
             entries.push(Entry {
-                path: if clean.is_empty() {
-                    below.into_owned()
-                } else {
-                    format!("{clean}/{below}")
-                },
+                path: format!("{prefix}{}", names::shown(below)),
                 kind: EntryKind::of(stat),
                 size: tree::size(stat),
                 modified_ms: stat.st_mtime.saturating_mul(1_000)
@@ -495,7 +506,7 @@ impl Workspace {
     /// # Errors
     /// [`WorkspaceError`], when it is no file, or one that has another name outside of the workspace.
     pub fn open_file(&self, path: &str) -> Result<(File, u64), WorkspaceError> {
-        let clean = self.names(path)?.join("/");
+        let clean = joined(&self.names(path, &names::meant(path))?);
         let opened = beneath::open_file(&self.folder, &clean).map_err(|error| match error {
             // The guest holds a lease on it, or something else than a file has come in its place.
             Errno::AGAIN | Errno::NXIO => WorkspaceError::refused(path, "is in use; try again"),
@@ -544,7 +555,8 @@ impl Workspace {
     /// # Errors
     /// [`WorkspaceError`], when there is something else than a file in its place, or no room.
     pub fn write(&self, path: &str, bytes: &[u8]) -> Result<(), WorkspaceError> {
-        let names = self.names(path)?;
+        let meant = names::meant(path);
+        let names = self.names(path, &meant)?;
         let fail = |error| WorkspaceError::at(path, error);
         let Some((name, folders)) = names.split_last() else {
             return Err(WorkspaceError::refused(path, "is the workspace itself"));
@@ -585,7 +597,8 @@ impl Workspace {
     /// # Errors
     /// [`WorkspaceError`], when there is none.
     pub fn remove(&self, path: &str) -> Result<(), WorkspaceError> {
-        let names = self.names(path)?;
+        let meant = names::meant(path);
+        let names = self.names(path, &meant)?;
         if names.is_empty() {
             return Err(WorkspaceError::refused(path, "is the workspace itself"));
         }
@@ -651,7 +664,7 @@ impl Workspace {
             }
             #[expect(clippy::cast_precision_loss, reason = "files have less than 2^53 bytes")]
             changes.files.push(FileChange {
-                path: String::from_utf8_lossy(path).into_owned(),
+                path: names::shown(path),
                 change,
                 size: size as f64,
             });
@@ -686,31 +699,36 @@ impl Workspace {
     }
 
     /// The names in a path, which may not lead into the folder of the cells.
-    fn names<'a>(&self, path: &'a str) -> Result<Vec<&'a str>, WorkspaceError> {
-        let names = beneath::names(path).map_err(|problem| WorkspaceError::refused(path, problem))?;
-        if names.first() == Some(&CELLS_FOLDER) {
+    fn names<'a>(&self, path: &str, meant: &'a [u8]) -> Result<Vec<&'a OsStr>, WorkspaceError> {
+        let names = beneath::names(meant).map_err(|problem| WorkspaceError::refused(path, problem))?;
+        if names.first() == Some(&OsStr::new(CELLS_FOLDER)) {
             return Err(WorkspaceError::refused(path, "is the host's"));
         }
         Ok(names)
     }
 
     /// The folder that something is in, and its name there.
-    fn parent_of(&self, path: &str, names: &[&str]) -> Result<(OwnedFd, CString), WorkspaceError> {
+    fn parent_of(&self, path: &str, names: &[&OsStr]) -> Result<(OwnedFd, CString), WorkspaceError> {
         let (name, folders) = names
             .split_last()
             .ok_or_else(|| WorkspaceError::refused(path, "has no name"))?;
-        let parent = beneath::open(&self.folder, &folders.join("/"), OFlags::RDONLY | OFlags::DIRECTORY)
+        let parent = beneath::open(&self.folder, joined(folders), OFlags::RDONLY | OFlags::DIRECTORY)
             .map_err(|error| WorkspaceError::at(path, error))?;
-        let name = CString::new(*name).map_err(|_| WorkspaceError::NotFound(path.to_owned()))?;
+        let name = CString::new(name.as_bytes()).map_err(|_| WorkspaceError::NotFound(path.to_owned()))?;
         Ok((parent, name))
     }
+}
+
+/// Names as one path.
+fn joined(names: &[&OsStr]) -> OsString {
+    names.join(OsStr::new("/"))
 }
 
 /// Makes `bytes` the contents of a file of a folder, all of them or none. A file that was there is replaced, not written to: it may
 /// have other names.
 pub(crate) fn put(
     folder: &OwnedFd,
-    name: &str,
+    name: impl AsRef<OsStr>,
     bytes: &[u8],
     mode: Mode,
     owner: Option<Owner>,
@@ -727,7 +745,7 @@ pub(crate) fn put(
         let mut file = File::from(file);
         let written = file.write_all(bytes);
         written.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-        renameat(folder, part.as_str(), folder, name)
+        renameat(folder, part.as_str(), folder, name.as_ref())
     })();
     if written.is_err() {
         let _ = unlinkat(folder, part.as_str(), AtFlags::empty());

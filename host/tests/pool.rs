@@ -314,6 +314,22 @@ async fn who_waits_for_a_zygote_that_does_not_start_is_told_why() {
     until("another attempt", || attempts() == 2).await;
     broken.go_on.notify_one();
     assert_eq!(later.await.unwrap_err(), Error::BootFailed("attempt 2".to_owned()));
+    // A guest without a workspace needs no zygote: it is started cold, and the pool says why.
+    let mut guest = Box::pin(pool.acquire());
+    let stats = || {
+        broken.go_on.notify_one();
+        pool.stats()
+    };
+    let guest = loop {
+        tokio::select! {
+            guest = &mut guest => break guest,
+            () = tokio::time::sleep(Duration::from_millis(20)) => drop(stats()),
+        }
+    };
+    guest.unwrap().end().await;
+    let stats = stats();
+    assert_eq!((stats.cold, stats.made), (1, 0));
+    assert!(stats.failed > 0 && stats.problem.unwrap().contains("attempt "));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -345,6 +361,7 @@ async fn a_stateless_run_has_the_documented_shapes() {
         },
         max_state_bytes: 1 << 20,
         max_file_bytes: 1 << 20,
+        afterwards: PATIENCE,
     };
     let run = async |code: &str, timeout: Option<f64>| {
         let request = Request {
@@ -397,6 +414,33 @@ async fn a_stateless_run_has_the_documented_shapes() {
         (files[0].path.as_str(), files[0].data.as_slice()),
         ("out/a.txt", &b"aaaaaaaaaa"[..])
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stateless_run_has_one_deadline() {
+    let _alone = alone().await;
+    let launcher: Arc<dyn Launcher> = pool(few()).await;
+    let bounds = Bounds {
+        limits: Limits::default(),
+        max_state_bytes: 1 << 20,
+        max_file_bytes: 1 << 20,
+        afterwards: Duration::from_millis(500),
+    };
+    // Code that has the guest take its time to read a file. The next one would be read within its own deadline.
+    let code = "from sandglass.files import Files\nread = Files.read\n\
+                def slow(self, path, *rest):\n\
+                \x20   while path == 'a': pass\n\
+                \x20   return read(self, path, *rest)\n\
+                Files.read = slow\n\
+                for name in 'ab': open(name, 'w').write(name)";
+    let request = Request {
+        code: code.to_owned(),
+        ..Request::default()
+    };
+    let (response, files) = stateless::run(launcher, &bounds, request).await.unwrap();
+    assert_eq!((response.exit_code, &response.error), (0, &None), "{response:?}");
+    assert_eq!(response.files, ["a", "b"]);
+    assert!(files.is_empty(), "{files:?}");
 }
 
 /// Whether there is such a process, which has not just to be collected.

@@ -62,9 +62,7 @@ pub async fn create(
         // A guest that a zygote has forked is the first process of its namespace: without it there are no copies of it either.
         true => None,
         false => {
-            let launcher = app
-                .warm
-                .launcher_for(wanted.backend, &wanted.resources, workspace.as_deref());
+            let launcher = app.warm.launcher_for(wanted.backend, &settings, workspace.as_deref());
             launcher.await?
         }
     };

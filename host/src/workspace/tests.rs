@@ -96,6 +96,38 @@ fn files_go_in_and_out() {
 }
 
 #[test]
+fn names_that_are_not_utf8_lead_back() {
+    let world = World::new();
+    let workspace = &world.workspace;
+    let mark = workspace.mark().unwrap();
+    for name in [&b"\xff.bin"[..], b"\\udcff.bin", b"\xe9"] {
+        fs::write(workspace.path().join(OsStr::from_bytes(name)), name).unwrap();
+    }
+    create_dir(workspace.path().join(OsStr::from_bytes(b"\xfe"))).unwrap();
+    workspace.write("\\udcfe/\\udcfd/x", b"deep").unwrap();
+    let files = ["\\udce9", "\\udcfe/\\udcfd/x", "\\udcff.bin", "\\x5cudcff.bin"];
+    let (changes, _) = workspace.changes(&mark).unwrap();
+    let changed: Vec<_> = changes.files.iter().map(|file| file.path.as_str()).collect();
+    assert_eq!(changed, files);
+    let listed = world.paths();
+    assert!(
+        files.iter().all(|file| listed.iter().any(|path| path == file)),
+        "{listed:?}"
+    );
+    assert_eq!(workspace.list("\\udcfe").unwrap().entries[0].path, "\\udcfe/\\udcfd");
+    let read = |path: &str| workspace.read(path, 100).unwrap();
+    assert_eq!((read(files[0]), read(files[1])), (b"\xe9".to_vec(), b"deep".to_vec()));
+    assert_eq!(
+        (read(files[2]), read(files[3])),
+        (b"\xff.bin".to_vec(), b"\\udcff.bin".to_vec())
+    );
+    for path in listed.iter().rev() {
+        workspace.remove(path).unwrap();
+    }
+    assert!(world.paths().is_empty());
+}
+
+#[test]
 fn no_path_leads_out() {
     let world = World::new();
     let secret = world.secret();

@@ -2,16 +2,22 @@
 
 Paths are relative to the working folder, the one that Python started in, whatever `os.chdir` did since; absolute ones
 lie in it or in `/tmp`. Links are followed first, so that none leads out. How much there may be is the backend's affair.
+
+Names are bytes to the system and text to the host. A byte that is not UTF-8 is `\\udcff` there, as Python escapes it in
+a str, and in a str literal it means that file. A backslash that would be read as one of these is `\\x5c`. So each name
+has its own text, and the text leads back to it.
 """
 
 from __future__ import annotations
 
 import errno
+import re
 from codecs import getincrementaldecoder
 from contextlib import suppress
-from os import getcwd, makedirs, remove, replace, rmdir, scandir, stat, walk
+from os import O_NONBLOCK, O_RDONLY, getcwd, makedirs, remove, replace, rmdir, scandir, stat, walk
+from os import open as open_fd
 from os.path import basename, dirname, isdir, islink, join, lexists, realpath
-from stat import S_ISDIR
+from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any
 
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
@@ -23,11 +29,28 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 1 << 20
 _TEMPORARY = "/tmp"
 _PART = ".sandglass-part"
+#: A backslash that begins what `meant` would read as an escape, and such an escape.
+_LOOKS_ESCAPED = re.compile(r"\\(?=udc[89a-f][0-9a-f]|x5c)")
+_ESCAPED = re.compile(r"\\(?:u(dc[89a-f][0-9a-f])|x5c)")
 _HINTS = {errno.ENOSPC: "; maxFileBytes bounds all files together, and their number is bounded, too"}
 
 
 class FileError(Exception):
     """Something cannot be done with a file. The message is for the host."""
+
+
+def shown(path: str) -> str:
+    """A path as the host is told it: text that UTF-8 carries."""
+    if "\\" in path:
+        path = _LOOKS_ESCAPED.sub(r"\\x5c", path)
+    return path.encode("utf-8", "backslashreplace").decode()
+
+
+def meant(path: str) -> str:
+    """The path that `shown` turned into this text."""
+    if "\\" not in path:
+        return path
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "\\", path)
 
 
 class Files:
@@ -74,12 +97,15 @@ class Files:
                 return None
             if isdir(whole):
                 raise FileError(f"{path}: is a folder; listFiles lists it")
-            size = stat(whole).st_size
+            status = stat(whole)
+            if not S_ISREG(status.st_mode):
+                raise FileError(f"{path}: is a pipe, a socket or a device, of which nothing is read")
+            size = status.st_size
             if size > max_bytes:
                 raise FileError(
                     f"{path}: has {size} bytes, maxValueSize is {max_bytes:.0f}; read parts of it in Python"
                 )
-            return _pieces(path, whole, text)
+            return _pieces(path, whole, text, size)
 
     def list(self, path: str) -> list[dict[str, Any]] | None:
         """`[{path, size, modified, type}]` of everything in a folder, and below; None when there is no such folder."""
@@ -124,7 +150,7 @@ class Files:
     def _resolve(self, path: str, *, follow: bool = True) -> str:
         if "\0" in path:
             raise FileError("a path cannot contain null characters")
-        whole = join(self._folder, path)
+        whole = join(self._folder, meant(path))
         name = basename(whole)
         follows = follow or name in ("", ".", "..")
         whole = realpath(whole) if follows else join(realpath(dirname(whole)), name)
@@ -134,7 +160,7 @@ class Files:
 
     def _shown(self, path: str) -> str:
         inner = path.removeprefix(f"{self._folder}/")
-        return inner if path != self._folder else "."
+        return shown(inner) if path != self._folder else "."
 
 
 class _explained:
@@ -170,11 +196,18 @@ def _walk(path: str) -> Iterator[tuple[str, stat_result]]:
                     todo.append(entry.path)
 
 
-def _pieces(path: str, whole: str, text: bool) -> Iterator[bytes]:
+def _at_once(path: str, _flags: int) -> int:
+    """Opens a file to read it, without waiting for anybody should it be a pipe by now."""
+    return open_fd(path, O_RDONLY | O_NONBLOCK)
+
+
+def _pieces(path: str, whole: str, text: bool, left: int) -> Iterator[bytes]:
+    """The first `left` bytes of a file: one that grows while it is read would never end."""
     decoder = getincrementaldecoder("utf-8")()
-    with _explained(path), open(whole, "rb") as file:
+    with _explained(path), open(whole, "rb", opener=_at_once) as file:
         try:
-            while piece := file.read(_CHUNK_BYTES):
+            while piece := file.read(min(_CHUNK_BYTES, left)):
+                left -= len(piece)
                 if text:
                     decoder.decode(piece)
                 yield piece

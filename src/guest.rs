@@ -40,6 +40,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("preload.py"),
     file!("pristine.py"),
     file!("profiles.py"),
+    file!("reading.py"),
     file!("reserve.py"),
     file!("runtime.py"),
     file!("speculate/__init__.py"),

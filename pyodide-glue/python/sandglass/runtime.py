@@ -185,7 +185,7 @@ class Runtime:
         most_calls = int(config.get("maxHostCalls", sys.maxsize))
         memo_bytes = int(config.get("maxMemoBytes", 0))
         helpers, aliases = self._helpers.table(profile, answered, fields)
-        if profile is PROFILES["default"]:  # the others have the names of their projects and no more
+        if profile.aliases:  # the others have the names of their projects and no more
             helpers.setdefault("display", self._displays.display)
         self._max_output_chars, self._max_value_bytes, self._max_value_depth, self._sources.limit = limits
         self._show = profile.show

@@ -256,7 +256,7 @@ class Helpers:
 
     def SHOW_VARS(self) -> str:
         """Text that lists user variables and their types."""
-        found = {name: type_name(self._namespace.globals[name]) for name in self._visible_names()}
+        found = {name: type_name(value) for name, value in self._namespace.items() if not name.startswith("_")}
         if found:
             return f"Available variables: {found}"
         return "No variables created yet. Use ```repl``` blocks to create variables."

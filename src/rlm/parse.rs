@@ -14,7 +14,7 @@ use fence::{End, Fence, is_blank};
 /// Names of tags around thoughts.
 const THOUGHTS: [&str; 5] = ["think", "thinking", "thought", "thoughts", "reasoning"];
 /// Names of tags around code, which some models write instead of fences.
-const CODE: [&str; 9] = [
+const CODE: [&str; 12] = [
     "code",
     "pre",
     "script",
@@ -24,6 +24,9 @@ const CODE: [&str; 9] = [
     "execute",
     "tool_call",
     "tool_code",
+    "parameter",
+    "function",
+    "invoke",
 ];
 
 /// A reply, taken apart.
@@ -100,6 +103,15 @@ fn end_of_thoughts(line: &str) -> Option<&str> {
     })
 }
 
+/// The name of the tag of code that a line begins or ends with.
+fn code_tag(line: &str) -> Option<&'static str> {
+    let text = line.trim_matches(is_blank);
+    CODE.into_iter().find(|name| {
+        let rest = text.strip_prefix('<').and_then(|rest| rest.strip_prefix(name));
+        rest.is_some_and(|rest| rest.starts_with(['>', ' ', '='])) || text.ends_with(&format!("<{name}>"))
+    })
+}
+
 #[derive(Default)]
 struct Reader {
     parsed: Parsed,
@@ -126,16 +138,13 @@ impl Reader {
 
     /// Takes what is between tags of code. Returns how many lines that were, if there is a tag.
     fn tagged(&mut self, line: &str, rest: &[&str]) -> Option<usize> {
-        let text = line.trim_matches(is_blank);
-        let name = text
-            .strip_prefix('<')?
-            .strip_suffix('>')
-            .filter(|name| CODE.contains(name))?;
+        let name = code_tag(line)?;
+        let end = format!("</{name}>");
         let inner = rest.iter().find(|line| !line.trim_matches(is_blank).is_empty());
-        if self.is_doubtful || inner.is_some_and(|line| Fence::open(line).is_some()) {
+        let is_fenced = |line: &&str| Fence::open(line).is_some();
+        if self.is_doubtful || line.contains(&end) || is_fenced(&line) || inner.is_some_and(is_fenced) {
             return None;
         }
-        let end = format!("</{name}>");
         let Some(end) = rest.iter().position(|line| line.contains(&end)) else {
             self.is_doubtful = true;
             return None;
@@ -316,6 +325,18 @@ mod tests {
             ("a\n<code>\nno\n</code>\nb", vec!["a\n", "b\n"]),
             ("a\n<tool_call>\nno", vec!["a\n"]),
             ("<code>\nno", vec![]),
+            ("a\n<pre><code>\nno\n</code></pre>\nb", vec!["a\n", "b\n"]),
+            ("<code class=\"py\">no\nno\n</code>\nb", vec!["b\n"]),
+            (
+                "<function=repl>\n<parameter=code>\nno\n</parameter>\n</function>\nb",
+                vec!["b\n"],
+            ),
+            ("So: <code>\nno\n</code>\nb", vec!["b\n"]),
+            ("<code>x</code>\nb", vec!["<code>x</code>\nb\n"]),
+            // Quotes in place of backticks.
+            ("a\n'''python\nno\n'''\nb", vec!["a\n", "b\n"]),
+            ("\"\"\"repl\nno", vec![]),
+            ("'''quoted\nb", vec!["'''quoted\nb\n"]),
             ("<code>\n```repl\nx\n```\n</code>", vec!["<code>\n", "</code>\n"]),
             ("a\n<pre>\nno\n```repl\nx\n```\nb", vec!["a\n"]),
             // A block in a block ends it for Markdown, hardly for its author.

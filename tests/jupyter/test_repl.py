@@ -269,7 +269,7 @@ def test_code_has_its_time() -> None:
         assert str(result.traceback).endswith(f"{result.error}\n") and ok(repl, "x + 1").result == "2"
     # Code that catches the interrupt is interrupted again.
     repl.cell_timeout = 0.5
-    caught = "n = 0\nwhile n < 2:\n    try:\n        while True: pass\n    except KeyboardInterrupt: n += 1"
+    caught = "import time\nn = 0\nwhile n < 2:\n    try: time.sleep(600)\n    except KeyboardInterrupt: n += 1"
     assert ok(repl, caught).locals["n"] == 2
     failed: list[BaseException] = []
 

@@ -33,8 +33,8 @@ impl<'a> Fence<'a> {
     /// backticks that no others on the line belong to.
     pub fn open(line: &'a str) -> Option<Self> {
         let (quotes, text) = without_containers(line);
-        let (start, mark, width) = match tildes(text) {
-            Some(width) => (0, '~', width),
+        let (start, mark, width) = match marks(text) {
+            Some((mark, width)) => (0, mark, width),
             None => backticks(text).map(|(start, width)| (start, '`', width))?,
         };
         let before = text[..start].trim_matches(is_blank);
@@ -44,11 +44,15 @@ impl<'a> Fence<'a> {
             language.unwrap_or_default().to_ascii_lowercase().as_str(),
             "repl" | "python" | "py" | "python3"
         );
+        let is_quote = matches!(mark, '\'' | '"');
+        if is_quote && !(is_language && language.is_some_and(|language| language.len() == info.len())) {
+            return None;
+        }
         // Behind words, more words are a sentence about fences. And with a backtick after them, backticks are no fence in Markdown.
         let is_sentence = !before.is_empty() && language.is_some_and(|language| language.len() < info.len());
         Some(Self {
             before,
-            is_code: is_language && !is_sentence && (mark == '~' || !info.contains('`')),
+            is_code: is_language && !is_sentence && !is_quote && (mark == '~' || !info.contains('`')),
             has_info: !info.is_empty(),
             mark,
             width,
@@ -158,10 +162,11 @@ fn without_tag(text: &str) -> Option<&str> {
     (!tag.is_empty() && !tag.contains(['`', '<'])).then_some(rest)
 }
 
-/// How many tildes a text begins with, if they are a fence.
-fn tildes(text: &str) -> Option<usize> {
-    let width = text.len() - text.trim_start_matches('~').len();
-    (width >= 3).then_some(width)
+/// The tildes that a text begins with, if they are a fence; or quotes, which some models write instead. Their blocks are not run.
+fn marks(text: &str) -> Option<(char, usize)> {
+    let mark = text.chars().next().filter(|mark| matches!(mark, '~' | '\'' | '"'))?;
+    let width = text.len() - text.trim_start_matches(mark).len();
+    (width >= 3).then_some((mark, width))
 }
 
 /// Where the backticks of a fence begin on a line, and how many there are. As many as they are, later on the line, make both a piece of code

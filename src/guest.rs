@@ -41,6 +41,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("preload.py"),
     file!("pristine.py"),
     file!("profiles.py"),
+    file!("reading.py"),
     file!("recursion.py"),
     file!("reserve.py"),
     file!("runtime.py"),

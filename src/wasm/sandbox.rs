@@ -92,7 +92,7 @@ export interface SandboxOptions {
   hostFunctions?: Record<string, (...args: any[]) => unknown>;
   /**
    * Whose prompts and controllers Python is for: names, signatures, what failures look like. `"default"`; `"rlm"` (alexzhang13/rlm
-   * from 0.1.2 on), `"rlm-legacy"` (up to 0.1.1a, and rlm-minimal), `"dspy"` (its `RLM` module).
+   * from 0.1.2 on), `"rlm-legacy"` (up to 0.1.1a, and rlm-minimal), `"rlm-core"` (DwayneWilkes/rlm), `"dspy"` (its `RLM` module).
    */
   profile?: Profile;
   /** The names of the values that `SUBMIT` takes, by position or by name. Default: it takes any. */

@@ -299,7 +299,7 @@ def test_it_gives_back_what_a_cell_took_from_it(guest: Guest) -> None:
 
 
 def test_configure_refuses_what_it_cannot_do(guest: Guest) -> None:
-    with pytest.raises(ValueError, match="no profile 'other', but default, rlm, rlm-legacy, dspy"):
+    with pytest.raises(ValueError, match="no profile 'other', but default, rlm, rlm-legacy, rlm-core, dspy"):
         guest.runtime.configure({**CONFIG, "profile": "other"})
     with pytest.raises(ValueError, match="chunk_text"):
         guest.runtime.configure({**CONFIG, "hostFunctions": ["chunk_text"]})

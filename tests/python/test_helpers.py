@@ -10,7 +10,7 @@ from conftest import CONFIG, Guest, Reply
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandglass.helpers import _search, chunk_text
+from sandglass.reading import chunk_text, search
 
 
 def test_llm_query_sends_prompt_and_model(guest: Guest) -> None:
@@ -236,7 +236,7 @@ def test_chunks_cover_the_text(text: str, size: int, overlap: int) -> None:
     st.integers(0, 20),
 )
 def test_search_finds_what_a_regex_finds(text: str, pattern: str, window: int, limit: int) -> None:
-    found = _search(pattern, window, limit, text)
+    found = search(pattern, window, limit, text)
     assert [(f["start"], f["end"]) for f in found] == [m.span() for m in re.finditer(pattern, text, re.IGNORECASE)][
         :limit
     ]

@@ -153,6 +153,10 @@ class Namespace:
         """User variables in order of creation."""
         return [name for name in list(self.globals) if self._is_user_name(name)]
 
+    def items(self) -> list[tuple[str, Any]]:
+        """User variables and their values in order of creation, all of one moment: threads may change them."""
+        return [(name, value) for name, value in list(self.globals.items()) if self._is_user_name(name)]
+
     def newest_names(self, most: int) -> list[str]:
         """The user variables that were created last, the newest first; there may be a few more than are found."""
         newest = list(islice(reversed(self.globals), 4 * most))  # at once: there may be threads that change them
@@ -197,16 +201,16 @@ class Namespace:
         elif series == "context" and number.isdecimal() and "context" in self.globals:
             self.globals.setdefault("context_0", self.globals["context"])
         elif series in _LISTS and number.isdecimal() and len(number) < 6:
-            numbers = [int(known[len(series) + 1 :]) for known in self.globals if _is_numbered(known, series)]
-            self.globals[_LISTS[series]] = [self.globals[f"{series}_{index}"] for index in sorted(numbers)]
+            known = list(self.globals.items())  # at once: there may be threads that change them
+            numbered = [(int(key[len(series) + 1 :]), value) for key, value in known if _is_numbered(key, series)]
+            self.globals[_LISTS[series]] = [value for _, value in sorted(numbered, key=lambda item: item[0])]
             if name == "history_0":
                 self.globals["history"] = self.globals[name]
 
     def listing(self) -> list[dict[str, Any]]:
         """`[{name, type, length}]` of user variables; length of str, bytes and built-in containers, else None."""
         rows = []
-        for name in self.names()[:MAX_NAMES]:
-            value = self.globals[name]
+        for name, value in self.items()[:MAX_NAMES]:
             # Never a subclass's own `__len__`, which is user code.
             base = next((base for base in _LENGTH_TYPES if issubclass(type(value), base)), None)
             length = None if base is None else base.__len__(value)

@@ -124,7 +124,7 @@ class Runtime:
         self._looks = Looks(self._namespace.globals)
         self._memo = Memo(self._namespace.globals, self._stdout, self.is_watched)
         self._has_input = False
-        #: Of the user's code. Its settings, such as those of `decimal`, stay, also where each cell has a thread state of its own.
+        #: The context variables of the user's code. They stay where the backend gives each cell a thread state of its own.
         self._context = copy_context()
         self._recursion = RecursionLimit()
         self._warned = Warned()
@@ -204,7 +204,7 @@ class Runtime:
         most_calls = int(config.get("maxHostCalls", sys.maxsize))
         memo_bytes = int(config.get("maxMemoBytes", 0))
         helpers, aliases = self._helpers.table(profile, answered, fields)
-        if profile is PROFILES["default"]:  # the others have the names of their projects and no more
+        if profile.aliases:  # the others have the names of their projects and no more
             helpers.setdefault("display", self._displays.display)
         self._max_output_chars, self._max_value_bytes, self._max_value_depth, self._sources.limit = limits
         self._show = profile.show

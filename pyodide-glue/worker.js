@@ -5,7 +5,7 @@
 // the interpreter has really come back.
 
 import { createBridge } from "./bridge.js";
-import { lockDown } from "./lockdown.js";
+import { lockDown, silence } from "./lockdown.js";
 import { loadRuntime } from "./runtime.js";
 import { createWitness } from "./witness.js";
 
@@ -27,6 +27,7 @@ const FILE_PIECE = 4 << 20;
 /** Bytes of bodies that wait for the next message, at most. */
 const MAX_HELD_BYTES = 4 << 20;
 
+silence();
 self.postMessage(null); // for start-worker.js
 
 self.onmessage = async ({ data }) => {

@@ -2,11 +2,16 @@
 
 Paths are relative to the working folder, the one that Python started in, whatever `os.chdir` did since; absolute ones
 lie in it or in `/tmp`. Links are followed first, so that none leads out. How much there may be is the backend's affair.
+
+Names are bytes to the system and text to the host. A byte that is not UTF-8 is `\\udcff` there, as Python escapes it in a
+str, and in a str literal it means that file. A backslash that would be read as one of these is `\\x5c`. So each name has
+its own text, and the text leads back to it.
 """
 
 from __future__ import annotations
 
 import errno
+import re
 from codecs import getincrementaldecoder
 from contextlib import suppress
 from os import getcwd, makedirs, remove, replace, rmdir, scandir, stat, walk
@@ -23,11 +28,28 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 1 << 20
 _TEMPORARY = "/tmp"
 _PART = ".sandglass-part"
+#: A backslash that begins what `meant` would read as an escape, and such an escape.
+_LOOKS_ESCAPED = re.compile(r"\\(?=udc[89a-f][0-9a-f]|x5c)")
+_ESCAPED = re.compile(r"\\(?:u(dc[89a-f][0-9a-f])|x5c)")
 _HINTS = {errno.ENOSPC: "; maxFileBytes bounds all files together, and their number is bounded, too"}
 
 
 class FileError(Exception):
     """Something cannot be done with a file. The message is for the host."""
+
+
+def shown(path: str) -> str:
+    """A path as the host is told it: text that UTF-8 carries."""
+    if "\\" in path:
+        path = _LOOKS_ESCAPED.sub(r"\\x5c", path)
+    return path.encode("utf-8", "backslashreplace").decode()
+
+
+def meant(path: str) -> str:
+    """The path that `shown` turned into this text."""
+    if "\\" not in path:
+        return path
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "\\", path)
 
 
 class Files:
@@ -124,7 +146,7 @@ class Files:
     def _resolve(self, path: str, *, follow: bool = True) -> str:
         if "\0" in path:
             raise FileError("a path cannot contain null characters")
-        whole = join(self._folder, path)
+        whole = join(self._folder, meant(path))
         name = basename(whole)
         follows = follow or name in ("", ".", "..")
         whole = realpath(whole) if follows else join(realpath(dirname(whole)), name)
@@ -134,7 +156,7 @@ class Files:
 
     def _shown(self, path: str) -> str:
         inner = path.removeprefix(f"{self._folder}/")
-        return inner if path != self._folder else "."
+        return shown(inner) if path != self._folder else "."
 
 
 class _explained:

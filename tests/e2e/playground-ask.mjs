@@ -448,15 +448,27 @@ const STEPS = {
   },
 
   "leaves the console clean": async (check) => {
-    for (const complaint of complaints) check(complaint, false);
+    for (const complaint of complaints) check(complaint, expected(complaint));
     const violations = await page.evaluate(() => /** @type {any} */ (window).violations);
-    check(`violations of the page's policy: ${violations}`, violations.length === 0);
+    check(
+      `violations of the page's policy: ${violations}`,
+      violations.every((/** @type {string} */ it) => it === "script-src-attr inline"),
+    );
   },
 };
 
 await visitor.go(STEPS, { always: /opens with|console/ });
 await server.close();
 await visitor.end();
+
+/**
+ * Of the hostile page: Chromium complains of a handler that it reads and does not run when it parses HTML to be sanitized. What the
+ * tests want in every document is no script's to do in a frame without rights.
+ * @param {string} complaint
+ */
+function expected(complaint) {
+  return /Executing inline event handler violates|Blocked script execution in 'about:srcdoc'/.test(complaint);
+}
 
 /** @param {string} shown */
 function number(shown) {

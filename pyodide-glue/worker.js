@@ -362,4 +362,10 @@ function join(pieces) {
 }
 
 /** @param {unknown} error */
-const text = (error) => String(error).slice(-4000).toWellFormed();
+const text = (error) => {
+  // Those of Emscripten's file system are no `Error`, and say nothing of themselves.
+  const { name, errno } = Object(error);
+  return String(errno === undefined ? error : `${name} ${errno}`)
+    .slice(-4000)
+    .toWellFormed();
+};

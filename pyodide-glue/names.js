@@ -24,7 +24,7 @@ export function decodeName(bytes) {
 /** @param {Uint8Array} bytes */
 function decodeEscaping(bytes) {
   let name = "";
-  for (let at = 0; at < bytes.length; ) {
+  for (let at = 0; at < bytes.length;) {
     const byte = bytes[at];
     const length = byte < 0x80 ? 1 : byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : 4;
     try {

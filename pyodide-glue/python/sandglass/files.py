@@ -3,9 +3,9 @@
 Paths are relative to the working folder, the one that Python started in, whatever `os.chdir` did since; absolute ones
 lie in it or in `/tmp`. Links are followed first, so that none leads out. How much there may be is the backend's affair.
 
-Names are bytes to the system and text to the host. A byte that is not UTF-8 is `\\udcff` there, as Python escapes it in a
-str, and in a str literal it means that file. A backslash that would be read as one of these is `\\x5c`. So each name has
-its own text, and the text leads back to it.
+Names are bytes to the system and text to the host. A byte that is not UTF-8 is `\\udcff` there, as Python escapes it in
+a str, and in a str literal it means that file. A backslash that would be read as one of these is `\\x5c`. So each name
+has its own text, and the text leads back to it.
 """
 
 from __future__ import annotations

@@ -34,6 +34,11 @@ use thiserror::Error;
 /// Hexadecimal digits of an int that are turned into decimal ones, which takes time that grows with their square.
 pub const MAX_DECIMAL_HEX_DIGITS: usize = 4_000;
 
+/// True for a point in time, in milliseconds since 1970, that Python's `datetime` has: its years are 1 to 9999.
+pub fn is_date(ms: f64) -> bool {
+    (-62_135_596_800_000.0..253_402_300_800_000.0).contains(&ms)
+}
+
 /// Builds a driver's own values while bytes are read.
 pub trait Build {
     /// What is built.
@@ -378,11 +383,6 @@ pub fn utf16_from_wtf8(bytes: &[u8]) -> Vec<u16> {
         };
     }
     utf16
-}
-
-/// True for a point in time, in milliseconds since 1970, that Python's `datetime` has: its years are 1 to 9999.
-pub fn is_date(ms: f64) -> bool {
-    (-62_135_596_800_000.0..253_402_300_800_000.0).contains(&ms)
 }
 
 /// Writes values. The caller keeps to the grammar: after [`Writer::list`] come that many values, and so on.

@@ -26,7 +26,7 @@ use sandglass::Error;
 use sandglass::limits::{MAX_STRUCTURED_BYTES, MAX_VALUE_DEPTH};
 use sandglass::protocol::Encoding;
 use sandglass::session::{Body, Encoded};
-use sandglass::value::{Build, MAX_DECIMAL_HEX_DIGITS, Writer, int_text, is_date, read};
+use sandglass::value::{Build, MAX_DECIMAL_HEX_DIGITS, Writer, int_text, read};
 use serde_json::{Map, Number, json};
 
 /// A Python value, outside of Python.
@@ -381,7 +381,7 @@ impl Encoder<'_> {
                 }
                 self.writer.end_dict();
             }
-            Value::DateTime(ms) if !is_date(*ms) => {
+            Value::DateTime(ms) if !sandglass::value::is_date(*ms) => {
                 return refuse("holds a date outside of the years 1 to 9999, which are all that Python's datetime has");
             }
             Value::DateTime(ms) => {

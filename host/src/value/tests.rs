@@ -171,7 +171,10 @@ fn what_cannot_go_into_python_is_named() {
     assert!(refused(deep).contains("nests more than 200 levels deep"));
     assert!(refused(Value::List(vec![Value::BigInt("1e5".to_owned())])).contains("no integer"));
     for ms in [-62_135_596_800_001.0, 253_402_300_800_000.0, f64::NAN, f64::INFINITY] {
-        assert!(refused(Value::DateTime(ms)).contains("a date outside of the years 1 to 9999"), "{ms}");
+        assert!(
+            refused(Value::DateTime(ms)).contains("a date outside of the years 1 to 9999"),
+            "{ms}"
+        );
     }
 }
 

@@ -6,6 +6,8 @@
 //
 // Nothing is noted of a file as long as nobody changes any: an execution that touches none costs nothing.
 
+import { decodeName, encodeName, showName } from "./names.js";
+
 /** @typedef {any} Node  a file or folder of Emscripten's */
 /** @typedef {{ path: string, change: "created" | "modified" | "deleted", size: number }} FileChange */
 
@@ -17,8 +19,10 @@ const { max } = Math;
 // Emscripten's own numbers.
 const ENAMETOOLONG = 37;
 const EAGAIN = 6;
+const EILSEQ = 25;
 const EINVAL = 28;
 const ENOSPC = 51;
+/** In bytes, as on Linux. */
 const LONGEST_NAME = 255;
 const LONGEST_PATH = 4096;
 /** Pieces of 8 KiB that a pipe may hold. */
@@ -81,12 +85,15 @@ export function createFiles({ FS }) {
 
   /** Whether there is room for one more, so named in this folder. @param {Node} parent @param {string} name */
   const needPlace = (parent, name) => {
-    if (name.length > LONGEST_NAME) refuse(ENAMETOOLONG);
+    const bytes = encodeName(name);
+    if (bytes.length > LONGEST_NAME) refuse(ENAMETOOLONG);
+    // A name that JavaScript has made up: Python would see another.
+    if (!name.isWellFormed() && decodeName(bytes) !== name) refuse(EILSEQ);
     // Emscripten keeps a folder's entries as properties of an object, where this one is no entry.
     if (name === "__proto__") refuse(EINVAL);
-    let length = name.length;
+    let length = bytes.length;
     for (let node = parent; node !== node.parent && length <= LONGEST_PATH; node = node.parent)
-      length += node.name.length + 1;
+      length += encodeName(node.name).length + 1;
     if (length > LONGEST_PATH) refuse(ENAMETOOLONG);
   };
   const needFile = () => {
@@ -159,7 +166,7 @@ export function createFiles({ FS }) {
   Object.assign(dir.node, {
     mknod: makeFile(mknod),
     symlink(/** @type {Node} */ parent, /** @type {string} */ name, /** @type {string} */ target) {
-      if (target.length > LONGEST_PATH) refuse(ENAMETOOLONG);
+      if (encodeName(target).length > LONGEST_PATH) refuse(ENAMETOOLONG);
       return makeLink(parent, name, target);
     },
     rename(/** @type {Node} */ node, /** @type {Node} */ to, /** @type {string} */ name) {
@@ -292,9 +299,9 @@ export function createFiles({ FS }) {
       found.sort((a, b) => (a.path < b.path ? -1 : 1));
       let kept = 0;
       for (let chars = 0; kept < found.length && kept < MOST_CHANGES; kept++) {
+        found[kept].path = showName(found[kept].path);
         chars += found[kept].path.length;
         if (chars > MOST_CHARS) break;
-        found[kept].path = found[kept].path.toWellFormed();
       }
       return { files: found.slice(0, kept), omittedFiles: found.length - kept };
     },

@@ -16,6 +16,18 @@ const KEPT = new Set(
 const FROZEN = [Promise, Map, Set, Array, String, MessagePort, MessageEvent, Event, EventTarget];
 const ITERATORS = [new Map().values(), [].values()].map((iterator) => Object.getPrototypeOf(iterator));
 
+/**
+ * Keeps the guest out of the page's console: a flood of lines costs the page, and a line looks like the page's own. Called before
+ * Pyodide takes methods of the console. What goes wrong while it starts is told as `bootFailed`.
+ */
+export function silence() {
+  const silent = () => {};
+  for (const name of Reflect.ownKeys(console)) Reflect.set(console, name, silent);
+  Object.freeze(console);
+  // Browsers write each of these there.
+  self.addEventListener("unhandledrejection", (event) => event.preventDefault());
+}
+
 export function lockDown() {
   for (let holder = self; holder && holder !== Object.prototype; holder = Object.getPrototypeOf(holder)) {
     for (const name of Reflect.ownKeys(holder)) {

@@ -7,6 +7,7 @@ import { createCheckpoints } from "./checkpoint.js";
 import { createFiles } from "./files.js";
 import { installWheels } from "./install.js";
 import { createLibraries } from "./libraries.js";
+import { names } from "./names.js";
 import {
   cleanFreeMemory,
   copySnapshot,
@@ -207,6 +208,7 @@ async function load(wasm, witness, files, reading, proven) {
       // The snapshot is read meanwhile: this only says that there is one.
       ...(reading ? { _loadSnapshot: new Uint8Array(4) } : { _makeSnapshot: true }),
       createPyodideModule: async (/** @type {any} */ settings) => {
+        settings.names = names;
         const module = await createPyodideModule(settings);
         libraries.attach(module);
         // A reference that JavaScript holds counts in Python's memory. Were it given up when JavaScript collects its garbage,

@@ -5,7 +5,7 @@
 // the interpreter has really come back.
 
 import { createBridge } from "./bridge.js";
-import { lockDown } from "./lockdown.js";
+import { lockDown, silence } from "./lockdown.js";
 import { loadRuntime } from "./runtime.js";
 import { createWitness } from "./witness.js";
 
@@ -27,6 +27,7 @@ const FILE_PIECE = 4 << 20;
 /** Bytes of bodies that wait for the next message, at most. */
 const MAX_HELD_BYTES = 4 << 20;
 
+silence();
 self.postMessage(null); // for start-worker.js
 
 self.onmessage = async ({ data }) => {
@@ -361,4 +362,10 @@ function join(pieces) {
 }
 
 /** @param {unknown} error */
-const text = (error) => String(error).slice(-4000).toWellFormed();
+const text = (error) => {
+  // Those of Emscripten's file system are no `Error`, and say nothing of themselves.
+  const { name, errno } = Object(error);
+  return String(errno === undefined ? error : `${name} ${errno}`)
+    .slice(-4000)
+    .toWellFormed();
+};

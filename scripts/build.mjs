@@ -16,6 +16,7 @@ await mkdir(dist, { recursive: true });
 const built = await Promise.all([
   step("pkg/ (Rust to wasm)", supervisor),
   step("dist/ (the guest: worker and Pyodide)", guest),
+  step("dist/display.js (HTML of guests)", display),
   step("dist/www/ (the playground's editor)", editor),
   licences(),
 ]);
@@ -127,16 +128,32 @@ async function licences() {
   await cp(join(root, "LICENSES"), join(dist, "LICENSES"), { recursive: true });
 }
 
+// An entry that brings its libraries along, since pages load the others without a bundler.
+async function display() {
+  await esbuild.build({
+    entryPoints: [join(root, "pyodide-glue/display.js")],
+    outfile: join(dist, "display.js"),
+    bundle: true,
+    format: "esm",
+    target: "es2022",
+    minify: !dev,
+    legalComments: "inline",
+    logLevel: "silent",
+  });
+}
+
 // The package's types: those of its entries, out of their JSDoc, and those that src/ generates into pkg/.
 async function types() {
   const folder = join(root, ".setup/types");
+  // The playground imports what is built, whose types are made here.
+  await writeFile(join(dist, "display.d.ts"), `export * from "../pyodide-glue/display.js";\n`);
   const emit = ["--noEmit", "false", "--declaration", "--emitDeclarationOnly", "--rootDir", ".", "--outDir", folder];
   const { ok, output } = await run(["tsc", ...emit], { log: join(root, ".setup/logs/types.log") });
   if (!ok)
     console.warn(`the glue has type errors (npm test -- --only tsc):\n${output.split("\n").slice(0, 3).join("\n")}`);
-  for (const name of ["index", "rlm", "supervisor"]) {
+  for (const name of ["index", "rlm", "supervisor", "display"]) {
     const entry = await readFile(join(folder, `pyodide-glue/${name}.d.ts`), "utf8");
-    const generated = name === "supervisor" ? "" : `export type * from "../pkg/sandglass.js";\n`;
+    const generated = ["supervisor", "display"].includes(name) ? "" : `export type * from "../pkg/sandglass.js";\n`;
     await writeFile(join(dist, `${name}.d.ts`), entry + generated);
   }
 }

@@ -1,4 +1,5 @@
-// Emscripten's script of Pyodide, changed: so that guests start sooner, and so that pyodide-glue/libraries.js can do its work.
+// Emscripten's script of Pyodide, changed: so that guests start sooner, names of files stay what they
+// are, and pyodide-glue/libraries.js can do its work.
 import { readFile, readdir } from "node:fs/promises";
 import { join } from "node:path";
 import { root } from "./project.mjs";
@@ -22,6 +23,19 @@ const PLACED = [
   ],
   ["if(applyRelocs){", "if(applyRelocs&&!Module.isReplaying){"],
   ['["__wasm_call_ctors"];if(init){', '["__wasm_call_ctors"];if(init&&!Module.isReplaying){'],
+];
+
+/**
+ * Names of files as pyodide-glue/names.js has them, in all system calls that take or give one.
+ * @type {Change[]}
+ */
+const NAMED = [
+  ["getStr(ptr){var ret=UTF8ToString(ptr);return ret}", "getStr(ptr){return Module.names.read(HEAPU8,ptr>>>0)}"],
+  ["stringToUTF8(name,dirp+pos+19,256);", "Module.names.write(name,HEAPU8,dirp+pos+19,256);"],
+  ["var cwdLengthInBytes=lengthBytesUTF8(cwd)+1;", "var cwdLengthInBytes=Module.names.size(cwd)+1;"],
+  ["stringToUTF8(cwd,buf,size);", "Module.names.write(cwd,HEAPU8,buf,size);"],
+  ["var len=Math.min(bufsize,lengthBytesUTF8(ret));", "var len=Math.min(bufsize,Module.names.size(ret));"],
+  ["stringToUTF8(ret,buf,bufsize+1);", "Module.names.write(ret,HEAPU8,buf,bufsize+1);"],
 ];
 
 /**
@@ -81,7 +95,7 @@ export async function readEmscripten(path) {
       ${kept.join(";")}
     }`,
   );
-  return [...PLACED, ...QUICK].reduce((text, [old, now]) => {
+  return [...PLACED, ...NAMED, ...QUICK].reduce((text, [old, now]) => {
     const [before, after, ...more] = text.split(old);
     if (after === undefined || more.length > 0) {
       throw new Error(`${path} is not as that of Pyodide 314.0.7, which has "${old}" once: is it another release?`);

@@ -99,6 +99,7 @@ const SUITES = [
     command: [".setup/jupyter/7/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/kernel"],
     count: pytestLine,
   },
+  { name: "displays in chromium", command: e2e("displays", "--browser", "chromium"), count: sumLine },
   { name: "soak of a server", command: ["node", "tests/e2e/soak-host.mjs", "--seconds", "45"], count: sumLine },
   ...inBrowsers("isolation"),
   ...inBrowsers("lifecycle"),

@@ -35,6 +35,11 @@ use thiserror::Error;
 /// Hexadecimal digits of an int that are turned into decimal ones, which takes time that grows with their square.
 pub const MAX_DECIMAL_HEX_DIGITS: usize = 4_000;
 
+/// True for a point in time, in milliseconds since 1970, that Python's `datetime` has: its years are 1 to 9999.
+pub fn is_date(ms: f64) -> bool {
+    (-62_135_596_800_000.0..253_402_300_800_000.0).contains(&ms)
+}
+
 /// Builds a driver's own values while bytes are read.
 pub trait Build {
     /// What is built.
@@ -527,7 +532,7 @@ impl Writer {
         self.bytes.push(b'0');
     }
 
-    /// A point in time; the encoding is then `Tagged`.
+    /// A point in time, one that [`is_date`] is true of; the encoding is then `Tagged`.
     pub fn date(&mut self, ms: f64) {
         self.sized(b'(', 3);
         self.bytes.push(b'S');

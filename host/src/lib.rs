@@ -27,6 +27,7 @@
 //! | [`workspace`] | the folders that guests work in |
 //! | [`doctor`] | what each backend can do on this machine |
 //! | [`cli`], [`repl`] | the commands of the program |
+//! | `html` | HTML of guests, for those who show it |
 //! | [`log`] | what the program logs |
 
 pub mod backend;
@@ -38,6 +39,7 @@ pub mod driver;
 pub mod engine;
 pub mod frame;
 pub mod guest;
+mod html;
 pub mod image;
 pub mod kernel;
 pub mod log;
@@ -57,6 +59,7 @@ pub mod zygote;
 
 pub use backend::{BackendKind, KernelSettings, Launcher, Resources, Settings};
 pub use guest::{Exit, Guest};
+pub use html::sanitize_html;
 pub use sandbox::{
     Answer, Capabilities, ExecuteOptions, Execution, FileEntry, Final, HostCall, Query, Sandbox, SandboxBuilder,
     Variable,

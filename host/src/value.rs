@@ -423,6 +423,9 @@ impl Encoder<'_> {
                 }
                 self.writer.end_dict();
             }
+            Value::DateTime(ms) if !sandglass::value::is_date(*ms) => {
+                return refuse("holds a date outside of the years 1 to 9999, which are all that Python's datetime has");
+            }
             Value::DateTime(ms) => {
                 self.tagged = true;
                 self.writer.date(*ms);

@@ -16,18 +16,18 @@
 //!
 //! The other way, a `Blob` becomes a str where it is UTF-8, else bytes.
 
-use js_sys::{Array, ArrayBuffer, BigInt, Date, Function, JsString, Map, Number, Object, Reflect, Set, Uint8Array};
+use js_sys::{Array, ArrayBuffer, BigInt, Date, JsString, Map, Number, Object, Set, Uint8Array};
 use wasm_bindgen::prelude::*;
 use web_sys::{Blob, TextDecoder, TextDecoderOptions};
 
-use super::glue::{base64, bytes, describe, entries, is_plain, object};
+use super::glue::{base64, bytes, class_of, describe, entries, is_plain, object};
 use super::outbox::JsBody;
 use crate::display::{Kind as Mime, kind as mime_kind};
 use crate::error::Error;
 use crate::limits::{MAX_STRUCTURED_BYTES, MAX_VALUE_DEPTH};
 use crate::protocol::Encoding;
 use crate::session::Encoded;
-use crate::value::{Build, Writer, read, utf16_from_wtf8};
+use crate::value::{Build, Writer, is_date, read, utf16_from_wtf8};
 
 /// UTF-16 units of a text within a value that is worth encoding for itself.
 const LONG_TEXT: u32 = 1 << 14;
@@ -266,10 +266,16 @@ impl Encoder {
             self.segments.push(Segment::File(blob.clone()));
         } else if let Some(date) = value.dyn_ref::<Date>() {
             self.tagged = true;
-            if date.get_time().is_nan() {
+            let ms = date.get_time();
+            if ms.is_nan() {
                 return Err(self.refuse("is an invalid Date"));
             }
-            self.writer.date(date.get_time());
+            if !is_date(ms) {
+                return Err(
+                    self.refuse("is a Date outside of the years 1 to 9999, which are all that Python's datetime has")
+                );
+            }
+            self.writer.date(ms);
         } else {
             let children = self.open(value)?;
             for index in 0..children.len() {
@@ -335,11 +341,8 @@ impl Encoder {
                 entries(value).map_err(|error| self.refuse(&format!("cannot be read: {}", describe(&error))))?;
             (Kind::Object, entries)
         } else {
-            let kind = value.js_typeof().as_string().unwrap_or_default();
-            let class = Reflect::get(value, &"constructor".into())
-                .ok()
-                .and_then(|constructor| constructor.dyn_into::<Function>().ok())
-                .map_or(kind, |constructor| String::from(constructor.name()));
+            let kind = || value.js_typeof().as_string().unwrap_or_default();
+            let class = class_of(value).unwrap_or_else(kind);
             return Err(self.refuse(&format!(
                 "is a {class}, which Python has no counterpart for; pass plain objects, arrays, Maps, Sets, Dates, bytes, strings and numbers"
             )));
@@ -366,7 +369,11 @@ impl Encoder {
             Kind::Map => {
                 let (key, value) = pair();
                 self.inner(" key", &key)?;
-                self.inner(" value", &value)
+                let step = match key.as_string() {
+                    Some(name) => format!("[{name:?}]"),
+                    None => " value".to_owned(),
+                };
+                self.inner(&step, &value)
             }
             Kind::Object => {
                 let (key, value) = pair();

@@ -56,6 +56,10 @@ extern "C" {
     #[wasm_bindgen(catch, js_namespace = Object)]
     pub(super) fn entries(value: &JsValue) -> Result<Array, JsValue>;
 
+    /// `String(value)`, which may run code of the value's.
+    #[wasm_bindgen(js_name = String, catch)]
+    fn string_of(value: &JsValue) -> Result<String, JsValue>;
+
     #[wasm_bindgen(js_name = fetch, catch)]
     pub(super) fn fetch(url: &str, init: &Object) -> Result<Promise, JsValue>;
 
@@ -163,17 +167,38 @@ pub(super) fn is_plain(value: &JsValue) -> bool {
     prototype_of(value).is_ok_and(|prototype| is_last(&prototype))
 }
 
-/// What a thrown value says, for people.
+/// What a thrown value says, for people. It may be anything: an error of another realm, `{ status: 429 }`, undefined.
 pub(super) fn describe(thrown: &JsValue) -> String {
-    let text = match thrown.dyn_ref::<js_sys::Error>() {
-        Some(error) => {
-            let text = |name| get(error, name).dyn_ref().map(readable).unwrap_or_default();
-            match text("name").as_str() {
-                "Error" | "" => text("message"),
-                name => format!("{name}: {}", text("message")),
-            }
-        }
-        None => thrown.dyn_ref().map(readable).unwrap_or_else(|| format!("{thrown:?}")),
+    let text = |name| get(thrown, name).dyn_ref().map(readable);
+    let said = match text("message") {
+        Some(message) => match text("name").unwrap_or_default().as_str() {
+            "Error" | "" if !message.is_empty() => message,
+            "" => "Error".to_owned(),
+            name if message.is_empty() => name.to_owned(),
+            name => format!("{name}: {message}"),
+        },
+        None => thrown.dyn_ref().map(readable).unwrap_or_else(|| shown(thrown)),
     };
-    text.chars().take(10_000).collect()
+    said.chars().take(10_000).collect()
+}
+
+/// A value without a message: as JSON where that tells something, else by its class.
+fn shown(value: &JsValue) -> String {
+    if !value.is_object() && !value.is_function() {
+        return string_of(value).unwrap_or_default();
+    }
+    let json = js_sys::JSON::stringify(value).ok().and_then(|json| json.as_string());
+    match json.filter(|json| json != "{}") {
+        Some(json) => json,
+        None => match class_of(value) {
+            Some(class) => format!("an object of class {class}"),
+            None => "an object without a message".to_owned(),
+        },
+    }
+}
+
+/// The name of a value's class; `None` where it has none, or that is `Object`.
+pub(super) fn class_of(value: &JsValue) -> Option<String> {
+    let constructor = get(value, "constructor").dyn_into::<Function>().ok()?;
+    Some(String::from(constructor.name())).filter(|name| !name.is_empty() && name != "Object")
 }

@@ -171,6 +171,26 @@ export const POLLUTIONS = [
   "js.WebAssembly.Suspending = js.WebAssembly.promising = None",
 ];
 
+/** What would show in the page's console. */
+export const CONSOLE = [
+  "for name in js.Object.keys(js.console): attempt(lambda: getattr(js.console, name)('REACHED'))",
+  "attempt(lambda: js.Object.getPrototypeOf(js.console).log('REACHED'))\nattempt(lambda: js.console.context('x').log('REACHED'))",
+  "attempt(lambda: setattr(js.console, 'log', create_proxy(print)))\nimport pyodide_js\nattempt(lambda: pyodide_js._module.err('REACHED'))",
+  "import pyodide_js\nattempt(lambda: pyodide_js._module.printErr('REACHED'))\nimport os\nos.write(2, b'REACHED'); os.write(1, b'REACHED')",
+  "for _ in range(5): js.Promise.reject('REACHED')",
+  "def fail(*a): raise ValueError('REACHED')\nfor _ in range(5): js.Promise.resolve(1).then(create_proxy(fail))",
+  "import asyncio\nasync def fail(): raise ValueError('REACHED')\nfor _ in range(5): asyncio.ensure_future(fail())\nawait asyncio.sleep(0)",
+  // The interpreter meets it wherever it looks at an array of bytes.
+  `proto = js.Object.getPrototypeOf(js.Uint8Array.prototype)
+def fail(*a): raise ValueError('REACHED')
+for name in 'buffer', 'byteLength', 'byteOffset', 'length':
+    attempt(lambda: js.Object.defineProperty(proto, name, js.Object.fromEntries(to_js([['get', create_proxy(fail)]]))))
+print('x' * 300_000)
+open('f', 'wb').write(b'x' * 300_000)
+js.Promise.reject(1)`,
+  "import ctypes\nctypes.string_at(0xfffffff0, 100_000_000)",
+];
+
 /** What is done with the bridge's functions once they are found. */
 export const ABUSES = [
   "bridge.output('stdout', -5, 'x')",

@@ -86,6 +86,9 @@ const SPECIALS = {
   promise: () => Promise.resolve(1),
   instance: () => new (class Point {})(),
   invalid_date: () => new Date(NaN),
+  date_after_python: () => ({ a: [{ when: new Date(Date.UTC(10000, 0)) }] }),
+  date_before_python: () => new Map([["when", new Date(-62_135_596_800_001)]]),
+  last_dates: () => [new Date(-62_135_596_800_000), new Date(Date.UTC(10000, 0) - 1)],
   typed_array: () => new Float64Array([1.5, 2]),
   blob: () => new Blob(["from a ", "blob"]),
   file: () => new File([new Uint8Array([0, 255, 1])], "name.bin"),
@@ -217,6 +220,7 @@ const BEHAVIOURS = {
   },
   reject: () => (prompt) => Promise.reject(new Error(`no answer to ${prompt}`)),
   reject_with_text: () => () => Promise.reject("just text"),
+  reject_with: () => (name) => Promise.reject(THROWN[name]()),
   never: () => () => new Promise(() => {}),
   until_aborted: (world) => (_prompt, info) =>
     new Promise((_, reject) =>
@@ -269,6 +273,35 @@ const BEHAVIOURS = {
   first: () => (value) => value,
   kind: () => (value) => Object.prototype.toString.call(value),
   function: () => () => () => 1,
+};
+
+/** What is thrown that is no `Error` of the page, by name. @type {Record<string, () => unknown>} */
+const THROWN = {
+  object: () => ({ status: 429, retryAfter: 5 }),
+  "object with a message": () => ({ code: "E_BUSY", message: "the table is locked" }),
+  "named object": () => ({ name: "ApiError", message: "no such key" }),
+  list: () => ["a", 1],
+  cycle: SPECIALS.cycle,
+  instance: SPECIALS.instance,
+  response: () => new Response(null, { status: 503 }),
+  function: SPECIALS.function,
+  symbol: SPECIALS.symbol,
+  bigint: () => 7n,
+  number: () => 42,
+  null: () => null,
+  undefined: () => undefined,
+  "empty object": () => ({}),
+  "bare object": () => Object.create(null),
+  "silent error": () => new TypeError(),
+  DOMException: () => new DOMException("it was too late", "TimeoutError"),
+  // Whose constructor is not this page's.
+  "error of a frame": () => {
+    const frame = document.createElement("iframe");
+    document.body.append(frame);
+    const error = new /** @type {any} */ (frame.contentWindow).RangeError("out of reach");
+    frame.remove();
+    return error;
+  },
 };
 
 /** Options of every sandbox: where guests run, when it is not the page. */

@@ -12,6 +12,7 @@ import {
   ABUSES,
   attacks,
   CALL_BACK,
+  CONSOLE,
   FIND_BRIDGE,
   frameOnlyAttacks,
   LEFTOVERS,
@@ -106,6 +107,24 @@ async function attack(isolation) {
       ...(longest < 1000 ? [] : [`the page stood still for ${Math.round(longest)} ms`]),
       ...(await works(sandbox, run)),
     ];
+  });
+
+  await test(title("nothing is written to the page's console"), async () => {
+    /** @type {string[]} */
+    const lines = [];
+    page.on("console", (message) => lines.push(message.text()));
+    // Firefox tells of rejections even where they are handled.
+    if (name !== "firefox") page.on("pageerror", (error) => lines.push(String(error)));
+    const problems = [];
+    for (const code of CONSOLE) {
+      const run = await sandbox.run(`${PRELUDE}${code}`, { timeout: 5000 });
+      problems.push(...(await works(sandbox, run)));
+    }
+    // This is heard of after whatever the guests have written.
+    const last = new Promise((resolve) => page.once("console", resolve));
+    await page.evaluate(() => console.log("the last line"));
+    await last;
+    return [...problems, ...unequal(lines.join("\n"), "the last line")];
   });
 
   await test(title("another sandbox on the page noticed nothing"), async () => {

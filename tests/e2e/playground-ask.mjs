@@ -299,13 +299,10 @@ const STEPS = {
       String(displays.map(([src]) => src ?? "-")) === "data:image/png;base64,,-,-,-",
     );
     await page.click(".display button");
-    const frame = await page.$eval(".display iframe", (it) => [
-      it.getAttribute("sandbox"),
-      it.getAttribute("srcdoc")?.slice(0, 60),
-    ]);
+    const frame = await page.$eval(".display iframe", (it) => [it.getAttribute("sandbox"), it.getAttribute("srcdoc")]);
     check(
       `HTML has a frame that may do nothing: ${frame}`,
-      frame[0] === "" && /Content-Security-Policy/.test(String(frame[1])),
+      frame[0] === "" && /Content-Security-Policy.*><img>$/.test(String(frame[1])),
     );
     await page.click(".display button");
     check("and is text again", !(await page.$(".display iframe")));
@@ -453,7 +450,10 @@ const STEPS = {
   "leaves the console clean": async (check) => {
     for (const complaint of complaints) check(complaint, expected(complaint));
     const violations = await page.evaluate(() => /** @type {any} */ (window).violations);
-    check(`violations of the page's policy: ${violations}`, violations.length === 0);
+    check(
+      `violations of the page's policy: ${violations}`,
+      violations.every((/** @type {string} */ it) => it === "script-src-attr inline"),
+    );
   },
 };
 
@@ -461,9 +461,13 @@ await visitor.go(STEPS, { always: /opens with|console/ });
 await server.close();
 await visitor.end();
 
-/** What the hostile page wanted, in the frame that may do nothing. @param {string} complaint */
+/**
+ * Of the hostile page: Chromium complains of a handler that it reads and does not run when it parses HTML to be sanitized. What the
+ * tests want in every document is no script's to do in a frame without rights.
+ * @param {string} complaint
+ */
 function expected(complaint) {
-  return /Blocked script execution in 'about:srcdoc'|www\/x.*img-src data:/.test(complaint);
+  return /Executing inline event handler violates|Blocked script execution in 'about:srcdoc'/.test(complaint);
 }
 
 /** @param {string} shown */

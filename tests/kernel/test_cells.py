@@ -97,7 +97,13 @@ OUTPUTS = (
 def test_what_code_shows_cannot_reach_the_notebook(shared: Kernel) -> None:
     script = '<script>fetch("/api/terminals", {method: "POST"})</script>&quot;><img src=x onerror="alert(1)">'
     shared.ok(f"{OUTPUTS}script = {script!r}")
-    assert shared.ok("Raw('text/html', script)").data == {"text/plain": "Raw()", "text/html": framed(script)}
+    assert shared.ok("Raw('text/html', script)").data == {"text/plain": "Raw()", "text/html": framed('"&gt;<img>')}
+    # What connects by being there is gone, and styles stay.
+    link = (
+        '<link rel="preconnect" href="//example.com"><style>b{color:red;background:url(//example.com)}</style><b>1</b>'
+    )
+    shown = framed("<style>b{color:red;background: blocked }</style><b>1</b>")
+    assert shared.ok(f"Raw('text/html', {link!r})").data == {"text/plain": "Raw()", "text/html": shown}
     cell = shared.ok("for mime in 'text/markdown', 'text/latex', 'image/svg+xml': display(Raw(mime, script))")
     image = f'<img src="data:image/svg+xml;base64,{base64.b64encode(script.encode()).decode()}">'
     assert [content["data"] for content in cell.of("display_data")] == [

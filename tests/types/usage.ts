@@ -1,5 +1,6 @@
 // The public types, used rightly and wrongly; `tsc` is the test.
 
+import { displayFrame, sanitizeHtml } from "../../dist/display.js";
 import { createSandbox, SandboxError } from "../../pyodide-glue/index.js";
 
 export async function rightly(): Promise<void> {
@@ -30,6 +31,8 @@ export async function rightly(): Promise<void> {
   await sandbox.execute("1", {
     onDisplay: ({ mime, data }) => console.log(mime satisfies string, data satisfies string),
   });
+  sanitizeHtml("<b>7</b>") satisfies string;
+  displayFrame("<b>7</b>") satisfies HTMLIFrameElement;
   await sandbox.writeFile("a.txt", "text");
   await sandbox.writeFile("a.bin", new Blob([new Uint8Array(3)]));
   (await sandbox.readFile("a.bin")) satisfies Uint8Array;

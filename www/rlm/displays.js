@@ -1,13 +1,12 @@
 // Rich outputs of code. They are anybody's: pictures only as PNG or JPEG, HTML only as text or in a frame that may do nothing.
 
+import { displayFrame } from "../../dist/display.js";
 import { el } from "../dom.js";
 import { clip } from "../format.js";
 
 const MAX_DISPLAYS = 20;
 const MAX_CHARS = 8_000;
 const PICTURES = new Set(["image/png", "image/jpeg"]);
-/** On top of the page's own policy, which the frame inherits. */
-const POLICY = `<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">`;
 
 /** @param {{ mime: string, data: string }[]} displays @returns {HTMLElement[]} */
 export function showDisplays(displays) {
@@ -43,7 +42,8 @@ function frameButton(text, html) {
         frame.replaceWith(text);
         frame = undefined;
       } else {
-        frame = el("iframe", { sandbox: "", srcdoc: POLICY + html, title: "HTML that the code made" });
+        frame = displayFrame(html);
+        frame.title = "HTML that the code made";
         text.replaceWith(frame);
       }
       button.textContent = frame ? "Show as text" : "Show as a page";

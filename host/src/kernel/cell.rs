@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::wire::Publisher;
 use crate::cli::failure;
+use crate::html;
 use crate::sandbox::{ExecuteOptions, Execution, Sandbox};
 use crate::{Outcome, StateStatus, Stream};
 
@@ -21,8 +22,6 @@ use crate::{Outcome, StateStatus, Stream};
 const MOST_NAMES: usize = 50;
 /// Messages that wait for a cell which can show them.
 const MOST_NOTES: usize = 50;
-/// What HTML of a guest may load: nothing that does not come with it.
-const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; media-src data:";
 
 /// Where outputs go.
 pub(super) struct Cell {
@@ -268,8 +267,11 @@ fn json_or_text(data: &str) -> Value {
 }
 
 /// HTML in a page of its own, of no origin, without scripts: one could send away what it knows by leading the frame elsewhere.
+/// Links could as well, and some of them connect by being there: so it holds none.
 fn framed(html: &str) -> String {
-    let page = format!("<meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">{html}");
+    let policy = html::policy();
+    let html = html::sanitize_html(html);
+    let page = format!("<meta http-equiv=\"Content-Security-Policy\" content=\"{policy}\">{html}");
     let page = page.replace('&', "&amp;").replace('"', "&quot;");
     // Without scripts nobody can tell how high it is. What it is written for is white paper.
     format!(
@@ -355,11 +357,11 @@ mod tests {
         assert!(frame.starts_with("<iframe sandbox=\"\" "), "{frame}");
         let (_, page) = frame.split_once(" srcdoc=\"").unwrap();
         let (page, rest) = page.split_once('"').unwrap();
-        // All of it is in the attribute, and is what the guest has written.
+        // All of it is in the attribute.
         assert_eq!(rest, "></iframe>");
         let page = page.replace("&quot;", "\"").replace("&amp;", "&");
         assert!(page.starts_with("<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none';"));
-        assert!(page.ends_with(html), "{page}");
+        assert!(page.ends_with("data:\">\"&gt;<img>"), "{page}");
 
         let svg = "<svg onload=\"alert(1)\"/>";
         assert_eq!(

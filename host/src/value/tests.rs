@@ -23,7 +23,7 @@ fn values() -> impl Strategy<Value = Value> {
             let digits = if negative { format!("-{digits}") } else { digits };
             digits.parse::<i64>().is_err().then_some(Value::BigInt(digits))
         }),
-        (-1e15..1e15).prop_map(Value::DateTime),
+        (-6e13..2.5e14).prop_map(Value::DateTime),
     ];
     leaf.prop_recursive(4, 40, 6, |inner| {
         prop_oneof![
@@ -180,6 +180,12 @@ fn what_cannot_go_into_python_is_named() {
     let deep = (0..=MAX_VALUE_DEPTH).fold(Value::None, |inner, _| Value::List(vec![inner]));
     assert!(refused(deep).contains("nests more than 200 levels deep"));
     assert!(refused(Value::List(vec![Value::BigInt("1e5".to_owned())])).contains("no integer"));
+    for ms in [-62_135_596_800_001.0, 253_402_300_800_000.0, f64::NAN, f64::INFINITY] {
+        assert!(
+            refused(Value::DateTime(ms)).contains("a date outside of the years 1 to 9999"),
+            "{ms}"
+        );
+    }
 }
 
 #[test]

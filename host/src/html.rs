@@ -1,0 +1,227 @@
+//! HTML of guests, rebuilt from what can reach nobody.
+//!
+//! A policy and `<iframe sandbox>` keep HTML from running scripts and from loading anything. They do not keep it from looking up
+//! names and opening connections (`<link rel=preconnect>`). So HTML is taken apart and written again from an allowlist
+//! ([`HTML_ALLOWED`]), twice: [`tidy`] bounds what parsing it may cost, [`ammonia`] looks at what a browser would make of it.
+
+mod css;
+mod tidy;
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::sync::LazyLock;
+
+use ammonia::{Builder, UrlRelative};
+use sandglass::display::HTML_ALLOWED;
+use serde::Deserialize;
+
+/// What HTML may consist of.
+static ALLOWED: LazyLock<Allowed> = LazyLock::new(Allowed::read);
+static CLEANER: LazyLock<Builder<'static>> = LazyLock::new(cleaner);
+
+/// Rebuilds HTML of a guest from an allowlist of elements, attributes and styles: no scripts, no links out, and nothing that
+/// makes a browser look up a name, connect or load. Pictures, sound and fonts stay where they come as `data:` URLs.
+///
+/// The result belongs into a frame all the same (`<iframe sandbox srcdoc>`), since it can look like anything.
+///
+/// ```
+/// let html = "<b>7</b><link rel=preconnect href=//example.com><img src=//example.com/a.png>";
+/// assert_eq!(sandglass_host::sanitize_html(html), "<b>7</b><img>");
+/// ```
+#[must_use]
+pub fn sanitize_html(html: &str) -> String {
+    let tidied = tidy::tidy(html);
+    let mut clean: String = tidied
+        .styles
+        .iter()
+        .map(|style| format!("<style>{}</style>", css::filter(style)))
+        .collect();
+    clean.push_str(&CLEANER.clean(&tidied.html).to_string());
+    clean
+}
+
+/// The policy of a document that shows HTML of a guest.
+pub(crate) fn policy() -> &'static str {
+    &ALLOWED.policy
+}
+
+struct Allowed {
+    policy: String,
+    /// In lower case, as a tokenizer has them.
+    tags: HashSet<String>,
+    attributes: HashSet<String>,
+    svg_tags: HashSet<String>,
+    /// Attributes whose values are CSS.
+    css_attributes: HashSet<String>,
+    at_rules: HashSet<String>,
+    functions: HashSet<String>,
+    source: Source,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Source {
+    policy: String,
+    tags: Vec<String>,
+    svg_tags: Vec<String>,
+    attributes: Vec<String>,
+    svg_attributes: Vec<String>,
+    css_attributes: Vec<String>,
+    at_rules: Vec<String>,
+    functions: Vec<String>,
+}
+
+impl Allowed {
+    #[expect(clippy::expect_used, reason = "the list is ours, and a test reads it")]
+    fn read() -> Self {
+        let source: Source = serde_json::from_str(HTML_ALLOWED).expect("the allowlist is JSON");
+        let lower = |lists: &[&[String]]| {
+            let words = lists.iter().flat_map(|lines| words(lines));
+            words.map(str::to_ascii_lowercase).collect::<HashSet<_>>()
+        };
+        Self {
+            policy: source.policy.clone(),
+            tags: lower(&[&source.tags, &source.svg_tags]),
+            attributes: lower(&[&source.attributes, &source.svg_attributes]),
+            svg_tags: lower(&[&source.svg_tags]),
+            css_attributes: lower(&[&source.css_attributes]),
+            at_rules: lower(&[&source.at_rules]),
+            functions: lower(&[&source.functions]),
+            source,
+        }
+    }
+}
+
+fn words(lines: &[String]) -> impl Iterator<Item = &str> {
+    lines.iter().flat_map(|line| line.split_whitespace())
+}
+
+fn cleaner() -> Builder<'static> {
+    let source = &ALLOWED.source;
+    let tags = words(&source.tags).chain(words(&source.svg_tags));
+    // Style sheets are filtered apart. Here there is none any more.
+    let tags = tags.filter(|tag| *tag != "style").collect();
+    let attributes = words(&source.attributes).chain(words(&source.svg_attributes));
+    // Of attributes with a prefix, such as `xlink:href`, ammonia asks for the rest.
+    let attributes = attributes.map(|name| name.rsplit(':').next().unwrap_or(name));
+    let mut cleaner = Builder::empty();
+    cleaner
+        .tags(tags)
+        .generic_attributes(attributes.collect())
+        .clean_content_tags(HashSet::from(["script", "style"]))
+        .url_schemes(HashSet::from(["data"]))
+        .url_relative(UrlRelative::PassThrough)
+        .link_rel(None)
+        .attribute_filter(value_of);
+    cleaner
+}
+
+/// The value that an attribute keeps; `None` for an attribute that has to go.
+fn value_of<'value>(tag: &str, attribute: &str, value: &'value str) -> Option<Cow<'value, str>> {
+    match attribute {
+        // A drawing refers to its own parts, an image to its data.
+        "href" if tag != "image" => value.starts_with('#').then_some(Cow::Borrowed(value)),
+        "href" | "src" => is_data(value).then_some(Cow::Borrowed(value)),
+        _ if ALLOWED.css_attributes.contains(attribute) => Some(Cow::Owned(css::filter(value))),
+        _ => Some(Cow::Borrowed(value)),
+    }
+}
+
+/// True for a URL that holds what it stands for: a picture, sound or a font.
+fn is_data(url: &str) -> bool {
+    let kinds = ["data:image/", "data:audio/", "data:video/", "data:font/"];
+    kinds.iter().any(|kind| {
+        url.get(..kind.len())
+            .is_some_and(|start| start.eq_ignore_ascii_case(kind))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sanitize_html;
+
+    #[test]
+    fn what_it_is_made_of_stays() {
+        for html in [
+            "<p>1 &lt; 2 &amp; 3</p>",
+            "<style>#T_a td{color:#fde725;width:calc(1px + 2em)}</style><table id=\"T_a\"><tbody><tr><td class=\"x\">1</td></tr></tbody></table>",
+            "<svg viewBox=\"0 0 1 1\"><defs><clipPath id=\"p\"></clipPath></defs><use xlink:href=\"#p\"></use><path clip-path=\"url(&quot;#p&quot;)\" d=\"M0 0\"></path></svg>",
+            "<img src=\"data:image/png;base64,AAAA\">",
+            "<a href=\"#here\">x</a><details open=\"\"><summary>y</summary></details>",
+        ] {
+            let mut parts: Vec<_> = html.split([' ', '<', '>']).collect();
+            let clean = sanitize_html(html);
+            let mut left: Vec<_> = clean.split([' ', '<', '>']).collect();
+            // Attributes come in another order.
+            parts.sort_unstable();
+            left.sort_unstable();
+            assert_eq!(left, parts, "{html} became {clean}");
+        }
+    }
+
+    #[test]
+    fn what_reaches_somebody_goes() {
+        for (html, clean) in [
+            (
+                "<link rel=preconnect href=//a><script>1</script><b onclick=1>x</b>",
+                "<b>x</b>",
+            ),
+            ("<iframe srcdoc='<link rel=preconnect href=//a>'></iframe>x", "x"),
+            ("<svg><foreignObject><link rel=preconnect href=//a>x", "<svg>x</svg>"),
+            ("<img src=//a srcset=//b><a href=//a>x</a>", "<img><a>x</a>"),
+            (
+                "<style>@import '//a';p{background:u\\72l(//a)}</style>",
+                "<style>@blocked \"//a\";p{background: blocked }</style>",
+            ),
+            (
+                "<p style='background:image-set(\"//a\" 1x)'></p>",
+                "<p style=\"background:blocked(&quot;//a&quot; 1x)\"></p>",
+            ),
+            (
+                "<style>a{content:'</'}<!--</style>",
+                "<style>a{content:\"\\3c /\"} </style>",
+            ),
+            ("<style media=print>p{display:none}</style>x", "x"),
+        ] {
+            assert_eq!(sanitize_html(html), clean, "{html}");
+        }
+    }
+
+    #[test]
+    fn tags_that_nobody_closed_are_closed_where_they_end() {
+        for (html, clean) in [
+            ("<ul><li>1<li>2</ul>3", "<ul><li>1</li><li>2</li></ul>3"),
+            (
+                "<table><tr><td>1<td>2<tr><td><b>3</table>4",
+                "<table><tbody><tr><td>1</td><td>2</td></tr><tr><td><b>3</b></td></tr></tbody></table>4",
+            ),
+            (
+                "<div><table><tr><td></div>1</table>2",
+                "<div><table><tbody><tr><td>1</td></tr></tbody></table>2</div>",
+            ),
+            ("<p>1<p>2", "<p>1</p><p>2</p>"),
+        ] {
+            assert_eq!(sanitize_html(html), clean, "{html}");
+        }
+    }
+
+    #[test]
+    fn it_takes_no_more_than_it_is_given() {
+        let tags = |count: usize, tag: &str| tag.repeat(count);
+        for html in [
+            (0..2_000)
+                .map(|at| format!("<div><b id={at}></div><p>x"))
+                .collect::<String>(),
+            tags(2_000, "<div>") + &tags(2_000, "<p>x"),
+            tags(2_000, "<svg><a>"),
+            format!(
+                "<style>{}</style><p style='{}'>",
+                tags(20_000, "("),
+                tags(5_000, "var(")
+            ),
+        ] {
+            let clean = sanitize_html(&html);
+            assert!(clean.len() <= 4 * html.len(), "{} of {}", clean.len(), html.len());
+        }
+    }
+}

@@ -19,6 +19,9 @@ on!(
     output_past_python,
     output_of_a_child,
     file_descriptors,
+    descriptors_on_their_way,
+    timers,
+    processes_without_a_main_thread,
     time_that_is_not_given_up,
     time_while_stopped,
     depth
@@ -38,6 +41,9 @@ on!(
     output_past_python,
     output_of_a_child,
     file_descriptors,
+    descriptors_on_their_way,
+    timers,
+    processes_without_a_main_thread,
     time_that_is_not_given_up,
     depth
 );
@@ -56,6 +62,9 @@ on!(
     output_past_python,
     output_of_a_child,
     file_descriptors,
+    descriptors_on_their_way,
+    timers,
+    processes_without_a_main_thread,
     time_that_is_not_given_up,
     time_while_stopped,
     depth
@@ -278,6 +287,68 @@ while True:
     text(&sandbox, "import time\nif os.fork() == 0:\n    time.sleep(1000)").await;
     text(&sandbox, "for fd in held:\n    os.close(fd)").await;
     assert_alone(&sandbox).await;
+    assert_works(&sandbox).await;
+}
+
+/// The kernel bounds by user what has been sent and not been received.
+async fn descriptors_on_their_way(kind: Kind) {
+    let (sandbox, other) = (sandbox(kind).await, super::sandbox(kind).await);
+    let code = "
+import errno, os, socket
+null = os.open('/dev/null', os.O_RDONLY)
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+def send(times):
+    try:
+        for _ in range(times): socket.send_fds(ours, [b'x'], [null] * 100)
+    except OSError as error: return errno.errorcode[error.errno]
+";
+    for sandbox in [&sandbox, &other] {
+        text(sandbox, code).await;
+    }
+    assert_eq!(text(&sandbox, "send(8)").await, "'ETOOMANYREFS'");
+    assert_works(&sandbox).await;
+    if rustix::process::geteuid().is_root() {
+        assert_eq!(text(&other, "send(2)").await, "");
+    }
+    text(&sandbox, "ours.close(), theirs.close()").await;
+    assert_works(&sandbox).await;
+}
+
+/// A timer needs a signal that could wait, which are bounded.
+async fn timers(kind: Kind) {
+    let sandbox = sandbox(kind).await;
+    let code = "
+import ctypes, errno
+libc = ctypes.CDLL(None, use_errno=True)
+def count():
+    timer = ctypes.c_void_p()
+    for number in range(100_000):
+        if libc.timer_create(1, None, ctypes.byref(timer)):
+            return number <= 4096, errno.errorcode[ctypes.get_errno()]
+count()
+";
+    assert_eq!(text(&sandbox, code).await, "(True, 'EAGAIN')");
+    assert_works(&sandbox).await;
+}
+
+/// For the system a process is over when its main thread is, as far as its state says, and its other threads go on.
+async fn processes_without_a_main_thread(kind: Kind) {
+    let sandbox = sandbox(kind).await;
+    let code = r#"
+import os, subprocess, sys, time
+code = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(1000,)).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+children = [subprocess.Popen([sys.executable, "-c", code], start_new_session=away) for away in (False, True)]
+states = [""]
+while set(states) != {"Z"}:
+    states = [open(f"/proc/{child.pid}/stat").read().rpartition(") ")[2][0] for child in children]
+"#;
+    text(&sandbox, code).await;
+    assert_alone(&sandbox).await;
+    assert_eq!(text(&sandbox, "[child.poll() for child in children]").await, "[-9, -9]");
     assert_works(&sandbox).await;
 }
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use command_fds::{CommandFdExt, FdMapping};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use sandglass::{Error, Killer};
 use serde::Deserialize;
@@ -232,7 +233,7 @@ fn give_ids(mut info: io::PipeReader, mut go_on: io::PipeWriter, map: &str) -> i
     let mut told = String::new();
     let deadline = Timespec::try_from(NAMESPACE_WITHIN).ok();
     let mut waited = [PollFd::new(&info, PollFlags::IN)];
-    if poll(&mut waited, deadline.as_ref())? == 0 {
+    if retry_on_intr(|| poll(&mut waited, deadline.as_ref()))? == 0 {
         return Err(io::Error::other(format!(
             "bubblewrap made no namespace within {NAMESPACE_WITHIN:?}"
         )));

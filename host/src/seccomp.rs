@@ -96,6 +96,8 @@ const ABSENT: &[&str] = &[
     "inotify_init1",
     "inotify_add_watch",
     "inotify_rm_watch",
+    // The same by which parts of a program are in memory.
+    "cachestat",
     // Its flags are in memory, where a filter cannot look: glibc falls back to `clone`.
     "clone3",
     "statmount",

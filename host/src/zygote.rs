@@ -257,7 +257,7 @@ impl Zygote {
         }
         send(&self.control, &order, &[theirs.as_fd()])
             .await
-            .map_err(|error| failed(format!("is gone: {error}")))?;
+            .map_err(|error| failed(format!("could not be asked for a guest: {error}")))?;
         drop(theirs);
         let pidfd = match tokio::time::timeout(FORK_TIMEOUT, forked).await {
             Ok(Ok(Ok(pidfd))) => pidfd,

@@ -17,7 +17,7 @@ use sandglass_host::pool::{Pool, PoolSettings, Source, Unavailable, WhenEmpty, Z
 use sandglass_host::stateless::{self, Bounds, Request};
 use sandglass_host::workspace::Workspaces;
 use sandglass_host::zygote::Zygote;
-use sandglass_host::{BackendKind, Error, Launcher, Limits, Outcome, Sandbox, Settings, StateStatus, Users};
+use sandglass_host::{BackendKind, Error, Launcher, Limits, Outcome, Resources, Sandbox, Settings, StateStatus, Users};
 use tokio::sync::Notify;
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -317,6 +317,22 @@ async fn what_dies_is_replaced() {
     assert!(matches!(next.outcome, Outcome::Ok | Outcome::Crashed), "{next:?}");
     assert_eq!(result(&guest, "4 + 4").await, "8");
     until("another zygote", || pool.stats().zygotes > zygotes).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_zygote_that_ended_says_how() {
+    let _alone = alone().await;
+    let zygote = zygotes(&[], None).await.launch().await.unwrap();
+    assert_eq!(zygote.end(), None);
+    let process = processes().into_iter().find(|process| !process.is_guest).unwrap();
+    let pid = rustix::process::Pid::from_raw(process.pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    until("its end is known", || zygote.end().is_some()).await;
+    let error = zygote.fork(&Resources::default(), None).await.unwrap_err().to_string();
+    assert!(
+        zygote.is_dead() && error.contains("it was ended by signal 9"),
+        "{error}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

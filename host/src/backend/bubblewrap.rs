@@ -143,6 +143,11 @@ impl ZygoteLauncher for Zygotes {
             Zygote::ready(ours, process, &self.preload, filter, self.users.clone(), self.timeout).await
         })
     }
+
+    fn has_workspaces(&self) -> bool {
+        // A workspace is another user's, who a guest cannot be then.
+        self.users.is_some() || self.user.here().is_none()
+    }
 }
 
 struct Bubblewrap {

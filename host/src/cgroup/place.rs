@@ -8,6 +8,8 @@ use super::{Bounds, Events};
 
 /// Microseconds in which a share of the processors is measured out.
 const CPU_PERIOD_US: u64 = 100_000;
+/// Bytes that may wait in sockets of TCP, where they do not count as memory. The machine has a bound of its own for all of them.
+const SOCKET_BYTES: u64 = 64 << 20;
 /// The kernel takes no less.
 const MIN_CPU_QUOTA_US: u64 = 1_000;
 
@@ -81,6 +83,9 @@ impl Place {
                 settings.push(setting(&self.memory, "memory.limit_in_bytes", memory.clone(), false));
                 // Memory and swap together, so that there is no swap; absent where swap is not counted.
                 settings.push(setting(&self.memory, "memory.memsw.limit_in_bytes", memory, true));
+                // What waits in sockets of TCP counts for itself here, and without a bound not at all.
+                let sockets = bounds.memory_bytes.min(SOCKET_BYTES).to_string();
+                settings.push(setting(&self.memory, "memory.kmem.tcp.limit_in_bytes", sockets, true));
             }
             Version::V2 => {
                 settings.push(setting(&self.memory, "memory.max", memory, false));
@@ -356,6 +361,7 @@ mod tests {
         let expected = [
             ("/sys/fs/cgroup/memory/s/memory.limit_in_bytes", "1073741824"),
             ("/sys/fs/cgroup/memory/s/memory.memsw.limit_in_bytes", "1073741824"),
+            ("/sys/fs/cgroup/memory/s/memory.kmem.tcp.limit_in_bytes", "67108864"),
             ("/sys/fs/cgroup/pids/s/pids.max", "64"),
             ("/sys/fs/cgroup/cpu,cpuacct/s/cpu.cfs_period_us", "100000"),
             ("/sys/fs/cgroup/cpu,cpuacct/s/cpu.cfs_quota_us", "150000"),

@@ -185,6 +185,27 @@ async fn a_guest_that_writes_while_nobody_uses_it_is_ended() {
     server.stop().await;
 }
 
+/// Whatever guest it is: all of a session are the same user outside, and no two sessions are.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_guest_after_a_crash_owns_the_files_of_the_one_before() {
+    let (folder, server) = with_folder(&["--backend", "bubblewrap", "--preload", "wave", "--spares", "1"]).await;
+    let (id, other) = (
+        server.session(small("bubblewrap")).await,
+        server.session(small("bubblewrap")).await,
+    );
+    let code = "import os\nos.mkdir('private', 0o700)\nwith open('private/file', 'w') as file: file.write('before')\nos.chmod('private/file', 0o600)";
+    assert_eq!(server.execute(&id, code).await["outcome"], "ok");
+    assert_eq!(server.execute(&id, "os._exit(1)").await["outcome"], "crashed");
+    let code = "with open('private/file', 'r+') as file: before = file.read(); file.write(', after')\nbefore";
+    assert_eq!(server.execute(&id, code).await["result"], "'before'");
+    let owner = |id: &str, path: &str| place(&folder, id).join(path).metadata().unwrap().uid();
+    assert_eq!(owner(&id, ""), owner(&id, "private/file"));
+    if rustix::process::geteuid().is_root() {
+        assert_ne!(owner(&id, ""), owner(&other, ""));
+    }
+    server.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_that_does_not_fit_is_refused() {
     let (folder, server) = with_folder(&[]).await;

@@ -13,6 +13,7 @@ on!(
     memory,
     memory_of_a_child,
     memory_in_files,
+    memory_in_sockets,
     disks,
     one_large_file,
     output,
@@ -35,6 +36,7 @@ on!(
     memory,
     memory_of_a_child,
     memory_in_files,
+    memory_in_sockets,
     disks,
     one_large_file,
     output,
@@ -182,6 +184,31 @@ while True:
         (Outcome::Crashed, Some(Killer::Oom)),
         "{run:?}"
     );
+    assert_works(&sandbox).await;
+}
+
+/// What waits in sockets is the kernel's memory, of which the machine has so much for all of them.
+async fn memory_in_sockets(kind: Kind) {
+    let sandbox = sandbox(kind).await;
+    let code = "
+import socket
+server = socket.create_server(('127.0.0.1', 0))
+kept, sent = [], 0
+for _ in range(100):
+    ours = socket.create_connection(server.getsockname())
+    ours.setblocking(False)
+    kept += [ours, server.accept()[0]]
+    try:
+        while sent < 1 << 30: sent += ours.send(bytes(1 << 20))
+    except BlockingIOError: pass
+sent < 256 << 20, sent
+";
+    let run = run_for(&sandbox, 60_000.0, code).await;
+    let is_bounded = run
+        .result
+        .as_deref()
+        .is_some_and(|result| result.starts_with("(True, "));
+    assert!(is_bounded || run.killer == Some(Killer::Oom), "{run:?}");
     assert_works(&sandbox).await;
 }
 

@@ -27,7 +27,7 @@ numbers = {
     ),
 }[os.uname().machine] | dict(
     io_uring_setup=425, open_tree=428, move_mount=429, fsopen=430, clone3=435, pidfd_getfd=438, mount_setattr=442,
-    memfd_secret=447, unheard_of=2000,
+    memfd_secret=447, cachestat=451, unheard_of=2000,
 )
 
 
@@ -103,6 +103,10 @@ const REFUSED: &[(&str, &[&str])] = &[
     // What the machine has only so many of, and what tells of the host's work.
     (r#"lambda: syscall("io_setup", 1, bytes(8))"#, &["ENOSYS"]),
     (r#"syscall, "inotify_init1", 0"#, &["ENOSYS"]),
+    (
+        r#"lambda: syscall("cachestat", os.open("/usr/bin/python3", os.O_RDONLY), bytes(16), bytes(40), 0)"#,
+        &["ENOSYS"],
+    ),
     (
         r#"fcntl.fcntl, os.open("/usr/bin", os.O_RDONLY), 1026, 1"#, // F_NOTIFY
         &["EPERM"],

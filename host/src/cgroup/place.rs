@@ -83,9 +83,7 @@ impl Place {
                 settings.push(setting(&self.memory, "memory.limit_in_bytes", memory.clone(), false));
                 // Memory and swap together, so that there is no swap; absent where swap is not counted.
                 settings.push(setting(&self.memory, "memory.memsw.limit_in_bytes", memory, true));
-                // What waits in sockets of TCP counts for itself here, and without a bound not at all.
-                let sockets = bounds.memory_bytes.min(SOCKET_BYTES).to_string();
-                settings.push(setting(&self.memory, "memory.kmem.tcp.limit_in_bytes", sockets, true));
+                settings.extend(self.sockets());
             }
             Version::V2 => {
                 settings.push(setting(&self.memory, "memory.max", memory, false));
@@ -104,6 +102,16 @@ impl Place {
             (None, _) => {}
         }
         settings
+    }
+
+    /// What bounds what waits in sockets of TCP, where that counts for itself, and without a bound not at all.
+    pub fn sockets(&self) -> Option<Setting> {
+        let file = self.memory.join("memory.kmem.tcp.limit_in_bytes");
+        (self.version == Version::V1).then(|| Setting {
+            file,
+            value: SOCKET_BYTES.to_string(),
+            optional: true,
+        })
     }
 
     /// The file that counts kills for want of memory.

@@ -58,6 +58,7 @@ on!(
     memory,
     memory_of_a_child,
     memory_in_files,
+    memory_in_sockets,
     disks,
     one_large_file,
     output,

@@ -278,8 +278,10 @@ pub fn zygote_plan(view: &View, settings: &Settings, workspaces: Option<&Path>, 
     } else {
         args.add(["--disable-userns"]);
     }
-    // CAP_SYS_ADMIN is for namespaces and mounts, CAP_SETPCAP to give up all of them for good.
-    args.add(["--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"]);
+    // CAP_SYS_ADMIN is for namespaces and mounts, CAP_NET_ADMIN for the loopback in one, CAP_SETPCAP to give up all of them for good.
+    for capability in ["CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SETPCAP"] {
+        args.add(["--cap-add", capability]);
+    }
     args.add([
         "--setenv",
         "OPENBLAS_NUM_THREADS",

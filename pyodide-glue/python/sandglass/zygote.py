@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -38,6 +39,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import threading
 import warnings
@@ -66,6 +68,9 @@ _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_RDONLY, _MS_REMOUNT = 2, 4, 8, 1, 32
 _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 4, 38, 22
 _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
+#: The kernel's `struct ifreq`, of flags.
+_INTERFACE = struct.Struct("16sH22x")
 _CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 63
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -321,7 +326,14 @@ def _isolate(request: dict[str, Any], user: int | None) -> None:
     if os.path.isdir(WORKSPACES):
         _mount("tmpfs", WORKSPACES, "tmpfs", safe | _MS_RDONLY, "size=4k,mode=000")
     _mount("proc", "/proc", "proc", safe | _MS_NOEXEC)
+    _bring_up_loopback()
     os.setsid()
+
+
+def _bring_up_loopback() -> None:
+    """Lets the guest reach itself: servers and their clients of one cell, such as those of dask or of a manager."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, _INTERFACE.pack(b"lo", _IFF_UP))
 
 
 def _become_user(user: int) -> None:

@@ -10,6 +10,7 @@ macro_rules! file {
 pub const FILES: &[(&str, &str)] = &[
     file!("__init__.py"),
     file!("__main__.py"),
+    file!("bounds.py"),
     file!("bridge.py"),
     file!("browser.py"),
     file!("cell_files.py"),

@@ -8,7 +8,9 @@ use crate::rlm::clean;
 use sandglass::session::ToResult;
 
 use crate::sandbox::ExecuteOptions;
-use crate::{BackendKind, Error, Execution, KernelSettings, Limits, Outcome, Sandbox, Settings, Stream, Value, doctor};
+use crate::{
+    BackendKind, Error, Execution, KernelSettings, Limits, Outcome, Sandbox, Settings, Stream, Users, Value, doctor,
+};
 
 /// The status of a program whose code failed.
 const FAILED: u8 = 1;
@@ -33,6 +35,9 @@ pub struct GuestArgs {
     /// The runtime of Docker guests, such as runsc.
     #[arg(long, env = "SANDGLASS_DOCKER_RUNTIME", value_name = "NAME")]
     pub runtime: Option<String>,
+    /// User ids that guests get, one each, where this program runs as root. Nothing else on the machine may use them.
+    #[arg(long, env = "SANDGLASS_GUEST_USERS", default_value_t, value_name = "FIRST:COUNT")]
+    pub guest_users: Users,
 }
 
 impl GuestArgs {
@@ -42,6 +47,7 @@ impl GuestArgs {
             python: self.python.clone(),
             image: self.image.clone(),
             runtime: self.runtime.clone(),
+            guest_users: self.guest_users,
             ..Settings::default()
         }
     }

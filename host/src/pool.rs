@@ -116,6 +116,11 @@ pub enum Source {
 pub trait ZygoteLauncher: Send + Sync + 'static {
     /// Starts one, and waits until it is ready.
     fn launch(&self) -> BoxFuture<'_, Result<Arc<Zygote>, Error>>;
+
+    /// Whether guests can have folders of theirs on the disk.
+    fn has_workspaces(&self) -> bool {
+        true
+    }
 }
 
 /// What a pool has seen.
@@ -161,6 +166,8 @@ const BOUNDS: [f64; 10] = [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.01, 0.0
 const TICK: Duration = Duration::from_secs(1);
 /// Another guest is made so long after one was taken while others wait: making it takes a processor from the first one's work.
 const HEAD_START: Duration = Duration::from_millis(25);
+/// A zygote that is younger is not given up because a fork has failed.
+const MIN_AGE: Duration = Duration::from_secs(60);
 /// How long to wait after a guest that could not be made, or has died while it waited.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -309,7 +316,7 @@ impl Pool {
     /// # Errors
     /// Why there is none. [`Error::BackendUnavailable`] without a zygote.
     pub async fn acquire_with_workspace(&self, workspace: &str) -> Result<Guest, Error> {
-        let Source::Zygote(launcher) = &self.shared.source else {
+        let (true, Source::Zygote(launcher)) = (self.has_workspaces(), &self.shared.source) else {
             return Err(Error::BackendUnavailable(
                 "guests of this pool have no workspaces".to_owned(),
             ));
@@ -340,9 +347,9 @@ impl Pool {
         shared.end_spares().await;
     }
 
-    /// Whether its guests are forked, and so can have workspaces.
-    pub fn has_zygote(&self) -> bool {
-        matches!(self.shared.source, Source::Zygote(_))
+    /// Whether its guests can have workspaces: those that are forked.
+    pub fn has_workspaces(&self) -> bool {
+        matches!(&self.shared.source, Source::Zygote(launcher) if launcher.has_workspaces())
     }
 
     /// What it has seen so far.
@@ -509,13 +516,14 @@ impl Shared {
         forked
     }
 
-    /// Has another zygote started next: this one may be at fault.
+    /// Has another zygote started next: this one may be at fault. But not again and again, where that changes nothing.
     fn give_up(&self, zygote: &Arc<Zygote>) {
         let mut state = self.state();
-        if state
-            .zygote
-            .as_ref()
-            .is_some_and(|current| Arc::ptr_eq(current, zygote))
+        if zygote.age() >= MIN_AGE
+            && state
+                .zygote
+                .as_ref()
+                .is_some_and(|current| Arc::ptr_eq(current, zygote))
         {
             state.zygote = None;
         }

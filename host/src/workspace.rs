@@ -25,9 +25,11 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::fs::{
     AtFlags, Dir, FileType, FlockOperation, Gid, Mode, OFlags, Stat, Uid, fchmod, fchown, flock, fstat, mkdirat,
@@ -39,6 +41,7 @@ use sandglass::execution::{Change, FileChange};
 use self::beneath::kind;
 pub use self::tree::Usage;
 use self::tree::{Next, Version, Walked};
+use crate::users::{User, Users};
 
 /// The folder of a workspace in which the files of cells are kept.
 pub const CELLS_FOLDER: &str = ".repl";
@@ -51,6 +54,8 @@ const MAX_MARKED: usize = 200_000;
 const MAX_CHANGES: usize = sandglass::limits::MAX_CHANGED_FILES;
 /// Characters of the names of users and sessions.
 const MAX_NAME: usize = 64;
+/// For how long a descriptor may be on its way from one process to another.
+const ON_THEIR_WAY: Duration = Duration::from_millis(100);
 /// Times that a workspace is looked up again because it was removed meanwhile.
 const ATTEMPTS: u32 = 8;
 
@@ -144,7 +149,10 @@ pub struct Quota {
 impl Quota {
     /// What there is too much of, if anything.
     pub fn exceeded(&self, usage: &Usage) -> Option<String> {
-        if !usage.complete {
+        if usage.in_flight {
+            let why = "code has sent file descriptors that nobody has received, and what they keep on the disk cannot be counted";
+            Some(why.to_owned())
+        } else if !usage.complete {
             Some("its folders are deeper, or more, than can be looked at".to_owned())
         } else if usage.bytes > self.bytes {
             Some(format!("{} bytes of {}", usage.bytes, self.bytes))
@@ -156,31 +164,22 @@ impl Quota {
     }
 }
 
-/// Whom the files of guests belong to; only root can choose.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Owner {
-    /// The user's number.
-    pub uid: u32,
-    /// The group's number.
-    pub gid: u32,
-}
-
 /// All workspaces of a server: `WORKSPACE_DIR`.
 #[derive(Debug)]
 pub struct Workspaces {
     path: PathBuf,
     folder: OwnedFd,
-    owner: Option<Owner>,
+    users: Option<Users>,
     quota: Option<Quota>,
 }
 
 impl Workspaces {
-    /// Those in a folder, which is made when there is none. With an `owner`, what is made in workspaces is given to it; others than root
-    /// leave it out.
+    /// Those in a folder, which is made when there is none. With `users`, each workspace that somebody has belongs to another one of them;
+    /// others than root leave it out.
     ///
     /// # Errors
     /// [`WorkspaceError::System`], when it cannot be made.
-    pub fn open(path: &Path, owner: Option<Owner>, quota: Option<Quota>) -> Result<Self, WorkspaceError> {
+    pub fn open(path: &Path, users: Option<Users>, quota: Option<Quota>) -> Result<Self, WorkspaceError> {
         let fail = |error: io::Error| WorkspaceError::system(path.display().to_string(), error);
         std::fs::create_dir_all(path).map_err(fail)?;
         let path = path.canonicalize().map_err(fail)?;
@@ -188,7 +187,7 @@ impl Workspaces {
         Ok(Self {
             path,
             folder,
-            owner,
+            users,
             quota,
         })
     }
@@ -205,7 +204,7 @@ impl Workspaces {
         for _ in 0..ATTEMPTS {
             // Others than the owner may pass through it, but not see what is there.
             let parent = make_folder(&self.folder, user, Mode::from_raw_mode(0o711), None).map_err(fail)?;
-            let folder = match make_folder(&parent, session, Mode::RWXU, self.owner) {
+            let folder = match make_folder(&parent, session, Mode::RWXU, None) {
                 Err(Errno::NOENT) => continue, // the user's folder was removed just now
                 folder => folder.map_err(fail)?,
             };
@@ -220,13 +219,14 @@ impl Workspaces {
             if !there.is_ok_and(|stat| same(&stat)) {
                 continue;
             }
+            let owner = self.users.map(|users| users.of_workspace(&folder)).transpose();
             return Ok(Workspace {
                 path: self.path.join(user).join(session),
                 user: user.to_owned(),
                 session: session.to_owned(),
                 parent,
                 folder,
-                owner: self.owner,
+                owner: owner.map_err(|error| WorkspaceError::system(&label, error))?.flatten(),
                 quota: self.quota,
             });
         }
@@ -294,7 +294,7 @@ fn make_folder(
     parent: impl AsFd,
     name: impl AsRef<OsStr>,
     mode: Mode,
-    owner: Option<Owner>,
+    owner: Option<&User>,
 ) -> rustix::io::Result<OwnedFd> {
     let name = name.as_ref();
     let made = match mkdirat(&parent, name, mode) {
@@ -313,8 +313,13 @@ fn make_folder(
     Ok(folder)
 }
 
-fn give(file: &OwnedFd, owner: Owner) -> rustix::io::Result<()> {
-    fchown(file, Some(Uid::from_raw(owner.uid)), Some(Gid::from_raw(owner.gid)))
+fn give(file: &OwnedFd, owner: &User) -> rustix::io::Result<()> {
+    fchown(file, Some(Uid::from_raw(owner.id())), Some(Gid::from_raw(owner.id())))
+}
+
+/// Gives what in a folder belongs to one user to another. Takes as long as the disk does.
+pub(crate) fn give_all(folder: BorrowedFd<'_>, from: u32, to: u32) -> rustix::io::Result<()> {
+    tree::give(folder, from, to)
 }
 
 /// One workspace, held by one session.
@@ -325,7 +330,8 @@ pub struct Workspace {
     session: String,
     parent: OwnedFd,
     folder: OwnedFd,
-    owner: Option<Owner>,
+    /// Whom what is made in it is given to.
+    owner: Option<Arc<User>>,
     quota: Option<Quota>,
 }
 
@@ -575,9 +581,11 @@ impl Workspace {
         let mut folder = beneath::open(&self.folder, "", OFlags::RDONLY | OFlags::DIRECTORY).map_err(fail)?;
         for name in folders {
             folder =
-                make_folder(&folder, name, Mode::from_raw_mode(0o755), self.owner).map_err(|error| match error {
-                    Errno::NOTDIR => WorkspaceError::refused(path, format!("{name:?} is no folder")),
-                    error => fail(error),
+                make_folder(&folder, name, Mode::from_raw_mode(0o755), self.owner.as_deref()).map_err(|error| {
+                    match error {
+                        Errno::NOTDIR => WorkspaceError::refused(path, format!("{name:?} is no folder")),
+                        error => fail(error),
+                    }
                 })?;
         }
         match statat(&folder, *name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -589,7 +597,7 @@ impl Workspace {
             Ok(_) | Err(Errno::NOENT) => {}
             Err(error) => return Err(fail(error)),
         }
-        put(&folder, name, bytes, Mode::from_raw_mode(0o644), self.owner).map_err(fail)
+        put(&folder, name, bytes, Mode::from_raw_mode(0o644), self.owner.as_deref()).map_err(fail)
     }
 
     /// Removes a file, a link, or a folder with all that is in it.
@@ -620,19 +628,27 @@ impl Workspace {
     /// [`WorkspaceError::System`], when it cannot be read.
     pub fn usage_with(&self, processes: &[u32]) -> Result<Usage, WorkspaceError> {
         let mut usage = self.usage()?;
-        usage.bytes = usage.bytes.saturating_add(held::bytes(&self.folder, processes));
+        usage.bytes = usage.bytes.saturating_add(held::look(&self.folder, processes).bytes);
         Ok(usage)
     }
 
-    /// What a guest takes that sees all of it, the folder of the cells included: with the files that it has removed and still holds.
+    /// What a guest takes that sees all of it, the folder of the cells included: with the files that it has removed and still holds, and
+    /// whether it may hold more of them.
     ///
     /// # Errors
     /// [`WorkspaceError::System`], when it cannot be read.
     pub fn measure(&self) -> Result<Usage, WorkspaceError> {
         let usage = tree::usage(&self.folder, None);
         let mut usage = usage.map_err(|error| WorkspaceError::system("the workspace", error))?;
-        let held = held::bytes(&self.folder, &held::guests(&self.folder));
-        usage.bytes = usage.bytes.saturating_add(held);
+        let look = || held::look(&self.folder, &held::guests(&self.folder));
+        let mut held = look();
+        if held.in_flight {
+            // Who passes one on properly takes it at once.
+            std::thread::sleep(ON_THEIR_WAY);
+            held = look();
+        }
+        usage.bytes = usage.bytes.saturating_add(held.bytes);
+        usage.in_flight = held.in_flight;
         Ok(usage)
     }
 
@@ -731,7 +747,7 @@ pub(crate) fn put(
     name: impl AsRef<OsStr>,
     bytes: &[u8],
     mode: Mode,
-    owner: Option<Owner>,
+    owner: Option<&User>,
 ) -> rustix::io::Result<()> {
     let mut random = [0; 8];
     getrandom::fill(&mut random).map_err(|_| Errno::IO)?;

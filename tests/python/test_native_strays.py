@@ -244,6 +244,21 @@ def test_all_children_are_seen_to_be_killed(host: Host) -> None:
     assert host.ok("{p.wait() for p in ps}").result == "{-9}"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_child_whose_main_thread_has_ended_is_killed_all_the_same(host: Host) -> None:
+    seen = host.ok(
+        "import subprocess, sys\n"
+        "code = 'import ctypes, threading, time; threading.Thread(target=time.sleep, args=(1000,)).start(); "
+        "ctypes.CDLL(None).pthread_exit(None)'\n"
+        "p = subprocess.Popen([sys.executable, '-c', code], start_new_session=True)\n"
+        "def state(): return open(f'/proc/{p.pid}/stat').read().rpartition(') ')[2][0]\n"
+        "while state() != 'Z': pass\n"
+        "p.pid"
+    )
+    assert not is_there(int(seen.result)) and seen.stderr == ""
+    assert host.ok("p.wait()").result == "-9"
+
+
 def test_a_child_that_prints_without_end_does_not_hold_up_the_end(host: Host) -> None:
     seen = host.ok("import subprocess, time\np = subprocess.Popen(['yes'])\ntime.sleep(0.1)\np.pid")
     assert not is_there(int(seen.result)) and len(seen.stdout) < 20_000_000

@@ -106,7 +106,7 @@ impl Warm {
         Ok(match (self.pool().await?, workspace) {
             (None, _) => None,
             (Some(pool), None) => Some(pool),
-            (Some(pool), Some(_)) if !pool.has_zygote() => None,
+            (Some(pool), Some(_)) if !pool.has_workspaces() => None,
             (Some(pool), Some(workspace)) => Some(Arc::new(WithWorkspace {
                 pool,
                 workspace: workspace.to_owned(),

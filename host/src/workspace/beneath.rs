@@ -56,6 +56,13 @@ pub(super) fn open(folder: impl AsFd, path: impl AsRef<OsStr>, flags: OFlags) ->
     }
 }
 
+/// The place that a path in bytes leads to, a link itself included; nothing else is followed.
+pub(super) fn place(folder: impl AsFd, path: &[u8]) -> Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat2(folder, path, flags, Mode::empty(), resolve)
+}
+
 /// A folder that is open; it gets its mode back when it had to be changed.
 #[derive(Debug)]
 pub(super) struct Folder {

@@ -22,8 +22,8 @@ const HOLD_MS = 20;
 const MAX_HELD = 4096;
 /** Python may swallow an interrupt; it is repeated until the host's grace period is over. */
 const REPEAT_MS = 200;
-/** The signal that stands for "look here" (SIGALRM; nothing else can raise it in a browser). */
-const SIGNAL = 14;
+/** The signal that stands for "look here": the last one, which browser.py lets nobody else have. */
+const SIGNAL = 64;
 
 const canSuspend = "Suspending" in WebAssembly;
 const now = performance.now.bind(performance);

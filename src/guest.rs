@@ -46,6 +46,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("recursion.py"),
     file!("reserve.py"),
     file!("runtime.py"),
+    file!("signals.py"),
     file!("speculate/__init__.py"),
     file!("speculate/alone.py"),
     file!("speculate/entries.py"),

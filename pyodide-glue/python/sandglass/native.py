@@ -35,6 +35,7 @@ from select import POLLIN, poll
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
+import sandglass.descriptors  # noqa: F401  (what `Runtime` takes of it is there before a zygote forks)
 from sandglass.changes import Changes
 from sandglass.channel import Channel
 from sandglass.files import FileError
@@ -45,6 +46,7 @@ from sandglass.pipes import Pipes, move_up
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.pristine import from_json, to_json
 from sandglass.runtime import UNFINISHED, Runtime
+from sandglass.signals import reserve
 from sandglass.strays import Strays, adopt_orphans
 from sandglass.turns import NativeBridge
 from sandglass.values import type_name
@@ -163,6 +165,7 @@ class Guest:
             end = self._with_last_words(getattr(os, name))
             self._runtime.own(vars(os), name, end)
             self._runtime.own(vars(posix), name, end)
+        reserve(_signal.SIGVTALRM, self._runtime.own)
         self._runtime.own(vars(_thread), "start_new_thread", self._with_notice(start_new_thread))
 
     def _handle(self, request: dict[str, Any], bodies: list[Any]) -> None:

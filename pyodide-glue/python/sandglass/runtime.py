@@ -124,7 +124,7 @@ class Runtime:
         self._looks = Looks(self._namespace.globals)
         self._memo = Memo(self._namespace.globals, self._stdout, self.is_watched)
         self._has_input = False
-        #: The context variables of the user's code. They stay where the backend gives each cell a thread state of its own.
+        #: The context variables of the user's code. They stay where each cell has a thread state of its own.
         self._context = copy_context()
         self._recursion = RecursionLimit()
         self._warned = Warned()

@@ -39,9 +39,18 @@ const { timeOrigin } = performance;
 const now = performance.now.bind(performance);
 /** Bytes that wasm memory grows by. */
 const WASM_PAGE = 65536;
-/** How long saving the state by value may take, in milliseconds, and its C stack in bytes. */
+/**
+ * Bytes of the shadow stack after which Python raises RecursionError: on the worker's own stack, and on the stacks that JSPI
+ * makes for `callPromising`. scripts/stack.mjs has both stacks grow alike. Of 19 kinds of recursion, the first used up the engine's
+ * when the shadow stack had 476 kB (Chromium) and 867 kB (Firefox) on the worker's, and 903 and 877 kB on JSPI's. What is left is for the glue.
+ */
+const WORKER_STACK = 400_000;
+const JSPI_STACK = 760_000;
+/** How long saving the state by value may take, in milliseconds. */
 const STATE_MS = 2000;
-const PICKLE_STACK = 500_000;
+/** Emscripten's numbers: of an error, and of the devices /dev/tty and /dev/tty1. */
+const ENXIO = 60;
+const TERMINALS = [5, 6];
 const DAMAGED = "the snapshot that was kept is damaged";
 
 /**
@@ -84,6 +93,7 @@ export async function loadRuntime({ pyodide: assets, files: sources, snapshot: g
   }
 
   const module = /** @type {any} */ (pyodide)._module;
+  leaveTerminals(module.FS);
   const files = createFiles(module);
   libraries.begin();
   const calls = createCalls(python.CALLS, module, bridge);
@@ -214,6 +224,7 @@ async function load(wasm, witness, files, reading, proven) {
         return module;
       },
     });
+    boundStack(/** @type {any} */ (pyodide)._module);
     const limitMemory = (/** @type {number} */ bytes) => void (limit = Math.floor(bytes / WASM_PAGE) * WASM_PAGE);
     const fixSize = (/** @type {boolean} */ on) => void (fixed = on);
     return { pyodide, image: /** @type {Image} */ (image), hash, grow, limitMemory, fixSize, libraries };
@@ -223,6 +234,24 @@ async function load(wasm, witness, files, reading, proven) {
   } finally {
     WebAssembly.instantiateStreaming = instantiateStreaming;
   }
+}
+
+/** Tells Python how much stack there is: the thread that there is, and those that `callPromising` makes. @param {any} module */
+function boundStack(module) {
+  const base = module._emscripten_stack_get_base();
+  module._PyUnstable_ThreadState_SetStackProtection(module._PyThreadState_Get(), base - WORKER_STACK, WORKER_STACK);
+  module._emscripten_stack_set_limits(base, base - JSPI_STACK);
+}
+
+/**
+ * Has no terminal open from now on: Emscripten's write to the page's console, and ask the user by `prompt`.
+ * @param {any} FS
+ */
+function leaveTerminals(FS) {
+  const open = () => {
+    throw new FS.ErrnoError(ENXIO);
+  };
+  for (const major of TERMINALS) FS.registerDevice(FS.makedev(major, 0), { open });
 }
 
 /** @typedef {[encoding: Encoding, body: Uint8Array] | ["refused", why: string]} Answer */
@@ -284,15 +313,11 @@ function createCalls(calls, module, bridge) {
     findForeign: (gone) => parse(findForeign(stringify(gone))),
     /** @returns {[Uint8Array, LostVariable[]]} */
     saveState: () => {
-      // It runs the user's code, which may not end; and pickle would overflow JavaScript's stack before Python's.
-      bridge.begin(0, STATE_MS);
-      const stack = module.stackSave();
-      module.stackAlloc(stack - module._emscripten_stack_get_end() - PICKLE_STACK);
+      bridge.begin(0, STATE_MS); // it runs the user's code, which may not end
       try {
         const [state, lost] = saveState();
         return [state, parse(lost)];
       } finally {
-        module.stackRestore(stack);
         bridge.end();
       }
     },

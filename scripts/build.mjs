@@ -6,6 +6,7 @@ import { join } from "node:path";
 import * as esbuild from "esbuild";
 import { readEmscripten } from "./emscripten.mjs";
 import { root, run } from "./project.mjs";
+import { addFrames } from "./stack.mjs";
 import { assemble } from "./wat.mjs";
 
 const dev = process.argv.includes("--dev");
@@ -39,7 +40,8 @@ async function supervisor() {
 // The guest's code and files, and dist/assets.js, which tells pyodide-glue/index.js what they are.
 async function guest() {
   const pyodide = join(root, "node_modules/pyodide");
-  const files = ["pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json"];
+  const wasm = "pyodide.asm.wasm";
+  const copied = ["python_stdlib.zip", "pyodide-lock.json"];
   const [frame] = await Promise.all([
     // A text, because it stands inside the frame's document.
     script("frame.js"),
@@ -49,11 +51,12 @@ async function guest() {
     script("worker.js", { banner: { js: "self.importScripts = () => { throw null; };" } }).then((text) =>
       writeFile(join(dist, "guest.js"), text),
     ),
-    ...files.map((file) => copyFile(join(pyodide, file), join(dist, file))),
+    ...copied.map((file) => copyFile(join(pyodide, file), join(dist, file))),
+    readFile(join(pyodide, wasm)).then((bytes) => writeFile(join(dist, wasm), addFrames(bytes))),
   ]);
 
   const integrity = await Promise.all(
-    ["guest.js", ...files].map(async (file) => [file, await digest(join(dist, file))]),
+    ["guest.js", wasm, ...copied].map(async (file) => [file, await digest(join(dist, file))]),
   );
   // A page with a Content-Security-Policy allows the frame's script by this hash.
   const frameHash = `sha256-${createHash("sha256").update(frame).digest("base64")}`;

@@ -32,7 +32,7 @@ pub enum Format {
 impl From<Profile> for Format {
     fn from(profile: Profile) -> Self {
         match profile {
-            Profile::Default => Self::Default,
+            Profile::Default | Profile::RlmCore => Self::Default,
             Profile::Rlm => Self::Rlm,
             Profile::RlmLegacy => Self::RlmLegacy,
             Profile::Dspy => Self::Dspy,

@@ -10,6 +10,7 @@ macro_rules! file {
 pub const FILES: &[(&str, &str)] = &[
     file!("__init__.py"),
     file!("__main__.py"),
+    file!("bounds.py"),
     file!("bridge.py"),
     file!("browser.py"),
     file!("cell_files.py"),
@@ -17,6 +18,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("channel.py"),
     file!("container.py"),
     file!("delimiter.py"),
+    file!("descriptors.py"),
     file!("displays.py"),
     file!("errors.py"),
     file!("execution.py"),
@@ -40,6 +42,8 @@ pub const FILES: &[(&str, &str)] = &[
     file!("preload.py"),
     file!("pristine.py"),
     file!("profiles.py"),
+    file!("reading.py"),
+    file!("recursion.py"),
     file!("reserve.py"),
     file!("runtime.py"),
     file!("speculate/__init__.py"),
@@ -62,6 +66,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("tracebacks.py"),
     file!("turns.py"),
     file!("values.py"),
+    file!("warned.py"),
     file!("zygote.py"),
 ];
 

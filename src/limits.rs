@@ -86,6 +86,8 @@ pub const MAX_FILES: u32 = 10_000;
 pub const MAX_CHANGED_FILES: usize = 1_000;
 /// Bytes of a file's path.
 pub const MAX_PATH_BYTES: usize = 4_096;
+/// Bytes of the text of a path, in which a byte that is not UTF-8 takes six.
+pub const MAX_PATH_TEXT: usize = 6 * MAX_PATH_BYTES;
 /// Characters of an execution that a model is shown, as alexzhang13/rlm has it.
 pub const FEEDBACK_CHARS: u32 = 20_000;
 /// The same, as alexzhang13/rlm-minimal has it.

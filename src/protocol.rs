@@ -201,13 +201,15 @@ pub enum Profile {
     Rlm,
     /// alexzhang13/rlm up to 0.1.1a, and rlm-minimal.
     RlmLegacy,
+    /// DwayneWilkes/rlm (`@rlm/core`).
+    RlmCore,
     /// stanfordnlp/dspy's `RLM`.
     Dspy,
 }
 
 impl Profile {
     /// All there are.
-    pub const ALL: [Self; 4] = [Self::Default, Self::Rlm, Self::RlmLegacy, Self::Dspy];
+    pub const ALL: [Self; 5] = [Self::Default, Self::Rlm, Self::RlmLegacy, Self::RlmCore, Self::Dspy];
 
     /// Its public name.
     pub fn name(self) -> &'static str {
@@ -215,6 +217,7 @@ impl Profile {
             Self::Default => "default",
             Self::Rlm => "rlm",
             Self::RlmLegacy => "rlm-legacy",
+            Self::RlmCore => "rlm-core",
             Self::Dspy => "dspy",
         }
     }
@@ -229,9 +232,14 @@ impl Profile {
         self == Self::Dspy
     }
 
+    /// Whether `rlm_query` asks the sub-model where nobody answers it.
+    pub fn falls_back(self) -> bool {
+        matches!(self, Self::Rlm | Self::RlmLegacy)
+    }
+
     /// Whether Python has `SUBMIT`.
     pub fn has_submit(self) -> bool {
-        matches!(self, Self::Default | Self::Dspy)
+        matches!(self, Self::Default | Self::RlmCore | Self::Dspy)
     }
 }
 

@@ -27,6 +27,7 @@
 //!
 //! Source: CPython's `Python/marshal.c` and the documentation of the module `marshal`.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use thiserror::Error;
@@ -263,8 +264,8 @@ impl<'a> Reader<'a> {
                 Ok(build.frame(columns, index, rows))
             }
             ("opaque", 4) => {
-                let type_name = self.lossy_text()?;
-                let repr = self.lossy_text()?;
+                let type_name = self.escaped_text()?;
+                let repr = self.escaped_text()?;
                 Ok(build.opaque(&type_name, &repr))
             }
             _ => Err(DecodeError::Unknown(b'S')),
@@ -285,8 +286,10 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(self.text_bytes()?).map_err(|_| DecodeError::Unknown(b'u'))
     }
 
-    fn lossy_text(&mut self) -> Result<std::borrow::Cow<'a, str>, DecodeError> {
-        Ok(String::from_utf8_lossy(self.text_bytes()?))
+    fn escaped_text(&mut self) -> Result<Cow<'a, str>, DecodeError> {
+        let bytes = self.text_bytes()?;
+        let escaped = |_| escaped(&utf16_from_wtf8(bytes)).into();
+        Ok(std::str::from_utf8(bytes).map_or_else(escaped, Cow::Borrowed))
     }
 
     fn shape(&mut self) -> Result<Vec<u32>, DecodeError> {
@@ -383,6 +386,35 @@ pub fn utf16_from_wtf8(bytes: &[u8]) -> Vec<u16> {
         };
     }
     utf16
+}
+
+/// The first code unit of UTF-16 that is half of a character.
+pub fn lone_surrogate(utf16: &[u16]) -> Option<u16> {
+    let mut units = char::decode_utf16(utf16.iter().copied());
+    units.find_map(|unit| unit.err().map(|lone| lone.unpaired_surrogate()))
+}
+
+/// The reason for which a text with such a code unit is refused. `what` names the text.
+pub fn ill_formed(what: &str, lone: u16) -> String {
+    format!(
+        "{what} holds the lone surrogate U+{lone:04X}, which is no character and cannot be sent: leave it out, or write it as text, \
+         as text.encode(\"utf-8\", \"backslashreplace\").decode() does"
+    )
+}
+
+/// UTF-16 as text to read. A lone surrogate is written as Python escapes it: `\udc80`.
+pub fn escaped(utf16: &[u16]) -> String {
+    let mut text = String::with_capacity(utf16.len());
+    for unit in char::decode_utf16(utf16.iter().copied()) {
+        match unit {
+            Ok(char) => text.push(char),
+            Err(lone) => {
+                // Writing to a String cannot fail.
+                let _ = write!(text, "\\u{:04x}", lone.unpaired_surrogate());
+            }
+        }
+    }
+    text
 }
 
 /// Writes values. The caller keeps to the grammar: after [`Writer::list`] come that many values, and so on.

@@ -326,6 +326,7 @@ impl Bench {
             limits: limits(),
             max_state_bytes: 50 << 20,
             max_file_bytes: 1 << 20,
+            afterwards: Duration::from_secs(20),
         };
         let run = async |code: &str, state: Option<String>, capture_state: bool| -> Result<_, Failure> {
             pool.warm(PATIENCE).await?;

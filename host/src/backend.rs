@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cgroup::Bounds;
 use crate::guest::Guest;
+use crate::users::Users;
 
 /// A future that can be sent between threads.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -160,6 +161,8 @@ pub struct Settings {
     pub ahead: bool,
     /// Whether `auto` may come down to a plain process.
     pub allow_subprocess: bool,
+    /// The user ids that guests get, one each, where the host is root. In bubblewrap and Docker.
+    pub guest_users: Users,
 }
 
 /// Which Jupyter kernel runs guests.

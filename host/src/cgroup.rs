@@ -214,6 +214,13 @@ impl Watched {
         place::candidates(&mounts, &groups).into_iter().next().map(Self)
     }
 
+    /// Bounds what whoever made it has not: sockets.
+    pub fn bound_sockets(&self) {
+        if let Some(setting) = self.0.sockets() {
+            let _ = write(&setting.file, &setting.value); // only root can
+        }
+    }
+
     /// What has happened in it since it was made. None once it is gone.
     pub fn events(&self) -> Option<Events> {
         let events = self.0.events();

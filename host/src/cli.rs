@@ -8,7 +8,9 @@ use crate::rlm::clean;
 use sandglass::session::ToResult;
 
 use crate::sandbox::ExecuteOptions;
-use crate::{BackendKind, Error, Execution, KernelSettings, Limits, Outcome, Sandbox, Settings, Stream, Value, doctor};
+use crate::{
+    BackendKind, Error, Execution, KernelSettings, Limits, Outcome, Sandbox, Settings, Stream, Users, Value, doctor,
+};
 
 /// The status of a program whose code failed.
 const FAILED: u8 = 1;
@@ -33,6 +35,9 @@ pub struct GuestArgs {
     /// The runtime of Docker guests, such as runsc.
     #[arg(long, env = "SANDGLASS_DOCKER_RUNTIME", value_name = "NAME")]
     pub runtime: Option<String>,
+    /// User ids that guests get, one each, where this program runs as root. Nothing else on the machine may use them.
+    #[arg(long, env = "SANDGLASS_GUEST_USERS", default_value_t, value_name = "FIRST:COUNT")]
+    pub guest_users: Users,
 }
 
 impl GuestArgs {
@@ -42,6 +47,7 @@ impl GuestArgs {
             python: self.python.clone(),
             image: self.image.clone(),
             runtime: self.runtime.clone(),
+            guest_users: self.guest_users,
             ..Settings::default()
         }
     }
@@ -220,11 +226,7 @@ pub async fn execute(sandbox: &Sandbox, code: String) -> Result<Execution, Strin
         show(Stream::Stdout, &format!("{result}\n"));
     }
     if let Some(last) = &run.final_answer {
-        let text = match &last.value {
-            Value::Str(text) => text.clone(),
-            value => value.to_json().to_string(),
-        };
-        show(Stream::Stdout, &format!("{text}\n"));
+        show(Stream::Stdout, &format!("{}\n", last.value.to_text()));
     }
     if let Some(error) = &run.error {
         let traceback = run.traceback.as_deref().unwrap_or_default();

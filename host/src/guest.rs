@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -42,6 +43,9 @@ pub struct Plan {
     pub file_bytes: u64,
     /// Whether it is told on [`CONTROL_FD`] to make copies of itself.
     pub forks: bool,
+    /// The ids of the user namespace that the program makes, as the kernel reads them: it tells on [`INFO_FD`] of the process that is in
+    /// it, and waits on [`MAPPED_FD`] until it has them. Without these the program sees to it itself.
+    pub id_map: Option<String>,
     /// Bytes of a compiled filter of system calls, for the program to read from the file descriptor [`FILTER_FD`].
     pub filter: Option<Vec<u8>>,
 }
@@ -54,6 +58,11 @@ pub const CONTROL_FD: i32 = 6;
 pub const FILTER_FD: i32 = 4;
 /// Where the program waits for the word to begin, before it is the program.
 const GATE_FD: i32 = 5;
+
+/// Where bubblewrap tells which process is in its user namespace.
+pub const INFO_FD: i32 = 7;
+/// Where it waits until that namespace has ids.
+pub const MAPPED_FD: i32 = 8;
 
 /// How a guest ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -208,9 +217,24 @@ impl Guest {
         self
     }
 
+    /// The same for as long as there are copies of it, too.
+    #[must_use]
+    pub(crate) fn keep_with_copies(mut self, what: Option<Arc<dyn Any + Send + Sync>>) -> Self {
+        if let Some(what) = what {
+            self.forker = self.forker.map(|forker| forker.keep(Arc::clone(&what)));
+            self.kept.push(Box::new(what));
+        }
+        self
+    }
+
     /// Whether it still runs, as far as that shows without waiting.
     pub fn is_alive(&mut self) -> bool {
-        self.process.wait().now_or_never().is_none()
+        self.exit().is_none()
+    }
+
+    /// How it ended, if it has, as far as that shows without waiting.
+    pub fn exit(&mut self) -> Option<Exit> {
+        self.process.wait().now_or_never()
     }
 
     /// Ends it, and waits until nothing is left of it.

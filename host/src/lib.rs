@@ -24,6 +24,7 @@
 //! | [`notebook`] | cells, and the files that describe them |
 //! | [`kernel`] | a Jupyter kernel |
 //! | [`rlm`] | the controller of a Recursive Language Model |
+//! | [`users`] | a user id for each guest of a host that is root |
 //! | [`workspace`] | the folders that guests work in |
 //! | [`doctor`] | what each backend can do on this machine |
 //! | [`cli`], [`repl`] | the commands of the program |
@@ -53,6 +54,7 @@ pub mod sandbox;
 pub mod seccomp;
 pub mod server;
 pub mod stateless;
+pub mod users;
 pub mod value;
 pub mod workspace;
 pub mod zygote;
@@ -67,4 +69,5 @@ pub use sandbox::{
 pub use sandglass::execution::{CodeExecution, Killer, Outcome, StateStatus};
 pub use sandglass::protocol::Stream;
 pub use sandglass::{BudgetLimits, Error, Limits, PROTOCOL_VERSION, Profile};
+pub use users::Users;
 pub use value::Value;

@@ -15,14 +15,14 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex as AsyncMutex, Notify};
 
 use crate::backend::{BackendKind, BoxFuture, Launcher, Resources};
-use crate::guest::Guest;
+use crate::guest::{Exit, Guest};
 use crate::zygote::Zygote;
 
 /// What somebody gets who finds the pool empty.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WhenEmpty {
-    /// The next guest that is ready.
+    /// The next guest that is ready. While none can be made, one that is started for it alone.
     #[default]
     Wait,
     /// A guest that is started for it alone, and imports for itself.
@@ -116,6 +116,11 @@ pub enum Source {
 pub trait ZygoteLauncher: Send + Sync + 'static {
     /// Starts one, and waits until it is ready.
     fn launch(&self) -> BoxFuture<'_, Result<Arc<Zygote>, Error>>;
+
+    /// Whether guests can have folders of theirs on the disk.
+    fn has_workspaces(&self) -> bool {
+        true
+    }
 }
 
 /// What a pool has seen.
@@ -140,6 +145,9 @@ pub struct PoolStats {
     pub died: u64,
     /// Guests that could not be made.
     pub failed: u64,
+    /// Why the last one could not be made or has died at once, until one is there again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
     /// Zygotes that were started.
     pub zygotes: u64,
     /// Milliseconds that the last zygote took to be ready.
@@ -158,7 +166,9 @@ const BOUNDS: [f64; 10] = [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.01, 0.0
 const TICK: Duration = Duration::from_secs(1);
 /// Another guest is made so long after one was taken while others wait: making it takes a processor from the first one's work.
 const HEAD_START: Duration = Duration::from_millis(25);
-/// How long to wait after a guest that could not be made.
+/// A zygote that is younger is not given up because a fork has failed.
+const MIN_AGE: Duration = Duration::from_secs(60);
+/// How long to wait after a guest that could not be made, or has died while it waited.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// See the [module](self). It is looked after for as long as it is there.
@@ -188,10 +198,46 @@ struct State {
     level: usize,
     has_ended: bool,
     calm_since: Option<Instant>,
-    /// Why the last guest could not be made.
+    /// Why the last guest could not be made; nothing once another one has lived.
     failure: Option<Error>,
+    /// How the last one died that did while it waited, likewise.
+    death: Option<Error>,
     stats: PoolStats,
     counts: [u64; BOUNDS.len()],
+}
+
+impl State {
+    /// Counts a guest that was made, or not.
+    fn note(&mut self, begin: Instant, made: &Result<Guest, Error>) {
+        match made {
+            Ok(_) => {
+                self.failure = None;
+                self.stats.made += 1;
+                self.stats.make_ms = ms(begin.elapsed());
+            }
+            Err(error) => {
+                self.stats.failed += 1;
+                self.failure = Some(error.clone());
+            }
+        }
+    }
+
+    /// Counts a guest that died while it waited. The next one may do so as well.
+    fn bury(&mut self, exit: &Exit) {
+        self.stats.died += 1;
+        self.death = Some(Error::BootFailed(format!("a guest that waited has ended: {exit}")));
+    }
+
+    /// A guest lives: the next ones may as well.
+    fn recover(&mut self) {
+        self.failure = None;
+        self.death = None;
+    }
+
+    /// Why there may never be another guest.
+    fn problem(&self) -> Option<&Error> {
+        self.failure.as_ref().or(self.death.as_ref())
+    }
 }
 
 impl fmt::Debug for Pool {
@@ -270,13 +316,25 @@ impl Pool {
     /// # Errors
     /// Why there is none. [`Error::BackendUnavailable`] without a zygote.
     pub async fn acquire_with_workspace(&self, workspace: &str) -> Result<Guest, Error> {
-        let Source::Zygote(launcher) = &self.shared.source else {
+        let (true, Source::Zygote(launcher)) = (self.has_workspaces(), &self.shared.source) else {
             return Err(Error::BackendUnavailable(
                 "guests of this pool have no workspaces".to_owned(),
             ));
         };
-        let zygote = self.shared.zygote(launcher).await?;
-        zygote.fork(&self.shared.settings.resources, Some(workspace)).await
+        let begin = Instant::now();
+        let forked = self.shared.fork(launcher, Some(workspace)).await;
+        let mut state = self.shared.state();
+        state.note(begin, &forked);
+        if forked.is_ok() {
+            state.recover();
+        }
+        drop(state);
+        forked
+    }
+
+    /// Counts a guest that was started cold because this pool had none.
+    pub(crate) fn went_cold(&self) {
+        self.shared.state().stats.cold += 1;
     }
 
     /// Ends the guests that wait, and makes no more. Dropping the pool ends them as well, but nobody knows when.
@@ -289,9 +347,9 @@ impl Pool {
         shared.end_spares().await;
     }
 
-    /// Whether its guests are forked, and so can have workspaces.
-    pub fn has_zygote(&self) -> bool {
-        matches!(self.shared.source, Source::Zygote(_))
+    /// Whether its guests can have workspaces: those that are forked.
+    pub fn has_workspaces(&self) -> bool {
+        matches!(&self.shared.source, Source::Zygote(launcher) if launcher.has_workspaces())
     }
 
     /// What it has seen so far.
@@ -306,6 +364,7 @@ impl Pool {
             spares: state.spares.len(),
             level: state.level,
             empty: self.shared.empty.load(Ordering::Relaxed),
+            problem: state.problem().map(ToString::to_string),
             acquire_seconds: bounds.collect(),
             ..state.stats.clone()
         }
@@ -347,10 +406,19 @@ impl Shared {
                 state.level = (state.level * 2).clamp(1, self.settings.max_spares.max(1));
             }
             self.wanted.notify_one();
-            match self.settings.when_empty {
+            let when_empty = match self.settings.when_empty {
+                // There may never be another one.
+                WhenEmpty::Wait if self.state().problem().is_some() => WhenEmpty::Cold,
+                when_empty => when_empty,
+            };
+            match when_empty {
                 WhenEmpty::Refuse => {
                     self.state().stats.refused += 1;
-                    return Err(Unavailable::Empty("no guest is ready".to_owned()));
+                    let why = self.state().problem().map(|why| format!(" ({why})"));
+                    return Err(Unavailable::Empty(format!(
+                        "no guest is ready{}",
+                        why.unwrap_or_default()
+                    )));
                 }
                 WhenEmpty::Cold => {
                     self.state().stats.cold += 1;
@@ -360,11 +428,9 @@ impl Shared {
             }
             let left = self.settings.max_wait.saturating_sub(begin.elapsed());
             if tokio::time::timeout(left, arrived).await.is_err() {
-                let why = self.state().failure.as_ref().map(|why| format!(" ({why})"));
                 return Err(Unavailable::Empty(format!(
-                    "no guest was ready within {} s{}",
-                    self.settings.max_wait.as_secs(),
-                    why.unwrap_or_default()
+                    "no guest was ready within {} s",
+                    self.settings.max_wait.as_secs()
                 )));
             }
         }
@@ -373,13 +439,15 @@ impl Shared {
     fn take(&self) -> Option<Guest> {
         let mut state = self.state();
         while let Some(mut guest) = state.spares.pop_front() {
-            if guest.is_alive() {
+            if let Some(exit) = guest.exit() {
+                state.bury(&exit);
+            } else {
+                state.recover();
                 state.calm_since = Some(Instant::now());
                 drop(state);
                 self.wanted.notify_one();
                 return Some(guest);
             }
-            state.stats.died += 1;
         }
         None
     }
@@ -435,24 +503,27 @@ impl Shared {
     async fn make(&self) -> Result<Guest, Error> {
         match &self.source {
             Source::Fresh(launcher) => launcher.launch().await,
-            Source::Zygote(launcher) => {
-                let zygote = self.zygote(launcher).await?;
-                let forked = zygote.fork(&self.settings.resources, None).await;
-                if forked.is_err() {
-                    self.give_up(&zygote);
-                }
-                forked
-            }
+            Source::Zygote(launcher) => self.fork(launcher, None).await,
         }
     }
 
-    /// Has another zygote started next: this one may be at fault.
+    async fn fork(&self, launcher: &Arc<dyn ZygoteLauncher>, workspace: Option<&str>) -> Result<Guest, Error> {
+        let zygote = self.zygote(launcher).await?;
+        let forked = zygote.fork(&self.settings.resources, workspace).await;
+        if forked.is_err() {
+            self.give_up(&zygote);
+        }
+        forked
+    }
+
+    /// Has another zygote started next: this one may be at fault. But not again and again, where that changes nothing.
     fn give_up(&self, zygote: &Arc<Zygote>) {
         let mut state = self.state();
-        if state
-            .zygote
-            .as_ref()
-            .is_some_and(|current| Arc::ptr_eq(current, zygote))
+        if zygote.age() >= MIN_AGE
+            && state
+                .zygote
+                .as_ref()
+                .is_some_and(|current| Arc::ptr_eq(current, zygote))
         {
             state.zygote = None;
         }
@@ -466,11 +537,20 @@ impl Shared {
     /// Makes one guest if one is missing; how long to rest after that.
     async fn refill(&self) -> Duration {
         let _making = self.making.lock().await;
+        let some_died;
         {
             let mut state = self.state();
-            let before = state.spares.len();
-            state.spares.retain_mut(Guest::is_alive);
-            state.stats.died += (before - state.spares.len()) as u64;
+            let died = state.stats.died;
+            for mut guest in std::mem::take(&mut state.spares) {
+                match guest.exit() {
+                    None => state.spares.push_back(guest),
+                    Some(exit) => state.bury(&exit),
+                }
+            }
+            some_died = state.stats.died > died;
+            if !some_died && !state.spares.is_empty() {
+                state.recover();
+            }
             let now = Instant::now();
             if now.duration_since(*state.calm_since.get_or_insert(now)) >= self.settings.calm {
                 state.calm_since = Some(now);
@@ -487,18 +567,14 @@ impl Shared {
         let begin = Instant::now();
         let made = self.make().await;
         let mut state = self.state();
+        state.note(begin, &made);
         let rest = match made {
             Ok(guest) => {
-                state.stats.made += 1;
-                state.stats.make_ms = ms(begin.elapsed());
-                state.failure = None;
                 state.spares.push_back(guest.waited());
-                Duration::ZERO
+                if some_died { PAUSE } else { Duration::ZERO }
             }
             Err(error) => {
                 tracing::warn!(%error, "a guest for the pool could not be made");
-                state.stats.failed += 1;
-                state.failure = Some(error);
                 PAUSE
             }
         };

@@ -434,7 +434,7 @@ impl Sandbox {
     /// The dicts of a list.
     async fn records<T: for<'a> Deserialize<'a>>(&self, command: Command<Payload>) -> Result<Vec<T>, Error> {
         let value = Value::decode(&self.value(command).await?)?.unwrap_or_default();
-        serde_json::from_value(value.to_json())
+        serde_json::from_value(value.readable().to_json())
             .map_err(|error| Error::Protocol(format!("a list that is not as it should be: {error}")))
     }
 }

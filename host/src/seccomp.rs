@@ -77,12 +77,27 @@ const REFUSED: &[&str] = &[
 
 /// More of them that only `x86_64` has.
 const REFUSED_X86_64: &[&str] = &["iopl", "ioperm", "modify_ldt", "uselib", "ustat", "sysfs"];
+/// More of those in [`ABSENT`] that only `x86_64` has.
+const ABSENT_X86_64: &[&str] = &["inotify_init"];
 
 /// Calls that libraries try and do without.
 const ABSENT: &[&str] = &[
     "io_uring_setup",
     "io_uring_enter",
     "io_uring_register",
+    // Of these there is one number for the whole machine (`aio-nr`), root's included.
+    "io_setup",
+    "io_destroy",
+    "io_submit",
+    "io_cancel",
+    "io_getevents",
+    "io_pgetevents",
+    // By these a guest would see which programs the host runs, as they share `/usr`. Who watches files looks at them in turn then.
+    "inotify_init1",
+    "inotify_add_watch",
+    "inotify_rm_watch",
+    // The same by which parts of a program are in memory.
+    "cachestat",
     // Its flags are in memory, where a filter cannot look: glibc falls back to `clone`.
     "clone3",
     "statmount",
@@ -105,6 +120,9 @@ const NAMESPACES: [u64; 7] = [
 
 /// `TIOCSTI`, `TIOCLINUX`, `TIOCCONS`, `TIOCSETD`: typing into a terminal, and taking it over.
 const TERMINAL: [u64; 4] = [0x5412, 0x541c, 0x541d, 0x5423];
+
+/// `F_NOTIFY`: an older way to hear of what happens in a folder.
+const FOLDER_NOTICES: u64 = 1026;
 
 /// `AF_UNIX`, `AF_INET`, `AF_INET6`. The latter two reach nobody but the guest itself: its network has a loopback only.
 const FAMILIES: [u64; 3] = [1, 2, 10];
@@ -148,7 +166,7 @@ fn compile(arch: &str) -> Result<BpfProgram, String> {
     for (at, step) in first.into_iter().enumerate() {
         program.push(if is_allow(&step) { jump(length - at - 1)? } else { step });
     }
-    program.extend(part(target, ENOSYS, absent())?);
+    program.extend(part(target, ENOSYS, absent(arch))?);
     Ok(program)
 }
 
@@ -218,6 +236,7 @@ fn refused(arch: &str) -> Vec<Value> {
     for command in TERMINAL {
         rules.push(json!({ "syscall": "ioctl", "args": [argument(1, json!("eq"), command)] }));
     }
+    rules.push(json!({ "syscall": "fcntl", "args": [argument(1, json!("eq"), FOLDER_NOTICES)] }));
     rules.push(json!({ "syscall": "socket", "args": none_of(0, json!("ne"), &FAMILIES) }));
     // Of a value that is masked seccompiler knows "equal" only: all other types are named.
     for kind in (0..=TYPE_MASK).filter(|kind| !TYPES.contains(kind)) {
@@ -229,8 +248,13 @@ fn refused(arch: &str) -> Vec<Value> {
     rules
 }
 
-fn absent() -> Vec<Value> {
-    ABSENT.iter().map(|name| json!({ "syscall": name })).collect()
+fn absent(arch: &str) -> Vec<Value> {
+    let more = if arch == "x86_64" { ABSENT_X86_64 } else { &[] };
+    ABSENT
+        .iter()
+        .chain(more)
+        .map(|name| json!({ "syscall": name }))
+        .collect()
 }
 
 /// The kernel reads all of these arguments as 32 bits, whatever the upper half of the register holds.
@@ -320,7 +344,7 @@ mod tests {
         let count = |answer| answers.iter().filter(|given| **given == answer).count();
         // clone (all flags), socket, socketpair; ioctl and personality are asked for nothing bad.
         assert_eq!(count(errno(EPERM)), REFUSED.len() + REFUSED_X86_64.len() + 3);
-        assert_eq!(count(errno(ENOSYS)), ABSENT.len());
+        assert_eq!(count(errno(ENOSYS)), ABSENT.len() + ABSENT_X86_64.len());
         assert_eq!(count(ALLOW) + count(errno(EPERM)) + count(errno(ENOSYS)), answers.len());
     }
 
@@ -348,6 +372,21 @@ mod tests {
         assert_eq!(x86_64(IOCTL, &[0, 0x5412]), errno(EPERM));
         assert_eq!(x86_64(IOCTL, &[0, 0xffff_ffff_0000_5412]), errno(EPERM));
         assert_eq!(x86_64(IOCTL, &[0, 0x541c]), errno(EPERM));
+    }
+
+    #[test]
+    fn nobody_hears_of_what_happens_in_folders() {
+        const FCNTL: u32 = 72;
+        for (command, answer) in [
+            (1, ALLOW),           // F_GETFD
+            (6, ALLOW),           // F_SETLK
+            (1024, ALLOW),        // F_SETLEASE: of own files only
+            (1026, errno(EPERM)), // F_NOTIFY
+            (1 << 32 | 1026, errno(EPERM)),
+            (1031, ALLOW), // F_SETPIPE_SZ
+        ] {
+            assert_eq!(x86_64(FCNTL, &[0, command]), answer, "{command}");
+        }
     }
 
     #[test]

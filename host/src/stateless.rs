@@ -5,12 +5,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use sandglass::execution::{Change, CodeExecution, Outcome};
 use sandglass::{Error, Limits};
 use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, timeout_at};
 
 use crate::backend::{BackendKind, BoxFuture, Launcher};
 use crate::guest::Guest;
@@ -20,6 +22,9 @@ use crate::sandbox::{ExecuteOptions, Sandbox};
 pub const TIMED_OUT: i32 = 124;
 /// The exit code of a run that was killed, as shells have it.
 pub const KILLED: i32 = 137;
+
+/// Milliseconds that code has at least, where opening its state took all.
+const LEAST_MS: f64 = 1.0;
 
 /// What to run.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -33,7 +38,7 @@ pub struct Request {
     /// Whether the response is to hold the state.
     #[serde(default)]
     pub capture_state: bool,
-    /// Seconds of guest time, where it is not the server's `timeout`.
+    /// Seconds of guest time, opening the state included, where it is not the server's `timeout`.
     #[serde(default)]
     pub timeout: Option<f64>,
 }
@@ -73,6 +78,8 @@ pub struct Bounds {
     pub max_state_bytes: u64,
     /// Bytes of all files that are fetched from the guest when it is done.
     pub max_file_bytes: u64,
+    /// The time for its state and its files, all together, to be fetched when it is done.
+    pub afterwards: Duration,
 }
 
 /// Runs code in a guest that nobody has had and nobody will have.
@@ -122,6 +129,10 @@ impl Launcher for OneGuest {
 }
 
 async fn answer(sandbox: &Sandbox, bounds: &Bounds, request: Request) -> Result<(Response, Vec<RunFile>), Error> {
+    let timeout_ms = request
+        .timeout
+        .map_or(bounds.limits.timeout_ms, |seconds| seconds * 1_000.0);
+    let begin = Instant::now();
     if let Some(state) = request.state {
         // What base64 holds is opened in the guest only.
         let opened = match STANDARD.decode(state) {
@@ -129,12 +140,17 @@ async fn answer(sandbox: &Sandbox, bounds: &Bounds, request: Request) -> Result<
             Err(_) => Err(Error::invalid("state", "is no base64; nothing was run")),
         };
         if let Err(error) = opened {
-            let exit_code = if is_gone(&error) { KILLED } else { 1 };
+            let exit_code = match &error {
+                Error::Timeout(_) => TIMED_OUT,
+                error if is_gone(error) => KILLED,
+                _ => 1,
+            };
             return Ok((not_run("StateError", &error, exit_code), Vec::new()));
         }
     }
+    let left_ms = timeout_ms - begin.elapsed().as_secs_f64() * 1_000.0;
     let options = ExecuteOptions {
-        timeout_ms: request.timeout.map(|seconds| seconds * 1_000.0),
+        timeout_ms: Some(left_ms.max(LEAST_MS)),
         ..ExecuteOptions::default()
     };
     let execution = match sandbox.execute_with(request.code, options).await {
@@ -149,8 +165,11 @@ async fn answer(sandbox: &Sandbox, bounds: &Bounds, request: Request) -> Result<
     if execution.state.status != sandglass::execution::StateStatus::Kept {
         return Ok((response, Vec::new()));
     }
+    // To write the state and to read files may run the user's code as well.
+    let deadline = Instant::now() + bounds.afterwards;
     if request.capture_state {
-        match sandbox.capture_state(bounds.max_state_bytes).await {
+        let captured = timeout_at(deadline, sandbox.capture_state(bounds.max_state_bytes)).await;
+        match captured.unwrap_or_else(|_| Err(Error::Timeout("it could not be written in time".to_owned()))) {
             Ok(state) => response.state = Some(STANDARD.encode(state)),
             Err(error) => {
                 let why = match error {
@@ -175,7 +194,7 @@ async fn answer(sandbox: &Sandbox, bounds: &Bounds, request: Request) -> Result<
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
         let fits = size.is_some_and(|size| size <= left as f64);
         if fits
-            && let Ok(data) = sandbox.read_file(path.clone()).await
+            && let Ok(Ok(data)) = timeout_at(deadline, sandbox.read_file(path.clone())).await
             && let Some(rest) = left.checked_sub(data.len() as u64)
         {
             left = rest;

@@ -3,6 +3,7 @@
 //! | Python | [`Value`] | JSON |
 //! |---|---|---|
 //! | `None`, bool, str | `None`, `Bool`, `Str` | `null`, a boolean, a string |
+//! | str with lone surrogates | `IllFormedStr` | `{"$str": JSON}`: the JSON of the string, to be read by a parser that keeps them |
 //! | int | `Int`; `BigInt` past 64 bits | a number; `{"$bigint": "…"}` past 2^53 |
 //! | float | `Float` | a number with a point or an exponent; `{"$float": "nan"}`, `"inf"` and `"-inf"` |
 //! | bytes | `Bytes` | `{"$bytes": base64}` |
@@ -17,7 +18,7 @@
 //!
 //! A dict whose only key is a str that begins with `$` is written as `$map`, so that nothing is taken for something else.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -26,7 +27,10 @@ use sandglass::Error;
 use sandglass::limits::{MAX_STRUCTURED_BYTES, MAX_VALUE_DEPTH};
 use sandglass::protocol::Encoding;
 use sandglass::session::{Body, Encoded};
-use sandglass::value::{Build, MAX_DECIMAL_HEX_DIGITS, Writer, int_text, read};
+use sandglass::value::{
+    Build, MAX_DECIMAL_HEX_DIGITS, Writer, escaped, int_text, read, utf16_from_wtf8, wtf8_from_utf16,
+};
+use serde::de::{Deserialize, Deserializer, Visitor};
 use serde_json::{Map, Number, json};
 
 /// A Python value, outside of Python.
@@ -43,8 +47,10 @@ pub enum Value {
     BigInt(String),
     /// A float.
     Float(f64),
-    /// A str. Lone surrogates become U+FFFD.
+    /// A str.
     Str(String),
+    /// A str that holds lone surrogates, as UTF-16. Two of them that make a character become it.
+    IllFormedStr(Vec<u16>),
     /// Bytes.
     Bytes(Vec<u8>),
     /// A list.
@@ -106,6 +112,7 @@ impl Value {
         let (encoding, body) = match self {
             Self::None => (Encoding::None, Vec::new()),
             Self::Str(text) => (Encoding::Text, text.into_bytes()),
+            Self::IllFormedStr(utf16) => (Encoding::Text, wtf8_from_utf16(&utf16)),
             Self::Bytes(bytes) => (Encoding::Bytes, bytes),
             value => {
                 let mut encoder = Encoder {
@@ -143,7 +150,10 @@ impl Value {
             Encoding::Missing => return Ok(None),
             Encoding::None => Self::None,
             Encoding::Bytes | Encoding::File => Self::Bytes(body.to_vec()),
-            Encoding::Text => Self::Str(lossy(body)),
+            Encoding::Text => match std::str::from_utf8(body) {
+                Ok(text) => Self::Str(text.to_owned()),
+                Err(_) => text_of(&utf16_from_wtf8(body)),
+            },
             Encoding::Marshal | Encoding::Tagged => {
                 let (size, most) = (body.len(), MAX_STRUCTURED_BYTES);
                 if size > most as usize {
@@ -180,6 +190,7 @@ impl Value {
                 serde_json::Value::Number,
             ),
             Self::Str(text) => json!(text),
+            Self::IllFormedStr(utf16) => json!({ "$str": json_of(utf16) }),
             Self::Bytes(bytes) => json!({ "$bytes": BASE64.encode(bytes) }),
             Self::List(items) | Self::Tuple(items) => json!(all(items)),
             Self::Set(items) => json!({ "$set": all(items) }),
@@ -232,6 +243,31 @@ impl Value {
                 Self::Dict(entries.collect::<Result<_, Error>>()?)
             }
         })
+    }
+
+    /// The same with every str as text to read: lone surrogates are written as Python escapes them.
+    #[must_use]
+    pub(crate) fn readable(self) -> Self {
+        let all = |items: Vec<Self>| items.into_iter().map(Self::readable).collect();
+        match self {
+            Self::IllFormedStr(utf16) => Self::Str(escaped(&utf16)),
+            Self::List(items) => Self::List(all(items)),
+            Self::Tuple(items) => Self::Tuple(all(items)),
+            Self::Dict(entries) => {
+                let entries = entries.into_iter();
+                Self::Dict(entries.map(|(key, value)| (key.readable(), value.readable())).collect())
+            }
+            other => other,
+        }
+    }
+
+    /// As text for people: a str as it is, anything else as JSON.
+    pub(crate) fn to_text(&self) -> String {
+        match self {
+            Self::Str(text) => text.clone(),
+            Self::IllFormedStr(utf16) => escaped(utf16),
+            other => other.to_json().to_string(),
+        }
     }
 
     /// The text of a str.
@@ -289,6 +325,11 @@ fn special(kind: &str, content: serde_json::Value) -> Result<Value, Error> {
     };
     Ok(match kind {
         "$bytes" => Value::Bytes(binary(Some(&content))?),
+        "$str" => {
+            let json = text(Some(&content))?;
+            let Wtf8(wtf8) = serde_json::from_str(&json).map_err(|_| wrong("the JSON of a string"))?;
+            text_of(&utf16_from_wtf8(&wtf8))
+        }
         "$bigint" => {
             let digits = text(Some(&content))?;
             hex_of(&digits).ok_or_else(|| wrong("an integer as text"))?;
@@ -360,6 +401,7 @@ impl Encoder<'_> {
             },
             Value::Float(value) => self.writer.float(*value),
             Value::Str(text) => self.writer.text(text),
+            Value::IllFormedStr(utf16) => self.writer.ill_formed_text(utf16),
             Value::Bytes(bytes) => self.writer.bytes(bytes),
             Value::List(items) => {
                 self.writer.list(items.len());
@@ -438,7 +480,7 @@ impl Build for Builder {
     }
 
     fn ill_formed_text(&mut self, utf16: &[u16]) -> Value {
-        Value::Str(String::from_utf16_lossy(utf16))
+        text_of(utf16)
     }
 
     fn bytes(&mut self, value: &[u8]) -> Value {
@@ -493,11 +535,47 @@ impl Build for Builder {
     }
 }
 
-/// UTF-8 that may hold lone surrogates, as text.
-fn lossy(bytes: &[u8]) -> String {
-    match std::str::from_utf8(bytes) {
-        Ok(text) => text.to_owned(),
-        Err(_) => String::from_utf16_lossy(&sandglass::value::utf16_from_wtf8(bytes)),
+/// UTF-16 that may hold lone surrogates, as a str.
+fn text_of(utf16: &[u16]) -> Value {
+    String::from_utf16(utf16).map_or_else(|_| Value::IllFormedStr(utf16.to_owned()), Value::Str)
+}
+
+/// The JSON of a string that may hold lone surrogates.
+fn json_of(utf16: &[u16]) -> String {
+    let mut json = String::from("\"");
+    for unit in char::decode_utf16(utf16.iter().copied()) {
+        // Writing to a String cannot fail.
+        let _ = match unit {
+            Ok(char @ ('"' | '\\')) => write!(json, "\\{char}"),
+            Ok(char @ ..' ') => write!(json, "\\u{:04x}", u32::from(char)),
+            Ok(char) => write!(json, "{char}"),
+            Err(lone) => write!(json, "\\u{:04x}", lone.unpaired_surrogate()),
+        };
+    }
+    json.push('"');
+    json
+}
+
+/// A string of JSON, which serde_json reads with its lone surrogates where it is asked for bytes.
+struct Wtf8(Vec<u8>);
+
+impl<'de> Deserialize<'de> for Wtf8 {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Bytes;
+
+        impl Visitor<'_> for Bytes {
+            type Value = Wtf8;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a string")
+            }
+
+            fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Wtf8, E> {
+                Ok(Wtf8(bytes.to_owned()))
+            }
+        }
+
+        deserializer.deserialize_bytes(Bytes)
     }
 }
 

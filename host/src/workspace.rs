@@ -10,21 +10,26 @@
 //! |---|---|
 //! | `beneath` | paths that lead down only, and what may be opened |
 //! | `tree` | walking, measuring, comparing and removing |
+//! | `names` | names that are not UTF-8 |
 //! | `held` | files without a name that somebody still has open |
 
 mod beneath;
 mod held;
+mod names;
 mod tree;
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::fs::{
     AtFlags, Dir, FileType, FlockOperation, Gid, Mode, OFlags, Stat, Uid, fchmod, fchown, flock, fstat, mkdirat,
@@ -36,6 +41,7 @@ use sandglass::execution::{Change, FileChange};
 use self::beneath::kind;
 pub use self::tree::Usage;
 use self::tree::{Next, Version, Walked};
+use crate::users::{User, Users};
 
 /// The folder of a workspace in which the files of cells are kept.
 pub const CELLS_FOLDER: &str = ".repl";
@@ -48,6 +54,8 @@ const MAX_MARKED: usize = 200_000;
 const MAX_CHANGES: usize = sandglass::limits::MAX_CHANGED_FILES;
 /// Characters of the names of users and sessions.
 const MAX_NAME: usize = 64;
+/// For how long a descriptor may be on its way from one process to another.
+const ON_THEIR_WAY: Duration = Duration::from_millis(100);
 /// Times that a workspace is looked up again because it was removed meanwhile.
 const ATTEMPTS: u32 = 8;
 
@@ -141,7 +149,10 @@ pub struct Quota {
 impl Quota {
     /// What there is too much of, if anything.
     pub fn exceeded(&self, usage: &Usage) -> Option<String> {
-        if !usage.complete {
+        if usage.in_flight {
+            let why = "code has sent file descriptors that nobody has received, and what they keep on the disk cannot be counted";
+            Some(why.to_owned())
+        } else if !usage.complete {
             Some("its folders are deeper, or more, than can be looked at".to_owned())
         } else if usage.bytes > self.bytes {
             Some(format!("{} bytes of {}", usage.bytes, self.bytes))
@@ -153,31 +164,22 @@ impl Quota {
     }
 }
 
-/// Whom the files of guests belong to; only root can choose.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Owner {
-    /// The user's number.
-    pub uid: u32,
-    /// The group's number.
-    pub gid: u32,
-}
-
 /// All workspaces of a server: `WORKSPACE_DIR`.
 #[derive(Debug)]
 pub struct Workspaces {
     path: PathBuf,
     folder: OwnedFd,
-    owner: Option<Owner>,
+    users: Option<Users>,
     quota: Option<Quota>,
 }
 
 impl Workspaces {
-    /// Those in a folder, which is made when there is none. With an `owner`, what is made in workspaces is given to it; others than root
-    /// leave it out.
+    /// Those in a folder, which is made when there is none. With `users`, each workspace that somebody has belongs to another one of them;
+    /// others than root leave it out.
     ///
     /// # Errors
     /// [`WorkspaceError::System`], when it cannot be made.
-    pub fn open(path: &Path, owner: Option<Owner>, quota: Option<Quota>) -> Result<Self, WorkspaceError> {
+    pub fn open(path: &Path, users: Option<Users>, quota: Option<Quota>) -> Result<Self, WorkspaceError> {
         let fail = |error: io::Error| WorkspaceError::system(path.display().to_string(), error);
         std::fs::create_dir_all(path).map_err(fail)?;
         let path = path.canonicalize().map_err(fail)?;
@@ -185,7 +187,7 @@ impl Workspaces {
         Ok(Self {
             path,
             folder,
-            owner,
+            users,
             quota,
         })
     }
@@ -202,7 +204,7 @@ impl Workspaces {
         for _ in 0..ATTEMPTS {
             // Others than the owner may pass through it, but not see what is there.
             let parent = make_folder(&self.folder, user, Mode::from_raw_mode(0o711), None).map_err(fail)?;
-            let folder = match make_folder(&parent, session, Mode::RWXU, self.owner) {
+            let folder = match make_folder(&parent, session, Mode::RWXU, None) {
                 Err(Errno::NOENT) => continue, // the user's folder was removed just now
                 folder => folder.map_err(fail)?,
             };
@@ -217,13 +219,14 @@ impl Workspaces {
             if !there.is_ok_and(|stat| same(&stat)) {
                 continue;
             }
+            let owner = self.users.map(|users| users.of_workspace(&folder)).transpose();
             return Ok(Workspace {
                 path: self.path.join(user).join(session),
                 user: user.to_owned(),
                 session: session.to_owned(),
                 parent,
                 folder,
-                owner: self.owner,
+                owner: owner.map_err(|error| WorkspaceError::system(&label, error))?.flatten(),
                 quota: self.quota,
             });
         }
@@ -287,7 +290,13 @@ fn check_name(what: &'static str, name: &str) -> Result<(), WorkspaceError> {
 }
 
 /// Opens a folder, and makes it first when there is none.
-fn make_folder(parent: impl AsFd, name: &str, mode: Mode, owner: Option<Owner>) -> rustix::io::Result<OwnedFd> {
+fn make_folder(
+    parent: impl AsFd,
+    name: impl AsRef<OsStr>,
+    mode: Mode,
+    owner: Option<&User>,
+) -> rustix::io::Result<OwnedFd> {
+    let name = name.as_ref();
     let made = match mkdirat(&parent, name, mode) {
         Ok(()) => true,
         Err(Errno::EXIST) => false,
@@ -304,8 +313,13 @@ fn make_folder(parent: impl AsFd, name: &str, mode: Mode, owner: Option<Owner>) 
     Ok(folder)
 }
 
-fn give(file: &OwnedFd, owner: Owner) -> rustix::io::Result<()> {
-    fchown(file, Some(Uid::from_raw(owner.uid)), Some(Gid::from_raw(owner.gid)))
+fn give(file: &OwnedFd, owner: &User) -> rustix::io::Result<()> {
+    fchown(file, Some(Uid::from_raw(owner.id())), Some(Gid::from_raw(owner.id())))
+}
+
+/// Gives what in a folder belongs to one user to another. Takes as long as the disk does.
+pub(crate) fn give_all(folder: BorrowedFd<'_>, from: u32, to: u32) -> rustix::io::Result<()> {
+    tree::give(folder, from, to)
 }
 
 /// One workspace, held by one session.
@@ -316,7 +330,8 @@ pub struct Workspace {
     session: String,
     parent: OwnedFd,
     folder: OwnedFd,
-    owner: Option<Owner>,
+    /// Whom what is made in it is given to.
+    owner: Option<Arc<User>>,
     quota: Option<Quota>,
 }
 
@@ -330,7 +345,8 @@ impl Drop for Workspace {
 /// Something in a workspace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Its path beneath the workspace; what is not UTF-8 is replaced, and cannot be reached by it.
+    /// Its path beneath the workspace, for the other functions to find it by. A byte that is not UTF-8 is `\udcff`, as Python escapes
+    /// it; a backslash that would be read so is `\x5c`.
     pub path: String,
     /// What it is.
     pub kind: EntryKind,
@@ -448,8 +464,9 @@ impl Workspace {
     /// # Errors
     /// [`WorkspaceError`], when there is no such folder.
     pub fn list(&self, path: &str) -> Result<Listing, WorkspaceError> {
-        let names = self.names(path)?;
-        let clean = names.join("/");
+        let meant = names::meant(path);
+        let names = self.names(path, &meant)?;
+        let clean = joined(&names);
         let fail = |error| WorkspaceError::at(path, error);
         let stat = fstat(beneath::open(&self.folder, &clean, OFlags::PATH).map_err(fail)?).map_err(fail)?;
         if kind(&stat) != FileType::Directory {
@@ -466,18 +483,18 @@ impl Workspace {
             inner.as_fd()
         };
         let mut entries = Vec::new();
+        let prefix = if names.is_empty() {
+            String::new()
+        } else {
+            format!("{}/", names::shown(clean.as_bytes()))
+        };
         let hidden = names.is_empty().then_some(CELLS);
         let walked = tree::walk(folder, hidden, &mut |below, stat| {
             if entries.len() == MAX_LISTED {
                 return Next::Stop;
             }
-            let below = String::from_utf8_lossy(below);
             entries.push(Entry {
-                path: if clean.is_empty() {
-                    below.into_owned()
-                } else {
-                    format!("{clean}/{below}")
-                },
+                path: format!("{prefix}{}", names::shown(below)),
                 kind: EntryKind::of(stat),
                 size: tree::size(stat),
                 modified_ms: stat.st_mtime.saturating_mul(1_000)
@@ -495,7 +512,7 @@ impl Workspace {
     /// # Errors
     /// [`WorkspaceError`], when it is no file, or one that has another name outside of the workspace.
     pub fn open_file(&self, path: &str) -> Result<(File, u64), WorkspaceError> {
-        let clean = self.names(path)?.join("/");
+        let clean = joined(&self.names(path, &names::meant(path))?);
         let opened = beneath::open_file(&self.folder, &clean).map_err(|error| match error {
             // The guest holds a lease on it, or something else than a file has come in its place.
             Errno::AGAIN | Errno::NXIO => WorkspaceError::refused(path, "is in use; try again"),
@@ -544,7 +561,8 @@ impl Workspace {
     /// # Errors
     /// [`WorkspaceError`], when there is something else than a file in its place, or no room.
     pub fn write(&self, path: &str, bytes: &[u8]) -> Result<(), WorkspaceError> {
-        let names = self.names(path)?;
+        let meant = names::meant(path);
+        let names = self.names(path, &meant)?;
         let fail = |error| WorkspaceError::at(path, error);
         let Some((name, folders)) = names.split_last() else {
             return Err(WorkspaceError::refused(path, "is the workspace itself"));
@@ -563,9 +581,11 @@ impl Workspace {
         let mut folder = beneath::open(&self.folder, "", OFlags::RDONLY | OFlags::DIRECTORY).map_err(fail)?;
         for name in folders {
             folder =
-                make_folder(&folder, name, Mode::from_raw_mode(0o755), self.owner).map_err(|error| match error {
-                    Errno::NOTDIR => WorkspaceError::refused(path, format!("{name:?} is no folder")),
-                    error => fail(error),
+                make_folder(&folder, name, Mode::from_raw_mode(0o755), self.owner.as_deref()).map_err(|error| {
+                    match error {
+                        Errno::NOTDIR => WorkspaceError::refused(path, format!("{name:?} is no folder")),
+                        error => fail(error),
+                    }
                 })?;
         }
         match statat(&folder, *name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -577,7 +597,7 @@ impl Workspace {
             Ok(_) | Err(Errno::NOENT) => {}
             Err(error) => return Err(fail(error)),
         }
-        put(&folder, name, bytes, Mode::from_raw_mode(0o644), self.owner).map_err(fail)
+        put(&folder, name, bytes, Mode::from_raw_mode(0o644), self.owner.as_deref()).map_err(fail)
     }
 
     /// Removes a file, a link, or a folder with all that is in it.
@@ -585,7 +605,8 @@ impl Workspace {
     /// # Errors
     /// [`WorkspaceError`], when there is none.
     pub fn remove(&self, path: &str) -> Result<(), WorkspaceError> {
-        let names = self.names(path)?;
+        let meant = names::meant(path);
+        let names = self.names(path, &meant)?;
         if names.is_empty() {
             return Err(WorkspaceError::refused(path, "is the workspace itself"));
         }
@@ -607,19 +628,27 @@ impl Workspace {
     /// [`WorkspaceError::System`], when it cannot be read.
     pub fn usage_with(&self, processes: &[u32]) -> Result<Usage, WorkspaceError> {
         let mut usage = self.usage()?;
-        usage.bytes = usage.bytes.saturating_add(held::bytes(&self.folder, processes));
+        usage.bytes = usage.bytes.saturating_add(held::look(&self.folder, processes).bytes);
         Ok(usage)
     }
 
-    /// What a guest takes that sees all of it, the folder of the cells included: with the files that it has removed and still holds.
+    /// What a guest takes that sees all of it, the folder of the cells included: with the files that it has removed and still holds, and
+    /// whether it may hold more of them.
     ///
     /// # Errors
     /// [`WorkspaceError::System`], when it cannot be read.
     pub fn measure(&self) -> Result<Usage, WorkspaceError> {
         let usage = tree::usage(&self.folder, None);
         let mut usage = usage.map_err(|error| WorkspaceError::system("the workspace", error))?;
-        let held = held::bytes(&self.folder, &held::guests(&self.folder));
-        usage.bytes = usage.bytes.saturating_add(held);
+        let look = || held::look(&self.folder, &held::guests(&self.folder));
+        let mut held = look();
+        if held.in_flight {
+            // Who passes one on properly takes it at once.
+            std::thread::sleep(ON_THEIR_WAY);
+            held = look();
+        }
+        usage.bytes = usage.bytes.saturating_add(held.bytes);
+        usage.in_flight = held.in_flight;
         Ok(usage)
     }
 
@@ -651,7 +680,7 @@ impl Workspace {
             }
             #[expect(clippy::cast_precision_loss, reason = "files have less than 2^53 bytes")]
             changes.files.push(FileChange {
-                path: String::from_utf8_lossy(path).into_owned(),
+                path: names::shown(path),
                 change,
                 size: size as f64,
             });
@@ -686,34 +715,39 @@ impl Workspace {
     }
 
     /// The names in a path, which may not lead into the folder of the cells.
-    fn names<'a>(&self, path: &'a str) -> Result<Vec<&'a str>, WorkspaceError> {
-        let names = beneath::names(path).map_err(|problem| WorkspaceError::refused(path, problem))?;
-        if names.first() == Some(&CELLS_FOLDER) {
+    fn names<'a>(&self, path: &str, meant: &'a [u8]) -> Result<Vec<&'a OsStr>, WorkspaceError> {
+        let names = beneath::names(meant).map_err(|problem| WorkspaceError::refused(path, problem))?;
+        if names.first() == Some(&OsStr::new(CELLS_FOLDER)) {
             return Err(WorkspaceError::refused(path, "is the host's"));
         }
         Ok(names)
     }
 
     /// The folder that something is in, and its name there.
-    fn parent_of(&self, path: &str, names: &[&str]) -> Result<(OwnedFd, CString), WorkspaceError> {
+    fn parent_of(&self, path: &str, names: &[&OsStr]) -> Result<(OwnedFd, CString), WorkspaceError> {
         let (name, folders) = names
             .split_last()
             .ok_or_else(|| WorkspaceError::refused(path, "has no name"))?;
-        let parent = beneath::open(&self.folder, &folders.join("/"), OFlags::RDONLY | OFlags::DIRECTORY)
+        let parent = beneath::open(&self.folder, joined(folders), OFlags::RDONLY | OFlags::DIRECTORY)
             .map_err(|error| WorkspaceError::at(path, error))?;
-        let name = CString::new(*name).map_err(|_| WorkspaceError::NotFound(path.to_owned()))?;
+        let name = CString::new(name.as_bytes()).map_err(|_| WorkspaceError::NotFound(path.to_owned()))?;
         Ok((parent, name))
     }
+}
+
+/// Names as one path.
+fn joined(names: &[&OsStr]) -> OsString {
+    names.join(OsStr::new("/"))
 }
 
 /// Makes `bytes` the contents of a file of a folder, all of them or none. A file that was there is replaced, not written to: it may
 /// have other names.
 pub(crate) fn put(
     folder: &OwnedFd,
-    name: &str,
+    name: impl AsRef<OsStr>,
     bytes: &[u8],
     mode: Mode,
-    owner: Option<Owner>,
+    owner: Option<&User>,
 ) -> rustix::io::Result<()> {
     let mut random = [0; 8];
     getrandom::fill(&mut random).map_err(|_| Errno::IO)?;
@@ -727,7 +761,7 @@ pub(crate) fn put(
         let mut file = File::from(file);
         let written = file.write_all(bytes);
         written.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-        renameat(folder, part.as_str(), folder, name)
+        renameat(folder, part.as_str(), folder, name.as_ref())
     })();
     if written.is_err() {
         let _ = unlinkat(folder, part.as_str(), AtFlags::empty());

@@ -6,22 +6,24 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Signal, pidfd_send_signal};
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, pidfd_send_signal, setrlimit};
 use sandglass::{Error, Killer};
 use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Mutex as AsyncMutex, oneshot, watch};
 
 use crate::backend::{BoxFuture, Resources};
 use crate::cgroup::{Bounds, Cgroup};
 use crate::guest::{self, Exit, Guest, Hits, Process};
 use crate::packets::{self, receive, send, watched};
+use crate::users::{User, Users};
 
 /// How long it may take to fork a guest.
 const FORK_TIMEOUT: Duration = Duration::from_secs(20);
@@ -40,6 +42,9 @@ enum Order<'a> {
         epoch: u32,
         tmp_bytes: u64,
         disk_bytes: u64,
+        open_files: u32,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        user: Option<u32>,
         #[serde(skip_serializing_if = "Option::is_none")]
         workspace: Option<&'a str>,
     },
@@ -68,15 +73,40 @@ enum Report {
 
 type Forked = Result<OwnedFd, String>;
 
+/// Who the guests of a zygote are, when each is a user of its own.
+#[derive(Debug, Clone)]
+pub struct GuestUsers {
+    /// Who they can be.
+    pub users: Users,
+    /// The folder of the workspaces that they can have.
+    pub workspaces: Option<PathBuf>,
+}
+
+impl GuestUsers {
+    /// Who a guest is to be: whoever its workspace belongs to.
+    fn take(&self, workspace: Option<&str>) -> Result<Option<Arc<User>>, Error> {
+        match (&self.workspaces, workspace) {
+            (Some(folder), Some(name)) => self
+                .users
+                .of_folder(&folder.join(name))
+                .map_err(|error| Error::BootFailed(format!("the workspace {name} cannot be used: {error}"))),
+            _ => self.users.take(),
+        }
+    }
+}
+
 /// A zygote that is ready. The last of it and of its guests that is dropped ends it.
 pub struct Zygote {
     control: AsyncFd<OwnedFd>,
     /// Whoever runs it: ends it when dropped.
-    _process: guest::GuestProcess,
+    process: AsyncMutex<guest::GuestProcess>,
+    users: Option<GuestUsers>,
     missing: HashMap<String, String>,
     born: Instant,
     last: AtomicU64,
     dead: AtomicBool,
+    /// How it ended, when that is known.
+    end: OnceLock<String>,
     waiting: Mutex<HashMap<u64, oneshot::Sender<Forked>>>,
     ends: Mutex<HashMap<u64, watch::Sender<Option<i32>>>>,
 }
@@ -96,12 +126,19 @@ impl fmt::Debug for Zygote {
 /// # Errors
 /// [`Error::BootFailed`] when the system has no sockets left.
 pub fn control() -> Result<(OwnedFd, OwnedFd), Error> {
+    // Descriptors on their way are bounded by it as well, of all processes of this user together: guests, where they are the same user,
+    // have lower limits, and so can never keep this process from sending any.
+    let files = getrlimit(Resource::Nofile);
+    if files.current < files.maximum {
+        let current = files.maximum;
+        let _ = setrlimit(Resource::Nofile, Rlimit { current, ..files });
+    }
     packets::pair().map_err(|error| Error::BootFailed(format!("there is no socket for the zygote: {error}")))
 }
 
 impl Zygote {
     /// Tells a zygote that was started with the other end of `control` what to import, and waits for that. A filter of system
-    /// calls is what its guests get; the zygote itself could not work under it.
+    /// calls is what its guests get; the zygote itself could not work under it. Without `users` guests are who the zygote is.
     ///
     /// # Errors
     /// [`Error::BootFailed`] when it ends, or is not ready in time.
@@ -110,6 +147,7 @@ impl Zygote {
         process: guest::GuestProcess,
         preload: &[String],
         filter: Option<&[u8]>,
+        users: Option<GuestUsers>,
         timeout: Duration,
     ) -> Result<Arc<Self>, Error> {
         let failed = |what: String| Error::BootFailed(format!("the zygote {what}"));
@@ -143,11 +181,13 @@ impl Zygote {
         tell_missing(&missing);
         let zygote = Arc::new(Self {
             control,
-            _process: process,
+            process: AsyncMutex::new(process),
+            users,
             missing,
             born: Instant::now(),
             last: AtomicU64::new(0),
             dead: AtomicBool::new(false),
+            end: OnceLock::new(),
             waiting: Mutex::default(),
             ends: Mutex::default(),
         });
@@ -175,6 +215,11 @@ impl Zygote {
         self.dead.load(Ordering::Acquire)
     }
 
+    /// How it ended, when that is known.
+    pub fn end(&self) -> Option<&str> {
+        self.end.get().map(String::as_str)
+    }
+
     /// Forks a guest, whose workspace is the folder of that name among those that the zygote sees, or else an empty one.
     ///
     /// # Errors
@@ -183,6 +228,10 @@ impl Zygote {
         let failed = |what: String| Error::BootFailed(format!("the zygote {what}"));
         let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let epoch = guest::epoch()?;
+        let user = match &self.users {
+            Some(users) => users.take(workspace)?,
+            None => None,
+        };
         let (ours, theirs) = std::os::unix::net::UnixStream::pair()
             .map_err(|error| failed(format!("has no socket for a guest: {error}")))?;
         let channel = ours
@@ -199,19 +248,24 @@ impl Zygote {
             epoch,
             tmp_bytes: resources.tmp_bytes,
             disk_bytes: resources.disk_bytes,
+            open_files: resources.open_files,
+            user: user.as_ref().map(|user| user.id()),
             workspace,
         };
         if self.is_dead() {
-            return Err(failed("is gone".to_owned()));
+            return Err(failed(format!("is gone: {}", self.end().unwrap_or("it ends just now"))));
         }
         send(&self.control, &order, &[theirs.as_fd()])
             .await
-            .map_err(|error| failed(format!("is gone: {error}")))?;
+            .map_err(|error| failed(format!("could not be asked for a guest: {error}")))?;
         drop(theirs);
         let pidfd = match tokio::time::timeout(FORK_TIMEOUT, forked).await {
             Ok(Ok(Ok(pidfd))) => pidfd,
             Ok(Ok(Err(message))) => return Err(failed(format!("could not fork a guest: {message}"))),
-            Ok(Err(_)) => return Err(failed("ended while it forked a guest".to_owned())),
+            Ok(Err(_)) => {
+                let end = self.end().unwrap_or_default();
+                return Err(failed(format!("ended while it forked a guest: {end}")));
+            }
             Err(_) => {
                 return Err(failed(format!(
                     "did not fork a guest within {} s",
@@ -231,7 +285,20 @@ impl Zygote {
             zygote: Arc::clone(self),
             exit: None,
         };
-        Ok(Guest::new(channel, epoch, Box::new(process)))
+        Ok(Guest::new(channel, epoch, Box::new(process)).keep(user))
+    }
+
+    /// Notes that it has ended, and how, and tells whoever waits for something of it.
+    async fn ended(&self) {
+        self.dead.store(true, Ordering::Release);
+        let mut process = self.process.lock().await;
+        let exit = tokio::time::timeout(STATUS_TIMEOUT, process.wait()).await;
+        let end = exit.map_or_else(|_| "it has closed its socket".to_owned(), |exit| exit.to_string());
+        let guests = lock(&self.ends).len();
+        tracing::warn!(guests, end, "a zygote ended, and with it the guests that it had forked");
+        let _ = self.end.set(end);
+        lock(&self.waiting).clear();
+        lock(&self.ends).clear();
     }
 
     fn clone_control(&self) -> Result<AsyncFd<OwnedFd>, Error> {
@@ -299,9 +366,7 @@ async fn listen(zygote: std::sync::Weak<Zygote>, control: AsyncFd<OwnedFd>) {
             }
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => {
-                zygote.dead.store(true, Ordering::Release);
-                lock(&zygote.waiting).clear();
-                lock(&zygote.ends).clear();
+                zygote.ended().await;
                 return;
             }
         }
@@ -338,7 +403,10 @@ impl Process for ForkedProcess {
                 code: status.filter(|status| *status >= 0),
                 signal: status.filter(|status| *status < 0).map(|status| -status),
                 killer: oom.then_some(Killer::Oom),
-                stderr: String::new(),
+                stderr: match (status, self.zygote.end()) {
+                    (None, Some(end)) => format!("the zygote that it was forked from ended: {end}"),
+                    _ => String::new(),
+                },
             };
             self.exit = Some(exit.clone());
             exit

@@ -15,9 +15,9 @@ use sandglass_host::backend::BoxFuture;
 use sandglass_host::backend::{self, bubblewrap};
 use sandglass_host::pool::{Pool, PoolSettings, Source, Unavailable, WhenEmpty, ZygoteLauncher};
 use sandglass_host::stateless::{self, Bounds, Request};
-use sandglass_host::workspace::{Owner, Workspaces};
+use sandglass_host::workspace::Workspaces;
 use sandglass_host::zygote::Zygote;
-use sandglass_host::{BackendKind, Error, Launcher, Limits, Outcome, Sandbox, Settings, StateStatus};
+use sandglass_host::{BackendKind, Error, Launcher, Limits, Outcome, Resources, Sandbox, Settings, StateStatus, Users};
 use tokio::sync::Notify;
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -169,6 +169,95 @@ async fn siblings_share_nothing() {
     );
 }
 
+/// Sends descriptors that nobody takes until the kernel takes no more: why, and how many there are then.
+const HOARD: &str = "
+import errno, os, socket
+null = os.open('/dev/null', os.O_RDONLY)
+def hoard(most):
+    kept, sent = [], 0
+    while sent < most:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        kept.append((ours, theirs))
+        ours.setblocking(False)
+        try:
+            while sent < most:
+                socket.send_fds(ours, [b'x'], [null] * 250)
+                sent += 250
+        except BlockingIOError: pass
+        except OSError as error: return kept, sent, errno.errorcode[error.errno]
+    return kept, sent, None
+";
+
+/// The kernel bounds descriptors that are on their way by user. One guest that has as many as there may be keeps nobody else from
+/// passing any: neither its siblings nor the zygote, which all of them would end with.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_hoards_descriptors_is_alone_with_that() {
+    let _alone = alone().await;
+    let pool = pool(few()).await;
+    let (one, two) = (sandbox(&pool).await, sandbox(&pool).await);
+    result(&two, &format!("{HOARD}\nkept = 'two'")).await;
+    let code = format!("{HOARD}\nall, sent, why = hoard(100_000)\nwhy, sent < 2_000");
+    assert_eq!(result(&one, &code).await, "('ETOOMANYREFS', True)");
+    if rustix::process::geteuid().is_root() {
+        assert_eq!(result(&two, "hoard(750)[1:]").await, "(750, None)");
+    }
+    // Each of these is another fork.
+    for _ in 0..4 {
+        assert_eq!(result(&sandbox(&pool).await, "1 + 1").await, "2");
+    }
+    pool.warm(PATIENCE).await.unwrap();
+    assert_eq!(result(&two, "kept").await, "'two'");
+    assert_eq!(result(&one, "why").await, "'ETOOMANYREFS'");
+    let stats = pool.stats();
+    assert_eq!((stats.zygotes, stats.failed, stats.died), (1, 0, 0), "{stats:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_guest_is_a_user_of_its_own_and_the_same_inside() {
+    let _alone = alone().await;
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let pool = pool(few()).await;
+    let (one, two) = (sandbox(&pool).await, sandbox(&pool).await);
+    for guest in [&one, &two] {
+        let inside = "import getpass, os, pty\nopen('/tmp/mine', 'w').close()\nopen('mine', 'w').close()\n\
+             [os.getresuid(), os.getresgid(), os.getgroups(), getpass.getuser(), os.stat('/tmp/mine').st_uid, os.stat('.').st_uid]";
+        assert_eq!(
+            result(guest, inside).await,
+            "[(1000, 1000, 1000), (1000, 1000, 1000), [], 'guest', 1000, 1000]"
+        );
+        // Terminals are its own, and few.
+        let terminals = "import errno, os\nopen_ones = []\ntry:\n    while True: open_ones.append(os.openpty())\n\
+             except OSError as error: why = errno.errorcode[error.errno]\n\
+             [os.close(fd) for pair in open_ones for fd in pair]\nlen(open_ones), why";
+        assert_eq!(result(guest, terminals).await, "(64, 'ENOSPC')");
+        let limits = "import resource\n[resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_SIGPENDING)]";
+        assert_eq!(result(guest, limits).await, "[(1024, 1024), (4096, 4096)]");
+        let more = "import ctypes, errno\nlibc = ctypes.CDLL(None, use_errno=True)\n\
+             open('/proc/sys/user/max_user_namespaces').read().strip()";
+        assert_eq!(result(guest, more).await, "'0'");
+    }
+    let users = users_of_guests();
+    let own: HashSet<u32> = users.iter().copied().collect();
+    assert_eq!(own.len(), users.len(), "{users:?}"); // guests, those that wait, and the zygote
+    assert!(
+        own.len() >= 3 && own.iter().all(|user| Users::default().contains(*user)),
+        "{own:?}"
+    );
+    let is_locked = |user: &u32| Path::new("/run/sandglass/users").join(user.to_string()).exists();
+    assert!(own.iter().all(is_locked), "{own:?}");
+    drop((one, two, pool));
+    until("the ids are given back", || !own.iter().any(is_locked)).await;
+}
+
+/// Who the Pythons are that [`processes`] finds.
+fn users_of_guests() -> Vec<u32> {
+    let owner =
+        |found: Found| std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(format!("/proc/{}", found.pid)).unwrap());
+    processes().into_iter().map(owner).collect()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_empty_pool_waits_starts_cold_or_refuses() {
     let _alone = alone().await;
@@ -231,6 +320,22 @@ async fn what_dies_is_replaced() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_zygote_that_ended_says_how() {
+    let _alone = alone().await;
+    let zygote = zygotes(&[], None).await.launch().await.unwrap();
+    assert_eq!(zygote.end(), None);
+    let process = processes().into_iter().find(|process| !process.is_guest).unwrap();
+    let pid = rustix::process::Pid::from_raw(process.pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    until("its end is known", || zygote.end().is_some()).await;
+    let error = zygote.fork(&Resources::default(), None).await.unwrap_err().to_string();
+    assert!(
+        zygote.is_dead() && error.contains("it was ended by signal 9"),
+        "{error}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_zygote_is_replaced_when_it_has_forked_enough() {
     let _alone = alone().await;
     let settings = PoolSettings {
@@ -255,11 +360,7 @@ async fn who_comes_while_a_zygote_starts_gets_that_one() {
     let _alone = alone().await;
     let folder = tempfile::tempdir().unwrap();
     std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let owner = rustix::process::geteuid().is_root().then_some(Owner {
-        uid: bubblewrap::NOBODY,
-        gid: bubblewrap::NOBODY,
-    });
-    let workspaces = Workspaces::open(folder.path(), owner, None).unwrap();
+    let workspaces = Workspaces::open(folder.path(), Some(Users::default()), None).unwrap();
     let _claimed = ["one", "two", "three"].map(|session| workspaces.claim("ann", session).unwrap());
     let launcher = zygotes(&["wave"], Some(folder.path())).await;
     let pool = Pool::new(Source::Zygote(launcher), cold().await, few());
@@ -314,6 +415,22 @@ async fn who_waits_for_a_zygote_that_does_not_start_is_told_why() {
     until("another attempt", || attempts() == 2).await;
     broken.go_on.notify_one();
     assert_eq!(later.await.unwrap_err(), Error::BootFailed("attempt 2".to_owned()));
+    // A guest without a workspace needs no zygote: it is started cold, and the pool says why.
+    let mut guest = Box::pin(pool.acquire());
+    let stats = || {
+        broken.go_on.notify_one();
+        pool.stats()
+    };
+    let guest = loop {
+        tokio::select! {
+            guest = &mut guest => break guest,
+            () = tokio::time::sleep(Duration::from_millis(20)) => drop(stats()),
+        }
+    };
+    guest.unwrap().end().await;
+    let stats = stats();
+    assert_eq!((stats.cold, stats.made), (1, 0));
+    assert!(stats.failed > 0 && stats.problem.unwrap().contains("attempt "));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -345,6 +462,7 @@ async fn a_stateless_run_has_the_documented_shapes() {
         },
         max_state_bytes: 1 << 20,
         max_file_bytes: 1 << 20,
+        afterwards: PATIENCE,
     };
     let run = async |code: &str, timeout: Option<f64>| {
         let request = Request {
@@ -397,6 +515,33 @@ async fn a_stateless_run_has_the_documented_shapes() {
         (files[0].path.as_str(), files[0].data.as_slice()),
         ("out/a.txt", &b"aaaaaaaaaa"[..])
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stateless_run_has_one_deadline() {
+    let _alone = alone().await;
+    let launcher: Arc<dyn Launcher> = pool(few()).await;
+    let bounds = Bounds {
+        limits: Limits::default(),
+        max_state_bytes: 1 << 20,
+        max_file_bytes: 1 << 20,
+        afterwards: Duration::from_millis(500),
+    };
+    // Code that has the guest take its time to read a file. The next one would be read within its own deadline.
+    let code = "from sandglass.files import Files\nread = Files.read\n\
+                def slow(self, path, *rest):\n\
+                \x20   while path == 'a': pass\n\
+                \x20   return read(self, path, *rest)\n\
+                Files.read = slow\n\
+                for name in 'ab': open(name, 'w').write(name)";
+    let request = Request {
+        code: code.to_owned(),
+        ..Request::default()
+    };
+    let (response, files) = stateless::run(launcher, &bounds, request).await.unwrap();
+    assert_eq!((response.exit_code, &response.error), (0, &None), "{response:?}");
+    assert_eq!(response.files, ["a", "b"]);
+    assert!(files.is_empty(), "{files:?}");
 }
 
 /// Whether there is such a process, which has not just to be collected.

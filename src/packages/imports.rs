@@ -1,5 +1,8 @@
 //! Which modules a piece of code imports, as far as one can tell without running it.
 
+/// Modules that read the time zones of `tzdata`, without importing it by name.
+const READ_TIME_ZONES: [&str; 2] = ["zoneinfo", "pandas"];
+
 /// The first parts of the names in `import a.b, c` and `from d import e`, each once, in order. What stands in strings and comments
 /// does not count; relative imports neither. Code that is no Python gives whatever looks like it.
 pub fn imported_modules(code: &str) -> Vec<String> {
@@ -30,8 +33,16 @@ fn add(found: &mut Vec<String>, dotted: &str) {
     let is_identifier = !top.starts_with(|char: char| char.is_ascii_digit())
         && !top.is_empty()
         && top.chars().all(|char| char.is_alphanumeric() || char == '_');
-    if is_identifier && !found.iter().any(|known| known == top) {
-        found.push(top.to_owned());
+    if !is_identifier {
+        return;
+    }
+    for module in [Some(top), READ_TIME_ZONES.contains(&top).then_some("tzdata")]
+        .into_iter()
+        .flatten()
+    {
+        if !found.iter().any(|known| known == module) {
+            found.push(module.to_owned());
+        }
     }
 }
 

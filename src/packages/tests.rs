@@ -355,6 +355,10 @@ fn imports_are_found_where_code_has_them() {
         ("x = (\n import_a,\n)\nimport ä", "ä"),
         ("import 1a, *", ""),
         ("import a\nimport a", "a"),
+        (
+            "from zoneinfo import ZoneInfo\nimport pandas as pd, tzdata",
+            "zoneinfo tzdata pandas",
+        ),
     ] {
         assert_eq!(found(code), modules, "{code}");
     }

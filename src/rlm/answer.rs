@@ -8,7 +8,7 @@ use super::parse::parse;
 use super::schema::Schema;
 use crate::limits::MAX_VALUE_DEPTH;
 use crate::protocol::Encoding;
-use crate::value::{Build, int_text, read};
+use crate::value::{Build, escaped, ill_formed, int_text, lone_surrogate, read, utf16_from_wtf8};
 
 /// A value that Python declared, as JSON. What JSON lacks becomes text (floats that are not finite, dates in ISO 8601, bytes in
 /// hexadecimal), sets become arrays, keys of dicts become text, ints past 2^53 what [`integer`] says, and other objects
@@ -20,11 +20,19 @@ pub fn to_json(encoding: Encoding, body: &[u8]) -> Result<Value, String> {
     fits(body.len())?;
     match encoding {
         Encoding::None | Encoding::Missing => Ok(Value::Null),
-        Encoding::Text => Ok(String::from_utf8_lossy(body).into_owned().into()),
-        Encoding::Bytes | Encoding::File => Ok(ToJson.bytes(body)),
+        Encoding::Text => {
+            let mut to = ToJson::default();
+            let value = match std::str::from_utf8(body) {
+                Ok(text) => to.text(text),
+                Err(_) => to.ill_formed_text(&utf16_from_wtf8(body)),
+            };
+            to.end(value)
+        }
+        Encoding::Bytes | Encoding::File => Ok(ToJson::default().bytes(body)),
         Encoding::Marshal | Encoding::Tagged => {
-            read(body, encoding == Encoding::Tagged, 2 * MAX_VALUE_DEPTH, &mut ToJson)
-                .map_err(|error| error.to_string())
+            let mut to = ToJson::default();
+            let value = read(body, encoding == Encoding::Tagged, 2 * MAX_VALUE_DEPTH, &mut to);
+            to.end(value.map_err(|error| error.to_string())?)
         }
     }
 }
@@ -86,8 +94,23 @@ pub fn json_in(text: &str) -> Option<Value> {
 }
 
 /// Builds the JSON that answers are.
-#[derive(Debug, Clone, Copy)]
-pub struct ToJson;
+#[derive(Debug, Default)]
+pub struct ToJson {
+    lone_surrogate: Option<u16>,
+}
+
+impl ToJson {
+    /// The answer that was built.
+    ///
+    /// # Errors
+    /// It holds a text that JSON cannot carry; in words for whoever wrote the code.
+    pub fn end(self, answer: Value) -> Result<Value, String> {
+        match self.lone_surrogate {
+            Some(lone) => Err(ill_formed("the answer", lone)),
+            None => Ok(answer),
+        }
+    }
+}
 
 impl Build for ToJson {
     type Value = Value;
@@ -124,7 +147,8 @@ impl Build for ToJson {
     }
 
     fn ill_formed_text(&mut self, utf16: &[u16]) -> Value {
-        String::from_utf16_lossy(utf16).into()
+        self.lone_surrogate = self.lone_surrogate.or(lone_surrogate(utf16));
+        escaped(utf16).into()
     }
 
     fn bytes(&mut self, value: &[u8]) -> Value {
@@ -230,6 +254,14 @@ mod tests {
         );
         assert_eq!(to_json(Encoding::Text, "é".as_bytes()), Ok(json!("é")));
         assert!(to_json(Encoding::Marshal, b"?").is_err());
+        // Half a character is no JSON, wherever it stands; two halves are one.
+        let lone = b"\xed\xa0\xbd";
+        let refused = to_json(Encoding::Text, lone).unwrap_err();
+        assert!(refused.contains("U+D83D"), "{refused}");
+        let key = [b"{u\x03\0\0\0", &lone[..], b"N0"].concat();
+        assert_eq!(to_json(Encoding::Marshal, &key), Err(refused));
+        let pair = [&lone[..], b"\xed\xb8\x80"].concat();
+        assert_eq!(to_json(Encoding::Text, &pair), Ok(json!("😀")));
         assert!(to_json(Encoding::Text, &vec![b'x'; MAX_ANSWER_BYTES + 1]).is_err());
     }
 

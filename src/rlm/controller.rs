@@ -109,7 +109,7 @@ struct Running {
     /// What is to be told of the blocks so far.
     feedback: Vec<String>,
     /// What the reply says outside of its code.
-    prose: String,
+    prose: Vec<String>,
     /// Why blocks beyond those in `waiting` are not run.
     beyond: Option<String>,
     /// The name in a `FINAL(name)` of the prose that is being looked up.
@@ -119,7 +119,7 @@ struct Running {
 }
 
 impl Running {
-    fn new(reply: String, blocks: Vec<Block>, prose: String) -> Self {
+    fn new(reply: String, blocks: Vec<Block>, prose: Vec<String>) -> Self {
         Self {
             blocks: blocks.len(),
             waiting: blocks.into(),
@@ -433,26 +433,28 @@ impl Controller {
 
     /// The turns are used up, and this is what the model says when it is asked once more.
     ///
-    /// Its code is not run. But what it declares, in prose or in a fence, may be a variable's value, which the sandbox still has.
+    /// Its code is not run. But what it declares may be a variable's value, which the sandbox still has: in its prose, or in a
+    /// fence, where a declaration is code.
     fn last_words(&mut self, now: f64, reply: String, parsed: &Parsed) {
-        let others = parsed.others.iter().map(|other| other.code.as_str());
-        let in_text = std::iter::once(parsed.prose.as_str()).chain(others).find_map(in_prose);
         let said = match self.task.schema {
             Some(_) => reply.clone(),
-            None => parsed.prose.trim().to_owned(),
+            None => parsed.prose.concat().trim().to_owned(),
         };
-        let (code, otherwise) = match in_text {
+        let (code, otherwise) = match in_prose(&parsed.prose) {
             Some(Declared::Text(text)) => return self.exhausted(now, self.last_value(&text)),
             // `FINAL(Paris)` is a text where there is no such variable.
             Some(Declared::Code(code, name)) => (code, name),
-            None => match parsed.blocks.iter().rev().find_map(|block| in_code(&block.code)) {
-                Some(code) => (code, (!said.is_empty()).then_some(said)),
-                None => return self.exhausted(now, self.last_value(&said)),
-            },
+            None => {
+                let mut fenced = parsed.others.iter().chain(parsed.blocks.iter().rev());
+                match fenced.find_map(|block| in_code(&block.code)) {
+                    Some(code) => (code, (!said.is_empty()).then_some(said)),
+                    None => return self.exhausted(now, self.last_value(&said)),
+                }
+            }
         };
         let mut running = Running {
             otherwise,
-            ..Running::new(reply, Vec::new(), String::new())
+            ..Running::new(reply, Vec::new(), Vec::new())
         };
         running.declare(code, None);
         self.next_block(now, running);
@@ -505,10 +507,12 @@ impl Controller {
     }
 }
 
-/// What a reply declares in its prose. A `FINAL(name)` is taken for a `FINAL_VAR(name)`: models write it in plans, too, before there is
+/// What a reply declares in a stretch of its prose. A `FINAL(name)` is taken for a `FINAL_VAR(name)`: models write it in plans, too, before there is
 /// such a variable.
-fn in_prose(prose: &str) -> Option<Declared> {
-    match final_directive(prose)? {
+fn in_prose(prose: &[String]) -> Option<Declared> {
+    let declared = || prose.iter().filter_map(|stretch| final_directive(stretch));
+    let variable = declared().find(|declared| matches!(declared, Directive::Variable(_)));
+    match variable.or_else(|| declared().next())? {
         Directive::Variable(name) => Some(Declared::Code(variable_code(name), None)),
         Directive::Value("") => None,
         Directive::Value(name) if is_name(name) => Some(Declared::Code(variable_code(name), Some(name.to_owned()))),

@@ -1,8 +1,33 @@
 //! The code in a model's reply.
 //!
-//! Blocks are Markdown's fenced code: three or more backticks or tildes, then `repl`, `python`, `py` or `python3`. A fence that
-//! stands inside of a triple-quoted string of the code does not end it, and what is between `<think>` and `</think>` at the
-//! beginning of a reply is not read.
+//! Blocks are Markdown's fenced code: three or more backticks or tildes, then `repl`, `python`, `py` or `python3`. Models also write
+//! fences behind a quote's `>`, a list's mark, a tag, a character without width, or words of theirs (`fence.rs`). A fence that stands
+//! inside of a triple-quoted string of the code does not end it. Thoughts, `<think>…</think>`, are not read.
+//!
+//! Prose may declare an answer, so text of a block must never be taken for prose. Where a reply can be read in two ways, its prose ends.
+
+mod fence;
+
+pub use fence::may_end;
+use fence::{End, Fence, is_blank};
+
+/// Names of tags around thoughts.
+const THOUGHTS: [&str; 5] = ["think", "thinking", "thought", "thoughts", "reasoning"];
+/// Names of tags around code, which some models write instead of fences.
+const CODE: [&str; 12] = [
+    "code",
+    "pre",
+    "script",
+    "repl",
+    "python",
+    "py",
+    "execute",
+    "tool_call",
+    "tool_code",
+    "parameter",
+    "function",
+    "invoke",
+];
 
 /// A reply, taken apart.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -11,8 +36,8 @@ pub struct Parsed {
     pub blocks: Vec<Block>,
     /// Fenced text of other languages, or of none.
     pub others: Vec<Block>,
-    /// What stands outside of all fences.
-    pub prose: String,
+    /// The stretches of text outside of all fences.
+    pub prose: Vec<String>,
 }
 
 /// One fenced block.
@@ -26,34 +51,28 @@ pub struct Block {
 
 /// Takes a reply apart.
 pub fn parse(reply: &str) -> Parsed {
-    let lines: Vec<&str> = without_thoughts(reply).lines().collect();
-    let mut parsed = Parsed::default();
+    let lines: Vec<&str> = reply.lines().collect();
+    let mut reader = Reader::default();
     let mut next = 0;
-    while let Some(line) = lines.get(next) {
-        let Some(fence) = Fence::open(line) else {
-            parsed.prose.push_str(line);
-            parsed.prose.push('\n');
-            next += 1;
-            continue;
-        };
-        let rest = &lines[next + 1..];
-        let (end, closed) = match fence.end(rest) {
-            Some(end) => (end, true),
-            None => (rest.len(), false),
-        };
-        let mut code = fence.content(&rest[..end]);
-        if !closed && code.ends_with("```") {
-            code.truncate(code.trim_end_matches('`').len());
+    // What a tag has left of its line.
+    let mut left = None;
+    while let Some(line) = left.take().or_else(|| lines.get(next).copied().inspect(|_| next += 1)) {
+        let rest = &lines[next..];
+        if let Some((taken, after)) = thoughts(line, rest) {
+            next += taken;
+            left = after;
+        } else if let Some(after) = end_of_thoughts(line) {
+            reader = Reader::default();
+            left = Some(after);
+        } else if let Some(taken) = reader.tagged(line, rest) {
+            next += taken;
+        } else if let Some(fence) = Fence::open(line) {
+            next += reader.fenced(&fence, rest);
+        } else {
+            reader.say(line);
         }
-        let block = Block { code, closed };
-        if !fence.is_code {
-            parsed.others.push(block);
-        } else if !block.code.trim().is_empty() {
-            parsed.blocks.push(block);
-        }
-        next += 1 + end + usize::from(closed);
     }
-    parsed
+    reader.parsed
 }
 
 /// The code of a reply that is being written: whole lines of all blocks, one after the other.
@@ -63,119 +82,116 @@ pub fn code_so_far(reply: &str) -> String {
     blocks.map(|block| block.code + "\n").collect()
 }
 
-fn without_thoughts(reply: &str) -> &str {
-    let Some(thoughts) = reply.trim_start().strip_prefix("<think>") else {
-        return reply;
-    };
-    thoughts.split_once("</think>").map_or("", |(_, rest)| rest)
+/// The thoughts that a line begins: how many more lines they take, and what follows them on their last line.
+fn thoughts<'a>(line: &'a str, rest: &[&'a str]) -> Option<(usize, Option<&'a str>)> {
+    let text = line.trim_start_matches(is_blank);
+    let (name, text) = THOUGHTS
+        .iter()
+        .find_map(|name| Some((name, text.strip_prefix(&format!("<{name}>"))?)))?;
+    let end = format!("</{name}>");
+    let mut lines = std::iter::once(text).chain(rest.iter().copied()).enumerate();
+    let found = lines.find_map(|(index, line)| Some((index, Some(line.split_once(&end)?.1))));
+    Some(found.unwrap_or((rest.len(), None)))
 }
 
-/// The beginning of a block.
-struct Fence {
-    mark: char,
-    width: usize,
-    indent: usize,
-    is_code: bool,
+/// What follows the end of thoughts whose beginning the reply lacks: it stood in the prompt.
+fn end_of_thoughts(line: &str) -> Option<&str> {
+    let text = line.trim_matches(is_blank);
+    THOUGHTS.iter().find_map(|name| {
+        let tag = format!("</{name}>");
+        text.strip_prefix(&tag).or_else(|| text.ends_with(&tag).then_some(""))
+    })
 }
 
-impl Fence {
-    fn open(line: &str) -> Option<Self> {
-        let text = line.trim_start();
-        let mark = text.chars().next().filter(|mark| matches!(mark, '`' | '~'))?;
-        let info = text.trim_start_matches(mark);
-        let width = text.len() - info.len();
-        // With a backtick after them, backticks are code within a line.
-        if width < 3 || (mark == '`' && info.contains('`')) {
+/// The name of the tag of code that a line begins or ends with.
+fn code_tag(line: &str) -> Option<&'static str> {
+    let text = line.trim_matches(is_blank);
+    CODE.into_iter().find(|name| {
+        let rest = text.strip_prefix('<').and_then(|rest| rest.strip_prefix(name));
+        rest.is_some_and(|rest| rest.starts_with(['>', ' ', '='])) || text.ends_with(&format!("<{name}>"))
+    })
+}
+
+#[derive(Default)]
+struct Reader {
+    parsed: Parsed,
+    /// Whether the next line of prose begins a stretch.
+    after_block: bool,
+    /// Whether what follows may be text of a block, though it looks like prose.
+    is_doubtful: bool,
+}
+
+impl Reader {
+    fn say(&mut self, line: &str) {
+        if self.is_doubtful {
+            return;
+        }
+        let prose = &mut self.parsed.prose;
+        if std::mem::take(&mut self.after_block) || prose.is_empty() {
+            prose.push(String::new());
+        }
+        if let Some(stretch) = prose.last_mut() {
+            stretch.push_str(line);
+            stretch.push('\n');
+        }
+    }
+
+    /// Takes what is between tags of code. Returns how many lines that were, if there is a tag.
+    fn tagged(&mut self, line: &str, rest: &[&str]) -> Option<usize> {
+        let name = code_tag(line)?;
+        let end = format!("</{name}>");
+        let inner = rest.iter().find(|line| !line.trim_matches(is_blank).is_empty());
+        let is_fenced = |line: &&str| Fence::open(line).is_some();
+        if self.is_doubtful || line.contains(&end) || is_fenced(&line) || inner.is_some_and(is_fenced) {
             return None;
         }
-        let language = info.trim_start().split(|char: char| !char.is_alphanumeric()).next();
-        let language = language.unwrap_or_default().to_ascii_lowercase();
-        Some(Self {
-            mark,
-            width,
-            indent: line.len() - text.len(),
-            is_code: matches!(language.as_str(), "repl" | "python" | "py" | "python3"),
-        })
-    }
-
-    /// The index of the line that ends the block.
-    fn end(&self, lines: &[&str]) -> Option<usize> {
-        let mut strings = Strings::default();
-        let mut first = None;
-        for (index, line) in lines.iter().enumerate() {
-            if self.closes(line) {
-                if !self.is_code || !strings.in_triple() {
-                    return Some(index);
-                }
-                first = first.or(Some(index));
-            }
-            strings.read(line);
-        }
-        first
-    }
-
-    fn closes(&self, line: &str) -> bool {
-        let text = line.trim();
-        text.len() >= self.width && text.chars().all(|char| char == self.mark)
-    }
-
-    /// The lines without the indentation of the fence.
-    fn content(&self, lines: &[&str]) -> String {
-        let lines = lines.iter().map(|line| {
-            let spaces = line.len() - line.trim_start_matches([' ', '\t']).len();
-            &line[spaces.min(self.indent)..]
+        let Some(end) = rest.iter().position(|line| line.contains(&end)) else {
+            self.is_doubtful = true;
+            return None;
+        };
+        self.parsed.others.push(Block {
+            code: rest[..end].join("\n"),
+            closed: true,
         });
-        lines.collect::<Vec<_>>().join("\n")
-    }
-}
-
-/// Follows Python's string literals from line to line.
-#[derive(Default)]
-struct Strings {
-    /// The quote that a triple-quoted string has been opened with.
-    triple: Option<char>,
-}
-
-impl Strings {
-    fn in_triple(&self) -> bool {
-        self.triple.is_some()
+        self.after_block = true;
+        Some(end + 1)
     }
 
-    fn read(&mut self, line: &str) {
-        let mut chars = line.chars();
-        let mut single = None;
-        while let Some(char) = chars.next() {
-            match char {
-                '\\' => drop(chars.next()),
-                '#' if self.triple.is_none() && single.is_none() => return,
-                '"' | '\'' => {
-                    let is_triple = {
-                        let mut ahead = chars.clone();
-                        ahead.next() == Some(char) && ahead.next() == Some(char)
-                    };
-                    match (self.triple, single) {
-                        (Some(open), _) if open == char && is_triple => {
-                            self.triple = None;
-                            chars.nth(1);
-                        }
-                        (Some(_), _) => {}
-                        (None, Some(open)) if open == char => single = None,
-                        (None, Some(_)) => {}
-                        (None, None) if is_triple => {
-                            self.triple = Some(char);
-                            chars.nth(1);
-                        }
-                        (None, None) => single = Some(char),
-                    }
-                }
-                _ => {}
+    /// Takes the block that a fence begins. Returns how many lines after the fence's belong to it.
+    fn fenced(&mut self, fence: &Fence, rest: &[&str]) -> usize {
+        let (end, closed, is_doubtful) = match fence.end(rest) {
+            End::Closed { at, is_doubtful } => (at, true, is_doubtful),
+            End::Missing => (rest.len(), false, false),
+            End::Mention { of } => {
+                self.say(fence.before);
+                self.is_doubtful = true;
+                return of;
             }
+        };
+        if !fence.before.is_empty() {
+            self.say(fence.before);
         }
+        let mut code = fence.content(&rest[..end]);
+        if !closed && code.ends_with("```") {
+            code.truncate(code.trim_end_matches('`').len());
+        }
+        let block = Block { code, closed };
+        if !fence.is_code {
+            self.parsed.others.push(block);
+        } else if !block.code.trim().is_empty() {
+            self.parsed.blocks.push(block);
+        }
+        self.after_block = true;
+        self.is_doubtful |= is_doubtful;
+        end + usize::from(closed)
     }
 }
 
 #[cfg(all(test, not(target_arch = "wasm32")))]
 mod tests {
+    use proptest::prelude::*;
+
+    use super::fence::Strings;
     use super::*;
 
     #[test]
@@ -187,11 +203,12 @@ mod tests {
             ("```py\na\nb\n```\nand\n```repl\nc\n", "a\nb\nc\n"),
             ("<think>\n```repl\nno\n```\n", ""),
             ("import nothing\n", ""),
+            ("> ```py\n> a\n> b", "a\n"),
+            ("So: ```py\na\nb", "a\n"),
         ] {
             assert_eq!(code_so_far(reply), code, "{reply:?}");
         }
     }
-    use proptest::prelude::*;
 
     fn codes(reply: &str) -> Vec<String> {
         parse(reply).blocks.into_iter().map(|block| block.code).collect()
@@ -252,7 +269,105 @@ mod tests {
     }
 
     #[test]
+    fn fences_are_read_as_models_write_them() {
+        for before in [
+            "\u{feff}",
+            "\u{200b}",
+            " \u{2060}\u{200d} ",
+            "</think>",
+            "thoughts\n</thinking>\u{200b}",
+            "<code>",
+            "> ",
+            ">",
+            "> > ",
+            "- ",
+            "* ",
+            "2. ",
+            "10) ",
+            "> - ",
+            "- > ",
+            "- 1. ",
+            "</answer>\u{feff}> ",
+            "\u{a0}",
+            "So: ",
+            "Let me `look`: ",
+            "**Code:**",
+            "Use ```x``` so ",
+        ] {
+            for (info, quote, after) in [("repl", "", ""), ("python ", "> ", ""), ("py", "", "\u{200b} ")] {
+                if quote.is_empty() || before == ">" || before.contains("> ") {
+                    let reply = format!("a\n{before}```{info}\n{quote}x = 1\n{quote}{after}```{after}\nb");
+                    assert_eq!(codes(&reply), ["x = 1"], "{reply:?}");
+                    assert_eq!(parse(&reply).prose.last().unwrap(), "b\n", "{reply:?}");
+                }
+            }
+        }
+        let quoted = "x = \"\"\"\n```json\n{}\n```\n\"\"\"";
+        for (reply, expected) in [
+            ("- ```repl\n  if x:\n    y\n  ```", "if x:\n  y"),
+            ("- ```repl\nif x:\n  y\n```", "if x:\n  y"),
+            ("> ```repl\n> if x:\n>     y\n>\n> z\n> ```", "if x:\n    y\n\nz"),
+            ("> ```repl\nif x > 3:\n    y\n```", "if x > 3:\n    y"),
+            ("A block is fenced by ```repl, so:\n```repl\nx\n```", "x"),
+            ("A block begins with ```repl\nas here:\n```repl\nx\n```", "x"),
+            (&format!("So: ```repl\n{quoted}\n```"), quoted),
+        ] {
+            assert_eq!(codes(reply), [expected], "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn text_of_a_block_is_no_prose() {
+        for (reply, expected) in [
+            ("a ```json\nno\n```\nb", vec!["a\n", "b\n"]),
+            ("Use ```repl fences.\nno", vec!["Use\n"]),
+            ("```repl `x`\nno\n```\nb", vec!["b\n"]),
+            ("a\n<code>\nno\n</code>\nb", vec!["a\n", "b\n"]),
+            ("a\n<tool_call>\nno", vec!["a\n"]),
+            ("<code>\nno", vec![]),
+            ("a\n<pre><code>\nno\n</code></pre>\nb", vec!["a\n", "b\n"]),
+            ("<code class=\"py\">no\nno\n</code>\nb", vec!["b\n"]),
+            (
+                "<function=repl>\n<parameter=code>\nno\n</parameter>\n</function>\nb",
+                vec!["b\n"],
+            ),
+            ("So: <code>\nno\n</code>\nb", vec!["b\n"]),
+            ("<code>x</code>\nb", vec!["<code>x</code>\nb\n"]),
+            // Quotes in place of backticks.
+            ("a\n'''python\nno\n'''\nb", vec!["a\n", "b\n"]),
+            ("\"\"\"repl\nno", vec![]),
+            ("'''quoted\nb", vec!["'''quoted\nb\n"]),
+            ("<code>\n```repl\nx\n```\n</code>", vec!["<code>\n", "</code>\n"]),
+            ("a\n<pre>\nno\n```repl\nx\n```\nb", vec!["a\n"]),
+            // A block in a block ends it for Markdown, hardly for its author.
+            ("a\n```md\n```repl\nx\n```\nno\n```\nb", vec!["a\n"]),
+            ("a ```md\n```repl\nx\n```\nno\n```", vec!["a\n"]),
+            ("a\n```repl\nx = '''\n```\nno'''\n```", vec!["a\n"]),
+            // Code within a line.
+            ("`x`, ```y``` or ``z`z``.\nb", vec!["`x`, ```y``` or ``z`z``.\nb\n"]),
+        ] {
+            assert_eq!(parse(reply).prose, expected, "{reply:?}");
+        }
+    }
+
+    #[test]
     fn thoughts_are_not_read() {
+        for reply in [
+            "\u{feff}<think>no\n```repl\nno\n</think>b",
+            "no\n```repl\nno\n```\nno</think>\nb",
+            "no\n</thinking>b",
+            "<think>no</think><reasoning>\nno\n</reasoning>\nb\n<think>no",
+        ] {
+            let parsed = parse(reply);
+            assert_eq!(
+                (parsed.prose.concat().trim(), parsed.blocks.len()),
+                ("b", 0),
+                "{reply:?}"
+            );
+        }
+        // Code may speak of their tags.
+        let code = "x = '</think>'\n'''\n</think>\n'''";
+        assert_eq!(codes(&format!("```repl\n{code}\n```\nNo `</think>`")), [code]);
         assert_eq!(
             codes("\n<think>\n```repl\nbad\n```\n</think>\n```repl\ngood\n```"),
             ["good"]
@@ -263,20 +378,23 @@ mod tests {
     #[test]
     fn prose_is_what_is_outside() {
         let parsed = parse("FINAL(1)\n```repl\nFINAL(2)\n```\n```json\n[3]\n```\nend");
-        assert_eq!(parsed.prose, "FINAL(1)\nend\n");
+        assert_eq!(parsed.prose, ["FINAL(1)\n", "end\n"]);
         assert_eq!(parsed.others[0].code, "[3]");
     }
 
     proptest! {
         #[test]
         fn any_reply_is_read_and_nothing_is_invented(
-            reply in "(```|~~~|````|repl|python|\n|\"\"\"|'''|'|\"|#|\\\\| |x|é|</?think>)*"
+            reply in "(```|~~~|````|repl|python|\n|\"\"\"|'''|'|\"|#|\\\\| |x|é|`|>|- |\u{feff}|</?think>|</?code>)*"
         ) {
             let parsed = parse(&reply);
             for block in parsed.blocks.iter().chain(&parsed.others) {
                 for line in block.code.lines() {
                     prop_assert!(reply.contains(line.trim()));
                 }
+            }
+            for line in parsed.prose.iter().flat_map(|stretch| stretch.lines()) {
+                prop_assert!(reply.contains(line.trim()));
             }
         }
 

@@ -316,7 +316,10 @@ mod tests {
             instructions: Some("Answer in French."),
         };
         let rules = rules(&setting);
-        let helpers = include_str!("../../pyodide-glue/python/sandglass/helpers.py");
+        let helpers = concat!(
+            include_str!("../../pyodide-glue/python/sandglass/helpers.py"),
+            include_str!("../../pyodide-glue/python/sandglass/reading.py"),
+        );
         for name in [
             "llm_query",
             "llm_query_batched",

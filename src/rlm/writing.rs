@@ -1,7 +1,7 @@
 //! What can be done while the model still writes: what its code imports is fetched, the first block of its reply runs as it comes, and
 //! before there is one, what it says is for guesses. The blocks after it find another state than the one that there is now.
 
-use super::parse::parse;
+use super::parse::{may_end, parse};
 use crate::limits::MAX_WRITTEN_BYTES;
 use crate::speculate::Lines;
 
@@ -43,7 +43,7 @@ impl Writing {
         self.text.push_str(text);
         let end = self.text.rfind('\n').map_or(0, |end| end + 1);
         // What looks like the end of a block is taken for it, before it is known whether its line ends there, too: most often the reply does.
-        let is_fenced = !self.is_closed && is_fence(&self.text[end..]);
+        let is_fenced = !self.is_closed && may_end(&self.text[end..]);
         if !text.contains('\n') && !is_fenced {
             return Vec::new();
         }
@@ -75,12 +75,6 @@ impl Writing {
         }
         steps
     }
-}
-
-/// Whether a line may be the end of a block.
-fn is_fence(line: &str) -> bool {
-    let line = line.trim();
-    line.len() >= 3 && ['`', '~'].into_iter().any(|mark| line.chars().all(|char| char == mark))
 }
 
 #[cfg(all(test, not(target_arch = "wasm32")))]
@@ -126,6 +120,11 @@ mod tests {
         let written = Step::Written("for i in range(3):".to_owned());
         let whole = Step::Hint("for i in range(3):\n    print(i)".to_owned());
         assert_eq!(done, [written, whole]);
+        // Ends are those that the whole reply has.
+        for (before, quote, after) in [("> ", "> ", ""), ("</think>", "", "\u{feff}"), ("So: ", "", " ")] {
+            let done = steps(&[&format!("{before}```repl\n{quote}f()\n"), &format!("{quote}```{after}")]);
+            assert_eq!(done.last(), Some(&Step::Hint("f()".to_owned())), "{before}");
+        }
         // What looked like an end and was none.
         let done = steps(&["````repl\nx = '''\n", "```", "\n'''\n"]);
         assert!(!done.iter().any(|step| matches!(step, Step::Hint(_))), "{done:?}");

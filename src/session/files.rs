@@ -4,7 +4,7 @@ use super::turn::{Task, Turn};
 use super::{Body, Encoded, Reply, Session};
 use crate::error::Error;
 use crate::execution::FileChange;
-use crate::limits::{MAX_CHANGED_FILES, MAX_PATH_BYTES};
+use crate::limits::{MAX_CHANGED_FILES, MAX_PATH_TEXT};
 use crate::protocol::{Encoding, Event, Request};
 
 /// What a user asks of the files. A path is relative to the working folder, or lies in it or in the folder of temporary files.
@@ -178,5 +178,5 @@ pub(super) fn oversized_report(files: &[FileChange]) -> bool {
     files.len() > MAX_CHANGED_FILES
         || files
             .iter()
-            .any(|file| file.path.len() > MAX_PATH_BYTES || !(0.0..=1e15).contains(&file.size))
+            .any(|file| file.path.len() > MAX_PATH_TEXT || !(0.0..=1e15).contains(&file.size))
 }

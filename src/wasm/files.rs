@@ -68,11 +68,13 @@ impl Sandbox {
 
 fn file_path(value: &JsValue) -> Result<String, Error> {
     let path = text("path", value)?;
+    // The first characters of each byte that is not UTF-8 and so escaped.
+    let escapes = path.matches("\\udc").count();
     let problem = if path.is_empty() {
         "must not be empty"
-    } else if path.len() > MAX_PATH_BYTES {
+    } else if path.len() > MAX_PATH_BYTES + 5 * escapes {
         "is too long"
-    } else if path.contains('\0') || value.dyn_ref().is_some_and(|text| !well_formed(text)) {
+    } else if path.contains('\0') {
         "holds a character that no path has"
     } else {
         return Ok(path);

@@ -4,6 +4,7 @@ use js_sys::{Array, Function, JsString, Object, Promise, Reflect, Uint8Array};
 use wasm_bindgen::prelude::*;
 
 use crate::error::Error;
+use crate::value::{escaped, ill_formed, lone_surrogate};
 
 #[wasm_bindgen]
 extern "C" {
@@ -135,6 +136,27 @@ pub(super) fn well_formed(text: &JsString) -> bool {
     text.unchecked_ref::<Text>().is_well_formed()
 }
 
+/// The text of a string to read: its lone surrogates are written as Python escapes them.
+pub(super) fn readable(text: &JsString) -> String {
+    if well_formed(text) {
+        text.into()
+    } else {
+        escaped(&text.iter().collect::<Vec<u16>>())
+    }
+}
+
+/// The text of a string that has to arrive as it is.
+///
+/// # Errors
+/// It holds a lone surrogate; `what` names it.
+pub(super) fn exact(what: &str, text: &JsString) -> Result<String, String> {
+    if well_formed(text) {
+        return Ok(text.into());
+    }
+    let lone = lone_surrogate(&text.iter().collect::<Vec<u16>>());
+    Err(ill_formed(what, lone.unwrap_or_default()))
+}
+
 /// Whether a value is an object that is nobody's instance: a literal, `JSON.parse`d, or of `Object.create(null)`, of
 /// this realm or another.
 pub(super) fn is_plain(value: &JsValue) -> bool {
@@ -147,7 +169,7 @@ pub(super) fn is_plain(value: &JsValue) -> bool {
 
 /// What a thrown value says, for people. It may be anything: an error of another realm, `{ status: 429 }`, undefined.
 pub(super) fn describe(thrown: &JsValue) -> String {
-    let text = |name| get(thrown, name).as_string();
+    let text = |name| get(thrown, name).dyn_ref().map(readable);
     let said = match text("message") {
         Some(message) => match text("name").unwrap_or_default().as_str() {
             "Error" | "" if !message.is_empty() => message,
@@ -155,7 +177,7 @@ pub(super) fn describe(thrown: &JsValue) -> String {
             name if message.is_empty() => name.to_owned(),
             name => format!("{name}: {message}"),
         },
-        None => thrown.as_string().unwrap_or_else(|| shown(thrown)),
+        None => thrown.dyn_ref().map(readable).unwrap_or_else(|| shown(thrown)),
     };
     said.chars().take(10_000).collect()
 }

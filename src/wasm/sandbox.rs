@@ -9,7 +9,7 @@ use wasm_bindgen_futures::JsFuture;
 use super::budget::{JsBudget, shown};
 use super::driver::Driver;
 use super::feedback::FeedbackOptions;
-use super::glue::{Glue, get, object, thrown};
+use super::glue::{Glue, exact, get, object, thrown};
 use super::options::{ExecuteOptions, Options, entries, whole_number};
 use super::packages;
 use super::pieces::Pieces;
@@ -92,7 +92,7 @@ export interface SandboxOptions {
   hostFunctions?: Record<string, (...args: any[]) => unknown>;
   /**
    * Whose prompts and controllers Python is for: names, signatures, what failures look like. `"default"`; `"rlm"` (alexzhang13/rlm
-   * from 0.1.2 on), `"rlm-legacy"` (up to 0.1.1a, and rlm-minimal), `"dspy"` (its `RLM` module).
+   * from 0.1.2 on), `"rlm-legacy"` (up to 0.1.1a, and rlm-minimal), `"rlm-core"` (DwayneWilkes/rlm), `"dspy"` (its `RLM` module).
    */
   profile?: Profile;
   /** The names of the values that `SUBMIT` takes, by position or by name. Default: it takes any. */
@@ -547,9 +547,10 @@ impl Drop for Sandbox {
 }
 
 pub(super) fn text(name: &str, value: &JsValue) -> Result<String, Error> {
-    value
-        .as_string()
-        .ok_or_else(|| Error::invalid(name, "must be a string"))
+    let text = value
+        .dyn_ref()
+        .ok_or_else(|| Error::invalid(name, "must be a string"))?;
+    exact("it", text).map_err(|problem| Error::invalid(name, problem))
 }
 
 /// The text of the last message of the model's, and what was said last, by anybody.

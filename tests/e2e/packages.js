@@ -382,6 +382,9 @@ except ModuleNotFoundError:
       await prints(sandbox, "def f():\n    from msgpack import packb\n    return packb(1)\nprint(f())"),
       "b'\\x01'",
     );
+    const zoned =
+      "import datetime as d, zoneinfo as z\nprint(d.datetime(2024, 1, 1, tzinfo=z.ZoneInfo('Europe/Paris')))";
+    same("time zones", await prints(sandbox, zoned), "2024-01-01 00:00:00+01:00");
     const text = await prints(sandbox, "print('import attr')");
     same("in a string", [text, (await askedFor()).some((name) => name.startsWith("attrs"))], ["import attr", false]);
     const broken = await sandbox.execute("try:\n    import damaged\nexcept ImportError:\n    print('gone on')");

@@ -21,6 +21,9 @@ add("needs-tiny", "1.0", { "needs_tiny.py": "import tiny" }, [
   'nothere; sys_platform == "win32"',
 ]);
 add("needs-much", "1.0", { "needs_much.py": "" }, ["pydantic>=99"]);
+// One zone, an hour before UTC: the header with its counts, the zone, its name.
+const zone = `TZif${"\0".repeat(35)}\x01\0\0\0\x04\0\0\x0e\x10\0\0CET\0`;
+add("tzdata", "1.0", { "tzdata/__init__.py": "", "tzdata/zoneinfo/Europe/Paris": zone });
 add("climbs", "1.0", { "../../../tmp/escaped.py": "" });
 add("absolute", "1.0", { "/tmp/escaped.py": "" });
 add("windows", "1.0", { "..\\..\\escaped.py": "" });

@@ -307,6 +307,29 @@ const ANSWERS = {
     ];
   },
 
+  "half a character is told and not changed": async () => {
+    const asks = "try: llm_query('a\\ud800')\nexcept HostCallError as error: print(error)";
+    const result = await script([
+      cell(`${asks}\nFINAL('b\\ud801')`),
+      cell("FINAL(['\\ud802'])"),
+      cell("FINAL('\\ud83d\\ude00')"),
+    ]);
+    const printed = result.live.flatMap((event) => (event.type === "output" ? [event.text] : [])).join("");
+    const rejected = result.events.flatMap((event) => (event.type === "answerRejected" ? [event.problems] : []));
+    // As Python escapes it, it is in a str what it was.
+    const replied = await run({ task: "t", model: async () => cell("FINAL(str(ord('\ud803')))") });
+    const refused = await runRlm({ task: "\ud804", model: async () => "" }).catch((error) => error.message);
+    return [
+      ...ended(result, "😀"),
+      ...(/the prompt holds the lone surrogate U\+D800/.test(printed) ? [] : [printed]),
+      ...(/U\+D801[^]*U\+D802/.test(JSON.stringify(rejected)) ? [] : [JSON.stringify(rejected)]),
+      ...ended(replied, `${0xd803}`),
+      ...(/^task: .*U\+D804/.test(refused) ? [] : [`${refused}`]),
+      ...result.problems,
+      ...replied.problems,
+    ];
+  },
+
   "a name in prose is no answer before there is a variable": async () => {
     const plan = "I look at it, then call\nFINAL(result)\nonce done.";
     const empty = "FINAL(answer)";

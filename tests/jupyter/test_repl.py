@@ -213,6 +213,78 @@ def test_contexts_and_histories_of_several_turns() -> None:
         lasting.add_context("x", -1)
 
 
+def test_threads_may_add_contexts_at_once_and_while_code_runs() -> None:
+    started, done = threading.Event(), threading.Event()
+    repl = JupyterREPL(lambda prompt: started.set() or str(done.wait(60)), persistent=True)
+    numbers: list[int] = []
+
+    def add() -> None:
+        started.wait(60)
+        numbers.extend(repl.add_context(object()) for _ in range(100))
+        numbers.extend(repl.add_history([]) for _ in range(100))
+
+    def add_all() -> None:
+        threads = [threading.Thread(target=add) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        done.set()
+
+    adding = threading.Thread(target=add_all)
+    adding.start()
+    source = "from threading import Thread\ndef make(n):\n    for i in range(300): make.__globals__[f'v{n}_{i}'] = i\n"
+    source += "threads = [Thread(target=make, args=(n,)) for n in range(4)]\nfor thread in threads: thread.start()\n"
+    ok(repl, source + "llm_query('x')\nfor thread in threads: thread.join()")
+    adding.join()
+    assert sorted(numbers) == sorted([*range(800)] * 2)
+    assert len(repl.locals["context_history"]) == len(repl.locals["session_history"]) == 800
+    assert repl.get_context_count() == 800
+    repl.cleanup()
+    assert (repl.get_context_count(), repl.get_history_count()) == (800, 800)
+    repl.setup()
+    assert (repl.get_context_count(), repl.get_history_count()) == (0, 0)
+
+
+def test_the_rlm_profile_shows_its_answer_among_the_variables() -> None:
+    repl = JupyterREPL(profile="rlm")
+    assert ok(repl, "answer['content'] = 1; x = 2").locals == {"x": 2, "answer": {"content": 1, "ready": False}}
+    assert ok(JupyterREPL(), "answer['content'] = 1; x = 2").locals == {"x": 2}
+
+
+def test_code_has_its_time() -> None:
+    def slow(prompt: str) -> str:
+        time.sleep(2.2)
+        return prompt
+
+    repl = JupyterREPL(slow, cell_timeout=2.0)
+    assert repl.max_concurrent_subcalls == 4
+    assert ok(repl, "llm_query('not counted')").result == "'not counted'"
+    for endless in ("while True: pass", "import time; time.sleep(600)", "import asyncio; await asyncio.sleep(600)"):
+        repl.cell_timeout = 0.5
+        result = repl.execute_code(f"print('before'); x = 1\n{endless}")
+        repl.cell_timeout = None
+        assert result.error_type == "TimeoutError" and "longer than 0.5 seconds (cell_timeout)" in str(result.error)
+        assert result.stdout == "before\n" and result.locals["x"] == 1
+        assert str(result.traceback).endswith(f"{result.error}\n") and ok(repl, "x + 1").result == "2"
+    # Code that catches the interrupt is interrupted again.
+    repl.cell_timeout = 0.5
+    caught = "import time\nn = 0\nwhile n < 2:\n    try: time.sleep(600)\n    except KeyboardInterrupt: n += 1"
+    assert ok(repl, caught).locals["n"] == 2
+    failed: list[BaseException] = []
+
+    def elsewhere() -> None:
+        try:
+            repl.execute_code("1")
+        except RuntimeError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert "main thread" in str(failed[0])
+
+
 def test_the_rlm_profile_puts_the_context_back() -> None:
     repl = JupyterREPL(profile="rlm", context_payload="given")
     ok(repl, "context = 'mine'")
@@ -286,9 +358,14 @@ def test_options_are_checked(shell: Any, tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             JupyterREPL(sync_vars=names)  # type: ignore[arg-type]
-    for name in ("llm_query", "context", "answer", "no name"):
-        with pytest.raises(ValueError, match="custom_tools"):
+    for name in ("llm_query", "context", "answer"):
+        with pytest.raises(ValueError, match=f"custom_tools: '{name}' is reserved"):
             JupyterREPL(custom_tools={name: print})
+    with pytest.raises(ValueError, match="custom_tools: 'no name' is no name"):
+        JupyterREPL(custom_tools={"no name": print})
+    for seconds in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match="cell_timeout"):
+            JupyterREPL(cell_timeout=seconds)
     with pytest.raises(TypeError, match="code to be a str, not int"):
         JupyterREPL().execute_code(5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="on_llm"):

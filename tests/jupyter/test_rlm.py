@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -85,6 +87,30 @@ def test_an_rlm_finds_its_answer(registered: None, monkeypatch: pytest.MonkeyPat
     assert "hello\nFIRST 8 7" in feedback and "ZeroDivisionError: division by zero" in feedback and "'part'" in feedback
     blocks = [b for i in done.metadata["iterations"] for b in i["code_blocks"]]
     assert [len(b["result"]["rlm_calls"]) for b in blocks] == [1, 0, 2]
+
+
+def test_records_of_a_batch_have_the_order_of_its_prompts() -> None:
+    finished = {name: threading.Event() for name in "abc"}
+    last = {"a": "b", "b": "c"}
+
+    def ask(prompt: str, model: str | None = None) -> object:
+        if prompt in last:
+            assert finished[last[prompt]].wait(60)
+        completion = SimpleNamespace(response=prompt.upper(), to_dict=dict)
+        finished[prompt].set()
+        return completion
+
+    repl = JupyterREPL(subcall_fn=ask, max_concurrent_subcalls=3)
+    result = repl.execute_code("print(rlm_query_batched(['a', 'b', 'c']), rlm_query('c'))")
+    assert result.stdout == "['A', 'B', 'C'] C\n"
+    assert [call.response for call in result.rlm_calls] == ["A", "B", "C", "C"]
+
+
+@pytest.mark.parametrize("answer", [None, "text", SimpleNamespace(response=None), SimpleNamespace(response=b"x")])
+def test_what_is_no_completion_is_not_recorded(answer: object) -> None:
+    result = JupyterREPL(subcall_fn=lambda prompt, model: answer).execute_code("print(rlm_query('x'))")
+    assert result.stdout.startswith("Error: RLM query failed - ") and "was expected" in result.stdout
+    assert result.rlm_calls == []
 
 
 def test_several_turns_of_an_rlm(registered: None, monkeypatch: pytest.MonkeyPatch) -> None:

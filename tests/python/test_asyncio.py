@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
@@ -117,3 +118,50 @@ def test_an_external_wake_hook_waits_instead(guest: Guest) -> None:
         "bridge.sleep = lambda s: (None if s else loop.call_soon_threadsafe(future.set_result, 'woken'))\nawait future"
     )
     assert guest.ok("import asyncio\n" + source).result == "'woken'"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "cls = type(asyncio.get_event_loop())\nfor n in ('run_forever', 'run_until_complete', '_run_once', 'create_task', 'close', 'select'): setattr(cls, n, None)",
+        "for cls in type(asyncio.get_event_loop()).__mro__[:2]: cls.finish = cls.__init__ = lambda *args: 1 / 0",
+        "p = asyncio.get_event_loop_policy()\ntype(p).get_event_loop = type(p).new_event_loop = lambda self: 1 / 0",
+        "cls = type(asyncio.get_event_loop())\ncls.__bases__ = (type('Other', cls.__bases__, dict(run_until_complete=None, run_forever=None)),)",
+        "vars(asyncio.get_event_loop_policy()).update(get_event_loop=None, _loops=None, _local=None)",
+        "asyncio.create_task = asyncio.tasks.create_task = asyncio.run = asyncio.runners.run = None",
+        "asyncio.Task = asyncio.tasks._CTask = asyncio.tasks.Task = asyncio.tasks._PyTask\nasyncio.Future = asyncio.futures.Future = asyncio.futures._PyFuture",
+    ],
+)
+def test_patches_end_with_their_cell(guest: Guest, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, names in {
+        asyncio: ("Task", "Future"),
+        asyncio.tasks: ("Task", "_CTask"),
+        asyncio.futures: ("Future",),
+    }.items():
+        for name in names:
+            monkeypatch.setattr(module, name, getattr(module, name))  # the last one stays, as in any Python
+    guest.run("import asyncio\n" + source)
+    assert guest.ok("await asyncio.sleep(0, 5)").result == "5"
+    assert guest.ok("async def f(): return await asyncio.sleep(0, 6)\nasyncio.run(f())").result == "6"
+    assert guest.ok("asyncio.get_event_loop().run_until_complete(f())").result == "6"
+    assert guest.ok("task = asyncio.create_task(f())").stderr == ""
+    assert guest.ok("task.result()").result == "6"
+    cell = guest.run("await asyncio.gather(asyncio.Event().wait(), f())")
+    assert cell.error.startswith("RuntimeError: deadlock")
+
+
+def test_many_tasks_of_a_cell_that_awaits_nothing(guest: Guest) -> None:
+    guest.ok("import asyncio\nasync def f(n): return n\ntasks = [asyncio.create_task(f(n)) for n in range(5000)]")
+    assert guest.ok("sum(task.result() for task in tasks)").result == "12497500"
+    cell = guest.run("async def leave(): exit(3)\ntask = asyncio.create_task(leave())")
+    assert cell.error == "SystemExit: 3"
+    guest.bridge.interrupt_sleep = True
+    assert guest.run("task = asyncio.create_task(asyncio.sleep(9))").error_type == "KeyboardInterrupt"
+
+
+def test_what_is_dropped_with_a_loop_is_dropped_at_once(guest: Guest) -> None:
+    guest.ok("import asyncio\nclass A:\n  def __del__(self): print('gone')\nasync def f(): return A()")
+    assert guest.ok("(await f()) and None").stdout == "gone\n"
+    source = "loop = asyncio.get_event_loop()\nfor _ in range(3): loop.run_until_complete(f()); print('next')"
+    assert guest.ok(source).stdout == "gone\nnext\n" * 3
+    assert guest.ok("import gc\ngc.disable()\ntask = asyncio.create_task(f())\ndel task").stdout == "gone\n"

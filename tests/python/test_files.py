@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sandglass.files import FileError, Files
+from sandglass.files import FileError, Files, meant, shown
 
 MOST = 1e9
 
@@ -138,6 +138,48 @@ def test_listings(files: Files) -> None:
         files.write(f"many{n}", [b""])
     with pytest.raises(FileError, match="more than 10 files"):
         files.list(".")
+
+
+@pytest.mark.parametrize(
+    "name", [b"\xff.bin", b"caf\xe9", b"\\udcff", b"\\x5c", b"a\\b", "é".encode(), b"\xed\xa0\x80"]
+)
+def test_names_that_are_not_utf8_lead_back(files: Files, name: bytes) -> None:
+    os.mkdir(name)
+    Path(os.fsdecode(name), "x").write_bytes(name)
+    rows: Any = files.list("")
+    folder, path = (row["path"] for row in rows)
+    assert folder.encode() == (name if name in (b"a\\b", "é".encode()) else folder.encode())
+    assert path == f"{folder}/x" and text_of(files, path) == name
+    files.write(path, [b"new"])
+    assert os.listdir(name) == [b"x"] and text_of(files, path) == b"new"
+    assert files.list(folder) == files.list(path) and files.remove(folder) and not os.listdir(b".")
+
+
+@given(
+    st.binary(max_size=20) | st.lists(st.sampled_from([b"\\", b"u", b"dc", b"x5c", b"f", b"8", b"\xff"])).map(b"".join)
+)
+def test_each_name_has_its_own_text(name: bytes) -> None:
+    text = shown(os.fsdecode(name))
+    assert os.fsencode(meant(text.encode().decode())) == name
+
+
+def test_pipes_are_not_read(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo("pipe")
+    with pytest.raises(FileError, match="is a pipe"):
+        files.read("pipe", False, MOST)
+    # One that takes a file's place while that is read keeps nobody waiting.
+    files.write("file", [b"x"])
+    pieces = files.read("file", False, MOST)
+    os.replace("pipe", "file")
+    assert list(pieces or []) == []
+
+
+def test_a_file_that_grows_ends(files: Files) -> None:
+    files.write("x", [b"x" * 10])
+    pieces = files.read("x", False, MOST)
+    with open("x", "ab") as file:
+        file.write(b"y" * 10)
+    assert list(pieces or []) == [b"x" * 10]
 
 
 def test_text_has_to_be_utf8(files: Files) -> None:

@@ -3,7 +3,7 @@
 import ctypes
 from pathlib import Path
 
-from conftest import Guest
+from conftest import Guest, installed
 
 from sandglass import foreign
 
@@ -102,3 +102,14 @@ numbers = [reader.fileno()]
 def test_a_cycle_ends(guest: Guest) -> None:
     guest.ok("a = []\na.append(a)\nb = {'a': a}\nb['b'] = b")
     assert found(guest) == {}
+
+
+def test_the_last_value_is_looked_at_too(guest: Guest) -> None:
+    guest.runtime._namespace.globals["bare"] = Proxy()
+    with installed(guest.runtime) as runtime:
+        runtime.execute(1, "[bare]")
+        assert set(found(guest)) == {"bare", "_"}
+        runtime.execute(2, "_ = 5\ndel bare")
+        assert set(found(guest)) == set()
+        runtime.execute(3, "del _\n6")
+        assert set(found(guest)) == set()

@@ -10,7 +10,7 @@ from conftest import CONFIG, Guest, Reply
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandglass.helpers import _search, chunk_text
+from sandglass.reading import chunk_text, search
 
 
 def test_llm_query_sends_prompt_and_model(guest: Guest) -> None:
@@ -236,7 +236,7 @@ def test_chunks_cover_the_text(text: str, size: int, overlap: int) -> None:
     st.integers(0, 20),
 )
 def test_search_finds_what_a_regex_finds(text: str, pattern: str, window: int, limit: int) -> None:
-    found = _search(pattern, window, limit, text)
+    found = search(pattern, window, limit, text)
     assert [(f["start"], f["end"]) for f in found] == [m.span() for m in re.finditer(pattern, text, re.IGNORECASE)][
         :limit
     ]
@@ -252,3 +252,13 @@ def test_input_is_a_builtin_that_the_host_may_answer(guest: Guest) -> None:
     assert guest.ok("input('name? ') + input()").result == "'answer to name? answer to '"
     assert guest.bridge.calls == [("input", [["name? "]]), ("input", [[""]])]
     assert "input" not in [row["name"] for row in guest.listing()]
+
+
+def test_getpass_asks_as_input_does_and_says_so(guest: Guest) -> None:
+    guest.runtime.configure({**CONFIG, "hostFunctions": ["input"]})
+    with pytest.warns(UserWarning, match="may be seen") as told:
+        cell = guest.ok("from getpass import getpass\ngetpass('key? ')")
+    assert cell.result == "'answer to key? '" and guest.bridge.calls == [("input", [["key? "]])]
+    assert (told[0].filename, told[0].lineno, told[0].category.__name__) == ("<cell 1>", 2, "GetPassWarning")
+    guest.runtime.configure(CONFIG)
+    assert guest.run("getpass()").error.startswith("EOFError: getpass() is not available in this sandbox")

@@ -752,3 +752,13 @@ def test_a_large_result_is_not_kept_of_a_part(memory: Guest) -> None:
     memory.ok("x = len(big.split())")
     assert hits(memory.ok("len(big.split()) + 1")) == 1, "the length is"
     assert hits(memory.ok("print(big.split()[0])")) == 0
+
+
+def test_the_last_value_is_no_data_of_a_statement(memory: Guest) -> None:
+    for words in ("['b', 'a']", "['d', 'c']"):
+        memory.ok(words)
+        cell = memory.ok("x = sorted(_)\nsorted(x)")
+        assert cell.result == str(sorted(eval(words))) and hits(cell) == 0
+    for _ in range(3):
+        assert memory.ok("sorted(words)[:1]").result == "['12']"
+        assert memory.ok("_.append(n)\n_").result == "['12', 2]"

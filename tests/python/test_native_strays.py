@@ -244,6 +244,21 @@ def test_all_children_are_seen_to_be_killed(host: Host) -> None:
     assert host.ok("{p.wait() for p in ps}").result == "{-9}"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_child_whose_main_thread_has_ended_is_killed_all_the_same(host: Host) -> None:
+    seen = host.ok(
+        "import subprocess, sys\n"
+        "code = 'import ctypes, threading, time; threading.Thread(target=time.sleep, args=(1000,)).start(); "
+        "ctypes.CDLL(None).pthread_exit(None)'\n"
+        "p = subprocess.Popen([sys.executable, '-c', code], start_new_session=True)\n"
+        "def state(): return open(f'/proc/{p.pid}/stat').read().rpartition(') ')[2][0]\n"
+        "while state() != 'Z': pass\n"
+        "p.pid"
+    )
+    assert not is_there(int(seen.result)) and seen.stderr == ""
+    assert host.ok("p.wait()").result == "-9"
+
+
 def test_a_child_that_prints_without_end_does_not_hold_up_the_end(host: Host) -> None:
     seen = host.ok("import subprocess, time\np = subprocess.Popen(['yes'])\ntime.sleep(0.1)\np.pid")
     assert not is_there(int(seen.result)) and len(seen.stdout) < 20_000_000
@@ -341,12 +356,42 @@ def test_later_cells_work_whatever_a_cell_breaks(host: Host, code: str) -> None:
     assert host.ask("getVariable", name="x")[0]["type"] == "value"
 
 
-def test_what_belongs_to_the_interpreter_is_put_back(host: Host) -> None:
-    state = "import gc, sys\nsys.getswitchinterval(), gc.isenabled(), gc.get_threshold(), sys.getrecursionlimit()"
-    before = host.ok(state).result
+def test_what_threads_of_ours_need_is_put_back_and_what_is_the_users_stays(host: Host) -> None:
+    before = host.ok("import gc, sys\nsys.getswitchinterval()").result
     for interval in ("1000", "1e-9"):
-        host.ok(f"sys.setswitchinterval({interval}); gc.disable(); gc.set_threshold(0); sys.setrecursionlimit(5000)")
-        assert host.ok(state).result == before
+        host.ok(f"sys.setswitchinterval({interval}); gc.disable(); gc.set_threshold(0, 5); sys.setrecursionlimit(5000)")
+        assert host.ok("sys.getswitchinterval()").result == before
+        assert (
+            host.ok("gc.isenabled(), gc.get_threshold()[:2], sys.getrecursionlimit()").result == "(False, (0, 5), 5000)"
+        )
+
+
+def test_a_recursion_limit_of_code_is_for_its_frames_and_the_guest_works_with_a_low_one(host: Host) -> None:
+    host.ok(
+        "import sys, time, os, threading\ndef depth(n=1):\n  try: return depth(n + 1)\n  except RecursionError: return n"
+    )
+    assert (
+        host.ok("sys.setrecursionlimit(500)\nlen(range(depth(), 501)) <= 3, sys.getrecursionlimit()").result
+        == "(True, 500)"
+    )
+    assert host.ok("async def f(): return depth()\n450 < await f() < 520").result == "True"
+    assert host.ok("sys.setrecursionlimit(10)\nprint('x' * 100)\nsys.getrecursionlimit()").result == "10"
+    for code, stdout in {
+        "print('x' * 200_000)": "",
+        "print('a'); time.sleep(0.2); print('b')": "a\nb\n",
+        "os.write(1, b'q')\nllm_query('q')": "q",
+        "os.system('echo child')": "child\n",
+        "t = threading.Thread(target=print, args=(3,)); t.start(); t.join()": "3\n",
+        "import asyncio\nawait asyncio.sleep(0.01)\nprint(depth() < 60)": "True\n",
+    }.items():
+        assert host.ok(code).stdout[: len(stdout)] == stdout
+    assert host.run("sys.setrecursionlimit(1)").report["errorType"] == "RecursionError"
+    assert host.run("sys.setrecursionlimit('x')").report["errorType"] == "TypeError"
+    host.begin("print('begun')\nwhile True: pass")
+    host.end(until="begun")
+    host.interrupt()
+    assert host.end().report["stopped"] == "interrupt"
+    assert host.ok("sys.setrecursionlimit(2**31 - 1)\nsys.getrecursionlimit()").result == str(2**31 - 1)
 
 
 def test_a_cell_that_closes_the_channel_ends_the_guest_and_nothing_else(host: Host) -> None:

@@ -41,17 +41,22 @@ QUERIES = ["llm_query", "llm_query_batched", "rlm_query", "rlm_query_batched"]
 EVERYWHERE = ["HostCallError", "LimitError", "fetch_page"]
 
 
+DEFAULT = [
+    *QUERIES,
+    *("batch_llm_query", "batch_rlm_query", "FINAL", "FINAL_VAR", "SUBMIT", "SHOW_VARS", "answer"),
+    *("chunk_text", "search_context", "llm_batch", "recursive_llm", "query", "final_answer", "display"),
+]
+READING = [
+    *("chunk_by_headers", "chunk_by_size", "count_lines", "count_matches", "extract_json", "extract_sections"),
+    *("find_line", "get_line", "quote_match"),
+]
+
+
 @pytest.mark.parametrize(
     ("profile", "names"),
     [
-        (
-            "default",
-            [
-                *QUERIES,
-                *("batch_llm_query", "batch_rlm_query", "FINAL", "FINAL_VAR", "SUBMIT", "SHOW_VARS", "answer"),
-                *("chunk_text", "search_context", "llm_batch", "recursive_llm", "query", "final_answer", "display"),
-            ],
-        ),
+        ("default", DEFAULT),
+        ("rlm-core", [*DEFAULT, *READING]),
         ("rlm", [*QUERIES, "SHOW_VARS", "answer"]),
         ("rlm-legacy", [*QUERIES, "SHOW_VARS", "FINAL_VAR"]),
         ("dspy", ["llm_query", "llm_query_batched", "SUBMIT"]),
@@ -64,8 +69,8 @@ def test_every_profile_has_its_names_and_no_other(guest: Guest, profile: str, na
     assert [row["name"] for row in guest.listing()] == []
 
 
-def test_there_are_four() -> None:
-    assert list(PROFILES) == ["default", "rlm", "rlm-legacy", "dspy"]
+def test_there_are_five() -> None:
+    assert list(PROFILES) == ["default", "rlm", "rlm-legacy", "rlm-core", "dspy"]
 
 
 def test_what_a_profile_does_not_reserve_is_the_user_s(dspy: Guest) -> None:
@@ -374,6 +379,92 @@ def test_aliases_yield_to_the_user_s_variables(guest: Guest) -> None:
     assert cell.result == "('What is it?', 'done')" and cell.names is None
     cell = guest.ok("del query")
     assert cell.names == ["final_answer"] and guest.ok("query('a')").result == "'answer to a'"
+
+
+def test_the_final_answer_of_smolagents_ends_the_cell(guest: Guest) -> None:
+    speaking(guest, "default")
+    for call, final in [("answer=2", 2), ("[None]", [None]), ("answer={'a': 1}", {"a": 1}), ("''", "")]:
+        cell = guest.ok(f"final_answer({call})\nraise RuntimeError('not run')")
+        assert cell.has_final and cell.final == final
+    # The first one counts, whatever catches it.
+    assert guest.ok("try:\n    final_answer(1)\nexcept BaseException:\n    final_answer(2)").final == 1
+    assert "missing 1 required" in guest.run("final_answer()").error
+
+
+# ---- rlm-core ----
+
+MARKDOWN = "# A\n## One\n x1 \n## Two\n### Three\nx2\n# B"
+
+
+@pytest.mark.parametrize(
+    ("context", "source", "expected"),
+    [
+        ("aXbx", "count_matches('X'), count_matches('y')", (2, 0)),
+        (
+            "",
+            "count_matches('x'), count_lines(), get_line(1), chunk_by_size(), extract_sections('x')",
+            (0, 1, "", [], []),
+        ),
+        (
+            "",
+            "extract_json('so {\"a\": [1]} it is'), extract_json('x [1, {}] x'), extract_json('none'), extract_json('{]')",
+            ({"a": [1]}, [1, {}], None, None),
+        ),
+        ("", "extract_json('{a} [1]'), extract_json('[' * 100_000 + ']' * 100_000)", ([1], None)),
+        (
+            "H1: a\nb\n\nH2: c",
+            "extract_sections(r'^H\\d:'), extract_sections('h1')",
+            ([{"header": "H1:", "content": "a\nb", "start": 0}, {"header": "H2:", "content": "c", "start": 9}], []),
+        ),
+        ("ab\r\nAC\n", "find_line('A'), find_line('z')", ([(1, "ab\r"), (2, "AC")], [])),
+        ("import a\nx\nIMPORT b", "count_lines(), count_lines('import'), count_lines('^x$')", (3, 2, 1)),
+        ("a\nb", "[get_line(n) for n in (1, 2, 3, 0, -1)]", ["a", "b", "", "", ""]),
+        (
+            "say Hello " + "o" * 200,
+            "quote_match('hello'), quote_match('o+ o', 2), quote_match('z')",
+            ("Hello", "o ...", None),
+        ),
+        ("x" * 101, "quote_match('x+') == 'x' * 100 + '...'", True),
+        (
+            MARKDOWN,
+            "chunk_by_headers(), [chunk['header'] for chunk in chunk_by_headers(level=1)], chunk_by_headers(3)",
+            (
+                [
+                    {"header": "## One", "content": "x1", "start": 4},
+                    {"header": "## Two", "content": "### Three\nx2\n# B", "start": 16},
+                ],
+                ["# A", "# B"],
+                [{"header": "### Three", "content": "x2\n# B", "start": 23}],
+            ),
+        ),
+        ("abcdef", "chunk_by_size(4), chunk_by_size(chars=4, overlap=1)", (["abcd", "ef"], ["abcd", "def"])),
+    ],
+)
+def test_rlm_core_reads_the_context(guest: Guest, context: str, source: str, expected: object) -> None:
+    speaking(guest, "rlm-core")
+    guest.put("context", context)
+    assert visible(guest, source) == str(expected)
+
+
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [
+        *((f"{name}('x' * 501)", "ValueError") for name in ("count_matches", "extract_sections", "find_line")),
+        *((f"{name}('(')", "ValueError") for name in ("count_lines", "quote_match")),
+        *((f"chunk_by_headers({level})", "ValueError") for level in (0, 7, -1)),
+        ("chunk_by_size(5, 5)", "ValueError"),
+        ("chunk_by_size(0)", "ValueError"),
+        ("quote_match('x', -1)", "ValueError"),
+        ("get_line('1')", "TypeError"),
+        ("extract_json({})", "TypeError"),
+        ("context = ['x']; count_lines()", "TypeError"),
+    ],
+)
+def test_rlm_core_says_what_it_cannot_read(guest: Guest, source: str, error: str) -> None:
+    speaking(guest, "rlm-core")
+    guest.put("context", "x")
+    cell = guest.run(source)
+    assert cell.error.startswith(f"{error}: ") and source.split("(")[0].split()[-1] in cell.error
 
 
 # ---- final answers ----

@@ -201,6 +201,19 @@ def test_numpy_arrays_cross_with_dtype_and_shape(dtype: str) -> None:
         assert (seen == variant).all() and seen.dtype == array.dtype.newbyteorder("=")
 
 
+def test_what_is_missing_crosses_as_none() -> None:
+    numpy, pandas = pytest.importorskip("numpy"), pytest.importorskip("pandas")
+    missing = [pandas.NaT, pandas.NA, numpy.datetime64("NaT"), numpy.timedelta64("NaT", "s"), numpy.ma.masked]
+    assert cross(missing) == [None] * 5 and cross(missing[0]) is None
+    assert cross({"a": {"b": pandas.NA}}) == {"a": {"b": None}}
+    assert cross(numpy.datetime64("2024-01-01"))["type"] == "datetime64"
+    frame = pandas.DataFrame({"t": [pandas.Timestamp("2024-01-01", tz="UTC"), pandas.NaT]})
+    frame["n"] = pandas.array([None, 1], dtype="Int64")
+    rows = marshal.loads(encode(frame, **LIMITS)[1])[4]
+    assert (rows[0][1], rows[1]) == (None, [None, 1])
+    assert cross(frame.to_dict("records"))[1] == {"t": None, "n": 1}
+
+
 def test_numpy_scalars_cross_as_numbers_and_odd_arrays_as_repr() -> None:
     numpy = pytest.importorskip("numpy")
     values = [numpy.float64(1.5), numpy.int64(3), numpy.bool_(True), numpy.float32(0.5), numpy.str_("s")]
@@ -221,7 +234,6 @@ def test_data_frames_cross_as_columns_index_and_rows() -> None:
     assert kind[4][0] == [1, "x", 0.5] and type(kind[4][0][0]) is int
     assert cross(frame)["a"].tolist() == [1, 2]
     assert marshal.loads(encode(pandas.DataFrame(index=[1, 2]), **LIMITS)[1])[2:] == ([], [1, 2], [[], []])
-    assert cross(pandas.NaT)["type"] == "NaTType"
     with pytest.raises(NotSerializable):
         cross(pandas.DataFrame({"a": range(10_000)}), max_bytes=1000)
 

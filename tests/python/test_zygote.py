@@ -56,6 +56,44 @@ def test_what_is_told_at_a_new_start_is_not_left_in_the_environment(tmp_path: Pa
     assert set(ready(tmp_path, ["threaded", "spy"])["missing"]) == {"threaded"}
 
 
+#: As a user that is bound: one that has root's rights is not.
+HOARD = """
+import errno, os, signal, socket
+from sandglass import bounds, zygote
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setresgid(*[2147400000] * 3)
+    os.setresuid(*[2147400000] * 3)
+bounds.bound_files(256)
+kept, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+null = os.open("/dev/null", os.O_RDONLY)
+try:
+    while True:
+        socket.send_fds(control, [b"x"], [null] * 50)
+except OSError as error:
+    assert error.errno == errno.ETOOMANYREFS, error
+guest = os.fork()
+if guest == 0:
+    signal.pause()
+pidfd = os.pidfd_open(guest)
+try:
+    zygote._hand_over(control, 1, guest, pidfd)
+except OSError as error:
+    assert error.errno == errno.ETOOMANYREFS, error
+    print(os.waitstatus_to_exitcode(os.waitpid(guest, 0)[1]))
+try:
+    os.fstat(pidfd)
+except OSError:
+    print("closed")
+"""
+
+
+def test_a_guest_that_the_host_cannot_be_given_is_ended() -> None:
+    env = {"PYTHONPATH": str(Path(sandglass.__file__).parents[1])}
+    told = subprocess.run([sys.executable, "-c", HOARD], env=env, check=True, capture_output=True, text=True).stdout
+    assert told == "-9\nclosed\n"
+
+
 COPY = """
 import os, sys, types
 

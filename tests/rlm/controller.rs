@@ -256,6 +256,7 @@ fn what_the_last_words_declare_is_looked_up() {
         ("```repl\nFINAL(found)\n```", Some("7")),
         ("It is in it:\n```python\nlook\nFINAL_VAR(found)\n```", Some("7")),
         ("```\nFINAL_VAR('found')\n```", Some("7")),
+        ("```\nFINAL(in Paris)\n```", None),
         ("```repl\nFINAL \"no directive\"\n```", None),
         ("FINAL_VAR(lost)", None),
         ("```repl\nFINAL(lost)\n```", None),
@@ -382,5 +383,40 @@ proptest! {
         );
         let ends = matches!(ran.events.last(), Some(RlmEventKind::RunEnded { .. }));
         prop_assert!(ends);
+    }
+
+    /// Fences of every kind, what stands before them and how their code looks: none of it comes out as the answer.
+    #[test]
+    fn no_answer_is_taken_out_of_the_source_of_a_block(
+        stretches in prop::collection::vec((
+            prop::sample::select(vec!["", "", "\u{feff}", "\u{200b}", "</think>", "<code>", "> ", "- ", "1. ", "> - ", "   ", "So: ", "In `it`, "]),
+            prop::sample::select(vec!["```", "````", "~~~"]),
+            prop::sample::select(vec!["repl", "python", "py x=1", "", "json", "js `x`", "markdown\n```repl\nx\n```"]),
+            prop::collection::vec(prop::sample::select(vec![
+                "FINAL(source(1))", "  FINAL(source)", "FINAL_VAR(source)", "x = '''\nFINAL(source, 2)\n'''", "", "look", "FINAL(source[\n1])",
+            ]), 1..4),
+            prop::sample::select(vec!["", "\nSo it is.", "\n\nI see (as\nsaid)"]),
+            any::<bool>(),
+        ), 1..4),
+        last_is_open in any::<bool>(),
+        iterations in 1u32..3,
+    ) {
+        let mut reply = String::new();
+        let all = stretches.len();
+        for (index, (before, mark, info, code, prose, is_quoted)) in stretches.into_iter().enumerate() {
+            // Words do not stand before tildes.
+            let has_words = before.starts_with(['S', 'I']);
+            let before = if has_words && mark == "~~~" { "" } else { before };
+            let quote = if is_quoted && before.starts_with('>') { "> " } else { "" };
+            let code = code.join("\n").replace('\n', &format!("\n{quote}"));
+            reply += &format!("{before}{mark}{info}\n{quote}{code}\n");
+            if !(last_is_open && index + 1 == all) {
+                reply += &format!("{quote}{mark}{prose}\n");
+            }
+        }
+        let limits = BudgetLimits::default();
+        let ran = run(Task { max_iterations: iterations, ..task() }, limits, |_| Ok(said(&reply)));
+        let answer = ran.finish.answer.unwrap_or_default().to_string();
+        prop_assert!(!answer.contains("source"), "{answer} of {reply:?}");
     }
 }

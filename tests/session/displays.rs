@@ -2,7 +2,7 @@
 
 use sandglass::execution::{Change, FileChange, Outcome};
 use sandglass::limits::{
-    Limits, MAX_CHANGED_FILES, MAX_DISPLAY_BYTES, MAX_DISPLAYS, MAX_DISPLAYS_BYTES, MAX_PATH_BYTES,
+    Limits, MAX_CHANGED_FILES, MAX_DISPLAY_BYTES, MAX_DISPLAYS, MAX_DISPLAYS_BYTES, MAX_PATH_TEXT,
 };
 use sandglass::protocol::{Event, ExecutionReport, Request};
 
@@ -141,7 +141,7 @@ fn changed_files_are_told_and_bounded() {
     assert_eq!(world.execution(ticket).truncated.files, 2);
     for files in [
         vec![changed("a".to_owned(), 1.0); MAX_CHANGED_FILES + 1],
-        vec![changed("a".repeat(MAX_PATH_BYTES + 1), 1.0)],
+        vec![changed("a".repeat(MAX_PATH_TEXT + 1), 1.0)],
         vec![changed("a".to_owned(), -1.0)],
         vec![changed("a".to_owned(), f64::NAN)],
     ] {

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -13,17 +12,15 @@ use sandglass::Error;
 use tokio::process::Command;
 
 use super::{BackendKind, BoxFuture, Launcher, Settings};
-use crate::guest::{FILTER_FD, Guest, GuestProcess, Plan};
+use crate::guest::{FILTER_FD, Guest, GuestProcess, INFO_FD, MAPPED_FD, Plan};
 use crate::pool::ZygoteLauncher;
 use crate::runtime::{Python, Runtime, guest_args, which};
 use crate::seccomp;
+pub use crate::users::NOBODY;
+use crate::users::{INSIDE, User, Users, can_map};
 use crate::workspace::CELLS_FOLDER;
-use crate::zygote::{self, Zygote};
+use crate::zygote::{self, GuestUsers, Zygote};
 
-/// Who a guest is outside of its namespace when the host is root, who could write to much that no mount hides.
-pub const NOBODY: u32 = 65534;
-/// Who it is inside.
-const INSIDE: &str = "1000";
 /// Where it finds the package.
 const PACKAGE: &str = "/run/sandglass";
 /// Where a zygote sees the workspaces of its guests, and only it; `python/sandglass/zygote.py` has the same.
@@ -32,6 +29,8 @@ const WORKSPACES: &str = "/run/workspaces";
 const ZYGOTE_BYTES: u64 = 1 << 20;
 /// Processes of a zygote. A guest leaves its group at once.
 const ZYGOTE_PIDS: u32 = 512;
+/// Open files of a zygote, and so descriptors that its user may have on their way: guests that share its user have fewer.
+const ZYGOTE_FILES: u32 = 1 << 16;
 /// How long it may take to say whether bubblewrap works here.
 const TRIAL: Duration = Duration::from_secs(30);
 
@@ -41,12 +40,14 @@ const TRIAL: Duration = Duration::from_secs(30);
 /// [`Error::BackendUnavailable`] says what is missing.
 pub async fn launcher(settings: &Settings) -> Result<Arc<dyn Launcher>, Error> {
     let (view, runtime) = look(settings).await?;
-    if let (Some(folder), Some((user, group))) = (&settings.workspace, view.user) {
-        own(folder, user, group)
-            .map_err(|error| Error::invalid("workspace", format!("{} cannot be used: {error}", folder.display())))?;
-    }
+    let owner = owner(settings)?;
     let plan = plan(&view, settings);
-    Ok(Arc::new(Bubblewrap { plan, runtime }))
+    Ok(Arc::new(Bubblewrap {
+        plan,
+        users: settings.guest_users,
+        owner,
+        runtime,
+    }))
 }
 
 /// What starts zygotes in bubblewrap here, whose guests are as isolated as those of [`launcher`]. The workspaces that its guests
@@ -61,9 +62,18 @@ pub async fn zygote_launcher(
     timeout: Duration,
 ) -> Result<Arc<dyn ZygoteLauncher>, Error> {
     let (view, runtime) = look(settings).await?;
-    let plan = zygote_plan(&view, settings, workspaces);
+    let users = settings.guest_users.here();
+    if users.is_some() && !can_map() {
+        tracing::warn!("guests of a zygote share one user id: a host without CAP_SYS_ADMIN cannot give each its own");
+    }
+    let users = users.filter(|_| can_map());
     Ok(Arc::new(Zygotes {
-        plan,
+        plan: zygote_plan(&view, settings, workspaces, users.is_some()),
+        user: settings.guest_users,
+        users: users.map(|users| GuestUsers {
+            users,
+            workspaces: workspaces.map(Path::to_owned),
+        }),
         filter: view.filter,
         preload,
         timeout,
@@ -97,8 +107,20 @@ async fn look(settings: &Settings) -> Result<(View, Arc<Runtime>), Error> {
     Ok((view, runtime))
 }
 
+/// Who a guest has to be that works in a folder.
+pub(super) fn owner(settings: &Settings) -> Result<Option<Arc<User>>, Error> {
+    let Some(folder) = &settings.workspace else {
+        return Ok(None);
+    };
+    let owner = settings.guest_users.of_folder(folder);
+    owner.map_err(|error| Error::invalid("workspace", format!("{} cannot be used: {error}", folder.display())))
+}
+
 struct Zygotes {
     plan: Plan,
+    user: Users,
+    /// Who its guests can be, when that is not who it is itself.
+    users: Option<GuestUsers>,
     filter: Option<Vec<u8>>,
     preload: Vec<String>,
     timeout: Duration,
@@ -109,15 +131,30 @@ impl ZygoteLauncher for Zygotes {
     fn launch(&self) -> BoxFuture<'_, Result<Arc<Zygote>, Error>> {
         Box::pin(async move {
             let (ours, theirs) = zygote::control()?;
-            let process = GuestProcess::run(self.plan.clone(), theirs).await?;
-            let process = process.keep(Arc::clone(&self.runtime));
-            Zygote::ready(ours, process, &self.preload, self.filter.as_deref(), self.timeout).await
+            let mut plan = self.plan.clone();
+            let user = self.user.take()?;
+            if let Some(user) = &user {
+                plan.user = Some(user.ids());
+                plan.id_map = self.users.as_ref().map(|guests| guests.users.map_around(user.id()));
+            }
+            let process = GuestProcess::run(plan, theirs).await?;
+            let process = process.keep((Arc::clone(&self.runtime), user));
+            let filter = self.filter.as_deref();
+            Zygote::ready(ours, process, &self.preload, filter, self.users.clone(), self.timeout).await
         })
+    }
+
+    fn has_workspaces(&self) -> bool {
+        // A workspace is another user's, who a guest cannot be then.
+        self.users.is_some() || self.user.here().is_none()
     }
 }
 
 struct Bubblewrap {
     plan: Plan,
+    users: Users,
+    /// Whose workspace it is, where guests have one.
+    owner: Option<Arc<User>>,
     runtime: Arc<Runtime>,
 }
 
@@ -131,16 +168,17 @@ impl Launcher for Bubblewrap {
     }
 
     fn launch(&self) -> BoxFuture<'_, Result<Guest, Error>> {
-        Box::pin(async move { Ok(Guest::spawn(self.plan.clone()).await?.keep(Arc::clone(&self.runtime))) })
+        Box::pin(async move {
+            let user = match &self.owner {
+                Some(owner) => Some(Arc::clone(owner)),
+                None => self.users.take()?,
+            };
+            let mut plan = self.plan.clone();
+            plan.user = user.as_ref().map(|user| user.ids());
+            let guest = Guest::spawn(plan).await?.keep(Arc::clone(&self.runtime));
+            Ok(guest.keep_with_copies(user.map(|user| user as _)))
+        })
     }
-}
-
-/// Gives the workspace to who the guest is outside, if it is still root's.
-pub(super) fn own(folder: &Path, user: u32, group: u32) -> std::io::Result<()> {
-    if fs::metadata(folder)?.uid() == 0 {
-        std::os::unix::fs::chown(folder, Some(user), Some(group))?;
-    }
-    Ok(())
 }
 
 /// What there is on this machine to plan from.
@@ -158,7 +196,7 @@ pub struct View {
     pub roots: Vec<Root>,
     /// The filter of system calls.
     pub filter: Option<Vec<u8>>,
-    /// Who bubblewrap is started as, when that is not who the host is.
+    /// Who bubblewrap is tried out as, when that is not who the host is.
     pub user: Option<(u32, u32)>,
 }
 
@@ -199,6 +237,7 @@ fn roots(python: &Python) -> Vec<Root> {
 pub fn plan(view: &View, settings: &Settings) -> Plan {
     let resources = &settings.resources;
     let mut args = Args::around(view, settings);
+    args.add(["--disable-userns"]);
     match &settings.workspace {
         Some(folder) => {
             args.bind("--bind", folder, Path::new("/workspace"));
@@ -220,10 +259,29 @@ pub fn plan(view: &View, settings: &Settings) -> Plan {
 
 /// How a zygote is started: as a guest, but with what it needs to give each of its guests namespaces of its own, in a user
 /// namespace of its own. It runs nothing but the modules that it preloads. It has no filter of system calls: its guests get that.
-pub fn zygote_plan(view: &View, settings: &Settings, workspaces: Option<&Path>) -> Plan {
+/// When each guest is to be a user of its own, the host says which ids its namespace has; then a guest has yet another namespace of
+/// users, and itself sees to it that there are none below.
+pub fn zygote_plan(view: &View, settings: &Settings, workspaces: Option<&Path>, has_users: bool) -> Plan {
     let mut args = Args::around(view, settings);
-    // CAP_SYS_ADMIN is for namespaces and mounts, CAP_SETPCAP to give up all of them for good.
-    args.add(["--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"]);
+    if has_users {
+        let (info, go_on) = (INFO_FD.to_string(), MAPPED_FD.to_string());
+        args.add(["--info-fd", &info, "--userns-block-fd", &go_on]);
+        // To become them, and to end one that cannot be isolated.
+        args.add([
+            "--cap-add",
+            "CAP_SETUID",
+            "--cap-add",
+            "CAP_SETGID",
+            "--cap-add",
+            "CAP_KILL",
+        ]);
+    } else {
+        args.add(["--disable-userns"]);
+    }
+    // CAP_SYS_ADMIN is for namespaces and mounts, CAP_NET_ADMIN for the loopback in one, CAP_SETPCAP to give up all of them for good.
+    for capability in ["CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SETPCAP"] {
+        args.add(["--cap-add", capability]);
+    }
     args.add([
         "--setenv",
         "OPENBLAS_NUM_THREADS",
@@ -241,6 +299,7 @@ pub fn zygote_plan(view: &View, settings: &Settings, workspaces: Option<&Path>) 
     // What is preloaded is shared, and its guests have groups of their own.
     plan.bounds.memory_bytes = plan.bounds.memory_bytes.saturating_mul(4);
     plan.bounds.pids = ZYGOTE_PIDS;
+    plan.open_files = ZYGOTE_FILES;
     plan.filter = None;
     plan.forks = false;
     plan
@@ -261,6 +320,7 @@ fn finish(mut args: Args, view: &View, settings: &Settings, more: &[&str]) -> Pl
         open_files: settings.resources.open_files,
         file_bytes: settings.resources.file_bytes(),
         filter: view.filter.clone(),
+        id_map: None,
         forks: settings.ahead,
     }
 }
@@ -273,14 +333,9 @@ impl Args {
     fn around(view: &View, settings: &Settings) -> Self {
         let resources = &settings.resources;
         let mut args = Self::default();
-        args.add(["--unshare-all", "--unshare-user", "--uid", INSIDE, "--gid", INSIDE]);
-        args.add([
-            "--disable-userns",
-            "--cap-drop",
-            "ALL",
-            "--new-session",
-            "--die-with-parent",
-        ]);
+        let inside = INSIDE.to_string();
+        args.add(["--unshare-all", "--unshare-user", "--uid", &inside, "--gid", &inside]);
+        args.add(["--cap-drop", "ALL", "--new-session", "--die-with-parent"]);
         args.add(["--hostname", "sandglass", "--clearenv"]);
         for (name, value) in [
             ("PATH", "/usr/local/bin:/usr/bin:/bin"),

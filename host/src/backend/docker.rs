@@ -22,13 +22,13 @@ use sandglass::Error;
 use tempfile::TempDir;
 use tokio::net::{UnixListener, UnixStream};
 
-use super::bubblewrap::{NOBODY, own};
 use super::{BackendKind, BoxFuture, Launcher, Settings};
 use crate::engine::{self, is_missing, said, unavailable};
 use crate::guest::{Guest, epoch};
 use crate::image;
 use crate::runtime::Runtime;
 use crate::seccomp;
+use crate::users::{NOBODY, User};
 
 pub use plan::{Place, container};
 pub use supervisor::Supervisor;
@@ -72,13 +72,13 @@ pub async fn launcher(settings: &Settings) -> Result<Arc<dyn Launcher>, Error> {
             "Docker's engine has no runtime {runtime}: install it, and name it in /etc/docker/daemon.json"
         )));
     }
-    let user = user(settings.workspace.as_deref());
-    if let Some(folder) = &settings.workspace
-        && rustix::process::geteuid().is_root()
-    {
-        own(folder, user.0, user.1)
-            .map_err(|error| Error::invalid("workspace", format!("{} cannot be used: {error}", folder.display())))?;
-    }
+    // An engine in a user namespace has ids of its own, and only so many.
+    let has_users = !info.security_options.iter().flatten().any(|option| {
+        ["name=userns", "name=rootless"]
+            .iter()
+            .any(|name| option.starts_with(name))
+    });
+    let owner = owner(settings)?;
     let supervisor = Supervisor::own().ok_or_else(|| unavailable("this process cannot read what /proc says of it"))?;
     supervisor::sweep(&docker, &supervisor).await;
     // Its number, so that a name that is given to another image does not change what this launcher starts.
@@ -90,7 +90,8 @@ pub async fn launcher(settings: &Settings) -> Result<Arc<dyn Launcher>, Error> {
         image,
         processors: info.ncpu.map_or(1.0, |count| count as f64),
         supervisor,
-        user,
+        has_users,
+        owner,
         filter: seccomp::program().map_err(unavailable)?,
         runtime,
         is_compiled: AtomicBool::new(false),
@@ -105,7 +106,10 @@ struct Shared {
     image: String,
     processors: f64,
     supervisor: Supervisor,
-    user: (u32, u32),
+    /// Whether containers can have any user id.
+    has_users: bool,
+    /// Whose workspace it is, where guests have one.
+    owner: Option<Arc<User>>,
     filter: Vec<u8>,
     runtime: Arc<Runtime>,
     is_compiled: AtomicBool,
@@ -133,7 +137,9 @@ impl Shared {
     async fn launch(self: Arc<Self>) -> Result<Guest, Error> {
         let epoch = epoch()?;
         let failed = |error: std::io::Error| Error::BootFailed(format!("no channel could be made: {error}"));
-        let channel = Channel::open(&self.filter, self.user).map_err(failed)?;
+        let user = self.user()?;
+        let ids = user.as_ref().map_or_else(own_ids, |user| user.ids());
+        let channel = Channel::open(&self.filter, ids).map_err(failed)?;
         let plan = container(
             &self.settings,
             &Place {
@@ -144,7 +150,7 @@ impl Shared {
                 is_filtered: true,
                 epoch,
                 supervisor: &self.supervisor.label(),
-                user: self.user,
+                user: ids,
             },
         );
         let mut container = self.create(plan).await?;
@@ -159,7 +165,18 @@ impl Shared {
         container.runs(watcher).await;
         self.compile_later();
         // The folder goes with `channel`: nobody else will connect.
-        Ok(Guest::new(stream, epoch, Box::new(container)).keep(Arc::clone(&self.runtime)))
+        Ok(Guest::new(stream, epoch, Box::new(container))
+            .keep(Arc::clone(&self.runtime))
+            .keep(user))
+    }
+
+    /// Who a guest is to be, when that is not who this process is.
+    fn user(&self) -> Result<Option<Arc<User>>, Error> {
+        match &self.owner {
+            Some(owner) => Ok(Some(Arc::clone(owner))),
+            None if self.has_users => self.settings.guest_users.take(),
+            None => Ok(User::nobody()),
+        }
     }
 
     async fn create(&self, plan: ContainerCreateBody) -> Result<Container, Error> {
@@ -196,7 +213,7 @@ impl Shared {
 
     async fn compile(&self) -> Result<(), Error> {
         let package = self.runtime.path();
-        let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let owner = own_ids();
         let plan = ContainerCreateBody {
             image: Some(self.image.clone()),
             entrypoint: Some(vec!["python3".to_owned()]),
@@ -283,18 +300,22 @@ impl Channel {
     }
 }
 
-/// Who the guest is: this process's user; where that is root, whoever the workspace belongs to, so that it can write there.
-/// Never root.
-fn user(workspace: Option<&Path>) -> (u32, u32) {
-    let owner = workspace
-        .and_then(|folder| folder.metadata().ok())
-        .map(|data| (data.uid(), data.gid()));
-    let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    [Some(own), owner]
-        .into_iter()
-        .flatten()
-        .find(|(uid, _)| *uid != 0)
-        .unwrap_or((NOBODY, NOBODY))
+/// Who a guest has to be that works in a folder: whoever that belongs to, but never root.
+fn owner(settings: &Settings) -> Result<Option<Arc<User>>, Error> {
+    let folder = settings.workspace.as_deref().and_then(|folder| folder.metadata().ok());
+    match folder.map(|data| (data.uid(), data.gid())) {
+        Some((user, group))
+            if own_ids().0 == 0 && ![0, NOBODY].contains(&user) && !settings.guest_users.contains(user) =>
+        {
+            Ok(Some(User::shared(user, group)))
+        }
+        _ => super::bubblewrap::owner(settings),
+    }
+}
+
+/// Who this process is.
+fn own_ids() -> (u32, u32) {
+    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
 }
 
 #[cfg(test)]
@@ -304,16 +325,20 @@ mod tests {
     #[test]
     fn a_guest_is_who_its_workspace_belongs_to_and_never_root() {
         let folder = tempfile::tempdir().unwrap();
-        let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        if own.0 == 0 {
-            assert_eq!(user(None), (NOBODY, NOBODY));
-            assert_eq!(user(Some(folder.path())), (NOBODY, NOBODY));
-            std::os::unix::fs::chown(folder.path(), Some(1234), Some(55)).unwrap();
-            assert_eq!(user(Some(folder.path())), (1234, 55));
-        } else {
-            assert_eq!(user(None), own);
-            assert_eq!(user(Some(folder.path())), own);
+        let settings = Settings {
+            workspace: Some(folder.path().to_owned()),
+            ..Settings::default()
+        };
+        let user = || owner(&settings).unwrap().map(|user| user.ids());
+        if own_ids().0 != 0 {
+            return assert_eq!(user(), None);
         }
+        let (id, group) = user().unwrap();
+        assert!(settings.guest_users.contains(id) && id == group);
+        assert_eq!(folder.path().metadata().unwrap().uid(), id);
+        std::os::unix::fs::chown(folder.path(), Some(1234), Some(55)).unwrap();
+        assert_eq!(user(), Some((1234, 55)));
+        assert_eq!(folder.path().metadata().unwrap().uid(), 1234);
     }
 
     #[tokio::test]

@@ -324,6 +324,7 @@ fn plan(settings: &Settings, spec: &Spec, connection_file: &Path, home: &Path, c
         open_files: settings.resources.open_files,
         file_bytes: settings.resources.file_bytes(),
         filter: None,
+        id_map: None,
         forks: false,
     })
 }

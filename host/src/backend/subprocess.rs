@@ -91,6 +91,7 @@ pub fn plan(settings: &Settings, python: &Path, package: &Path, home: &Path) -> 
         open_files: settings.resources.open_files,
         file_bytes: settings.resources.file_bytes(),
         filter: None,
+        id_map: None,
         forks: settings.ahead,
     }
 }

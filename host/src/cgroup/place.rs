@@ -8,6 +8,8 @@ use super::{Bounds, Events};
 
 /// Microseconds in which a share of the processors is measured out.
 const CPU_PERIOD_US: u64 = 100_000;
+/// Bytes that may wait in sockets of TCP, where they do not count as memory. The machine has a bound of its own for all of them.
+const SOCKET_BYTES: u64 = 64 << 20;
 /// The kernel takes no less.
 const MIN_CPU_QUOTA_US: u64 = 1_000;
 
@@ -81,6 +83,7 @@ impl Place {
                 settings.push(setting(&self.memory, "memory.limit_in_bytes", memory.clone(), false));
                 // Memory and swap together, so that there is no swap; absent where swap is not counted.
                 settings.push(setting(&self.memory, "memory.memsw.limit_in_bytes", memory, true));
+                settings.extend(self.sockets());
             }
             Version::V2 => {
                 settings.push(setting(&self.memory, "memory.max", memory, false));
@@ -99,6 +102,16 @@ impl Place {
             (None, _) => {}
         }
         settings
+    }
+
+    /// What bounds what waits in sockets of TCP, where that counts for itself, and without a bound not at all.
+    pub fn sockets(&self) -> Option<Setting> {
+        let file = self.memory.join("memory.kmem.tcp.limit_in_bytes");
+        (self.version == Version::V1).then(|| Setting {
+            file,
+            value: SOCKET_BYTES.to_string(),
+            optional: true,
+        })
     }
 
     /// The file that counts kills for want of memory.
@@ -356,6 +369,7 @@ mod tests {
         let expected = [
             ("/sys/fs/cgroup/memory/s/memory.limit_in_bytes", "1073741824"),
             ("/sys/fs/cgroup/memory/s/memory.memsw.limit_in_bytes", "1073741824"),
+            ("/sys/fs/cgroup/memory/s/memory.kmem.tcp.limit_in_bytes", "67108864"),
             ("/sys/fs/cgroup/pids/s/pids.max", "64"),
             ("/sys/fs/cgroup/cpu,cpuacct/s/cpu.cfs_period_us", "100000"),
             ("/sys/fs/cgroup/cpu,cpuacct/s/cpu.cfs_quota_us", "150000"),

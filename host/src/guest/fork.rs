@@ -5,6 +5,7 @@
 //! of processes that descend from the one that was started for it: others have been passed on, such as the host's own, which the
 //! kernel gives to whoever asks for the peer of a socket.
 
+use std::any::Any;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
 use std::sync::Arc;
@@ -44,6 +45,8 @@ pub(crate) struct Forker {
     control: Arc<AsyncFd<OwnedFd>>,
     /// The process that was started for the guest.
     root: Option<u32>,
+    /// What is kept for as long as there are copies.
+    kept: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 /// What it takes to have a copy take the place of the guest that it was made of.
@@ -62,6 +65,7 @@ impl Forker {
             Self {
                 control: Arc::new(control),
                 root: None,
+                kept: None,
             },
             theirs,
         ))
@@ -73,13 +77,20 @@ impl Forker {
         Self { root, ..self }
     }
 
+    /// One that keeps something for as long as there are copies.
+    #[must_use]
+    pub(super) fn keep(self, what: Arc<dyn Any + Send + Sync>) -> Self {
+        let kept = Some(what);
+        Self { kept, ..self }
+    }
+
     /// A copy of the guest as it is. One at a time: an answer to an earlier order is thrown away.
     pub(crate) fn fork(&self) -> BoxFuture<'static, Result<Guest, Error>> {
-        let (control, root) = (Arc::clone(&self.control), self.root);
+        let (control, root, kept) = (Arc::clone(&self.control), self.root, self.kept.clone());
         Box::pin(async move {
             let forked = tokio::time::timeout(FORK_TIMEOUT, fork(&control, root)).await;
             let late = || Error::BootFailed(format!("the guest made no copy of itself within {FORK_TIMEOUT:?}"));
-            forked.map_err(|_| late())?
+            Ok(forked.map_err(|_| late())??.keep_with_copies(kept))
         })
     }
 }

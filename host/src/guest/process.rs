@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Seek, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -11,8 +11,11 @@ use std::sync::{Arc, LazyLock, Mutex, Once, PoisonError, mpsc};
 use std::time::Duration;
 
 use command_fds::{CommandFdExt, FdMapping};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use sandglass::{Error, Killer};
+use serde::Deserialize;
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
@@ -23,7 +26,7 @@ use tokio::task::JoinHandle;
 
 use super::each::Each;
 use super::fork::Forker;
-use super::{CHANNEL_FD, CONTROL_FD, Exit, FILTER_FD, GATE_FD, Guest, Hits, Plan, Process, epoch};
+use super::{CHANNEL_FD, CONTROL_FD, Exit, FILTER_FD, GATE_FD, Guest, Hits, INFO_FD, MAPPED_FD, Plan, Process, epoch};
 use crate::backend::BoxFuture;
 use crate::cgroup::Cgroup;
 
@@ -35,6 +38,8 @@ pub(crate) const OOM_SCORE: i64 = 500;
 const KILLED: i32 = 9;
 /// Time that killed processes have to be gone.
 const GONE_WITHIN: Duration = Duration::from_secs(5);
+/// Time that bubblewrap has to make its namespaces.
+const NAMESPACE_WITHIN: Duration = Duration::from_secs(20);
 /// In the environment of guests, and so of what they start: by it that is found where there are no control groups.
 const MARK: &str = "SANDGLASS_GUEST";
 
@@ -142,6 +147,7 @@ fn start_here(plan: Plan, epoch: u32, ends: [Option<OwnedFd>; 2], output: OwnedF
         bounds,
         open_files,
         file_bytes,
+        id_map,
         filter,
         forks: _,
     } = plan;
@@ -183,6 +189,15 @@ fn start_here(plan: Plan, epoch: u32, ends: [Option<OwnedFd>; 2], output: OwnedF
     if let Some(filter) = filter {
         mappings.push(mapping(file_of(&filter)?, FILTER_FD));
     }
+    let namespace = match id_map {
+        Some(map) => {
+            let ((info, told), (waits, go_on)) = (io::pipe()?, io::pipe()?);
+            mappings.push(mapping(told.into(), INFO_FD));
+            mappings.push(mapping(waits.into(), MAPPED_FD));
+            Some((info, go_on, map))
+        }
+        None => None,
+    };
     command.fd_mappings(mappings).map_err(io::Error::other)?;
     let child = Command::from(command).kill_on_drop(true).spawn()?;
     let pid = child.id();
@@ -199,7 +214,40 @@ fn start_here(plan: Plan, epoch: u32, ends: [Option<OwnedFd>; 2], output: OwnedF
         let _ = fs::write(format!("/proc/{pid}/oom_score_adj"), OOM_SCORE.to_string());
     }
     word.write_all(b"begin\n")?;
+    if let Some((info, go_on, map)) = namespace {
+        give_ids(info, go_on, &map)?;
+    }
     Ok(started)
+}
+
+/// What bubblewrap tells of its namespaces.
+#[derive(Deserialize)]
+struct Info {
+    #[serde(rename = "child-pid")]
+    child: u32,
+}
+
+/// Gives the user namespace that bubblewrap makes its ids, when it says in which process that is. It says nothing when it has failed:
+/// why is what it has written.
+fn give_ids(mut info: io::PipeReader, mut go_on: io::PipeWriter, map: &str) -> io::Result<()> {
+    let mut told = String::new();
+    let deadline = Timespec::try_from(NAMESPACE_WITHIN).ok();
+    let mut waited = [PollFd::new(&info, PollFlags::IN)];
+    if retry_on_intr(|| poll(&mut waited, deadline.as_ref()))? == 0 {
+        return Err(io::Error::other(format!(
+            "bubblewrap made no namespace within {NAMESPACE_WITHIN:?}"
+        )));
+    }
+    info.read_to_string(&mut told)?;
+    if told.is_empty() {
+        return Ok(());
+    }
+    let Info { child } = serde_json::from_str(&told)?;
+    for file in ["uid_map", "gid_map"] {
+        let file = format!("/proc/{child}/{file}");
+        fs::write(&file, map).map_err(|error| io::Error::new(error.kind(), format!("{file}: {error}")))?;
+    }
+    go_on.write_all(b"!")
 }
 
 /// Warns once: most machines without control groups never have any.

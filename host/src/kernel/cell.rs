@@ -166,13 +166,9 @@ impl Cell {
             show(&self.iopub, data, &self.request);
         }
         if let Some(last) = &run.final_answer {
-            let text = match &last.value {
-                crate::Value::Str(text) => text.clone(),
-                value => value.to_json().to_string(),
-            };
             show(
                 &self.iopub,
-                Map::from_iter([("text/plain".to_owned(), json!(text))]),
+                Map::from_iter([("text/plain".to_owned(), json!(last.value.to_text()))]),
                 &self.request,
             );
         }

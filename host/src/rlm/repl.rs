@@ -113,7 +113,9 @@ impl Repl {
 
 /// A value that Python declared, as JSON for people and models.
 fn json(value: Value) -> Result<serde_json::Value, String> {
-    let json = build(value, &mut ToJson);
+    let mut to = ToJson::default();
+    let json = build(value, &mut to);
+    let json = to.end(json)?;
     fits(json.to_string().len())?;
     Ok(json)
 }
@@ -127,6 +129,7 @@ fn build(value: Value, to: &mut ToJson) -> serde_json::Value {
         Value::BigInt(digits) => integer::from_text(&digits),
         Value::Float(value) => to.float(value),
         Value::Str(text) => text.into(),
+        Value::IllFormedStr(utf16) => to.ill_formed_text(&utf16),
         Value::Bytes(bytes) => to.bytes(&bytes),
         Value::List(items) | Value::Tuple(items) => {
             let items = all(items, to);

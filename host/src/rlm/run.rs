@@ -13,6 +13,7 @@ use sandglass::rlm::writing::Writing;
 use sandglass::rlm::{Message, Role, query};
 use sandglass::speculate::{Source, Tally};
 use sandglass::stats::Stats;
+use sandglass::value::{ill_formed, lone_surrogate};
 use tokio::sync::{Notify, Semaphore, oneshot, watch};
 
 use super::draft::draft;
@@ -463,6 +464,9 @@ impl Run {
             Value::Str(text) if text.len() <= 4 * most as usize => Some(text.clone()),
             Value::Str(_) => None,
             Value::None => Some(String::new()),
+            Value::IllFormedStr(utf16) => {
+                return Err(ill_formed("the context", lone_surrogate(utf16).unwrap_or_default()));
+            }
             other => Some(other.to_json().to_string()),
         };
         let prompt = context.and_then(|context| query::with_context(task, &context, most));

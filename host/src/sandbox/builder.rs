@@ -12,6 +12,7 @@ use super::Sandbox;
 use super::host_call::{self, Answer, Functions, HostCall, Query};
 use crate::backend::{self, BackendKind, KernelSettings, Launcher, Resources, Settings};
 use crate::driver::{Callbacks, Driver, now};
+use crate::users::Users;
 use crate::value::Value;
 use crate::workspace::Workspace;
 
@@ -106,6 +107,13 @@ impl SandboxBuilder {
     #[must_use]
     pub fn resources(mut self, resources: Resources) -> Self {
         self.settings.resources = resources;
+        self
+    }
+
+    /// The user ids that guests get, one each, where the host is root: by default 2100000000 to 2100065535.
+    #[must_use]
+    pub fn guest_users(mut self, users: Users) -> Self {
+        self.settings.guest_users = users;
         self
     }
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use sandglass::budget::{Budget, Usage};
+use sandglass::value::{ill_formed, lone_surrogate};
 
 use crate::backend::BoxFuture;
 use crate::value::Value;
@@ -25,8 +26,12 @@ impl HostCall {
     /// # Errors
     /// What Python is told when there is none.
     pub fn text(&self, at: usize) -> Result<&str, String> {
-        let argument = self.args.get(at).and_then(Value::as_str);
-        argument.ok_or_else(|| format!("argument {} of {} must be a str", at + 1, self.name))
+        let what = || format!("argument {} of {}", at + 1, self.name);
+        match self.args.get(at) {
+            Some(Value::Str(text)) => Ok(text),
+            Some(Value::IllFormedStr(utf16)) => Err(ill_formed(&what(), lone_surrogate(utf16).unwrap_or_default())),
+            _ => Err(format!("{} must be a str", what())),
+        }
     }
 }
 

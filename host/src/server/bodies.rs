@@ -61,7 +61,6 @@ pub async fn take(
     if declared.is_some_and(|bytes| bytes > limits.most_bytes) {
         return Err(too_large());
     }
-    let _place = account.upload()?;
     // A declared length is not believed: only what has arrived takes memory and quota.
     let (mut bytes, mut held) = (Vec::new(), Vec::new());
     let mut reserved = 0_usize;

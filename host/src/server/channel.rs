@@ -66,6 +66,7 @@ pub async fn channel(
     State(app): State<App>,
     Extension(account): Extension<Arc<Account>>,
     Extension(place): Extension<Arc<Place>>,
+    Extension(held): Extension<Arc<Held>>,
     Path(id): Path<String>,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, ApiError> {
@@ -98,7 +99,7 @@ pub async fn channel(
         launcher,
         most_value_bytes,
     };
-    // What ends with the task: the place among the connections, the count, and the session with its guest.
+    // What ends with the task: the places among the connections and the key's requests, the count, and the session with its guest.
     let failed = Arc::clone(&session);
     let upgrade = upgrade
         .protocols([PROTOCOL])
@@ -106,7 +107,7 @@ pub async fn channel(
         .max_frame_size(most_bytes)
         .on_failed_upgrade(move |error| tracing::debug!(session = failed.id, %error, "no WebSocket came of it"));
     Ok(upgrade.on_upgrade(move |socket| async move {
-        let _kept = (place, open);
+        let _kept = (place, held, open);
         Relay::new(app, account, session, socket, guests).run(attached).await;
     }))
 }

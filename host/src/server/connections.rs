@@ -23,6 +23,7 @@ use tower::ServiceExt;
 
 use super::metrics::{Gauge, Up};
 use super::patience::Patient;
+use super::quotas::Held;
 
 /// Bytes of a request's head.
 const MOST_HEAD_BYTES: usize = 64 << 10;
@@ -205,11 +206,12 @@ async fn serve(
         request.extensions_mut().insert(Arc::clone(&place));
         let answer = router.clone().oneshot(request.map(Body::new));
         async move {
-            let answer = answer.await.map_err(|never: Infallible| never)?;
+            let mut answer = answer.await.map_err(|never: Infallible| never)?;
+            let held = answer.extensions_mut().remove::<Arc<Held>>();
             // The request is over when its answer was sent to the end.
             Ok::<_, Infallible>(answer.map(|body| {
                 body.map_frame(move |frame| {
-                    let _until_then = &busy;
+                    let _until_then = (&busy, &held);
                     frame
                 })
             }))

@@ -62,9 +62,7 @@ pub async fn create(
         // A guest that a zygote has forked is the first process of its namespace: without it there are no copies of it either.
         true => None,
         false => {
-            let launcher = app
-                .warm
-                .launcher_for(wanted.backend, &wanted.resources, workspace.as_deref());
+            let launcher = app.warm.launcher_for(wanted.backend, &settings, workspace.as_deref());
             launcher.await?
         }
     };
@@ -81,7 +79,7 @@ pub async fn create(
         (kind, json!({ "channel": true }))
     } else {
         let context = sized(body.size, move || Value::from_json(wanted.context)).await??;
-        let sandbox = Sandbox::builder()
+        let mut builder = Sandbox::builder()
             .launcher(launcher)
             .settings(settings)
             .limits(wanted.limits)
@@ -92,10 +90,11 @@ pub async fn create(
             .on_llm_query({
                 let app = app.clone();
                 move |query| answer(app.clone(), query)
-            })
-            .on_rlm_query(|_| async { Err::<Answer, _>(NO_RECURSION.to_owned()) })
-            .build()
-            .await?;
+            });
+        if !wanted.profile.falls_back() {
+            builder = builder.on_rlm_query(|_| async { Err::<Answer, _>(NO_RECURSION.to_owned()) });
+        }
+        let sandbox = builder.build().await?;
         // A client that leaves now drops the sandbox, and the guest with it.
         sandbox.initialize(context).await?;
         let capabilities = json!(sandbox.capabilities());
@@ -157,7 +156,7 @@ fn wanted(app: &App, fields: Map<String, Json>) -> Result<Wanted, ApiError> {
             }
             "profile" => {
                 let profile = value.as_str().and_then(Profile::named);
-                let problem = || ApiError::option("profile", "must be default, rlm, rlm-legacy or dspy");
+                let problem = || ApiError::option("profile", "must be default, rlm, rlm-legacy, rlm-core or dspy");
                 wanted.profile = profile.ok_or_else(problem)?;
             }
             "outputFields" => {

@@ -13,7 +13,7 @@ use super::App;
 use super::access::{self, LOCAL, Origin};
 use super::connections::Place;
 use super::errors::{ApiError, Ours, Refused};
-use super::quotas::Account;
+use super::quotas::{Account, Held};
 use super::routes;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -31,10 +31,18 @@ pub async fn pass(State(app): State<App>, mut request: Request, next: Next) -> R
     let mut watch = Watch::new(&app, route, method);
     let origin = app.origins.judge(request.headers(), request.uri());
     let admitted = admit(&app, &origin, &request, &watch.route);
+    let mut held = None;
     let response = match admitted {
-        Err(error) => error.into_response(),
-        Ok(_) if is_preflight(&request) => StatusCode::NO_CONTENT.into_response(),
-        Ok(account) => {
+        Err(error) => {
+            let mut response = error.into_response();
+            // Refusals are not counted, so that a connection gets one only.
+            let close = HeaderValue::from_static("close");
+            response.headers_mut().insert(header::CONNECTION, close);
+            response
+        }
+        Ok((account, place)) => {
+            let place = held.insert(Arc::new(place));
+            request.extensions_mut().insert(Arc::clone(place));
             if let Some(account) = account {
                 watch.owner = Some(Arc::clone(&account.owner));
                 request.extensions_mut().insert(account);
@@ -42,10 +50,17 @@ pub async fn pass(State(app): State<App>, mut request: Request, next: Next) -> R
             if let Some(place) = request.extensions().get::<Arc<Place>>() {
                 tracing::trace!(id = watch.id, peer = %place.peer, "request");
             }
-            next.run(request).await
+            match is_preflight(&request) {
+                true => StatusCode::NO_CONTENT.into_response(),
+                false => next.run(request).await,
+            }
         }
     };
     let mut response = uniform(response);
+    // Until it was sent.
+    if let Some(held) = held {
+        response.extensions_mut().insert(held);
+    }
     add_headers(response.headers_mut(), &watch.id, &origin);
     watch.answered(&response);
     response
@@ -55,8 +70,8 @@ fn is_preflight(request: &Request) -> bool {
     request.method() == Method::OPTIONS && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
-/// The account of who asks; none where nobody is asked for a key.
-fn admit(app: &App, origin: &Origin, request: &Request, route: &str) -> Result<Option<Arc<Account>>, ApiError> {
+/// The account of who asks, none where nobody is asked for a key; and the request's place among those that are under way.
+fn admit(app: &App, origin: &Origin, request: &Request, route: &str) -> Result<(Option<Arc<Account>>, Held), ApiError> {
     let forbidden = |code, message: &str| Err(ApiError::new(StatusCode::FORBIDDEN, code, message));
     if *origin == Origin::Forbidden {
         return forbidden(
@@ -71,7 +86,7 @@ fn admit(app: &App, origin: &Origin, request: &Request, route: &str) -> Result<O
         );
     }
     if is_preflight(request) || routes::is_open(route) {
-        return Ok(None);
+        return Ok((None, app.quotas.admit_open()?));
     }
     if *app.ending.borrow() {
         return Err(ApiError::shutting_down());
@@ -85,8 +100,8 @@ fn admit(app: &App, origin: &Origin, request: &Request, route: &str) -> Result<O
         let message = "give a key of this server: Authorization: Bearer …";
         ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
     })?;
-    account.admit(Instant::now())?;
-    Ok(Some(account))
+    let held = account.admit(Instant::now())?;
+    Ok((Some(account), held))
 }
 
 /// Gives failures that the libraries answer (no such route, no such method, an odd path) the form that all have.

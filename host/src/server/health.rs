@@ -14,7 +14,7 @@ use super::App;
 use super::bodies;
 use super::errors::ApiError;
 use crate::Sandbox;
-use crate::pool::PoolStats;
+use crate::pool::{PoolStats, WhenEmpty};
 
 /// How long the result of a trial is told again.
 const FRESH: Duration = Duration::from_secs(30);
@@ -38,24 +38,28 @@ pub async fn health(State(app): State<App>) -> Result<Response, ApiError> {
     .await
 }
 
-/// `GET /health/detailed`: 503 when a trial guest does not do its work.
+/// `GET /health/detailed`: 503 when a trial guest does not do its work, or nobody gets one. Where the pool makes none, and guests are
+/// started cold instead, that is told with 200.
 pub async fn detailed(State(app): State<App>) -> Result<Response, ApiError> {
     let args = &app.args;
     let trial = trial(&app).await;
-    let is_well = trial["status"] != "failed";
-    let status = if is_well {
+    let pool = app.warm.stats();
+    let fails = pool.as_ref().is_some_and(|pool| pool.problem.is_some());
+    let is_empty = pool.as_ref().is_some_and(|pool| pool.spares == 0);
+    let has_guests = trial["status"] != "failed" && !(fails && is_empty && args.warm.when_empty == WhenEmpty::Refuse);
+    let status = if has_guests {
         StatusCode::OK
     } else {
         StatusCode::SERVICE_UNAVAILABLE
     };
-    let word = if is_well { "ok" } else { "degraded" };
+    let word = if has_guests && !fails { "ok" } else { "degraded" };
     let detail = json!({
         "status": word,
         "version": env!("CARGO_PKG_VERSION"),
         "protocol": sandglass::PROTOCOL_VERSION,
         "uptimeSeconds": app.started.elapsed().as_secs(),
         "backend": { "configured": args.guest.backend, "trial": trial },
-        "pool": app.warm.stats(),
+        "pool": pool,
         "sessions": { "now": app.quotas.sessions(), "most": args.max_sessions },
         "executions": app.quotas.executions(),
         "channels": app.metrics.channels.get(),

@@ -22,8 +22,9 @@ pub struct Bounds {
     pub body_bytes: u64,
     /// The same for one key.
     pub body_bytes_per_key: u64,
-    /// Bodies of a key that are under way: each takes a connection for as long as its client likes, up to the deadline.
-    pub uploads_per_key: u64,
+    /// Requests of a key that are under way, open channels included: each takes a connection until its answer was sent. So many may
+    /// those be, too, that need no key.
+    pub requests_per_key: u64,
     /// Requests of a key per second; twice as many may come at once.
     pub requests_per_second: f64,
 }
@@ -33,6 +34,7 @@ pub struct Bounds {
 pub struct Quotas {
     accounts: HashMap<Arc<str>, Arc<Account>>,
     sessions: Arc<Counter>,
+    open_requests: Arc<Counter>,
 }
 
 /// What one key has now.
@@ -42,7 +44,7 @@ pub struct Account {
     pub owner: Arc<str>,
     sessions: [Arc<Counter>; 2],
     executions: Arc<Counter>,
-    uploads: Arc<Counter>,
+    requests: Arc<Counter>,
     body_bytes: [Arc<Counter>; 2],
     bucket: Mutex<Bucket>,
 }
@@ -58,7 +60,7 @@ impl Quotas {
                 owner: Arc::clone(&owner),
                 sessions: [Counter::new(bounds.sessions_per_key), Arc::clone(&sessions)],
                 executions: Counter::new(bounds.executions_per_key),
-                uploads: Counter::new(bounds.uploads_per_key),
+                requests: Counter::new(bounds.requests_per_key),
                 body_bytes: [Counter::new(bounds.body_bytes_per_key), Arc::clone(&body_bytes)],
                 bucket: Mutex::new(Bucket::new(bounds.requests_per_second, now)),
             };
@@ -67,7 +69,16 @@ impl Quotas {
         Self {
             accounts: owners.into_iter().map(account).collect(),
             sessions,
+            open_requests: Counter::new(bounds.requests_per_key),
         }
+    }
+
+    /// Counts a request that needs no key, until what is returned is dropped.
+    ///
+    /// # Errors
+    /// 429, when there are too many.
+    pub fn admit_open(&self) -> Result<Held, ApiError> {
+        under_way(&self.open_requests, "without a key")
     }
 
     /// The account of an owner.
@@ -90,11 +101,12 @@ impl Quotas {
 }
 
 impl Account {
-    /// Counts a request.
+    /// Counts a request, until what is returned is dropped.
     ///
     /// # Errors
-    /// 429, when there are too many.
-    pub fn admit(&self, now: Instant) -> Result<(), ApiError> {
+    /// 429, when there are too many at once or per second.
+    pub fn admit(&self, now: Instant) -> Result<Held, ApiError> {
+        let held = under_way(&self.requests, "of this key")?;
         let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
         bucket.take(now).map_err(|wait| {
             let message = format!(
@@ -102,7 +114,8 @@ impl Account {
                 bucket.per_second
             );
             refused("too_many_requests", message).retry_after(wait.as_secs_f64().ceil().max(1.0) as u64)
-        })
+        })?;
+        Ok(held)
     }
 
     /// Takes the place of a session, for as long as what is returned lives.
@@ -133,18 +146,6 @@ impl Account {
         })
     }
 
-    /// Takes the place of a body that is under way.
-    ///
-    /// # Errors
-    /// 429, when this key has too many.
-    pub fn upload(&self) -> Result<Held, ApiError> {
-        self.uploads.take(1).map(|held| Held(vec![held])).ok_or_else(|| {
-            let most = self.uploads.most;
-            let message = format!("{most} bodies of this key are under way, and no more may be; nothing was done");
-            refused("too_many_uploads", message).retry_after(1)
-        })
-    }
-
     /// Takes room for a body.
     ///
     /// # Errors
@@ -164,6 +165,17 @@ impl Account {
 
 fn refused(code: &'static str, message: String) -> ApiError {
     ApiError::new(StatusCode::TOO_MANY_REQUESTS, code, message)
+}
+
+/// Takes the place of a request.
+fn under_way(requests: &Arc<Counter>, whose: &str) -> Result<Held, ApiError> {
+    requests.take(1).map(|held| Held(vec![held])).ok_or_else(|| {
+        let most = requests.most;
+        let message = format!(
+            "{most} requests {whose} are under way, and no more may be; nothing was done: wait for one to be answered"
+        );
+        refused("too_many_requests_at_once", message).retry_after(1)
+    })
 }
 
 /// Takes from the key's counter and from the server's; the error says which of them is full, and at what.
@@ -259,7 +271,7 @@ mod tests {
             sessions: 3,
             sessions_per_key: 2,
             executions_per_key: 1,
-            uploads_per_key: 2,
+            requests_per_key: 2,
             body_bytes: 100,
             body_bytes_per_key: 60,
             requests_per_second: 2.0,
@@ -297,15 +309,28 @@ mod tests {
     }
 
     #[test]
-    fn one_key_does_not_send_all_bodies() {
+    fn one_key_does_not_have_all_requests() {
         let quotas = quotas();
+        let now = Instant::now();
         let (a, b) = (quotas.account("a").unwrap(), quotas.account("b").unwrap());
-        let first = a.upload().unwrap();
-        let _second = a.upload().unwrap();
-        assert_eq!(a.upload().unwrap_err().code, "too_many_uploads");
-        let _others = b.upload().unwrap();
+        let first = a.admit(now).unwrap();
+        let second = a.admit(now).unwrap();
+        let _open = (quotas.admit_open().unwrap(), quotas.admit_open().unwrap());
+        let code = |admitted: Result<Held, ApiError>| admitted.unwrap_err().code;
+        assert_eq!(code(a.admit(now)), "too_many_requests_at_once");
+        assert_eq!(code(quotas.admit_open()), "too_many_requests_at_once");
+        let _others = b.admit(now).unwrap();
         drop(first);
-        assert!(a.upload().is_ok());
+        let third = a.admit(now).unwrap();
+        drop((second, third));
+        // What was refused for its place took no token; what is refused for its rate keeps no place.
+        let fourth = a.admit(now).unwrap();
+        assert_eq!(code(a.admit(now)), "too_many_requests");
+        let later = now + Duration::from_secs(1);
+        let _fifth = a.admit(later).unwrap();
+        assert_eq!(code(a.admit(later)), "too_many_requests_at_once");
+        drop(fourth);
+        assert!(a.admit(later).is_ok());
     }
 
     #[test]

@@ -270,7 +270,7 @@ impl ServeArgs {
             sessions_per_key: self.max_sessions_per_key,
             executions_per_key: self.max_executions_per_key,
             // Some connections are left for everybody else.
-            uploads_per_key: u64::from(self.max_connections)
+            requests_per_key: u64::from(self.max_connections)
                 .div_ceil(4)
                 .saturating_mul(3)
                 .min(u64::from(self.max_connections)),

@@ -24,6 +24,8 @@ const KEPT: Duration = Duration::from_secs(300);
 /// Bytes of the files of one run that are kept, and of all runs.
 const RUN_BYTES: u64 = 16 << 20;
 const ALL_BYTES: usize = 256 << 20;
+/// The time for the state and the files of a run to be fetched.
+const AFTERWARDS: Duration = Duration::from_secs(20);
 /// What a run's files count beyond their contents.
 const FILE_BYTES: usize = 512;
 
@@ -119,6 +121,7 @@ pub async fn execute(
         },
         max_state_bytes: app.args.warm.state_max_size_mb << 20,
         max_file_bytes: RUN_BYTES,
+        afterwards: AFTERWARDS,
     };
     let began = Instant::now();
     let ran = tokio::select! {

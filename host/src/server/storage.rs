@@ -20,8 +20,7 @@ use super::bodies::off_the_workers;
 use super::errors::ApiError;
 use super::sessions::{Fate, Session, is_id};
 use super::settings::ServeArgs;
-use crate::backend::bubblewrap::NOBODY;
-use crate::workspace::{Owner, Quota, Usage, Workspace, WorkspaceError, Workspaces};
+use crate::workspace::{Quota, Usage, Workspace, WorkspaceError, Workspaces};
 use crate::{Execution, Outcome, Sandbox, StateStatus};
 
 /// Files and folders that a session's folder may hold.
@@ -50,13 +49,7 @@ impl Storage {
         let Some(path) = &args.workspace_dir else {
             return Ok(None);
         };
-        // Guests of a host that is root are nobody.
-        let is_root = rustix::process::geteuid().is_root();
-        let owner = is_root.then_some(Owner {
-            uid: NOBODY,
-            gid: NOBODY,
-        });
-        let workspaces = Workspaces::open(path, owner, None)
+        let workspaces = Workspaces::open(path, Some(args.guest.guest_users), None)
             .map_err(|error| format!("the folder of the workspaces cannot be used: {error}"))?;
         Ok(Some(Arc::new(Self {
             workspaces,

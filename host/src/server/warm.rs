@@ -12,7 +12,7 @@ use super::errors::ApiError;
 use super::settings::{ServeArgs, WarmArgs};
 use crate::backend::{self, BoxFuture, Launcher, bubblewrap};
 use crate::pool::{Pool, PoolSettings, PoolStats, Source, Unavailable};
-use crate::{BackendKind, Guest, Resources, Settings};
+use crate::{BackendKind, Guest, Settings};
 
 /// What is imported before anybody asks where the settings do not say: what data science begins with. What is not installed is left
 /// out.
@@ -89,7 +89,7 @@ impl Warm {
         }))
     }
 
-    /// The same for a session with these resources and this workspace: a folder `USER/SESSION` in the folder of all of them. Nothing
+    /// The same for a session with these settings and this workspace: a folder `USER/SESSION` in the folder of all of them. Nothing
     /// where the pool has no such guests.
     ///
     /// # Errors
@@ -97,19 +97,20 @@ impl Warm {
     pub async fn launcher_for(
         &self,
         backend: BackendKind,
-        resources: &Resources,
+        settings: &Settings,
         workspace: Option<&str>,
     ) -> Result<Option<Arc<dyn Launcher>>, Error> {
-        if backend != self.backend || *resources != self.settings.resources {
+        if backend != self.backend || settings.resources != self.settings.resources {
             return Ok(None);
         }
         Ok(match (self.pool().await?, workspace) {
             (None, _) => None,
             (Some(pool), None) => Some(pool),
-            (Some(pool), Some(_)) if !pool.has_zygote() => None,
+            (Some(pool), Some(_)) if !pool.has_workspaces() => None,
             (Some(pool), Some(workspace)) => Some(Arc::new(WithWorkspace {
                 pool,
                 workspace: workspace.to_owned(),
+                cold: settings.clone(),
             })),
         })
     }
@@ -191,10 +192,11 @@ impl Launcher for Claimed {
     }
 }
 
-/// A pool, for a session with a workspace.
+/// A pool, for a session with a workspace; and the settings of a guest that does without it.
 struct WithWorkspace {
     pool: Arc<Pool>,
     workspace: String,
+    cold: Settings,
 }
 
 impl Launcher for WithWorkspace {
@@ -203,6 +205,14 @@ impl Launcher for WithWorkspace {
     }
 
     fn launch(&self) -> BoxFuture<'_, Result<Guest, Error>> {
-        Box::pin(self.pool.acquire_with_workspace(&self.workspace))
+        Box::pin(async {
+            let why = match self.pool.acquire_with_workspace(&self.workspace).await {
+                Err(why @ Error::BootFailed(_)) => why,
+                forked => return forked,
+            };
+            tracing::warn!(%why, "a guest could not be forked: it is started cold");
+            self.pool.went_cold();
+            backend::launcher(self.kind(), &self.cold).await?.launch().await
+        })
     }
 }

@@ -16,6 +16,8 @@ fn values() -> impl Strategy<Value = Value> {
             .prop_filter("equal to itself", |value| !value.is_nan())
             .prop_map(Value::Float),
         ".*".prop_map(Value::Str),
+        // Half of them surrogates.
+        prop::collection::vec(prop_oneof![any::<u16>(), 0xD800..=0xDFFF_u16], 0..6).prop_map(|utf16| text_of(&utf16)),
         prop::collection::vec(any::<u8>(), 0..20).prop_map(Value::Bytes),
         (any::<bool>(), "[1-9][0-9]{19,60}").prop_filter_map("more than 64 bits", |(negative, digits)| {
             let digits = if negative { format!("-{digits}") } else { digits };
@@ -91,7 +93,7 @@ proptest! {
     }
 
     #[test]
-    fn no_json_does_harm(key in r"\$(bytes|bigint|float|set|date|map|array|table|other|ref)", inner in "[\\[\\]{}a0:\",]{0,12}") {
+    fn no_json_does_harm(key in r"\$(bytes|str|bigint|float|set|date|map|array|table|other|ref)", inner in "[\\[\\]{}a0:\",]{0,12}") {
         if let Ok(content) = serde_json::from_str(&inner) {
             let mut object = Map::new();
             object.insert(key, content);
@@ -109,6 +111,14 @@ fn json_is_as_documented() {
         (Value::Float(1.0), json!(1.0)),
         (Value::Float(f64::INFINITY), json!({ "$float": "inf" })),
         (Value::Bytes(vec![0, 255]), json!({ "$bytes": "AP8=" })),
+        (
+            Value::IllFormedStr(vec![0x61, 0xD800, 0x22, 0x0A]),
+            json!({ "$str": r#""a\ud800\"\u000a""# }),
+        ),
+        (
+            Value::Dict(vec![(Value::IllFormedStr(vec![0xDC80]), Value::None)]),
+            json!({ "$map": [[{ "$str": r#""\udc80""# }, null]] }),
+        ),
         (Value::Set(vec![Value::Int(1)]), json!({ "$set": [1] })),
         (Value::DateTime(5.5), json!({ "$date": 5.5 })),
         (Value::Dict(vec![("a".into(), Value::Int(1))]), json!({ "a": 1 })),

@@ -1,13 +1,14 @@
 //! Paths beneath a folder that somebody hostile writes to. Nothing here follows a link, crosses into another file system or leaves the
 //! folder, whatever changes meanwhile: the kernel sees to it (`openat2`), and file descriptors are what is worked with.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, OsStr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Stat, chmod, fchmod, fstat, openat, openat2};
 use rustix::io::{Errno, Result};
 
-/// Characters of a path.
+/// Bytes of a path.
 const MAX_PATH_BYTES: usize = 4_096;
 /// The longest name that file systems take.
 const MAX_NAME_BYTES: usize = 255;
@@ -15,20 +16,21 @@ const MAX_NAME_BYTES: usize = 255;
 const ATTEMPTS: u32 = 16;
 
 /// Splits a path that somebody gave into names, none of which leads anywhere but down.
-pub(super) fn names(path: &str) -> std::result::Result<Vec<&str>, &'static str> {
+pub(super) fn names(path: &[u8]) -> std::result::Result<Vec<&OsStr>, &'static str> {
     if path.len() > MAX_PATH_BYTES {
         return Err("the path is too long");
     }
-    if path.contains('\0') {
+    if path.contains(&0) {
         return Err("a path cannot contain null characters");
     }
-    let path = match path.strip_prefix("/workspace") {
-        Some(rest) if rest.is_empty() || rest.starts_with('/') => rest,
-        _ if path.starts_with('/') => return Err("the path leads out of the workspace"),
+    let path = match path.strip_prefix(b"/workspace") {
+        Some(rest) if rest.is_empty() || rest.starts_with(b"/") => rest,
+        _ if path.starts_with(b"/") => return Err("the path leads out of the workspace"),
         _ => path,
     };
-    let names: Vec<&str> = path.split('/').filter(|name| !matches!(*name, "" | ".")).collect();
-    if names.contains(&"..") {
+    let names = path.split(|byte| *byte == b'/').map(OsStr::from_bytes);
+    let names: Vec<&OsStr> = names.filter(|name| !name.is_empty() && *name != ".").collect();
+    if names.contains(&OsStr::new("..")) {
         return Err("the path leads out of the workspace, or may do so: write it without \"..\"");
     }
     if names.iter().any(|name| name.len() > MAX_NAME_BYTES) {
@@ -38,10 +40,11 @@ pub(super) fn names(path: &str) -> std::result::Result<Vec<&str>, &'static str> 
 }
 
 /// Opens what `path` leads to without following anything. The empty path is the folder itself.
-pub(super) fn open(folder: impl AsFd, path: &str, flags: OFlags) -> Result<OwnedFd> {
+pub(super) fn open(folder: impl AsFd, path: impl AsRef<OsStr>, flags: OFlags) -> Result<OwnedFd> {
     let resolve =
         ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
-    let path = if path.is_empty() { "." } else { path };
+    let path = path.as_ref();
+    let path = if path.is_empty() { OsStr::new(".") } else { path };
     let flags = flags | OFlags::CLOEXEC;
     let mut attempt = 0;
     loop {
@@ -51,6 +54,13 @@ pub(super) fn open(folder: impl AsFd, path: &str, flags: OFlags) -> Result<Owned
             opened => return opened,
         }
     }
+}
+
+/// The place that a path in bytes leads to, a link itself included; nothing else is followed.
+pub(super) fn place(folder: impl AsFd, path: &[u8]) -> Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat2(folder, path, flags, Mode::empty(), resolve)
 }
 
 /// A folder that is open; it gets its mode back when it had to be changed.
@@ -124,7 +134,7 @@ pub(super) fn kind(stat: &Stat) -> FileType {
 }
 
 /// Opens a file to read it. Nothing but a file: a device may act when it is opened, and a pipe may block.
-pub(super) fn open_file(folder: impl AsFd, path: &str) -> Result<Option<(OwnedFd, Stat)>> {
+pub(super) fn open_file(folder: impl AsFd, path: &OsStr) -> Result<Option<(OwnedFd, Stat)>> {
     let place = fstat(open(&folder, path, OFlags::PATH)?)?;
     if kind(&place) != FileType::RegularFile {
         return Ok(None);

@@ -1,11 +1,16 @@
 //! Files that have no name any more, but that processes still hold: they take their place on the disk until then.
+//!
+//! A process is looked at by its threads: each may have open files of its own, and go on when the main one has ended. Files whose
+//! descriptors are on their way in a socket are in no list; that there are some shows.
 
 use std::collections::HashSet;
-use std::fs::read_dir;
+use std::fs::{self, read_dir};
 use std::os::fd::OwnedFd;
+use std::path::Path;
 
-use rustix::fs::{fstat, stat};
+use rustix::fs::{FileType, fstat, stat};
 
+use super::beneath::kind;
 use super::tree::disk_bytes;
 
 /// Open files that are looked at in all.
@@ -13,41 +18,78 @@ const MOST: usize = 1_000_000;
 /// Where a process sees its workspace, from its folder in `/proc` on.
 const SEEN_AS: &str = "root/workspace";
 
+/// What processes hold.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Held {
+    /// Bytes of files without a name.
+    pub(super) bytes: u64,
+    /// Whether descriptors are on their way between them, which may be of any files.
+    pub(super) in_flight: bool,
+}
+
+/// The numbers that a folder in `/proc` names.
+fn numbers(folder: &str) -> impl Iterator<Item = u32> + use<> {
+    let entries = read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+fn threads(process: u32) -> impl Iterator<Item = u32> + use<> {
+    numbers(&format!("/proc/{process}/task"))
+}
+
 /// The processes of this machine that have `folder` as their `/workspace`, as far as that can be seen.
 pub(super) fn guests(folder: &OwnedFd) -> Vec<u32> {
     let Ok(ours) = fstat(folder) else { return Vec::new() };
-    let processes = read_dir("/proc").into_iter().flatten().flatten();
-    let processes = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     // Nothing is opened by this, whatever it is.
-    let is_there = |process: &u32| {
-        stat(format!("/proc/{process}/{SEEN_AS}"))
+    let is_there = |thread: u32| {
+        stat(format!("/proc/{thread}/{SEEN_AS}"))
             .is_ok_and(|theirs| (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino))
     };
-    processes.filter(is_there).collect()
+    let is_guest = |process: &u32| {
+        // A main thread that has ended sees nothing.
+        let has_root = Path::new(&format!("/proc/{process}/root")).exists();
+        is_there(*process) || (!has_root && threads(*process).any(is_there))
+    };
+    numbers("/proc").filter(is_guest).collect()
 }
 
-/// Bytes of the files on the disk of `folder` that have no name and that one of the processes has open or mapped. What cannot be known,
-/// for want of rights or because the process is gone, does not count.
-pub(super) fn bytes(folder: &OwnedFd, processes: &[u32]) -> u64 {
+/// What the processes hold on the disk of `folder`: the files without a name that one has open or mapped. What cannot be known, for want
+/// of rights or because the process is gone, does not count.
+pub(super) fn look(folder: &OwnedFd, processes: &[u32]) -> Held {
+    let mut held = Held::default();
     let Ok(device) = fstat(folder).map(|stat| stat.st_dev) else {
-        return 0;
+        return held;
     };
-    let mut known = HashSet::new();
-    let entries = processes.iter().flat_map(|process| {
-        ["fd", "map_files"].into_iter().flat_map(move |list| {
-            read_dir(format!("/proc/{process}/{list}"))
-                .into_iter()
-                .flatten()
-                .flatten()
-        })
+    let lists = processes.iter().flat_map(|process| {
+        // Memory is the same for all threads of a process.
+        let maps = threads(*process).map(|thread| format!("/proc/{thread}/map_files"));
+        let maps = maps.filter(|list| read_dir(list).is_ok_and(|mut list| list.next().is_some()));
+        threads(*process)
+            .map(|thread| format!("/proc/{thread}/fd"))
+            .chain(maps.take(1))
     });
-    let mut total = 0_u64;
-    for entry in entries.take(MOST) {
+    let entries = lists.flat_map(|list| {
+        let names = read_dir(&list).into_iter().flatten().flatten();
+        names.map(move |entry| (list.clone(), entry.file_name()))
+    });
+    let mut known = HashSet::new();
+    for (list, name) in entries.take(MOST) {
         // Nothing is opened by this, whatever it is.
-        let Ok(stat) = stat(entry.path()) else { continue };
+        let path = Path::new(&list).join(&name);
+        let Ok(stat) = stat(&path) else { continue };
         if stat.st_nlink == 0 && stat.st_dev == device && known.insert(stat.st_ino) {
-            total = total.saturating_add(disk_bytes(&stat));
+            held.bytes = held.bytes.saturating_add(disk_bytes(&stat));
+        }
+        if kind(&stat) == FileType::Socket && !held.in_flight {
+            let info = Path::new(&list).with_file_name("fdinfo").join(&name);
+            held.in_flight = fs::read_to_string(info).is_ok_and(|info| in_flight(&info) > 0);
         }
     }
-    total
+    held
+}
+
+/// How many descriptors wait in a socket, by what `/proc` says of it.
+fn in_flight(info: &str) -> u64 {
+    let count = info.lines().find_map(|line| line.strip_prefix("scm_fds:"));
+    count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }

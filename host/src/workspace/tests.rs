@@ -96,6 +96,38 @@ fn files_go_in_and_out() {
 }
 
 #[test]
+fn names_that_are_not_utf8_lead_back() {
+    let world = World::new();
+    let workspace = &world.workspace;
+    let mark = workspace.mark().unwrap();
+    for name in [&b"\xff.bin"[..], b"\\udcff.bin", b"\xe9"] {
+        fs::write(workspace.path().join(OsStr::from_bytes(name)), name).unwrap();
+    }
+    create_dir(workspace.path().join(OsStr::from_bytes(b"\xfe"))).unwrap();
+    workspace.write("\\udcfe/\\udcfd/x", b"deep").unwrap();
+    let files = ["\\udce9", "\\udcfe/\\udcfd/x", "\\udcff.bin", "\\x5cudcff.bin"];
+    let (changes, _) = workspace.changes(&mark).unwrap();
+    let changed: Vec<_> = changes.files.iter().map(|file| file.path.as_str()).collect();
+    assert_eq!(changed, files);
+    let listed = world.paths();
+    assert!(
+        files.iter().all(|file| listed.iter().any(|path| path == file)),
+        "{listed:?}"
+    );
+    assert_eq!(workspace.list("\\udcfe").unwrap().entries[0].path, "\\udcfe/\\udcfd");
+    let read = |path: &str| workspace.read(path, 100).unwrap();
+    assert_eq!((read(files[0]), read(files[1])), (b"\xe9".to_vec(), b"deep".to_vec()));
+    assert_eq!(
+        (read(files[2]), read(files[3])),
+        (b"\xff.bin".to_vec(), b"\\udcff.bin".to_vec())
+    );
+    for path in listed.iter().rev() {
+        workspace.remove(path).unwrap();
+    }
+    assert!(world.paths().is_empty());
+}
+
+#[test]
 fn no_path_leads_out() {
     let world = World::new();
     let secret = world.secret();
@@ -410,11 +442,7 @@ fn what_is_made_belongs_to_the_guest_when_the_host_is_root() {
         return;
     }
     let folder = TempDir::new().unwrap();
-    let owner = Owner {
-        uid: 12_345,
-        gid: 54_321,
-    };
-    let all = Workspaces::open(folder.path(), Some(owner), None).unwrap();
+    let all = Workspaces::open(folder.path(), Some(Users::default()), None).unwrap();
     let workspace = all.claim("ann", "one").unwrap();
     workspace.cells_folder().unwrap();
     workspace.write("a/b", b"x").unwrap();
@@ -423,14 +451,59 @@ fn what_is_made_belongs_to_the_guest_when_the_host_is_root() {
             .map(|it| (it.uid(), it.gid()))
             .unwrap()
     };
+    let (id, _) = owner_of("");
+    assert!(Users::default().contains(id));
     for path in ["", "a", "a/b"] {
-        assert_eq!(owner_of(path), (12_345, 54_321), "{path}");
+        assert_eq!(owner_of(path), (id, id), "{path}");
     }
     assert_eq!(owner_of(".repl"), (0, 0));
     let mode = |path: &Path| symlink_metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(workspace.path()), 0o700);
     assert_eq!(mode(&workspace.path().join(".repl")), 0o700);
     assert_eq!(mode(workspace.path().parent().unwrap()), 0o711);
+}
+
+#[test]
+fn a_workspace_stays_its_users_unless_somebody_else_is_that_user_by_then() {
+    if !is_root() {
+        return;
+    }
+    let users: Users = "3100000:8".parse().unwrap();
+    let folder = TempDir::new().unwrap();
+    let all = Workspaces::open(folder.path(), Some(users), None).unwrap();
+    let place = folder.path().join("ann/one");
+    let owner_of = |path: &str| {
+        symlink_metadata(place.join(path))
+            .map(|it| (it.uid(), it.gid()))
+            .unwrap()
+    };
+    let other = TempDir::new().unwrap();
+    fs::write(other.path().join("file"), b"x").unwrap();
+    {
+        let workspace = all.claim("ann", "one").unwrap();
+        workspace.write("a/b", b"x").unwrap();
+        workspace.cells_folder().unwrap();
+        symlink(other.path().join("file"), place.join("a/link")).unwrap();
+        std::os::unix::fs::lchown(place.join("a/link"), Some(owner_of("").0), None).unwrap();
+    }
+    let first = owner_of("").0;
+    drop(all.claim("ann", "one").unwrap());
+    assert_eq!(owner_of("").0, first);
+    // Taken by a guest, and so not the workspace's any more.
+    let guests: Vec<_> = std::iter::from_fn(|| users.take().ok()).collect();
+    assert_eq!(guests.len(), 7);
+    assert_eq!(all.claim("ann", "one").unwrap_err().code(), "file_error"); // there is none left
+    let guests: Vec<_> = guests.into_iter().flatten().filter(|user| user.id() == first).collect();
+    let workspace = all.claim("ann", "one").unwrap();
+    let second = owner_of("").0;
+    assert!(second != first && users.contains(second));
+    for path in ["", "a", "a/b", "a/link"] {
+        assert_eq!(owner_of(path), (second, second), "{path}");
+    }
+    // The host's own, and what a link leads to, stay whose they are.
+    assert_eq!(owner_of(".repl"), (0, 0));
+    assert_eq!(symlink_metadata(other.path().join("file")).unwrap().uid(), 0);
+    drop((workspace, guests));
 }
 
 #[test]

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, HashSet};
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, Dir, FileType, Stat, renameat, statat, unlinkat};
+use rustix::fs::{AtFlags, Dir, FileType, Gid, Stat, Uid, chownat, fstat, renameat, statat, unlinkat};
 use rustix::io::{Errno, Result};
 
-use super::beneath::{Access, Folder, kind, open_folder};
+use super::beneath::{Access, Folder, kind, open_folder, place};
 
 /// Folders within folders that are looked into; each one on the way is an open file.
 const MAX_DEPTH: usize = 64;
@@ -111,6 +111,9 @@ pub struct Usage {
     pub bytes: u64,
     /// Files, folders, links and whatever else has a name.
     pub files: u64,
+    /// Whether descriptors wait in sockets of guests, which may keep files on the disk that have no names any more. Those cannot be
+    /// counted, so that a guest that has such is over any quota.
+    pub in_flight: bool,
     /// Whether all was seen: a tree can be deeper, or have more in it, than is looked at. One like that is over any quota.
     pub complete: bool,
 }
@@ -136,6 +139,32 @@ pub(super) fn usage(folder: &OwnedFd, hidden: Option<&CStr>) -> Result<Usage> {
     })?;
     usage.complete = walked == Walked::All;
     Ok(usage)
+}
+
+/// Gives what in a tree belongs to one user to another, who is the group as well.
+pub(super) fn give(folder: BorrowedFd<'_>, from: u32, to: u32) -> Result<()> {
+    let mut failed = Ok(());
+    walk(folder, None, &mut |path, stat| {
+        if stat.st_uid != from {
+            return Next::On;
+        }
+        let given = vanished(place(folder, path)).and_then(|place| match place {
+            // Somebody may have put another one in its place.
+            Some(place) if fstat(&place)?.st_uid == from => {
+                let (user, group) = (Some(Uid::from_raw(to)), Some(Gid::from_raw(to)));
+                chownat(&place, c"", user, group, AtFlags::EMPTY_PATH)
+            }
+            _ => Ok(()),
+        });
+        match given {
+            Ok(()) => Next::On,
+            Err(error) => {
+                failed = Err(error);
+                Next::Stop
+            }
+        }
+    })?;
+    failed
 }
 
 /// Whether all names of a file lie in the tree: another one may be anywhere on the disk.

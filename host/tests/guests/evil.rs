@@ -41,6 +41,7 @@ impl Launcher for Script {
             open_files: 64,
             file_bytes: 1 << 30,
             filter: None,
+            id_map: None,
             forks: false,
         }))
     }

@@ -3,10 +3,9 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use sandglass_host::backend::bubblewrap;
 use sandglass_host::notebook::Notebook;
-use sandglass_host::workspace::{CELLS_FOLDER, Owner, Workspaces};
-use sandglass_host::{BackendKind, Sandbox, SandboxBuilder, image};
+use sandglass_host::workspace::{CELLS_FOLDER, Workspaces};
+use sandglass_host::{BackendKind, Sandbox, SandboxBuilder, Users, image};
 
 use crate::support::{builder, docker_engine, ran, sandbox};
 
@@ -118,11 +117,7 @@ async fn sandboxes_do_not_see_each_other() {
 async fn the_files_of_cells_are_not_there(builder: SandboxBuilder) {
     let root = tempfile::tempdir().unwrap();
     fs::set_permissions(root.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let owner = rustix::process::geteuid().is_root().then_some(Owner {
-        uid: bubblewrap::NOBODY,
-        gid: bubblewrap::NOBODY,
-    });
-    let workspaces = Workspaces::open(root.path(), owner, None).unwrap();
+    let workspaces = Workspaces::open(root.path(), Some(Users::default()), None).unwrap();
     let workspace = workspaces.claim("user", "session").unwrap();
     let path = workspace.path().to_owned();
     let cells = path.join(CELLS_FOLDER);

@@ -172,13 +172,66 @@ async fn slow_bodies_of_one_key_keep_nobody_else_out() {
     let mut held = join_all((0..7).map(|_| Raw::with(&server, &head))).await;
     let (said, ..) = select_all(held.iter_mut().map(|raw| Box::pin(raw.rest()))).await;
     assert!(
-        said.starts_with("HTTP/1.1 429 ") && said.contains("too_many_uploads"),
+        said.starts_with("HTTP/1.1 429 ") && said.contains("too_many_requests_at_once"),
         "{said}"
     );
     server.key = Some(BOB);
     let others = server.session(json!({})).await;
     assert_eq!(server.execute(&others, "6 * 7").await["result"], "42");
     drop(held);
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reads_of_one_key_keep_nobody_else_out() {
+    let mut server = TestServer::with_keys(&["--max-connections", "8", "--max-timeout-seconds", "100000"]).await;
+    let id = server.session(json!({ "timeout": 100_000_000 })).await;
+    // A pipe is not read, however long nobody writes to it, nor is one that never ends.
+    let made = "import os, threading\nos.mkfifo('silent'); os.mkfifo('endless')\n\
+                def write():\n\
+                \x20   with open('endless', 'wb') as pipe:\n\
+                \x20       while True: pipe.write(bytes(1000))\n\
+                threading.Thread(target=write, daemon=True).start()";
+    assert_eq!(server.execute(&id, made).await["outcome"], "ok");
+    for name in ["silent", "endless"] {
+        let path = format!("/v1/sessions/{id}/files/{name}");
+        assert_eq!(
+            refusal(server.get(&path)).await,
+            (422, "file_error".to_owned()),
+            "{name}"
+        );
+    }
+    // What is asked of a session that is busy waits.
+    let body = json!({ "code": "while True: pass" }).to_string();
+    let more = format!("content-type: application/json\r\ncontent-length: {}\r\n", body.len());
+    let execute = head("POST", &format!("/v1/sessions/{id}/execute"), &more) + &body;
+    let mut held = vec![Raw::with(&server, &execute).await];
+    for path in [
+        "variables/made",
+        "files/x",
+        "files",
+        "variables",
+        "files/y",
+        "variables/x",
+    ] {
+        held.push(Raw::with(&server, &head("GET", &format!("/v1/sessions/{id}/{path}"), "")).await);
+    }
+    let (said, ..) = select_all(held.iter_mut().map(|raw| Box::pin(raw.rest()))).await;
+    assert!(
+        said.starts_with("HTTP/1.1 429 ") && said.contains("too_many_requests_at_once"),
+        "{said}"
+    );
+    server.key = Some(BOB);
+    let others = server.session(json!({})).await;
+    assert_eq!(server.execute(&others, "6 * 7").await["result"], "42");
+    // Who leaves gives the place back.
+    drop(held);
+    server.key = Some(ANN);
+    let path = format!("/v1/sessions/{id}");
+    eventually("Ann has a place again", || async {
+        answer(server.get(&path)).await.0 == StatusCode::OK
+    })
+    .await;
     server.stop().await;
 }
 

@@ -239,6 +239,40 @@ async fn broken_replies_are_asked_for_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn recursion_falls_back_to_the_model_where_the_profile_says_so() {
+    for (profile, code, expected) in [
+        (
+            "rlm",
+            "rlm_query('a'), rlm_query_batched(['b', 'c'])",
+            "('x', ['x', 'x'])\n",
+        ),
+        (
+            "rlm-legacy",
+            "rlm_query('a'), await rlm_query_batched(['b', 'c'])",
+            "('x', ['x', 'x'])\n",
+        ),
+    ] {
+        let mut endpoint = Endpoint::with([said("x"), said("x"), said("x")]).await;
+        let server = server(&endpoint).await;
+        let id = server.session(json!({ "profile": profile })).await;
+        let run = server.execute(&id, &format!("print(({code}))")).await;
+        assert_eq!(run["stdout"], expected, "{run}");
+        assert_eq!(endpoint.requests(), 3);
+        server.stop().await;
+    }
+    // Not so in others: their prompts say that it recurses.
+    let mut endpoint = Endpoint::with([]).await;
+    let server = server(&endpoint).await;
+    for profile in ["default", "rlm-core"] {
+        let id = server.session(json!({ "profile": profile })).await;
+        let run = server.execute(&id, "rlm_query('a')").await;
+        assert!(run["error"].as_str().unwrap().contains("no recursion"), "{run}");
+    }
+    assert_eq!(endpoint.requests(), 0);
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_reply_without_end_is_given_up() {
     let endless = reply("200 OK", "", &"x".repeat(17 << 20));
     let mut endpoint = Endpoint::with([endless]).await;

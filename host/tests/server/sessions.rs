@@ -125,6 +125,8 @@ async fn variables_are_listed_read_and_set() {
             json!({ "a": [1, 2.5, null, true, "ü"], "s": { "$set": [1] } }),
         ),
         ("odd", json!({ "$float": "inf" })),
+        ("lone", json!({ "$str": r#""\u000a\"\ud800é""# })),
+        ("name", json!({ "$map": [[{ "$str": r#""\udcff""# }, 1]] })),
     ] {
         let (status, body) = answer(put(name).json(&json!({ "value": value }))).await;
         assert_eq!(status, StatusCode::NO_CONTENT, "{body}");
@@ -151,10 +153,32 @@ async fn variables_are_listed_read_and_set() {
     let run = server
         .execute(
             &id,
-            "assert (text, raw) == ('grüße', bytes([0, 255]))\nassert big == 123456789012345678901234567890\nNone",
+            "assert (text, raw) == ('grüße', bytes([0, 255]))\nassert big == 123456789012345678901234567890\n\
+             assert (lone, name) == ('\\n\"\\ud800é', {'\\udcff': 1})\n\
+             globals()['\\udcff'] = 1\n\
+             final_answer('\\ud802')",
         )
         .await;
     assert_eq!(run["outcome"], "ok", "{run}");
+    assert_eq!(run["final"]["value"], json!({ "$str": r#""\ud802""# }), "{run}");
+    // Text that is told and not kept has them as Python escapes them.
+    let failed = server
+        .execute(&id, "print('\\udc80')\nraise ValueError('\\ud803')")
+        .await;
+    assert_eq!(failed["stdout"], "\\udc80\n", "{failed}");
+    assert_eq!(failed["error"], "ValueError: \\ud803", "{failed}");
+    // JSON of no text is refused, and says so.
+    for (path, body) in [
+        (variable("x"), r#"{"value": "\ud800"}"#),
+        (variable("x"), r#"{"value": {"$str": "\ud800"}}"#),
+        (variable("x"), r#"{"value": {"$str": "x"}}"#),
+    ] {
+        let lone = server
+            .request(Method::PUT, &path)
+            .header("content-type", "application/json");
+        let (status, _) = refusal(lone.body(body)).await;
+        assert!(matches!(status, 400 | 422), "{body}: {status}");
+    }
 
     let (_, listed) = answer(server.get(&format!("/v1/sessions/{id}/variables"))).await;
     let names: Vec<_> = listed["variables"]
@@ -207,6 +231,37 @@ async fn files_go_in_and_out() {
 
     let (_, listed) = answer(server.get(&format!("/v1/sessions/{id}/files?path=in"))).await;
     assert_eq!(listed["files"][0]["size"], 100_000, "{listed}");
+
+    // Names that are not UTF-8 are found by the text that stands for them.
+    let run = server
+        .execute(
+            &id,
+            "import os\nos.mkdir(b'\\xe9')\nfor name in (b'\\xff.bin', b'\\\\udcff.bin'): open(b'\\xe9/' + name, 'wb').write(name)",
+        )
+        .await;
+    let (_, listed) = answer(server.get(&format!("/v1/sessions/{id}/files?path=%5Cudce9"))).await;
+    for (at, name) in [&b"\xff.bin"[..], b"\\udcff.bin"].iter().enumerate() {
+        let path = listed["files"][at]["path"].as_str().unwrap();
+        assert_eq!(run["files"][at]["path"], path, "{run} {listed}");
+        let path = file(&path.replace('\\', "%5C"));
+        let read = server.get(&path).send().await.unwrap().bytes().await.unwrap();
+        assert_eq!(read, *name, "{path}");
+        assert_eq!(
+            answer(server.request(Method::PUT, &path).body("new")).await.0,
+            StatusCode::NO_CONTENT
+        );
+    }
+    assert_eq!(
+        server
+            .execute(&id, "open(b'\\xe9/\\xff.bin').read(), sorted(os.listdir(b'\\xe9'))")
+            .await["result"],
+        r"('new', [b'\\udcff.bin', b'\xff.bin'])"
+    );
+    assert_eq!(
+        answer(server.request(Method::DELETE, &file("%5Cudce9"))).await.0,
+        StatusCode::NO_CONTENT
+    );
+    assert_eq!(refusal(server.get(&file("%5Cudce9/x"))).await.0, 404);
     let (_, listed) = answer(server.get(&format!("/v1/sessions/{id}/files"))).await;
     assert!(
         listed["files"]
@@ -408,11 +463,24 @@ async fn a_trial_that_fails_says_why() {
     let script = "#!/bin/sh\ncase \"$*\" in *--epoch*) echo broken >&2; exit 3;; esac\nexec /usr/bin/python3 \"$@\"\n";
     std::fs::write(&python, script).unwrap();
     std::fs::set_permissions(&python, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let server = TestServer::start(&["--python", python.to_str().unwrap(), "--max-spares", "0"]).await;
+    let says_why = |text: &Value| {
+        let text = text.as_str().unwrap_or_default();
+        text.contains("status 3") && text.contains("broken")
+    };
+    let server = TestServer::start(&["--python", python.to_str().unwrap()]).await;
     let (status, detail) = answer(server.get("/health/detailed")).await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{detail}");
-    let problem = detail["backend"]["trial"]["problem"].as_str().unwrap();
-    assert!(problem.contains("status 3") && problem.contains("broken"), "{detail}");
+    assert!(says_why(&detail["backend"]["trial"]["problem"]), "{detail}");
+    // Nobody waits for a guest that cannot be made.
+    for (path, body) in [("/v1/sessions", json!({})), ("/execute", json!({ "code": "1" }))] {
+        let (status, refused) = answer(server.post(path, &body)).await;
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{path}: {refused}");
+        assert!(says_why(&refused["error"]["message"]), "{path}: {refused}");
+    }
+    eventually("the pool says why", || async {
+        says_why(&answer(server.get("/health/detailed")).await.1["pool"]["problem"])
+    })
+    .await;
     server.stop().await;
 }
 
@@ -480,6 +548,22 @@ fn the_description_has_the_routes_that_there_are() {
     described.sort();
     routes.sort();
     assert_eq!(described, routes);
+}
+
+/// The description sends readers of it there.
+#[test]
+fn the_docs_have_the_messages_of_channels() {
+    let docs = include_str!("../../../docs/server.md");
+    let (_, channels) = docs.split_once("\n## Channels\n").unwrap();
+    let (channels, _) = channels.split_once("\n## ").unwrap();
+    let source = include_str!("../../src/server/channel.rs");
+    let mut rows = source.lines().filter_map(|line| line.strip_prefix("//! | `{"));
+    assert!(
+        rows.clone().count() == 4 && rows.all(|row| channels.contains(row)),
+        "{channels}"
+    );
+    assert!(channels.contains(&format!("`sandglass.v{}`", sandglass_host::PROTOCOL_VERSION)));
+    assert!(OPENAPI.contains("docs/server.md (Channels) has its messages"));
 }
 
 #[test]

@@ -11,9 +11,6 @@ use tokio_tungstenite::tungstenite::Message;
 
 use crate::support::{TestServer, answer, eventually, gone, refusal};
 
-/// Whom guests are outside when the host is root.
-const NOBODY: u32 = 65534;
-
 /// A folder that guests of a host that is root can pass through, and a server that has its workspaces in it.
 pub async fn with_folder(more: &[&str]) -> (TempDir, TestServer) {
     let folder = TempDir::new().unwrap();
@@ -67,7 +64,7 @@ async fn is_stopped_while_it_writes(backend: &str, code: &str, made: Option<&str
     assert!(["", "written\n"].contains(&run["stdout"].as_str().unwrap()), "{run}");
     assert_eq!(run["state"]["status"], "kept");
     if rustix::process::geteuid().is_root() {
-        assert_eq!(place(&folder, &id).metadata().unwrap().uid(), NOBODY);
+        assert!(sandglass_host::Users::default().contains(place(&folder, &id).metadata().unwrap().uid()));
     }
     let Some(made) = made else {
         return server.stop().await;
@@ -106,6 +103,67 @@ async fn files_that_have_no_names_any_more_count() {
     is_stopped_while_it_writes("bubblewrap", HELD, None).await;
 }
 
+/// In files that only a process holds whose main thread has ended, and that a thread alone has open.
+#[tokio::test(flavor = "multi_thread")]
+async fn files_that_a_thread_holds_count() {
+    let code = r#"
+import os, subprocess, sys
+code = """
+import ctypes, os, threading, time
+held = [open(f'{number}', 'w+b') for number in range(24)]
+for number, file in enumerate(held):
+    file.write(bytes(1 << 20))
+    file.flush()
+    os.unlink(f'{number}')
+threading.Thread(target=time.sleep, args=(1000,)).start()
+print('written', flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+child = subprocess.Popen([sys.executable, '-c', code])
+while True: pass
+"#;
+    is_stopped_while_it_writes("bubblewrap", code, None).await;
+}
+
+/// Files without names whose descriptors are on their way are in no list of any process.
+#[tokio::test(flavor = "multi_thread")]
+async fn files_that_are_on_their_way_end_what_runs() {
+    let (_folder, server) = with_folder(&["--backend", "bubblewrap", "--preload", "wave", "--spares", "1"]).await;
+    let id = server.session(small("bubblewrap")).await;
+    // Those that are received do no harm.
+    let code = "
+import os, socket
+ours, theirs = socket.socketpair()
+def send():
+    with open('file', 'w+b') as file:
+        file.write(bytes(1 << 20))
+        file.flush()
+        os.unlink('file')
+        socket.send_fds(ours, [b'x'], [file.fileno()])
+for _ in range(24):
+    send()
+    for fd in socket.recv_fds(theirs, 1, 1)[1]: os.close(fd)";
+    let run = server.execute(&id, code).await;
+    assert_eq!(run["outcome"], "ok", "{run}");
+    let run = server
+        .execute(&id, "for _ in range(24): send()\nwhile True: pass")
+        .await;
+    assert_eq!(
+        (&run["outcome"], &run["killer"]),
+        (&json!("limit"), &json!("disk")),
+        "{run}"
+    );
+    assert!(
+        run["error"]
+            .as_str()
+            .unwrap()
+            .contains("file descriptors that nobody has received"),
+        "{run}"
+    );
+    assert_eq!(run["state"]["status"], "kept");
+    server.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_folder_of_the_hosts_name_counts_as_any_other() {
     is_stopped_while_it_writes("bubblewrap", &FILES.replace("data", ".repl"), Some(".repl")).await;
@@ -124,6 +182,27 @@ async fn a_guest_that_writes_while_nobody_uses_it_is_ended() {
     gone(pid).await;
     let session = refusal(server.get(&format!("/v1/sessions/{id}"))).await;
     assert_eq!(session, (404, "session_not_found".to_owned()));
+    server.stop().await;
+}
+
+/// Whatever guest it is: all of a session are the same user outside, and no two sessions are.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_guest_after_a_crash_owns_the_files_of_the_one_before() {
+    let (folder, server) = with_folder(&["--backend", "bubblewrap", "--preload", "wave", "--spares", "1"]).await;
+    let (id, other) = (
+        server.session(small("bubblewrap")).await,
+        server.session(small("bubblewrap")).await,
+    );
+    let code = "import os\nos.mkdir('private', 0o700)\nwith open('private/file', 'w') as file: file.write('before')\nos.chmod('private/file', 0o600)";
+    assert_eq!(server.execute(&id, code).await["outcome"], "ok");
+    assert_eq!(server.execute(&id, "os._exit(1)").await["outcome"], "crashed");
+    let code = "with open('private/file', 'r+') as file: before = file.read(); file.write(', after')\nbefore";
+    assert_eq!(server.execute(&id, code).await["result"], "'before'");
+    let owner = |id: &str, path: &str| place(&folder, id).join(path).metadata().unwrap().uid();
+    assert_eq!(owner(&id, ""), owner(&id, "private/file"));
+    if rustix::process::geteuid().is_root() {
+        assert_ne!(owner(&id, ""), owner(&other, ""));
+    }
     server.stop().await;
 }
 

@@ -55,8 +55,10 @@ def main() -> None:
 
         fd = enter(arguments.connect, arguments.filter)
     if arguments.confine:
+        from sandglass.bounds import bound_signals
         from sandglass.landlock import confine
 
+        bound_signals()
         confine()
     if arguments.preload:
         from sandglass.zygote import preload

@@ -12,7 +12,10 @@ from asyncio.events import _get_running_loop, _set_running_loop
 from codecs import getincrementaldecoder
 from contextlib import suppress
 from importlib import invalidate_caches
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfoNotFoundError
+from zoneinfo import _common as time_zones
 
 from pyodide.ffi import can_run_sync, run_sync, to_js  # type: ignore[import-not-found]
 
@@ -39,6 +42,7 @@ _PACKAGE_HINT = (
     'createSandbox({{ packages: ["{name}"] }}), loadPackages(["{name}"]) or autoImport'
 )
 _MOST_NAMED = 10_000
+_load_tzdata = time_zones.load_tzdata
 
 
 class BrowserBridge:
@@ -147,6 +151,7 @@ class Guest:
         self._runtime.take_rest = self._take_rest
         self._runtime.package_hint = _PACKAGE_HINT
         self._reserve = self._runtime.reserve = Reserve()
+        self._runtime.own(vars(time_zones), "load_tzdata", _load_time_zone)
 
     def connect(self, js_bridge: Any) -> None:
         self._js = js_bridge
@@ -282,6 +287,17 @@ class Guest:
         """Has imports look again what there is: files were put there."""
         with suppress(BaseException):  # a finder of the user's may be asked
             invalidate_caches()
+
+
+def _load_time_zone(key: str) -> Any:
+    """What `zoneinfo` reads a zone with. Pyodide's names a function of its own, below a long chain of exceptions."""
+    try:
+        return _load_tzdata(key)
+    except ZoneInfoNotFoundError:
+        if find_spec("tzdata") is not None:
+            raise ZoneInfoNotFoundError(f"No time zone found with key {key}") from None
+        hint = _PACKAGE_HINT.format(name="tzdata")
+        raise ZoneInfoNotFoundError(f"No time zone found with key {key}: there is no module tzdata. {hint}") from None
 
 
 def _named(reasons: list[tuple[str, str]]) -> str:

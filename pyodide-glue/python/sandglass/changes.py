@@ -10,6 +10,7 @@ from time import monotonic, time_ns
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from sandglass.files import shown
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 
 if TYPE_CHECKING:
@@ -67,15 +68,14 @@ class Changes:
             elif known != stamp or (path in self._sums and self._sums[path] != self._sum(path)):
                 found.append((path, "modified", stamp[2]))
         found += [(path, "deleted", 0) for path in before.keys() - after.keys()]
-        found.sort()
+        found = sorted((shown(path), change, size) for path, change, size in found)
         rows: list[str] = []
         chars = 0
         for path, change, size in found[:MOST_CHANGES]:
             chars += len(path)
             if chars > MOST_CHARS:
                 break
-            shown = quote(path.encode("utf-8", "replace").decode())
-            rows.append(f'{{"path":{shown},"change":"{change}","size":{size}}}')
+            rows.append(f'{{"path":{quote(path)},"change":"{change}","size":{size}}}')
         if not found:
             return ""
         return f'"files":[{",".join(rows)}],"omittedFiles":{len(found) - len(rows)}'

@@ -41,6 +41,7 @@ from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pris
 if TYPE_CHECKING:
     from ast import stmt
     from collections.abc import Callable, Iterator
+    from contextvars import Context
     from types import CodeType
 
     from sandglass.loop import EventLoops
@@ -277,14 +278,25 @@ def statements(source: str, filename: str) -> list[stmt]:
         return _parse(source, filename).body
 
 
-def run(codes: list[CodeType], namespace: dict[str, Any], loops: EventLoops, memo: Memo | None = None) -> Any:
+def awaits(codes: list[CodeType]) -> bool:
+    """Whether a cell is a coroutine."""
+    return any(code.co_flags & CO_COROUTINE for code in codes)
+
+
+def run(
+    codes: list[CodeType],
+    namespace: dict[str, Any],
+    loops: EventLoops,
+    memo: Memo | None = None,
+    context: Context | None = None,
+) -> Any:
     """Runs compiled code; returns the value of its last expression, None when there is none.
 
-    `memo`: what may answer a statement in place of running it.
+    `memo`: what may answer a statement in place of running it. `context`: in which a cell that awaits runs, which
+    nobody may have entered; by default a copy of the current one. Other cells run in the current one.
     """
-    for code in codes:
-        if code.co_flags & CO_COROUTINE:
-            return loops.run_cell(_run_async(codes, namespace))
+    if awaits(codes):
+        return loops.run_cell(_run_async(codes, namespace), context)
     value = None
     if memo is None:
         for code in codes:

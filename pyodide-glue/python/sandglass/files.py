@@ -14,9 +14,10 @@ import errno
 import re
 from codecs import getincrementaldecoder
 from contextlib import suppress
-from os import getcwd, makedirs, remove, replace, rmdir, scandir, stat, walk
+from os import O_NONBLOCK, O_RDONLY, getcwd, makedirs, remove, replace, rmdir, scandir, stat, walk
+from os import open as open_fd
 from os.path import basename, dirname, isdir, islink, join, lexists, realpath
-from stat import S_ISDIR
+from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any
 
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
@@ -96,12 +97,15 @@ class Files:
                 return None
             if isdir(whole):
                 raise FileError(f"{path}: is a folder; listFiles lists it")
-            size = stat(whole).st_size
+            status = stat(whole)
+            if not S_ISREG(status.st_mode):
+                raise FileError(f"{path}: is a pipe, a socket or a device, of which nothing is read")
+            size = status.st_size
             if size > max_bytes:
                 raise FileError(
                     f"{path}: has {size} bytes, maxValueSize is {max_bytes:.0f}; read parts of it in Python"
                 )
-            return _pieces(path, whole, text)
+            return _pieces(path, whole, text, size)
 
     def list(self, path: str) -> list[dict[str, Any]] | None:
         """`[{path, size, modified, type}]` of everything in a folder, and below; None when there is no such folder."""
@@ -192,11 +196,18 @@ def _walk(path: str) -> Iterator[tuple[str, stat_result]]:
                     todo.append(entry.path)
 
 
-def _pieces(path: str, whole: str, text: bool) -> Iterator[bytes]:
+def _at_once(path: str, _flags: int) -> int:
+    """Opens a file to read it, without waiting for anybody should it be a pipe by now."""
+    return open_fd(path, O_RDONLY | O_NONBLOCK)
+
+
+def _pieces(path: str, whole: str, text: bool, left: int) -> Iterator[bytes]:
+    """The first `left` bytes of a file: one that grows while it is read would never end."""
     decoder = getincrementaldecoder("utf-8")()
-    with _explained(path), open(whole, "rb") as file:
+    with _explained(path), open(whole, "rb", opener=_at_once) as file:
         try:
-            while piece := file.read(_CHUNK_BYTES):
+            while piece := file.read(min(_CHUNK_BYTES, left)):
+                left -= len(piece)
                 if text:
                     decoder.decode(piece)
                 yield piece

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import sys
 from collections import deque
@@ -54,9 +55,11 @@ def find(namespace: Namespace, proxy: type, gone: AbstractSet[int] = frozenset()
     beyond = {id(namespace.globals), *map(id, tables)}
     search = _Search(proxy, gone)
     found = [(f"descriptor {number}", _DESCRIPTOR) for number in sorted(gone)]
-    for name in namespace.names():
+    variables = {name: namespace.globals[name] for name in namespace.names()}
+    variables.setdefault("_", vars(builtins).get("_"))  # the last result
+    for name, value in variables.items():
         if len(name) <= MAX_NAME_CHARS:
-            reason = search.look(namespace.globals[name], beyond)
+            reason = search.look(value, beyond)
             if reason:
                 found.append((name, reason))
     return found

@@ -1,25 +1,15 @@
 """Puts the interpreter back in order after a cell, whatever the cell did to it.
 
-Cheap enough to run after every cell. It restores what was deleted or replaced; what a cell added stays.
+Cheap enough to run after every cell. It restores what was deleted or replaced; what a cell added stays. So do settings
+that are nobody's but the user's, such as whether garbage is collected; for the recursion limit see `recursion.py`.
 """
 
 from __future__ import annotations
 
 import builtins
 import sys
-from gc import enable as enable_gc
-from gc import get_threshold, set_threshold
 from operator import is_
-from sys import (
-    getprofile,
-    getrecursionlimit,
-    getswitchinterval,
-    gettrace,
-    setprofile,
-    setrecursionlimit,
-    setswitchinterval,
-    settrace,
-)
+from sys import getprofile, getswitchinterval, gettrace, setprofile, setswitchinterval, settrace
 from typing import Any
 
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
@@ -42,14 +32,17 @@ class Guards:
         self._previous: list[tuple[dict[str, Any], str, Any]] = []
         self._names: tuple[str, ...] = ()
         self._builtins: tuple[Any, ...] = ()
-        self._recursion_limit = 0
         self._switch_interval = 0.0
-        self._gc_threshold = get_threshold()
         self._modules: dict[str, Any] = {}
+        self._classes: list[tuple[type, tuple[type, ...], dict[str, Any]]] = []
 
     def own(self, namespace: dict[str, Any], name: str, value: object) -> None:
         """Declares that `namespace[name]` is `value` from `install` to `uninstall`."""
         self._slots.append((namespace, name, value))
+
+    def own_class(self, kind: type) -> None:
+        """Declares that a class is as it is now. Its instances are the user's to have, and so the class is to patch."""
+        self._classes.append((kind, kind.__bases__, dict(vars(kind))))
 
     def install(self) -> None:
         for namespace, name, value in self._slots:
@@ -57,9 +50,7 @@ class Guards:
             namespace[name] = value
         originals = dict(vars(builtins))
         self._names, self._builtins = tuple(originals), tuple(originals.values())
-        self._recursion_limit = getrecursionlimit()
         self._switch_interval = getswitchinterval()
-        self._gc_threshold = get_threshold()
         self._modules = _shared_modules or dict(sys.modules)
 
     def uninstall(self) -> None:
@@ -72,8 +63,6 @@ class Guards:
                 namespace[name] = value
 
     def repair(self) -> None:
-        if getrecursionlimit() != self._recursion_limit:  # first: the rest needs room to run
-            setrecursionlimit(self._recursion_limit)
         if gettrace() is not None:
             settrace(None)
         if getprofile() is not None:
@@ -88,10 +77,22 @@ class Guards:
         for namespace, name, value in self._slots:
             if namespace.get(name) is not value:
                 namespace[name] = value
+        self.repair_classes()
         modules = sys.modules
         if len(modules) < len(self._modules):
             for name, module in self._modules.items():
                 modules.setdefault(name, module)
-        enable_gc()
-        if not get_threshold()[0]:  # which turns collection off as well
-            set_threshold(*self._gc_threshold)
+
+    def repair_classes(self) -> None:
+        """The part of `repair` that whatever ends a cell rests on itself."""
+        for kind, bases, attributes in self._classes:
+            if kind.__bases__ != bases:
+                kind.__bases__ = bases
+            now = vars(kind)
+            if len(now) == len(attributes) and all(map(is_, now.values(), attributes.values())):
+                continue
+            for name in [name for name in now if name not in attributes]:
+                type.__delattr__(kind, name)
+            for name, value in attributes.items():
+                if now.get(name, _MISSING) is not value:
+                    type.__setattr__(kind, name, value)

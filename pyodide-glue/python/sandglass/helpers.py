@@ -14,15 +14,13 @@ from __future__ import annotations
 
 from functools import wraps
 from keyword import iskeyword
-from re import IGNORECASE
-from re import compile as compile_pattern
-from re import error as PatternError
 from typing import TYPE_CHECKING, Any
 
 from sandglass.errors import CallLimitError, HostCallError, LimitError, Submitted
 from sandglass.namespace import MISSING, Namespace
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.profiles import PROFILES
+from sandglass.reading import Reading, chunk_text, extract_json, need, search
 from sandglass.values import as_text, safe_repr, type_name
 
 if TYPE_CHECKING:
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     # Calls a host function for every argument list: `(True, value)` or `(False, error)` each.
     HostCalls = Callable[[str, list[list[Any]]], list[tuple[bool, Any]]]
 
-MAX_PATTERN_CHARS = 500
 _CALLBACKS = {"llm_query": "onLLMQuery", "rlm_query": "onRLMQuery"}
 
 
@@ -81,6 +78,7 @@ class Helpers:
     def __init__(self, namespace: Namespace, call_host: HostCalls) -> None:
         self._namespace = namespace
         self._call_host = call_host
+        self._reading = Reading(self._context)
         self._made = 0  # host calls of this cell
         self.configure(PROFILES["default"], [], 0)
 
@@ -105,7 +103,9 @@ class Helpers:
         return table, aliases
 
     def _find(self, method: str) -> Any:
-        return chunk_text if method == "chunk_text" else getattr(self, method)
+        functions = {"chunk_text": chunk_text, "extract_json": extract_json}
+        owner = self._reading if hasattr(Reading, method) else self
+        return functions[method] if method in functions else getattr(owner, method)
 
     def configure(self, profile: Profile, answered: list[str], most_calls: int) -> None:
         """`most_calls` is how many a cell may make."""
@@ -119,7 +119,7 @@ class Helpers:
         if self._profile.refuses_empty and not prompt:
             raise ValueError("prompt cannot be empty")
         try:
-            _need("llm_query", "prompt", prompt, str)
+            need("llm_query", "prompt", prompt, str)
             _need_model("llm_query", model)
             return self._one("llm_query", [prompt] if model is None else [prompt, model])
         except Exception as error:
@@ -139,7 +139,7 @@ class Helpers:
 
     def rlm_query(self, task: str, ctx: Any = None) -> str:
         """Starts a sub-RLM on `task` with `ctx` (without it, the current `context`). Raises HostCallError."""
-        _need("rlm_query", "task", task, str)
+        need("rlm_query", "task", task, str)
         return self._one("rlm_query", [task, self._context() if ctx is None else ctx])
 
     def rlm_query_batched(self, tasks: list[Any], contexts: list[Any] | None = None) -> list[str]:
@@ -155,7 +155,7 @@ class Helpers:
         calls = []
         for item, context in zip(items, given, strict=True):
             task, own_context = _pair(name, item, ("task", "prompt", "query"), ("context", "ctx"), context)
-            _need(name, "every task", task, str)
+            need(name, "every task", task, str)
             calls.append([task, self._context() if own_context is None else own_context])
         return self._many("rlm_query", calls)
 
@@ -168,7 +168,7 @@ class Helpers:
         if "rlm_query" not in self._answered:
             return self.llm_query(prompt, model)
         try:
-            _need("rlm_query", "prompt", prompt, str)
+            need("rlm_query", "prompt", prompt, str)
             _need_model("rlm_query", model)
             return self._one("rlm_query", [prompt, None] if model is None else [prompt, None, model])
         except Exception as error:
@@ -189,6 +189,12 @@ class Helpers:
     def FINAL(self, value: Any) -> None:
         """Declares the final answer of this run."""
         self._namespace.final = value
+
+    def final_answer(self, answer: Any) -> None:
+        """Declares the final answer and ends the cell, as in smolagents. The first one of a cell counts."""
+        if self._namespace.final is MISSING:
+            self._namespace.final = answer
+        raise Submitted
 
     def FINAL_VAR(self, name: Any) -> str:
         """Declares the variable called `name` the final answer and returns it as text.
@@ -250,7 +256,7 @@ class Helpers:
 
     def SHOW_VARS(self) -> str:
         """Text that lists user variables and their types."""
-        found = {name: type_name(self._namespace.globals[name]) for name in self._visible_names()}
+        found = {name: type_name(value) for name, value in self._namespace.items() if not name.startswith("_")}
         if found:
             return f"Available variables: {found}"
         return "No variables created yet. Use ```repl``` blocks to create variables."
@@ -263,7 +269,7 @@ class Helpers:
         Returns dicts with `match`, `start`, `end` and `context`, the match with `window` characters on both sides. In
         a list or dict of texts each item is searched (items that are not text as their str()), and `index` says which.
         """
-        return _search(pattern, window, max_results, self._context() if text is None else text)
+        return search(pattern, window, max_results, self._context() if text is None else text)
 
     def _context(self) -> Any:
         return self._namespace.globals.get("context")
@@ -325,73 +331,9 @@ class Helpers:
         return AwaitableList(value if ok else self._describe(name, value, slots) for ok, value in checked)
 
 
-def chunk_text(text: str, size: int = 10000, overlap: int = 500) -> list[str]:
-    """Splits text into chunks of `size` characters; each begins with the last `overlap` characters of the one before.
-
-    Together they cover the text; the last may be shorter. Example: `chunk_text("abcdef", 4, 1)` is `["abcd", "def"]`.
-    """
-    _need("chunk_text", "text", text, str)
-    _need("chunk_text", "size", size, int)
-    _need("chunk_text", "overlap", overlap, int)
-    if size <= 0:
-        raise ValueError(f"chunk_text() needs a size above 0, not {size}")
-    if overlap < 0:
-        raise ValueError(f"chunk_text() needs an overlap of 0 or more, not {overlap}")
-    if overlap >= size:
-        raise ValueError(f"chunk_text() needs an overlap smaller than size, and {overlap} >= {size}: pass overlap=")
-    text = str.__str__(text)
-    stops = max(len(text) - overlap, 1) if text else 0
-    return [text[start : start + size] for start in range(0, stops, size - overlap)]
-
-
-def _search(pattern: str, window: int, max_results: int, text: Any) -> list[dict[str, Any]]:
-    _need("search_context", "pattern", pattern, str)
-    _need("search_context", "window", window, int)
-    _need("search_context", "max_results", max_results, int)
-    if len(pattern) > MAX_PATTERN_CHARS:
-        raise ValueError(
-            f"search_context() takes a pattern of at most {MAX_PATTERN_CHARS} characters, not {len(pattern)}"
-        )
-    if window < 0:
-        raise ValueError(f"search_context() needs a window of 0 or more, not {window}")
-    if max_results < 0:
-        raise ValueError(f"search_context() needs max_results of 0 or more, not {max_results}")
-    try:
-        compiled = compile_pattern(pattern, IGNORECASE)
-    except (PatternError, OverflowError, RecursionError) as error:
-        raise ValueError(f"search_context() got an invalid pattern: {error}") from None
-    results: list[dict[str, Any]] = []
-    for extra, item in _texts(text):
-        if len(results) >= max_results:
-            break
-        for found in compiled.finditer(item):
-            if len(results) >= max_results:
-                break
-            start, end = found.span()
-            around = item[max(0, start - window) : end + window]
-            results.append({"match": found.group(), "start": start, "end": end, "context": around, **extra})
-    return results
-
-
-def _texts(text: Any) -> Generator[tuple[dict[str, Any], str], None, None]:
-    if isinstance(text, str):
-        yield {}, str.__str__(text)
-    elif isinstance(text, (list, tuple, dict)):
-        for index, item in text.items() if isinstance(text, dict) else enumerate(text):
-            yield {"index": index}, item if isinstance(item, str) else str(item)
-    else:
-        hint = "`context` is not set: pass text=" if text is None else f"not {type_name(text)}"
-        raise TypeError(f"search_context() searches a str, or a list or dict of texts; {hint}")
-
-
-def _need(helper: str, what: str, value: object, kind: type) -> None:
-    if not isinstance(value, kind):
-        raise TypeError(f"{helper}() needs {what} to be {kind.__name__}, not {type_name(value)}")
-
-
 def _need_model(helper: str, model: object) -> None:
     if model is not None:
-        _need(helper, "model", model, str)
+        need(helper, "model", model, str)
 
 
 def _items(helper: str, what: str, value: Any) -> list[Any]:
@@ -406,7 +348,7 @@ def _prompts(helper: str, items: list[Any], model: str | None) -> list[list[Any]
     calls = []
     for item in items:
         prompt, own_model = _pair(helper, item, ("prompt", "query", "task"), ("model",), model)
-        _need(helper, "every prompt", prompt, str)
+        need(helper, "every prompt", prompt, str)
         _need_model(helper, own_model)
         calls.append([prompt, own_model])
     return calls

@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 from itertools import islice
 from keyword import iskeyword
-from types import ModuleType
+from types import CoroutineType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
@@ -153,6 +153,10 @@ class Namespace:
         """User variables in order of creation."""
         return [name for name in list(self.globals) if self._is_user_name(name)]
 
+    def items(self) -> list[tuple[str, Any]]:
+        """User variables and their values in order of creation, all of one moment: threads may change them."""
+        return [(name, value) for name, value in list(self.globals.items()) if self._is_user_name(name)]
+
     def newest_names(self, most: int) -> list[str]:
         """The user variables that were created last, the newest first; there may be a few more than are found."""
         newest = list(islice(reversed(self.globals), 4 * most))  # at once: there may be threads that change them
@@ -197,16 +201,16 @@ class Namespace:
         elif series == "context" and number.isdecimal() and "context" in self.globals:
             self.globals.setdefault("context_0", self.globals["context"])
         elif series in _LISTS and number.isdecimal() and len(number) < 6:
-            numbers = [int(known[len(series) + 1 :]) for known in self.globals if _is_numbered(known, series)]
-            self.globals[_LISTS[series]] = [self.globals[f"{series}_{index}"] for index in sorted(numbers)]
+            known = list(self.globals.items())  # at once: there may be threads that change them
+            numbered = [(int(key[len(series) + 1 :]), value) for key, value in known if _is_numbered(key, series)]
+            self.globals[_LISTS[series]] = [value for _, value in sorted(numbered, key=lambda item: item[0])]
             if name == "history_0":
                 self.globals["history"] = self.globals[name]
 
     def listing(self) -> list[dict[str, Any]]:
         """`[{name, type, length}]` of user variables; length of str, bytes and built-in containers, else None."""
         rows = []
-        for name in self.names()[:MAX_NAMES]:
-            value = self.globals[name]
+        for name, value in self.items()[:MAX_NAMES]:
             # Never a subclass's own `__len__`, which is user code.
             base = next((base for base in _LENGTH_TYPES if issubclass(type(value), base)), None)
             length = None if base is None else base.__len__(value)
@@ -225,6 +229,39 @@ class Namespace:
         if self._hidden and self._hidden(name):
             return False
         return name.isidentifier() and not name[:2] == name[-2:] == "__"
+
+
+class LastResult:
+    """`_`, the last value that was shown, as in every REPL.
+
+    It is a builtin, as in Python's own: a variable by that name wins, and there is none to be listed or saved. Another
+    `_` among the builtins, such as what `gettext.install` puts there, is left alone.
+    """
+
+    def __init__(self) -> None:
+        self._builtins: dict[str, Any] = vars(builtins)
+        self._value: Any = MISSING
+
+    def enter(self) -> None:
+        """Puts it back after `leave`."""
+        if self._value is not MISSING:
+            self._builtins.setdefault("_", self._value)
+
+    def leave(self) -> None:
+        """Takes it out of the interpreter."""
+        if self._value is not MISSING and self._builtins.get("_") is self._value:
+            del self._builtins["_"]
+
+    def set(self, value: Any) -> None:
+        """A value was shown. A coroutine is not kept: nobody would be told in time that it was not awaited."""
+        if type(value) is CoroutineType or self._builtins.get("_", self._value) is not self._value:
+            return
+        self._builtins["_"] = self._value = value
+
+    def forget(self) -> None:
+        """Makes room."""
+        self.leave()
+        self._value = MISSING
 
 
 def _is_numbered(name: Any, series: str) -> bool:

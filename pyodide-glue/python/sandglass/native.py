@@ -604,6 +604,7 @@ def serve(fd: int, epoch: int, reap_all: bool, control: tuple[int, int] | None =
     if isdir(_WORKSPACE):
         os.chdir(_WORKSPACE)
     sys.path.insert(0, "")  # the working folder
+    sys.argv[:], sys.orig_argv[:] = [""], [sys.executable]  # as in a REPL: what it was started with is the host's
     # The threads are ours, and a copy of the process does without them.
     warnings.filterwarnings("ignore", r".*multi-threaded, use of \w+\(\) may lead to deadlocks", DeprecationWarning)
     Guest(fd, epoch, reap_all, control=control).serve()

@@ -306,21 +306,19 @@ def printable(text: str) -> str:
     return text
 
 
-class TextStream(io.TextIOBase):
-    """sys.stdout or sys.stderr of user code."""
+class TextStream(io.TextIOWrapper):
+    """sys.stdout or sys.stderr of user code.
 
-    encoding = "utf-8"
-    errors = "backslashreplace"
-    newlines = None
-    line_buffering = False
-    write_through = False
+    A real TextIOWrapper, since libraries ask for one, whose text does not go through its buffer.
+    """
+
     mode = "w"
+    buffer: ByteStream
 
     def __init__(self, emitter: Emitter, name: str) -> None:
-        self.name = f"<{name}>"
+        super().__init__(ByteStream(self, name), encoding="utf-8", errors="backslashreplace", write_through=True)
         self._emitter = emitter
         self._channel = emitter.channels[name]
-        self.buffer = ByteStream(self)
         if isinstance(emitter, SharedEmitter):
             self.write = emitter.writer(self._channel, self.write)  # type: ignore[method-assign]
 
@@ -344,8 +342,9 @@ class TextStream(io.TextIOBase):
     def close(self) -> None:
         """Nothing to do: the stream outlives a cell that closes it."""
 
-    def writable(self) -> bool:
-        return True
+    def detach(self) -> ByteStream:  # type: ignore[override]
+        """Returns the buffer, for code that wraps it anew. The stream still works: later cells have it as well."""
+        return self.buffer
 
     def isatty(self) -> bool:
         return False
@@ -357,9 +356,12 @@ class TextStream(io.TextIOBase):
 class ByteStream(io.BufferedIOBase):
     """`sys.stdout.buffer`, and where bytes written to file descriptors 1 and 2 arrive."""
 
-    def __init__(self, text: TextStream) -> None:
+    mode = "wb"
+
+    def __init__(self, text: TextStream, name: str) -> None:
         self.raw = self
-        self.name = text.name
+        self.name = f"<{name}>"
+        self._fd = 2 if name == "stderr" else 1
         self._text = text
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self._partial = False
@@ -377,6 +379,10 @@ class ByteStream(io.BufferedIOBase):
             self._partial = False
             self._text.write(self._decoder.decode(b"", True))
             self._decoder.reset()
+
+    def fileno(self) -> int:
+        """The descriptor for processes and for `faulthandler`; what is written to it is part of the output, too."""
+        return self._fd
 
     def flush(self) -> None:
         self._text.flush()

@@ -5,6 +5,7 @@ Names, signatures and texts are those that the projects publish, because prompts
 - `rlm`         alexzhang13/rlm 0.1.3: `rlm/environments/local_repl.py`, `base_env.py`, `rlm/core/lm_handler.py`
 - `rlm-legacy`  alexzhang13/rlm 0.1.1 (tags v0.1.1, v0.1.1a): `rlm/environments/local_repl.py`; rlm-minimal at 973f8d4
   (`rlm/repl.py`) has a subset of its names
+- `rlm-core`    DwayneWilkes/rlm (`@rlm/core`) at 9209274: `packages/core/src/repl/python-setup.ts`
 - `dspy`        stanfordnlp/dspy 3.3.1 and 3.4.1: `dspy/predict/rlm.py`, `dspy/primitives/runner.js`
 
 What a controller writes to the model after a cell is in `src/feedback.rs`, what it reads from the model's prose in
@@ -77,41 +78,47 @@ _RLM_HELPERS = {
 }
 _RLM_RETURNED = {"llm_query": Failure("Error: ", _LM), "rlm_query": Failure(_RLM, _RLM)}
 _RLM_ORIGINALS = {"context": "context_0", "history": "history_0"}
+_READING = (
+    *("count_matches", "extract_json", "extract_sections", "find_line", "count_lines", "get_line", "quote_match"),
+    *("chunk_by_headers", "chunk_by_size"),
+)
 _NO_MODEL = "Error: No LM handler configured"
 
+_DEFAULT = Profile(
+    helpers={
+        "llm_query": "llm_query",
+        "llm_query_batched": "llm_query_batched",
+        "batch_llm_query": "llm_query_batched",
+        "rlm_query": "rlm_query",
+        "rlm_query_batched": "rlm_query_batched",
+        "batch_rlm_query": "rlm_query_batched",
+        "FINAL": "FINAL",
+        "FINAL_VAR": "FINAL_VAR",
+        "SUBMIT": "SUBMIT",
+        "SHOW_VARS": "SHOW_VARS",
+        "chunk_text": "chunk_text",
+        "search_context": "search_context",
+    },
+    # Of ysz/recursive-llm, predict-rlm, smolagents and others, whose prompts also have variables of such names.
+    aliases={
+        "llm_batch": "llm_query_batched",
+        "query": "llm_query",
+        "recursive_llm": "recursive_llm",
+        "final_answer": "final_answer",
+    },
+    returned=None,
+    slots={"llm_query": Failure(_LM, _LM), "rlm_query": Failure(_RLM, _RLM)},
+    no_model=None,
+    refuses_empty=False,
+    call_limit=None,
+    show=safe_repr,
+    has_answer=True,
+    final_is_text=False,
+    originals={},
+)
+
 PROFILES = {
-    "default": Profile(
-        helpers={
-            "llm_query": "llm_query",
-            "llm_query_batched": "llm_query_batched",
-            "batch_llm_query": "llm_query_batched",
-            "rlm_query": "rlm_query",
-            "rlm_query_batched": "rlm_query_batched",
-            "batch_rlm_query": "rlm_query_batched",
-            "FINAL": "FINAL",
-            "FINAL_VAR": "FINAL_VAR",
-            "SUBMIT": "SUBMIT",
-            "SHOW_VARS": "SHOW_VARS",
-            "chunk_text": "chunk_text",
-            "search_context": "search_context",
-        },
-        # Of ysz/recursive-llm, predict-rlm and others, whose prompts also have variables of such names.
-        aliases={
-            "llm_batch": "llm_query_batched",
-            "query": "llm_query",
-            "recursive_llm": "recursive_llm",
-            "final_answer": "FINAL",
-        },
-        returned=None,
-        slots={"llm_query": Failure(_LM, _LM), "rlm_query": Failure(_RLM, _RLM)},
-        no_model=None,
-        refuses_empty=False,
-        call_limit=None,
-        show=safe_repr,
-        has_answer=True,
-        final_is_text=False,
-        originals={},
-    ),
+    "default": _DEFAULT,
     "rlm": Profile(
         helpers=_RLM_HELPERS,
         aliases={},
@@ -138,6 +145,7 @@ PROFILES = {
         final_is_text=True,
         originals=_RLM_ORIGINALS,
     ),
+    "rlm-core": _DEFAULT._replace(helpers={**_DEFAULT.helpers, **{name: name for name in _READING}}),
     "dspy": Profile(
         helpers={"llm_query": "llm_query", "llm_query_batched": "llm_query_batched", "SUBMIT": "SUBMIT"},
         aliases={},

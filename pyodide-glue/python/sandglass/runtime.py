@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import getpass
 import json
 import linecache
 import os
 import sys
 import time
 import traceback
+import warnings
 from _tracemalloc import is_tracing as is_tracing_memory
 from asyncio import events
 from contextlib import suppress
+from contextvars import copy_context
+from functools import wraps
 from gc import callbacks as gc_callbacks
 from gc import disable as gc_off
 from gc import enable as gc_on
@@ -34,15 +38,17 @@ from sandglass.guards import Guards
 from sandglass.helpers import Helpers
 from sandglass.ipython import Finder
 from sandglass.looks import Looks
-from sandglass.loop import CellLoop, EventLoops
-from sandglass.namespace import MISSING, Namespace
+from sandglass.loop import CellLoop, EventLoops, FinishedLoop, Policy, run_ahead
+from sandglass.namespace import MISSING, LastResult, Namespace
 from sandglass.output import Emitter, EmptyStdin, TextStream, no_input, no_time
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.pristine import to_json
 from sandglass.profiles import PROFILES
+from sandglass.recursion import RecursionLimit
 from sandglass.speculate.memo import Memo
 from sandglass.speculate.survey import MOST_VARIABLES, survey
 from sandglass.tracebacks import describe
+from sandglass.warned import Warned
 
 if sys.version_info >= (3, 12):
     from sys import monitoring
@@ -104,6 +110,10 @@ class Runtime:
         self._namespace = namespace or Namespace()
         self._helpers = Helpers(self._namespace, self._call_host)
         self._loops = EventLoops(self._sleep_in_loop, threads)
+        if threads:
+            from sandglass.descriptors import HostLoop
+
+            self._loops.kind = HostLoop
         self._stdout = TextStream(self._output, "stdout")
         self._stderr = TextStream(self._output, "stderr")
         self._displays = Displays(self._display, self._stderr.write)
@@ -114,6 +124,10 @@ class Runtime:
         self._looks = Looks(self._namespace.globals)
         self._memo = Memo(self._namespace.globals, self._stdout, self.is_watched)
         self._has_input = False
+        #: The context variables of the user's code. They stay where the backend gives each cell a thread state of its own.
+        self._context = copy_context()
+        self._recursion = RecursionLimit()
+        self._warned = Warned()
         self._guards = self._make_guards()
         self._clock_sleep_thread = get_ident()
         self._prepared: tuple[str, list[CodeType] | BaseException] | None = None
@@ -122,6 +136,7 @@ class Runtime:
         self._paused: tuple[int | None, Any] | None = None  # what it goes on with
         self._error: BaseException | None = None
         self._described = False
+        self._last = LastResult()
         self._shown: object = None  # the last expression's value, where it was shown as more than its repr
         self._open: int | None = None  # the execution under way
         self._current: int | None = None  # the execution whose code runs now
@@ -155,7 +170,10 @@ class Runtime:
 
     def enter(self) -> None:
         """Takes over what `install` does, for one turn in an interpreter that others use as well."""
+        self._recursion.enter()
         self._guards.install()
+        if not self.is_lodger:  # there, `_` is IPython's
+            self._last.enter()
         self._figures.install()
         self._ipython.install()
 
@@ -163,6 +181,7 @@ class Runtime:
         """Gives that back."""
         self._ipython.uninstall()
         self._figures.uninstall()
+        self._last.leave()
         self._guards.uninstall()
 
     def configure(self, config: dict[str, Any]) -> None:
@@ -185,7 +204,7 @@ class Runtime:
         most_calls = int(config.get("maxHostCalls", sys.maxsize))
         memo_bytes = int(config.get("maxMemoBytes", 0))
         helpers, aliases = self._helpers.table(profile, answered, fields)
-        if profile is PROFILES["default"]:  # the others have the names of their projects and no more
+        if profile.aliases:  # the others have the names of their projects and no more
             helpers.setdefault("display", self._displays.display)
         self._max_output_chars, self._max_value_bytes, self._max_value_depth, self._sources.limit = limits
         self._show = profile.show
@@ -304,8 +323,8 @@ class Runtime:
             if isinstance(self._error, Submitted):
                 self._error = None
             if not isinstance(self._error, KeyboardInterrupt):  # it is to stop now
-                self._figures.show_open(self._shown)
-            return self._finish()
+                self._context.run(self._figures.show_open, self._shown)
+            return self._context.run(self._finish)
         except BaseException as late:  # an interrupt that arrived while finishing, or a fault of ours
             ends = True
             return self._finish_after(late)
@@ -328,14 +347,14 @@ class Runtime:
 
     def _is_ahead(self, ahead: bool) -> None:
         self._output.now = no_time if ahead else monotonic
-        CellLoop.ahead = ahead
+        run_ahead(ahead)
 
     def get_variable(self, name: str) -> tuple[str, bytes]:
         """A variable as `(encoding, body)`; `("missing", b"")` when there is none. Raises NotSerializable."""
         value = self._namespace.find(name)
         if value is MISSING:
             return "missing", b""
-        return self._encode(value, name)
+        return self._context.run(self._encode, value, name)
 
     def set_variable(self, name: str, encoding: str, body: bytes) -> None:
         """Sets a variable. ValueError for what is no variable name, a reserved name, or a malformed value."""
@@ -509,6 +528,7 @@ class Runtime:
         self._figures.begin_cell()
         self._memo.hits, self._memo.saved = 0, 0.0
         self._helpers.begin_cell()
+        self._warned.begin(self._namespace.globals)
         self._loops.begin_cell()
         if self._growing is None:
             self._sources.add(filename, source)
@@ -530,6 +550,8 @@ class Runtime:
             raise prepared[1]
         else:
             codes = prepared[1]
+        if codes:
+            self._warned.end_with(codes[-1])
         if self.reserve is not None:
             self.reserve.hold()
         growing = self._growing
@@ -539,21 +561,39 @@ class Runtime:
             memo = self._memo
             memo.begin(filename, growing.source if growing else source, records=self._output.now is not no_time)
             run = memo if memo.is_on else None
-            value = cells.run(codes, self._namespace.globals, self._loops, run) if codes else self._value
+            self._recursion.begin(codes)
+            names, loops = self._namespace.globals, self._loops
+            if not codes:
+                value = self._value
+            elif cells.awaits(codes):  # its task enters the context at each step
+                value = cells.run(codes, names, loops, context=self._context)
+            else:
+                value = self._context.run(cells.run, codes, names, loops, run)
             self._value = None if ends else value
             if ends and value is not None and self._show is not None:
-                self._write("result", self._show(value))
-                if self._displays.show(value, is_result=True):
-                    self._shown = value
+                self._context.run(self._show_result, self._show, value)
+            if ends:
+                self._loops.run_begun()
         finally:
+            self._recursion.end()
             if ends:
                 self._end_run()
+
+    def _show_result(self, show: Callable[[object], str], value: object) -> None:
+        self._write("result", show(value))
+        if self._displays.show(value, is_result=True):
+            self._shown = value
+        if not self.is_lodger:
+            self._last.set(value)
 
     def _end_run(self) -> None:
         if self._memo.is_on:
             self._memo.end()
         if self.reserve is not None and self.reserve.ease():
+            self._last.forget()
             self._stderr.write(_MEMORY_FULL)
+        if self._loops.has_any:
+            self._guards.repair_classes()
         cancelled = self._loops.end_cell()
         if cancelled:
             tasks = "1 background task was" if cancelled == 1 else f"{cancelled} background tasks were"
@@ -574,6 +614,8 @@ class Runtime:
                 final = False
                 self._error = self._error or error
             namespace.final = MISSING
+        if type(self._error) is MemoryError:
+            self._last.forget()
         error, names = self._error, namespace.changed_names()  # type: ignore[misc]
         if error is not None:
             self._describe(error)
@@ -711,6 +753,13 @@ class Runtime:
             """Asks for a line of text, where somebody is there to answer."""
             return self._input(prompt) if self._has_input else no_input(prompt)
 
+        @wraps(vars(getpass)["getpass"])
+        def read_secret(prompt: str = "Password: ", stream: object = None, **_options: object) -> str:
+            if not self._has_input:
+                raise EOFError("getpass() is not available in this sandbox: there is nobody to type a password")
+            warnings.warn("getpass asks as input() does: what is typed may be seen", getpass.GetPassWarning, 2)
+            return self._input(prompt)
+
         read_line.__name__ = read_line.__qualname__ = "input"
         sleep.__doc__ = self._time_sleep.__doc__
         guards = Guards()
@@ -723,9 +772,19 @@ class Runtime:
         guards.own(vars(linecache), "cache", linecache.cache)
         guards.own(sys.modules, "__main__", self._namespace.module)
         guards.own(vars(builtins), "input", read_line)
+        for name in ("getpass", "unix_getpass", "fallback_getpass"):
+            guards.own(vars(getpass), name, read_secret)
+        guards.own(vars(warnings), "_showwarnmsg", self._warned.show)
         guards.own(vars(time), "sleep", sleep)
         guards.own(vars(os), "write", write)
         guards.own(vars(asyncio), "run", self._loops.run)
         guards.own(vars(asyncio.runners), "run", self._loops.run)
-        guards.own(vars(events), "_event_loop_policy", self._loops)
+        guards.own(vars(asyncio), "create_task", self._loops.create_task)
+        guards.own(vars(asyncio.tasks), "create_task", self._loops.create_task)
+        guards.own(vars(events), "_event_loop_policy", self._loops.policy)
+        for kind in (FinishedLoop, CellLoop, self._loops.kind, Policy):
+            guards.own_class(kind)
+        get_limit, set_limit = self._recursion.functions()
+        guards.own(vars(sys), "getrecursionlimit", get_limit)
+        guards.own(vars(sys), "setrecursionlimit", set_limit)
         return guards

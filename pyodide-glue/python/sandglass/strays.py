@@ -39,6 +39,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _SIGKILL = 9
 #: Numbers of processes that are tried where they cannot be listed.
 _MOST_PIDS = 1 << 16
+#: Which field of a process's status, from its state on, is the number of its threads.
+_THREADS = 17
 _current_frames, _current_exceptions = sys._current_frames, sys._current_exceptions
 _known_threads: dict[int, Any] = threading._active  # type: ignore[attr-defined]
 _PLAIN_THREADS = (threading.Thread, threading.Timer)
@@ -241,7 +243,8 @@ class Strays:
             status = _status(int(name))
             if status is not None:
                 parents[int(name)] = int(status[1])
-                if status[0] in "ZX":
+                # Of a process whose main thread has ended the state says so, though the others go on.
+                if status[0] in "ZX" and int(status[_THREADS]) <= 1:
                     ended.add(int(name))
         me = getpid()
         children = [pid for pid in ended if parents[pid] == me]

@@ -45,7 +45,7 @@ def _chain(summary: TracebackException) -> Iterator[TracebackException]:
 
 
 def _keep_guest_frames(part: TracebackException) -> None:
-    frames = [frame for frame in part.stack if not _is_ours(frame.filename)]
+    frames = [frame for frame in part.stack if not is_ours(frame.filename)]
     for start, frame in enumerate(frames):
         if frame.filename.startswith(CELL_PREFIX):
             frames = frames[start:]  # what led to the cell (the event loop, say) is not the guest's
@@ -53,7 +53,8 @@ def _keep_guest_frames(part: TracebackException) -> None:
     part.stack = StackSummary.from_list(frames) if frames else None  # type: ignore[assignment]
 
 
-def _is_ours(filename: str) -> bool:
+def is_ours(filename: str) -> bool:
+    """Whether a file is the runtime's, or Pyodide's."""
     return filename.startswith(_OURS) or any(part in filename for part in _PYODIDE)
 
 

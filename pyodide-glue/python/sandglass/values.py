@@ -32,7 +32,8 @@ only, are tuples whose first item is the tag `S` (marshal's StopIteration class,
     (S "opaque"  type repr)                anything else: type name, repr of at most 1000 characters
 
 Subclasses of the builtin types (Counter, namedtuple, IntEnum, …) and numpy scalars cross as their base; bytearray and
-memoryview as bytes. A value that is too deep, too large or contains itself is `NotSerializable`.
+memoryview as bytes; what stands for a missing value (NaT and NA of pandas, NaT and `ma.masked` of numpy) as None. A
+value that is too deep, too large or contains itself is `NotSerializable`.
 """
 
 from __future__ import annotations
@@ -263,6 +264,8 @@ class _Writer:
         elif issubclass(type(value), (set, frozenset)):
             tag = b"<" if issubclass(type(value), set) else b">"
             self._write_all(tag, list((set if tag == b"<" else frozenset).__iter__(value)))
+        elif _is_missing(value):
+            self._put(dumps(None, 2))
         else:
             base = _scalar_base(value)
             if base is not None:
@@ -323,6 +326,18 @@ def _steps(value: Any) -> Iterable[tuple[str, object]]:
         items = list.copy(value) if issubclass(type(value), list) else tuple.__getitem__(value, slice(None))
         for index, item in enumerate(items):
             yield f"[{index}]", item
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether it is what a library has for a value that is not there."""
+    pandas, numpy = sys.modules.get("pandas"), sys.modules.get("numpy")
+    if pandas is not None and (value is pandas.NaT or value is pandas.NA):
+        return True
+    if numpy is None:
+        return False
+    if issubclass(type(value), (numpy.datetime64, numpy.timedelta64)):
+        return bool(numpy.isnat(value))
+    return value is numpy.ma.masked
 
 
 def _scalar_base(value: Any) -> Any:

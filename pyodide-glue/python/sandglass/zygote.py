@@ -21,13 +21,17 @@ To the host:
 
 A guest has mount, pid, ipc, uts and network namespaces of its own, its own `/tmp`, `/dev/shm` and `/proc`, sees of all
 workspaces only its own, and has no capabilities. The kernel makes all of that; `_isolate` orders it and fails rather
-than leave a part out.
+than leave a part out. With `user` in the request it is that user outside, so that what the kernel counts by user counts
+for it alone; it has a user namespace of its own then, in which it is the same as every guest.
+
+No fork can end this process, whatever fails: all guests would end with it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -35,6 +39,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import threading
 import warnings
@@ -42,6 +47,7 @@ from _thread import allocate_lock, start_new_thread
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sandglass import landlock, native
+from sandglass.bounds import bound_files, bound_signals
 from sandglass.guards import share_modules
 
 if TYPE_CHECKING:
@@ -53,14 +59,18 @@ _FDS = 2
 _ISOLATION_SECONDS = 10
 
 _CLONE_NEWNS = 0x00020000
+_CLONE_NEWUSER = 0x10000000
 _CLONE_NEWUTS = 0x04000000
 _CLONE_NEWIPC = 0x08000000
 _CLONE_NEWPID = 0x20000000
 _CLONE_NEWNET = 0x40000000
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_RDONLY, _MS_REMOUNT = 2, 4, 8, 1, 32
 _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
-_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 38, 22
+_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 4, 38, 22
 _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
+#: The kernel's `struct ifreq`, of flags.
+_INTERFACE = struct.Struct("16sH22x")
 _CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 63
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -71,6 +81,11 @@ _REASON_CHARS = 200
 #: Threads of libraries that a fork may lose: jemalloc (of pyarrow and polars) starts its own again, the other one of
 #: polars removes files of queries that did not fit into memory.
 _EXPENDABLE = frozenset(("jemalloc_bg_thd", "polars-ooc-clea"))
+
+#: Terminals of a guest. The machine has 4096 in all.
+_TERMINALS = 64
+#: Who a guest is inside of its namespace.
+_INSIDE = 1000
 
 #: Where the backend shows the zygote all workspaces; a guest has an empty folder there.
 WORKSPACES = "/run/workspaces"
@@ -117,15 +132,24 @@ def serve(fd: int) -> NoReturn:
         number = request["fork"]
         try:
             guest, pidfd = _fork(request, fds[0], seccomp, ours)
+            guests[guest] = number
+            _hand_over(control, number, guest, pidfd)
         except Exception as error:
             _send(control, {"failed": number, "message": _describe(error)})
-        else:
-            guests[guest] = number
-            _send(control, {"forked": number}, [pidfd])
-            os.close(pidfd)
         finally:
             for fd in fds:
                 os.close(fd)
+
+
+def _hand_over(control: socket.socket, number: int, guest: int, pidfd: int) -> None:
+    """Gives the host what it ends a guest with. Without that there must be no guest."""
+    try:
+        _send(control, {"forked": number}, [pidfd])
+    except OSError:  # descriptors on their way are bounded
+        os.kill(guest, signal.SIGKILL)
+        raise
+    finally:
+        os.close(pidfd)
 
 
 def preload(names: list[str]) -> dict[str, str]:
@@ -253,8 +277,14 @@ def _become_guest(
 ) -> NoReturn:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    user = request.get("user")
     _libc_call("unshare", _CLONE_NEWNS | _CLONE_NEWIPC | _CLONE_NEWUTS | _CLONE_NEWNET)
-    _isolate(request)
+    _isolate(request, user)
+    if user is not None:
+        _become_user(user)
+    os.chdir(WORKSPACE)
+    bound_files(int(request["openFiles"]))
+    bound_signals()
     reseed()
     _drop_capabilities()
     landlock.confine()
@@ -276,24 +306,53 @@ def _warm_heap() -> None:
         bytearray(_WARM_BYTES - 4096)
 
 
-def _isolate(request: dict[str, Any]) -> None:
+def _isolate(request: dict[str, Any], user: int | None) -> None:
     """Gives the process a view of files, processes and the host's name of its own."""
     socket.sethostname(str(request.get("hostname", "sandglass")))
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
     safe = _MS_NOSUID | _MS_NODEV
     size = int(request["tmpBytes"])
-    _mount("tmpfs", "/tmp", "tmpfs", safe, f"size={size},mode=1777")
-    _mount("tmpfs", "/dev/shm", "tmpfs", safe | _MS_NOEXEC, f"size={size},mode=1777")
+    owner = "" if user is None else f",uid={user},gid={user}"
+    _mount("tmpfs", "/tmp", "tmpfs", safe, f"size={size},mode=1777{owner}")
+    _mount("tmpfs", "/dev/shm", "tmpfs", safe | _MS_NOEXEC, f"size={size},mode=1777{owner}")
+    if user is not None:  # only root's namespace of users can have terminals, which is what the zygote has then
+        terminals = f"newinstance,ptmxmode=0666,mode=620,max={_TERMINALS}"
+        _mount("devpts", "/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, terminals)
     workspace = request.get("workspace")
     if workspace:
         _mount(os.path.join(WORKSPACES, workspace), WORKSPACE, None, _MS_BIND)
     else:
-        _mount("tmpfs", WORKSPACE, "tmpfs", safe, f"size={int(request['diskBytes'])},mode=755")
+        _mount("tmpfs", WORKSPACE, "tmpfs", safe, f"size={int(request['diskBytes'])},mode=755{owner}")
     if os.path.isdir(WORKSPACES):
         _mount("tmpfs", WORKSPACES, "tmpfs", safe | _MS_RDONLY, "size=4k,mode=000")
     _mount("proc", "/proc", "proc", safe | _MS_NOEXEC)
+    _bring_up_loopback()
     os.setsid()
-    os.chdir(WORKSPACE)
+
+
+def _bring_up_loopback() -> None:
+    """Lets the guest reach itself: servers and their clients of one cell, such as those of dask or of a manager."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, _INTERFACE.pack(b"lo", _IFF_UP))
+
+
+def _become_user(user: int) -> None:
+    """Makes the process another user outside, and the same as ever inside of a user namespace that has no more below.
+
+    What was mounted before stays its parent's: here it could not be taken away with all the capabilities there are.
+    """
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    _libc_call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)  # or what /proc says of it would be root's
+    _libc_call("unshare", _CLONE_NEWUSER)
+    for name, text in (
+        ("self/setgroups", "deny"),
+        ("self/uid_map", f"{_INSIDE} {user} 1"),
+        ("self/gid_map", f"{_INSIDE} {user} 1"),
+        ("sys/user/max_user_namespaces", "0"),
+    ):
+        with open(f"/proc/{name}", "wb", buffering=0) as file:
+            file.write(text.encode())
 
 
 def reseed() -> None:

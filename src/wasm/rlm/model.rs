@@ -17,7 +17,7 @@ use crate::rlm::openai::{
 };
 use crate::rlm::{Message, query};
 use crate::wasm::budget::usage;
-use crate::wasm::glue::{describe, fetch, get, object};
+use crate::wasm::glue::{describe, fetch, get, object, readable};
 
 /// Bytes of the body of a response that refuses.
 const MAX_REFUSAL_BYTES: usize = 64 * 1024;
@@ -172,11 +172,12 @@ async fn ask_function(
         .call2(&JsValue::UNDEFINED, &messages, &info)
         .map_err(|error| NoAnswer::Failed(describe(&error)))?;
     let answer = stop.wait(Promise::resolve(&answer)).await?;
-    let (text, used) = match answer.as_string() {
-        Some(text) => (Some(text), JsValue::UNDEFINED),
-        None if answer.is_object() => (get(&answer, "text").as_string(), get(&answer, "usage")),
-        None => (None, JsValue::UNDEFINED),
+    let (text, used) = match answer.is_object() {
+        true => (get(&answer, "text"), get(&answer, "usage")),
+        false => (answer, JsValue::UNDEFINED),
     };
+    // In the source of a str, an escaped lone surrogate is what it was.
+    let text = text.dyn_ref().map(readable);
     match text {
         Some(text) if text.len() > MAX_REPLY_BYTES => Err(NoAnswer::Failed(format!(
             "the model's reply is longer than {MAX_REPLY_BYTES} bytes"

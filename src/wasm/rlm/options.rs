@@ -16,7 +16,7 @@ use crate::rlm::limits::{
 };
 use crate::rlm::schema::Schema;
 use crate::wasm::budget;
-use crate::wasm::glue::get;
+use crate::wasm::glue::{exact, get};
 use crate::wasm::options::{self as sandbox_options, entries};
 
 /// What a tree of runs was asked to be.
@@ -250,9 +250,10 @@ fn parse_price(name: &str, value: &JsValue) -> Result<[f64; 2], Error> {
 }
 
 fn text(name: &str, value: &JsValue) -> Result<String, Error> {
-    value
-        .as_string()
-        .ok_or_else(|| Error::invalid(name, "must be a string"))
+    let text = value
+        .dyn_ref()
+        .ok_or_else(|| Error::invalid(name, "must be a string"))?;
+    exact("it", text).map_err(|problem| Error::invalid(name, problem))
 }
 
 fn number(name: &str, value: &JsValue, least: f64, most: f64) -> Result<f64, Error> {

@@ -19,7 +19,7 @@ use crate::session::Command;
 use crate::wasm::budget::{Given, JsBudget};
 use crate::wasm::convert::encode;
 use crate::wasm::driver::Driver;
-use crate::wasm::glue::{describe, get, object};
+use crate::wasm::glue::{describe, exact, get, object};
 use crate::wasm::options::ExecuteOptions;
 use crate::wasm::outbox::JsBody;
 use crate::wasm::sandbox::Sandbox;
@@ -112,7 +112,10 @@ impl Repl {
     fn value(&self, value: &JsValue) -> Result<Value, String> {
         let encoded = encode(value, "the final answer", self.max_value_bytes).map_err(|error| error.to_string())?;
         match encoded.body {
-            JsBody::Text(text) => fits(text.length() as usize).map(|()| Value::String(text.into())),
+            JsBody::Text(text) => {
+                fits(text.length() as usize)?;
+                exact("the answer", &text).map(Value::String)
+            }
             JsBody::Bytes(bytes) => {
                 fits(bytes.length() as usize)?;
                 to_json(encoded.encoding, &bytes.to_vec())

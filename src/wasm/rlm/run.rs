@@ -23,7 +23,7 @@ use crate::rlm::event::{RlmEventKind, RunOutcome};
 use crate::rlm::limits::MAX_EVENT_CHARS;
 use crate::rlm::openai::Reply;
 use crate::rlm::{Message, Role, query};
-use crate::wasm::glue::{now, object};
+use crate::wasm::glue::{exact, now, object, readable};
 
 /// One run, and what its children share with it.
 pub(super) struct Run {
@@ -371,19 +371,20 @@ impl Run {
     fn prompt(&self, prompt: &JsValue) -> Result<String, Refused> {
         let most = self.tree.options.max_prompt_tokens;
         let text: &JsString = prompt.unchecked_ref();
-        let refuse = |start: JsString| Refused {
-            start: start.into(),
-            why: query::too_long(text.length() as usize, most),
+        let refuse = |why| {
+            let start = text.slice(0, u32::try_from(MAX_EVENT_CHARS).unwrap_or(u32::MAX));
+            let start = readable(&start);
+            Err(Refused { start, why })
         };
-        let start = || text.slice(0, u32::try_from(MAX_EVENT_CHARS).unwrap_or(u32::MAX));
+        let too_long = || query::too_long(text.length() as usize, most);
         if text.length() > 4 * most {
-            return Err(refuse(start()));
+            return refuse(too_long());
         }
-        let prompt = String::from(text);
-        if !query::fits(&prompt, most) {
-            return Err(refuse(start()));
+        match exact("the prompt", text) {
+            Ok(prompt) if query::fits(&prompt, most) => Ok(prompt),
+            Ok(_) => refuse(too_long()),
+            Err(why) => refuse(why),
         }
-        Ok(prompt)
     }
 
     /// A task and its context as one prompt.
@@ -397,7 +398,8 @@ impl Run {
         let context = context
             .ok()
             .filter(|context| context.length() <= 4 * most)
-            .map(String::from);
+            .map(|context| exact("the context", &context))
+            .transpose()?;
         let prompt = context.and_then(|context| query::with_context(task, &context, most));
         prompt.ok_or_else(|| query::no_deeper(self.tree.options.max_depth, most))
     }
@@ -429,7 +431,7 @@ impl Run {
     }
 }
 
-/// A prompt that is too long.
+/// A prompt that is too long, or no text.
 struct Refused {
     start: String,
     why: String,

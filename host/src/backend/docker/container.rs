@@ -70,6 +70,9 @@ impl Container {
             .await;
         let pid = state.ok().and_then(|found| found.state?.pid);
         self.limits = pid.and_then(|pid| u32::try_from(pid).ok()).and_then(Watched::of);
+        if let Some(limits) = &self.limits {
+            limits.bound_sockets();
+        }
     }
 
     /// How it ended, when it has. Can be dropped and called again.

@@ -13,12 +13,16 @@ on!(
     memory,
     memory_of_a_child,
     memory_in_files,
+    memory_in_sockets,
     disks,
     one_large_file,
     output,
     output_past_python,
     output_of_a_child,
     file_descriptors,
+    descriptors_on_their_way,
+    timers,
+    processes_without_a_main_thread,
     time_that_is_not_given_up,
     time_while_stopped,
     depth
@@ -32,12 +36,16 @@ on!(
     memory,
     memory_of_a_child,
     memory_in_files,
+    memory_in_sockets,
     disks,
     one_large_file,
     output,
     output_past_python,
     output_of_a_child,
     file_descriptors,
+    descriptors_on_their_way,
+    timers,
+    processes_without_a_main_thread,
     time_that_is_not_given_up,
     depth
 );
@@ -50,12 +58,16 @@ on!(
     memory,
     memory_of_a_child,
     memory_in_files,
+    memory_in_sockets,
     disks,
     one_large_file,
     output,
     output_past_python,
     output_of_a_child,
     file_descriptors,
+    descriptors_on_their_way,
+    timers,
+    processes_without_a_main_thread,
     time_that_is_not_given_up,
     time_while_stopped,
     depth
@@ -176,6 +188,31 @@ while True:
     assert_works(&sandbox).await;
 }
 
+/// What waits in sockets is the kernel's memory, of which the machine has so much for all of them.
+async fn memory_in_sockets(kind: Kind) {
+    let sandbox = sandbox(kind).await;
+    let code = "
+import socket
+server = socket.create_server(('127.0.0.1', 0))
+kept, sent = [], 0
+for _ in range(100):
+    ours = socket.create_connection(server.getsockname())
+    ours.setblocking(False)
+    kept += [ours, server.accept()[0]]
+    try:
+        while sent < 1 << 30: sent += ours.send(bytes(1 << 20))
+    except BlockingIOError: pass
+sent < 256 << 20, sent
+";
+    let run = run_for(&sandbox, 60_000.0, code).await;
+    let is_bounded = run
+        .result
+        .as_deref()
+        .is_some_and(|result| result.starts_with("(True, "));
+    assert!(is_bounded || run.killer == Some(Killer::Oom), "{run:?}");
+    assert_works(&sandbox).await;
+}
+
 async fn disks(kind: Kind) {
     let sandbox = sandbox(kind).await;
     for folder in ["/tmp", "/dev/shm", "/workspace"] {
@@ -278,6 +315,68 @@ while True:
     text(&sandbox, "import time\nif os.fork() == 0:\n    time.sleep(1000)").await;
     text(&sandbox, "for fd in held:\n    os.close(fd)").await;
     assert_alone(&sandbox).await;
+    assert_works(&sandbox).await;
+}
+
+/// The kernel bounds by user what has been sent and not been received.
+async fn descriptors_on_their_way(kind: Kind) {
+    let (sandbox, other) = (sandbox(kind).await, super::sandbox(kind).await);
+    let code = "
+import errno, os, socket
+null = os.open('/dev/null', os.O_RDONLY)
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+def send(times):
+    try:
+        for _ in range(times): socket.send_fds(ours, [b'x'], [null] * 100)
+    except OSError as error: return errno.errorcode[error.errno]
+";
+    for sandbox in [&sandbox, &other] {
+        text(sandbox, code).await;
+    }
+    assert_eq!(text(&sandbox, "send(8)").await, "'ETOOMANYREFS'");
+    assert_works(&sandbox).await;
+    if rustix::process::geteuid().is_root() {
+        assert_eq!(text(&other, "send(2)").await, "");
+    }
+    text(&sandbox, "ours.close(), theirs.close()").await;
+    assert_works(&sandbox).await;
+}
+
+/// A timer needs a signal that could wait, which are bounded.
+async fn timers(kind: Kind) {
+    let sandbox = sandbox(kind).await;
+    let code = "
+import ctypes, errno
+libc = ctypes.CDLL(None, use_errno=True)
+def count():
+    timer = ctypes.c_void_p()
+    for number in range(100_000):
+        if libc.timer_create(1, None, ctypes.byref(timer)):
+            return number <= 4096, errno.errorcode[ctypes.get_errno()]
+count()
+";
+    assert_eq!(text(&sandbox, code).await, "(True, 'EAGAIN')");
+    assert_works(&sandbox).await;
+}
+
+/// For the system a process is over when its main thread is, as far as its state says, and its other threads go on.
+async fn processes_without_a_main_thread(kind: Kind) {
+    let sandbox = sandbox(kind).await;
+    let code = r#"
+import os, subprocess, sys, time
+code = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(1000,)).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+children = [subprocess.Popen([sys.executable, "-c", code], start_new_session=away) for away in (False, True)]
+states = [""]
+while set(states) != {"Z"}:
+    states = [open(f"/proc/{child.pid}/stat").read().rpartition(") ")[2][0] for child in children]
+"#;
+    text(&sandbox, code).await;
+    assert_alone(&sandbox).await;
+    assert_eq!(text(&sandbox, "[child.poll() for child in children]").await, "[-9, -9]");
     assert_works(&sandbox).await;
 }
 

@@ -1,6 +1,9 @@
 //! What a guest must not reach: the kernel's doors, other processes, the network, the host's files.
 
+use std::collections::HashSet;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+use sandglass_host::Users;
 
 use super::*;
 
@@ -11,20 +14,20 @@ import ctypes, errno, fcntl, os, resource, socket, sys
 libc = ctypes.CDLL(None, use_errno=True)
 numbers = {
     "x86_64": dict(
-        mount=165, umount2=166, pivot_root=155, chroot=161, unshare=272, setns=308, clone=56, ptrace=101,
+        io_setup=206, inotify_init1=294, mount=165, umount2=166, pivot_root=155, chroot=161, unshare=272, setns=308, clone=56, ptrace=101,
         process_vm_readv=310, process_vm_writev=311, add_key=248, request_key=249, keyctl=250, bpf=321,
         perf_event_open=298, userfaultfd=323, init_module=175, finit_module=313, kexec_load=246, reboot=169, swapon=167,
         name_to_handle_at=303, open_by_handle_at=304, personality=135, sethostname=170, quotactl=179, syslog=103,
     ),
     "aarch64": dict(
-        mount=40, umount2=39, pivot_root=41, chroot=51, unshare=97, setns=268, clone=220, ptrace=117,
+        io_setup=0, inotify_init1=26, mount=40, umount2=39, pivot_root=41, chroot=51, unshare=97, setns=268, clone=220, ptrace=117,
         process_vm_readv=270, process_vm_writev=271, add_key=217, request_key=218, keyctl=219, bpf=280,
         perf_event_open=241, userfaultfd=282, init_module=105, finit_module=273, kexec_load=104, reboot=142, swapon=224,
         name_to_handle_at=264, open_by_handle_at=265, personality=92, sethostname=161, quotactl=60, syslog=116,
     ),
 }[os.uname().machine] | dict(
     io_uring_setup=425, open_tree=428, move_mount=429, fsopen=430, clone3=435, pidfd_getfd=438, mount_setattr=442,
-    memfd_secret=447, unheard_of=2000,
+    memfd_secret=447, cachestat=451, unheard_of=2000,
 )
 
 
@@ -97,6 +100,17 @@ const REFUSED: &[(&str, &[&str])] = &[
     (r#"syscall, "userfaultfd", 0"#, &["EPERM"]),
     (r#"syscall, "memfd_secret", 0"#, &["EPERM", "ENOSYS"]),
     (r#"syscall, "unheard_of""#, &["ENOSYS"]),
+    // What the machine has only so many of, and what tells of the host's work.
+    (r#"lambda: syscall("io_setup", 1, bytes(8))"#, &["ENOSYS"]),
+    (r#"syscall, "inotify_init1", 0"#, &["ENOSYS"]),
+    (
+        r#"lambda: syscall("cachestat", os.open("/usr/bin/python3", os.O_RDONLY), bytes(16), bytes(40), 0)"#,
+        &["ENOSYS"],
+    ),
+    (
+        r#"fcntl.fcntl, os.open("/usr/bin", os.O_RDONLY), 1026, 1"#, // F_NOTIFY
+        &["EPERM"],
+    ),
     // The machine.
     (r#"syscall, "init_module", 0, 0, b"""#, &["EPERM"]),
     (r#"syscall, "finit_module", -1, b"", 0"#, &["EPERM"]),
@@ -295,15 +309,23 @@ async fn rights_are_none(kind: Kind) {
         text(&sandbox, "status['NoNewPrivs'], status['Seccomp']").await,
         "('1', '2')"
     );
-    // In a container its number is that outside as well: it is never root's.
-    let user = match (kind, rustix::process::geteuid().as_raw()) {
-        (Kind::Docker, 0) => sandglass_host::backend::bubblewrap::NOBODY,
-        (Kind::Docker, own) => own,
-        _ => 1000,
-    };
-    assert_eq!(
-        text(&sandbox, "os.getresuid()").await,
-        format!("({user}, {user}, {user})")
+    let users = text(&sandbox, "*os.getresuid(), *os.getresgid()").await;
+    let users: HashSet<u32> = users
+        .trim_matches(['(', ')'])
+        .split(", ")
+        .map(|id| id.parse().unwrap())
+        .collect();
+    assert_eq!(users.len(), 1, "{users:?}");
+    // In a container its number is that outside as well: it is never root's, and no other guest's.
+    assert!(
+        users
+            .iter()
+            .all(|user| match (kind, rustix::process::geteuid().as_raw()) {
+                (Kind::Docker, 0) => Users::default().contains(*user),
+                (Kind::Docker, own) => *user == own,
+                _ => *user == 1000,
+            }),
+        "{users:?}"
     );
     assert_eq!(text(&sandbox, "os.getsid(0) in (1, os.getpid())").await, "True");
     assert_eq!(

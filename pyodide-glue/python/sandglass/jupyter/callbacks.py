@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
-from contextvars import copy_context
+from contextlib import nullcontext, suppress
+from contextvars import ContextVar, copy_context
 from functools import partial
 from inspect import isawaitable
+from itertools import count
 from threading import Event, Lock, Thread, current_thread
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 #: A function gets this many arguments even when the last of them are None.
 _FEWEST = {"llm_query": 1, "rlm_query": 2}
 
+#: The number of the call that is being answered. Those of a batch have the order of its prompts.
+calling: ContextVar[int] = ContextVar("calling", default=0)
+
 #: How long `close` waits for the thread of asynchronous callbacks.
 _END_SECONDS = 2.0
 #: A signal that comes just before a thread begins to wait is heard when it looks again.
@@ -37,6 +41,7 @@ class Callbacks:
     def __init__(self, functions: dict[str, Callable[..., Any]], most_at_once: int) -> None:
         self.functions = functions
         self._most_at_once = most_at_once
+        self._numbers = count(1)
         #: The execution under way.
         self.turn: Turn | None = None
         self._lock = Lock()
@@ -52,7 +57,7 @@ class Callbacks:
         turn.need()
         token = serving.set(turn)  # what it prints is the notebook's
         try:
-            with in_notebook(turn):
+            with nullcontext() if turn.limit is None else turn.limit.paused(), in_notebook(turn):
                 return self._call(name, function, calls)
         finally:
             serving.reset(token)
@@ -65,23 +70,24 @@ class Callbacks:
             loop.close()
 
     def _call(self, name: str, function: Callable[..., Any], calls: list[list[Any]]) -> list[Reply]:
-        if len(calls) == 1:
-            return [self._answer(name, function, calls[0])]  # here, where an interrupt reaches it
-        if not HAS_THREADS:
-            return [self._answer(name, function, arguments) for arguments in calls]
-        work = [partial(self._answer, name, function, arguments) for arguments in calls]
+        work = [partial(self._answer, name, function, next(self._numbers), arguments) for arguments in calls]
+        if len(calls) == 1 or not HAS_THREADS:
+            return [item() for item in work]  # here, where an interrupt reaches it
         return _in_threads(min(len(calls), self._most_at_once), work)
 
-    def _answer(self, name: str, function: Callable[..., Any], arguments: list[Any]) -> Reply:
+    def _answer(self, name: str, function: Callable[..., Any], number: int, arguments: list[Any]) -> Reply:
         arguments = list(arguments)
         while len(arguments) > _FEWEST[name] and arguments[-1] is None:
             arguments.pop()
+        token = calling.set(number)
         try:
             value = function(*arguments)
             if isawaitable(value):
                 value = self._wait_for(value)
         except Exception as error:
             return False, HostCallError(as_text(error) or type_name(error))
+        finally:
+            calling.reset(token)
         if not isinstance(value, str):
             return False, HostCallError(f"on_{name} returned a {type_name(value)}, not a str")
         return True, str.__str__(value)

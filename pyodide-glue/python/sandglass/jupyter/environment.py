@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sandglass.errors import HostCallError
+from sandglass.jupyter.result import short
 from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 
 if TYPE_CHECKING:
@@ -25,9 +26,7 @@ def ask_handler(repl: JupyterREPL) -> Callable[..., str]:
         response = send_lm_request(repl.lm_handler_address, LMRequest(prompt=prompt, model=model, depth=repl.depth))
         if not response.success:
             raise HostCallError(response.error)
-        repl.rlm_calls.append(response.chat_completion)
-        answer: str = response.chat_completion.response
-        return answer
+        return _recorded(repl, response.chat_completion)
 
     return ask
 
@@ -36,12 +35,18 @@ def ask_child(repl: JupyterREPL, subcall: Callable[..., Any]) -> Callable[..., s
     """`on_rlm_query` by way of the function with which an `RLM` starts another."""
 
     def ask(prompt: str, _context: object = None, model: str | None = None) -> str:
-        completion = subcall(prompt, model)
-        repl.rlm_calls.append(completion)
-        answer: str = completion.response
-        return answer
+        return _recorded(repl, subcall(prompt, model))
 
     return ask
+
+
+def _recorded(repl: JupyterREPL, completion: Any) -> str:
+    """The text of an answer. What is no answer is no record either: it is the caller's error."""
+    answer = getattr(completion, "response", None)
+    if not isinstance(answer, str):
+        raise HostCallError(f"a completion with a str as its response was expected, not {short(completion, 100)}")
+    repl.record(completion)
+    return answer
 
 
 def register() -> None:

@@ -7,10 +7,11 @@ import os
 import signal
 import sys
 import time
+from _thread import interrupt_main
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
 from functools import partial
-from threading import RLock, current_thread, get_ident, main_thread
+from threading import RLock, Timer, current_thread, get_ident, main_thread
 from typing import TYPE_CHECKING, Any
 
 from sandglass.loop import EventLoops, FinishedLoop, outer_loop_suspended
@@ -29,6 +30,8 @@ _STREAMS = ("stdout", "stderr")
 #: How long an execution waits for the one before it.
 TURN_SECONDS = 600.0
 _POLL_SECONDS = 0.05
+#: How often code is interrupted whose time is over.
+_AGAIN_SECONDS = 1.0
 
 
 def find_shell() -> Any:
@@ -53,6 +56,8 @@ class Turn:
         self.notebook: tuple[Any, Any, Any] | None = None
         #: Ended, or given up: an interrupt ends the execution whose callback this one is part of, but no threads.
         self.over = False
+        #: What ends its code when that has run for too long.
+        self.limit: TimeLimit | None = None
         self._child: Turn | None = None
         self._undo: list[Callable[[], object]] = []
 
@@ -134,7 +139,9 @@ class Interrupts:
     """Holds interrupts back while the kernel changes hands, or one at the wrong moment would leave it half changed."""
 
     def __init__(self) -> None:
-        self._allowed = self._held = False
+        self._allowed = self._held = self._is_struck = False
+        #: Whether the code was interrupted because its time was over.
+        self.timed_out = False
         self._previous: Callable[[int, Any], object] | None = None
         self._raise: Callable[[int, Any], object] = signal.default_int_handler
 
@@ -171,11 +178,83 @@ class Interrupts:
             signal.signal(signal.SIGINT, previous)
         return self._held
 
+    @property
+    def is_hearing(self) -> bool:
+        """Whether it is this that hears of signals."""
+        return signal.getsignal(signal.SIGINT) == self._hear
+
+    def strike(self) -> None:
+        """Interrupts the code because its time is over."""
+        self._is_struck = True
+        if hasattr(signal, "pthread_kill"):  # which ends a system call, too
+            signal.pthread_kill(main_thread().ident or 0, signal.SIGINT)
+        else:
+            interrupt_main()
+
     def _hear(self, number: int, frame: Any) -> None:
-        if self._allowed:
+        is_struck, self._is_struck = self._is_struck, False
+        if is_struck:
+            if self._allowed:
+                self.timed_out = True
+                raise KeyboardInterrupt
+        elif self._allowed:
             self._raise(number, frame)
         else:
             self._held = True
+
+
+class TimeLimit:
+    """Interrupts code that runs for too long. Its clock stands still while callbacks run."""
+
+    def __init__(self, seconds: float, strike: Callable[[], None]) -> None:
+        self._left, self._strike = seconds, strike
+        self._lock = RLock()
+        self._timer: Timer | None = None
+        self._since = 0.0
+        #: Callbacks that run, of all threads of the code; with one that stands for code that does not run.
+        self._pauses = 1
+
+    def __enter__(self) -> TimeLimit:
+        self._resume()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._pause()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While a callback runs."""
+        self._pause()
+        try:
+            yield
+        finally:
+            self._resume()
+
+    def _pause(self) -> None:
+        with self._lock:
+            self._pauses += 1
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+                self._left -= time.monotonic() - self._since
+
+    def _resume(self) -> None:
+        with self._lock:
+            self._pauses -= 1
+            if self._pauses == 0:
+                self._begin(max(self._left, 0.0))
+
+    def _begin(self, seconds: float) -> None:
+        self._since = time.monotonic()
+        self._timer = Timer(seconds, self._end)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _end(self) -> None:
+        with self._lock:
+            if self._timer is current_thread():
+                self._strike()
+                self._begin(_AGAIN_SECONDS)  # for code that has caught it
 
 
 class Emitter(SharedEmitter):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, nullcontext
 from copy import deepcopy
 from inspect import CO_COROUTINE
 from itertools import count
 from keyword import iskeyword
-from threading import main_thread
+from threading import Lock, RLock, main_thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
@@ -19,7 +20,7 @@ from sandglass import execution as cells
 from sandglass.errors import Submitted
 from sandglass.helpers import Helpers
 from sandglass.jupyter import kernel
-from sandglass.jupyter.callbacks import Callbacks
+from sandglass.jupyter.callbacks import Callbacks, calling
 from sandglass.jupyter.code import compile_code, safe_builtins
 from sandglass.jupyter.environment import ask_child, ask_handler
 from sandglass.jupyter.result import Result, kept, short, unwrapped
@@ -72,6 +73,7 @@ class JupyterREPL:
         persistent: bool = False,
         depth: int = 1,
         max_concurrent_subcalls: int = 4,
+        cell_timeout: float | None = None,
     ) -> None:
         if profile is None:  # an RLM of rlms hands over where its models are
             profile = "default" if lm_handler_address is None and subcall_fn is None else "rlm"
@@ -84,16 +86,24 @@ class JupyterREPL:
             raise RuntimeError("sync_to_user_ns and sync_from_user_ns need IPython, and none runs in this process")
         if max_output_length < 0 or max_concurrent_subcalls < 1:
             raise ValueError("max_output_length must be 0 or more, and max_concurrent_subcalls 1 or more")
+        if cell_timeout is not None and not (cell_timeout > 0 and kernel.HAS_THREADS):
+            raise ValueError("cell_timeout is a number of seconds above 0, and needs threads, which JupyterLite lacks")
         self.profile = profile
         self.workdir = None if workdir is None else os.path.abspath(workdir)
         self.allow_builtin_imports = allow_builtin_imports
+        self.cell_timeout = cell_timeout
         self.lm_handler_address = lm_handler_address
         self.persistent = persistent
         self.depth = depth
         self.custom_tools = dict(custom_tools or {})
         self.custom_sub_tools = self.custom_tools if custom_sub_tools is None else dict(custom_sub_tools)
-        #: Records of the calls that the execution under way has made through an `RLM`.
+        self.max_concurrent_subcalls = max_concurrent_subcalls
+        #: Records of the calls that the execution under way has made through an `RLM`, in the order of its prompts.
         self.rlm_calls: list[Any] = []
+        self._call_numbers: list[int] = []
+        self._call_lock = Lock()
+        #: Held while a context or history is added: several threads may.
+        self._adding = RLock()
         #: What the last execution came to, also where an interrupt has ended it.
         self.last_result: Result | None = None
         self._sync_options = bool(sync_from_user_ns), bool(sync_to_user_ns), names
@@ -134,7 +144,9 @@ class JupyterREPL:
         values: dict[str, Any] = {}
         for name, entry in self.custom_tools.items():
             tool = entry["tool"] if isinstance(entry, dict) and "tool" in entry else entry
-            if name in helpers or name in ("answer", "context", "history") or not name.isidentifier():
+            if name in helpers or name in ("answer", "context", "history"):
+                raise ValueError(f"custom_tools: {name!r} is reserved and cannot be the name of a tool")
+            if not name.isidentifier():
                 raise ValueError(f"custom_tools: {name!r} is no name that a tool can have")
             (helpers if callable(tool) else values)[name] = tool
         self._namespace.configure(profile, helpers, aliases)
@@ -153,12 +165,13 @@ class JupyterREPL:
     def load_context(self, context_payload: Any) -> None:
         """Makes a value the variable `context`, and `completion_context`; it is not copied."""
         self._need_open()
-        if self.persistent or "session_context_0" in self._namespace.globals:
-            self.add_context(context_payload, 0)
-            return
-        self._contexts[0] = context_payload
-        self._give("context", context_payload)
-        self._give("completion_context", context_payload)
+        with self._adding:
+            if self.persistent or "session_context_0" in self._namespace.globals:
+                self.add_context(context_payload, 0)
+                return
+            self._contexts[0] = context_payload
+            self._give("context", context_payload)
+            self._give("completion_context", context_payload)
 
     def add_context(self, context_payload: Any, context_index: int | None = None) -> int:
         """Adds the context of another turn: `context_N` and `session_context_N`. Returns N; `context` is the first.
@@ -166,19 +179,20 @@ class JupyterREPL:
         `context_history` is the list of all of them, `completion_context` the one that was given last.
         """
         self._need_open()
-        index = _index(context_index, self._contexts)
-        self._contexts[index] = context_payload
-        for number in sorted(self._contexts):  # the first may have come by `load_context`
-            if number == index or f"session_context_{number}" not in self._namespace.globals:
-                self._give(f"session_context_{number}", self._contexts[number])
-        if index == 0:
-            self._give("context", context_payload)
-        self._give(f"context_{index}", context_payload)
-        self._give("completion_context", context_payload)
+        with self._adding:
+            index = _index(context_index, self._contexts)
+            self._contexts[index] = context_payload
+            for number in sorted(self._contexts):  # the first may have come by `load_context`
+                if number == index or f"session_context_{number}" not in self._namespace.globals:
+                    self._give(f"session_context_{number}", self._contexts[number])
+            if index == 0:
+                self._give("context", context_payload)
+            self._give(f"context_{index}", context_payload)
+            self._give("completion_context", context_payload)
         return index
 
     def get_context_count(self) -> int:
-        """How many contexts there are."""
+        """How many contexts there are; after `cleanup`, how many there were."""
         return max(self._contexts, default=-1) + 1
 
     def add_history(self, message_history: list[dict[str, Any]], history_index: int | None = None) -> int:
@@ -187,13 +201,15 @@ class JupyterREPL:
         `session_history` is the list of all of them.
         """
         self._need_open()
-        index = _index(history_index, self._histories)
-        self._histories.add(index)
-        self._give(f"history_{index}", deepcopy(message_history))
+        copy = deepcopy(message_history)
+        with self._adding:
+            index = _index(history_index, self._histories)
+            self._histories.add(index)
+            self._give(f"history_{index}", copy)
         return index
 
     def get_history_count(self) -> int:
-        """How many histories there are."""
+        """How many histories there are; after `cleanup`, how many there were."""
         return max(self._histories, default=-1) + 1
 
     def update_handler_address(self, address: tuple[str, int]) -> None:
@@ -215,6 +231,8 @@ class JupyterREPL:
         run, parent = _Run(), kernel.serving.get()
         run.interrupts.begin()
         try:
+            if self.cell_timeout is not None and not run.interrupts.is_hearing:
+                raise RuntimeError("cell_timeout interrupts the main thread: run this code there, or without one")
             lock = kernel.take_turn(parent, run.interrupts)
             try:
                 result = self._take_turn(run, code, kernel.Turn(parent))
@@ -222,7 +240,7 @@ class JupyterREPL:
                 lock.release()
         finally:
             interrupted = run.interrupts.end()
-        if isinstance(run.error, KeyboardInterrupt):
+        if isinstance(run.error, KeyboardInterrupt) and not run.interrupts.timed_out:
             raise run.error
         if interrupted:
             raise KeyboardInterrupt
@@ -235,13 +253,13 @@ class JupyterREPL:
         self._need_idle("interrupt it, or wait for its end")
         self._open = False
         self._sources.clear()
-        self._contexts, self._histories = {}, set()
+        self._contexts = dict.fromkeys(self._contexts)
         # Not emptied: functions that are in the notebook now need their globals.
         self._namespace = Namespace()
         self._helpers = Helpers(self._namespace, self._callbacks.call)
         self._callbacks.close()
         self.last_result = None
-        self.rlm_calls = []
+        self._begin_calls()
         self._sync = Sync(self._namespace, False, False, None)
 
     def __enter__(self) -> JupyterREPL:
@@ -254,9 +272,23 @@ class JupyterREPL:
 
     @property
     def locals(self) -> dict[str, Any]:
-        """The code's variables."""
-        names = self._namespace.names()
-        return {name: self._namespace.globals[name] for name in names if not name.startswith("_")}
+        """The code's variables; in the profile `rlm` with `answer`, as rlms' environments have it."""
+        found = {name: value for name, value in self._namespace.items() if not name.startswith("_")}
+        if self.profile == "rlm" and self._open:
+            found["answer"] = self._namespace.answer
+        return found
+
+    def record(self, call: Any) -> None:
+        """Adds to `rlm_calls`, in the place of the call that is being answered."""
+        number = calling.get()
+        with self._call_lock:
+            place = bisect(self._call_numbers, number)
+            self._call_numbers.insert(place, number)
+            self.rlm_calls.insert(place, call)
+
+    def _begin_calls(self) -> None:
+        with self._call_lock:
+            self.rlm_calls, self._call_numbers = [], []
 
     def _need_open(self) -> None:
         if not self._open:
@@ -269,15 +301,15 @@ class JupyterREPL:
     def _give(self, name: str, value: Any) -> None:
         before = dict(self._namespace.globals)
         self._namespace.assign(name, value)
-        after = self._namespace.globals
-        self._sync.give({name} | {other for other in after if before.get(other, MISSING) is not after[other]})
+        after = list(self._namespace.globals.items())
+        self._sync.give({name} | {other for other, now in after if before.get(other, MISSING) is not now})
 
     def _take_turn(self, run: _Run, code: str, turn: kernel.Turn) -> Result:
         self._need_idle("callbacks and code need one of their own")
         begun = perf_counter()
         turn.begin()
         try:
-            self.rlm_calls = []
+            self._begin_calls()
             self._callbacks.turn = turn
             self._run(run, code, turn)
             self.last_result = result = self._report(run, perf_counter() - begun)
@@ -315,8 +347,11 @@ class JupyterREPL:
             if has_magics and turn.root.thread != main_thread().ident:
                 raise RuntimeError("magics work on what the whole notebook sees: run this code in its main thread")
             run.interrupts.allow()
+            if self.cell_timeout is not None:
+                turn.limit = kernel.TimeLimit(self.cell_timeout, run.interrupts.strike)
             try:
-                run.value = self._run_cell(codes, shell if has_magics else None, turn)
+                with nullcontext() if turn.limit is None else turn.limit:
+                    run.value = self._run_cell(codes, shell if has_magics else None, turn)
             finally:
                 try:
                     self._namespace.take_answer()  # may run user code, and so may what follows
@@ -326,6 +361,11 @@ class JupyterREPL:
             pass
         except BaseException as error:
             run.error = error
+            if run.interrupts.timed_out and isinstance(error, KeyboardInterrupt):
+                message = (
+                    f"the code ran for longer than {self.cell_timeout:g} seconds (cell_timeout); variables are kept"
+                )
+                run.error = TimeoutError(message).with_traceback(error.__traceback__)
         run.describe(self._max_output_length)
 
     def _prepare(self, code: str, shell: Any) -> tuple[list[CodeType], bool]:

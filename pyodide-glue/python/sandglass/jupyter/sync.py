@@ -47,7 +47,7 @@ class Sync:
             for name, value in list(notebook.items()):
                 if self._may_take(name, value, shell):
                     variables[name] = self._shared[name] = value
-        self._before = {name: variables[name] for name in self._namespace.names()}
+        self._before = dict(self._namespace.items())
 
     def end(self, shell: Any) -> None:
         """After code ran: gives the notebook what it has bound anew, and deletes there what it has deleted."""
@@ -55,8 +55,7 @@ class Sync:
         if not self._give or shell is None:
             return
         variables, notebook = self._namespace.globals, shell.user_ns
-        for name in self._namespace.names():
-            value = variables[name]
+        for name, value in self._namespace.items():
             if before.get(name, MISSING) is not value and self._may_give(name, shell):
                 if type(value) is AwaitableStr:
                     value = variables[name] = str.__str__(value)

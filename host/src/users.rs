@@ -1,0 +1,355 @@
+//! User ids for guests of a host that is root: one each, taken when a guest is made and given back when it is gone.
+//!
+//! The kernel counts by user what no control group counts: descriptors in flight, pages of pipes, watches of files. Guests that share an
+//! id share those counts, so that one can use up what all of them have.
+//!
+//! Who has an id holds a lock on a file of that name in [`LOCKS`]: other hosts on this machine take another one then. The first id
+//! of a range is nobody's. It stands for root in the namespace of a zygote, which mounts there need.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Once, PoisonError};
+
+use rustix::fs::{FlockOperation, flock, fstat};
+use rustix::process::geteuid;
+use rustix::thread::{CapabilitySet, capabilities};
+use sandglass::Error;
+
+/// Who all guests are where none can have an id of its own.
+pub const NOBODY: u32 = 65534;
+/// Who a guest is inside of its namespace.
+pub(crate) const INSIDE: u32 = 1000;
+/// The folder of the locks. It is root's.
+const LOCKS: &str = "/run/sandglass/users";
+
+/// A range of user ids, which are ids of groups as well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Users {
+    first: u32,
+    count: u32,
+}
+
+/// Above what distributions, containers and directories of users give away, and below 2^31, which some file systems end at.
+impl Default for Users {
+    fn default() -> Self {
+        Self {
+            first: 2_100_000_000,
+            count: 65_536,
+        }
+    }
+}
+
+impl fmt::Display for Users {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}:{}", self.first, self.count)
+    }
+}
+
+/// `FIRST:COUNT`
+impl FromStr for Users {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let parsed = text
+            .split_once(':')
+            .and_then(|(first, count)| Some((first.parse().ok()?, count.parse().ok()?)));
+        let fits = |(first, count): &(u32, u32)| {
+            // The last number stands for no user at all.
+            *first > 0 && *count >= 2 && first.checked_add(*count).is_some()
+        };
+        let (first, count) = parsed.filter(fits).ok_or_else(|| {
+            let problem =
+                format!("must be FIRST:COUNT, such as 2100000000:65536, with a count of at least 2, not \"{text}\"");
+            Error::invalid("guest_users", problem)
+        })?;
+        Ok(Self { first, count })
+    }
+}
+
+impl Users {
+    /// These, where this process can give them to guests: it is root, and its own user namespace has them.
+    pub fn here(self) -> Option<Self> {
+        if !geteuid().is_root() {
+            return None;
+        }
+        let has_all = ["uid_map", "gid_map"]
+            .iter()
+            .all(|map| fs::read_to_string(format!("/proc/self/{map}")).is_ok_and(|map| self.is_within(&map)));
+        if !has_all {
+            static WARNED: Once = Once::new();
+            WARNED.call_once(|| {
+                tracing::warn!(
+                    "guests share one user id, and what the kernel counts by user: the ids {self} do not exist in this container. \
+                     Name a range that does (--guest-users)"
+                );
+            });
+        }
+        has_all.then_some(self)
+    }
+
+    /// Whether a map of ids, as the kernel writes it, has all of these.
+    fn is_within(self, map: &str) -> bool {
+        let mut numbers = map.split_whitespace().map(str::parse::<u64>);
+        let (first, end) = (u64::from(self.first), u64::from(self.first) + u64::from(self.count));
+        while let (Some(Ok(inside)), Some(Ok(_)), Some(Ok(count))) = (numbers.next(), numbers.next(), numbers.next()) {
+            if inside <= first && end <= inside + count {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Whether an id is one that a guest can have.
+    pub fn contains(self, id: u32) -> bool {
+        id > self.first && id - self.first < self.count
+    }
+
+    /// One that nobody has; `nobody` where guests cannot have ids of their own, nothing where the host is not root.
+    ///
+    /// # Errors
+    /// [`Error::BootFailed`] when all are taken.
+    pub fn take(self) -> Result<Option<Arc<User>>, Error> {
+        match self.here() {
+            Some(users) => users.take_one().map(Some),
+            None => Ok(User::nobody()),
+        }
+    }
+
+    /// The one that the files in a folder belong to, so that a guest can write to them; otherwise as [`Users::take`]. A folder that is
+    /// root's is given to the guest, with nothing in it, and one that is `nobody`'s with all in it that is. Others stay whose they are.
+    ///
+    /// # Errors
+    /// The folder cannot be given away, or there is no id.
+    pub fn of_folder(self, folder: &Path) -> io::Result<Option<Arc<User>>> {
+        let owner = fs::metadata(folder)?.uid();
+        let user = match self.here() {
+            Some(users) if users.contains(owner) => {
+                // Whoever has it works in the same folder.
+                return Ok(Some(users.claim(owner).unwrap_or_else(|| User::shared(owner, owner))));
+            }
+            Some(users) => Some(users.take_one().map_err(io::Error::other)?),
+            None => User::nobody(),
+        };
+        if let Some(user) = &user
+            && (owner == 0 || owner == NOBODY)
+        {
+            give_folder(&File::open(folder)?.into(), owner, user.id)?;
+        }
+        Ok(user)
+    }
+
+    /// The one that the files of a workspace belong to; or another one, which they are given to, when somebody else has that.
+    pub(crate) fn of_workspace(self, folder: &OwnedFd) -> io::Result<Option<Arc<User>>> {
+        let owner = fstat(folder)?.st_uid;
+        let user = match self.here() {
+            Some(users) => match Some(owner)
+                .filter(|owner| users.contains(*owner))
+                .and_then(|owner| users.claim(owner))
+            {
+                Some(user) => Some(user),
+                None => Some(users.take_one().map_err(io::Error::other)?),
+            },
+            None => User::nobody(),
+        };
+        if let Some(user) = user.as_ref().filter(|user| user.id != owner) {
+            give_folder(folder, owner, user.id)?;
+        }
+        Ok(user)
+    }
+
+    fn take_one(self) -> Result<Arc<User>, Error> {
+        // Hosts that do not see each other's locks begin at different ones; and one that was given back is not the next one.
+        static NEXT: LazyLock<AtomicU32> = LazyLock::new(|| AtomicU32::new(getrandom::u32().unwrap_or(0)));
+        let guests = self.count - 1;
+        let mut ids = (0..guests).map(|_| self.first + 1 + NEXT.fetch_add(1, Ordering::Relaxed) % guests);
+        ids.find_map(|id| self.claim(id)).ok_or_else(|| {
+            Error::BootFailed(format!(
+                "all user ids of guests are taken ({self}): end some guests, or name a larger range (--guest-users)"
+            ))
+        })
+    }
+
+    fn claim(self, id: u32) -> Option<Arc<User>> {
+        if !taken().insert(id) {
+            return None;
+        }
+        match lock(id) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                taken().remove(&id);
+                None
+            }
+            // Other hosts cannot be told, for want of a place for it.
+            lock => Some(Arc::new(User {
+                id,
+                group: id,
+                is_shared: false,
+                lock: lock.ok(),
+            })),
+        }
+    }
+
+    /// The ids of the namespace of a zygote that is `own`, as the kernel reads them: its guests' are the same inside and outside.
+    pub(crate) fn map_around(self, own: u32) -> String {
+        let end = self.first + self.count;
+        let mut map = format!("{INSIDE} {own} 1\n0 {} 1\n", self.first);
+        for (from, to) in [(self.first + 1, own), (own + 1, end)] {
+            if from < to {
+                map += &format!("{from} {from} {}\n", to - from);
+            }
+        }
+        map
+    }
+}
+
+/// Whether this process may say which ids a namespace has that others made.
+pub(crate) fn can_map() -> bool {
+    let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::SETUID | CapabilitySet::SETGID;
+    capabilities(None).is_ok_and(|own| own.effective.contains(needed))
+}
+
+/// An id that is a guest's. Dropping it gives it back.
+#[derive(Debug)]
+pub struct User {
+    id: u32,
+    group: u32,
+    /// Another one has it, and gives it back.
+    is_shared: bool,
+    lock: Option<(PathBuf, File)>,
+}
+
+impl User {
+    /// One that is somebody else's.
+    pub(crate) fn shared(id: u32, group: u32) -> Arc<Self> {
+        let (is_shared, lock) = (true, None);
+        Arc::new(Self {
+            id,
+            group,
+            is_shared,
+            lock,
+        })
+    }
+
+    /// Who guests are of a host that is root and has no ids for them.
+    pub(crate) fn nobody() -> Option<Arc<Self>> {
+        geteuid().is_root().then(|| Self::shared(NOBODY, NOBODY))
+    }
+
+    /// The number.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// The numbers of the user and its group.
+    pub fn ids(&self) -> (u32, u32) {
+        (self.id, self.group)
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        if self.is_shared {
+            return;
+        }
+        if let Some((path, _lock)) = self.lock.take() {
+            // Before it is unlocked: who has opened it sees that it is not the file any more.
+            let _ = fs::remove_file(path);
+        }
+        taken().remove(&self.id);
+    }
+}
+
+/// The ids that this process has taken.
+fn taken() -> MutexGuard<'static, BTreeSet<u32>> {
+    static TAKEN: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+    TAKEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn lock(id: u32) -> io::Result<(PathBuf, File)> {
+    let folder = Path::new(LOCKS);
+    if !folder.is_dir() {
+        DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
+    }
+    let path = folder.join(id.to_string());
+    loop {
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        // Who had it until now may have removed it.
+        if file.metadata()?.nlink() > 0 {
+            return Ok((path, file));
+        }
+    }
+}
+
+/// Gives a folder, and what in it belongs to the same user, to another one. What is root's in it stays root's.
+fn give_folder(folder: &OwnedFd, from: u32, to: u32) -> io::Result<()> {
+    std::os::unix::fs::fchown(folder, Some(to), Some(to))?;
+    if from != 0 {
+        crate::workspace::give_all(folder.as_fd(), from, to)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_read_as_it_is_written() {
+        let users: Users = "3000000:100".parse().unwrap();
+        assert_eq!(users.to_string(), "3000000:100");
+        for bad in ["", "5", "0:100", "5:1", "5:-1", "4294967290:6", "a:b", "1:2:3"] {
+            assert_eq!(bad.parse::<Users>().unwrap_err().code(), "invalid_option", "{bad}");
+        }
+    }
+
+    #[test]
+    fn nobody_has_what_another_one_has() {
+        let users: Users = "3000000:4".parse().unwrap();
+        let all: Vec<_> = (0..3).map(|_| users.take_one().unwrap()).collect();
+        let mut ids: Vec<u32> = all.iter().map(|user| user.id()).collect();
+        ids.sort_unstable();
+        assert_eq!(ids, [3_000_001, 3_000_002, 3_000_003]); // the first one is root's in namespaces
+        assert!(users.take_one().unwrap_err().to_string().contains("3000000:4"));
+        drop(all);
+        assert!(users.contains(users.take_one().unwrap().id()));
+    }
+
+    #[test]
+    fn a_range_has_to_be_in_one_piece_in_the_own_namespace() {
+        let users = Users::default();
+        assert!(users.is_within("         0          0 4294967295\n"));
+        assert!(!users.is_within("0 100000 65536\n"));
+        assert!(users.is_within("0 1000 1\n2100000000 5 65536\n"));
+        assert!(!users.is_within("0 1000 1\n2100000000 5 65535\n"));
+        assert!(!users.is_within(""));
+    }
+
+    #[test]
+    fn a_zygotes_namespace_has_each_id_once() {
+        let users: Users = "3000000:10".parse().unwrap();
+        assert_eq!(
+            users.map_around(3_000_004),
+            "1000 3000004 1\n0 3000000 1\n3000001 3000001 3\n3000005 3000005 5\n"
+        );
+        assert_eq!(
+            users.map_around(3_000_001),
+            "1000 3000001 1\n0 3000000 1\n3000002 3000002 8\n"
+        );
+        assert_eq!(
+            users.map_around(3_000_009),
+            "1000 3000009 1\n0 3000000 1\n3000001 3000001 8\n"
+        );
+    }
+}

@@ -1,0 +1,417 @@
+// Pyodide's wasm, changed so that CPython notices when the engine's stack is nearly used up.
+//
+// A wasm function has two frames: one on the engine's stack, whose size nobody can ask for, and one on the "shadow stack" in
+// memory, for variables that C takes the address of. CPython raises RecursionError when the shadow stack is nearly used up.
+// Many of its functions have little or nothing there, so that a deep recursion used up the engine's stack first, which ends
+// the guest. Here each function that can be part of a recursion gets a frame on the shadow stack as well, about as
+// large as its frame on the engine's. And functions that recurse without asking CPython for room do ask.
+//
+// The binary format: https://webassembly.github.io/spec/core/binary/
+
+/** Bytes of a frame, and of each local variable in it: about what V8's baseline compiler takes, which takes the most. */
+const FRAME = 64;
+const LOCAL = 8;
+/** C's frames are multiples of this. */
+const ALIGNMENT = 16;
+
+/** Functions that CPython lets recurse without a look at the stack, and the number by which each says that it has failed. */
+const UNCHECKED = { PyObject_Hash: -1 };
+/** Raises RecursionError where the stack is nearly used up. Its argument is a text for the end of the message; this one is in the module. */
+const CHECK = "Py_EnterRecursiveCall";
+const WHERE = " in comparison\0";
+
+const SECTION = { types: 1, imports: 2, functions: 3, exports: 7, elements: 9, code: 10, data: 11 };
+const OPCODE = {
+  block: 0x02,
+  if: 0x04,
+  end: 0x0b,
+  return: 0x0f,
+  call: 0x10,
+  callIndirect: 0x11,
+  callRef: 0x14,
+  globalGet: 0x23,
+  globalSet: 0x24,
+  i32Const: 0x41,
+  i32Add: 0x6a,
+  i32Sub: 0x6b,
+};
+const TAIL_CALLS = [0x12, 0x13, 0x15];
+const NO_RESULT = 0x40;
+
+/**
+ * The module with these frames.
+ * @param {Uint8Array} bytes
+ * @returns {Uint8Array}
+ */
+export function addFrames(bytes) {
+  const sections = readSections(bytes);
+  const exported = (/** @type {string} */ name) => findExport(sections.get(SECTION.exports), name);
+  const pointer = exported("__stack_pointer");
+  const imported = countImportedFunctions(sections.get(SECTION.imports));
+  const results = readVector(sections.get(SECTION.types), readResults);
+  const signatures = readVector(sections.get(SECTION.functions), (reader) => results[reader.unsigned()]);
+  const bodies = readVector(sections.get(SECTION.code), (reader) => readBody(reader.take(reader.unsigned())));
+  const pointed = readVector(sections.get(SECTION.elements), readElements).flat();
+  const recursive = findRecursive(bodies, imported, pointed);
+  const check = [
+    ...[OPCODE.i32Const, ...signed(findText(sections.get(SECTION.data), WHERE) + WHERE.length - 1)],
+    ...[OPCODE.call, ...unsigned(exported(CHECK))],
+  ];
+  const failures = new Map(Object.entries(UNCHECKED).map(([name, result]) => [exported(name) - imported, result]));
+
+  const code = bodies.map((body, index) => {
+    if (!recursive.has(index)) return body.bytes;
+    const failure = failures.get(index);
+    return addFrame(body, signatures[index], pointer, failure === undefined ? [] : [check, failure]);
+  });
+  const section = [unsigned(code.length), ...code.flatMap((body) => [unsigned(body.length), body])];
+  return replaceSection(bytes, SECTION.code, section);
+}
+
+/**
+ * @typedef {object} Body  of a function
+ * @property {Uint8Array} bytes
+ * @property {number} start  of its instructions; before it are the declarations of its local variables
+ * @property {number} locals
+ * @property {number[]} returns  the offsets of instructions `return`
+ * @property {number[]} calls  indices of the functions that it calls by name
+ * @property {boolean} callsByPointer
+ */
+
+/** @param {Uint8Array} bytes @returns {Body} */
+function readBody(bytes) {
+  const reader = new Reader(bytes);
+  let locals = 0;
+  for (let groups = reader.unsigned(); groups > 0; groups--) {
+    locals += reader.unsigned();
+    reader.skip(1);
+  }
+  /** @type {Body} */
+  const body = { bytes, start: reader.at, locals, returns: [], calls: [], callsByPointer: false };
+  while (reader.at < bytes.length) {
+    const { at } = reader;
+    const opcode = reader.byte();
+    if (opcode === OPCODE.call) {
+      body.calls.push(reader.unsigned());
+      continue;
+    }
+    if (opcode === OPCODE.return) body.returns.push(at);
+    if (opcode === OPCODE.callIndirect || opcode === OPCODE.callRef) body.callsByPointer = true;
+    if (TAIL_CALLS.includes(opcode)) throw new Error("a tail call would leave its frame behind");
+    skipImmediates(reader, opcode);
+  }
+  return body;
+}
+
+/**
+ * Indices of the bodies that can be part of a recursion: those that call by pointer, those that are called by pointer, and those
+ * that call themselves by way of others. The last are the strongly connected components of the calls, by Tarjan's algorithm (1972).
+ * @param {Body[]} bodies
+ * @param {number} imported  functions, which come first in the indices
+ * @param {number[]} pointed  indices of functions that there are pointers to
+ */
+function findRecursive(bodies, imported, pointed) {
+  const recursive = new Set([...bodies.keys()].filter((index) => bodies[index].callsByPointer));
+  const calls = bodies.map((body) => body.calls.map((callee) => callee - imported).filter((callee) => callee >= 0));
+  const order = new Int32Array(bodies.length);
+  const low = new Int32Array(bodies.length);
+  const onStack = new Uint8Array(bodies.length);
+  /** @type {number[]} */
+  const stack = [];
+  let count = 0;
+  for (const root of bodies.keys()) {
+    if (order[root]) continue;
+    const visits = [{ node: root, next: 0 }];
+    while (visits.length > 0) {
+      const visit = visits[visits.length - 1];
+      const { node } = visit;
+      if (visit.next === 0) {
+        order[node] = low[node] = ++count;
+        stack.push(node);
+        onStack[node] = 1;
+      }
+      const callee = calls[node][visit.next++];
+      if (callee !== undefined) {
+        if (!order[callee]) visits.push({ node: callee, next: 0 });
+        else if (onStack[callee]) low[node] = Math.min(low[node], order[callee]);
+        continue;
+      }
+      visits.pop();
+      const caller = visits.at(-1)?.node;
+      if (caller !== undefined) low[caller] = Math.min(low[caller], low[node]);
+      if (low[node] !== order[node]) continue;
+      const component = stack.splice(stack.lastIndexOf(node));
+      for (const member of component) {
+        onStack[member] = 0;
+        if (component.length > 1 || calls[member].includes(member)) recursive.add(member);
+      }
+    }
+  }
+  for (const index of pointed) if (bodies[index - imported]?.calls.length > 0) recursive.add(index - imported);
+  return recursive;
+}
+
+/**
+ * The body in a block of its own, so that branches to its end come by what takes the frame away.
+ * @param {Body} body
+ * @param {number[]} results  their types
+ * @param {number} pointer  the index of the shadow stack's
+ * @param {[check: number[], failure: number] | []} unchecked  the instructions that check, and what is returned when they fail
+ */
+function addFrame({ bytes, start, locals, returns }, results, pointer, [check, failure]) {
+  if (results.length > 1) throw new Error("a function with several results needs a block type of its own");
+  const missing = FRAME + locals * LOCAL - readFrame(bytes, start, pointer);
+  if (missing <= 0 && !check) return bytes;
+  const size = Math.ceil(Math.max(missing, 0) / ALIGNMENT) * ALIGNMENT;
+  const move = (/** @type {number} */ by) => [
+    ...[OPCODE.globalGet, ...unsigned(pointer), OPCODE.i32Const, ...signed(by)],
+    ...[OPCODE.i32Add, OPCODE.globalSet, ...unsigned(pointer)],
+  ];
+  const leave = move(size);
+  const parts = [bytes.subarray(0, start), move(-size)];
+  if (check && failure !== undefined) {
+    const fail = [OPCODE.i32Const, ...signed(failure), ...leave, OPCODE.return];
+    parts.push(check, [OPCODE.if, NO_RESULT], fail, [OPCODE.end]);
+  }
+  parts.push([OPCODE.block, results[0] ?? NO_RESULT]);
+  let from = start;
+  for (const at of returns) {
+    parts.push(bytes.subarray(from, at), leave);
+    from = at;
+  }
+  parts.push(bytes.subarray(from), leave, [OPCODE.end]);
+  return join(parts);
+}
+
+/** Bytes that a function takes of the shadow stack, which it does first. @param {Uint8Array} bytes @param {number} start @param {number} pointer */
+function readFrame(bytes, start, pointer) {
+  const reader = new Reader(bytes.subarray(start));
+  const takes =
+    reader.byte() === OPCODE.globalGet && reader.unsigned() === pointer && reader.byte() === OPCODE.i32Const;
+  const size = takes ? reader.unsigned() : 0; // a signed one: frames of 64 bytes and more have another byte for its sign
+  return reader.byte() === OPCODE.i32Sub ? size : 0;
+}
+
+/** @param {Reader} reader  at a function's type @returns {number[]} */
+function readResults(reader) {
+  reader.skip(1);
+  reader.skip(reader.unsigned());
+  return [...reader.take(reader.unsigned())];
+}
+
+/** How many functions come before those of the module itself. @param {Uint8Array | undefined} section */
+function countImportedFunctions(section) {
+  const kinds = readVector(section, (reader) => {
+    reader.skip(reader.unsigned());
+    reader.skip(reader.unsigned());
+    const kind = reader.byte();
+    if (kind === 0) reader.unsigned();
+    else if (kind === 3) reader.skip(2);
+    else if (kind === 4) skipNumbers(reader, 2);
+    else {
+      if (kind === 1) reader.skip(1);
+      skipNumbers(reader, reader.byte() & 1 ? 2 : 1);
+    }
+    return kind;
+  });
+  return kinds.filter((kind) => kind === 0).length;
+}
+
+/** The index of what the module exports by this name. @param {Uint8Array | undefined} section @param {string} wanted */
+function findExport(section, wanted) {
+  const decoder = new TextDecoder();
+  const found = readVector(section, (reader) => {
+    const name = decoder.decode(reader.take(reader.unsigned()));
+    reader.skip(1);
+    return { name, index: reader.unsigned() };
+  }).find(({ name }) => name === wanted);
+  if (!found) throw new Error(`the module exports no ${wanted}`);
+  return found.index;
+}
+
+/** Functions that a part of the table holds. @param {Reader} reader @returns {number[]} */
+function readElements(reader) {
+  if (reader.byte() !== 0) throw new Error("the table is filled in a way that is not known here");
+  reader.skip(1);
+  reader.unsigned(); // where in the table: a constant or a global
+  reader.skip(1);
+  return Array.from({ length: reader.unsigned() }, () => reader.unsigned());
+}
+
+/** The address of a text among the module's constants. @param {Uint8Array | undefined} section @param {string} text */
+function findText(section, text) {
+  const wanted = new TextEncoder().encode(text);
+  const found = readVector(section, (reader) => {
+    const isActive = reader.byte() === 0; // in the one memory, from an address on
+    reader.skip(1);
+    const address = isActive ? reader.unsigned() : 0; // positive: the highest bit of a signed number is 0
+    reader.skip(1);
+    const contents = reader.take(reader.unsigned());
+    const offset = Buffer.from(contents.buffer, contents.byteOffset, contents.length).indexOf(wanted);
+    return offset < 0 ? -1 : address + offset;
+  }).find((address) => address >= 0);
+  if (found === undefined) throw new Error(`the module has no text ${JSON.stringify(text)}`);
+  return found;
+}
+
+/** @template T @param {Uint8Array | undefined} section @param {(reader: Reader) => T} read @returns {T[]} */
+function readVector(section, read) {
+  if (!section) throw new Error("the module lacks a section");
+  const reader = new Reader(section);
+  return Array.from({ length: reader.unsigned() }, () => read(reader));
+}
+
+/** The contents of the sections, by their ids. @param {Uint8Array} bytes */
+function readSections(bytes) {
+  /** @type {Map<number, Uint8Array>} */
+  const sections = new Map();
+  for (const { id, contents } of eachSection(bytes)) sections.set(id, contents);
+  return sections;
+}
+
+/** @param {Uint8Array} bytes */
+function* eachSection(bytes) {
+  const reader = new Reader(bytes);
+  reader.skip(8); // the magic number and the version
+  while (reader.at < bytes.length) {
+    const begin = reader.at;
+    const id = reader.byte();
+    const contents = reader.take(reader.unsigned());
+    yield { id, contents, whole: bytes.subarray(begin, reader.at) };
+  }
+}
+
+/** @param {Uint8Array} bytes @param {number} replaced @param {(Uint8Array | number[])[]} parts  its new contents */
+function replaceSection(bytes, replaced, parts) {
+  const contents = join(parts);
+  const sections = [...eachSection(bytes)].flatMap(({ id, whole }) =>
+    id === replaced ? [[id], unsigned(contents.length), contents] : [whole],
+  );
+  return join([bytes.subarray(0, 8), ...sections]);
+}
+
+/** Skips what follows an opcode. @param {Reader} reader @param {number} opcode */
+function skipImmediates(reader, opcode) {
+  if (opcode === 0xfc) return skipNumbers(reader, BULK[reader.unsigned()] ?? unknown("0xfc"));
+  if (opcode === 0xfd) return skipVector(reader, reader.unsigned());
+  if (opcode === 0xfe) return skipNumbers(reader, reader.unsigned() === 3 ? 1 : 2);
+  if (opcode >= 0x02 && opcode <= 0x04) return skipNumbers(reader, 1); // a block's type
+  if (opcode === 0x06) return skipNumbers(reader, 1);
+  if (opcode === 0x0e || opcode === 0x1c) {
+    for (let labels = reader.unsigned(); labels > 0; labels--) reader.unsigned();
+    return opcode === 0x0e ? skipNumbers(reader, 1) : undefined;
+  }
+  if (opcode === 0x1f) {
+    reader.unsigned();
+    for (let catches = reader.unsigned(); catches > 0; catches--) skipNumbers(reader, reader.byte() < 2 ? 2 : 1);
+    return;
+  }
+  if (opcode >= 0x28 && opcode <= 0x3e) return skipNumbers(reader, 2); // alignment and offset
+  if (opcode === 0x43) return reader.skip(4);
+  if (opcode === 0x44) return reader.skip(8);
+  const count = NUMBERS[opcode] ?? (opcode <= 0xc4 || opcode === 0xd1 ? 0 : unknown(opcode.toString(16)));
+  skipNumbers(reader, count);
+}
+
+/** How many LEB128 numbers follow an opcode; none follow those that are not here. @type {Record<number, number>} */
+const NUMBERS = {
+  ...{ 0x07: 1, 0x08: 1, 0x09: 1, 0x0c: 1, 0x0d: 1, 0x11: 2, 0x14: 1, 0x18: 1 },
+  ...{
+    0x20: 1,
+    0x21: 1,
+    0x22: 1,
+    0x23: 1,
+    0x24: 1,
+    0x25: 1,
+    0x26: 1,
+    0x3f: 1,
+    0x40: 1,
+    0x41: 1,
+    0x42: 1,
+    0xd0: 1,
+    0xd2: 1,
+  },
+};
+/** The same of those that begin with 0xfc: conversions, memory, tables. */
+const BULK = [0, 0, 0, 0, 0, 0, 0, 0, 2, 1, 2, 1, 2, 1, 2, 1, 1, 1];
+
+/** @param {Reader} reader @param {number} opcode  after 0xfd */
+function skipVector(reader, opcode) {
+  if (opcode <= 11 || opcode === 92 || opcode === 93) skipNumbers(reader, 2);
+  else if (opcode === 12 || opcode === 13) reader.skip(16);
+  else if (opcode >= 21 && opcode <= 34) reader.skip(1);
+  else if (opcode >= 84 && opcode <= 91) {
+    skipNumbers(reader, 2);
+    reader.skip(1);
+  }
+}
+
+/** @param {Reader} reader @param {number} count */
+function skipNumbers(reader, count) {
+  for (let n = 0; n < count; n++) reader.unsigned(); // signed ones are as long
+}
+
+/** @param {string} opcode @returns {never} */
+function unknown(opcode) {
+  throw new Error(`the module has an instruction that is not known here: ${opcode}`);
+}
+
+class Reader {
+  at = 0;
+  #bytes;
+
+  /** @param {Uint8Array} bytes */
+  constructor(bytes) {
+    this.#bytes = bytes;
+  }
+
+  byte() {
+    return this.#bytes[this.at++];
+  }
+
+  /** A number in LEB128. */
+  unsigned() {
+    let value = 0;
+    for (let shift = 0; ; shift += 7) {
+      const byte = this.byte();
+      value |= (byte & 127) << shift;
+      if (byte < 128) return value >>> 0;
+    }
+  }
+
+  /** @param {number} length */
+  take(length) {
+    this.at += length;
+    return this.#bytes.subarray(this.at - length, this.at);
+  }
+
+  /** @param {number} length */
+  skip(length) {
+    this.at += length;
+  }
+}
+
+/** @param {number} value */
+function unsigned(value) {
+  const bytes = [];
+  for (; value > 127; value >>>= 7) bytes.push((value & 127) | 128);
+  return [...bytes, value];
+}
+
+/** @param {number} value */
+function signed(value) {
+  const bytes = [];
+  for (; value > 63 || value < -64; value >>= 7) bytes.push((value & 127) | 128);
+  return [...bytes, value & 127];
+}
+
+/** @param {(Uint8Array | number[])[]} parts */
+function join(parts) {
+  const whole = new Uint8Array(parts.reduce((sum, part) => sum + part.length, 0));
+  let at = 0;
+  for (const part of parts) {
+    whole.set(part, at);
+    at += part.length;
+  }
+  return whole;
+}

@@ -1,0 +1,238 @@
+//! Fences as models write them, and where their blocks end.
+
+use std::collections::HashMap;
+
+/// The beginning of a block.
+pub struct Fence<'a> {
+    /// Words that stand before it on its line.
+    pub before: &'a str,
+    /// Whether its block is code to run.
+    pub is_code: bool,
+    /// Whether it says anything after its marks: a language, as a rule.
+    has_info: bool,
+    mark: char,
+    width: usize,
+    indent: usize,
+    /// How many quotes it stands in.
+    quotes: usize,
+}
+
+/// Where a block ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// At the line of this index. It is doubtful when the block seems to hold fences of its own.
+    Closed { at: usize, is_doubtful: bool },
+    /// Nowhere.
+    Missing,
+    /// There is no block: words speak of fences, and the line of this index has a real one.
+    Mention { of: usize },
+}
+
+impl<'a> Fence<'a> {
+    /// The fence on a line. One that begins the line may have quotes, marks of lists and tags before it. Behind words it is one of
+    /// backticks that no others on the line belong to.
+    pub fn open(line: &'a str) -> Option<Self> {
+        let (quotes, text) = without_containers(line);
+        let (start, mark, width) = match marks(text) {
+            Some((mark, width)) => (0, mark, width),
+            None => backticks(text).map(|(start, width)| (start, '`', width))?,
+        };
+        let before = text[..start].trim_matches(is_blank);
+        let info = text[start + width..].trim_matches(is_blank);
+        let language = info.split(|char: char| !char.is_alphanumeric()).next();
+        let is_language = matches!(
+            language.unwrap_or_default().to_ascii_lowercase().as_str(),
+            "repl" | "python" | "py" | "python3"
+        );
+        let is_quote = matches!(mark, '\'' | '"');
+        if is_quote && !(is_language && language.is_some_and(|language| language.len() == info.len())) {
+            return None;
+        }
+        // Behind words, more words are a sentence about fences. And with a backtick after them, backticks are no fence in Markdown.
+        let is_sentence = !before.is_empty() && language.is_some_and(|language| language.len() < info.len());
+        Some(Self {
+            before,
+            is_code: is_language && !is_sentence && !is_quote && (mark == '~' || !info.contains('`')),
+            has_info: !info.is_empty(),
+            mark,
+            width,
+            indent: if before.is_empty() { line.len() - text.len() } else { 0 },
+            quotes,
+        })
+    }
+
+    /// The end of the block, which begins with these lines.
+    pub fn end(&self, lines: &[&str]) -> End {
+        let is_behind_words = !self.before.is_empty();
+        let mut strings = Strings::default();
+        let mut is_doubtful = false;
+        let mut first = None;
+        for (at, line) in lines.iter().enumerate() {
+            if self.closes(line) {
+                if !self.is_code || !strings.in_triple() {
+                    return End::Closed { at, is_doubtful };
+                }
+                first = first.or(Some(at));
+            } else if !strings.in_triple() && (is_behind_words || !self.is_code) && begins_with_fence(line) {
+                if is_behind_words {
+                    return End::Mention { of: at };
+                }
+                is_doubtful = true;
+            }
+            strings.read(unquoted(line, self.quotes));
+        }
+        let is_doubtful = true;
+        first.map_or(End::Missing, |at| End::Closed { at, is_doubtful })
+    }
+
+    fn closes(&self, line: &str) -> bool {
+        let text = unquoted(line, self.quotes).trim_matches(is_blank);
+        text.len() >= self.width && text.chars().all(|char| char == self.mark)
+    }
+
+    /// The lines without the quotes around the fence, and without its indentation as far as the first of them has it.
+    pub fn content(&self, lines: &[&str]) -> String {
+        let indentation = |line: &str| line.len() - line.trim_start_matches([' ', '\t']).len();
+        let lines: Vec<&str> = lines.iter().map(|line| unquoted(line, self.quotes)).collect();
+        let first = lines.iter().find(|line| !line.trim().is_empty());
+        let indent = first.map_or(0, |line| indentation(line)).min(self.indent);
+        let lines = lines.iter().map(|line| &line[indentation(line).min(indent)..]);
+        lines.collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// Whether a line, as far as it is there, may end a block.
+pub fn may_end(line: &str) -> bool {
+    let text = line
+        .trim_start_matches(|char| is_blank(char) || char == '>')
+        .trim_end_matches(is_blank);
+    text.len() >= 3 && ['`', '~'].into_iter().any(|mark| text.chars().all(|char| char == mark))
+}
+
+/// White space, and characters without width.
+pub fn is_blank(char: char) -> bool {
+    char.is_whitespace()
+        || matches!(char, '\u{ad}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{fe0f}' | '\u{feff}')
+}
+
+/// Whether a line begins with a fence that names a language.
+fn begins_with_fence(line: &str) -> bool {
+    Fence::open(line).is_some_and(|fence| fence.before.is_empty() && fence.has_info)
+}
+
+/// A line without the quotes around it, of which there are at most so many.
+fn unquoted(line: &str, quotes: usize) -> &str {
+    let mut line = line;
+    for _ in 0..quotes {
+        let Some(rest) = line.trim_start_matches(is_blank).strip_prefix('>') else {
+            break;
+        };
+        line = rest.strip_prefix(' ').unwrap_or(rest);
+    }
+    line
+}
+
+/// A line without what a fence may stand in: white space, quotes (which are counted), marks of lists, tags.
+fn without_containers(line: &str) -> (usize, &str) {
+    let mut quotes = 0;
+    let mut text = line.trim_start_matches(is_blank);
+    loop {
+        let rest = if let Some(rest) = text.strip_prefix('>') {
+            quotes += 1;
+            rest
+        } else if let Some(rest) = without_list_mark(text).or_else(|| without_tag(text)) {
+            rest
+        } else {
+            return (quotes, text);
+        };
+        text = rest.trim_start_matches(is_blank);
+    }
+}
+
+fn without_list_mark(text: &str) -> Option<&str> {
+    let rest = text.strip_prefix(['-', '*', '+', '•', '–', '—']).or_else(|| {
+        let rest = text.trim_start_matches(|char: char| char.is_ascii_digit());
+        rest.strip_prefix(['.', ')']).filter(|_| rest.len() < text.len())
+    })?;
+    rest.starts_with(is_blank).then_some(rest)
+}
+
+fn without_tag(text: &str) -> Option<&str> {
+    let (tag, rest) = text.strip_prefix('<')?.split_once('>')?;
+    (!tag.is_empty() && !tag.contains(['`', '<'])).then_some(rest)
+}
+
+/// The tildes that a text begins with, if they are a fence; or quotes, which some models write instead. Their blocks are not run.
+fn marks(text: &str) -> Option<(char, usize)> {
+    let mark = text.chars().next().filter(|mark| matches!(mark, '~' | '\'' | '"'))?;
+    let width = text.len() - text.trim_start_matches(mark).len();
+    (width >= 3).then_some((mark, width))
+}
+
+/// Where the backticks of a fence begin on a line, and how many there are. As many as they are, later on the line, make both a piece of code
+/// within the line.
+fn backticks(text: &str) -> Option<(usize, usize)> {
+    let mut runs = Vec::new();
+    let mut start = 0;
+    while let Some(found) = text[start..].find('`') {
+        start += found;
+        let width = text[start..].len() - text[start..].trim_start_matches('`').len();
+        runs.push((start, width));
+        start += width;
+    }
+    let last: HashMap<usize, usize> = runs.iter().map(|&(start, width)| (width, start)).collect();
+    let mut runs = runs.into_iter();
+    while let Some((start, width)) = runs.next() {
+        if last[&width] != start {
+            runs.find(|run| run.1 == width);
+        } else if width >= 3 {
+            return Some((start, width));
+        }
+    }
+    None
+}
+
+/// Follows Python's string literals from line to line.
+#[derive(Default)]
+pub struct Strings {
+    /// The quote that a triple-quoted string has been opened with.
+    triple: Option<char>,
+}
+
+impl Strings {
+    pub fn in_triple(&self) -> bool {
+        self.triple.is_some()
+    }
+
+    pub fn read(&mut self, line: &str) {
+        let mut chars = line.chars();
+        let mut single = None;
+        while let Some(char) = chars.next() {
+            match char {
+                '\\' => drop(chars.next()),
+                '#' if self.triple.is_none() && single.is_none() => return,
+                '"' | '\'' => {
+                    let is_triple = {
+                        let mut ahead = chars.clone();
+                        ahead.next() == Some(char) && ahead.next() == Some(char)
+                    };
+                    match (self.triple, single) {
+                        (Some(open), _) if open == char && is_triple => {
+                            self.triple = None;
+                            chars.nth(1);
+                        }
+                        (Some(_), _) => {}
+                        (None, Some(open)) if open == char => single = None,
+                        (None, Some(_)) => {}
+                        (None, None) if is_triple => {
+                            self.triple = Some(char);
+                            chars.nth(1);
+                        }
+                        (None, None) => single = Some(char),
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}

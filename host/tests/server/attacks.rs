@@ -17,7 +17,7 @@ use crate::storage::with_folder;
 use crate::support::{ANN, BOB, LONG, TestServer, answer, eventually, refusal};
 
 /// A client's end of a connection.
-struct Raw(TcpStream);
+pub struct Raw(TcpStream);
 
 impl Raw {
     async fn open(server: &TestServer) -> Self {
@@ -31,7 +31,7 @@ impl Raw {
         Self(socket.connect(server.address().parse().unwrap()).await.unwrap())
     }
 
-    async fn with(server: &TestServer, text: &str) -> Self {
+    pub async fn with(server: &TestServer, text: &str) -> Self {
         let mut raw = Self::open(server).await;
         raw.send(text).await;
         raw
@@ -42,7 +42,7 @@ impl Raw {
     }
 
     /// All that comes until the server closes the connection.
-    async fn rest(&mut self) -> String {
+    pub async fn rest(&mut self) -> String {
         let mut bytes = Vec::new();
         // How it is closed makes no difference.
         let _ = timeout(LONG, self.0.read_to_end(&mut bytes))
@@ -72,7 +72,8 @@ impl Raw {
     }
 }
 
-fn head(method: &str, path: &str, more: &str) -> String {
+/// The head of a request of Ann's.
+pub fn head(method: &str, path: &str, more: &str) -> String {
     format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {ANN}\r\n{more}\r\n")
 }
 

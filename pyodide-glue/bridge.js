@@ -8,6 +8,7 @@
 // trip through the event loop, so that an `interrupt` message is heard although Python is computing. It works in loops,
 // in regular expressions and in sort keys, in any page; only a single long call into C goes on until it is done.
 
+import { plainBytes } from "./bytes.js";
 import { readMailbox } from "./mailbox.js";
 
 /** @import { Encoding, Request, StopReason, Stream } from "../pkg/sandglass.js" */
@@ -21,8 +22,8 @@ const HOLD_MS = 20;
 const MAX_HELD = 4096;
 /** Python may swallow an interrupt; it is repeated until the host's grace period is over. */
 const REPEAT_MS = 200;
-/** The signal that stands for "look here" (SIGALRM; nothing else can raise it in a browser). */
-const SIGNAL = 14;
+/** The signal that stands for "look here": the last one, which browser.py lets nobody else have. */
+const SIGNAL = 64;
 
 const canSuspend = "Suspending" in WebAssembly;
 const now = performance.now.bind(performance);
@@ -280,8 +281,8 @@ export function createBridge(post, mailbox, witness) {
 
       /** @type {(mime: string, data: Uint8Array, isResult: boolean) => void} */
       display(mime, data, isResult) {
-        if (!(data instanceof Uint8Array)) throw new TypeError("a display's data are bytes");
-        if (turn) post({ type: "display", turn, mime: `${mime}`, isResult: isResult === true }, data);
+        const bytes = plainBytes(data);
+        if (turn) post({ type: "display", turn, mime: `${mime}`, isResult: isResult === true }, bytes);
       },
 
       get hasWritten() {
@@ -301,8 +302,7 @@ export function createBridge(post, mailbox, witness) {
        * @param {string} name @param {Encoding} encoding @param {Uint8Array | string} body
        */
       call(name, encoding, body) {
-        const bytes = typeof body === "string" ? encoder.encode(body) : body;
-        if (!(bytes instanceof Uint8Array)) throw new TypeError("a body is text or bytes");
+        const bytes = typeof body === "string" ? encoder.encode(body) : plainBytes(body);
         lastCall += 1;
         calls.set(lastCall, null);
         unanswered += 1;

@@ -12,8 +12,14 @@ const KEPT = new Set(
   TextDecoder TextEncoder DOMException WebAssembly constructor toString hasOwnProperty valueOf`.split(/\s+/),
 );
 
+/** Frames that errors tell: V8's own default. */
+const STACK_TRACE_LIMIT = 10;
 /** What messages and waiting rely on; frozen. */
-const FROZEN = [Promise, Map, Set, Array, String, MessagePort, MessageEvent, Event, EventTarget];
+const TypedArray = Object.getPrototypeOf(Uint8Array);
+const FROZEN = [
+  ...[Promise, Map, Set, Array, String, ArrayBuffer, Uint8Array, TypedArray],
+  ...[MessagePort, MessageEvent, Event, EventTarget],
+];
 const ITERATORS = [new Map().values(), [].values()].map((iterator) => Object.getPrototypeOf(iterator));
 
 /**
@@ -38,6 +44,9 @@ export function lockDown() {
     }
   }
   for (const object of [...FROZEN, ...FROZEN.map((type) => type.prototype), ...ITERATORS, JSON]) Object.freeze(object);
+  // V8 calls the first with all that is on the stack, and looks at the other for each error.
+  Object.defineProperty(Error, "prepareStackTrace", { value: undefined });
+  Object.defineProperty(Error, "stackTraceLimit", { value: STACK_TRACE_LIMIT, writable: false, configurable: false });
   // Pyodide cannot live with a frozen one. This much keeps `toJSON` and setters out of the messages that are made here.
   Object.preventExtensions(Object.prototype);
   // Through the first two goes every text of Python's, and through the other Pyodide's names and errors.

@@ -5,6 +5,7 @@
 // the interpreter has really come back.
 
 import { createBridge } from "./bridge.js";
+import { plainBytes } from "./bytes.js";
 import { lockDown, silence } from "./lockdown.js";
 import { loadRuntime } from "./runtime.js";
 import { createWitness } from "./witness.js";
@@ -52,10 +53,11 @@ self.onmessage = async ({ data }) => {
   /** @type {Post} */
   const post = (event, body, hold) => {
     if (event?.type === "hostCall") witness.end(); // it goes on when somebody has asked for it
+    const bytes = body && plainBytes(body);
     if (event) held.push(stringify(event));
-    if (body) {
-      bodies.push(body);
-      heldBytes += body.length;
+    if (bytes) {
+      bodies.push(bytes);
+      heldBytes += bytes.length;
     }
     if ((hold && heldBytes < MAX_HELD_BYTES) || held.length === 0) return;
     const message = [`[${held.join()}]`, ...bodies];
@@ -67,7 +69,8 @@ self.onmessage = async ({ data }) => {
     postMessage(message, moved);
   };
   /** Posts an event whose body may be long: in pieces, which the page takes one at a time. @type {Post} */
-  const postLong = (event, body) => {
+  const postLong = (event, given) => {
+    const body = given && plainBytes(given);
     let start = 0;
     if (event && "encoding" in event && body && body.length > PIECE) {
       post(null); // a piece travels alone
@@ -319,6 +322,9 @@ function createHandler(post, send, bridge, witness, { python, packages, checkpoi
         return post({ type: "checked", check: request.check, plain: isPlain(request.code) });
       case "survey":
         return post({ type: "surveyed", survey: request.survey, variables: survey() });
+      case "ping":
+        if (!bridge.busy()) post({ type: "pong", ping: request.ping });
+        return;
       case "interrupt":
         return bridge.interrupt(request.turn, request.reason);
       case "execute":

@@ -47,8 +47,9 @@ async function guest() {
     script("frame.js"),
     // One classic script, because a frame of opaque origin starts no other kind of worker in every browser.
     // Pyodide refuses classic workers, which it knows by importScripts. (It throws by itself: for the message of a call of
-    // what is no function V8 would parse the whole script again.)
-    script("worker.js", { banner: { js: "self.importScripts = () => { throw null; };" } }).then((text) =>
+    // what is no function V8 would parse the whole script again.) The directive comes first, or all of it would be sloppy
+    // code, whose functions V8 gives to whoever reads a stack (`CallSite.getFunction`).
+    script("worker.js", { banner: { js: '"use strict";self.importScripts = () => { throw null; };' } }).then((text) =>
       writeFile(join(dist, "guest.js"), text),
     ),
     ...copied.map((file) => copyFile(join(pyodide, file), join(dist, file))),

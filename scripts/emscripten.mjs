@@ -39,6 +39,17 @@ const NAMED = [
 ];
 
 /**
+ * As lockdown.js needs it: errors leave alone how deep the engine looks at the stack, which nothing can change from then on.
+ * @type {Change[]}
+ */
+const SETTLED = [
+  [
+    "let o=Error.stackTraceLimit;Error.stackTraceLimit=1/0,super(r),Error.stackTraceLimit=o,this.type=e,",
+    "super(r);this.type=e,",
+  ],
+];
+
+/**
  * What it does for each of its 5000 functions, and for 260 of JavaScript's that C knows: the table gives back what was put there,
  * an exception shows no more than `sig` does, and wrappers of the same signature are one module.
  * @type {Change[]}
@@ -95,7 +106,7 @@ export async function readEmscripten(path) {
       ${kept.join(";")}
     }`,
   );
-  return [...PLACED, ...NAMED, ...QUICK].reduce((text, [old, now]) => {
+  return [...PLACED, ...NAMED, ...SETTLED, ...QUICK].reduce((text, [old, now]) => {
     const [before, after, ...more] = text.split(old);
     if (after === undefined || more.length > 0) {
       throw new Error(`${path} is not as that of Pyodide 314.0.7, which has "${old}" once: is it another release?`);

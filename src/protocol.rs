@@ -72,6 +72,8 @@ pub enum Request {
     Check { check: u32, code: String },
     /// What the next code may be about. No turn, and only between turns; answered by `Surveyed`. It runs no code of the user's.
     Survey { survey: u32 },
+    /// Prove that no code runs. To workers only, and only between turns; answered by `Pong`, from the event loop.
+    Ping { ping: u32 },
     /// Answered by `Value`.
     GetVariable { turn: u32, name: String, timeout_ms: f64 },
     /// The body is the value. Answered by `Done`.
@@ -356,6 +358,8 @@ pub enum Event {
         survey: u32,
         variables: Vec<SurveyedVariable>,
     },
+    /// See [`Request::Ping`].
+    Pong { ping: u32 },
     /// The interpreter is beyond use.
     Fatal { message: String },
     /// A piece of a body, of the same encoding.

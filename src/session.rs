@@ -11,6 +11,7 @@ mod display;
 mod files;
 mod guesses;
 mod history;
+mod idle;
 mod packages;
 mod turn;
 
@@ -35,6 +36,7 @@ use ahead::Aheads;
 use checkpoint::Checkpoints;
 use contexts::Contexts;
 use files::oversized_report;
+use idle::Pings;
 use turn::{Task, Turn};
 
 pub use call::HostFailure;
@@ -281,6 +283,8 @@ pub struct Session<B> {
     /// What is done before anybody asks for it.
     ahead: Aheads<B>,
     forks: bool,
+    /// For guests that are workers.
+    pings: Option<Pings>,
     /// What was loaded, in this order.
     packages: Vec<Package<B>>,
     last_turn: u32,
@@ -315,6 +319,7 @@ impl<B: Body> Session<B> {
             checkpoints: Checkpoints::default(),
             ahead,
             forks: false,
+            pings: None,
             packages: Vec::new(),
             last_turn: 0,
             last_execution: 0,
@@ -667,6 +672,7 @@ impl<B: Body> Session<B> {
             self.effects.push(Effect::Kill);
         }
         self.guest = next;
+        self.forget_ping();
         self.names.clear();
         self.checkpoints.guest_ended();
     }
@@ -692,6 +698,7 @@ impl<B: Body> Session<B> {
         }
         self.check_save(now);
         self.check_ahead(now);
+        self.check_ping(now);
         self.expire_calls(now);
         match self.turn.as_mut().map(|turn| turn.deadline.check(now)) {
             Some(Verdict::Interrupt(reason)) => self.ask_to_stop(now, reason),
@@ -722,7 +729,7 @@ impl<B: Body> Session<B> {
             .turn
             .as_ref()
             .and_then(|turn| earliest(turn.deadline.wake_at(), turn.calls.next_expiry()));
-        let saves = earliest(self.saves_at(), self.save_ends_at());
+        let saves = earliest(earliest(self.saves_at(), self.save_ends_at()), self.ping_ends_at());
         let is_idle = self.guest == Guest::Up && self.turn.is_none() && self.queue.is_empty();
         self.wake_at = earliest(earliest(boot, turn), earliest(saves, self.ahead.wake_at(is_idle)));
     }
@@ -822,8 +829,10 @@ impl<B: Body> Session<B> {
             (Guest::Up, Event::NotSaved { checkpoint, reason }) => self.not_saved(now, checkpoint, reason),
             (Guest::Up, Event::Checked { check, plain }) => self.checked(now, check, plain),
             (Guest::Up, Event::Surveyed { survey, variables }) => self.surveyed(now, survey, variables),
+            (Guest::Up, Event::Pong { ping }) => self.ponged(now, ping),
             (Guest::Up, Event::Waiting { .. }) if self.forks && self.turn.is_some() => {} // the rest is on its way
             (Guest::Up, Event::Fatal { message }) => self.guest_gone(now, Error::GuestLost(message)),
+            (Guest::Up, _) if self.awaits_pong() => self.violation(now, "an event of a turn before it was idle"),
             (Guest::Up, event) => self.turn_event(now, event, body),
             (Guest::Booting(_), event) => self.violation(now, &format!("{} before it was ready", kind(&event))),
         }
@@ -865,6 +874,7 @@ fn kind(event: &Event) -> &'static str {
         Event::Waiting { .. } => "`waiting`",
         Event::Checked { .. } => "`checked`",
         Event::Surveyed { .. } => "`surveyed`",
+        Event::Pong { .. } => "`pong`",
     }
 }
 
@@ -905,6 +915,7 @@ fn oversized(event: &Event) -> Option<&'static str> {
         | Event::Promoted { .. }
         | Event::Waiting { .. }
         | Event::Checked { .. }
+        | Event::Pong { .. }
         | Event::NotSaved { .. } => false,
         Event::Surveyed { variables, .. } => {
             variables.len() > MAX_SURVEYED || variables.iter().any(is_oversized_variable)

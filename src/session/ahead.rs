@@ -659,6 +659,7 @@ impl<B: Body> Session<B> {
         tally.used += 1;
         tally.time_saved += now - later - ahead.begun_at;
         self.effects.push(Effect::Promote);
+        self.forget_ping();
         self.stats.guests += 1;
         self.info = ahead.copy.info;
         self.checkpoints.promoted();

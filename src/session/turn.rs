@@ -626,6 +626,7 @@ impl<B: Body> Session<B> {
         }
         let last = last.map(|body| Encoded { encoding, body });
         self.resolve(ticket, Ok(Reply::Execution(Box::new(ended), last)));
+        self.ping(now);
     }
 
     /// The guest has the variable that it was given.

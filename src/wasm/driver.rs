@@ -23,7 +23,7 @@ use self::ahead::{Ahead, Rested, Second};
 use super::assets::{self, Assets};
 use super::budget;
 use super::convert::{decode, decode_text, display};
-use super::glue::{Glue, describe, now, object, thrown};
+use super::glue::{Glue, describe, now, object, random, thrown};
 use super::guest_frame::Guest;
 use super::options::{ExecuteOptions, Isolation, Options};
 use super::outbox::{JsBody, join};
@@ -133,6 +133,11 @@ impl Driver {
             .backend
             .as_ref()
             .map(|backend| Server::new(backend, &options.limits));
+        let session = if server.is_none() {
+            session.with_pings(random())
+        } else {
+            session
+        };
         let claim = server.is_none().then(|| Claim::new(&glue, &options));
         let session = if options.predictions {
             session.with_guesses()

@@ -167,6 +167,19 @@ pub(super) fn is_plain(value: &JsValue) -> bool {
     prototype_of(value).is_ok_and(|prototype| is_last(&prototype))
 }
 
+/// A number that nobody can guess.
+pub(super) fn random() -> u64 {
+    let bytes = js_sys::Uint8Array::new_with_length(8);
+    let crypto = get(&js_sys::global(), "crypto");
+    if let Ok(fill) = get(&crypto, "getRandomValues").dyn_into::<Function>() {
+        // It refuses only more bytes than these.
+        let _ = fill.call1(&crypto, &bytes);
+    }
+    let mut number = [0; 8];
+    bytes.copy_to(&mut number);
+    u64::from_le_bytes(number)
+}
+
 /// What a thrown value says, for people. It may be anything: an error of another realm, `{ status: 429 }`, undefined.
 pub(super) fn describe(thrown: &JsValue) -> String {
     let text = |name| get(thrown, name).dyn_ref().map(readable);

@@ -94,6 +94,33 @@ while todo and len(seen) < 5000:
         except Exception: continue
         if "MessagePort" in str(value) or "DedicatedWorkerGlobalScope" in str(value) and here.js_id != js.globalThis.js_id and False: print("REACHED", key)
         if hasattr(value, "js_id"): todo.append(value)`,
+    "stacks show no function of the glue": `
+import gc
+seen = []
+def look(error, sites):
+    seen.append(len(sites))
+    for site in sites:
+        for name in ("getFunction", "getThis"):
+            value = getattr(site, name)()
+            if value is not None and value is not js.globalThis: print("REACHED", name, value)
+attempt(lambda: setattr(js.Error, "prepareStackTrace", create_proxy(look)))
+attempt(lambda: js.Object.defineProperty(js.Error, "prepareStackTrace", js.Object.fromEntries(to_js([["value", create_proxy(look)]]))))
+attempt(lambda: setattr(js.Error, "stackTraceLimit", 1000))
+def get(*_):
+    error = js.Error.new("look")
+    if len(str(error.stack).splitlines()) > 12: print("REACHED the whole stack")
+    return 3
+getter = js.Object.fromEntries(to_js([["get", create_proxy(get)]]))
+data = to_js(b"abc")
+for name in ("length", "buffer", "byteLength", "byteOffset", "constructor", "slice"):
+    attempt(lambda: js.Object.defineProperty(data, name, getter))
+    for place in (js.Uint8Array.prototype, js.Object.getPrototypeOf(js.Uint8Array.prototype)):
+        attempt(lambda: js.Object.defineProperty(place, name, getter))
+bridge = next(o for o in gc.get_objects() if type(o).__name__ == "BrowserBridge")._js
+attempt(lambda: bridge.display("text/plain", data, False))
+attempt(lambda: bridge.call("llm_query", "bytes", data))
+attempt(lambda: bridge.forget())
+print("seen", seen)`,
     "frames of the glue show no port": `
 import sys, gc
 frame, found = sys._getframe(), []

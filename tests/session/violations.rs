@@ -6,7 +6,7 @@ use sandglass::limits::{
     EVENT_BYTES, MAX_MESSAGE_BYTES, MAX_NAME_BYTES, MAX_NAMES, MAX_OUTPUT_EVENT_BYTES, OUTPUT_BURST_BYTES,
 };
 use sandglass::protocol::{Encoding, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, Stream};
-use sandglass::session::{Command, Input};
+use sandglass::session::{Command, Input, Session};
 
 use crate::world::{World, limits, ok, output, text};
 
@@ -305,4 +305,52 @@ fn a_stop_that_is_forged_does_not_hide_how_the_code_ended() {
         ..ok()
     });
     assert_eq!(world.execution(ticket).outcome, Outcome::Ok);
+}
+
+/// A session whose guest has to prove that it is idle, after an execution that went well.
+fn pinged() -> (World, u32) {
+    let session = Session::new(limits(), Vec::new()).with_pings(7);
+    let mut world = World::with(limits(), session).begun();
+    let first = world.execute("1");
+    world.ends(ok());
+    assert_eq!(world.execution(first).outcome, Outcome::Ok);
+    let ping = world.ping().expect("it is asked after an execution");
+    (world, ping)
+}
+
+#[test]
+fn a_worker_that_proves_that_it_is_idle_goes_on() {
+    let (mut world, ping) = pinged();
+    world.event(Event::Pong { ping });
+    world.wait(60_000.0);
+    assert_eq!(world.guests(), 1);
+    let next = world.execute("2");
+    world.ends(ok());
+    assert_eq!(world.execution(next).outcome, Outcome::Ok);
+    assert_ne!(world.ping(), Some(ping), "numbers cannot be used again");
+}
+
+#[test]
+fn no_event_of_a_turn_counts_before_a_worker_has_proved_that_it_is_idle() {
+    let (mut world, _) = pinged();
+    let next = world.execute("2");
+    world.ends(ok());
+    let failure = world.failure(next);
+    assert!(failure.contains("before it was idle"), "{failure}");
+}
+
+#[test]
+fn a_worker_that_goes_on_computing_is_ended() {
+    let (mut world, _) = pinged();
+    world.wait(5_000.0);
+    assert_eq!(world.guests(), 1, "the page may have been blocked");
+    world.wait(5_000.0);
+    assert_eq!(world.guests(), 2);
+}
+
+#[test]
+fn an_answer_to_no_ping_is_a_violation() {
+    let (mut world, ping) = pinged();
+    world.event(Event::Pong { ping: ping ^ 1 });
+    assert_eq!(world.guests(), 2);
 }

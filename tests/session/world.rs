@@ -38,6 +38,7 @@ pub(crate) struct Guest {
     pub(crate) checks: VecDeque<u32>,
     /// What it was asked to tell.
     pub(crate) survey: Option<u32>,
+    ping: Option<u32>,
 }
 
 /// A session, the driver's side of it, and a clock.
@@ -482,6 +483,16 @@ impl World {
         self.now = until;
     }
 
+    /// The number by which the guest was last asked to prove that it is idle.
+    pub(crate) fn ping(&self) -> Option<u32> {
+        self.guest.as_ref()?.ping
+    }
+
+    /// How many guests there have been.
+    pub(crate) fn guests(&self) -> usize {
+        self.boots
+    }
+
     /// Time passes, and nobody tells the session.
     pub(crate) fn sleep(&mut self, ms: f64) {
         self.now += ms;
@@ -728,6 +739,11 @@ impl World {
                 assert!(guest.ready && guest.turn.is_none(), "asked a guest that is busy");
                 guest.checks.push_back(*check);
                 None
+            }
+            Request::Ping { ping } => {
+                assert!(guest.ready && guest.turn.is_none(), "asked a guest that is busy");
+                guest.ping = Some(*ping);
+                return;
             }
             Request::Survey { survey } => {
                 assert!(guest.ready && guest.turn.is_none(), "asked a guest that is busy");

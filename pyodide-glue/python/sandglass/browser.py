@@ -11,6 +11,7 @@ import random
 from asyncio.events import _get_running_loop, _set_running_loop
 from codecs import getincrementaldecoder
 from contextlib import suppress
+from errno import EINVAL
 from importlib import invalidate_caches
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,10 @@ _PACKAGE_HINT = (
     'createSandbox({{ packages: ["{name}"] }}), loadPackages(["{name}"]) or autoImport'
 )
 _MOST_NAMED = 10_000
+#: The signal that `bridge.js` asks for a breath by.
+_CLOCK = 64
+_set_handler = _signal.signal  # the module `signal` adds 20 µs of enums
+_valid_signals = _signal.valid_signals
 _load_tzdata = time_zones.load_tzdata
 
 
@@ -117,7 +122,7 @@ class BrowserBridge:
 
     def watch(self) -> None:
         """Listens for the signal by which `bridge.js` asks for a breath."""
-        _signal.signal(_signal.SIGALRM, self._breathe)  # the module `signal` adds 20 µs of enums
+        _set_handler(_CLOCK, self._breathe)
 
     def _breathe(self, _signal: int, frame: FrameType | None) -> None:
         js = self._js
@@ -151,6 +156,8 @@ class Guest:
         self._runtime.take_rest = self._take_rest
         self._runtime.package_hint = _PACKAGE_HINT
         self._reserve = self._runtime.reserve = Reserve()
+        self._runtime.own(vars(_signal), "signal", _set_users_handler)
+        self._runtime.own(vars(_signal), "valid_signals", _users_signals)
         self._runtime.own(vars(time_zones), "load_tzdata", _load_time_zone)
 
     def connect(self, js_bridge: Any) -> None:
@@ -298,6 +305,18 @@ def _load_time_zone(key: str) -> Any:
             raise ZoneInfoNotFoundError(f"No time zone found with key {key}") from None
         hint = _PACKAGE_HINT.format(name="tzdata")
         raise ZoneInfoNotFoundError(f"No time zone found with key {key}: there is no module tzdata. {hint}") from None
+
+
+def _set_users_handler(signalnum: int, handler: Any, /) -> Any:
+    """Sets the handler of a signal, as `signal.signal` does; the runtime's own can be had as little as SIGKILL."""
+    if signalnum == _CLOCK:
+        raise OSError(EINVAL, "Invalid argument")
+    return _set_handler(signalnum, handler)
+
+
+def _users_signals() -> set[int]:
+    """Returns the numbers of the signals that there are."""
+    return _valid_signals() - {_CLOCK}  # type: ignore[no-any-return]
 
 
 def _named(reasons: list[tuple[str, str]]) -> str:

@@ -1,0 +1,19 @@
+// Bytes that guest code has made, as the glue can use them: a `Uint8Array` may have getters of the guest's in place of its own.
+
+// Taken before any guest code runs: it may replace them.
+const { Uint8Array } = self;
+const { apply } = Reflect;
+const prototype = Object.getPrototypeOf(Uint8Array.prototype);
+const [buffer, offset, length, kind] = ["buffer", "byteOffset", "byteLength", Symbol.toStringTag].map(
+  (name) => /** @type {() => any} */ (Object.getOwnPropertyDescriptor(prototype, name)?.get),
+);
+
+/**
+ * The same bytes without anything of the guest's. TypeError where it is no `Uint8Array`.
+ * @param {unknown} bytes
+ * @returns {Uint8Array<ArrayBuffer>}
+ */
+export function plainBytes(bytes) {
+  if (apply(kind, bytes, []) !== "Uint8Array") throw new TypeError("a body is a Uint8Array");
+  return new Uint8Array(apply(buffer, bytes, []), apply(offset, bytes, []), apply(length, bytes, []));
+}

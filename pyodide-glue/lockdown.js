@@ -49,4 +49,6 @@ export function lockDown() {
   Object.defineProperty(Error, "stackTraceLimit", { value: STACK_TRACE_LIMIT, writable: false, configurable: false });
   // Pyodide cannot live with a frozen one. This much keeps `toJSON` and setters out of the messages that are made here.
   Object.preventExtensions(Object.prototype);
+  // Through the first two goes every text of Python's, and through the other Pyodide's names and errors.
+  for (const type of [TextEncoder, TextDecoder, RegExp]) for (const each of [type, type.prototype]) Object.freeze(each);
 }

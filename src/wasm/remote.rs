@@ -20,6 +20,7 @@ use crate::error::Error;
 use crate::execution::Killer;
 use crate::limits::Limits;
 use crate::protocol::Request;
+use crate::rlm::query::without_key;
 
 use connect::{Opened, Socket};
 use wire::OnUnreadable;
@@ -58,6 +59,11 @@ impl Backend {
         }
         let url = url.ok_or_else(|| Error::invalid("backend.url", "must say where the sandglass-host server is"))?;
         Ok(Self { url, api_key })
+    }
+
+    /// A text of the server without the key: pages show and log errors.
+    fn without_key(&self, text: String) -> String {
+        without_key(text, self.api_key.as_deref())
     }
 }
 
@@ -241,7 +247,7 @@ impl Server {
                 return;
             };
             server.hang_up(&line);
-            let url = &server.backend.url;
+            let (url, why) = (&server.backend.url, server.backend.without_key(why));
             line.fail(Error::BackendUnavailable(format!(
                 "the connection to the sandglass-host server at {url} ended{why}, and the guest with it; \
                  the next call tries to connect again"

@@ -61,6 +61,66 @@ makers = [to_js([1]).constructor.constructor, js.Function, js.Object.constructor
 for maker in makers:
     for body in bodies:
         attempt(lambda: maker(body)())`,
+    "constructors of whatever there is": `
+import pyodide_js
+module = pyodide_js._module
+body = """return ['process', 'require', 'module', 'Deno', 'Bun', 'mainModule', 'fetch', 'XMLHttpRequest', 'postMessage', 'importScripts', 'document',
+    'Worker', 'indexedDB', 'caches'].filter((name) => globalThis[name] != null).map((name) => 'REACHED ' + name).join()"""
+holders = [js.Object.new(), js.Object.fromEntries, js.Map.new(), js.RegExp.new("a"), js.Promise.resolve(1), js.Symbol.iterator, to_js([1]), to_js(b"1"),
+           js.console, js.performance, js.crypto, js.WebAssembly, js.globalThis, module, module.FS, module.PATH, pyodide_js, pyodide_js.runPython,
+           pyodide_js.loadPackage, js.Object.getOwnPropertyDescriptor(js.Object.prototype, "__proto__").get]
+for holder in holders:
+    for way in ("constructor", "__proto__", "__defineGetter__", "hasOwnProperty", "toString", "valueOf"):
+        attempt(lambda: getattr(holder, way).constructor.constructor(body)())
+    attempt(lambda: js.Object.getPrototypeOf(holder).constructor(body)())
+    attempt(lambda: js.Object.getPrototypeOf(js.Object.getPrototypeOf(holder)).constructor.constructor(body)())
+    attempt(lambda: js.Reflect.construct(js.Object.getPrototypeOf(holder).constructor, to_js([body]))())
+    attempt(lambda: js.Reflect.apply(js.Function, js.globalThis, to_js([body]))())`,
+    "pyodide's own way to run javascript": `
+run_js = lambda code: __import__("pyodide.code", fromlist=["run_js"]).run_js(code)
+for code in ("fetch('${url}/run_js')", "self.postMessage('REACHED')", "new Worker('${url}/run_js')", "import('data:text/javascript,0') && fetch('${url}/run_js2')"):
+    attempt(lambda: run_js(code))
+import _pyodide_core, pyodide_js
+attempt(lambda: pyodide_js._api.runPython)
+attempt(lambda: js.Object.getOwnPropertyDescriptor(js.globalThis, "eval").value("fetch('${url}/eval')"))
+attempt(lambda: pyodide_js._module.addFunction(js.Function.new("fetch('${url}/addFunction')"), "v"))
+attempt(lambda: pyodide_js._module.ccall("emscripten_run_script", None, to_js(["string"]), to_js(["fetch('${url}/ccall')"])))`,
+    "wasm of its own is given nothing": `
+wasm = js.WebAssembly
+imports = wasm.Module.imports
+empty = wasm.Module.new(to_js(bytes([0, 0x61, 0x73, 0x6D, 1, 0, 0, 0])))
+attempt(lambda: wasm.Instance.new(empty).exports)
+# (import "env" "f" (func)) (start 0), where f is whatever can be had by a name.
+calls = wasm.Module.new(to_js(bytes.fromhex("0061736d01000000010401600000020901" "03656e760166" "0000" "080100")))
+for name in ("fetch", "postMessage", "importScripts", "close", "XMLHttpRequest", "Worker"):
+    attempt(lambda: wasm.Instance.new(calls, to_js({"env": {"f": getattr(js, name)}}, dict_converter=js.Object.fromEntries)) and print("REACHED", name))
+attempt(lambda: wasm.instantiateStreaming(js.fetch("${url}/wasm2")))`,
+    "the global object keeps its prototype": `
+other = js.Object.fromEntries(to_js([["fetch", create_proxy(lambda *a: "REACHED")]]))
+attempt(lambda: js.Object.setPrototypeOf(js.globalThis, other))
+attempt(lambda: setattr(js.globalThis, "__proto__", other))
+attempt(lambda: js.Object.getOwnPropertyDescriptor(js.Object.prototype, "__proto__").set.call(js.globalThis, other))
+for holder in (js.globalThis, js.Object.getPrototypeOf(js.globalThis), js.Object.getPrototypeOf(js.Object.getPrototypeOf(js.globalThis))):
+    for name in js.Reflect.ownKeys(holder):
+        if str(name) in ("fetch", "XMLHttpRequest", "postMessage", "Worker", "indexedDB", "importScripts", "caches"):
+            if js.Reflect.get(holder, name, js.globalThis) is not None: print("REACHED", name)`,
+    "stacks are texts": `
+def look(*_):
+    error = js.Error.new("look")
+    stack = error.stack
+    if not isinstance(stack, str): print("REACHED", [str(site.getFunction()) for site in stack[1]])
+    holder = js.Object.new()
+    js.Error.captureStackTrace(holder)
+    if not isinstance(holder.stack, str): print("REACHED by captureStackTrace")
+# Engines call none but a function of JavaScript's own; this one gives back what it is given.
+for error in (js.Error, js.TypeError, js.RangeError, js.Error.prototype, js.WebAssembly.RuntimeError, js.DOMException):
+    attempt(lambda: setattr(error, "prepareStackTrace", js.Array.of))
+    attempt(lambda: js.Reflect.set(error, "prepareStackTrace", js.Array.of))
+    attempt(lambda: js.Reflect.deleteProperty(error, "prepareStackTrace") and js.Reflect.set(error, "prepareStackTrace", js.Array.of))
+    attempt(lambda: list(to_js([1]).map(create_proxy(look))))
+for function in (js.Array.prototype.map, create_proxy(look), __import__("pyodide_js").runPython, __import__("pyodide_js")._module.FS.open):
+    for name in ("caller", "arguments", "callee"):
+        attempt(lambda: getattr(function, name) and print("REACHED", name))`,
     "eval by ctypes": `
 import ctypes
 library = ctypes.CDLL(None)
@@ -160,7 +220,10 @@ for maker in (js.Function, to_js([1]).constructor.constructor):
 import ctypes
 attempt(lambda: ctypes.CDLL(None).emscripten_run_script(b"import('${url}/import3.js')"))`,
     "no function can be built from text": `
-for maker in (js.Function, to_js([1]).constructor.constructor, js.Object.getPrototypeOf(js.Object.getOwnPropertyDescriptor(js.Map.prototype, "size").get).constructor):
+import pyodide_js
+of = lambda function: js.Object.getPrototypeOf(function).constructor
+for maker in (js.Function, to_js([1]).constructor.constructor, of(js.Object.getOwnPropertyDescriptor(js.Map.prototype, "size").get),
+              of(pyodide_js.loadPackage), of(pyodide_js.runPythonAsync), of(pyodide_js.runPython), js.Function.prototype.constructor):
     try:
         maker("return 1")()
         print("REACHED a function")
@@ -188,6 +251,29 @@ export const POLLUTIONS = [
   "js.String.prototype.toWellFormed = create_proxy(lambda *a: 'forged')",
   "js.performance.now = create_proxy(lambda *a: 0)",
   "js.Date.now = create_proxy(lambda *a: 0)",
+  "js.TextEncoder.prototype.encode = create_proxy(lambda *a: js.Uint8Array.new(4))",
+  "js.RegExp.prototype.exec = js.RegExp.prototype.test = create_proxy(lambda *a: None)",
+  "js.Reflect.set(js.RegExp.prototype, js.Symbol.replace, create_proxy(lambda *a: 'forged'))",
+  "js.Object.defineProperty(js.Object.prototype, 'then', js.Object.fromEntries(to_js([['value', create_proxy(lambda *a: a[0](1))]])))",
+  "js.Object.defineProperty(js.Object.prototype, 'get', js.Object.fromEntries(to_js([['value', create_proxy(lambda *a: 'forged')]])))",
+  "js.Object.defineProperty(js.Object.prototype, 'transfer', js.Object.fromEntries(to_js([['value', js.Array.new()]])))",
+  "js.Object.setPrototypeOf(js.Object.prototype, js.Proxy.new(js.Object.new(), js.Object.new()))",
+  "js.Object.getPrototypeOf(js.Object.getPrototypeOf(js.Array.new().values())).next = create_proxy(lambda *a: None)",
+  "js.Function.prototype.call = js.Function.prototype.apply = create_proxy(lambda *a: 'forged')",
+  "js.Reflect.set(js.Function.prototype, js.Symbol.hasInstance, create_proxy(lambda *a: True))",
+  "js.Object.defineProperty(js.Uint8Array, js.Symbol.species, js.Object.fromEntries(to_js([['get', create_proxy(lambda *a: js.Array)]])))",
+  "js.Object.getPrototypeOf(js.Uint8Array.prototype).set = js.Object.getPrototypeOf(js.Uint8Array.prototype).subarray = create_proxy(lambda *a: 0)",
+  "js.DataView.prototype.setUint32 = js.DataView.prototype.getUint32 = create_proxy(lambda *a: 7)",
+  "js.Number.isInteger = js.Number.prototype.toString = js.BigInt = create_proxy(lambda *a: 'forged')",
+  "js.Object.is = js.Object.assign = js.Object.create = js.Reflect.get = js.Reflect.apply = create_proxy(lambda *a: 'forged')",
+  "js.Error = js.TypeError = js.Proxy = js.Symbol = js.WeakMap = js.FinalizationRegistry = None",
+  "js.Object.freeze(js.Object.prototype); js.Object.freeze(js.Function.prototype); js.Object.freeze(js.globalThis)",
+  "js.WebAssembly.Memory.prototype.grow = js.WebAssembly.Table.prototype.get = create_proxy(lambda *a: 0)",
+  "import pyodide_js\n    for name in js.Object.keys(pyodide_js._api): setattr(pyodide_js._api, name, None)",
+  "import pyodide_js\n    for name in js.Object.keys(pyodide_js._module): setattr(pyodide_js._module, name, None)",
+  "import pyodide_js\n    pyodide_js._module.FS.writeFile = pyodide_js._module.FS.stat = create_proxy(lambda *a: 0)",
+  "import pyodide_js\n    pyodide_js._module.HEAPU8.fill(0x41, 0, 1_000_000)",
+  "import pyodide_js\n    pyodide_js._module._exit(0)",
   "js.TextDecoder.prototype.decode = create_proxy(lambda *a: 'forged')",
   "js.Uint8Array.prototype.slice = create_proxy(lambda *a: None)",
   "js.Object.entries = js.Object.keys = js.Object.fromEntries = None",

@@ -21,6 +21,7 @@ import {
   STRAY,
 } from "./attacks.mjs";
 import { openBrowser, readArguments, root, Score, serve } from "./harness.mjs";
+import { testHostileServer } from "./hostile-server.mjs";
 
 const { browser: name, only } = readArguments();
 const SECRET = "the-secret-of-the-page";
@@ -36,6 +37,7 @@ try {
   await lifeOnThePage();
   await sharedMemory();
   await blockingIsRefused();
+  await behindTheBackend();
   score.add("nothing is thrown into the page", host.uncaught);
 } catch (error) {
   score.fail("the tests could not be run", [String(/** @type {Error} */ (error).stack ?? error)]);
@@ -379,6 +381,20 @@ async function blockingIsRefused() {
     const run = await sandbox.run("def f(_):\n    while True: pass\nback(f)", { timeout: 400 });
     const after = await sandbox.run("x");
     return [...unequal(run.outcome, "timeout"), ...unequal(run.state.status, "kept"), ...unequal(after.result, "7")];
+  });
+  await page.close();
+}
+
+// ---- guests of servers ----
+
+/** A page trusts the server that it names with its code and data, and with nothing else. */
+async function behindTheBackend() {
+  const page = await openPage();
+  const before = await snapshot(page);
+  await testHostileServer(page, test);
+  await test("hostile server: the page is as it was", async () => {
+    const after = await snapshot(page);
+    return Object.keys(before).flatMap((key) => unequal(after[key], before[key], key));
   });
   await page.close();
 }

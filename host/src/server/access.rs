@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-use axum::http::{HeaderMap, Uri, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use sha2::{Digest, Sha256};
@@ -173,18 +173,31 @@ pub fn presented_key(headers: &HeaderMap) -> Option<Vec<u8>> {
 /// Whether `Host` names this machine: a page of another site that has its name resolved to this machine (DNS rebinding) cannot
 /// make the browser say so.
 pub fn is_local_host(headers: &HeaderMap, uri: &Uri) -> bool {
-    let Some(host) = host(headers, uri) else { return false };
-    let name = match host.strip_prefix('[') {
-        Some(rest) => rest.split_once(']').map_or(rest, |(address, _)| address),
-        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
-    };
-    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+    host(headers, uri).and_then(name_of).is_some_and(|name| {
+        name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+    })
 }
 
 fn host<'a>(headers: &'a HeaderMap, uri: &'a Uri) -> Option<&'a str> {
-    let header = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    let header = only(headers, &header::HOST).and_then(|host| host.to_str().ok());
     // An absolute target (`GET http://host/…`) takes precedence.
     uri.authority().map(axum::http::uri::Authority::as_str).or(header)
+}
+
+/// The value of a header that is there once. Of several, a proxy in front may have looked at another.
+fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a HeaderValue> {
+    let mut values = headers.get_all(name).into_iter();
+    values.next().filter(|_| values.next().is_none())
+}
+
+/// The name in a `Host`, without the port. None where anything else is in it.
+fn name_of(host: &str) -> Option<&str> {
+    let (name, port) = match host.strip_prefix('[') {
+        Some(rest) => rest.split_once(']')?,
+        None => host.split_at(host.find(':').unwrap_or(host.len())),
+    };
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    (port.is_empty() || port.strip_prefix(':').is_some_and(is_port)).then_some(name)
 }
 
 /// The pages that may send requests.
@@ -230,10 +243,10 @@ impl Origins {
 
     /// What to make of the `Origin` of a request.
     pub fn judge(&self, headers: &HeaderMap, uri: &Uri) -> Origin {
-        let Some(value) = headers.get(header::ORIGIN) else {
+        if !headers.contains_key(header::ORIGIN) {
             return Origin::None;
-        };
-        let Ok(origin) = value.to_str() else {
+        }
+        let Some(Ok(origin)) = only(headers, &header::ORIGIN).map(HeaderValue::to_str) else {
             return Origin::Forbidden;
         };
         let lower = origin.to_ascii_lowercase();
@@ -347,10 +360,20 @@ mod tests {
             "[::2]:1",
             "",
             "127.0.0.1.example.com",
+            "[::1]example.com",
+            "[::1].example.com:8788",
+            "[::1]@example.com",
+            "[::1",
+            "localhost:80@example.com",
+            "localhost@example.com",
         ] {
             assert!(!local(host), "{host}");
         }
         assert!(!is_local_host(&HeaderMap::new(), &Uri::from_static("/")));
+        let two = HeaderMap::from_iter(
+            ["localhost", "example.com"].map(|host| (header::HOST, HeaderValue::from_static(host))),
+        );
+        assert!(!is_local_host(&two, &Uri::from_static("/health")));
         let absolute = Uri::from_static("http://example.com/health");
         assert!(!is_local_host(&headers(&[(header::HOST, "localhost")]), &absolute));
     }

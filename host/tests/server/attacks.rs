@@ -17,7 +17,7 @@ use crate::storage::with_folder;
 use crate::support::{ANN, BOB, LONG, TestServer, answer, eventually, refusal};
 
 /// A client's end of a connection.
-struct Raw(TcpStream);
+pub struct Raw(TcpStream);
 
 impl Raw {
     async fn open(server: &TestServer) -> Self {
@@ -31,7 +31,7 @@ impl Raw {
         Self(socket.connect(server.address().parse().unwrap()).await.unwrap())
     }
 
-    async fn with(server: &TestServer, text: &str) -> Self {
+    pub async fn with(server: &TestServer, text: &str) -> Self {
         let mut raw = Self::open(server).await;
         raw.send(text).await;
         raw
@@ -42,7 +42,7 @@ impl Raw {
     }
 
     /// All that comes until the server closes the connection.
-    async fn rest(&mut self) -> String {
+    pub async fn rest(&mut self) -> String {
         let mut bytes = Vec::new();
         // How it is closed makes no difference.
         let _ = timeout(LONG, self.0.read_to_end(&mut bytes))
@@ -72,7 +72,8 @@ impl Raw {
     }
 }
 
-fn head(method: &str, path: &str, more: &str) -> String {
+/// The head of a request of Ann's.
+pub fn head(method: &str, path: &str, more: &str) -> String {
     format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {ANN}\r\n{more}\r\n")
 }
 
@@ -524,12 +525,96 @@ async fn no_path_leads_out_of_a_sessions_files() {
     server.stop().await;
 }
 
+/// Archives of others are unpacked with links in them, and links are made by hand: those that lead out, whatever they are called.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_link_leads_out_of_a_sessions_files() {
+    let (folder, server) = with_folder(&["--backend", "bubblewrap", "--max-spares", "0"]).await;
+    let workspaces = folder.path().join("workspaces/local");
+    let (id, other) = (server.session(json!({})).await, server.session(json!({})).await);
+    server.execute(&other, "open('secret', 'w').write('secret')").await;
+    let theirs = workspaces.join(&other);
+    let code = format!(
+        r#"
+import io, os, tarfile, zipfile
+theirs = {theirs:?}
+outside = {{
+    "absolute": theirs + "/secret", "folder": theirs, "up": "../{other}/secret", "above": "..", "root": "/", "etc": "/etc",
+    "shadow": "/etc/shadow", "process": "/proc/self/root", "first": "/proc/1/root", "cwd": "/proc/self/cwd/../..",
+    "descriptor": "/proc/self/fd/0", "chain": "absolute", "loop": "loop",
+}}
+for name, target in outside.items():
+    os.symlink(target, name)
+with tarfile.open("x.tar", "w") as archive:
+    link = tarfile.TarInfo("tarred"); link.type = tarfile.SYMTYPE; link.linkname = theirs
+    archive.addfile(link)
+    archive.addfile(tarfile.TarInfo("../slipped"))
+    archive.addfile(tarfile.TarInfo("/tmp/slipped"))
+try: tarfile.open("x.tar").extractall()
+except Exception: pass
+with zipfile.ZipFile("x.zip", "w") as archive:
+    archive.writestr("../../{other}/slipped", "x"); archive.writestr("/opt/slipped", "x")
+    entry = zipfile.ZipInfo("zipped"); entry.external_attr = 0o120777 << 16
+    archive.writestr(entry, theirs)
+zipfile.ZipFile("x.zip").extractall()
+hard = []
+for target in (theirs + "/secret", "/etc/passwd", "/usr/bin/python3", "/proc/self/environ"):
+    try: os.link(target, f"hard{{len(hard)}}"); hard.append(target)
+    except OSError: pass
+hard
+"#
+    );
+    let run = server.execute(&id, &code).await;
+    assert_eq!((&run["outcome"], &run["result"]), (&json!("ok"), &json!("[]")), "{run}");
+    for path in [
+        "absolute",
+        "folder",
+        "folder/secret",
+        "up",
+        "above",
+        "above/secret",
+        "root",
+        "root/etc/passwd",
+        "etc/passwd",
+        "shadow",
+        "process/etc/passwd",
+        "first/etc/passwd",
+        "cwd/etc/passwd",
+        "descriptor",
+        "chain",
+        "loop",
+        "tarred",
+        "tarred/secret",
+    ] {
+        let path = format!("/v1/sessions/{id}/files/{path}");
+        let read = server.get(&path).send().await.unwrap();
+        assert!(read.status().is_client_error(), "{path}: {}", read.status());
+        // A file may take the place of the link itself, and a link may be removed; what it leads to stays.
+        server.request(Method::PUT, &path).body("pwned").send().await.unwrap();
+        server.request(Method::DELETE, &path).send().await.unwrap();
+    }
+    assert_eq!(std::fs::read(theirs.join("secret")).unwrap(), b"secret");
+    let left: Vec<_> = tree(&workspaces)
+        .into_iter()
+        .filter(|path| path.ends_with("slipped"))
+        .collect();
+    assert!(
+        left.iter().all(|path| path.starts_with(workspaces.join(&id))),
+        "{left:?}"
+    );
+    assert_eq!(
+        server.execute(&other, "import os; os.listdir()").await["result"],
+        "['secret']"
+    );
+    server.stop().await;
+}
+
 /// Everything in a folder.
 fn tree(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
+        let entry = entry.unwrap();
+        let path = entry.path();
+        if entry.file_type().unwrap().is_dir() {
             found.extend(tree(&path));
         }
         found.push(path);

@@ -9,6 +9,7 @@
 
 mod access;
 mod attacks;
+mod forged;
 mod model;
 mod sessions;
 mod storage;

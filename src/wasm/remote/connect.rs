@@ -117,7 +117,7 @@ async fn channel(backend: &Backend, id: &str) -> Result<Socket, Error> {
         Ok(_) => Ok(socket),
         Err(event) => {
             give_back(backend, id);
-            let why = event.dyn_ref().map(last_words).unwrap_or_default();
+            let why = backend.without_key(event.dyn_ref().map(last_words).unwrap_or_default());
             Err(Error::BackendUnavailable(format!(
                 "the sandglass-host server at {url} made a session and did not open its channel{why}: does what is between \
                  here and there (a proxy, the page's Content-Security-Policy) let WebSockets through?"
@@ -213,7 +213,7 @@ fn refusal(backend: &Backend, status: u16, text: &str) -> Error {
         }) => message,
         Err(_) => String::new(),
     };
-    let words: String = words.chars().take(MAX_WORDS).collect();
+    let words: String = backend.without_key(words).chars().take(MAX_WORDS).collect();
     let words = if words.is_empty() { words } else { format!(": {words}") };
     let what = match (status, &backend.api_key) {
         (401 | 403, None) => "asks for a key: pass backend.apiKey",

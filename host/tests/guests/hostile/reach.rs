@@ -137,6 +137,47 @@ const REFUSED: &[(&str, &[&str])] = &[
     (r#"os.open, "/dev/mem", os.O_RDONLY"#, &["ENOENT"]),
     (r#"os.open, "/dev/fuse", os.O_RDWR"#, &["ENOENT"]),
     (r#"os.mknod, "/tmp/disk", 0o60600, os.makedev(8, 0)"#, &["EPERM"]),
+    (r#"os.open, "/dev/kvm", os.O_RDWR"#, &["ENOENT"]),
+    (r#"os.open, "/dev/net/tun", os.O_RDWR"#, &["ENOENT"]),
+    (r#"os.open, "/dev/loop-control", os.O_RDWR"#, &["ENOENT"]),
+    (r#"os.open, "/dev/vda", os.O_RDONLY"#, &["ENOENT"]),
+    (r#"os.open, "/dev/sda", os.O_RDONLY"#, &["ENOENT"]),
+    (r#"os.open, "/dev/vsock", os.O_RDWR"#, &["ENOENT"]),
+    (r#"os.open, "/dev/userfaultfd", os.O_RDWR"#, &["ENOENT"]),
+    // Programs that the kernel would run as root.
+    (
+        r#"os.open, "/proc/sys/kernel/modprobe", os.O_WRONLY"#,
+        &["EACCES", "EROFS", "ENOENT"],
+    ),
+    (
+        r#"os.open, "/proc/sys/fs/binfmt_misc/register", os.O_WRONLY"#,
+        &["EACCES", "EROFS", "ENOENT"],
+    ),
+    (
+        r#"os.open, "/sys/fs/cgroup/release_agent", os.O_WRONLY"#,
+        &["EACCES", "EROFS", "ENOENT"],
+    ),
+    (
+        r#"os.open, "/sys/fs/cgroup/cgroup.procs", os.O_WRONLY"#,
+        &["EACCES", "EROFS", "ENOENT"],
+    ),
+    (
+        r#"os.open, "/sys/kernel/uevent_helper", os.O_WRONLY"#,
+        &["EACCES", "EROFS", "ENOENT"],
+    ),
+    (
+        r#"lambda: os.write(os.open("/proc/self/uid_map", os.O_WRONLY), b"0 0 1")"#,
+        &["EPERM", "EACCES"],
+    ),
+    (
+        r#"lambda: os.write(os.open("/proc/self/setgroups", os.O_WRONLY), b"allow")"#,
+        &["EPERM", "EACCES"],
+    ),
+    (r#"os.open, "/proc/1/mem", os.O_RDWR"#, &["EACCES", "EPERM"]),
+    (
+        r#"os.setxattr, sys.executable, "security.capability", bytes(20)"#,
+        &["EPERM", "EROFS", "EACCES", "EINVAL"],
+    ),
     // More rights.
     (r#"os.setuid, 0"#, &["EINVAL", "EPERM"]),
     (r#"os.setgroups, [0]"#, &["EPERM"]),
@@ -165,6 +206,24 @@ const REFUSED: &[(&str, &[&str])] = &[
     (r#"socket.socket, 17, socket.SOCK_RAW"#, &["EPERM", "EAFNOSUPPORT"]),
     (r#"socket.socket, 40, socket.SOCK_STREAM"#, &["EPERM", "EAFNOSUPPORT"]),
     (
+        r#"socket.socket, 16, socket.SOCK_RAW, 12"#, // netlink's door to nf_tables
+        &["EPERM", "EAFNOSUPPORT"],
+    ),
+    (r#"socket.socket, 2, socket.SOCK_SEQPACKET, 132"#, &["EPERM"]), // SCTP
+    (
+        r#"socket.socket, 30, socket.SOCK_SEQPACKET"#,
+        &["EPERM", "EAFNOSUPPORT"],
+    ), // TIPC
+    (
+        r#"socket.socket, 21, socket.SOCK_SEQPACKET"#,
+        &["EPERM", "EAFNOSUPPORT"],
+    ), // RDS
+    (r#"socket.socket, 29, socket.SOCK_RAW, 1"#, &["EPERM", "EAFNOSUPPORT"]), // CAN
+    (
+        r#"socket.socketpair, 30, socket.SOCK_STREAM"#,
+        &["EPERM", "EAFNOSUPPORT"],
+    ),
+    (
         r#"socket.socket, 38, socket.SOCK_SEQPACKET"#,
         &["EPERM", "EAFNOSUPPORT"],
     ),
@@ -174,6 +233,23 @@ const REFUSED: &[(&str, &[&str])] = &[
     (r#"os.listdir, "/home""#, &["ENOENT"]),
     (r#"os.listdir, "/sys/kernel""#, &["ENOENT"]),
     (r#"os.listdir, "/var/run/docker.sock""#, &["ENOENT"]),
+    (r#"os.listdir, "/run/containerd""#, &["ENOENT"]),
+    (r#"os.listdir, "/var/run/secrets""#, &["ENOENT"]),
+    (r#"os.open, "/run/systemd/private", os.O_RDONLY"#, &["ENOENT"]),
+    (r#"os.open, "/proc/self/root/etc/shadow", os.O_RDONLY"#, &["ENOENT"]),
+    (
+        r#"os.open, "/proc/1/root/etc/shadow", os.O_RDONLY"#,
+        &["ENOENT", "EACCES"],
+    ),
+    (
+        r#"os.open, "/proc/1/cwd/../etc/shadow", os.O_RDONLY"#,
+        &["ENOENT", "EACCES"],
+    ),
+    (r#"os.open, "../" * 20 + "root/.ssh/id_rsa", os.O_RDONLY"#, &["ENOENT"]),
+    (
+        r#"os.open, "/proc/1/task/1/fd/3/../../../etc/shadow", os.O_RDONLY"#,
+        &["ENOENT", "ENOTDIR", "EACCES"],
+    ),
     (r#"os.open, "/new", os.O_CREAT | os.O_WRONLY"#, &["EROFS"]),
     (r#"os.open, "/dev/new", os.O_CREAT | os.O_WRONLY"#, &["EROFS"]),
     (r#"os.open, "/etc/passwd", os.O_WRONLY"#, &["EROFS", "EACCES"]),
@@ -190,7 +266,9 @@ const REFUSED: &[(&str, &[&str])] = &[
 const IN_A_CONTAINER: &[(&str, &[&str])] = &[
     (r#"size, "/proc/kcore""#, &["done: 0", "ENOENT"]),
     (r#"os.open, "/etc/shadow", os.O_RDONLY"#, &["EACCES"]),
+    (r#"os.open, "/proc/self/root/etc/shadow", os.O_RDONLY"#, &["EACCES"]),
     (r#"os.listdir, "/root""#, &["EACCES"]),
+    (r#"os.open, "../" * 20 + "root/.ssh/id_rsa", os.O_RDONLY"#, &["EACCES"]),
     (r#"os.listdir, "/home""#, &["done: []"]),
     (r#"os.open, "/new", os.O_CREAT | os.O_WRONLY"#, &["EROFS", "EACCES"]),
     (r#"os.open, "/dev/new", os.O_CREAT | os.O_WRONLY"#, &["EACCES"]),
@@ -201,6 +279,7 @@ on!(
     bubblewrap,
     crate::hostile::Kind::Bubblewrap,
     doors_are_shut,
+    other_ways_into_the_kernel_are_shut,
     nothing_is_inherited,
     rights_are_none,
     the_file_system_is_its_own,
@@ -210,6 +289,7 @@ on!(
     forked,
     crate::hostile::Kind::Forked,
     doors_are_shut,
+    other_ways_into_the_kernel_are_shut,
     nothing_is_inherited,
     rights_are_none
 );
@@ -217,6 +297,7 @@ on!(
     docker,
     crate::hostile::Kind::Docker,
     doors_are_shut,
+    other_ways_into_the_kernel_are_shut,
     nothing_is_inherited,
     rights_are_none,
     the_file_system_is_its_own,
@@ -244,6 +325,44 @@ async fn doors_are_shut(kind: Kind) {
         }
     }
     assert!(open.is_empty(), "{open:#?}");
+    assert_works(&sandbox).await;
+}
+
+/// The same calls by the numbers of other machines, which a filter that looks at numbers alone lets through.
+async fn other_ways_into_the_kernel_are_shut(kind: Kind) {
+    if std::env::consts::ARCH != "x86_64" {
+        return;
+    }
+    let sandbox = attacked(kind).await;
+    // x32: `mount`, `unshare` and `ptrace`, by their own numbers and by those that x32 adds 64 bits to.
+    for number in [165, 272, 101, 521, 539] {
+        let call = format!("numbers['x32'] = 0x40000000 | {number}; refused(syscall, 'x32', 0, 0, 0, 0)");
+        assert_eq!(text(&sandbox, &call).await, "'ENOSYS'", "{number}");
+    }
+    // i386, by `int 0x80`: `mount` has number 21 there, and `getpid` 20. A child tries, which the kernel ends.
+    let child = r#"
+import mmap, signal
+def int80(number):
+    code = b"\xb8" + number.to_bytes(4, "little") + b"\x31\xdb\x31\xc9\x31\xd2\x31\xf6\x31\xff\xcd\x80\xc3"
+    page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    page.write(code)
+    run = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))
+    child = os.fork()
+    if child == 0:
+        run()
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else "it ran"
+"#;
+    text(&sandbox, child).await;
+    for number in [20, 21, 26, 310] {
+        let came_to = text(&sandbox, &format!("int80({number})")).await;
+        // Kernels without these calls answer the instruction by a fault.
+        assert!(
+            ["'SIGSYS'", "'SIGSEGV'"].contains(&came_to.as_str()),
+            "{number}: {came_to}"
+        );
+    }
     assert_works(&sandbox).await;
 }
 

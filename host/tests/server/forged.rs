@@ -131,7 +131,7 @@ async fn a_key_counts_in_its_place_only() {
         ),
         (
             "/v1/sessions".to_owned(),
-            format!("authorization: Bearer ann\r\nx-user: ann\r\n"),
+            "authorization: Bearer ann\r\nx-user: ann\r\n".to_owned(),
         ),
         (
             "/v1/sessions".to_owned(),

@@ -89,6 +89,29 @@ async fn output_comes_before_the_result_in_its_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn streams_at_once_hear_of_their_own_code_only() {
+    let server = TestServer::start(&[]).await;
+    let (one, other) = (server.session(json!({})).await, server.session(json!({})).await);
+    // Three of one session, which run one after the other, and three of another.
+    let streams = (0..6).map(|number| {
+        let id = if number % 2 == 0 { &one } else { &other };
+        let code = format!("for _ in range(200): print('mark{number}', flush=True)\n'mark{number}'");
+        let server = &server;
+        async move { Events::of(server, id, &code).await.all().await }
+    });
+    for (number, events) in futures_util::future::join_all(streams).await.iter().enumerate() {
+        let (last, result) = events.last().unwrap();
+        assert_eq!(last, "result", "{events:?}");
+        assert_eq!(result["result"], format!("'mark{number}'"));
+        assert_eq!(result["stdout"], format!("mark{number}\n").repeat(200));
+        let all = format!("{events:?}");
+        let foreign = (0..6).find(|other| *other != number && all.contains(&format!("mark{other}")));
+        assert_eq!(foreign, None, "{number}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn output_comes_while_the_code_runs() {
     let server = TestServer::start(&[]).await;
     let id = server.session(json!({})).await;

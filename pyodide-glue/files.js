@@ -38,6 +38,8 @@ export function createFiles({ FS }) {
   const { MEMFS } = FS.filesystems;
   const { dir, file, link } = MEMFS.ops_table;
   const folder = FS.lookupPath(FS.cwd()).node;
+  /** Descriptors 0 to 2. */
+  const standard = FS.streams.slice(0, 3);
 
   let mostBytes = Infinity;
   let mostFiles = Infinity;
@@ -283,6 +285,10 @@ export function createFiles({ FS }) {
     /** It ended: the files of the working folder that it changed, and how many more. */
     changed() {
       watching = false;
+      // Code may have closed one, and what is opened next would get its number.
+      for (const [fd, stream] of standard.entries()) {
+        if (FS.streams[fd] !== stream || stream.fd !== fd) FS.streams[(stream.fd = fd)] = stream;
+      }
       const noted = changes;
       changes = null;
       /** @type {FileChange[]} */

@@ -61,7 +61,8 @@ pub(crate) async fn send(
         .await
 }
 
-/// A packet and the descriptors that came with it; `None` when the other end is closed.
+/// A packet and the descriptors that came with it; `None` when the other end is closed. It comes without some of them where this
+/// process has no room for more.
 pub(crate) async fn receive<T: DeserializeOwned>(
     control: &AsyncFd<OwnedFd>,
 ) -> std::io::Result<Option<(T, Vec<OwnedFd>)>> {
@@ -72,7 +73,7 @@ pub(crate) async fn receive<T: DeserializeOwned>(
             let mut ancillary = RecvAncillaryBuffer::new(&mut space);
             let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
             let received = rustix::net::recvmsg(control, &mut [IoSliceMut::new(&mut packet)], &mut ancillary, flags)?;
-            if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            if received.flags.contains(ReturnFlags::TRUNC) {
                 return Err(std::io::Error::other("a packet that is too large"));
             }
             let fds = ancillary

@@ -69,7 +69,13 @@ impl FromStr for Users {
                 format!("must be FIRST:COUNT, such as 2100000000:65536, with a count of at least 2, not \"{text}\"");
             Error::invalid("guest_users", problem)
         })?;
-        Ok(Self { first, count })
+        let users = Self { first, count };
+        // Within guests the one has another meaning, and the other is everybody whom a namespace does not know.
+        if let Some(taken) = [INSIDE, NOBODY].into_iter().find(|id| users.contains(*id)) {
+            let problem = format!("must not have {taken} in it, which guests have for something else");
+            return Err(Error::invalid("guest_users", problem));
+        }
+        Ok(users)
     }
 }
 
@@ -316,12 +322,20 @@ mod tests {
 
     #[test]
     fn nobody_has_what_another_one_has() {
-        let users: Users = "3000000:4".parse().unwrap();
+        // Not those of a test of another checkout that runs at the same time.
+        let first = 3_000_000 + std::process::id() * 10;
+        let users: Users = format!("{first}:4").parse().unwrap();
         let all: Vec<_> = (0..3).map(|_| users.take_one().unwrap()).collect();
         let mut ids: Vec<u32> = all.iter().map(|user| user.id()).collect();
         ids.sort_unstable();
-        assert_eq!(ids, [3_000_001, 3_000_002, 3_000_003]); // the first one is root's in namespaces
-        assert!(users.take_one().unwrap_err().to_string().contains("3000000:4"));
+        assert_eq!(ids, [first + 1, first + 2, first + 3]); // the first one is root's in namespaces
+        assert!(
+            users
+                .take_one()
+                .unwrap_err()
+                .to_string()
+                .contains(&format!("{first}:4"))
+        );
         drop(all);
         assert!(users.contains(users.take_one().unwrap().id()));
     }

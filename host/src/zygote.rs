@@ -344,14 +344,22 @@ async fn listen(zygote: std::sync::Weak<Zygote>, control: AsyncFd<OwnedFd>) {
         let heard = receive(&control).await;
         let Some(zygote) = zygote.upgrade() else { return };
         match heard {
-            Ok(Some((Report::Forked { forked }, mut fds))) if !fds.is_empty() => {
-                let pidfd = fds.swap_remove(0);
-                // Nobody may wait any more: then nobody would end it either.
-                if let Some(Err(Ok(pidfd))) = lock(&zygote.waiting)
-                    .remove(&forked)
-                    .map(|waiting| waiting.send(Ok(pidfd)))
-                {
-                    kill(&pidfd);
+            Ok(Some((Report::Forked { forked }, fds))) => {
+                let waiting = lock(&zygote.waiting).remove(&forked);
+                match (waiting, fds.into_iter().next()) {
+                    (Some(waiting), Some(pidfd)) => {
+                        // Nobody may wait any more: then nobody would end it either.
+                        if let Err(Ok(pidfd)) = waiting.send(Ok(pidfd)) {
+                            kill(&pidfd);
+                        }
+                    }
+                    (None, Some(pidfd)) => kill(&pidfd),
+                    (Some(waiting), None) => {
+                        let _ = waiting.send(Err(
+                            "this process has too many open files to have another guest".to_owned()
+                        ));
+                    }
+                    (None, None) => {}
                 }
             }
             Ok(Some((Report::Failed { failed, message }, _))) => {
@@ -364,7 +372,7 @@ async fn listen(zygote: std::sync::Weak<Zygote>, control: AsyncFd<OwnedFd>) {
                     let _ = end.send(Some(status));
                 }
             }
-            Ok(Some(_)) => {}
+            Ok(Some((Report::Ready { .. }, _))) => {}
             Ok(None) | Err(_) => {
                 zygote.ended().await;
                 return;

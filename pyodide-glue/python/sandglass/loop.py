@@ -91,8 +91,10 @@ class FinishedLoop(asyncio.BaseEventLoop):
         pending = [task for task in self._begun if not task.done()]
         if not pending:
             return
+        waiter = self.create_task(wait(pending))
+        self._closers.add(waiter)  # it is no task of the code's
         try:
-            self.run_until_complete(wait(pending))
+            self.run_until_complete(waiter)
         except RuntimeError:
             pass  # they wait for what nothing can complete
         finally:
@@ -355,6 +357,8 @@ class EventLoops:
 
     def _renew_policy(self) -> None:
         """Undoes what code has set there."""
+        if type(self.policy) is not Policy:
+            self.policy.__class__ = Policy
         names = vars(self.policy)
         if len(names) != 2 or names.get("_loops") is not self or names.get("_local") is not self._local:
             self.policy.__dict__ = {"_loops": self, "_local": self._local}

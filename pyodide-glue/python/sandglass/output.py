@@ -316,11 +316,32 @@ class TextStream(io.TextIOWrapper):
     buffer: ByteStream
 
     def __init__(self, emitter: Emitter, name: str) -> None:
-        super().__init__(ByteStream(self, name), encoding="utf-8", errors="backslashreplace", write_through=True)
+        self._attach(ByteStream(self, name))
         self._emitter = emitter
         self._channel = emitter.channels[name]
         if isinstance(emitter, SharedEmitter):
             self.write = emitter.writer(self._channel, self.write)  # type: ignore[method-assign]
+
+    def parts(self) -> tuple[ByteStream, dict[str, Any]]:
+        """What the stream is made of, for `renew`."""
+        return self.buffer, dict(vars(self))
+
+    def renew(self, parts: tuple[ByteStream, dict[str, Any]]) -> None:
+        """Undoes what code did to the stream, such as taking its buffer by way of the class."""
+        buffer, attributes = parts
+        names = vars(self)
+        if len(names) != len(attributes) or any(names.get(name) is not value for name, value in attributes.items()):
+            names.clear()
+            names.update(attributes)
+        try:
+            is_whole = self.buffer is buffer
+        except ValueError:
+            is_whole = False
+        if not is_whole:
+            self._attach(buffer)
+
+    def _attach(self, buffer: ByteStream) -> None:
+        super().__init__(buffer, encoding="utf-8", errors="backslashreplace", write_through=True)
 
     def write(self, text: str, /) -> int:
         if type(text) is not str:

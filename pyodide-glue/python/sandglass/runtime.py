@@ -116,6 +116,7 @@ class Runtime:
             self._loops.kind = HostLoop
         self._stdout = TextStream(self._output, "stdout")
         self._stderr = TextStream(self._output, "stderr")
+        self._streams = tuple((stream, stream.parts()) for stream in (self._stdout, self._stderr))
         self._displays = Displays(self._display, self._stderr.write)
         self._figures = Figures(self._displays)
         self._ipython = Finder(self._displays.display)
@@ -171,6 +172,9 @@ class Runtime:
     def enter(self) -> None:
         """Takes over what `install` does, for one turn in an interpreter that others use as well."""
         self._recursion.enter()
+        if not self.is_lodger:  # there, others patch them as well
+            for kind in self._loops.kind.__mro__[:-1]:
+                self._guards.own_class(kind)
         self._guards.install()
         if not self.is_lodger:  # there, `_` is IPython's
             self._last.enter()
@@ -520,7 +524,8 @@ class Runtime:
             self._displays.display(bundle, raw=True)
 
     def _begin(self, filename: str, source: str) -> None:
-        for stream in (self._stdout, self._stderr):
+        for stream, parts in self._streams:
+            TextStream.renew(stream, parts)
             stream.buffer.finish()  # drops half a character that was written between executions
         self._output.begin(self._max_output_chars)
         self._namespace.final = MISSING
@@ -601,6 +606,8 @@ class Runtime:
 
     def _finish(self) -> tuple[str, str, bytes]:
         namespace = self._namespace
+        for stream, parts in self._streams:
+            TextStream.renew(stream, parts)
         namespace.take_answer()  # may run user code
         self._guards.repair()
         self._loops.begin_cell()

@@ -328,16 +328,19 @@ def _steps(value: Any) -> Iterable[tuple[str, object]]:
             yield f"[{index}]", item
 
 
+_NOTHING = object()
+
+
 def _is_missing(value: Any) -> bool:
     """Whether it is what a library has for a value that is not there."""
     pandas, numpy = sys.modules.get("pandas"), sys.modules.get("numpy")
-    if pandas is not None and (value is pandas.NaT or value is pandas.NA):
+    # Either may be a stand-in of the user's, or half imported by another thread.
+    if any(value is getattr(pandas, name, _NOTHING) for name in ("NaT", "NA")):
         return True
-    if numpy is None:
-        return False
-    if issubclass(type(value), (numpy.datetime64, numpy.timedelta64)):
-        return bool(numpy.isnat(value))
-    return value is numpy.ma.masked
+    kinds = getattr(numpy, "datetime64", None), getattr(numpy, "timedelta64", None)
+    if any(isinstance(kind, type) and issubclass(type(value), kind) for kind in kinds):
+        return bool(value != value)  # as numpy's `isnat` has it
+    return value is getattr(getattr(numpy, "ma", None), "masked", _NOTHING)
 
 
 def _scalar_base(value: Any) -> Any:

@@ -211,6 +211,7 @@ class TimeLimit:
         self._lock = RLock()
         self._timer: Timer | None = None
         self._since = 0.0
+        self._is_over = False
         #: Callbacks that run, of all threads of the code; with one that stands for code that does not run.
         self._pauses = 1
 
@@ -219,6 +220,7 @@ class TimeLimit:
         return self
 
     def __exit__(self, *_error: object) -> None:
+        self._is_over = True  # first: a strike that comes now may end the rest of this
         self._pause()
 
     @contextmanager
@@ -252,7 +254,7 @@ class TimeLimit:
 
     def _end(self) -> None:
         with self._lock:
-            if self._timer is current_thread():
+            if self._timer is current_thread() and not self._is_over:
                 self._strike()
                 self._begin(_AGAIN_SECONDS)  # for code that has caught it
 

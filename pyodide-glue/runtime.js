@@ -41,8 +41,8 @@ const now = performance.now.bind(performance);
 const WASM_PAGE = 65536;
 /**
  * Bytes of the shadow stack after which Python raises RecursionError: on the worker's own stack, and on the stacks that JSPI
- * makes for `callPromising`. scripts/stack.mjs has both stacks grow alike. Of 19 kinds of recursion, the first used up the engine's
- * when the shadow stack had 476 kB (Chromium) and 867 kB (Firefox) on the worker's, and 903 and 877 kB on JSPI's. What is left is for the glue.
+ * makes for `callPromising`. scripts/stack.mjs has both stacks grow alike; scripts/measure-stack.mjs prints where the engine's
+ * ends. What is left is for the glue.
  */
 const WORKER_STACK = 400_000;
 const JSPI_STACK = 760_000;

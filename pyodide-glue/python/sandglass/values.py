@@ -288,7 +288,7 @@ class _Writer:
             self._write(item)
 
     def _array(self, value: Any) -> tuple[Any, ...] | None:
-        numpy = sys.modules.get("numpy")
+        numpy = _library("numpy", "ndarray")
         if numpy is None or not issubclass(type(value), numpy.ndarray) or issubclass(type(value), numpy.ma.MaskedArray):
             return None
         array = numpy.asarray(value)
@@ -300,7 +300,7 @@ class _Writer:
         return "ndarray", array.dtype.name, list(array.shape), little.tobytes("C")
 
     def _frame(self, value: Any) -> tuple[Any, ...] | None:
-        pandas = sys.modules.get("pandas")
+        pandas = _library("pandas", "DataFrame")
         if pandas is None or not issubclass(type(value), pandas.DataFrame):
             return None
         rows, width = value.shape
@@ -333,19 +333,25 @@ _NOTHING = object()
 
 def _is_missing(value: Any) -> bool:
     """Whether it is what a library has for a value that is not there."""
-    pandas, numpy = sys.modules.get("pandas"), sys.modules.get("numpy")
-    # Either may be a stand-in of the user's, or half imported by another thread.
-    if any(value is getattr(pandas, name, _NOTHING) for name in ("NaT", "NA")):
+    pandas, numpy = _library("pandas", "DataFrame"), _library("numpy", "datetime64", "timedelta64")
+    if pandas is not None and any(value is getattr(pandas, name, _NOTHING) for name in ("NaT", "NA")):
         return True
-    kinds = getattr(numpy, "datetime64", None), getattr(numpy, "timedelta64", None)
-    if any(isinstance(kind, type) and issubclass(type(value), kind) for kind in kinds):
-        return bool(value != value)  # as numpy's `isnat` has it
+    if numpy is None:
+        return False
+    if issubclass(type(value), (numpy.datetime64, numpy.timedelta64)):
+        return bool(numpy.isnat(value))
     return value is getattr(getattr(numpy, "ma", None), "masked", _NOTHING)
+
+
+def _library(name: str, *classes: str) -> Any:
+    """A module if it has these classes: it may be a stand-in of the user's, or half imported by another thread."""
+    module = sys.modules.get(name)
+    return module if all(isinstance(getattr(module, kind, None), type) for kind in classes) else None
 
 
 def _scalar_base(value: Any) -> Any:
     """The plain value of a subclass of a scalar type or of a numpy scalar; None when it is neither."""
-    numpy = sys.modules.get("numpy")
+    numpy = _library("numpy", "generic")
     if numpy is not None and issubclass(type(value), numpy.generic) and value.dtype.kind in _ARRAY_KINDS:
         item = value.item()
         return item if type(item) in _SCALARS else None
@@ -363,7 +369,7 @@ def _scalar_base(value: Any) -> Any:
 
 
 def _date(value: Any) -> tuple[str, float] | None:
-    datetime = sys.modules.get("datetime")
+    datetime = _library("datetime", "datetime", "timezone", "timedelta")
     if datetime is None or not issubclass(type(value), datetime.datetime) or value.tzinfo is None:
         return None
     try:

@@ -39,10 +39,13 @@ self.onmessage = async ({ data: { code, promising } }) => {
   const pyodide = await loadPyodide({ indexURL: "ORIGIN/node_modules/pyodide/" });
   const module = pyodide._module;
   const run = pyodide.runPython("import sys\\nsys.setrecursionlimit(1_000_000)\\ndef run(code): exec(code, {})\\nrun");
+  let used = 0; // Python has raised
   try {
     await (promising ? run.callPromising(code) : run(code));
-  } catch {}
-  self.postMessage(module._emscripten_stack_get_base() - module.stackSave());
+  } catch (error) {
+    if (error.pyodide_fatal_error) used = module._emscripten_stack_get_base() - module.stackSave();
+  }
+  self.postMessage(used);
 };`;
 
 const { values } = parseArgs({
@@ -60,7 +63,7 @@ for (const [name, code] of Object.entries(RECURSIONS)) {
   if (only && !only.includes(name)) continue;
   const used = [];
   for (const promising of [false, true]) used.push(await measure(code, promising));
-  for (const [kind, bytes] of used.entries()) least[kind] = Math.min(least[kind], bytes);
+  for (const [kind, bytes] of used.entries()) if (bytes) least[kind] = Math.min(least[kind], bytes);
   console.log(row(name, used));
 }
 console.log(row("least", least));
@@ -90,5 +93,5 @@ function measure(code, promising) {
 
 /** @param {string} name @param {number[]} used */
 function row(name, used) {
-  return `${name.padEnd(14)} ${used.map((bytes) => String(Math.round(bytes / 1000)).padStart(6)).join(" ")}`;
+  return `${name.padEnd(14)} ${used.map((bytes) => (bytes ? String(Math.round(bytes / 1000)) : "–").padStart(6)).join(" ")}`;
 }

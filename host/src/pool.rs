@@ -516,10 +516,11 @@ impl Shared {
         forked
     }
 
-    /// Has another zygote started next: this one may be at fault. But not again and again, where that changes nothing.
+    /// Has another zygote started next if this one is at fault. But not again and again, where that changes nothing.
     fn give_up(&self, zygote: &Arc<Zygote>) {
         let mut state = self.state();
-        if zygote.age() >= MIN_AGE
+        if zygote.is_at_fault()
+            && zygote.age() >= MIN_AGE
             && state
                 .zygote
                 .as_ref()

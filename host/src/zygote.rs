@@ -105,6 +105,8 @@ pub struct Zygote {
     born: Instant,
     last: AtomicU64,
     dead: AtomicBool,
+    /// Whether another one may do better.
+    at_fault: AtomicBool,
     /// How it ended, when that is known.
     end: OnceLock<String>,
     waiting: Mutex<HashMap<u64, oneshot::Sender<Forked>>>,
@@ -187,6 +189,7 @@ impl Zygote {
             born: Instant::now(),
             last: AtomicU64::new(0),
             dead: AtomicBool::new(false),
+            at_fault: AtomicBool::new(false),
             end: OnceLock::new(),
             waiting: Mutex::default(),
             ends: Mutex::default(),
@@ -208,6 +211,11 @@ impl Zygote {
     /// How long it has been ready.
     pub fn age(&self) -> Duration {
         self.born.elapsed()
+    }
+
+    /// Whether another zygote may do better: it did not answer, or could not fork a guest that needs nothing else.
+    pub fn is_at_fault(&self) -> bool {
+        self.is_dead() || self.at_fault.load(Ordering::Acquire)
     }
 
     /// Whether it is gone.
@@ -261,12 +269,19 @@ impl Zygote {
         drop(theirs);
         let pidfd = match tokio::time::timeout(FORK_TIMEOUT, forked).await {
             Ok(Ok(Ok(pidfd))) => pidfd,
-            Ok(Ok(Err(message))) => return Err(failed(format!("could not fork a guest: {message}"))),
+            Ok(Ok(Err(message))) => {
+                // With a workspace, that may be what cannot be had.
+                if workspace.is_none() {
+                    self.at_fault.store(true, Ordering::Release);
+                }
+                return Err(failed(format!("could not fork a guest: {message}")));
+            }
             Ok(Err(_)) => {
                 let end = self.end().unwrap_or_default();
                 return Err(failed(format!("ended while it forked a guest: {end}")));
             }
             Err(_) => {
+                self.at_fault.store(true, Ordering::Release);
                 return Err(failed(format!(
                     "did not fork a guest within {} s",
                     FORK_TIMEOUT.as_secs()

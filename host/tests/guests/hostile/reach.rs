@@ -236,9 +236,12 @@ const REFUSED: &[(&str, &[&str])] = &[
     (r#"os.listdir, "/run/containerd""#, &["ENOENT"]),
     (r#"os.listdir, "/var/run/secrets""#, &["ENOENT"]),
     (r#"os.open, "/run/systemd/private", os.O_RDONLY"#, &["ENOENT"]),
-    (r#"os.open, "/proc/self/root/etc/shadow", os.O_RDONLY"#, &["ENOENT"]),
     (
-        r#"os.open, "/proc/1/root/etc/shadow", os.O_RDONLY"#,
+        r#"os.open, os.path.join("/proc/self/root", "etc/shadow"), os.O_RDONLY"#,
+        &["ENOENT"],
+    ),
+    (
+        r#"os.open, os.path.join("/proc/1/root", "etc/shadow"), os.O_RDONLY"#,
         &["ENOENT", "EACCES"],
     ),
     (
@@ -266,7 +269,10 @@ const REFUSED: &[(&str, &[&str])] = &[
 const IN_A_CONTAINER: &[(&str, &[&str])] = &[
     (r#"size, "/proc/kcore""#, &["done: 0", "ENOENT"]),
     (r#"os.open, "/etc/shadow", os.O_RDONLY"#, &["EACCES"]),
-    (r#"os.open, "/proc/self/root/etc/shadow", os.O_RDONLY"#, &["EACCES"]),
+    (
+        r#"os.open, os.path.join("/proc/self/root", "etc/shadow"), os.O_RDONLY"#,
+        &["EACCES"],
+    ),
     (r#"os.listdir, "/root""#, &["EACCES"]),
     (r#"os.open, "../" * 20 + "root/.ssh/id_rsa", os.O_RDONLY"#, &["EACCES"]),
     (r#"os.listdir, "/home""#, &["done: []"]),

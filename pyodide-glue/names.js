@@ -58,7 +58,7 @@ export function showName(path) {
     .replace(/[\ud800-\udfff]/gu, (unit) => `\\u${unit.charCodeAt(0).toString(16)}`);
 }
 
-/** What Emscripten's system calls go by: scripts/emscripten.mjs. */
+/** The functions that Emscripten's system calls use for names of files, once its script is changed. */
 export const names = {
   /** @param {Uint8Array} heap @param {number} at  where the name is, which a zero ends */
   read: (heap, at) => decodeName(heap.subarray(at, heap.indexOf(0, at))),

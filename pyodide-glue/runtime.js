@@ -46,7 +46,7 @@ const WASM_PAGE = 65536;
  */
 const WORKER_STACK = 400_000;
 const JSPI_STACK = 760_000;
-/** How long saving the state by value may take, in milliseconds. */
+/** The time that saving the state by value may take, in milliseconds. */
 const STATE_MS = 2000;
 /** Emscripten's numbers: of an error, and of the devices /dev/tty and /dev/tty1. */
 const ENXIO = 60;

@@ -199,7 +199,7 @@ function readResults(reader) {
   return [...reader.take(reader.unsigned())];
 }
 
-/** How many functions come before those of the module itself. @param {Uint8Array | undefined} section */
+/** The number of functions that come before those of the module itself. @param {Uint8Array | undefined} section */
 function countImportedFunctions(section) {
   const kinds = readVector(section, (reader) => {
     reader.skip(reader.unsigned());
@@ -313,7 +313,7 @@ function skipImmediates(reader, opcode) {
   skipNumbers(reader, count);
 }
 
-/** How many LEB128 numbers follow an opcode; none follow those that are not here. @type {Record<number, number>} */
+/** The count of LEB128 numbers that follow an opcode; none follow those that are not here. @type {Record<number, number>} */
 const NUMBERS = {
   ...{ 0x07: 1, 0x08: 1, 0x09: 1, 0x0c: 1, 0x0d: 1, 0x11: 2, 0x14: 1, 0x18: 1 },
   ...{

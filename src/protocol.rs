@@ -234,7 +234,7 @@ impl Profile {
         self == Self::Dspy
     }
 
-    /// Whether `rlm_query` asks the sub-model where nobody answers it.
+    /// Returns true when `rlm_query` asks the sub-model where nobody answers it.
     pub fn falls_back(self) -> bool {
         matches!(self, Self::Rlm | Self::RlmLegacy)
     }

@@ -59,9 +59,9 @@ pub const FILTER_FD: i32 = 4;
 /// Where the program waits for the word to begin, before it is the program.
 const GATE_FD: i32 = 5;
 
-/// Where bubblewrap tells which process is in its user namespace.
+/// The descriptor on which bubblewrap tells which process is in its user namespace.
 pub const INFO_FD: i32 = 7;
-/// Where it waits until that namespace has ids.
+/// The descriptor on which bubblewrap waits until that namespace has ids.
 pub const MAPPED_FD: i32 = 8;
 
 /// How a guest ended.
@@ -232,7 +232,7 @@ impl Guest {
         self.exit().is_none()
     }
 
-    /// How it ended, if it has, as far as that shows without waiting.
+    /// The guest's exit, if the guest has ended, as far as that shows without waiting.
     pub fn exit(&mut self) -> Option<Exit> {
         self.process.wait().now_or_never()
     }

@@ -15,7 +15,7 @@ use ammonia::{Builder, UrlRelative};
 use sandglass::display::HTML_ALLOWED;
 use serde::Deserialize;
 
-/// What HTML may consist of.
+/// The parts that HTML may consist of.
 static ALLOWED: LazyLock<Allowed> = LazyLock::new(Allowed::read);
 static CLEANER: LazyLock<Builder<'static>> = LazyLock::new(cleaner);
 

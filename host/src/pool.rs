@@ -117,7 +117,7 @@ pub trait ZygoteLauncher: Send + Sync + 'static {
     /// Starts one, and waits until it is ready.
     fn launch(&self) -> BoxFuture<'_, Result<Arc<Zygote>, Error>>;
 
-    /// Whether guests can have folders of theirs on the disk.
+    /// Returns true when guests can have folders of theirs on the disk.
     fn has_workspaces(&self) -> bool {
         true
     }
@@ -145,7 +145,7 @@ pub struct PoolStats {
     pub died: u64,
     /// Guests that could not be made.
     pub failed: u64,
-    /// Why the last one could not be made or has died at once, until one is there again.
+    /// The reason that the last one could not be made or has died at once, until one is there again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
     /// Zygotes that were started.
@@ -168,7 +168,7 @@ const TICK: Duration = Duration::from_secs(1);
 const HEAD_START: Duration = Duration::from_millis(25);
 /// A zygote that is younger is not given up because a fork has failed.
 const MIN_AGE: Duration = Duration::from_secs(60);
-/// How long to wait after a guest that could not be made, or has died while it waited.
+/// The pause after a guest that could not be made, or has died while it waited.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// See the [module](self). It is looked after for as long as it is there.
@@ -198,9 +198,9 @@ struct State {
     level: usize,
     has_ended: bool,
     calm_since: Option<Instant>,
-    /// Why the last guest could not be made; nothing once another one has lived.
+    /// The reason that the last guest could not be made; nothing once another one has lived.
     failure: Option<Error>,
-    /// How the last one died that did while it waited, likewise.
+    /// The death of the last guest that died while it waited; nothing once another one has lived.
     death: Option<Error>,
     stats: PoolStats,
     counts: [u64; BOUNDS.len()],
@@ -234,7 +234,7 @@ impl State {
         self.death = None;
     }
 
-    /// Why there may never be another guest.
+    /// The reason that there may never be another guest.
     fn problem(&self) -> Option<&Error> {
         self.failure.as_ref().or(self.death.as_ref())
     }
@@ -347,7 +347,7 @@ impl Pool {
         shared.end_spares().await;
     }
 
-    /// Whether its guests can have workspaces: those that are forked.
+    /// Returns true when guests of this pool can have workspaces. Only forked guests can.
     pub fn has_workspaces(&self) -> bool {
         matches!(&self.shared.source, Source::Zygote(launcher) if launcher.has_workspaces())
     }

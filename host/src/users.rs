@@ -3,8 +3,8 @@
 //! The kernel counts by user what no control group counts: descriptors in flight, pages of pipes, watches of files. Guests that share an
 //! id share those counts, so that one can use up what all of them have.
 //!
-//! Who has an id holds a lock on a file of that name in [`LOCKS`]: other hosts on this machine take another one then. The first id
-//! of a range is nobody's. It stands for root in the namespace of a zygote, which mounts there need.
+//! A host that has taken an id holds a lock on a file of that name in [`LOCKS`]. Other hosts on this machine take another one. The
+//! first id of a range is nobody's. It stands for root in the namespace of a zygote, which mounts there need.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -22,9 +22,9 @@ use rustix::process::geteuid;
 use rustix::thread::{CapabilitySet, capabilities};
 use sandglass::Error;
 
-/// Who all guests are where none can have an id of its own.
+/// The user that all guests are where none can have an id of its own.
 pub const NOBODY: u32 = 65534;
-/// Who a guest is inside of its namespace.
+/// The id of a guest inside of its namespace.
 pub(crate) const INSIDE: u32 = 1000;
 /// The folder of the locks. It is root's.
 const LOCKS: &str = "/run/sandglass/users";
@@ -100,7 +100,7 @@ impl Users {
         has_all.then_some(self)
     }
 
-    /// Whether a map of ids, as the kernel writes it, has all of these.
+    /// Returns true when a map of ids, as the kernel writes it, has all of these.
     fn is_within(self, map: &str) -> bool {
         let mut numbers = map.split_whitespace().map(str::parse::<u64>);
         let (first, end) = (u64::from(self.first), u64::from(self.first) + u64::from(self.count));
@@ -112,7 +112,7 @@ impl Users {
         false
     }
 
-    /// Whether an id is one that a guest can have.
+    /// Returns true when an id is one that a guest can have.
     pub fn contains(self, id: u32) -> bool {
         id > self.first && id - self.first < self.count
     }
@@ -214,7 +214,7 @@ impl Users {
     }
 }
 
-/// Whether this process may say which ids a namespace has that others made.
+/// Returns true when this process may set the ids of a namespace that others made.
 pub(crate) fn can_map() -> bool {
     let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::SETUID | CapabilitySet::SETGID;
     capabilities(None).is_ok_and(|own| own.effective.contains(needed))
@@ -242,7 +242,7 @@ impl User {
         })
     }
 
-    /// Who guests are of a host that is root and has no ids for them.
+    /// The user of guests whose host is root and has no ids for them.
     pub(crate) fn nobody() -> Option<Arc<Self>> {
         geteuid().is_root().then(|| Self::shared(NOBODY, NOBODY))
     }

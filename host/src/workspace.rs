@@ -330,7 +330,7 @@ pub struct Workspace {
     session: String,
     parent: OwnedFd,
     folder: OwnedFd,
-    /// Whom what is made in it is given to.
+    /// The user who gets what is made in the folder.
     owner: Option<Arc<User>>,
     quota: Option<Quota>,
 }
@@ -632,8 +632,8 @@ impl Workspace {
         Ok(usage)
     }
 
-    /// What a guest takes that sees all of it, the folder of the cells included: with the files that it has removed and still holds, and
-    /// whether it may hold more of them.
+    /// The usage of a guest that sees all of the workspace, the folder of the cells included. It counts files that the guest has
+    /// removed and still holds, and tells whether the guest may hold more of them.
     ///
     /// # Errors
     /// [`WorkspaceError::System`], when it cannot be read.

@@ -73,17 +73,17 @@ enum Report {
 
 type Forked = Result<OwnedFd, String>;
 
-/// Who the guests of a zygote are, when each is a user of its own.
+/// The users of a zygote's guests, when each guest is a user of its own.
 #[derive(Debug, Clone)]
 pub struct GuestUsers {
-    /// Who they can be.
+    /// The users that the guests can be.
     pub users: Users,
     /// The folder of the workspaces that they can have.
     pub workspaces: Option<PathBuf>,
 }
 
 impl GuestUsers {
-    /// Who a guest is to be: whoever its workspace belongs to.
+    /// The user that a guest is to be: the owner of its workspace, if it has one.
     fn take(&self, workspace: Option<&str>) -> Result<Option<Arc<User>>, Error> {
         match (&self.workspaces, workspace) {
             (Some(folder), Some(name)) => self
@@ -105,9 +105,9 @@ pub struct Zygote {
     born: Instant,
     last: AtomicU64,
     dead: AtomicBool,
-    /// Whether another one may do better.
+    /// True once another zygote may do better.
     at_fault: AtomicBool,
-    /// How it ended, when that is known.
+    /// A text that says how it ended, when that is known.
     end: OnceLock<String>,
     waiting: Mutex<HashMap<u64, oneshot::Sender<Forked>>>,
     ends: Mutex<HashMap<u64, watch::Sender<Option<i32>>>>,
@@ -213,7 +213,7 @@ impl Zygote {
         self.born.elapsed()
     }
 
-    /// Whether another zygote may do better: it did not answer, or could not fork a guest that needs nothing else.
+    /// Returns true when another zygote may do better. This one did not answer, or could not fork a guest that needs nothing else.
     pub fn is_at_fault(&self) -> bool {
         self.is_dead() || self.at_fault.load(Ordering::Acquire)
     }
@@ -223,7 +223,7 @@ impl Zygote {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// How it ended, when that is known.
+    /// A text that says how it ended, when that is known.
     pub fn end(&self) -> Option<&str> {
         self.end.get().map(String::as_str)
     }

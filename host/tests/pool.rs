@@ -253,7 +253,7 @@ async fn each_guest_is_a_user_of_its_own_and_the_same_inside() {
     until("the ids are given back", || !own.iter().any(is_locked)).await;
 }
 
-/// Who the Pythons are that [`processes`] finds.
+/// The users of the Pythons that [`processes`] finds.
 fn users_of_guests() -> Vec<u32> {
     let owner = |found: Found| {
         let process = std::fs::metadata(format!("/proc/{}", found.pid)).ok()?; // or it has just ended

@@ -507,8 +507,8 @@ impl Controller {
     }
 }
 
-/// What a reply declares in a stretch of its prose. A `FINAL(name)` is taken for a `FINAL_VAR(name)`: models write it in plans, too, before there is
-/// such a variable.
+/// The answer that a reply declares in a stretch of its prose. A `FINAL(name)` is taken for a `FINAL_VAR(name)`: models write it
+/// in plans, too, before there is such a variable.
 fn in_prose(prose: &[String]) -> Option<Declared> {
     let declared = || prose.iter().filter_map(|stretch| final_directive(stretch));
     let variable = declared().find(|declared| matches!(declared, Directive::Variable(_)));

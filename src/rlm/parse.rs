@@ -94,7 +94,7 @@ fn thoughts<'a>(line: &'a str, rest: &[&'a str]) -> Option<(usize, Option<&'a st
     Some(found.unwrap_or((rest.len(), None)))
 }
 
-/// What follows the end of thoughts whose beginning the reply lacks: it stood in the prompt.
+/// The text after the end of thoughts whose beginning the reply lacks: it stood in the prompt.
 fn end_of_thoughts(line: &str) -> Option<&str> {
     let text = line.trim_matches(is_blank);
     THOUGHTS.iter().find_map(|name| {
@@ -115,9 +115,9 @@ fn code_tag(line: &str) -> Option<&'static str> {
 #[derive(Default)]
 struct Reader {
     parsed: Parsed,
-    /// Whether the next line of prose begins a stretch.
+    /// True while the next line of prose begins a stretch.
     after_block: bool,
-    /// Whether what follows may be text of a block, though it looks like prose.
+    /// True once the lines that follow may be text of a block, though they look like prose.
     is_doubtful: bool,
 }
 

@@ -8,7 +8,7 @@ use super::{Body, Guest, Session};
 use crate::error::Error;
 use crate::protocol::Request;
 
-/// How long an idle worker may take to answer, in milliseconds. The page may have been blocked or asleep meanwhile, so the
+/// The time that an idle worker may take to answer, in milliseconds. The page may have been blocked or asleep meanwhile, so the
 /// time has to pass twice.
 const ANSWER_MS: f64 = 5_000.0;
 
@@ -62,7 +62,7 @@ impl<B: Body> Session<B> {
         }
     }
 
-    /// Whether the guest has yet to prove that it is idle.
+    /// Returns true while the guest has yet to prove that it is idle.
     pub(super) fn awaits_pong(&self) -> bool {
         self.pings.as_ref().is_some_and(|pings| pings.open.is_some())
     }

@@ -180,7 +180,7 @@ pub(super) fn random() -> u64 {
     u64::from_le_bytes(number)
 }
 
-/// What a thrown value says, for people. It may be anything: an error of another realm, `{ status: 429 }`, undefined.
+/// The text of a thrown value, for people. The value may be anything: an error of another realm, `{ status: 429 }`, undefined.
 pub(super) fn describe(thrown: &JsValue) -> String {
     let text = |name| get(thrown, name).dyn_ref().map(readable);
     let said = match text("message") {

@@ -488,7 +488,7 @@ impl World {
         self.guest.as_ref()?.ping
     }
 
-    /// How many guests there have been.
+    /// The number of guests so far.
     pub(crate) fn guests(&self) -> usize {
         self.boots
     }

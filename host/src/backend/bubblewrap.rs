@@ -107,7 +107,7 @@ async fn look(settings: &Settings) -> Result<(View, Arc<Runtime>), Error> {
     Ok((view, runtime))
 }
 
-/// Who a guest has to be that works in a folder.
+/// The user that a guest has to be in order to work in the folder of the workspace.
 pub(super) fn owner(settings: &Settings) -> Result<Option<Arc<User>>, Error> {
     let Some(folder) = &settings.workspace else {
         return Ok(None);
@@ -119,7 +119,7 @@ pub(super) fn owner(settings: &Settings) -> Result<Option<Arc<User>>, Error> {
 struct Zygotes {
     plan: Plan,
     user: Users,
-    /// Who its guests can be, when that is not who it is itself.
+    /// The users that the zygote's guests can be, when they are not the zygote's own user.
     users: Option<GuestUsers>,
     filter: Option<Vec<u8>>,
     preload: Vec<String>,
@@ -153,7 +153,7 @@ impl ZygoteLauncher for Zygotes {
 struct Bubblewrap {
     plan: Plan,
     users: Users,
-    /// Whose workspace it is, where guests have one.
+    /// The owner of the workspace, where guests have one.
     owner: Option<Arc<User>>,
     runtime: Arc<Runtime>,
 }
@@ -196,7 +196,7 @@ pub struct View {
     pub roots: Vec<Root>,
     /// The filter of system calls.
     pub filter: Option<Vec<u8>>,
-    /// Who bubblewrap is tried out as, when that is not who the host is.
+    /// The user and group that bubblewrap is tried out as, when they are not the host's.
     pub user: Option<(u32, u32)>,
 }
 
@@ -257,10 +257,10 @@ pub fn plan(view: &View, settings: &Settings) -> Plan {
     finish(args, view, settings, &["--reap", "all", "--confine"])
 }
 
-/// How a zygote is started: as a guest, but with what it needs to give each of its guests namespaces of its own, in a user
-/// namespace of its own. It runs nothing but the modules that it preloads. It has no filter of system calls: its guests get that.
-/// When each guest is to be a user of its own, the host says which ids its namespace has; then a guest has yet another namespace of
-/// users, and itself sees to it that there are none below.
+/// The plan of a zygote. It starts as a guest does, but in a user namespace of its own. There it can give each of its guests
+/// namespaces of its own. It runs nothing but the modules that it preloads. It has no filter of system calls: its guests get that.
+/// When each guest is to be a user of its own, the host says which ids the zygote's namespace has. Then a guest has yet another
+/// namespace of users, and itself sees to it that there are none below.
 pub fn zygote_plan(view: &View, settings: &Settings, workspaces: Option<&Path>, has_users: bool) -> Plan {
     let mut args = Args::around(view, settings);
     if has_users {

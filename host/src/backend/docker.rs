@@ -106,9 +106,9 @@ struct Shared {
     image: String,
     processors: f64,
     supervisor: Supervisor,
-    /// Whether containers can have any user id.
+    /// True when containers can have any user id.
     has_users: bool,
-    /// Whose workspace it is, where guests have one.
+    /// The owner of the workspace, where guests have one.
     owner: Option<Arc<User>>,
     filter: Vec<u8>,
     runtime: Arc<Runtime>,
@@ -170,7 +170,7 @@ impl Shared {
             .keep(user))
     }
 
-    /// Who a guest is to be, when that is not who this process is.
+    /// The user that a guest is to be; nothing when it is the user of this process.
     fn user(&self) -> Result<Option<Arc<User>>, Error> {
         match &self.owner {
             Some(owner) => Ok(Some(Arc::clone(owner))),
@@ -300,7 +300,7 @@ impl Channel {
     }
 }
 
-/// Who a guest has to be that works in a folder: whoever that belongs to, but never root.
+/// The user that a guest has to be in order to work in the folder of the workspace: its owner, but never root.
 fn owner(settings: &Settings) -> Result<Option<Arc<User>>, Error> {
     let folder = settings.workspace.as_deref().and_then(|folder| folder.metadata().ok());
     match folder.map(|data| (data.uid(), data.gid())) {
@@ -313,7 +313,7 @@ fn owner(settings: &Settings) -> Result<Option<Arc<User>>, Error> {
     }
 }
 
-/// Who this process is.
+/// The user and group of this process.
 fn own_ids() -> (u32, u32) {
     (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
 }

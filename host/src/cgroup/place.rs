@@ -104,7 +104,7 @@ impl Place {
         settings
     }
 
-    /// What bounds what waits in sockets of TCP, where that counts for itself, and without a bound not at all.
+    /// The bound on data that waits in sockets of TCP, where the kernel counts it apart. Without a bound, it counts none.
     pub fn sockets(&self) -> Option<Setting> {
         let file = self.memory.join("memory.kmem.tcp.limit_in_bytes");
         (self.version == Version::V1).then(|| Setting {

@@ -45,11 +45,11 @@ pub(crate) struct Forker {
     control: Arc<AsyncFd<OwnedFd>>,
     /// The process that was started for the guest.
     root: Option<u32>,
-    /// What is kept for as long as there are copies.
+    /// An object that is kept for as long as there are copies.
     kept: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-/// What it takes to have a copy take the place of the guest that it was made of.
+/// The means by which a copy takes the place of the guest that it was made of.
 pub(crate) struct Succession {
     origin: OwnedFd,
     release: OwnedFd,

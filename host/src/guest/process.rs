@@ -220,7 +220,7 @@ fn start_here(plan: Plan, epoch: u32, ends: [Option<OwnedFd>; 2], output: OwnedF
     Ok(started)
 }
 
-/// What bubblewrap tells of its namespaces.
+/// A report of bubblewrap about its namespaces.
 #[derive(Deserialize)]
 struct Info {
     #[serde(rename = "child-pid")]

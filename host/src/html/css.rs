@@ -56,7 +56,7 @@ fn block(parser: &mut Parser<'_>, out: &mut String, depth: usize) {
     }
 }
 
-/// What stands between brackets.
+/// Filters the text between brackets.
 fn inside(parser: &mut Parser<'_>, out: &mut String, depth: usize) {
     // Without this call, the parser goes on behind the brackets.
     if depth < MAX_DEPTH {

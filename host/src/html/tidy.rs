@@ -1,6 +1,6 @@
 //! HTML as tags that are known, each of them closed, and not too deep.
 //!
-//! What a parser of HTML makes of tags can be far larger than these: a tag that was not closed is opened again in each paragraph
+//! A parser of HTML can make far more elements than there are tags. A tag that was not closed is opened again in each paragraph
 //! that follows. Of tags that are closed, in bounded depth, it makes as many elements as there are tags.
 
 use html5gum::{DefaultEmitter, HtmlString, StartTag, Token, Tokenizer};

@@ -18,12 +18,12 @@ const MOST: usize = 1_000_000;
 /// Where a process sees its workspace, from its folder in `/proc` on.
 const SEEN_AS: &str = "root/workspace";
 
-/// What processes hold.
+/// A measure of the files that processes hold.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Held {
     /// Bytes of files without a name.
     pub(super) bytes: u64,
-    /// Whether descriptors are on their way between them, which may be of any files.
+    /// True when descriptors are on their way between the processes. They may be of any files.
     pub(super) in_flight: bool,
 }
 
@@ -53,8 +53,8 @@ pub(super) fn guests(folder: &OwnedFd) -> Vec<u32> {
     numbers("/proc").filter(is_guest).collect()
 }
 
-/// What the processes hold on the disk of `folder`: the files without a name that one has open or mapped. What cannot be known, for want
-/// of rights or because the process is gone, does not count.
+/// Measures the files without a name, on the disk of `folder`, that one of the processes has open or mapped. Files do not count
+/// that cannot be known, for want of rights or because the process is gone.
 pub(super) fn look(folder: &OwnedFd, processes: &[u32]) -> Held {
     let mut held = Held::default();
     let Ok(device) = fstat(folder).map(|stat| stat.st_dev) else {
@@ -88,7 +88,7 @@ pub(super) fn look(folder: &OwnedFd, processes: &[u32]) -> Held {
     held
 }
 
-/// How many descriptors wait in a socket, by what `/proc` says of it.
+/// The number of descriptors that wait in a socket, by what `/proc` says of it.
 fn in_flight(info: &str) -> u64 {
     let count = info.lines().find_map(|line| line.strip_prefix("scm_fds:"));
     count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)

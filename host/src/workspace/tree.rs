@@ -111,8 +111,8 @@ pub struct Usage {
     pub bytes: u64,
     /// Files, folders, links and whatever else has a name.
     pub files: u64,
-    /// Whether descriptors wait in sockets of guests, which may keep files on the disk that have no names any more. Those cannot be
-    /// counted, so that a guest that has such is over any quota.
+    /// True when descriptors wait in sockets of guests. They may keep files on the disk that have no names any more. Such files
+    /// cannot be counted, so that a guest with waiting descriptors is over any quota.
     pub in_flight: bool,
     /// Whether all was seen: a tree can be deeper, or have more in it, than is looked at. One like that is over any quota.
     pub complete: bool,

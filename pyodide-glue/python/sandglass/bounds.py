@@ -1,4 +1,4 @@
-"""What a process may have of the kernel that no control group counts."""
+"""Bounds on what a process has of the kernel that no control group counts."""
 
 from __future__ import annotations
 

@@ -295,7 +295,7 @@ class Guest:
 
 
 def _load_time_zone(key: str) -> Any:
-    """What `zoneinfo` reads a zone with. Pyodide's names a function of its own, below a long chain of exceptions."""
+    """Reads a zone for `zoneinfo`. Pyodide's reader names a function of its own, below a long chain of exceptions."""
     try:
         return _load_tzdata(key)
     except ZoneInfoNotFoundError:

@@ -35,7 +35,7 @@ class Descriptors(BaseSelector):
         self._made: DefaultSelector | None = None
         #: Waits for so many seconds, or until a thread wakes the loop; without end for None.
         self.wait: Callable[[float | None], Any] = lambda _seconds: None
-        #: Whether the loop has something to do.
+        #: Returns true when the loop has something to do.
         self.is_ready: Callable[[], bool] = bool
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> SelectorKey:

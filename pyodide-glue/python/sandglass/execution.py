@@ -279,7 +279,7 @@ def statements(source: str, filename: str) -> list[stmt]:
 
 
 def awaits(codes: list[CodeType]) -> bool:
-    """Whether a cell is a coroutine."""
+    """Returns true when a cell is a coroutine."""
     return any(code.co_flags & CO_COROUTINE for code in codes)
 
 

@@ -45,7 +45,7 @@ _CLOCK = time.get_clock_info("monotonic")
 #: Stands for the module where asyncio wants to know how exact the clock is: finding out would look at it.
 _TIME = SimpleNamespace(**(vars(time) | {"get_clock_info": lambda _name: _CLOCK}))
 CANCEL_ROUNDS = 3  # tasks that are cancelled may start others; after this many rounds they are dropped
-#: Whether a cell runs that nobody has asked for yet.
+#: True while a cell runs that nobody has asked for yet.
 _ahead = False
 _create_task = asyncio.create_task
 _Policy: Any = getattr(events, "_AbstractEventLoopPolicy", None) or events.AbstractEventLoopPolicy
@@ -249,7 +249,7 @@ def _refusal(name: str) -> Any:
     return refuse
 
 
-#: What an event loop does with sockets, pipes, processes and signals.
+#: Methods of an event loop for sockets, pipes, processes and signals.
 BEYOND_TASKS = (
     *("_make_subprocess_transport", "_make_read_pipe_transport", "_make_write_pipe_transport"),
     *("add_reader", "remove_reader", "add_writer", "remove_writer", "add_signal_handler", "remove_signal_handler"),
@@ -298,7 +298,7 @@ class Policy(_Policy):  # type: ignore[misc]
     """The asyncio policy that code sees. The runtime itself does not use it, so patches of it are the code's alone."""
 
     _loops: EventLoops
-    #: What libraries look for that patch the policy, such as nest_asyncio.
+    #: The attribute that libraries look for that patch the policy, such as nest_asyncio.
     _local: _Local
 
     def get_event_loop(self) -> asyncio.AbstractEventLoop:
@@ -315,7 +315,7 @@ class Policy(_Policy):  # type: ignore[misc]
 
 
 class _Local:
-    """What Python's own policy keeps of a thread."""
+    """The attributes that Python's own policy keeps of a thread."""
 
     __slots__ = ("_loops",)
 
@@ -343,7 +343,7 @@ class EventLoops:
         self._main: asyncio.Future[Any] | None = None
         self._thread = get_ident()
         self._watcher: Any = None
-        #: What cells get for a loop.
+        #: The class of the loops that cells get.
         self.kind: type[CellLoop] = CellLoop
         self.policy = Policy()
         self._local = _Local(self)
@@ -352,7 +352,7 @@ class EventLoops:
 
     @property
     def has_any(self) -> bool:
-        """Whether the cell has made a loop."""
+        """True when the cell has made a loop."""
         return bool(self._made)
 
     def _renew_policy(self) -> None:
@@ -390,7 +390,7 @@ class EventLoops:
         return self.kind(self._sleep, self._threads)
 
     def child_watcher(self) -> Any:
-        """What waits for processes of asyncio, up to Python 3.13."""
+        """The watcher that waits for processes of asyncio, up to Python 3.13."""
         if self._watcher is None:
             self._watcher = asyncio.unix_events.ThreadedChildWatcher()
         return self._watcher

@@ -323,7 +323,7 @@ class TextStream(io.TextIOWrapper):
             self.write = emitter.writer(self._channel, self.write)  # type: ignore[method-assign]
 
     def parts(self) -> tuple[ByteStream, dict[str, Any]]:
-        """What the stream is made of, for `renew`."""
+        """The parts of the stream, for `renew`."""
         return self.buffer, dict(vars(self))
 
     def renew(self, parts: tuple[ByteStream, dict[str, Any]]) -> None:

@@ -31,7 +31,7 @@ def chunk_text(text: str, size: int = 10000, overlap: int = 500) -> list[str]:
 
 
 def _chunks(helper: str, text: str, name: str, size: int, overlap: int) -> list[str]:
-    """What `chunk_text` returns, for a helper whose size has another name."""
+    """The chunks that `chunk_text` returns, for a helper whose size has another name."""
     need(helper, "text", text, str)
     need(helper, name, size, int)
     need(helper, "overlap", overlap, int)
@@ -47,7 +47,7 @@ def _chunks(helper: str, text: str, name: str, size: int, overlap: int) -> list[
 
 
 def search(pattern: str, window: int, max_results: int, text: Any) -> list[dict[str, Any]]:
-    """What `search_context` returns, from a text, or a list or dict of texts."""
+    """The results that `search_context` returns, from a text, or a list or dict of texts."""
     need("search_context", "window", window, int)
     need("search_context", "max_results", max_results, int)
     if window < 0:
@@ -92,7 +92,7 @@ class Reading:
         self._get_context = get_context
 
     def count_matches(self, pattern: str) -> int:
-        """How often a case-insensitive regular expression is found in the context."""
+        """The number of times a case-insensitive regular expression is found in the context."""
         text = self._text("count_matches")
         return sum(1 for _ in _compiled("count_matches", pattern, IGNORECASE).finditer(text))
 
@@ -111,7 +111,7 @@ class Reading:
         return [(number, line) for number, line in enumerate(self._lines("find_line"), 1) if search(line)]
 
     def count_lines(self, pattern: str | None = None) -> int:
-        """How many lines the context has, or in how many a case-insensitive regular expression is found."""
+        """The number of lines in the context, or of those in which a case-insensitive regular expression is found."""
         lines = self._lines("count_lines")
         if pattern is None:
             return len(lines)

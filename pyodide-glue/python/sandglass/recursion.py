@@ -58,7 +58,7 @@ class RecursionLimit:
         self._applied = self._ours
 
     def functions(self) -> tuple[Callable[[], int], Callable[[int], None]]:
-        """What user code has for `sys.getrecursionlimit` and `sys.setrecursionlimit`."""
+        """The functions that user code has for `sys.getrecursionlimit` and `sys.setrecursionlimit`."""
 
         def getrecursionlimit() -> int:
             """Return the maximum depth of the Python interpreter stack. The sandbox's own frames are not counted."""
@@ -95,7 +95,7 @@ class RecursionLimit:
 
 
 def _frames_of_code() -> int:
-    """How many frames there are from the cell's on, where user code calls a function that calls this."""
+    """The number of frames from the cell's on, where user code calls a function that calls this."""
     count = cells = 0
     frame: FrameType | None = _getframe(2)
     while frame is not None:
@@ -107,7 +107,7 @@ def _frames_of_code() -> int:
 
 
 def _depth() -> int:
-    """How deep the stack is where this is called, as the interpreter counts; the call itself is counted."""
+    """The depth of the stack where this is called, as the interpreter counts; the call itself is counted."""
     try:
         _set(1)
     except RecursionError as error:  # "cannot set the recursion limit to 1 at the recursion depth 14: the …"

@@ -39,7 +39,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _SIGKILL = 9
 #: Numbers of processes that are tried where they cannot be listed.
 _MOST_PIDS = 1 << 16
-#: Which field of a process's status, from its state on, is the number of its threads.
+#: The field of a process's status, from its state on, that is the number of its threads.
 _THREADS = 17
 _current_frames, _current_exceptions = sys._current_frames, sys._current_exceptions
 _known_threads: dict[int, Any] = threading._active  # type: ignore[attr-defined]

@@ -54,7 +54,7 @@ def _keep_guest_frames(part: TracebackException) -> None:
 
 
 def is_ours(filename: str) -> bool:
-    """Whether a file is the runtime's, or Pyodide's."""
+    """Returns true when a file is the runtime's, or Pyodide's."""
     return filename.startswith(_OURS) or any(part in filename for part in _PYODIDE)
 
 

@@ -332,7 +332,7 @@ _NOTHING = object()
 
 
 def _is_missing(value: Any) -> bool:
-    """Whether it is what a library has for a value that is not there."""
+    """Returns true for an object that a library has for a value that is not there."""
     pandas, numpy = _library("pandas", "DataFrame"), _library("numpy", "datetime64", "timedelta64")
     if pandas is not None and any(value is getattr(pandas, name, _NOTHING) for name in ("NaT", "NA")):
         return True

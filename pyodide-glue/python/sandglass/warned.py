@@ -1,4 +1,4 @@
-"""Where a warning is said to come from: code of the user's, and never the runtime below it.
+"""The place that a warning is said to come from: code of the user's, and never the runtime below it.
 
 Python takes the frame in which an object ends for the origin of what it warns of (`coroutine 'f' was never awaited`),
 or the frame that is so many levels up (`stacklevel`): for a cell's last value, and for its own level, that is ours.

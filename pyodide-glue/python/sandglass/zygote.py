@@ -84,7 +84,7 @@ _EXPENDABLE = frozenset(("jemalloc_bg_thd", "polars-ooc-clea"))
 
 #: Terminals of a guest. The machine has 4096 in all.
 _TERMINALS = 64
-#: Who a guest is inside of its namespace.
+#: The id of a guest inside of its namespace.
 _INSIDE = 1000
 
 #: Where the backend shows the zygote all workspaces; a guest has an empty folder there.

@@ -6,18 +6,18 @@ use std::collections::HashMap;
 pub struct Fence<'a> {
     /// Words that stand before it on its line.
     pub before: &'a str,
-    /// Whether its block is code to run.
+    /// True when its block is code to run.
     pub is_code: bool,
-    /// Whether it says anything after its marks: a language, as a rule.
+    /// True when a text follows its marks: a language, as a rule.
     has_info: bool,
     mark: char,
     width: usize,
     indent: usize,
-    /// How many quotes it stands in.
+    /// The number of quotes it stands in.
     quotes: usize,
 }
 
-/// Where a block ends.
+/// The end of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// At the line of this index. It is doubtful when the block seems to hold fences of its own.
@@ -101,7 +101,7 @@ impl<'a> Fence<'a> {
     }
 }
 
-/// Whether a line, as far as it is there, may end a block.
+/// Returns true when a line, as far as it is there, may end a block.
 pub fn may_end(line: &str) -> bool {
     let text = line
         .trim_start_matches(|char| is_blank(char) || char == '>')
@@ -115,7 +115,7 @@ pub fn is_blank(char: char) -> bool {
         || matches!(char, '\u{ad}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{fe0f}' | '\u{feff}')
 }
 
-/// Whether a line begins with a fence that names a language.
+/// Returns true when a line begins with a fence that names a language.
 fn begins_with_fence(line: &str) -> bool {
     Fence::open(line).is_some_and(|fence| fence.before.is_empty() && fence.has_info)
 }
@@ -169,8 +169,8 @@ fn marks(text: &str) -> Option<(char, usize)> {
     (width >= 3).then_some((mark, width))
 }
 
-/// Where the backticks of a fence begin on a line, and how many there are. As many as they are, later on the line, make both a piece of code
-/// within the line.
+/// The place on a line where the backticks of a fence begin, and their number. As many backticks later on the line make both a
+/// piece of code within the line.
 fn backticks(text: &str) -> Option<(usize, usize)> {
     let mut runs = Vec::new();
     let mut start = 0;

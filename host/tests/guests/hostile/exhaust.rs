@@ -188,7 +188,7 @@ while True:
     assert_works(&sandbox).await;
 }
 
-/// What waits in sockets is the kernel's memory, of which the machine has so much for all of them.
+/// Data that waits in sockets takes the kernel's memory, of which the machine has a limited amount for all sockets.
 async fn memory_in_sockets(kind: Kind) {
     let sandbox = sandbox(kind).await;
     let code = "

@@ -30,7 +30,7 @@ _STREAMS = ("stdout", "stderr")
 #: How long an execution waits for the one before it.
 TURN_SECONDS = 600.0
 _POLL_SECONDS = 0.05
-#: How often code is interrupted whose time is over.
+#: Seconds between interrupts of code whose time is over.
 _AGAIN_SECONDS = 1.0
 
 
@@ -56,7 +56,7 @@ class Turn:
         self.notebook: tuple[Any, Any, Any] | None = None
         #: Ended, or given up: an interrupt ends the execution whose callback this one is part of, but no threads.
         self.over = False
-        #: What ends its code when that has run for too long.
+        #: Ends its code when that has run for too long.
         self.limit: TimeLimit | None = None
         self._child: Turn | None = None
         self._undo: list[Callable[[], object]] = []
@@ -140,7 +140,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._allowed = self._held = self._is_struck = False
-        #: Whether the code was interrupted because its time was over.
+        #: True once the code was interrupted because its time was over.
         self.timed_out = False
         self._previous: Callable[[int, Any], object] | None = None
         self._raise: Callable[[int, Any], object] = signal.default_int_handler
@@ -180,7 +180,7 @@ class Interrupts:
 
     @property
     def is_hearing(self) -> bool:
-        """Whether it is this that hears of signals."""
+        """True while this object hears of signals."""
         return signal.getsignal(signal.SIGINT) == self._hear
 
     def strike(self) -> None:
@@ -225,7 +225,7 @@ class TimeLimit:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While a callback runs."""
+        """Pauses the time limit while a callback runs."""
         self._pause()
         try:
             yield

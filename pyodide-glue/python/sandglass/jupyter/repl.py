@@ -192,7 +192,7 @@ class JupyterREPL:
         return index
 
     def get_context_count(self) -> int:
-        """How many contexts there are; after `cleanup`, how many there were."""
+        """The number of contexts; after `cleanup`, the number that there were."""
         return max(self._contexts, default=-1) + 1
 
     def add_history(self, message_history: list[dict[str, Any]], history_index: int | None = None) -> int:
@@ -209,7 +209,7 @@ class JupyterREPL:
         return index
 
     def get_history_count(self) -> int:
-        """How many histories there are; after `cleanup`, how many there were."""
+        """The number of histories; after `cleanup`, the number that there were."""
         return max(self._histories, default=-1) + 1
 
     def update_handler_address(self, address: tuple[str, int]) -> None:

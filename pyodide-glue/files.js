@@ -299,13 +299,13 @@ export function createFiles({ FS }) {
       for (const [path, node] of after) {
         const known = before.get(path);
         if (known === node && !touched.has(node)) continue;
-        found.push({ path, change: known ? "modified" : "created", size: node.usedBytes ?? 0 });
+        found.push({ path: showName(path), change: known ? "modified" : "created", size: node.usedBytes ?? 0 });
       }
-      for (const path of before.keys()) if (!after.has(path)) found.push({ path, change: "deleted", size: 0 });
+      for (const path of before.keys())
+        if (!after.has(path)) found.push({ path: showName(path), change: "deleted", size: 0 });
       found.sort((a, b) => (a.path < b.path ? -1 : 1));
       let kept = 0;
       for (let chars = 0; kept < found.length && kept < MOST_CHANGES; kept++) {
-        found[kept].path = showName(found[kept].path);
         chars += found[kept].path.length;
         if (chars > MOST_CHARS) break;
       }

@@ -35,9 +35,9 @@ from select import POLLIN, poll
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
-import sandglass.descriptors  # noqa: F401  (what `Runtime` takes of it is there before a zygote forks)
 from sandglass.changes import Changes
 from sandglass.channel import Channel
+from sandglass.descriptors import HostLoop  # noqa: F401  (`Runtime` takes it: it has to be there before a zygote forks)
 from sandglass.files import FileError
 from sandglass.forks import Forks
 from sandglass.frames import FrameError, FrameReader

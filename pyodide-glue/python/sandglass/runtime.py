@@ -16,6 +16,7 @@ from _tracemalloc import is_tracing as is_tracing_memory
 from asyncio import events
 from contextlib import suppress
 from contextvars import copy_context
+from errno import ENOTTY
 from functools import wraps
 from gc import callbacks as gc_callbacks
 from gc import disable as gc_off
@@ -756,6 +757,14 @@ class Runtime:
             self.write_fd(fd, data)
             return size
 
+        system_terminal_size = os.get_terminal_size
+
+        def get_terminal_size(fd: int = 1, /) -> os.terminal_size:
+            """Return the size of the terminal window as (columns, lines)."""
+            if fd in (0, 1, 2):  # no terminal; pandas asks for each repr, and code that runs ahead would wait there
+                raise OSError(ENOTTY, "Inappropriate ioctl for device")
+            return system_terminal_size(fd)
+
         def read_line(prompt: object = "", /) -> str:
             """Asks for a line of text, where somebody is there to answer."""
             return self._input(prompt) if self._has_input else no_input(prompt)
@@ -784,6 +793,7 @@ class Runtime:
         guards.own(vars(warnings), "_showwarnmsg", self._warned.show)
         guards.own(vars(time), "sleep", sleep)
         guards.own(vars(os), "write", write)
+        guards.own(vars(os), "get_terminal_size", get_terminal_size)
         guards.own(vars(asyncio), "run", self._loops.run)
         guards.own(vars(asyncio.runners), "run", self._loops.run)
         guards.own(vars(asyncio), "create_task", self._loops.create_task)

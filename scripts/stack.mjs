@@ -4,7 +4,7 @@
 // memory, for variables that C takes the address of. CPython raises RecursionError when the shadow stack is nearly used up.
 // Many of its functions have little or nothing there, so that a deep recursion used up the engine's stack first, which ends
 // the guest. Here each function that can be part of a recursion gets a frame on the shadow stack as well, about as
-// large as its frame on the engine's. And functions that recurse without asking CPython for room do ask.
+// large as its frame on the engine's. `PyObject_Hash`, which recurses without a check, gets one.
 //
 // The binary format: https://webassembly.github.io/spec/core/binary/
 

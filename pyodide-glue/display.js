@@ -6,7 +6,7 @@
 
 import { TokenType, tokenize } from "@csstools/css-tokenizer";
 import createDOMPurify from "dompurify";
-import allowed from "../src/display/html.json";
+import allowed from "../crates/core/src/display/html.json";
 
 const words = (/** @type {string[]} */ lines) => lines.flatMap((line) => line.split(" "));
 const CSS_ATTRIBUTES = new Set(words(allowed.cssAttributes));

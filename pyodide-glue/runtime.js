@@ -24,7 +24,7 @@ import {
 /** @import { Hash, Image } from "./snapshot.js" */
 /** @import { Parts } from "./start-worker.js" */
 
-/** The protocol's version; src/protocol.rs refuses another. */
+/** The protocol's version; crates/core/src/protocol.rs refuses another. */
 const PROTOCOL_VERSION = 8;
 
 // Pyodide builds absolute addresses of its files from this. Nothing is ever fetched from there.

@@ -1,7 +1,7 @@
 // The guest's entry in the browser: a classic worker that runs one Python interpreter for one sandbox.
 //
 // Its first message brings a private port that only this file holds, the next ones what Python starts from (`Parts`, and the
-// compiled module). From then on the port speaks the protocol of src/protocol.rs. Python cannot end its own turn: the event that does is posted here, when
+// compiled module). From then on the port speaks the protocol of crates/core/src/protocol.rs. Python cannot end its own turn: the event that does is posted here, when
 // the interpreter has really come back.
 
 import { createBridge } from "./bridge.js";

@@ -24,7 +24,7 @@ if (built.includes(false) || !(await step("dist/index.d.ts (types)", types))) pr
 
 async function supervisor() {
   const command = ["wasm-pack", "build", ".", "--target", "web", "--out-dir", "pkg", "--no-pack"];
-  const { ok, output } = await run([...command, dev ? "--dev" : "--release", "--", "--features", "wasm"], {
+  const { ok, output } = await run([...command, dev ? "--dev" : "--release"], {
     log: join(root, ".setup/logs/wasm-pack.log"),
   });
   if (!ok) {

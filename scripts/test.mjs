@@ -21,7 +21,6 @@ const BROWSERS = ["chromium", "firefox"];
 const PYTHON = "pyodide-glue/python";
 /** Generations of ipykernel, as scripts/setup makes them. */
 const JUPYTERS = ["6", "7"];
-const wasm = ["--features", "wasm"];
 const e2e = (/** @type {string} */ name, /** @type {string[]} */ ...args) => ["node", `tests/e2e/${name}.mjs`, ...args];
 const inBrowsers = (/** @type {string} */ name, /** @type {string[]} */ ...args) =>
   BROWSERS.map((browser) => ({
@@ -74,7 +73,18 @@ const SUITES = [
   { name: "clippy", command: ["cargo", "clippy", "--workspace", "--all-targets", "--", "-D", "warnings"] },
   {
     name: "clippy wasm",
-    command: ["cargo", "clippy", "--target", "wasm32-unknown-unknown", ...wasm, "--lib", "--", "-D", "warnings"],
+    command: [
+      "cargo",
+      "clippy",
+      "--target",
+      "wasm32-unknown-unknown",
+      "--package",
+      "sandglass",
+      "--lib",
+      "--",
+      "-D",
+      "warnings",
+    ],
   },
   { name: "rust", command: ["cargo", "test", "--workspace", "--no-fail-fast"], count: cargoLines },
   { name: "build", command: ["node", "scripts/build.mjs"] },
@@ -83,7 +93,7 @@ const SUITES = [
     name: "rust in chromium",
     command: [
       ...["wasm-pack", "test", "--headless", "--chrome", "--chromedriver", find("chromedriver") ?? "chromedriver"],
-      ...["--", ...wasm, "--test", "web"],
+      ...["--", "--test", "web"],
     ],
     count: cargoLines,
   },

@@ -1,281 +1,110 @@
-//! What a controller tells the model of an execution, as the controllers of each [`Profile`] write it.
-//!
-//! The texts are those of
-//!
-//! - alexzhang13/rlm 0.1.3 and 0.1.1 (`rlm/utils/parsing.py`): `format_iteration`, `format_execution_result`;
-//! - alexzhang13/rlm-minimal at 973f8d4 (`rlm/utils/utils.py`): `add_execution_result_to_messages`, `format_execution_result`;
-//! - stanfordnlp/dspy 3.3.1 and 3.4.1 (`dspy/primitives/repl_types.py`, `dspy/predict/rlm.py`): `REPLEntry.format_output`, `_format_output`.
-//!
-//! Two things are told beyond them, because a model that does not know them goes astray: what was printed before an error
-//! (dspy drops it), and what became of the variables when a guest had to be replaced.
+//! `sandbox.feedback`: a finished execution and its options, out of JavaScript.
 
-use crate::execution::{CodeExecution, StateStatus, Truncated};
-use crate::limits::{DSPY_FEEDBACK_CHARS, FEEDBACK_CHARS, RLM_MINIMAL_FEEDBACK_CHARS};
-use crate::output::omission_notice;
-use crate::protocol::Profile;
+use js_sys::{Array, Object, Reflect};
+use tsify::Tsify;
+use wasm_bindgen::prelude::*;
 
-/// Whose texts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
-    /// Sandglass's own.
-    Default,
-    /// alexzhang13/rlm from 0.1.2 on: one message for all blocks of a reply.
-    Rlm,
-    /// alexzhang13/rlm up to 0.1.1a: a message for each block, with its code.
-    RlmLegacy,
-    /// alexzhang13/rlm-minimal: the same, cut later and without a count.
-    RlmMinimal,
-    /// stanfordnlp/dspy.
-    Dspy,
-}
+use super::glue::{get, is_plain};
+use super::options::{entries, one_of, whole_number};
+use sandglass_core::error::Error;
+use sandglass_core::execution::CodeExecution;
+use sandglass_core::protocol::Profile;
+use sandglass_rlm::feedback::{Format, feedback, rlm_turn};
 
-impl From<Profile> for Format {
-    fn from(profile: Profile) -> Self {
-        match profile {
-            Profile::Default | Profile::RlmCore => Self::Default,
-            Profile::Rlm => Self::Rlm,
-            Profile::RlmLegacy => Self::RlmLegacy,
-            Profile::Dspy => Self::Dspy,
-        }
-    }
-}
-
-impl Format {
-    /// The format of a public name: a profile's, or `rlm-minimal`.
-    pub fn named(name: &str) -> Option<Self> {
-        match name {
-            "rlm-minimal" => Some(Self::RlmMinimal),
-            _ => Profile::named(name).map(Self::from),
-        }
-    }
-
-    /// The characters that are shown of one execution.
-    pub fn max_chars(self) -> u32 {
-        match self {
-            Self::Default | Self::Rlm | Self::RlmLegacy => FEEDBACK_CHARS,
-            Self::RlmMinimal => RLM_MINIMAL_FEEDBACK_CHARS,
-            Self::Dspy => DSPY_FEEDBACK_CHARS,
-        }
-    }
-}
-
-/// The text that tells a model how an execution went.
-///
-/// `block` is the number of the code block, from 1, when its reply had several. `variables` are the names to be listed, where
-/// the format lists any; controllers of `rlm` list those that hold a str, int, float, bool, list, dict or tuple. `max_chars` is
-/// how many characters (code points) of the result are shown, by default as many as there.
-pub fn feedback(
-    format: impl Into<Format>,
-    execution: &CodeExecution,
+/// What is to be told, and how.
+#[derive(Debug)]
+pub(super) struct FeedbackOptions {
+    format: Format,
     block: Option<u32>,
-    variables: &[String],
+    variables: Vec<String>,
     max_chars: Option<u32>,
-) -> String {
-    let format = format.into();
-    let max = max_chars.unwrap_or(format.max_chars()) as usize;
-    let numbered = block.map_or(String::new(), |number| format!(" (block {number})"));
-    match format {
-        Format::Default => {
-            let text = default_text(execution, variables);
-            let shown = cut(&text, hidden(execution), max, Half::Both, omission_notice);
-            format!("Output{numbered}:\n{shown}")
+    /// The turn that comes, and how many there may be.
+    turn: Option<(u32, u32)>,
+}
+
+/// The classes whose instances alexzhang13/rlm lists.
+const LISTED_TYPES: [&str; 7] = ["str", "int", "float", "bool", "list", "dict", "tuple"];
+
+impl FeedbackOptions {
+    pub(super) fn parse(value: &JsValue, profile: Profile) -> Result<Self, Error> {
+        let mut format = Format::from(profile);
+        let (mut block, mut max_chars, mut variables) = (None, None, JsValue::UNDEFINED);
+        let (mut turn, mut turns) = (None, None);
+        for (name, value) in entries(value, "options")? {
+            match name.as_str() {
+                _ if value.is_undefined() => {}
+                "format" => {
+                    let named = value.as_string().as_deref().and_then(Format::named);
+                    let names = Profile::ALL.map(Profile::name).into_iter().chain(["rlm-minimal"]);
+                    format = named.ok_or_else(|| Error::invalid(&name, one_of(names)))?;
+                }
+                "block" => block = Some(whole_number(&name, &value, "must be a whole number")?),
+                "maxLength" => max_chars = Some(whole_number(&name, &value, "must be a whole number")?),
+                "turn" => turn = Some(whole_number(&name, &value, "must be a whole number")?),
+                "turns" => turns = Some(whole_number(&name, &value, "must be a whole number")?),
+                "variables" => variables = value,
+                _ => return Err(Error::invalid(name, "there is no such option of feedback")),
+            }
         }
-        Format::Rlm => format!(
-            "REPL output{numbered}:\n{}",
-            rlm_text(format, execution, variables, max)
-        ),
-        Format::RlmLegacy | Format::RlmMinimal => format!(
-            "Code executed:\n```python\n{}\n```\n\nREPL output:\n{}",
-            execution.code,
-            rlm_text(format, execution, variables, max)
-        ),
-        Format::Dspy => dspy_text(execution, max),
-    }
-}
-
-/// What alexzhang13/rlm asks its model with at every turn but the first (`rlm/utils/prompts.py`, `build_user_prompt`).
-pub fn rlm_turn(turn: u32, turns: u32) -> String {
-    format!("Turn {turn}/{turns}:")
-}
-
-fn default_text(execution: &CodeExecution, variables: &[String]) -> String {
-    let mut lines = Lines::default();
-    lines.add(&execution.stdout);
-    if !execution.stderr.is_empty() {
-        lines.add("stderr:");
-        lines.add(&execution.stderr);
-    }
-    if let Some(result) = &execution.result {
-        lines.add(&format!("Result: {result}"));
-    }
-    lines.add_some(execution.traceback.as_deref().or(execution.error.as_deref()));
-    lines.add_some(state_note(execution).as_deref());
-    if !variables.is_empty() {
-        lines.add(&format!("Variables: {}", variables.join(", ")));
-    }
-    lines.or("No output")
-}
-
-fn rlm_text(format: Format, execution: &CodeExecution, variables: &[String], max: usize) -> String {
-    let mut stdout = execution.stdout.clone();
-    let mut stderr = execution.stderr.clone();
-    if let Some(error) = &execution.error {
-        if format == Format::RlmMinimal {
-            stderr += message(error, execution.error_type.as_deref());
+        let turn = match (turn, turns) {
+            (None, None) => None,
+            (Some(_), Some(_)) if format != Format::Rlm => {
+                return Err(Error::invalid("turn", "is told in the format \"rlm\" only"));
+            }
+            (Some(turn), Some(turns)) => Some((turn, turns)),
+            _ => return Err(Error::invalid("turn", "and turns are needed together")),
+        };
+        let variables = if variables.is_undefined() {
+            Vec::new()
         } else {
-            stderr += "\n";
-            stderr += error;
+            names(&variables, format)?
+        };
+        Ok(Self {
+            format,
+            block,
+            variables,
+            max_chars,
+            turn,
+        })
+    }
+
+    pub(super) fn tell(&self, execution: &JsValue) -> Result<String, Error> {
+        let refused = || Error::invalid("execution", "must be what execute resolved to");
+        if !is_plain(execution) {
+            return Err(refused());
+        }
+        // What JSON cannot hold, and a model is not shown.
+        let told = Object::assign(&Object::new(), execution.unchecked_ref());
+        let _ = Reflect::delete_property(&told, &"final".into());
+        let _ = Reflect::set(&told, &"displays".into(), &Array::new());
+        let execution = CodeExecution::from_js(told).map_err(|_| refused())?;
+        let mut text = feedback(self.format, &execution, self.block, &self.variables, self.max_chars);
+        if let Some((turn, turns)) = self.turn {
+            text.push_str("\n\n");
+            text.push_str(&rlm_turn(turn, turns));
+        }
+        Ok(text)
+    }
+}
+
+/// Names as they are; of variables those that the format lists.
+fn names(value: &JsValue, format: Format) -> Result<Vec<String>, Error> {
+    let refused = || Error::invalid("variables", "must be a list of names or of what listVariables tells");
+    let list: &Array = value.dyn_ref().ok_or_else(refused)?;
+    let mut names = Vec::new();
+    for item in list.iter() {
+        if let Some(name) = item.as_string() {
+            names.push(name);
+            continue;
+        }
+        let (name, kind) = (get(&item, "name").as_string(), get(&item, "type").as_string());
+        let (Some(name), Some(kind)) = (name, kind) else {
+            return Err(refused());
+        };
+        let listed = LISTED_TYPES.contains(&kind.as_str()) && !name.starts_with('_');
+        if format == Format::Default || listed {
+            names.push(name);
         }
     }
-    if let Some(result) = execution.result.as_ref().filter(|_| format == Format::RlmMinimal) {
-        stdout += result;
-        stdout += "\n";
-    }
-    if let Some(note) = state_note(execution) {
-        stderr += "\n";
-        stderr += &note;
-    }
-    let mut parts = Vec::new();
-    for text in [stdout, stderr] {
-        if !text.is_empty() {
-            parts.push(format!("\n{text}"));
-        }
-    }
-    if !variables.is_empty() {
-        parts.push(format!("REPL variables: ['{}']\n", variables.join("', '")));
-    }
-    let text = if parts.is_empty() {
-        "No output".to_owned()
-    } else {
-        parts.join("\n\n")
-    };
-    cut(&text, hidden(execution), max, Half::Head, |left| match format {
-        Format::RlmMinimal => "...".to_owned(),
-        _ => format!("... + [{left} chars...]"),
-    })
-}
-
-fn dspy_text(execution: &CodeExecution, max: usize) -> String {
-    let mut lines = Lines::default();
-    lines.add(&execution.stdout);
-    lines.add(&execution.stderr);
-    lines.add_some(execution.result.as_deref());
-    if let Some(error) = &execution.error {
-        lines.add(&format!("[Error] {error}"));
-    }
-    lines.add_some(state_note(execution).as_deref());
-    let text = lines.or("(no output - did you forget to print?)");
-    let hidden = hidden(execution);
-    let chars = total(&text, hidden);
-    let shown = cut(&text, hidden, max, Half::Both, |left| {
-        format!("\n\n... ({} characters omitted) ...\n\n", grouped(left))
-    });
-    format!("Output ({} chars):\n{shown}", grouped(chars))
-}
-
-/// What a model has to know of its variables, when they are not as its code left them.
-fn state_note(execution: &CodeExecution) -> Option<String> {
-    const MOST: usize = 50;
-    let state = &execution.state;
-    let lost = state.lost.as_deref().unwrap_or_default();
-    let mut gone: Vec<&str> = lost.iter().take(MOST).map(|lost| lost.name.as_str()).collect();
-    gone.extend((lost.len() > MOST).then_some("…"));
-    let gone = gone.join(", ");
-    Some(match (state.status, gone.is_empty()) {
-        (StateStatus::Kept, true) => return None,
-        (StateStatus::Kept, false) => format!("Variables lost: {gone}."),
-        (StateStatus::Restored, true) => {
-            "The REPL was restarted; the variables are as an earlier execution left them.".to_owned()
-        }
-        (StateStatus::Restored, false) => {
-            format!("The REPL was restarted; the variables are as an earlier execution left them. Lost: {gone}.")
-        }
-        (StateStatus::Lost, true) => "State lost: the REPL was restarted without its variables.".to_owned(),
-        (StateStatus::Lost, false) => format!("State lost: the REPL was restarted without its variables: {gone}."),
-    })
-}
-
-/// What `str()` says of an exception: its last line without the class.
-fn message<'a>(error: &'a str, error_type: Option<&str>) -> &'a str {
-    error_type
-        .and_then(|kind| error.strip_prefix(kind)?.strip_prefix(": "))
-        .unwrap_or(error)
-}
-
-/// Characters that the two streams left out before, less the notices that stand for them.
-fn hidden(execution: &CodeExecution) -> i64 {
-    let Truncated { stdout, stderr, .. } = execution.truncated;
-    [stdout, stderr]
-        .into_iter()
-        .filter(|omitted| *omitted > 0)
-        .map(|omitted| to_i64(omitted).saturating_sub(to_i64(omission_notice(omitted).chars().count() as u64)))
-        .fold(0, i64::saturating_add)
-}
-
-/// How many characters there were in all.
-fn total(text: &str, hidden: i64) -> u64 {
-    let chars = to_i64(text.chars().count() as u64);
-    chars.saturating_add(hidden).try_into().unwrap_or(0)
-}
-
-fn to_i64(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
-}
-
-/// What is kept of a text that is too long.
-#[derive(Clone, Copy, PartialEq)]
-enum Half {
-    Head,
-    Both,
-}
-
-/// At most `max` characters of the text; `notice` stands for those that are left out.
-fn cut(text: &str, hidden: i64, max: usize, half: Half, notice: impl Fn(u64) -> String) -> String {
-    let chars = text.chars().count();
-    if chars <= max {
-        return text.to_owned();
-    }
-    let head = if half == Half::Both { max / 2 } else { max };
-    let at = |index: usize| text.char_indices().nth(index).map_or(text.len(), |(byte, _)| byte);
-    let left = total(text, hidden).saturating_sub(max as u64);
-    format!(
-        "{}{}{}",
-        &text[..at(head)],
-        notice(left),
-        &text[at(chars - (max - head))..]
-    )
-}
-
-/// A number with commas between thousands.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-/// Pieces of text, each beginning a line.
-#[derive(Default)]
-struct Lines(String);
-
-impl Lines {
-    fn add(&mut self, piece: &str) {
-        if !self.0.is_empty() && !self.0.ends_with('\n') && !piece.is_empty() {
-            self.0.push('\n');
-        }
-        self.0.push_str(piece);
-    }
-
-    fn add_some(&mut self, piece: Option<&str>) {
-        self.add(piece.unwrap_or_default());
-    }
-
-    fn or(self, nothing: &str) -> String {
-        if self.0.is_empty() { nothing.to_owned() } else { self.0 }
-    }
+    Ok(names)
 }

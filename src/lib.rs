@@ -1,56 +1,56 @@
-//! Sandglass: a Python REPL sandbox for Recursive Language Models.
-//!
-//! The core is sans-IO and knows no browser: a [`Session`] turns [`Input`]s into [`Effect`]s, a driver carries them out.
-//!
-//! | module | holds |
-//! |---|---|
-//! | [`protocol`] | what host and guest say to each other |
-//! | [`session`] | the state machine of one guest |
-//! | [`directives`] | final answers in a model's prose |
-//! | [`deadline`] | when to interrupt, when to kill |
-//! | [`budget`] | what may be spent on models |
-//! | [`packages`] | which wheels a list of requirements comes down to |
-//! | [`output`] | all truncation |
-//! | [`display`] | which mime types a rich output may have |
-//! | [`limits`] | every default |
-//! | [`value`] | how Python values are written as bytes |
-//! | [`execution`] | what an execution resolves to |
-//! | [`feedback`] | what a model is told of an execution |
-//! | [`error`] | what can go wrong |
-//! | [`guest`] | the Python runtime, embedded |
-//! | [`speculate`] | what is worth doing before anybody asks for it |
-//! | [`stats`], [`prometheus`] | what a session has done, in numbers |
-//! | [`rlm`] | the controller of a Recursive Language Model |
-//! | `wasm` | the browser's front door (feature `wasm`) |
+//! Sandglass in browsers: the front door of the npm package, and the only crate that knows a browser.
+#![cfg(target_arch = "wasm32")]
 
-pub mod budget;
-pub mod deadline;
-pub mod directives;
-pub mod display;
-pub mod error;
-pub mod execution;
-pub mod feedback;
-pub mod guest;
-pub mod limits;
-pub mod output;
-pub mod packages;
-pub mod prometheus;
-#[expect(
-    missing_docs,
-    reason = "the fields of messages are named after what the variants' docs explain"
-)]
-pub mod protocol;
-pub mod rlm;
-pub mod session;
-pub mod speculate;
-pub mod stats;
-pub mod value;
-#[cfg(feature = "wasm")]
-pub mod wasm;
+mod assets;
+mod budget;
+mod convert;
+mod driver;
+mod feedback;
+mod files;
+mod glue;
+mod guest_frame;
+mod options;
+mod outbox;
+mod packages;
+mod pieces;
+mod remote;
+mod rlm;
+mod sandbox;
+mod snapshot;
+mod source;
+mod spares;
+mod wheels;
 
-pub use budget::{Budget, BudgetLimits};
-pub use error::Error;
-pub use execution::{CodeExecution, Killer};
-pub use limits::Limits;
-pub use protocol::{PROTOCOL_VERSION, Profile};
-pub use session::{Effect, Input, Session};
+/// What `tests/web.rs` looks at; no part of the API.
+#[doc(hidden)]
+pub mod testing {
+    use wasm_bindgen::JsValue;
+
+    use sandglass_core::error::Error;
+
+    /// Checks what `createSandbox` would be given.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`].
+    pub fn check_options(options: &JsValue) -> Result<(), Error> {
+        super::options::Options::parse(options).map(drop)
+    }
+
+    /// The header of a server's frame, and how long its bodies are.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn open_frame(frame: &js_sys::ArrayBuffer) -> Result<(String, Vec<u32>), String> {
+        let (header, bodies) = super::remote::open_frame(frame)?;
+        let length = |body: JsValue| js_sys::Uint8Array::from(body).length();
+        Ok((header, bodies.iter().map(length).collect()))
+    }
+
+    /// A value as it comes back from a guest that only keeps it.
+    ///
+    /// # Errors
+    /// [`Error::NotSerializable`].
+    pub fn round_trip(value: &JsValue, max_bytes: f64) -> Result<JsValue, Error> {
+        super::convert::encode(value, "value", max_bytes).and_then(|encoded| super::convert::decode(&encoded))
+    }
+}

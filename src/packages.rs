@@ -1,97 +1,227 @@
-//! Packages: what a user asks for, and which wheels that is. Pure: whoever resolves fetches nothing here.
-//!
-//! | module | knows |
-//! |---|---|
-//! | `requirement` | what a user writes: `name[extra]>=2,<3`, `name @ https://….whl`, a wheel's address |
-//! | `marker` | the condition behind a requirement's semicolon (PEP 508) |
-//! | `wheel` | what a wheel's name and its METADATA say |
-//! | `lock` | the format of `pyodide-lock.json` |
-//! | `resolve` | which wheels a list of requirements comes down to |
-//! | `imports` | which modules a piece of code imports |
+//! Packages: the page finds and fetches them. What a guest asks for is never fetched: only what the user asked for, or what the lock
+//! file has for a module that the code imports.
 
-mod imports;
-mod lock;
-mod marker;
-mod requirement;
-mod resolve;
-mod wheel;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
 
-pub use imports::imported_modules;
-pub use lock::Lock;
-pub use requirement::Requirement;
-pub use resolve::{Resolver, Step};
+use js_sys::{Array, Object};
+use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::{JsFuture, spawn_local};
+use web_sys::{Blob, Response};
 
-use crate::error::Error;
+use super::glue::{Glue, describe, fetch, get, object};
+use super::options::{ExecuteOptions, entries, function};
+use super::outbox::JsBody;
+use super::wheels::{self, Watcher};
+use sandglass_core::error::Error;
+use sandglass_core::packages::{Lock, Requirement, Resolver, Step, Target, Wheel};
+use sandglass_core::session::{Package, Wanted};
 
-/// Characters of a requirement, and requirements that can be asked for at once.
-const MAX_REQUIREMENT_CHARS: usize = 4_000;
-const MAX_PACKAGES: usize = 2_000;
-
-/// The Python that wheels have to be for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Target {
-    /// Its version, all of it: `3.14.2`.
-    pub python: String,
-    /// The version of Pyodide's binary interface, as in the names of wheels: `2026_0`.
-    pub abi: String,
+#[wasm_bindgen(typescript_custom_section)]
+const TYPES: &str = r#"
+export interface SandboxOptions {
+  /**
+   * Packages that are there before the first execution, as for `loadPackages`. The sandbox starts when they are; when one cannot be
+   * had, it does not.
+   */
+  packages?: string[];
+  /** Whether packages of the lock file are loaded when code imports them. Default false. */
+  autoImport?: boolean;
+  /** A lock file in the format of `pyodide-lock.json`. Default: Pyodide's own, whose wheels this package does not bring. */
+  lockFileUrl?: string;
+  /** Where the wheels of the lock file are. Default: beside it. */
+  packageBaseUrl?: string;
 }
 
-impl Target {
-    /// `(3, 14)`.
-    fn version(&self) -> (u32, u32) {
-        let mut numbers = self.python.split('.').map(|part| part.parse().unwrap_or(0));
-        (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
-    }
+/** What one `loadPackages` takes. */
+export interface LoadOptions {
+  /** Stops waiting; what is fetched by then is kept for the next time. */
+  signal?: AbortSignal;
+  /** Hears how far the files of this call are. */
+  onProgress?: (progress: PackageProgress) => void;
 }
 
-/// A wheel that is to be installed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wheel {
-    /// The package's name, as its author writes it.
-    pub name: String,
-    /// Its version.
-    pub version: String,
-    /// The file's name.
-    pub file_name: String,
-    /// Where it is: an address, or one relative to the page.
-    pub url: String,
-    /// What its SHA-256 has to be, in lower-case hexadecimal digits.
-    pub sha256: Option<String>,
-    /// Whether it holds libraries for other packages, and goes where these look for them.
-    pub is_library: bool,
+/** How far the file of a package is, in bytes. `total` is null as long as it is not known. */
+export type PackageProgress = { stage: "packages"; package: string; loaded: number; total: number | null };
+
+/** A package that was loaded. */
+export interface LoadedPackage {
+  name: string;
+  version: string;
+}
+"#;
+
+/// What the sandbox was told of packages.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Settings {
+    /// Requirements that are there from the beginning.
+    pub(super) wanted: Vec<String>,
+    pub(super) auto_import: bool,
+    lock_file_url: Option<String>,
+    package_base_url: Option<String>,
 }
 
-/// A name in its one form (PEP 503): `Foo.Bar_baz` is `foo-bar-baz`.
-pub fn normalized(name: &str) -> String {
-    let mut normal = String::with_capacity(name.len());
-    for part in name.split(['-', '_', '.']).filter(|part| !part.is_empty()) {
-        if !normal.is_empty() {
-            normal.push('-');
+impl Settings {
+    pub(super) const NAMES: [&'static str; 4] = ["packages", "autoImport", "lockFileUrl", "packageBaseUrl"];
+
+    pub(super) fn set(&mut self, name: &str, value: &JsValue) -> Result<(), Error> {
+        let text = || {
+            let text = value.as_string().filter(|text| !text.is_empty());
+            text.ok_or_else(|| Error::invalid(name, "must be a string"))
+        };
+        match name {
+            "packages" => self.wanted = requirements(name, value)?,
+            "autoImport" => {
+                let on = value.as_bool();
+                self.auto_import = on.ok_or_else(|| Error::invalid(name, "must be true or false"))?;
+            }
+            "lockFileUrl" => self.lock_file_url = Some(text()?),
+            _ => self.package_base_url = Some(text()?),
         }
-        normal.push_str(&part.to_ascii_lowercase());
+        Ok(())
     }
-    normal
 }
 
-/// Whether a text is a package's name.
-fn is_name(name: &str) -> bool {
-    let ends_well = |char: Option<char>| char.is_some_and(|char| char.is_ascii_alphanumeric());
-    ends_well(name.chars().next())
-        && ends_well(name.chars().last())
-        && name
-            .chars()
-            .all(|char| char.is_ascii_alphanumeric() || "-_.".contains(char))
+/// A list of requirements that can be read.
+pub(super) fn requirements(name: &str, value: &JsValue) -> Result<Vec<String>, Error> {
+    let wrong = || Error::invalid(name, "must be an array of strings, such as [\"pydantic>=2\"]");
+    let list: &Array = value.dyn_ref().ok_or_else(wrong)?;
+    let texts: Option<Vec<String>> = list.iter().map(|text| text.as_string()).collect();
+    let texts = texts.ok_or_else(wrong)?;
+    for text in &texts {
+        Requirement::parse(text)?;
+    }
+    Ok(texts)
 }
 
-/// 64 hexadecimal digits, in lower case.
-fn sha256(digits: &str) -> Option<String> {
-    let digits = digits.to_ascii_lowercase();
-    (digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(digits)
+/// Reads what one `loadPackages` is given.
+pub(super) fn load_options(value: &JsValue) -> Result<ExecuteOptions, Error> {
+    let mut options = ExecuteOptions::default();
+    for (name, value) in entries(value, "options")? {
+        match name.as_str() {
+            _ if value.is_undefined() => {}
+            "signal" => {
+                let signal = value.dyn_into();
+                options.signal = Some(signal.map_err(|_| Error::invalid(&name, "must be an AbortSignal"))?);
+            }
+            "onProgress" => options.on_progress = Some(function(&name, &value)?),
+            _ => return Err(Error::invalid(name, "there is no such option of loadPackages")),
+        }
+    }
+    Ok(options)
 }
 
-fn not_found(what: impl Into<String>) -> Error {
-    Error::PackageNotFound(what.into())
+/// What the user is told of packages that were loaded.
+pub(super) fn show(wheels: &[Wheel]) -> JsValue {
+    let row = |wheel: &Wheel| object(&[("name", &(&*wheel.name).into()), ("version", &(&*wheel.version).into())]);
+    wheels.iter().map(row).collect::<Array>().into()
 }
 
-#[cfg(all(test, not(target_arch = "wasm32")))]
-mod tests;
+/// Hears how far a package is: its name, the bytes that are there, and how many there are.
+type Progress = Rc<dyn Fn(&str, f64, Option<f64>)>;
+
+/// Finds the wheels of what is wanted beyond what is `there`, and fetches them. Hears how far each is: its name, bytes, bytes in all.
+pub(super) async fn find(
+    settings: &Settings,
+    base: &str,
+    glue: &Glue,
+    wanted: Wanted,
+    there: &[(String, String)],
+    progress: Progress,
+) -> Result<Vec<Package<JsBody>>, Error> {
+    let platform = glue.platform();
+    let text = |name| get(&platform, name).as_string().unwrap_or_default();
+    let target = Target {
+        python: text("python"),
+        abi: text("abi"),
+    };
+    let watcher = |wheel: &Wheel| -> Watcher {
+        let (progress, name) = (progress.clone(), wheel.name.clone());
+        Rc::new(move |loaded, total| progress(&name, loaded, total))
+    };
+    let lock = lock(settings, base, glue).await?;
+    let requirements = match wanted {
+        Wanted::Requirements(texts) => texts,
+        Wanted::Modules(modules) => lock.packages_with(&modules),
+    };
+    let requirements: Result<Vec<Requirement>, Error> =
+        requirements.iter().map(|text| Requirement::parse(text)).collect();
+    let mut resolver = Resolver::new(&lock, &target, there, requirements?);
+    let wheels = loop {
+        match resolver.step()? {
+            Step::Done(wheels) => break wheels,
+            Step::Read(wheel) => {
+                let blob = wheels::want(&wheel, watcher(&wheel)).blob().await?;
+                resolver.take_metadata(&metadata(glue, &wheel, &blob).await?)?;
+            }
+        }
+    };
+    // All at once; how many really run at a time is the downloads' affair.
+    let begin = |wheel: Wheel| {
+        let file = wheels::want(&wheel, watcher(&wheel));
+        (wheel, file)
+    };
+    let mut packages = Vec::new();
+    for (wheel, file) in wheels.into_iter().map(begin).collect::<Vec<_>>() {
+        let body = JsBody::Blob(file.blob().await?);
+        packages.push(Package { wheel, body });
+    }
+    Ok(packages)
+}
+
+async fn metadata(glue: &Glue, wheel: &Wheel, blob: &Blob) -> Result<String, Error> {
+    let read = async { JsFuture::from(glue.read_metadata(blob)?).await };
+    let text = read
+        .await
+        .map_err(|error| describe(&error))
+        .map(|text| text.as_string());
+    text.map(Option::unwrap_or_default)
+        .map_err(|why| Error::Integrity(format!("{}: {why}; nothing was installed", wheel.file_name)))
+}
+
+/// By address, and where their files are.
+type Locks = HashMap<(String, Option<String>), Rc<Lock>>;
+
+thread_local! {
+    static LOCKS: RefCell<Locks> = RefCell::default();
+}
+
+/// The lock file. One that was read is kept.
+async fn lock(settings: &Settings, base: &str, glue: &Glue) -> Result<Rc<Lock>, Error> {
+    const OWN: &str = "pyodide-lock.json";
+    let url = settings.lock_file_url.clone().unwrap_or_else(|| format!("{base}{OWN}"));
+    let key = (url.clone(), settings.package_base_url.clone());
+    if let Some(lock) = LOCKS.with_borrow(|locks| locks.get(&key).cloned()) {
+        return Ok(lock);
+    }
+    // The package's own is known to the digit.
+    let init = match settings.lock_file_url {
+        Some(_) => Object::new(),
+        None => object(&[("integrity", &get(&glue.integrity(), OWN))]),
+    };
+    let failed = |why: &str| {
+        Error::AssetFailed(format!(
+            "{url}: the lock file of packages could not be fetched: {why}; nothing was installed"
+        ))
+    };
+    let response = async { JsFuture::from(fetch(&url, &init)?).await };
+    let response: Response = response
+        .await
+        .map_err(|error| failed(&describe(&error)))?
+        .unchecked_into();
+    if !response.ok() {
+        return Err(failed(&format!("the server answered {}", response.status())));
+    }
+    let text = async { JsFuture::from(response.text()?).await };
+    let text = text.await.map_err(|error| failed(&describe(&error)))?;
+    let text = text.as_string().unwrap_or_default();
+    let lock = Rc::new(Lock::parse(&url, settings.package_base_url.as_deref(), &text)?);
+    LOCKS.with_borrow_mut(|locks| locks.insert(key, lock.clone()));
+    Ok(lock)
+}
+
+/// Nobody waits for this promise: that it rejects is no news.
+pub(super) fn disregard(promise: js_sys::Promise) {
+    spawn_local(async move { drop(JsFuture::from(promise).await) });
+}

@@ -1,83 +1,301 @@
-//! The controller of a Recursive Language Model: it asks a model what to do, runs the code of its replies in a sandbox, shows it
-//! what came of it, and ends with an answer. Sans-IO, like [`session`](crate::session): the driver asks, runs and waits.
+//! `runRlm`: a whole Recursive Language Model in a page.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`controller`] | the state machine of one run |
-//! | [`prompt`] | everything that a model reads |
-//! | [`parse`] | the code in a model's reply |
-//! | [`answer`] | final values as JSON, and as what was asked for |
-//! | [`integer`] | ints that are too large for numbers of JSON |
-//! | [`schema`] | the part of JSON Schema that typed answers are checked by |
-//! | [`history`] | the messages of a run, kept below a number of tokens |
-//! | [`event`] | what is told of a run: the lines of a trajectory |
-//! | [`replay`] | a recorded trajectory in the place of the model |
-//! | [`query`] | what Python is told of its queries |
-//! | [`draft`] | what drafts of replies may spend, and what they are for |
-//! | [`writing`] | what can be done while a reply still comes |
-//! | [`openai`] | the wire of `/chat/completions` endpoints, and when to try again |
-//! | [`limits`] | defaults and bounds |
+//! | [`run`] | one run: carries out what [`sandglass_rlm::controller`] wants |
+//! | [`repl`] | its sandbox |
+//! | [`draft`] | what another model thinks the reply will be |
+//! | [`model`] | who answers: an endpoint or a function |
+//! | [`writing`] | what is done while a reply comes |
+//! | [`tree`] | what all runs of a tree share |
+//! | [`stop`] | how work is ended, and places that are waited for |
+//! | [`options`] | the options |
 
-pub mod answer;
-pub mod controller;
-pub mod draft;
-pub mod event;
-pub mod history;
-pub mod integer;
-pub mod limits;
-pub mod openai;
-pub mod parse;
-pub mod prompt;
-pub mod query;
-pub mod replay;
-pub mod schema;
-pub mod writing;
+mod draft;
+mod model;
+mod options;
+mod repl;
+mod run;
+pub(super) mod stop;
+mod tree;
+mod writing;
 
-use serde::{Deserialize, Serialize};
+use js_sys::{Array, BigInt, Function, JSON, Object, Promise};
+use serde_json::Value;
+use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::future_to_promise;
 
-/// What one side said.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
-pub struct Message {
-    /// Who said it.
-    pub role: Role,
-    /// What.
-    pub content: String,
+use self::model::NOT_RECORDED;
+use self::options::Options;
+use self::run::Run;
+use self::stop::{Stop, after};
+use self::tree::Tree;
+use super::glue::{Glue, get, now, object, thrown};
+use sandglass_core::budget::Budget;
+use sandglass_core::error::Error;
+use sandglass_rlm::controller::Finish;
+use sandglass_rlm::event::{RlmEvent, RunOutcome};
+use sandglass_rlm::integer::big_int;
+use sandglass_rlm::replay::{Replay, read_trajectory};
+
+#[wasm_bindgen(typescript_custom_section)]
+const TYPES: &str = r#"
+/** An OpenAI-compatible endpoint. Its key is sent to it, and to nobody else: it is in no event, and Python cannot see it. */
+export interface RlmEndpoint {
+  /** What `/chat/completions` is appended to, such as `https://api.example.com/v1`. It has to allow requests of the page (CORS). */
+  baseUrl: string;
+  apiKey?: string;
+  model: string;
+  /** Other models of the endpoint that Python may name in `llm_query(prompt, model)`; the system prompt lists those of `subModel`. */
+  models?: string[];
+  /** More headers. */
+  headers?: Record<string, string>;
+  /** More fields of every request, such as `temperature`. */
+  body?: Record<string, unknown>;
+  /** Whether replies come piece by piece. Default true. */
+  stream?: boolean;
+  /** Attempts after the first when it is busy, fails or breaks off. Default 5, with growing pauses or as `Retry-After` says. */
+  maxRetries?: number;
+  /** Milliseconds of one attempt. Default 600 000. */
+  timeout?: number;
+  /** Cost per million tokens, for `budget.maxCost` and `usage.cost`. */
+  price?: { input?: number; output?: number };
 }
 
-/// Who says something to a model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
-pub enum Role {
-    /// Who wrote the rules.
-    System,
-    /// Who asks, and shows what code did.
-    User,
-    /// The model.
-    Assistant,
+/** Answers messages. */
+export type RlmModelFunction = (
+  messages: Message[],
+  info: {
+    signal: AbortSignal;
+    /** Hears what is new of the text, as it comes. */
+    onText: (text: string) => void;
+    /** The run that asks: `"0"` is the first, `"0.1"` the second of its children. */
+    run: string;
+    depth: number;
+    /** `"turn"`: a reply with code; `"draft"`: what that may be; `"query"`: an answer to `llm_query`. */
+    purpose: "turn" | "draft" | "query";
+    /** The number of the turn, or of the call within its run. */
+    call: number;
+    /** The model that Python named. */
+    model?: string;
+    promptHash: string;
+  },
+) => string | Answer | Promise<string | Answer>;
+
+/** What `runRlm` takes. An unknown or ill-typed option rejects with code `invalid_option`. */
+export interface RlmOptions {
+  /** What is to be found out. */
+  task: string;
+  /** The data, as `initialize` takes it. Default null. */
+  context?: unknown;
+  /** The data, instead of `context`, when it is several values: the variables `context`, `context_1`, `context_2`, … 20 at most. */
+  contexts?: unknown[];
+  /** Who writes the code. */
+  model: RlmEndpoint | RlmModelFunction;
+  /** Who answers `llm_query`, and writes the code of children. Default: `model`. */
+  subModel?: RlmEndpoint | RlmModelFunction;
+  /**
+   * Drafts replies: whenever a model is asked for one, this is asked the same, and the blocks of code in its answer run ahead, the likeliest
+   * first, until the reply itself begins; then it is ended (`signal`). It pays for models that think for long. Each draft is a call of the
+   * budget, with its tokens; there is none when the budget has no more calls than the run may need for itself. Default: none.
+   */
+  draft?: RlmEndpoint | RlmModelFunction;
+  /** Levels of children. Below the last one, `rlm_query` asks the sub-model. Default 1. */
+  maxDepth?: number;
+  /** Replies of the model per run. Default 20. */
+  maxIterations?: number;
+  /** Tokens of one prompt, by estimate: of the messages of a run, which are shortened beyond it, and of `llm_query`. Default 100 000. */
+  maxPromptTokens?: number;
+  /** Children of one depth that have a sandbox at the same time. Default 4. */
+  maxConcurrentRuns?: number;
+  /** What the whole tree may spend. `maxCalls` is 500 unless you say otherwise. */
+  budget?: Omit<BudgetLimits, "maxDepth">;
+  /** What the answer has to be: a JSON Schema. Keywords that are not checked are refused. */
+  answerSchema?: unknown;
+  /** Added to the system prompt. */
+  instructions?: string;
+  /** Options of the sandboxes. */
+  sandbox?: Omit<SandboxOptions, "onLLMQuery" | "onRLMQuery" | "budget">;
+  /** Hears every step. */
+  onEvent?: (event: RlmEvent) => void;
+  /** Ends everything. */
+  signal?: AbortSignal;
 }
 
-impl Message {
-    /// A message of this role.
-    pub fn new(role: Role, content: impl Into<String>) -> Self {
-        Self {
-            role,
-            content: content.into(),
-        }
+/** One step of a run: a line of its trajectory. */
+export type RlmEvent = {
+  /** The run: `"0"` is the first, `"0.1"` the second of its children. */
+  run: string;
+  /** How deep it is. */
+  depth: number;
+  /** Milliseconds since the first run began. */
+  time: number;
+} & RlmEventKind;
+
+/** What `runRlm` resolves to. */
+export interface RlmRun {
+  /** The answer: a string, or what `answerSchema` asks for, where ints past 2^53 are `BigInt`s; undefined when there is none. */
+  answer: any;
+  outcome: RunOutcome;
+  /** Why there is no answer, or what is wrong with it. */
+  error?: string;
+  /** Turns that the model of the first run was asked for, the one after `maxIterations` included. */
+  iterations: number;
+  /** What the whole tree has spent. */
+  usage: Usage;
+  /** The trajectory: every event that is not live. */
+  events: RlmEvent[];
+}
+"#;
+
+#[wasm_bindgen]
+extern "C" {
+    /// TypeScript's `RlmOptions`.
+    #[wasm_bindgen(typescript_type = "RlmOptions")]
+    pub type RlmOptionsValue;
+    /// TypeScript's `Promise<RlmRun>`.
+    #[wasm_bindgen(typescript_type = "Promise<RlmRun>")]
+    pub type RlmRunPromise;
+    /// TypeScript's `string | RlmEvent[]`.
+    #[wasm_bindgen(typescript_type = "string | RlmEvent[]")]
+    pub type TrajectoryValue;
+    /// TypeScript's `RlmEvent[]`.
+    #[wasm_bindgen(typescript_type = "RlmEvent[]")]
+    pub type EventsValue;
+    /// TypeScript's `RlmModelFunction`.
+    #[wasm_bindgen(typescript_type = "RlmModelFunction")]
+    pub type ModelFunctionValue;
+}
+
+/// Lets a model answer a task about a context. Resolves whatever models and code do; rejects only for wrong options.
+#[wasm_bindgen(js_name = startRlm)]
+pub fn start_rlm(glue: Glue, options: RlmOptionsValue) -> RlmRunPromise {
+    console_error_panic_hook::set_once();
+    let run = async move {
+        let options = Options::parse(&options).map_err(|error| thrown(&glue, &error))?;
+        let signals: Vec<_> = options.signal.iter().collect();
+        let stop = Stop::on(&signals)?;
+        let budget = Budget::new(options.budget, now());
+        let _timer = budget.expires_at().zip(options.budget.max_time).map(|(at, most)| {
+            let stop = stop.clone();
+            let why = sandglass_core::budget::Exhausted::Time(most).to_string();
+            after(at - now(), move || stop.end(RunOutcome::Limit, why))
+        });
+        let (task, contexts) = (options.task.clone(), options.contexts.clone());
+        let tree = Tree::new(glue, options, stop.clone());
+        let root = Run::new(tree.clone(), "0".to_owned(), 0, stop.clone(), budget.clone());
+        let finish = root.work(task, contexts).await;
+        stop.end(RunOutcome::Aborted, "the run is over".to_owned());
+        Ok(show(&finish, &budget, &tree).into())
+    };
+    future_to_promise(run).unchecked_into()
+}
+
+fn show(finish: &Finish, budget: &Budget, tree: &Tree) -> Object {
+    let json = |value: &dyn Fn() -> serde_json::Result<String>| {
+        value()
+            .ok()
+            .and_then(|json| JSON::parse(&json).ok())
+            .unwrap_or_default()
+    };
+    let answer = finish.answer.as_ref().map_or(JsValue::UNDEFINED, answer_of_json);
+    let run = object(&[
+        ("answer", &answer),
+        ("outcome", &json(&|| serde_json::to_string(&finish.outcome))),
+        ("iterations", &finish.iterations.into()),
+        ("usage", &json(&|| serde_json::to_string(&budget.spent()))),
+        ("events", &tree.events()),
+    ]);
+    if let Some(error) = &finish.error {
+        let _ = js_sys::Reflect::set(&run, &"error".into(), &error.into());
+    }
+    run
+}
+
+/// JSON as JavaScript's values, with ints past 2^53 as `BigInt`s.
+fn answer_of_json(value: &Value) -> JsValue {
+    match value {
+        Value::Null => JsValue::NULL,
+        Value::Bool(flag) => (*flag).into(),
+        Value::Number(number) => number.as_f64().into(),
+        Value::String(text) => text.into(),
+        Value::Array(items) => items.iter().map(answer_of_json).collect::<Array>().into(),
+        Value::Object(fields) => match big_int(value) {
+            Some(int) => js_int(int),
+            None => {
+                let entries: Array = fields
+                    .iter()
+                    .map(|(name, field)| Array::of2(&name.into(), &answer_of_json(field)))
+                    .collect();
+                Object::from_entries(&entries).map_or(JsValue::UNDEFINED, Into::into)
+            }
+        },
     }
 }
 
-/// About how many tokens a text takes: four ASCII characters or one other character are counted as one.
-pub fn estimate_tokens(text: &str) -> usize {
-    let ascii = text.bytes().filter(u8::is_ascii).count();
-    let others = text.chars().filter(|char| !char.is_ascii()).count();
-    ascii.div_ceil(4) + others
+/// An int by its text, `-0x…` among them, which is not JavaScript's.
+fn js_int(text: &str) -> JsValue {
+    let magnitude = text.strip_prefix('-').unwrap_or(text);
+    match BigInt::new(&magnitude.into()) {
+        Ok(int) if magnitude.len() < text.len() => (-&int).into(),
+        Ok(int) => int.into(),
+        // Beyond what the engine holds.
+        Err(_) => text.into(),
+    }
 }
 
-/// The first and last characters of a text, `most` in all, around a notice of how many are missing.
-pub fn middle_cut(text: &str, most: usize) -> String {
-    let mut buffer = crate::output::OutputBuffer::new(u32::try_from(most).unwrap_or(u32::MAX));
-    buffer.push(0, text);
-    buffer.text()
+/// The events of a trajectory that was kept as JSON lines.
+#[wasm_bindgen(js_name = readTrajectory)]
+pub fn read_lines(glue: &Glue, trajectory: &TrajectoryValue) -> Result<EventsValue, JsValue> {
+    let events = read_events(glue, trajectory)?;
+    let json = serde_json::to_string(&events).unwrap_or_default();
+    JSON::parse(&json).map(JsCast::unchecked_into)
+}
+
+fn read_events(glue: &Glue, trajectory: &JsValue) -> Result<Vec<RlmEvent>, JsValue> {
+    let refuse = |problem: String| thrown(glue, &Error::invalid("trajectory", problem));
+    let lines = match trajectory.dyn_ref::<Array>() {
+        Some(events) => {
+            let lines = events.iter().map(|event| JSON::stringify(&event).map(String::from));
+            lines.collect::<Result<Vec<_>, _>>()?.join("\n")
+        }
+        None => trajectory
+            .as_string()
+            .ok_or_else(|| refuse("must be the lines of a trajectory, or its events".to_owned()))?,
+    };
+    read_trajectory(&lines).map_err(refuse)
+}
+
+/// A model that replies what it replied in a recorded trajectory.
+#[wasm_bindgen(js_name = startReplay)]
+pub fn start_replay(glue: &Glue, trajectory: &TrajectoryValue) -> Result<ModelFunctionValue, JsValue> {
+    let replay = Replay::new(read_events(glue, trajectory)?)
+        .map_err(|problem| thrown(glue, &Error::invalid("trajectory", problem)))?;
+    let model = Closure::<dyn Fn(JsValue, JsValue) -> Promise>::new(move |_messages: JsValue, info: JsValue| {
+        let text = |name| get(&info, name).as_string().unwrap_or_default();
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "the number of a call"
+        )]
+        let call = get(&info, "call").as_f64().unwrap_or_default() as u32;
+        let recorded = match text("purpose").as_str() {
+            "turn" => replay.turn(&text("run"), call).map(Ok),
+            _ => replay.call(&text("run"), call, &text("promptHash")),
+        };
+        match recorded {
+            Ok(Ok((text, usage))) => {
+                let usage = serde_json::to_string(&usage).unwrap_or_default();
+                let usage = JSON::parse(&usage).unwrap_or_default();
+                Promise::resolve(&JsValue::from(object(&[("text", &text.into()), ("usage", &usage)])))
+            }
+            Ok(Err(error)) => Promise::reject(&js_sys::Error::new(&error).into()),
+            Err(missing) => {
+                let error = js_sys::Error::new(&missing.to_string());
+                error.set_name(NOT_RECORDED);
+                Promise::reject(&error.into())
+            }
+        }
+    });
+    Ok(model.into_js_value().unchecked_into::<Function>().unchecked_into())
 }

@@ -1,10 +1,10 @@
 //! The parts of the browser's front door that are Rust alone, in a real browser: options, and values as bytes.
-//! `wasm-pack test --headless --chrome -- --features wasm --test web`
-#![cfg(all(target_arch = "wasm32", feature = "wasm"))]
+//! `wasm-pack test --headless --chrome -- --test web`
+#![cfg(target_arch = "wasm32")]
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 
 use js_sys::{Array, Object, Reflect};
-use sandglass::wasm::testing::{check_options, open_frame, round_trip};
+use sandglass::testing::{check_options, open_frame, round_trip};
 use wasm_bindgen::{JsCast, JsValue};
 use wasm_bindgen_test::{wasm_bindgen_test, wasm_bindgen_test_configure};
 

@@ -13,7 +13,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sandglass::Error;
+use sandglass_core::Error;
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::Bounds;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::rlm::clean;
-use sandglass::session::ToResult;
+use sandglass_core::session::ToResult;
 
 use crate::sandbox::ExecuteOptions;
 use crate::{

@@ -5,9 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use reqwest::redirect::Policy;
 use reqwest::{Client, Response, Url};
-use sandglass::rlm::limits::MAX_REPLY_BYTES;
-use sandglass::rlm::openai::{Failure, Reply, RetryAfter, StreamReader, completions_url, read_reply, refusal};
-use sandglass::rlm::query;
+use sandglass_rlm::limits::MAX_REPLY_BYTES;
+use sandglass_rlm::openai::{Failure, Reply, RetryAfter, StreamReader, completions_url, read_reply, refusal};
+use sandglass_rlm::query;
 
 /// Bytes of the body of a response that refuses.
 const MAX_REFUSAL_BYTES: usize = 64 << 10;

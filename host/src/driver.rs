@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use sandglass::Error;
-use sandglass::budget::Usage;
-use sandglass::protocol::GuestInfo;
-use sandglass::session::{Command, Encoded, HostFailure, Reply, Session, Ticket};
-use sandglass::speculate::Prediction;
-use sandglass::stats::Stats;
+use sandglass_core::Error;
+use sandglass_core::budget::Usage;
+use sandglass_core::protocol::GuestInfo;
+use sandglass_core::session::{Command, Encoded, HostFailure, Reply, Session, Ticket};
+use sandglass_core::speculate::Prediction;
+use sandglass_core::stats::Stats;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::backend::Launcher;

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 
 use bollard::Docker;
 use bollard::errors::Error as EngineError;
-use sandglass::Error;
+use sandglass_core::Error;
 
 /// Where the engine listens unless `DOCKER_HOST` says otherwise.
 const SOCKET: &str = "unix:///var/run/docker.sock";

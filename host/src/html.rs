@@ -12,7 +12,7 @@ use std::collections::HashSet;
 use std::sync::LazyLock;
 
 use ammonia::{Builder, UrlRelative};
-use sandglass::display::HTML_ALLOWED;
+use sandglass_core::display::HTML_ALLOWED;
 use serde::Deserialize;
 
 /// The parts that HTML may consist of.

@@ -11,7 +11,7 @@ use std::process::Stdio;
 use bollard::query_parameters::{BuildImageOptionsBuilder, CreateImageOptionsBuilder};
 use bollard::{Docker, body_full};
 use futures_util::StreamExt;
-use sandglass::Error;
+use sandglass_core::Error;
 use tokio::process::Command;
 
 use crate::engine::{self, is_missing, said, unavailable};

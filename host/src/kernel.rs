@@ -26,8 +26,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args, Subcommand};
-use sandglass::rlm::{Message, Role};
-use sandglass::{Error, Limits};
+use sandglass_core::{Error, Limits};
+use sandglass_rlm::{Message, Role};
 
 use self::input::Input;
 use crate::BackendKind;

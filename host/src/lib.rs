@@ -66,8 +66,8 @@ pub use sandbox::{
     Answer, Capabilities, ExecuteOptions, Execution, FileEntry, Final, HostCall, Query, Sandbox, SandboxBuilder,
     Variable,
 };
-pub use sandglass::execution::{CodeExecution, Killer, Outcome, StateStatus};
-pub use sandglass::protocol::Stream;
-pub use sandglass::{BudgetLimits, Error, Limits, PROTOCOL_VERSION, Profile};
+pub use sandglass_core::execution::{CodeExecution, Killer, Outcome, StateStatus};
+pub use sandglass_core::protocol::Stream;
+pub use sandglass_core::{BudgetLimits, Error, Limits, PROTOCOL_VERSION, Profile};
 pub use users::Users;
 pub use value::Value;

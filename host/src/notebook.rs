@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use rustix::fs::{AtFlags, Dir, Mode, unlinkat};
 use rustix::io::Errno;
-use sandglass::Error;
-use sandglass::session::CellFile;
+use sandglass_core::Error;
+use sandglass_core::session::CellFile;
 use serde_json::json;
 
 pub use command::{CellArgs, main, show};

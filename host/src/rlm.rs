@@ -1,6 +1,6 @@
 //! The controller of a Recursive Language Model on native sandboxes: [`run`], and the command `sandglass-host rlm`.
 //!
-//! What a run does is decided in [`sandglass::rlm`]; here it is carried out.
+//! What a run does is decided in [`sandglass_rlm`]; here it is carried out.
 //!
 //! | module | holds |
 //! |---|---|
@@ -24,16 +24,16 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use sandglass::budget::{Budget, BudgetLimits, Usage};
-use sandglass::rlm::controller::Finish;
-use sandglass::rlm::event::{RlmEvent, RunOutcome};
-use sandglass::rlm::limits::{
+use sandglass_core::budget::{Budget, BudgetLimits, Usage};
+use sandglass_core::speculate::{Source, Tally};
+use sandglass_core::{Error, Limits};
+use sandglass_rlm::controller::Finish;
+use sandglass_rlm::event::{RlmEvent, RunOutcome};
+use sandglass_rlm::limits::{
     HOST_CALL_TIMEOUT_MS, MAX_CALLS, MAX_CONCURRENT_RUNS, MAX_DEPTH, MAX_ITERATIONS, MAX_OUTPUT_CHARS,
     MAX_PROMPT_TOKENS,
 };
-use sandglass::rlm::schema::Schema;
-use sandglass::speculate::{Source, Tally};
-use sandglass::{Error, Limits};
+use sandglass_rlm::schema::Schema;
 
 pub use command::{RlmArgs, main};
 pub use endpoint::Endpoint;
@@ -170,7 +170,7 @@ pub async fn run(options: RlmOptions, launcher: Arc<dyn Launcher>, stop: &Stop) 
             };
             match stop.wait(time_is_over).await {
                 Some(most) => {
-                    let why = sandglass::budget::Exhausted::Time(most).to_string();
+                    let why = sandglass_core::budget::Exhausted::Time(most).to_string();
                     tree.stopping(RunOutcome::Limit, why);
                 }
                 None => tree.stopping(RunOutcome::Aborted, "it was stopped from outside".to_owned()),

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
-use sandglass::Error;
-use sandglass::guest::FILES;
+use sandglass_core::Error;
+use sandglass_core::guest::FILES;
 use serde::Deserialize;
 use tempfile::TempDir;
 use tokio::process::Command;

@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::{Stream as Pieces, StreamExt};
-use sandglass::execution::{CodeExecution, Display};
-use sandglass::protocol::Stream;
-use sandglass::session::{CellFile, Command, Encoded, FileCommand, Look, Reply, Series, ToResult};
-use sandglass::speculate::{Lines, Prediction, Source};
-use sandglass::stats::Stats;
-use sandglass::{BudgetLimits, Error, Limits};
+use sandglass_core::execution::{CodeExecution, Display};
+use sandglass_core::protocol::Stream;
+use sandglass_core::session::{CellFile, Command, Encoded, FileCommand, Look, Reply, Series, ToResult};
+use sandglass_core::speculate::{Lines, Prediction, Source};
+use sandglass_core::stats::Stats;
+use sandglass_core::{BudgetLimits, Error, Limits};
 use serde::{Deserialize, Serialize};
 
 pub use builder::SandboxBuilder;
@@ -451,7 +451,7 @@ impl Drop for Writing<'_> {
 /// An execution with its final answer, as far as that can be read.
 fn finished(mut run: CodeExecution, last: Option<&Encoded<Payload>>) -> Execution {
     let value = last.map(Value::decode).transpose().unwrap_or_else(|error| {
-        run.outcome = sandglass::execution::Outcome::Error;
+        run.outcome = sandglass_core::execution::Outcome::Error;
         run.error_type = Some("NotSerializable".to_owned());
         run.error = Some(format!("NotSerializable: the final value: {error}"));
         None

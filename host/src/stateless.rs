@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use sandglass::execution::{Change, CodeExecution, Outcome};
-use sandglass::{Error, Limits};
+use sandglass_core::execution::{Change, CodeExecution, Outcome};
+use sandglass_core::{Error, Limits};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, timeout_at};
 
@@ -162,7 +162,7 @@ async fn answer(sandbox: &Sandbox, bounds: &Bounds, request: Request) -> Result<
         Err(error) => return Err(error),
     };
     let mut response = respond(&execution.run);
-    if execution.state.status != sandglass::execution::StateStatus::Kept {
+    if execution.state.status != sandglass_core::execution::StateStatus::Kept {
         return Ok((response, Vec::new()));
     }
     // To write the state and to read files may run the user's code as well.
@@ -228,7 +228,7 @@ fn not_run(kind: &str, error: &Error, exit_code: i32) -> Response {
 
 /// The response for an execution.
 fn respond(execution: &CodeExecution) -> Response {
-    let gone = execution.state.status != sandglass::execution::StateStatus::Kept;
+    let gone = execution.state.status != sandglass_core::execution::StateStatus::Kept;
     let exit_code = match execution.outcome {
         Outcome::Ok => 0,
         Outcome::Timeout => TIMED_OUT,

@@ -20,7 +20,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Once, PoisonError};
 use rustix::fs::{FlockOperation, flock, fstat};
 use rustix::process::geteuid;
 use rustix::thread::{CapabilitySet, capabilities};
-use sandglass::Error;
+use sandglass_core::Error;
 
 /// The user that all guests are where none can have an id of its own.
 pub const NOBODY: u32 = 65534;

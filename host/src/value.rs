@@ -23,11 +23,11 @@ use std::fmt::{self, Write as _};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
-use sandglass::Error;
-use sandglass::limits::{MAX_STRUCTURED_BYTES, MAX_VALUE_DEPTH};
-use sandglass::protocol::Encoding;
-use sandglass::session::{Body, Encoded};
-use sandglass::value::{
+use sandglass_core::Error;
+use sandglass_core::limits::{MAX_STRUCTURED_BYTES, MAX_VALUE_DEPTH};
+use sandglass_core::protocol::Encoding;
+use sandglass_core::session::{Body, Encoded};
+use sandglass_core::value::{
     Build, MAX_DECIMAL_HEX_DIGITS, Writer, escaped, int_text, read, utf16_from_wtf8, wtf8_from_utf16,
 };
 use serde::de::{Deserialize, Deserializer, Visitor};
@@ -423,7 +423,7 @@ impl Encoder<'_> {
                 }
                 self.writer.end_dict();
             }
-            Value::DateTime(ms) if !sandglass::value::is_date(*ms) => {
+            Value::DateTime(ms) if !sandglass_core::value::is_date(*ms) => {
                 return refuse("holds a date outside of the years 1 to 9999, which are all that Python's datetime has");
             }
             Value::DateTime(ms) => {

@@ -36,7 +36,7 @@ use rustix::fs::{
     openat, renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
-use sandglass::execution::{Change, FileChange};
+use sandglass_core::execution::{Change, FileChange};
 
 use self::beneath::kind;
 pub use self::tree::Usage;
@@ -51,7 +51,7 @@ const MAX_LISTED: usize = 10_000;
 /// Files of which a mark knows the version.
 const MAX_MARKED: usize = 200_000;
 /// Changed files that are named.
-const MAX_CHANGES: usize = sandglass::limits::MAX_CHANGED_FILES;
+const MAX_CHANGES: usize = sandglass_core::limits::MAX_CHANGED_FILES;
 /// Characters of the names of users and sessions.
 const MAX_NAME: usize = 64;
 /// For how long a descriptor may be on its way from one process to another.

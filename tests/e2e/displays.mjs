@@ -14,7 +14,7 @@ import { openBrowser, readArguments, root, Score, serve } from "./harness.mjs";
 
 const { browser: name, only } = readArguments();
 const score = new Score();
-const allowed = JSON.parse(readFileSync(join(root, "src/display/html.json"), "utf8"));
+const allowed = JSON.parse(readFileSync(join(root, "crates/core/src/display/html.json"), "utf8"));
 const ordinary = (/** @type {string} */ file) => readFileSync(join(root, "tests/displays", file), "utf8");
 
 try {

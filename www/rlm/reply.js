@@ -1,4 +1,4 @@
-// A model's reply as it is shown: what it says, and the code that it writes. What is run is decided elsewhere (src/rlm/parse.rs).
+// A model's reply as it is shown: what it says, and the code that it writes. What is run is decided elsewhere (crates/rlm/src/parse.rs).
 
 /** @typedef {{ kind: "prose" | "code", text: string }} Segment */
 

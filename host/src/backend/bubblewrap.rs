@@ -8,7 +8,7 @@ use std::process::Stdio;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use sandglass::Error;
+use sandglass_core::Error;
 use tokio::process::Command;
 
 use super::{BackendKind, BoxFuture, Launcher, Settings};

@@ -18,7 +18,7 @@ use std::time::Duration;
 use bollard::Docker;
 use bollard::models::{ContainerCreateBody, HostConfig, Mount, MountType};
 use bollard::query_parameters::{CreateContainerOptionsBuilder, StartContainerOptions};
-use sandglass::Error;
+use sandglass_core::Error;
 use tempfile::TempDir;
 use tokio::net::{UnixListener, UnixStream};
 

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesOrdered, StreamExt};
 use rustix::process::geteuid;
-use sandglass::Error;
+use sandglass_core::Error;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tempfile::TempDir;

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 
-use sandglass::Error;
+use sandglass_core::Error;
 
 use super::{BackendKind, BoxFuture, Launcher, Settings};
 use crate::guest::{Guest, Plan};

@@ -1,8 +1,8 @@
 //! The copy of the guest that runs code ahead: what the session wants of it, and what it says.
 
-use sandglass::Error;
-use sandglass::protocol::Request;
-use sandglass::session::{Effect, Input};
+use sandglass_core::Error;
+use sandglass_core::protocol::Request;
+use sandglass_core::session::{Effect, Input};
 
 use super::now;
 use super::pump::{CREDIT_BYTES, Happened, Pump, Running, Slot};

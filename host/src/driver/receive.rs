@@ -1,7 +1,7 @@
 //! What a guest's frames say. Nothing of it is trusted.
 
 use bytes::{Bytes, BytesMut};
-use sandglass::protocol::Event;
+use sandglass_core::protocol::Event;
 
 use crate::frame::Frame;
 use crate::value::Payload;

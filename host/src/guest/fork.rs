@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use rustix::net::SendFlags;
 use rustix::process::{Signal, pidfd_send_signal};
-use sandglass::Error;
+use sandglass_core::Error;
 use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;

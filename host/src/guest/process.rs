@@ -14,7 +14,7 @@ use command_fds::{CommandFdExt, FdMapping};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-use sandglass::{Error, Killer};
+use sandglass_core::{Error, Killer};
 use serde::Deserialize;
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;

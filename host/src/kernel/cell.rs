@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use jupyter_protocol::JupyterMessage;
-use sandglass::Error;
-use sandglass::display::{Kind, kind};
-use sandglass::execution::Display;
-use sandglass::session::ToResult;
+use sandglass_core::Error;
+use sandglass_core::display::{Kind, kind};
+use sandglass_core::execution::Display;
+use sandglass_core::session::ToResult;
 use serde_json::{Map, Value, json};
 
 use super::wire::Publisher;

@@ -1,7 +1,7 @@
 //! Completion and inspection. The guest looks; what it says is bounded here.
 
 use jupyter_protocol::{CompleteRequest, InspectRequest};
-use sandglass::session::Look;
+use sandglass_core::session::Look;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use sandglass::{Error, Limits};
+use sandglass_core::{Error, Limits};
 
 use crate::cli::GuestArgs;
 use crate::rlm::clean;

@@ -8,14 +8,14 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use clap::Args;
-use sandglass::Error;
-use sandglass::rlm::answer::text;
-use sandglass::rlm::event::{RlmEvent, RunOutcome};
-use sandglass::rlm::limits::{
+use sandglass_core::Error;
+use sandglass_core::speculate::Tally;
+use sandglass_rlm::answer::text;
+use sandglass_rlm::event::{RlmEvent, RunOutcome};
+use sandglass_rlm::limits::{
     LEAST_PROMPT_TOKENS, MAX_CALLS, MAX_CONTEXTS, MAX_DEPTH, MAX_ITERATIONS, MAX_PROMPT_TOKENS,
 };
-use sandglass::rlm::schema::Schema;
-use sandglass::speculate::Tally;
+use sandglass_rlm::schema::Schema;
 
 use super::show::{Show, clean, name};
 use super::{Endpoint, Rlm, RlmOptions, Stop, run};

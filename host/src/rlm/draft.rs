@@ -2,9 +2,9 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use sandglass::budget::Budget;
-use sandglass::rlm::openai::Reply;
-use sandglass::rlm::{Message, draft};
+use sandglass_core::budget::Budget;
+use sandglass_rlm::openai::Reply;
+use sandglass_rlm::{Message, draft};
 
 use super::Endpoint;
 use crate::driver::now;

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use sandglass::Error;
-use sandglass::rlm::limits::{ATTEMPT_TIMEOUT_MS, MAX_RETRIES};
-use sandglass::rlm::openai::{Reply, request_body, retry_in};
-use sandglass::rlm::{Message, query};
+use sandglass_core::Error;
+use sandglass_rlm::limits::{ATTEMPT_TIMEOUT_MS, MAX_RETRIES};
+use sandglass_rlm::openai::{Reply, request_body, retry_in};
+use sandglass_rlm::{Message, query};
 use serde_json::{Map, Value};
 
 use crate::completions::{Completions, OnText, chance};

@@ -2,16 +2,16 @@
 
 use std::sync::{Arc, Weak};
 
-use sandglass::execution::CodeExecution;
-use sandglass::protocol::Stream;
-use sandglass::rlm::answer::{ToJson, fits};
-use sandglass::rlm::event::RlmEventKind;
-use sandglass::rlm::integer;
-use sandglass::rlm::prompt::{ContextFacts, describe_code, read_facts};
-use sandglass::rlm::writing::Step;
-use sandglass::session::Series;
-use sandglass::speculate::Source;
-use sandglass::value::Build;
+use sandglass_core::execution::CodeExecution;
+use sandglass_core::protocol::Stream;
+use sandglass_core::session::Series;
+use sandglass_core::speculate::Source;
+use sandglass_core::value::Build;
+use sandglass_rlm::answer::{ToJson, fits};
+use sandglass_rlm::event::RlmEventKind;
+use sandglass_rlm::integer;
+use sandglass_rlm::prompt::{ContextFacts, describe_code, read_facts};
+use sandglass_rlm::writing::Step;
 
 use super::run::Run;
 use crate::sandbox::{Answer, ExecuteOptions, Query, Sandbox};

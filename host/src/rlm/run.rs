@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use sandglass::budget::{Budget, BudgetLimits, Usage};
-use sandglass::rlm::answer::text;
-use sandglass::rlm::controller::{Controller, Effect, Finish, Input, Task};
-use sandglass::rlm::event::{RlmEvent, RlmEventKind, RunOutcome};
-use sandglass::rlm::openai::Reply;
-use sandglass::rlm::writing::Writing;
-use sandglass::rlm::{Message, Role, query};
-use sandglass::speculate::{Source, Tally};
-use sandglass::stats::Stats;
-use sandglass::value::{ill_formed, lone_surrogate};
+use sandglass_core::budget::{Budget, BudgetLimits, Usage};
+use sandglass_core::speculate::{Source, Tally};
+use sandglass_core::stats::Stats;
+use sandglass_core::value::{ill_formed, lone_surrogate};
+use sandglass_rlm::answer::text;
+use sandglass_rlm::controller::{Controller, Effect, Finish, Input, Task};
+use sandglass_rlm::event::{RlmEvent, RlmEventKind, RunOutcome};
+use sandglass_rlm::openai::Reply;
+use sandglass_rlm::writing::Writing;
+use sandglass_rlm::{Message, Role, query};
 use tokio::sync::{Notify, Semaphore, oneshot, watch};
 
 use super::draft::draft;
@@ -192,7 +192,7 @@ impl Run {
     async fn open(
         self: &Arc<Self>,
         contexts: Vec<Value>,
-    ) -> Result<(Repl, Vec<sandglass::rlm::prompt::ContextFacts>), NoAnswer> {
+    ) -> Result<(Repl, Vec<sandglass_rlm::prompt::ContextFacts>), NoAnswer> {
         let repl = Repl::new(self).await.map_err(NoAnswer::Failed)?;
         match self.stop.wait(repl.begin(self, contexts)).await {
             Some(Ok(facts)) => Ok((repl, facts)),

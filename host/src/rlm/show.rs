@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::io::Write;
 
-use sandglass::budget::Usage;
-use sandglass::rlm::event::{RlmEvent, RlmEventKind, RunOutcome};
-use sandglass::rlm::middle_cut;
+use sandglass_core::budget::Usage;
+use sandglass_rlm::event::{RlmEvent, RlmEventKind, RunOutcome};
+use sandglass_rlm::middle_cut;
 
 /// Characters that are shown of a prompt, an answer or a line.
 const MAX_LINE: usize = 200;
@@ -222,7 +222,7 @@ impl<W: Write> Show<W> {
                 }
                 // That of the first is what the command prints.
                 if let Some(answer) = answer.as_ref().filter(|_| depth > 0) {
-                    let answer = sandglass::rlm::answer::text(answer);
+                    let answer = sandglass_rlm::answer::text(answer);
                     self.line(event, "", &format!("answer: {}", one_line(&answer)))?;
                 }
             }

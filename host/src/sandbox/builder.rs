@@ -4,9 +4,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use sandglass::budget::Budget;
-use sandglass::protocol::QUERIES;
-use sandglass::{BudgetLimits, Error, Limits, Profile, Session};
+use sandglass_core::budget::Budget;
+use sandglass_core::protocol::QUERIES;
+use sandglass_core::{BudgetLimits, Error, Limits, Profile, Session};
 
 use super::Sandbox;
 use super::host_call::{self, Answer, Functions, HostCall, Query};

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use sandglass::budget::{Budget, Usage};
-use sandglass::value::{ill_formed, lone_surrogate};
+use sandglass_core::budget::{Budget, Usage};
+use sandglass_core::value::{ill_formed, lone_surrogate};
 
 use crate::backend::BoxFuture;
 use crate::value::Value;

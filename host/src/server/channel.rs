@@ -27,7 +27,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{Sink, StreamExt};
-use sandglass::protocol::{Event, Request};
+use sandglass_core::protocol::{Event, Request};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::net::unix::OwnedReadHalf;
@@ -145,7 +145,7 @@ struct Relay {
     incoming: SplitStream<WebSocket>,
     outgoing: Outgoing,
     number: u32,
-    booting: Option<BoxFuture<'static, Result<Guest, sandglass::Error>>>,
+    booting: Option<BoxFuture<'static, Result<Guest, sandglass_core::Error>>>,
     guest: Option<Running>,
     /// The turn that runs, by its number.
     turn: Option<u32>,
@@ -157,7 +157,7 @@ struct Relay {
 enum Happened {
     Message(Option<Result<Message, axum::Error>>),
     Sent(Result<(), axum::Error>),
-    Booted(Result<Guest, sandglass::Error>),
+    Booted(Result<Guest, sandglass_core::Error>),
     Guest(FromGuest),
     /// The session's folder holds too much.
     Excess(String),
@@ -283,7 +283,7 @@ impl Relay {
         self.booting = Some(Box::pin(async move { launcher.launch().await }));
     }
 
-    fn booted(&mut self, booted: Result<Guest, sandglass::Error>) {
+    fn booted(&mut self, booted: Result<Guest, sandglass_core::Error>) {
         self.booting = None;
         match booted {
             Ok(guest) => {
@@ -423,8 +423,8 @@ fn ended_turn(event: &Event) -> Option<u32> {
 }
 
 async fn boot(
-    booting: Option<&mut BoxFuture<'static, Result<Guest, sandglass::Error>>>,
-) -> Result<Guest, sandglass::Error> {
+    booting: Option<&mut BoxFuture<'static, Result<Guest, sandglass_core::Error>>>,
+) -> Result<Guest, sandglass_core::Error> {
     match booting {
         Some(booting) => booting.await,
         None => pending().await,
@@ -582,7 +582,7 @@ impl Outgoing {
 mod tests {
     #[test]
     fn the_subprotocol_is_named_after_the_protocol_s_version() {
-        let name = format!("sandglass.v{}", sandglass::PROTOCOL_VERSION);
+        let name = format!("sandglass.v{}", sandglass_core::PROTOCOL_VERSION);
         assert_eq!(super::PROTOCOL, name);
     }
 }

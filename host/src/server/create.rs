@@ -8,7 +8,7 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use sandglass::{BudgetLimits, Limits, Profile};
+use sandglass_core::{BudgetLimits, Limits, Profile};
 use serde_json::{Map, Value as Json, json};
 
 use super::App;

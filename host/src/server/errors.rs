@@ -78,9 +78,9 @@ impl ApiError {
     }
 }
 
-impl From<sandglass::Error> for ApiError {
-    fn from(error: sandglass::Error) -> Self {
-        use sandglass::Error as E;
+impl From<sandglass_core::Error> for ApiError {
+    fn from(error: sandglass_core::Error) -> Self {
+        use sandglass_core::Error as E;
         let status = match &error {
             E::InvalidOption { .. } => StatusCode::BAD_REQUEST,
             E::NotInitialized | E::NoCheckpoint(_) => StatusCode::CONFLICT,

@@ -11,8 +11,8 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use sandglass::Limits;
-use sandglass::speculate::Lines;
+use sandglass_core::Limits;
+use sandglass_core::speculate::Lines;
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -208,7 +208,7 @@ impl Running {
             self.session.count(&stats, &self.app.metrics);
         }
         match execution {
-            Err(sandglass::Error::Destroyed) if self.app.sessions.are_closed() => Err(ApiError::cut_short()),
+            Err(sandglass_core::Error::Destroyed) if self.app.sessions.are_closed() => Err(ApiError::cut_short()),
             execution => Ok(execution?),
         }
     }
@@ -297,7 +297,7 @@ impl Events {
         self.send(event(name, &data));
     }
 
-    fn display(&self, display: &sandglass::execution::Display) {
+    fn display(&self, display: &sandglass_core::execution::Display) {
         if !self.is_full(display.data.len()) {
             self.send(event("display", &json!(display)));
         }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use sandglass::prometheus::{head, line};
+use sandglass_core::prometheus::{head, line};
 use serde_json::{Value as Json, json};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
@@ -56,7 +56,7 @@ pub async fn detailed(State(app): State<App>) -> Result<Response, ApiError> {
     let detail = json!({
         "status": word,
         "version": env!("CARGO_PKG_VERSION"),
-        "protocol": sandglass::PROTOCOL_VERSION,
+        "protocol": sandglass_core::PROTOCOL_VERSION,
         "uptimeSeconds": app.started.elapsed().as_secs(),
         "backend": { "configured": args.guest.backend, "trial": trial },
         "pool": pool,

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use sandglass::rlm::limits::{ATTEMPT_TIMEOUT_MS, MAX_RETRIES};
-use sandglass::rlm::openai::{Reply, request_body, retry_in};
-use sandglass::rlm::{Message, Role, query};
+use sandglass_rlm::limits::{ATTEMPT_TIMEOUT_MS, MAX_RETRIES};
+use sandglass_rlm::openai::{Reply, request_body, retry_in};
+use sandglass_rlm::{Message, Role, query};
 use serde_json::Map;
 use tokio::sync::Semaphore;
 

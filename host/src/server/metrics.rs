@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use sandglass::prometheus::{escaped, head, line};
-use sandglass::stats::Stats;
+use sandglass_core::prometheus::{escaped, head, line};
+use sandglass_core::stats::Stats;
 use tokio::sync::watch;
 
 /// Upper bounds of the buckets of durations, in seconds.

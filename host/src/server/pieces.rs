@@ -1,7 +1,7 @@
 //! Long bodies on their way to a page: in pieces, because a browser that takes a large message does nothing else meanwhile.
 
 use axum::body::Bytes;
-use sandglass::protocol::{Encoding, Event};
+use sandglass_core::protocol::{Encoding, Event};
 
 use crate::frame::Frame;
 

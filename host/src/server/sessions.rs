@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use futures_util::future::join_all;
-use sandglass::stats::Stats;
+use sandglass_core::stats::Stats;
 use tokio::sync::watch;
 
 use super::App;

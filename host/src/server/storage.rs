@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
-use sandglass::Error;
-use sandglass::execution::Killer;
+use sandglass_core::Error;
+use sandglass_core::execution::Killer;
 use tokio::sync::{Notify, watch};
 
 use super::App;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use sandglass::Error;
+use sandglass_core::Error;
 use tokio::sync::OnceCell;
 
 use super::errors::ApiError;

@@ -96,7 +96,7 @@ async fn values_cross_both_ways(backend: BackendKind) {
     assert_eq!(error.code(), "invalid_option");
     assert_eq!(
         sandbox
-            .add_context(sandglass::session::Series::Context, "more")
+            .add_context(sandglass_core::session::Series::Context, "more")
             .await
             .as_deref(),
         Ok("context_1")

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use sandglass::budget::Usage;
+use sandglass_core::budget::Usage;
 use sandglass_host::{Answer, BackendKind, BudgetLimits, HostCall, Limits, Outcome, Query, StateStatus, Value};
 use tokio::sync::{Barrier, Notify};
 

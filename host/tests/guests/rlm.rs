@@ -14,11 +14,11 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use futures_util::{StreamExt, stream};
-use sandglass::rlm::event::{RlmEvent, RlmEventKind, RunOutcome};
-use sandglass::speculate::Source;
+use sandglass_core::speculate::Source;
 use sandglass_host::backend::{self, Settings};
 use sandglass_host::rlm::{Endpoint, Rlm, RlmOptions, Stop, run};
 use sandglass_host::{BackendKind, BudgetLimits};
+use sandglass_rlm::event::{RlmEvent, RlmEventKind, RunOutcome};
 use serde_json::{Value, json};
 use tokio::process::Command;
 

@@ -1,4 +1,4 @@
-"""The native backend: a process that speaks src/protocol.rs over a socket.
+"""The native backend: a process that speaks crates/core/src/protocol.rs over a socket.
 
 Turns run on the main thread. A reader thread takes what the host sends: it answers waits, and stops the turn with
 SIGINT where there is none. A third thread, of `pipes.py`, takes what child processes print and sends what has waited

@@ -272,7 +272,7 @@ no_time: Callable[[], float] = (0.0).conjugate
 class KeptText:
     """What a host in Python keeps of a stream: text of at most `limit` characters whole, of longer text both ends.
 
-    `src/output.rs` has the same rule.
+    `crates/core/src/output.rs` has the same rule.
     """
 
     def __init__(self, limit: int) -> None:

@@ -9,7 +9,7 @@ use bollard::query_parameters::{
     InspectContainerOptions, KillContainerOptionsBuilder, LogsOptionsBuilder, WaitContainerOptionsBuilder,
 };
 use futures_util::StreamExt;
-use sandglass::Killer;
+use sandglass_core::Killer;
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::runtime::Handle;

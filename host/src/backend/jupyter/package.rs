@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
-use sandglass::Error;
-use sandglass::guest::FILES;
+use sandglass_core::Error;
+use sandglass_core::guest::FILES;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;

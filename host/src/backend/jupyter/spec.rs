@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use sandglass::Error;
+use sandglass_core::Error;
 use serde::Deserialize;
 use serde_json::json;
 

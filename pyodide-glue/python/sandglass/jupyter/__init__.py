@@ -8,7 +8,7 @@
 - `callbacks.py`    who answers `llm_query` and `rlm_query`
 - `environment.py`  the package `rlms`: its environments' protocol, and how its `RLM` comes to use this one
 
-Part of the wheel only: guests have no notebook, so that `src/guest.rs` leaves this folder out.
+Part of the wheel only: guests have no notebook, so that `crates/core/src/guest.rs` leaves this folder out.
 """
 
 from sandglass.jupyter.environment import register

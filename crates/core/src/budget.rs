@@ -1,0 +1,512 @@
+//! What a tree of sandboxes may spend on models: calls, tokens, cost, time and depth.
+//!
+//! A budget is a node of a tree: what is spent in one is spent in all that it belongs to, so a limit of the root holds for all
+//! children together. [`Budget::scope`] is a part at the same depth (an execution), [`Budget::child`] one level deeper (a
+//! recursion). Times are milliseconds on the driver's monotonic clock.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::protocol::Profile;
+
+/// What may be spent; what is not given is not limited.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+pub struct BudgetLimits {
+    /// Calls of models: `llm_query`, `rlm_query`, and a controller's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(target_arch = "wasm32", tsify(optional))]
+    pub max_calls: Option<f64>,
+    /// Tokens, input and output together, where callbacks report them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(target_arch = "wasm32", tsify(optional))]
+    pub max_tokens: Option<f64>,
+    /// Cost, in whatever currency callbacks report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(target_arch = "wasm32", tsify(optional))]
+    pub max_cost: Option<f64>,
+    /// Milliseconds from the budget's beginning.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(target_arch = "wasm32", tsify(optional))]
+    pub max_time: Option<f64>,
+    /// Levels of recursion below this budget; with 0, `rlm_query` is refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(target_arch = "wasm32", tsify(optional))]
+    pub max_depth: Option<f64>,
+}
+
+/// What calls of models have used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+#[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+pub struct Usage {
+    /// How many calls.
+    pub calls: f64,
+    /// Tokens of the prompts, as far as callbacks reported them.
+    pub input_tokens: f64,
+    /// Tokens of the answers, likewise.
+    pub output_tokens: f64,
+    /// Cost, likewise.
+    pub cost: f64,
+}
+
+/// What is left, of the budget itself and of all that it belongs to; what is not limited is not there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+pub struct BudgetLeft {
+    /// Calls of models.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(target_arch = "wasm32", tsify(optional))]
+    pub calls: Option<f64>,
+    /// Tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(target_arch = "wasm32", tsify(optional))]
+    pub tokens: Option<f64>,
+    /// Cost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(target_arch = "wasm32", tsify(optional))]
+    pub cost: Option<f64>,
+    /// Milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(target_arch = "wasm32", tsify(optional))]
+    pub time: Option<f64>,
+    /// Levels of recursion.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(target_arch = "wasm32", tsify(optional))]
+    pub depth: Option<f64>,
+}
+
+/// What there is no more of, and how much there was.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+pub enum Exhausted {
+    /// Calls.
+    #[error("the budget of {most} model calls is used up (maxCalls)")]
+    Calls {
+        /// Calls so far.
+        made: f64,
+        /// Calls that were asked for at once.
+        more: f64,
+        /// Calls that there may be.
+        most: f64,
+    },
+    /// Tokens.
+    #[error("the budget of {0} tokens is used up (maxTokens)")]
+    Tokens(f64),
+    /// Cost.
+    #[error("the budget's cost of {0} is used up (maxCost)")]
+    Cost(f64),
+    /// Time.
+    #[error("the budget's time of {0} ms is over (maxTime)")]
+    Time(f64),
+    /// Depth.
+    #[error("recursion deeper than {0} is not in the budget (maxDepth): use llm_query, or do it here")]
+    Depth(f64),
+}
+
+impl Exhausted {
+    /// What Python is told. dspy's `_LLMCallBudget` (`dspy/predict/rlm.py`, 3.4.1) has a text of its own for calls.
+    pub fn told(&self, profile: Profile) -> String {
+        match self {
+            Self::Calls { made, more, most } if profile == Profile::Dspy => format!(
+                "LLM call limit exceeded: {made} + {more} > {most}. \
+                 Use Python code for aggregation instead of making more LLM calls."
+            ),
+            other => other.to_string(),
+        }
+    }
+}
+
+impl BudgetLimits {
+    /// Sets the limit of a public name.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] for an unknown name or a value that is no amount; nothing is changed then.
+    pub fn set(&mut self, name: &str, value: f64) -> Result<(), Error> {
+        let (limit, whole) = match name {
+            "maxCalls" => (&mut self.max_calls, true),
+            "maxTokens" => (&mut self.max_tokens, true),
+            "maxCost" => (&mut self.max_cost, false),
+            "maxTime" => (&mut self.max_time, false),
+            "maxDepth" => (&mut self.max_depth, true),
+            _ => {
+                return Err(Error::invalid(
+                    format!("budget.{name}"),
+                    "there is no such limit: maxCalls, maxTokens, maxCost, maxTime or maxDepth",
+                ));
+            }
+        };
+        if !(0.0..=MOST).contains(&value) || (whole && value.fract() != 0.0) {
+            let kind = if whole { "whole number" } else { "number" };
+            return Err(Error::invalid(
+                format!("budget.{name}"),
+                format!("must be a {kind} of 0 or more, not {value}"),
+            ));
+        }
+        *limit = Some(value);
+        Ok(())
+    }
+}
+
+impl Usage {
+    /// The tokens of both kinds.
+    pub fn tokens(&self) -> f64 {
+        self.input_tokens + self.output_tokens
+    }
+
+    fn add(&mut self, more: &Self) {
+        // Reported by callbacks: rubbish must not make room.
+        let amount = |value: f64| if value > 0.0 { value.min(MOST) } else { 0.0 };
+        self.calls += amount(more.calls);
+        self.input_tokens += amount(more.input_tokens);
+        self.output_tokens += amount(more.output_tokens);
+        self.cost += amount(more.cost);
+    }
+}
+
+/// Amounts are whole up to here.
+const MOST: f64 = 9_007_199_254_740_991.0;
+
+/// A node of a tree of budgets; clones are the same one.
+#[derive(Clone)]
+pub struct Budget(Arc<Node>);
+
+struct Node {
+    limits: BudgetLimits,
+    began_at: f64,
+    depth: f64,
+    parent: Option<Budget>,
+    spent: Mutex<Usage>,
+}
+
+impl Budget {
+    /// The root of a tree, from now on.
+    pub fn new(limits: BudgetLimits, now: f64) -> Self {
+        Self::node(limits, now, 0.0, None)
+    }
+
+    /// A part of this one, at the same depth.
+    pub fn scope(&self, limits: BudgetLimits, now: f64) -> Self {
+        Self::node(limits, now, self.0.depth, Some(self.clone()))
+    }
+
+    /// A part of this one, one level deeper. [`Budget::may_recurse`] says whether there is such a level.
+    pub fn child(&self, limits: BudgetLimits, now: f64) -> Self {
+        Self::node(limits, now, self.0.depth + 1.0, Some(self.clone()))
+    }
+
+    fn node(limits: BudgetLimits, began_at: f64, depth: f64, parent: Option<Self>) -> Self {
+        let spent = Mutex::default();
+        Self(Arc::new(Node {
+            limits,
+            began_at,
+            depth,
+            parent,
+            spent,
+        }))
+    }
+
+    /// What may be spent at this node.
+    pub fn limits(&self) -> BudgetLimits {
+        self.0.limits
+    }
+
+    /// How many levels the budget is below its root.
+    pub fn depth(&self) -> f64 {
+        self.0.depth
+    }
+
+    /// What was spent here and below.
+    pub fn spent(&self) -> Usage {
+        *self.lock()
+    }
+
+    /// Counts a call of a model, everywhere or nowhere.
+    ///
+    /// # Errors
+    /// [`Exhausted`], when there is nothing left for it.
+    pub fn admit(&self, now: f64) -> Result<(), Exhausted> {
+        self.admit_all(1, now)
+    }
+
+    /// Counts so many calls, all of them or none.
+    ///
+    /// # Errors
+    /// [`Exhausted`], when there is not enough left for them.
+    pub fn admit_all(&self, calls: u32, now: f64) -> Result<(), Exhausted> {
+        self.go_on(now)?;
+        let more = f64::from(calls);
+        // Another thread may be as quick: then what was counted is given back.
+        for budget in self.chain() {
+            let mut spent = budget.lock();
+            let made = spent.calls;
+            match budget.0.limits.max_calls {
+                Some(most) if made + more > most => {
+                    drop(spent);
+                    for counted in self.chain().take_while(|counted| !Arc::ptr_eq(&counted.0, &budget.0)) {
+                        counted.lock().calls -= more;
+                    }
+                    return Err(Exhausted::Calls { made, more, most });
+                }
+                _ => spent.calls += more,
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a call that is counted already may still begin.
+    ///
+    /// # Errors
+    /// [`Exhausted`], when time, tokens or cost are used up by now.
+    pub fn go_on(&self, now: f64) -> Result<(), Exhausted> {
+        self.chain()
+            .find_map(|budget| budget.exhausted(now))
+            .map_or(Ok(()), Err)
+    }
+
+    /// Adds what a call has used. The tokens of one call may go beyond the limit; the next one is refused.
+    pub fn charge(&self, usage: &Usage) {
+        for budget in self.chain() {
+            budget.lock().add(usage);
+        }
+    }
+
+    /// Whether there may be a level below.
+    ///
+    /// # Errors
+    /// [`Exhausted::Depth`], when there may not.
+    pub fn may_recurse(&self) -> Result<(), Exhausted> {
+        self.chain()
+            .find_map(|budget| {
+                let most = budget.0.limits.max_depth?;
+                (self.0.depth - budget.0.depth >= most).then_some(Err(Exhausted::Depth(most)))
+            })
+            .unwrap_or(Ok(()))
+    }
+
+    /// What is left.
+    pub fn left(&self, now: f64) -> BudgetLeft {
+        let mut left = BudgetLeft::default();
+        let lower = |left: &mut Option<f64>, most: Option<f64>, used: f64| {
+            let here = most.map(|most| (most - used).max(0.0));
+            *left = match (*left, here) {
+                (Some(left), Some(here)) => Some(left.min(here)),
+                (left, here) => left.or(here),
+            };
+        };
+        for budget in self.chain() {
+            let (limits, spent) = (budget.0.limits, budget.spent());
+            lower(&mut left.calls, limits.max_calls, spent.calls);
+            lower(&mut left.tokens, limits.max_tokens, spent.tokens());
+            lower(&mut left.cost, limits.max_cost, spent.cost);
+            lower(&mut left.time, limits.max_time, now - budget.0.began_at);
+            lower(&mut left.depth, limits.max_depth, self.0.depth - budget.0.depth);
+        }
+        left
+    }
+
+    /// When its time is over, if ever.
+    pub fn expires_at(&self) -> Option<f64> {
+        self.chain()
+            .filter_map(|budget| Some(budget.0.began_at + budget.0.limits.max_time?))
+            .reduce(f64::min)
+    }
+
+    /// What there is none of, at this node, calls aside.
+    fn exhausted(&self, now: f64) -> Option<Exhausted> {
+        let (limits, spent) = (self.0.limits, self.spent());
+        let over = |most: Option<f64>, used: f64| most.filter(|most| used >= *most);
+        over(limits.max_time, now - self.0.began_at)
+            .map(Exhausted::Time)
+            .or_else(|| over(limits.max_tokens, spent.tokens()).map(Exhausted::Tokens))
+            .or_else(|| over(limits.max_cost, spent.cost).map(Exhausted::Cost))
+    }
+
+    /// Which limit of time is over, if one is.
+    pub fn overdue(&self, now: f64) -> Option<Exhausted> {
+        self.chain().find_map(|budget| {
+            let most = budget.0.limits.max_time?;
+            (now - budget.0.began_at >= most).then_some(Exhausted::Time(most))
+        })
+    }
+
+    fn chain(&self) -> impl Iterator<Item = &Self> {
+        std::iter::successors(Some(self), |budget| budget.0.parent.as_ref())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Usage> {
+        // Whoever panicked meanwhile left numbers, and numbers are always whole.
+        self.0.spent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PartialEq for Budget {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl fmt::Debug for Budget {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Node { limits, depth, .. } = &*self.0;
+        write!(formatter, "Budget({:?} of {limits:?}, depth {depth})", self.spent())
+    }
+}
+
+impl fmt::Display for BudgetLeft {
+    /// As a model may read it: `3 model calls, 1200 tokens, 12 s`.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = [
+            self.calls.map(|calls| format!("{calls} model calls")),
+            self.tokens.map(|tokens| format!("{tokens} tokens")),
+            self.cost.map(|cost| format!("cost {cost:.4}")),
+            self.time.map(|ms| format!("{:.0} s", ms / 1_000.0)),
+            self.depth.map(|depth| format!("{depth} levels of recursion")),
+        ];
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
+        formatter.write_str(if parts.is_empty() { "no limits" } else { "" })?;
+        formatter.write_str(&parts.join(", "))
+    }
+}
+
+#[cfg(all(test, not(target_arch = "wasm32")))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn limits(max_calls: f64) -> BudgetLimits {
+        BudgetLimits {
+            max_calls: Some(max_calls),
+            ..BudgetLimits::default()
+        }
+    }
+
+    fn one_beyond(most: f64) -> Exhausted {
+        let (made, more) = (most, 1.0);
+        Exhausted::Calls { made, more, most }
+    }
+
+    #[test]
+    fn what_a_child_spends_is_spent_in_all_that_it_belongs_to() {
+        let root = Budget::new(limits(3.0), 0.0);
+        let child = root.child(limits(2.0), 0.0);
+        assert_eq!(child.admit(0.0), Ok(()));
+        assert_eq!(child.admit(0.0), Ok(()));
+        assert_eq!(child.admit(0.0), Err(one_beyond(2.0)));
+        assert_eq!(root.admit(0.0), Ok(()));
+        assert_eq!(root.admit(0.0), Err(one_beyond(3.0)));
+        assert_eq!((root.spent().calls, child.spent().calls), (3.0, 2.0));
+    }
+
+    #[test]
+    fn a_refused_call_is_counted_nowhere() {
+        let root = Budget::new(limits(1.0), 0.0);
+        let child = root.child(BudgetLimits::default(), 0.0);
+        assert_eq!(root.admit(0.0), Ok(()));
+        assert_eq!(child.admit(0.0), Err(one_beyond(1.0)));
+        assert_eq!(child.spent().calls, 0.0);
+    }
+
+    #[test]
+    fn of_several_calls_all_are_counted_or_none() {
+        let root = Budget::new(limits(5.0), 0.0);
+        let child = root.child(limits(9.0), 0.0);
+        assert_eq!(child.admit_all(3, 0.0), Ok(()));
+        let (made, more, most) = (3.0, 3.0, 5.0);
+        assert_eq!(child.admit_all(3, 0.0), Err(Exhausted::Calls { made, more, most }));
+        assert_eq!((root.spent().calls, child.spent().calls), (3.0, 3.0));
+        assert_eq!(child.admit_all(2, 0.0), Ok(()));
+        assert_eq!(child.go_on(0.0), Ok(()));
+    }
+
+    #[test]
+    fn tokens_cost_and_time_refuse_the_next_call() {
+        let all = BudgetLimits {
+            max_tokens: Some(100.0),
+            max_cost: Some(0.5),
+            max_time: Some(1_000.0),
+            ..BudgetLimits::default()
+        };
+        let usage = |tokens, cost| Usage {
+            output_tokens: tokens,
+            cost,
+            ..Usage::default()
+        };
+        let budget = Budget::new(all, 0.0);
+        budget.charge(&usage(100.0, 0.0));
+        assert_eq!(budget.admit(0.0), Err(Exhausted::Tokens(100.0)));
+        let budget = Budget::new(all, 0.0);
+        budget.charge(&usage(0.0, 0.7));
+        assert_eq!(budget.admit(0.0), Err(Exhausted::Cost(0.5)));
+        let budget = Budget::new(all, 500.0);
+        assert_eq!(budget.admit(1_499.0), Ok(()));
+        assert_eq!(budget.admit(1_500.0), Err(Exhausted::Time(1_000.0)));
+        assert_eq!(budget.expires_at(), Some(1_500.0));
+    }
+
+    #[test]
+    fn depth_is_counted_from_where_it_is_limited() {
+        let root = Budget::new(BudgetLimits::default(), 0.0);
+        let deep = BudgetLimits {
+            max_depth: Some(2.0),
+            ..BudgetLimits::default()
+        };
+        let limited = root.child(BudgetLimits::default(), 0.0).scope(deep, 0.0);
+        let below = limited.child(BudgetLimits::default(), 0.0);
+        assert_eq!(below.may_recurse(), Ok(()));
+        assert_eq!(below.left(0.0).depth, Some(1.0));
+        let bottom = below.child(BudgetLimits::default(), 0.0);
+        assert_eq!(bottom.may_recurse(), Err(Exhausted::Depth(2.0)));
+    }
+
+    #[test]
+    fn rubbish_that_is_reported_makes_no_room() {
+        let budget = Budget::new(limits(1.0), 0.0);
+        for bad in [f64::NAN, -5.0, f64::NEG_INFINITY] {
+            budget.charge(&Usage {
+                calls: bad,
+                input_tokens: bad,
+                output_tokens: bad,
+                cost: bad,
+            });
+        }
+        assert_eq!(budget.spent(), Usage::default());
+    }
+
+    proptest! {
+        /// No sequence of calls and children gets more than any limit on its way up allows.
+        #[test]
+        fn no_limit_is_exceeded(root in 0u8..20, children in prop::collection::vec((0u8..10, 0u8..12, 1u8..4), 1..8)) {
+            let root_limit = f64::from(root);
+            let root = Budget::new(limits(root_limit), 0.0);
+            for (limit, batches, size) in children {
+                let child = root.child(limits(f64::from(limit)), 0.0);
+                let batch = || child.admit_all(u32::from(size), 0.0).is_ok();
+                let admitted = (0..batches).filter(|_| batch()).count() * usize::from(size);
+                prop_assert!(admitted <= usize::from(limit));
+                prop_assert_eq!(child.spent().calls, admitted as f64);
+            }
+            prop_assert!(root.spent().calls <= root_limit);
+            prop_assert_eq!(root.left(0.0).calls, Some(root_limit - root.spent().calls));
+        }
+    }
+
+    #[test]
+    fn dspy_is_told_of_used_up_calls_in_its_own_words() {
+        let (made, more, most) = (48.0, 3.0, 50.0);
+        let calls = Exhausted::Calls { made, more, most };
+        assert_eq!(
+            calls.told(Profile::Dspy),
+            "LLM call limit exceeded: 48 + 3 > 50. Use Python code for aggregation instead of making more LLM calls."
+        );
+        assert_eq!(calls.told(Profile::Rlm), calls.to_string());
+        assert_eq!(
+            Exhausted::Cost(1.5).told(Profile::Dspy),
+            Exhausted::Cost(1.5).to_string()
+        );
+    }
+}

@@ -1,0 +1,25 @@
+//! Drafts: while a run's model thinks, another one is asked the same, and the code of its reply runs ahead.
+
+use super::Message;
+use super::openai::Reply;
+use super::parse::parse;
+use sandglass_core::budget::{Budget, Usage};
+
+/// Counts the call of a draft, if there may be one: never one of the `own_calls` that the run itself may need.
+pub fn admit(budget: &Budget, own_calls: u32, now: f64) -> bool {
+    let left = budget.left(now).calls;
+    left.is_none_or(|left| left > f64::from(own_calls)) && budget.admit(now).is_ok()
+}
+
+/// Charges what was said, though it may be the begin of a reply only. The call was counted when it was admitted.
+pub fn charge(budget: &Budget, asked: &[Message], said: &Reply) {
+    budget.charge(&Usage {
+        calls: 0.0,
+        ..said.used(asked)
+    });
+}
+
+/// The code that may come, the likeliest first: only the first of its blocks finds the state that there is now, unless the others are alike.
+pub fn codes(said: &Reply) -> Vec<String> {
+    parse(&said.text).blocks.into_iter().map(|block| block.code).collect()
+}

@@ -1,0 +1,136 @@
+//! Python's calls of the user's functions.
+
+use js_sys::{Array, Promise};
+use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::{JsFuture, spawn_local};
+use web_sys::AbortController;
+
+use super::{Driver, notify};
+use crate::budget::{JsBudget, usage};
+use crate::convert::{decode, encode};
+use crate::glue::{describe, get, now, object};
+use crate::outbox::JsBody;
+use sandglass_core::budget::{Budget, BudgetLimits};
+use sandglass_core::session::{Encoded, HostFailure, Input, Progress};
+
+impl Driver {
+    pub(super) fn call_host(&self, call: u32, name: &str, args: &Encoded<JsBody>, budget: &Budget) {
+        let signal = match AbortController::new() {
+            Ok(controller) => {
+                let signal = controller.signal();
+                self.calls.borrow_mut().insert(call, controller);
+                signal
+            }
+            Err(error) => return self.returned(call, Err(HostFailure(describe(&error)))),
+        };
+        let promise = decode(args)
+            .map_err(|error| JsValue::from_str(&error.to_string()))
+            .and_then(|args| {
+                let args = match args.dyn_into::<Array>() {
+                    Ok(args) => args,
+                    Err(only) => Array::of1(&only),
+                };
+                self.invoke(name, &args, &signal, budget)
+            });
+        let name = name.to_owned();
+        let this = self.this.clone();
+        // A promise that nobody settles is not waited for any longer than for the call.
+        let aborted = Promise::new(&mut |resolve, _| {
+            let _ = signal.add_event_listener_with_callback("abort", &resolve);
+        });
+        spawn_local(async move {
+            let result = match promise {
+                Ok(value) => JsFuture::from(Promise::race(&Array::of2(&value, &aborted))).await,
+                Err(error) => Err(error),
+            };
+            let Some(driver) = this.upgrade().filter(|_| !signal.aborted()) else {
+                return;
+            };
+            let result = result.map_err(|error| HostFailure(describe(&error)));
+            let result = result.and_then(|value| driver.result(call, &name, &value));
+            driver.returned(call, result);
+        });
+    }
+
+    /// Tells how far the calls are that Python made at once.
+    pub(super) fn calls_progress(&self, progress: &Progress) {
+        if let Some(callback) = &self.options.on_progress {
+            let Progress {
+                name,
+                done,
+                failed,
+                total,
+            } = progress;
+            let entries = [
+                ("stage", &"calls".into()),
+                ("name", &name.into()),
+                ("done", &JsValue::from(*done)),
+                ("failed", &JsValue::from(*failed)),
+                ("total", &JsValue::from(*total)),
+            ];
+            notify(callback, &object(&entries));
+        }
+    }
+
+    fn returned(&self, call: u32, result: Result<Encoded<JsBody>, HostFailure>) {
+        self.calls.borrow_mut().remove(&call);
+        self.feed(Input::HostReturned(call, result));
+    }
+
+    fn invoke(&self, name: &str, args: &Array, signal: &JsValue, budget: &Budget) -> Result<JsValue, JsValue> {
+        let nobody = JsValue::UNDEFINED;
+        if let Some((_, function)) = self.options.host_functions.iter().find(|(own, _)| own == name) {
+            return function.apply(&nobody, args);
+        }
+        if !args.get(0).is_string() {
+            return Err(JsValue::from_str("the first argument must be a str"));
+        }
+        match (name, &self.options.on_llm_query, &self.options.on_rlm_query) {
+            ("llm_query", Some(function), _) => {
+                let info = object(&[("model", &model(args.get(1))), ("signal", signal)]);
+                function.call2(&nobody, &args.get(0), &info)
+            }
+            ("rlm_query", _, Some(function)) => {
+                let child = JsBudget::new(budget.child(BudgetLimits::default(), now()));
+                let info = object(&[
+                    ("model", &model(args.get(2))),
+                    ("signal", signal),
+                    ("budget", &child.into()),
+                ]);
+                function.call3(&nobody, &args.get(0), &args.get(1), &info)
+            }
+            _ => Err(JsValue::from_str("there is no such function")),
+        }
+    }
+
+    /// What a host function returned, as Python gets it. What a model's answer took is charged to the budget.
+    fn result(&self, call: u32, name: &str, value: &JsValue) -> Result<Encoded<JsBody>, HostFailure> {
+        let callback = match name {
+            "llm_query" => Some("onLLMQuery"),
+            "rlm_query" => Some("onRLMQuery"),
+            _ => None,
+        };
+        let mut value = value.clone();
+        if let Some(callback) = callback {
+            if value.is_object() && get(&value, "text").is_string() {
+                self.feed(Input::Used(call, usage(&get(&value, "usage"))));
+                value = get(&value, "text");
+            }
+            if !value.is_string() {
+                let kind = if value.is_null() {
+                    "null".to_owned()
+                } else {
+                    value.js_typeof().as_string().unwrap_or_default()
+                };
+                return Err(HostFailure(format!("{callback} returned {kind}, not a string")));
+            }
+        }
+        let most = self.options.limits.max_value_bytes;
+        encode(&value, &format!("the result of {name}"), most).map_err(|error| HostFailure(error.to_string()))
+    }
+}
+
+/// The model that Python asked for, if it did.
+fn model(value: JsValue) -> JsValue {
+    if value.is_null() { JsValue::UNDEFINED } else { value }
+}

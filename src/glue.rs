@@ -1,0 +1,217 @@
+//! What `pyodide-glue/index.js` gives, and small things that web-sys lacks.
+
+use js_sys::{Array, Function, JsString, Object, Promise, Reflect, Uint8Array};
+use wasm_bindgen::prelude::*;
+
+use sandglass_core::error::Error;
+use sandglass_core::value::{escaped, ill_formed, lone_surrogate};
+
+#[wasm_bindgen]
+extern "C" {
+    /// The part of the page that only JavaScript can be.
+    #[derive(Clone)]
+    pub type Glue;
+
+    /// Where the assets are, unless `assetsUrl` says otherwise.
+    #[wasm_bindgen(method, getter, js_name = assetsUrl)]
+    pub(super) fn assets_url(this: &Glue) -> String;
+    /// The SHA-256 of every asset, as subresource integrity metadata, by its name.
+    #[wasm_bindgen(method, getter)]
+    pub(super) fn integrity(this: &Glue) -> Object;
+    /// What identifies the files that guests are made of.
+    #[wasm_bindgen(method, getter)]
+    pub(super) fn build(this: &Glue) -> String;
+    /// A frame for a guest: `{ element, loaded }`.
+    #[wasm_bindgen(method, catch, js_name = openFrame)]
+    pub(super) fn open_frame(this: &Glue) -> Result<Object, JsValue>;
+    /// A promise of the answer to a request that was made already.
+    #[wasm_bindgen(method, js_name = takeRequest)]
+    pub(super) fn take_request(this: &Glue, url: &str) -> Option<Promise>;
+    /// `{ python, abi }` of the Python that packages have to be for.
+    #[wasm_bindgen(method, getter)]
+    pub(super) fn platform(this: &Glue) -> Object;
+    /// A promise of the METADATA of a wheel.
+    #[wasm_bindgen(method, catch, js_name = readMetadata)]
+    pub(super) fn read_metadata(this: &Glue, wheel: &web_sys::Blob) -> Result<Promise, JsValue>;
+    /// The class of the errors that are thrown.
+    #[wasm_bindgen(method, getter, js_name = SandboxError)]
+    fn sandbox_error(this: &Glue) -> Function;
+    /// Starts a worker in the page itself; returns it.
+    #[wasm_bindgen(method, catch, js_name = startWorker)]
+    pub(super) fn start_worker(
+        this: &Glue,
+        script: &JsValue,
+        port: &JsValue,
+        control: &JsValue,
+    ) -> Result<web_sys::Worker, JsValue>;
+
+    type Text;
+    #[wasm_bindgen(method, js_name = isWellFormed)]
+    fn is_well_formed(this: &Text) -> bool;
+
+    #[wasm_bindgen(catch, js_namespace = Object, js_name = getPrototypeOf)]
+    fn prototype_of(value: &JsValue) -> Result<JsValue, JsValue>;
+
+    /// `Object.entries`; a getter may throw.
+    #[wasm_bindgen(catch, js_namespace = Object)]
+    pub(super) fn entries(value: &JsValue) -> Result<Array, JsValue>;
+
+    /// `String(value)`, which may run code of the value's.
+    #[wasm_bindgen(js_name = String, catch)]
+    fn string_of(value: &JsValue) -> Result<String, JsValue>;
+
+    #[wasm_bindgen(js_name = fetch, catch)]
+    pub(super) fn fetch(url: &str, init: &Object) -> Result<Promise, JsValue>;
+
+    pub(super) fn btoa(binary: &str) -> String;
+
+    /// `btoa` of JavaScript's own strings.
+    #[wasm_bindgen(js_name = btoa)]
+    fn btoa_of(binary: &JsString) -> JsString;
+
+    type Base64;
+    /// Newer browsers have it; it is many times faster.
+    #[wasm_bindgen(method, catch, js_name = toBase64)]
+    fn to_base64(this: &Base64) -> Result<JsString, JsValue>;
+
+    /// The performance clock of a page or a worker.
+    #[wasm_bindgen(thread_local_v2, js_name = performance)]
+    static PERFORMANCE: web_sys::Performance;
+}
+
+/// Milliseconds on a monotonic clock.
+pub(super) fn now() -> f64 {
+    PERFORMANCE.with(web_sys::Performance::now)
+}
+
+/// An object with these properties.
+pub(super) fn object(entries: &[(&str, &JsValue)]) -> Object {
+    let object = Object::new();
+    for (name, value) in entries {
+        // Defining a property on a fresh ordinary object cannot fail.
+        let _ = Reflect::set(&object, &JsValue::from_str(name), value);
+    }
+    object
+}
+
+/// A property, or undefined.
+pub(super) fn get(object: &JsValue, name: &str) -> JsValue {
+    Reflect::get(object, &JsValue::from_str(name)).unwrap_or(JsValue::UNDEFINED)
+}
+
+/// Bytes as JavaScript holds them.
+pub(super) fn bytes(bytes: &[u8]) -> Uint8Array {
+    Uint8Array::new_from_slice(bytes)
+}
+
+/// Bytes in base64.
+pub(super) fn base64(data: &Uint8Array) -> JsString {
+    data.unchecked_ref::<Base64>().to_base64().unwrap_or_else(|_| {
+        // A multiple of three characters each, so that the parts can be joined.
+        let step = 3 * 8_192;
+        let parts: Array = (0..data.length())
+            .step_by(step as usize)
+            .map(|start| {
+                let part: Vec<u16> = data
+                    .slice(start, data.length().min(start + step))
+                    .to_vec()
+                    .into_iter()
+                    .map(u16::from)
+                    .collect();
+                JsValue::from(btoa_of(&JsString::from_char_code(&part)))
+            })
+            .collect();
+        parts.join("")
+    })
+}
+
+/// An [`Error`] as what is thrown.
+pub(super) fn thrown(glue: &Glue, error: &Error) -> JsValue {
+    let arguments = Array::of2(&JsValue::from_str(error.code()), &JsValue::from_str(&error.to_string()));
+    Reflect::construct(&glue.sandbox_error(), &arguments).unwrap_or_else(|failure| failure)
+}
+
+/// Whether a string has no lone surrogates.
+pub(super) fn well_formed(text: &JsString) -> bool {
+    text.unchecked_ref::<Text>().is_well_formed()
+}
+
+/// The text of a string to read: its lone surrogates are written as Python escapes them.
+pub(super) fn readable(text: &JsString) -> String {
+    if well_formed(text) {
+        text.into()
+    } else {
+        escaped(&text.iter().collect::<Vec<u16>>())
+    }
+}
+
+/// The text of a string that has to arrive as it is.
+///
+/// # Errors
+/// It holds a lone surrogate; `what` names it.
+pub(super) fn exact(what: &str, text: &JsString) -> Result<String, String> {
+    if well_formed(text) {
+        return Ok(text.into());
+    }
+    let lone = lone_surrogate(&text.iter().collect::<Vec<u16>>());
+    Err(ill_formed(what, lone.unwrap_or_default()))
+}
+
+/// Whether a value is an object that is nobody's instance: a literal, `JSON.parse`d, or of `Object.create(null)`, of
+/// this realm or another.
+pub(super) fn is_plain(value: &JsValue) -> bool {
+    if !value.is_object() {
+        return false;
+    }
+    let is_last = |prototype: &JsValue| prototype.is_null() || prototype_of(prototype).is_ok_and(|next| next.is_null());
+    prototype_of(value).is_ok_and(|prototype| is_last(&prototype))
+}
+
+/// A number that nobody can guess.
+pub(super) fn random() -> u64 {
+    let bytes = js_sys::Uint8Array::new_with_length(8);
+    let crypto = get(&js_sys::global(), "crypto");
+    if let Ok(fill) = get(&crypto, "getRandomValues").dyn_into::<Function>() {
+        // It refuses only more bytes than these.
+        let _ = fill.call1(&crypto, &bytes);
+    }
+    let mut number = [0; 8];
+    bytes.copy_to(&mut number);
+    u64::from_le_bytes(number)
+}
+
+/// The text of a thrown value, for people. The value may be anything: an error of another realm, `{ status: 429 }`, undefined.
+pub(super) fn describe(thrown: &JsValue) -> String {
+    let text = |name| get(thrown, name).dyn_ref().map(readable);
+    let said = match text("message") {
+        Some(message) => match text("name").unwrap_or_default().as_str() {
+            "Error" | "" if !message.is_empty() => message,
+            "" => "Error".to_owned(),
+            name if message.is_empty() => name.to_owned(),
+            name => format!("{name}: {message}"),
+        },
+        None => thrown.dyn_ref().map(readable).unwrap_or_else(|| shown(thrown)),
+    };
+    said.chars().take(10_000).collect()
+}
+
+/// A value without a message: as JSON where that tells something, else by its class.
+fn shown(value: &JsValue) -> String {
+    if !value.is_object() && !value.is_function() {
+        return string_of(value).unwrap_or_default();
+    }
+    let json = js_sys::JSON::stringify(value).ok().and_then(|json| json.as_string());
+    match json.filter(|json| json != "{}") {
+        Some(json) => json,
+        None => match class_of(value) {
+            Some(class) => format!("an object of class {class}"),
+            None => "an object without a message".to_owned(),
+        },
+    }
+}
+
+/// The name of a value's class; `None` where it has none, or that is `Object`.
+pub(super) fn class_of(value: &JsValue) -> Option<String> {
+    let constructor = get(value, "constructor").dyn_into::<Function>().ok()?;
+    Some(String::from(constructor.name())).filter(|name| !name.is_empty() && name != "Object")
+}

@@ -1,0 +1,318 @@
+//! A guest in the browser: a worker in a hidden frame of an opaque origin, or in the page itself.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use gloo_timers::callback::Timeout;
+use js_sys::{Array, Object};
+use wasm_bindgen::prelude::*;
+use web_sys::{HtmlIFrameElement, MessageChannel, MessageEvent, MessagePort};
+
+use super::glue::{Glue, describe, get, object};
+use super::options::Isolation;
+use super::outbox::{JsBody, Outbox};
+use super::snapshot::Snapshot;
+use sandglass_core::guest;
+use sandglass_core::protocol::Request;
+
+/// Time that the frame may take to run its script, in milliseconds.
+const FRAME_MS: u32 = 20_000;
+/// How much longer a guest is there that nobody hears any more: most answers are there by then.
+const SOON_MS: u32 = 30;
+const FRAME_IS_BLOCKED: &str = "its frame does not run. Does the page have a Content-Security-Policy? The frame inherits \
+    it: allow its script in script-src (its hash is `frameHash` in dist/assets.js) with 'wasm-unsafe-eval', and worker-src blob:";
+
+/// A guest: [`Guest::open`] makes its place, [`Guest::launch`] starts its worker there, [`Guest::furnish`] starts Python in
+/// that, and [`Guest::adopt`] lets messages through. Dropping it ends it.
+#[must_use = "dropping a guest ends it"]
+pub(super) struct Guest {
+    port: MessagePort,
+    control: MessagePort,
+    /// The ends that go to the worker and to who starts it.
+    far_ends: Array,
+    outbox: Outbox,
+    /// What is to be posted once somebody has adopted it.
+    held: RefCell<Option<Posts>>,
+    home: Home,
+    inbox: Rc<Inbox>,
+    catching_up: RefCell<Option<Timeout>>,
+    /// Gone once the frame has said that its script runs.
+    frame_watch: Rc<RefCell<Option<Timeout>>>,
+    _on_message: Closure<dyn FnMut(MessageEvent)>,
+    _on_control: Closure<dyn FnMut(MessageEvent)>,
+}
+
+type Posts = Vec<(Request, Option<JsBody>)>;
+
+/// Where a guest's messages arrive; they wait there until somebody wants them.
+#[derive(Default)]
+struct Inbox {
+    owner: RefCell<Option<Owner>>,
+    /// In order; later ones wait behind them.
+    early: RefCell<VecDeque<Letter>>,
+}
+
+/// Who is told of a guest: what it posts, and why its worker failed.
+#[derive(Clone)]
+struct Owner {
+    on_message: Rc<dyn Fn(JsValue)>,
+    on_failure: Rc<dyn Fn(String)>,
+}
+
+impl Owner {
+    fn take(&self, letter: Letter) {
+        match letter {
+            Letter::Message(message) => (self.on_message)(message),
+            Letter::Failure(why) => (self.on_failure)(why),
+        }
+    }
+}
+
+enum Letter {
+    Message(JsValue),
+    Failure(String),
+}
+
+impl Inbox {
+    /// A copy, since an owner may let go of the guest, and so of this, while it takes a letter.
+    fn owner(&self) -> Option<Owner> {
+        self.owner.borrow().clone()
+    }
+
+    fn deliver(&self, letter: Letter) {
+        let is_first = self.early.borrow().is_empty();
+        let owner = self.owner();
+        match owner.filter(|_| is_first) {
+            Some(owner) => owner.take(letter),
+            None => self.early.borrow_mut().push_back(letter),
+        }
+    }
+
+    /// Hands out what has come too early.
+    fn catch_up(&self) {
+        while let Some(owner) = self.owner() {
+            let Some(letter) = self.early.borrow_mut().pop_front() else {
+                return;
+            };
+            owner.take(letter);
+        }
+    }
+}
+
+enum Home {
+    Frame {
+        element: HtmlIFrameElement,
+        gate: Rc<Gate>,
+        _on_load: Closure<dyn FnMut()>,
+    },
+    Page(Option<web_sys::Worker>),
+}
+
+/// What a frame's script is to get, once it can take messages.
+#[derive(Default)]
+struct Gate {
+    is_open: Cell<bool>,
+    message: RefCell<Option<(JsValue, Array)>>,
+}
+
+impl Gate {
+    fn pass(&self, frame: &HtmlIFrameElement) {
+        let message = self.is_open.get().then(|| self.message.take()).flatten();
+        if let (Some((message, ports)), Some(window)) = (message, frame.content_window())
+            && let Err(error) = window.post_message_with_transfer(&message, "*", &ports)
+        {
+            web_sys::console::error_1(&error);
+        }
+    }
+}
+
+impl Guest {
+    /// Makes a guest's place: in the page, or a frame that loads meanwhile.
+    pub(super) fn open(glue: &Glue, isolation: Isolation) -> Result<Self, JsValue> {
+        let (channel, control) = (MessageChannel::new()?, MessageChannel::new()?);
+        let frame_watch: Rc<RefCell<Option<Timeout>>> = Rc::default();
+        let inbox: Rc<Inbox> = Rc::default();
+        let on_message = Closure::<dyn FnMut(_)>::new({
+            let inbox = inbox.clone();
+            move |event: MessageEvent| inbox.deliver(Letter::Message(event.data()))
+        });
+        let on_control = Closure::<dyn FnMut(_)>::new({
+            let (inbox, frame_watch) = (inbox.clone(), frame_watch.clone());
+            move |event: MessageEvent| match event.data() {
+                data if data.is_null() => drop(frame_watch.take()),
+                why => inbox.deliver(Letter::Failure(describe(&why))),
+            }
+        });
+        channel.port1().set_onmessage(Some(on_message.as_ref().unchecked_ref()));
+        control.port1().set_onmessage(Some(on_control.as_ref().unchecked_ref()));
+        Ok(Self {
+            outbox: Outbox::new(channel.port1()),
+            port: channel.port1(),
+            control: control.port1(),
+            far_ends: Array::of2(&channel.port2(), &control.port2()),
+            held: RefCell::new(Some(Vec::new())),
+            home: match isolation {
+                Isolation::Worker => Home::Page(None),
+                Isolation::Frame => open_frame(glue)?,
+            },
+            inbox,
+            catching_up: RefCell::default(),
+            frame_watch,
+            _on_message: on_message,
+            _on_control: on_control,
+        })
+    }
+
+    /// Gives the guest an owner. What it has posted so far arrives at once, and so does what was posted to it.
+    pub(super) fn adopt(&self, on_message: impl Fn(JsValue) + 'static, on_failure: impl Fn(String) + 'static) {
+        let owner = Owner {
+            on_message: Rc::new(on_message),
+            on_failure: Rc::new(on_failure),
+        };
+        self.inbox.owner.replace(Some(owner));
+        for (request, body) in self.held.take().into_iter().flatten() {
+            self.outbox.post(request, body);
+        }
+        if !self.inbox.early.borrow().is_empty() {
+            let inbox = self.inbox.clone();
+            // In a task of its own: whoever adopts it is not ready to hear of it yet.
+            let soon = Timeout::new(0, move || inbox.catch_up());
+            self.catching_up.replace(Some(soon));
+        }
+    }
+
+    /// Starts the worker.
+    pub(super) fn launch(&mut self, glue: &Glue, script: &JsValue) -> Result<(), JsValue> {
+        let (port, control) = (self.far_ends.get(0), self.far_ends.get(1));
+        match &mut self.home {
+            Home::Page(worker) => *worker = Some(glue.start_worker(script, &port, &control)?),
+            Home::Frame { element, gate, .. } => {
+                let inbox = self.inbox.clone();
+                let watch = Timeout::new(FRAME_MS, move || {
+                    inbox.deliver(Letter::Failure(FRAME_IS_BLOCKED.to_owned()))
+                });
+                self.frame_watch.replace(Some(watch));
+                gate.message.replace(Some((script.clone(), self.far_ends.clone())));
+                gate.pass(element);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the worker what it starts Python from.
+    pub(super) fn furnish(&self, pyodide: &Object, snapshot: Option<&Snapshot>) -> Result<(), JsValue> {
+        let files: Array = guest::FILES
+            .iter()
+            .map(|(name, source)| Array::of2(&JsValue::from_str(name), &JsValue::from_str(source)))
+            .collect();
+        let proven = snapshot.is_some_and(|snapshot| snapshot.proven);
+        let snapshot = snapshot.map_or(JsValue::UNDEFINED, |snapshot| snapshot.blob.clone().into());
+        self.control.post_message(&object(&[
+            ("pyodide", pyodide),
+            ("files", &files),
+            ("snapshot", &snapshot),
+            ("proven", &proven.into()),
+        ]))
+    }
+
+    /// Whether it has failed already, or its frame was removed.
+    pub(super) fn is_gone(&self) -> bool {
+        let failed = |letter: &Letter| matches!(letter, Letter::Failure(_));
+        self.inbox.early.borrow().iter().any(failed)
+            || matches!(&self.home, Home::Frame { element, .. } if !element.is_connected())
+    }
+
+    /// Whether messages go through.
+    pub(super) fn is_adopted(&self) -> bool {
+        self.held.borrow().is_none()
+    }
+
+    /// Sends a message.
+    pub(super) fn post(&self, request: Request, body: Option<JsBody>) {
+        match &mut *self.held.borrow_mut() {
+            Some(held) => held.push((request, body)),
+            None => self.outbox.post(request, body),
+        }
+    }
+
+    /// Sends a message with checkpoints, at once.
+    pub(super) fn post_blobs(&self, request: &Request, chain: Vec<JsBody>) {
+        let header = serde_json::to_string(request).unwrap_or_default();
+        let blobs = chain.into_iter().filter_map(|body| match body {
+            JsBody::Blob(blob) => Some(blob),
+            _ => None,
+        });
+        let message = Array::of2(&header.into(), &blobs.collect::<Array>());
+        if let Err(error) = self.port.post_message(&message) {
+            web_sys::console::error_1(&error);
+        }
+    }
+
+    /// Sends a message to a guest that is blocked, by its mailbox.
+    pub(super) fn post_blocked(&self, request: &Request, body: Option<JsBody>) {
+        let body = body.map(|body| self.outbox.whole(&body));
+        let header = serde_json::to_string(request).unwrap_or_default();
+        let message = Array::of2(&header.into(), &body.map_or(JsValue::UNDEFINED, JsValue::from));
+        if let Err(error) = self.control.post_message(&message) {
+            web_sys::console::error_1(&error);
+        }
+    }
+}
+
+impl Guest {
+    /// Ends it: from now on nobody hears it, and a moment later it is no more. To take a frame down needs some milliseconds of the
+    /// page, for which somebody's code would wait.
+    pub(super) fn end_soon(self) {
+        self.close();
+        Timeout::new(SOON_MS, move || drop(self)).forget();
+    }
+
+    fn close(&self) {
+        self.inbox.owner.take();
+        self.frame_watch.take();
+        self.outbox.clear();
+        for port in [&self.port, &self.control] {
+            port.set_onmessage(None);
+            port.close();
+        }
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.close();
+        match &self.home {
+            Home::Frame { element, .. } => {
+                element.set_onload(None);
+                element.remove();
+            }
+            Home::Page(Some(worker)) => worker.terminate(),
+            Home::Page(None) => {}
+        }
+    }
+}
+
+fn open_frame(glue: &Glue) -> Result<Home, JsValue> {
+    if get(&js_sys::global(), "document").is_undefined() {
+        let why = "isolation \"frame\" needs a document; use isolation \"worker\" here";
+        return Err(JsValue::from_str(why));
+    }
+    let place = glue.open_frame()?;
+    let frame: HtmlIFrameElement = get(&place, "element").dyn_into()?;
+    let gate: Rc<Gate> = Rc::default();
+    gate.is_open.set(get(&place, "loaded").is_truthy());
+    let on_load = Closure::<dyn FnMut()>::new({
+        let (frame, gate) = (frame.clone(), gate.clone());
+        move || {
+            gate.is_open.set(true);
+            gate.pass(&frame);
+        }
+    });
+    frame.set_onload(Some(on_load.as_ref().unchecked_ref()));
+    Ok(Home::Frame {
+        element: frame,
+        gate,
+        _on_load: on_load,
+    })
+}

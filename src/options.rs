@@ -1,0 +1,299 @@
+//! `createSandbox`'s options, checked: an unknown or ill-typed one is an error that names it.
+
+use js_sys::{Array, Function};
+use wasm_bindgen::prelude::*;
+
+use super::budget;
+use super::glue::{self, Glue, describe, is_plain};
+use super::packages;
+use super::remote::Backend;
+use sandglass_core::budget::BudgetLimits;
+use sandglass_core::error::Error;
+use sandglass_core::limits::Limits;
+use sandglass_core::protocol::{Profile, QUERIES};
+
+/// How far a guest is kept from the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Isolation {
+    /// A worker in a frame of an opaque origin, without network or storage.
+    Frame,
+    /// A worker of the page's own origin.
+    Worker,
+}
+
+impl Isolation {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Frame => "frame",
+            Self::Worker => "worker",
+        }
+    }
+}
+
+/// What a sandbox was asked to be.
+#[derive(Debug)]
+pub(super) struct Options {
+    pub(super) limits: Limits,
+    pub(super) budget: budget::Given,
+    pub(super) isolation: Isolation,
+    /// The server that runs the guest, where it is not the page.
+    pub(super) backend: Option<Backend>,
+    pub(super) profile: Profile,
+    /// Whether code is guessed, and runs ahead.
+    pub(super) predictions: bool,
+    pub(super) output_fields: Vec<String>,
+    pub(super) assets_url: Option<String>,
+    pub(super) packages: packages::Settings,
+    pub(super) on_llm_query: Option<Function>,
+    pub(super) on_rlm_query: Option<Function>,
+    pub(super) host_functions: Vec<(String, Function)>,
+    pub(super) on_stdout: Option<Function>,
+    pub(super) on_stderr: Option<Function>,
+    pub(super) on_display: Option<Function>,
+    pub(super) on_progress: Option<Function>,
+}
+
+impl Options {
+    pub(super) fn parse(value: &JsValue) -> Result<Self, Error> {
+        let mut options = Self {
+            limits: Limits::default(),
+            budget: budget::Given::Limits(BudgetLimits::default()),
+            isolation: Isolation::Frame,
+            backend: None,
+            profile: Profile::Default,
+            predictions: false,
+            output_fields: Vec::new(),
+            assets_url: None,
+            packages: packages::Settings::default(),
+            on_llm_query: None,
+            on_rlm_query: None,
+            host_functions: Vec::new(),
+            on_stdout: None,
+            on_stderr: None,
+            on_display: None,
+            on_progress: None,
+        };
+        let given = entries(value, "options")?;
+        for (name, value) in &given {
+            options.set(name, value)?;
+        }
+        if options.backend.is_some() {
+            let given = given.iter().filter(|(_, value)| !value.is_undefined());
+            options.leave_to_server(given.map(|(name, _)| name.as_str()))?;
+        }
+        if !options.output_fields.is_empty() && !options.profile.has_submit() {
+            let why = format!("the profile \"{}\" has no SUBMIT", options.profile.name());
+            return Err(Error::invalid("outputFields", why));
+        }
+        Ok(options)
+    }
+
+    /// Where the assets are.
+    pub(super) fn assets_url(&self, glue: &Glue) -> String {
+        self.assets_url.clone().unwrap_or_else(|| glue.assets_url())
+    }
+
+    /// Refuses what only guests of the page have.
+    fn leave_to_server<'a>(&mut self, given: impl Iterator<Item = &'a str>) -> Result<(), Error> {
+        for name in given {
+            let why = match name {
+                "isolation" => "is the server's to choose when there is a backend; leave it out",
+                "assetsUrl" | "spares" => "is for guests of the page, and there is a backend; leave it out",
+                "checkpoints" if self.limits.checkpoints => {
+                    "is not possible with a backend yet; leave it out, or say \"off\""
+                }
+                "predictions" if self.predictions => "need checkpoints, and there is a backend; leave them out",
+                _ if packages::Settings::NAMES.contains(&name) => {
+                    "is for guests of the page; with a backend, packages are those of the server's Python"
+                }
+                _ => continue,
+            };
+            return Err(Error::invalid(name, why));
+        }
+        self.limits.checkpoints = false;
+        Ok(())
+    }
+
+    fn set(&mut self, name: &str, value: &JsValue) -> Result<(), Error> {
+        match name {
+            _ if value.is_undefined() => {}
+            "isolation" => {
+                self.isolation = match value.as_string().as_deref() {
+                    Some("frame") => Isolation::Frame,
+                    Some("worker") => Isolation::Worker,
+                    _ => return Err(Error::invalid(name, "must be \"frame\" or \"worker\"")),
+                }
+            }
+            "backend" => self.backend = Some(Backend::parse(value)?),
+            "profile" => self.profile = profile(name, value)?,
+            "outputFields" => self.output_fields = python_names(name, value)?,
+            "checkpoints" => self.limits.checkpoints = is_on(name, value)?,
+            "predictions" => self.predictions = is_on(name, value)?,
+            "budget" => self.budget = budget::Given::parse(value)?,
+            "assetsUrl" => {
+                let url = value
+                    .as_string()
+                    .ok_or_else(|| Error::invalid(name, "must be a string"))?;
+                self.assets_url = Some(if url.ends_with('/') { url } else { url + "/" });
+            }
+            "onLLMQuery" => self.on_llm_query = Some(function(name, value)?),
+            "onRLMQuery" => self.on_rlm_query = Some(function(name, value)?),
+            "onStdout" => self.on_stdout = Some(function(name, value)?),
+            "onStderr" => self.on_stderr = Some(function(name, value)?),
+            "onDisplay" => self.on_display = Some(function(name, value)?),
+            "onProgress" => self.on_progress = Some(function(name, value)?),
+            "hostFunctions" => {
+                for (inner, value) in entries(value, name)? {
+                    if !is_python_name(&inner) {
+                        return Err(Error::invalid(
+                            name,
+                            format!("\"{inner}\" is no name that Python code can call"),
+                        ));
+                    }
+                    if QUERIES.contains(&inner.as_str()) {
+                        return Err(Error::invalid(
+                            name,
+                            format!("\"{inner}\" is a helper: pass onLLMQuery or onRLMQuery"),
+                        ));
+                    }
+                    let function = function(&format!("hostFunctions.{inner}"), &value)?;
+                    self.host_functions.push((inner, function));
+                }
+            }
+            _ if packages::Settings::NAMES.contains(&name) => self.packages.set(name, value)?,
+            _ if Limits::NAMES.contains(&name) => {
+                let number = value.as_f64().ok_or_else(|| Error::invalid(name, "must be a number"))?;
+                self.limits.set(name, number)?;
+            }
+            _ => return Err(Error::invalid(name, "there is no such option")),
+        }
+        Ok(())
+    }
+}
+
+/// Options of one `execute`.
+#[derive(Debug, Default)]
+pub(super) struct ExecuteOptions {
+    pub(super) timeout_ms: Option<f64>,
+    pub(super) budget: BudgetLimits,
+    pub(super) signal: Option<web_sys::AbortSignal>,
+    pub(super) on_stdout: Option<Function>,
+    pub(super) on_stderr: Option<Function>,
+    pub(super) on_display: Option<Function>,
+    /// Of `loadPackages`.
+    pub(super) on_progress: Option<Function>,
+}
+
+impl ExecuteOptions {
+    pub(super) fn parse(value: &JsValue) -> Result<Self, Error> {
+        let mut options = Self::default();
+        for (name, value) in entries(value, "options")? {
+            match name.as_str() {
+                _ if value.is_undefined() => {}
+                "timeout" => {
+                    let number = value
+                        .as_f64()
+                        .ok_or_else(|| Error::invalid(&name, "must be a number"))?;
+                    let mut limits = Limits::default();
+                    limits.set("timeout", number)?;
+                    options.timeout_ms = Some(limits.timeout_ms);
+                }
+                "budget" => options.budget = budget::limits(&value)?,
+                "signal" => {
+                    let signal = value
+                        .dyn_into()
+                        .map_err(|_| Error::invalid(&name, "must be an AbortSignal"))?;
+                    options.signal = Some(signal);
+                }
+                "onStdout" => options.on_stdout = Some(function(&name, &value)?),
+                "onStderr" => options.on_stderr = Some(function(&name, &value)?),
+                "onDisplay" => options.on_display = Some(function(&name, &value)?),
+                _ => return Err(Error::invalid(name, "there is no such option of execute")),
+            }
+        }
+        Ok(options)
+    }
+}
+
+pub(super) fn entries(value: &JsValue, what: &str) -> Result<Vec<(String, JsValue)>, Error> {
+    if value.is_undefined() {
+        return Ok(Vec::new());
+    }
+    if !is_plain(value) {
+        return Err(Error::invalid(what, "must be an object"));
+    }
+    let entries =
+        glue::entries(value).map_err(|error| Error::invalid(what, format!("cannot be read: {}", describe(&error))))?;
+    Ok(entries
+        .iter()
+        .map(|entry| {
+            let entry: Array = entry.unchecked_into();
+            (entry.get(0).as_string().unwrap_or_default(), entry.get(1))
+        })
+        .collect())
+}
+
+pub(super) fn function(name: &str, value: &JsValue) -> Result<Function, Error> {
+    value
+        .dyn_ref::<Function>()
+        .cloned()
+        .ok_or_else(|| Error::invalid(name, "must be a function"))
+}
+
+/// Whether something is `"auto"`, and not `"off"`.
+fn is_on(name: &str, value: &JsValue) -> Result<bool, Error> {
+    match value.as_string().as_deref() {
+        Some("auto") => Ok(true),
+        Some("off") => Ok(false),
+        _ => Err(Error::invalid(name, "must be \"auto\" or \"off\"")),
+    }
+}
+
+/// A profile by its name.
+fn profile(name: &str, value: &JsValue) -> Result<Profile, Error> {
+    let profile = value.as_string().as_deref().and_then(Profile::named);
+    profile.ok_or_else(|| Error::invalid(name, one_of(Profile::ALL.map(Profile::name))))
+}
+
+/// What an option that takes one of these names has to be.
+pub(super) fn one_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    let names: Vec<String> = names.into_iter().map(|name| format!("\"{name}\"")).collect();
+    format!("must be one of {}", names.join(", "))
+}
+
+/// A count; `what` it has to be.
+pub(super) fn whole_number(name: &str, value: &JsValue, what: &str) -> Result<u32, Error> {
+    let number = value
+        .as_f64()
+        .filter(|number| number.fract() == 0.0 && (0.0..=4e9).contains(number));
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "whole, and within u32 by its range"
+    )]
+    number
+        .map(|number| number as u32)
+        .ok_or_else(|| Error::invalid(name, what))
+}
+
+/// A list of different names, in order.
+fn python_names(name: &str, value: &JsValue) -> Result<Vec<String>, Error> {
+    let refused = || Error::invalid(name, "must be a list of different names that Python code can use");
+    let list: &Array = value.dyn_ref().ok_or_else(refused)?;
+    let mut names = Vec::new();
+    for item in list.iter() {
+        let item = item
+            .as_string()
+            .filter(|item| is_python_name(item) && !names.contains(item));
+        names.push(item.ok_or_else(refused)?);
+    }
+    Ok(names)
+}
+
+/// Whether Python code can name something so.
+fn is_python_name(name: &str) -> bool {
+    let mut chars = name.chars();
+    chars.next().is_some_and(|first| first.is_alphabetic() || first == '_')
+        && chars.all(|char| char.is_alphanumeric() || char == '_')
+        && !name.starts_with("__")
+}

@@ -1,0 +1,381 @@
+//! Posting messages without holding the page up: a large body leaves in pieces, with a trip through the event loop
+//! between slices of work.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use js_sys::{Array, JsString, Promise, Uint8Array};
+use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::{JsFuture, spawn_local};
+use web_sys::{Blob, MessageChannel, MessagePort};
+
+use super::glue::{bytes, describe, now, well_formed};
+use super::remote::Wire;
+use sandglass_core::protocol::{Encoding, Request};
+use sandglass_core::session::Body;
+use sandglass_core::value::wtf8_from_utf16;
+
+/// Bytes that are sent as one piece, at most.
+const PIECE: u32 = 1 << 20;
+/// UTF-16 units of text that are encoded at once.
+const STEP: u32 = 1 << 16;
+/// Moving a smaller buffer costs more than copying it, in bytes.
+const SMALL_BODY: u32 = 100_000;
+/// The longest that the page is held up at a time, in milliseconds.
+const SLICE_MS: f64 = 8.0;
+
+/// A body as the page holds it. Text is encoded piece by piece on its way out, and never copied before.
+#[derive(Debug, Clone)]
+pub(super) enum JsBody {
+    /// Text to be sent as UTF-8; only on its way to the guest.
+    Text(JsString),
+    /// Bytes.
+    Bytes(Uint8Array),
+    /// A checkpoint or a file, whose bytes the browser holds outside of the page's memory; it travels as it is.
+    Blob(Blob),
+}
+
+impl Body for JsBody {
+    fn size(&self) -> usize {
+        match self {
+            Self::Text(text) => text.length() as usize,
+            Self::Bytes(data) => data.length() as usize,
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size")]
+            Self::Blob(blob) => blob.size() as usize,
+        }
+    }
+}
+
+impl JsBody {
+    /// In UTF-16 units or bytes.
+    fn length(&self) -> u32 {
+        match self {
+            Self::Text(text) => text.length(),
+            Self::Bytes(data) => data.length(),
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "at most what a value may take"
+            )]
+            Self::Blob(blob) => blob.size() as u32,
+        }
+    }
+}
+
+/// A piece of a body on its way out.
+struct Piece {
+    bytes: Uint8Array,
+    /// Where the next piece begins.
+    next: u32,
+    /// Whether `bytes` are nobody else's, and may be moved instead of copied.
+    owned: bool,
+}
+
+/// Cuts bodies into pieces.
+#[derive(Clone)]
+pub(super) struct Cutter {
+    encoder: Encoder,
+    /// Large texts are encoded in here: a fresh buffer for every piece costs much more.
+    buffer: Uint8Array,
+}
+
+#[wasm_bindgen]
+extern "C" {
+    /// A `TextEncoder` that takes JavaScript's own strings, without a copy through this module's memory.
+    #[derive(Clone)]
+    #[wasm_bindgen(js_name = TextEncoder)]
+    type Encoder;
+    #[wasm_bindgen(constructor, js_class = "TextEncoder")]
+    fn new() -> Encoder;
+    #[wasm_bindgen(method)]
+    fn encode(this: &Encoder, text: &JsString) -> Uint8Array;
+    #[wasm_bindgen(method, js_name = encodeInto)]
+    fn encode_into(this: &Encoder, text: &JsString, target: &Uint8Array) -> Encoded;
+
+    type Encoded;
+    #[wasm_bindgen(method, getter)]
+    fn read(this: &Encoded) -> u32;
+    #[wasm_bindgen(method, getter)]
+    fn written(this: &Encoded) -> u32;
+}
+
+impl Cutter {
+    pub(super) fn new() -> Self {
+        Self {
+            encoder: Encoder::new(),
+            buffer: Uint8Array::new_with_length(PIECE),
+        }
+    }
+
+    /// The piece of `body` that begins at `start`, and where the next one begins.
+    pub(super) fn cut(&self, body: &JsBody, start: u32) -> (Uint8Array, u32) {
+        let Piece { bytes, next, owned } = self.piece(body, start);
+        (if owned { bytes } else { bytes.slice(0, bytes.length()) }, next)
+    }
+
+    /// The piece of `body` that begins at `start`.
+    fn piece(&self, body: &JsBody, start: u32) -> Piece {
+        match body {
+            JsBody::Bytes(data) => {
+                let next = data.length().min(start.saturating_add(PIECE));
+                Piece {
+                    bytes: data.slice(start, next),
+                    next,
+                    owned: true,
+                }
+            }
+            JsBody::Text(text) => self.text_piece(text, start),
+            // It travels as it is, or is read in pieces by `read`.
+            JsBody::Blob(_) => Piece {
+                bytes: Uint8Array::new_with_length(0),
+                next: 0,
+                owned: true,
+            },
+        }
+    }
+
+    fn text_piece(&self, text: &JsString, start: u32) -> Piece {
+        if text.length() <= STEP && well_formed(text) {
+            return Piece {
+                bytes: self.encoder.encode(text),
+                next: text.length(),
+                owned: true,
+            };
+        }
+        let (mut next, mut written) = (start, 0);
+        while next < text.length() && written + 3 * STEP <= PIECE {
+            let slice = text.slice(next, pair_boundary(text, next.saturating_add(STEP)));
+            if !well_formed(&slice) {
+                if written > 0 {
+                    break;
+                }
+                let bytes = bytes(&wtf8_from_utf16(&slice.iter().collect::<Vec<u16>>()));
+                return Piece {
+                    bytes,
+                    next: next + slice.length(),
+                    owned: true,
+                };
+            }
+            let encoded = self.encoder.encode_into(&slice, &self.buffer.subarray(written, PIECE));
+            next += encoded.read();
+            written += encoded.written();
+        }
+        Piece {
+            bytes: self.buffer.subarray(0, written),
+            next,
+            owned: false,
+        }
+    }
+}
+
+/// `end`, or the place before it where it would part a pair of surrogates.
+fn pair_boundary(text: &JsString, end: u32) -> u32 {
+    let last = text.char_code_at(end.saturating_sub(1));
+    let parts_a_pair = end < text.length() && (f64::from(0xD800)..f64::from(0xDC00)).contains(&last);
+    if parts_a_pair { end - 1 } else { end.min(text.length()) }
+}
+
+/// The piece of a file that begins at `start`.
+async fn read(blob: &Blob, start: u32) -> Result<Piece, JsValue> {
+    let next = start.saturating_add(PIECE);
+    let slice = blob.slice_with_f64_and_f64(f64::from(start), f64::from(next))?;
+    let buffer = JsFuture::from(slice.array_buffer()).await?;
+    Ok(Piece {
+        bytes: Uint8Array::new(&buffer),
+        next,
+        owned: true,
+    })
+}
+
+/// What messages leave by.
+#[derive(Clone)]
+enum Way {
+    Port(MessagePort),
+    Socket(Wire),
+}
+
+/// Where messages to one guest leave, in order. One without a body may overtake.
+#[derive(Clone)]
+pub(super) struct Outbox {
+    way: Way,
+    waiting: Rc<RefCell<VecDeque<(Request, JsBody)>>>,
+    /// Whether a task works at what waits: there is one at most, also while it lets the page do other things.
+    pumping: Rc<Cell<bool>>,
+    /// How often what waits was forgotten: a task of before has nothing more to do.
+    cleared: Rc<Cell<u32>>,
+    cutter: Cutter,
+}
+
+impl Outbox {
+    /// An outbox to the other end of `port`.
+    pub(super) fn new(port: MessagePort) -> Self {
+        Self::by(Way::Port(port))
+    }
+
+    /// An outbox to a guest on a server.
+    pub(super) fn to_server(wire: Wire) -> Self {
+        Self::by(Way::Socket(wire))
+    }
+
+    fn by(way: Way) -> Self {
+        Self {
+            way,
+            waiting: Rc::default(),
+            pumping: Rc::default(),
+            cleared: Rc::default(),
+            cutter: Cutter::new(),
+        }
+    }
+
+    /// Sends a message.
+    pub(super) fn post(&self, request: Request, body: Option<JsBody>) {
+        let Some(body) = body else {
+            return self.post_piece(&request, None);
+        };
+        let busy = !self.waiting.borrow().is_empty();
+        if let (false, Way::Port(port), JsBody::Blob(blob)) = (busy, &self.way, &body) {
+            return post_blob(port, &request, blob);
+        }
+        if !busy && body.length() <= STEP && !matches!(body, JsBody::Blob(_)) {
+            let piece = self.cutter.piece(&body, 0);
+            return self.post_piece(&request, Some(&piece));
+        }
+        self.waiting.borrow_mut().push_back((request, body));
+        if !self.pumping.replace(true) {
+            let (outbox, begun) = (self.clone(), self.cleared.get());
+            spawn_local(async move { outbox.pump(begun).await });
+        }
+    }
+
+    /// A body in one piece.
+    pub(super) fn whole(&self, body: &JsBody) -> Uint8Array {
+        let (mut pieces, mut start) = (Vec::new(), 0);
+        loop {
+            let (piece, next) = self.cutter.cut(body, start);
+            pieces.push(piece);
+            if next >= body.length() {
+                return join(&pieces);
+            }
+            start = next;
+        }
+    }
+
+    /// Forgets what has not been sent.
+    pub(super) fn clear(&self) {
+        self.waiting.borrow_mut().clear();
+        self.cleared.set(self.cleared.get().wrapping_add(1));
+        self.pumping.set(false);
+    }
+
+    async fn pump(&self, begun: u32) {
+        let is_stale = || self.cleared.get() != begun;
+        let mut slice_ends = now() + SLICE_MS;
+        let mut start = 0;
+        loop {
+            if let Way::Socket(wire) = &self.way {
+                wire.has_room().await;
+            }
+            if is_stale() {
+                return;
+            }
+            let Some((request, body)) = self.waiting.borrow().front().cloned() else {
+                self.pumping.set(false);
+                return;
+            };
+            let piece = match (&body, &self.way) {
+                (JsBody::Blob(blob), Way::Port(port)) => {
+                    post_blob(port, &request, blob);
+                    self.waiting.borrow_mut().pop_front();
+                    continue;
+                }
+                (JsBody::Blob(blob), Way::Socket(wire)) => match read(blob, start).await {
+                    // Nobody wants it any more.
+                    _ if is_stale() => return,
+                    Ok(piece) => piece,
+                    Err(error) => {
+                        self.waiting.borrow_mut().pop_front();
+                        wire.unreadable(&request, start > 0, &describe(&error));
+                        start = 0;
+                        continue;
+                    }
+                },
+                _ => self.cutter.piece(&body, start),
+            };
+            if piece.next < body.length() {
+                let encoding = match (&body, &request) {
+                    (JsBody::Text(_), Request::SetVariable { .. }) => Encoding::Text,
+                    _ => Encoding::Bytes,
+                };
+                self.post_piece(&Request::Part { encoding }, Some(&piece));
+                start = piece.next;
+            } else {
+                self.post_piece(&request, Some(&piece));
+                self.waiting.borrow_mut().pop_front();
+                start = 0;
+            }
+            if now() >= slice_ends {
+                next_task().await;
+                slice_ends = now() + SLICE_MS;
+            }
+        }
+    }
+
+    fn post_piece(&self, request: &Request, piece: Option<&Piece>) {
+        // A request is plain data, which JSON can always hold.
+        let header = serde_json::to_string(request).unwrap_or_default();
+        let posted = match &self.way {
+            Way::Port(port) => post(port, header, piece),
+            Way::Socket(wire) => wire.send(&header, piece.map(|piece| &piece.bytes)),
+        };
+        if let Err(error) = posted {
+            web_sys::console::error_1(&error);
+        }
+    }
+}
+
+fn post_blob(port: &MessagePort, request: &Request, blob: &Blob) {
+    let header = serde_json::to_string(request).unwrap_or_default();
+    if let Err(error) = port.post_message(&Array::of2(&header.into(), blob)) {
+        web_sys::console::error_1(&error);
+    }
+}
+
+fn post(port: &MessagePort, header: String, piece: Option<&Piece>) -> Result<(), JsValue> {
+    let message = Array::of1(&header.into());
+    let Some(Piece { bytes, owned, .. }) = piece else {
+        return port.post_message(&message);
+    };
+    message.push(bytes);
+    if *owned && bytes.length() >= SMALL_BODY {
+        port.post_message_with_transferable(&message, &Array::of1(&bytes.buffer()))
+    } else {
+        port.post_message(&message)
+    }
+}
+
+/// Pieces of a body, joined.
+pub(super) fn join(pieces: &[Uint8Array]) -> Uint8Array {
+    if let [only] = pieces {
+        return only.clone();
+    }
+    let whole = Uint8Array::new_with_length(pieces.iter().map(Uint8Array::length).sum());
+    let mut offset = 0;
+    for piece in pieces {
+        whole.set(piece, offset);
+        offset += piece.length();
+    }
+    whole
+}
+
+/// Lets the page do everything else that is waiting, and comes back.
+pub(super) async fn next_task() {
+    let Ok(channel) = MessageChannel::new() else { return };
+    let port = channel.port1();
+    let promise = Promise::new(&mut |resolve, _| {
+        port.set_onmessage(Some(&resolve));
+        let _ = channel.port2().post_message(&JsValue::NULL);
+    });
+    let _ = JsFuture::from(promise).await;
+    port.close();
+}

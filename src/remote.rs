@@ -1,0 +1,397 @@
+//! A guest on a `sandglass-host` server, by a WebSocket instead of a frame. The page's session supervises it like its own; the
+//! server only carries frames.
+
+mod connect;
+mod wire;
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+
+use js_sys::{Array, ArrayBuffer, JsString};
+use serde::Deserialize;
+use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::spawn_local;
+use web_sys::{AbortController, MessageEvent, Url};
+
+use super::glue::get;
+use super::options::entries;
+use super::outbox::{JsBody, Outbox};
+use sandglass_core::error::Error;
+use sandglass_core::execution::Killer;
+use sandglass_core::limits::Limits;
+use sandglass_core::protocol::Request;
+use sandglass_rlm::query::without_key;
+
+use connect::{Opened, Socket};
+use wire::OnUnreadable;
+pub(super) use wire::{Wire, open_frame};
+
+/// UTF-16 units of a message that is text.
+const MAX_NOTICE: u32 = 1 << 16;
+/// Output that the guest was not yet told is taken, in bytes.
+const MOST_UNTOLD: f64 = 256.0 * 1024.0;
+
+/// Where a server is, and what opens it.
+#[derive(Debug, Clone)]
+pub(super) struct Backend {
+    /// Absolute; ends with a slash.
+    pub(super) url: String,
+    pub(super) api_key: Option<String>,
+}
+
+impl Backend {
+    /// The option `backend`.
+    pub(super) fn parse(value: &JsValue) -> Result<Self, Error> {
+        let (mut url, mut api_key) = (None, None);
+        for (name, value) in entries(value, "backend")? {
+            match name.as_str() {
+                _ if value.is_undefined() => {}
+                "url" => url = Some(server_url(&value)?),
+                "apiKey" => {
+                    let key = value.as_string().filter(|key| {
+                        !key.is_empty() && key.len() <= 1_000 && key.bytes().all(|byte| byte.is_ascii_graphic())
+                    });
+                    let refused = || Error::invalid("backend.apiKey", "must be a key of the server, as it knows it");
+                    api_key = Some(key.ok_or_else(refused)?);
+                }
+                _ => return Err(Error::invalid(format!("backend.{name}"), "there is no such option")),
+            }
+        }
+        let url = url.ok_or_else(|| Error::invalid("backend.url", "must say where the sandglass-host server is"))?;
+        Ok(Self { url, api_key })
+    }
+
+    /// A text of the server without the key: pages show and log errors.
+    fn without_key(&self, text: String) -> String {
+        without_key(text, self.api_key.as_deref())
+    }
+}
+
+/// An address, relative to the page's.
+fn server_url(value: &JsValue) -> Result<String, Error> {
+    let refused = || {
+        let what = "must be the http or https address of a sandglass-host server, without a query";
+        Error::invalid("backend.url", what)
+    };
+    let text = match value.dyn_ref::<Url>() {
+        Some(url) => url.href(),
+        None => value.as_string().filter(|text| !text.is_empty()).ok_or_else(refused)?,
+    };
+    let here = get(&get(&js_sys::global(), "location"), "href");
+    let url = match here.as_string() {
+        Some(here) => Url::new_with_base(&text, &here).or_else(|_| Url::new(&text)),
+        None => Url::new(&text),
+    };
+    let url = url.map_err(|_| refused())?;
+    let is_plain = [url.search(), url.hash(), url.username(), url.password()]
+        .iter()
+        .all(String::is_empty);
+    if !is_plain || !["http:", "https:"].contains(&url.protocol().as_str()) {
+        return Err(refused());
+    }
+    let url = url.href();
+    Ok(if url.ends_with('/') { url } else { url + "/" })
+}
+
+/// A sandbox's session on a server. It lasts as long as its connection; the next guest begins another then.
+pub(super) struct Server {
+    backend: Backend,
+    /// What the session is asked to be, as JSON.
+    wanted: String,
+    line: RefCell<Option<Rc<Line>>>,
+    /// What runs the guests there.
+    isolation: RefCell<Option<&'static str>>,
+}
+
+/// A connection.
+struct Line {
+    socket: Socket,
+    /// Guests that were asked for.
+    guests: Cell<u32>,
+    /// The newest of them.
+    seat: RefCell<Weak<Seat>>,
+}
+
+/// Who is told of a guest: its frames, why it is gone, and that a file that was to be sent cannot be read.
+pub(super) struct Owner {
+    pub(super) on_booted: Box<dyn Fn()>,
+    pub(super) on_frame: Box<dyn Fn(&ArrayBuffer)>,
+    pub(super) on_failure: Box<dyn Fn(Error, Option<Killer>)>,
+    pub(super) on_unreadable: OnUnreadable,
+}
+
+/// What a guest and its connection share.
+struct Seat {
+    owner: Owner,
+    /// Its number on the connection, from 1; 0 as long as there is none.
+    number: Cell<u32>,
+    mail: RefCell<Mail>,
+}
+
+enum Mail {
+    /// What is to be posted once it runs.
+    Held(Vec<(Request, Option<JsBody>)>),
+    Open(Outbox),
+}
+
+/// A guest on a server. Dropping it ends it.
+#[must_use = "dropping a guest ends it"]
+pub(super) struct RemoteGuest {
+    seat: Rc<Seat>,
+    server: Rc<Server>,
+    /// Ends the attempt to reach the server.
+    opening: Option<AbortController>,
+    /// Bytes of output that were taken and not told.
+    untold: Cell<f64>,
+}
+
+/// What the server says of guests.
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "camelCase")]
+enum Notice {
+    Booted {
+        guest: u32,
+    },
+    Lost {
+        guest: u32,
+        #[serde(default)]
+        message: String,
+        #[serde(default)]
+        killer: Option<Killer>,
+    },
+    #[serde(other)]
+    Other,
+}
+
+impl Server {
+    pub(super) fn new(backend: &Backend, limits: &Limits) -> Rc<Self> {
+        let (default, mut wanted) = (Limits::default(), serde_json::json!({ "channel": true }));
+        // What is left to defaults is left to the server's.
+        for (name, bytes, default) in [
+            ("memoryLimit", limits.max_memory_bytes, default.max_memory_bytes),
+            ("maxFileBytes", limits.max_file_bytes, default.max_file_bytes),
+            ("maxValueSize", limits.max_value_bytes, default.max_value_bytes),
+        ] {
+            if whole(bytes) != whole(default) {
+                wanted[name] = whole(bytes).into();
+            }
+        }
+        Rc::new(Self {
+            backend: backend.clone(),
+            wanted: wanted.to_string(),
+            line: RefCell::default(),
+            isolation: RefCell::default(),
+        })
+    }
+
+    /// What keeps the guest from the server's own, once there was a guest.
+    pub(super) fn isolation(&self) -> Option<&'static str> {
+        *self.isolation.borrow()
+    }
+
+    /// Starts a guest.
+    pub(super) fn boot(self: &Rc<Self>, owner: Owner) -> RemoteGuest {
+        let seat = Rc::new(Seat {
+            owner,
+            number: Cell::default(),
+            mail: RefCell::new(Mail::Held(Vec::new())),
+        });
+        let line = self.line.borrow().clone().filter(|line| line.socket.is_open());
+        let opening = match line {
+            Some(line) => {
+                line.boot(&seat);
+                None
+            }
+            None => self.open(&seat),
+        };
+        RemoteGuest {
+            seat,
+            server: self.clone(),
+            opening,
+            untold: Cell::default(),
+        }
+    }
+
+    fn open(self: &Rc<Self>, seat: &Rc<Seat>) -> Option<AbortController> {
+        let opening = AbortController::new().ok();
+        let signal = opening.as_ref().map(AbortController::signal);
+        let (server, seat) = (self.clone(), Rc::downgrade(seat));
+        spawn_local(async move {
+            let opened = connect::open(&server.backend, &server.wanted, signal.as_ref()).await;
+            // Nobody may wait for it any more; then dropping the socket closes it.
+            let Some(seat) = seat.upgrade() else { return };
+            match opened {
+                Ok(opened) => server.connected(opened).boot(&seat),
+                Err(error) => (seat.owner.on_failure)(error, None),
+            }
+        });
+        opening
+    }
+
+    fn connected(self: &Rc<Self>, Opened { socket, isolation }: Opened) -> Rc<Line> {
+        self.isolation.replace(Some(isolation));
+        let line = Rc::new(Line {
+            socket,
+            guests: Cell::default(),
+            seat: RefCell::default(),
+        });
+        let this = Rc::downgrade(&line);
+        let on_message = move |event: MessageEvent| {
+            if let Some(line) = this.upgrade() {
+                line.receive(&event.data());
+            }
+        };
+        let (server, this) = (Rc::downgrade(self), Rc::downgrade(&line));
+        let on_close = move |why: String| {
+            let (Some(server), Some(line)) = (server.upgrade(), this.upgrade()) else {
+                return;
+            };
+            server.hang_up(&line);
+            let (url, why) = (&server.backend.url, server.backend.without_key(why));
+            line.fail(Error::BackendUnavailable(format!(
+                "the connection to the sandglass-host server at {url} ended{why}, and the guest with it; \
+                 the next call tries to connect again"
+            )));
+        };
+        line.socket.listen(on_message, on_close);
+        self.line.replace(Some(line.clone()));
+        line
+    }
+
+    /// Forgets a connection, which ends it.
+    fn hang_up(&self, line: &Rc<Line>) {
+        let is_ours = self.line.borrow().as_ref().is_some_and(|own| Rc::ptr_eq(own, line));
+        if is_ours {
+            self.close();
+        }
+    }
+
+    /// Ends the session.
+    pub(super) fn close(&self) {
+        drop(self.line.take()); // it closes when nobody is at it any more
+    }
+}
+
+impl Line {
+    fn boot(&self, seat: &Rc<Seat>) {
+        let number = self.guests.get() + 1;
+        self.guests.set(number);
+        seat.number.set(number);
+        self.seat.replace(Rc::downgrade(seat));
+        self.tell("boot", number);
+    }
+
+    fn tell(&self, what: &str, guest: u32) {
+        let notice = serde_json::json!({ "type": what, "guest": guest });
+        self.socket.send_text(&notice.to_string());
+    }
+
+    fn receive(&self, data: &JsValue) {
+        // What comes of it may let go of the seat and of the line.
+        let Some(seat) = self.seat.borrow().upgrade() else {
+            return;
+        };
+        if let Some(frame) = data.dyn_ref::<ArrayBuffer>() {
+            if wire::guest_of(frame) == Some(seat.number.get()) {
+                (seat.owner.on_frame)(frame);
+            }
+            return;
+        }
+        let text = data.dyn_ref::<JsString>().filter(|text| text.length() <= MAX_NOTICE);
+        match text.and_then(|text| serde_json::from_str(&String::from(text)).ok()) {
+            Some(Notice::Booted { guest }) if guest == seat.number.get() => {
+                let wire = Wire::new(self.socket.raw(), guest, seat.owner.on_unreadable.clone());
+                seat.open(Outbox::to_server(wire));
+            }
+            Some(Notice::Lost { guest, message, killer }) if guest == seat.number.get() => {
+                (seat.owner.on_failure)(Error::GuestLost(format!("the guest ended: {message}")), killer);
+            }
+            Some(Notice::Booted { .. } | Notice::Lost { .. } | Notice::Other) => {}
+            None => self.fail(Error::BackendUnavailable(
+                "what answers at backend.url is no sandglass-host server of this release".to_owned(),
+            )),
+        }
+    }
+
+    fn fail(&self, error: Error) {
+        let seat = self.seat.borrow().upgrade();
+        if let Some(seat) = seat {
+            (seat.owner.on_failure)(error, None);
+        }
+    }
+}
+
+impl Seat {
+    fn open(&self, outbox: Outbox) {
+        if let Mail::Open(_) = &*self.mail.borrow() {
+            return;
+        }
+        let held = self.mail.replace(Mail::Open(outbox.clone()));
+        if let Mail::Held(posts) = held {
+            for (request, body) in posts {
+                outbox.post(request, body);
+            }
+        }
+        (self.owner.on_booted)();
+    }
+}
+
+impl RemoteGuest {
+    /// Sends a message.
+    pub(super) fn post(&self, request: Request, body: Option<JsBody>) {
+        let mut mail = self.seat.mail.borrow_mut();
+        match &mut *mail {
+            Mail::Held(posts) => posts.push((request, body)),
+            Mail::Open(outbox) => {
+                let outbox = outbox.clone();
+                drop(mail);
+                outbox.post(request, body);
+            }
+        }
+    }
+
+    /// So many bytes of output were taken.
+    pub(super) fn took(&self, bytes: f64) {
+        let untold = self.untold.get() + bytes;
+        if untold < MOST_UNTOLD {
+            return self.untold.set(untold);
+        }
+        self.untold.set(0.0);
+        self.post(Request::Credit { bytes: untold }, None);
+    }
+}
+
+impl Drop for RemoteGuest {
+    fn drop(&mut self) {
+        if let Some(opening) = &self.opening {
+            opening.abort();
+        }
+        let line = self.server.line.borrow().clone();
+        let Some(line) = line.filter(|line| std::ptr::eq(line.seat.borrow().as_ptr(), Rc::as_ptr(&self.seat))) else {
+            return;
+        };
+        match &*self.seat.mail.borrow() {
+            Mail::Open(outbox) => {
+                outbox.clear();
+                line.tell("kill", self.seat.number.get());
+            }
+            // A server that does not even start one may be out of reach.
+            Mail::Held(_) => self.server.hang_up(&line),
+        }
+    }
+}
+
+/// Bytes as a whole number.
+fn whole(bytes: f64) -> u64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "limits are positive, and far below 2^53"
+    )]
+    {
+        bytes.ceil() as u64
+    }
+}
+
+/// The header of a frame, and its bodies.
+pub(super) type Frame = (String, Array);

@@ -1,0 +1,227 @@
+//! Getting a session on a server, and its channel.
+
+use std::cell::RefCell;
+
+use js_sys::{Array, Object, Promise, Reflect};
+use serde::Deserialize;
+use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::{JsFuture, spawn_local};
+use web_sys::{AbortSignal, BinaryType, CloseEvent, MessageEvent, Response, WebSocket};
+
+use super::Backend;
+use crate::glue::{base64, bytes, describe, fetch, object};
+use sandglass_core::error::Error;
+use sandglass_core::protocol::PROTOCOL_VERSION;
+
+/// What can run guests on a server.
+const BACKENDS: [&str; 4] = ["bubblewrap", "docker", "subprocess", "jupyter"];
+/// Characters of a server's words that are repeated.
+const MAX_WORDS: usize = 500;
+
+/// A session's channel.
+pub(super) struct Opened {
+    pub(super) socket: Socket,
+    pub(super) isolation: &'static str,
+}
+
+/// A WebSocket that is closed when it is dropped.
+pub(super) struct Socket {
+    socket: WebSocket,
+    listeners: RefCell<Option<Listeners>>,
+}
+
+type Listeners = (Closure<dyn FnMut(MessageEvent)>, Closure<dyn FnMut(CloseEvent)>);
+
+/// The server's answer to `POST /v1/sessions`.
+#[derive(Deserialize)]
+struct Session {
+    id: String,
+    backend: String,
+}
+
+/// How a server says what is wrong.
+#[derive(Deserialize)]
+struct Problem {
+    error: Words,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Words {
+    Text(String),
+    Object { message: String },
+}
+
+/// Asks for a session, and opens its channel.
+pub(super) async fn open(backend: &Backend, wanted: &str, signal: Option<&AbortSignal>) -> Result<Opened, Error> {
+    let Session { id, backend: name } = create(backend, wanted, signal).await?;
+    let isolation = BACKENDS.into_iter().find(|known| *known == name);
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+    let (Some(isolation), true, 1..=200) = (isolation, id.bytes().all(is_plain), id.len()) else {
+        return Err(stranger(backend, "its answer is not one that this release knows"));
+    };
+    let socket = channel(backend, &id).await?;
+    Ok(Opened { socket, isolation })
+}
+
+async fn create(backend: &Backend, wanted: &str, signal: Option<&AbortSignal>) -> Result<Session, Error> {
+    let init = object(&[
+        ("method", &"POST".into()),
+        ("headers", &headers(backend)),
+        ("body", &wanted.into()),
+        ("signal", &signal.map_or(JsValue::UNDEFINED, JsValue::from)),
+        ("credentials", &"omit".into()),
+        ("cache", &"no-store".into()),
+        ("redirect", &"error".into()),
+    ]);
+    let url = &backend.url;
+    let response = async { JsFuture::from(fetch(&format!("{url}v1/sessions"), &init)?).await };
+    let response: Response = response
+        .await
+        .map_err(|error| unreachable(url, &describe(&error)))?
+        .unchecked_into();
+    let text = async { JsFuture::from(response.text()?).await };
+    let text = text.await.map_err(|error| unreachable(url, &describe(&error)))?;
+    let text = text.as_string().unwrap_or_default();
+    if !response.ok() {
+        return Err(refusal(backend, response.status(), &text));
+    }
+    serde_json::from_str(&text).map_err(|_| stranger(backend, "its answer is not one that this release knows"))
+}
+
+async fn channel(backend: &Backend, id: &str) -> Result<Socket, Error> {
+    let url = &backend.url;
+    // http becomes ws, https wss.
+    let address = format!("ws{}v1/sessions/{id}/channel", url.trim_start_matches("http"));
+    let protocols = Array::of1(&format!("sandglass.v{PROTOCOL_VERSION}").into());
+    if let Some(key) = &backend.api_key {
+        let key = String::from(base64(&bytes(key.as_bytes())));
+        let key = key.trim_end_matches('=').replace('+', "-").replace('/', "_");
+        protocols.push(&format!("sandglass.key.{key}").into());
+    }
+    let socket =
+        WebSocket::new_with_str_sequence(&address, &protocols).map_err(|error| unreachable(url, &describe(&error)))?;
+    socket.set_binary_type(BinaryType::Arraybuffer);
+    let opened = Promise::new(&mut |resolve, reject| {
+        socket.set_onopen(Some(&resolve));
+        socket.set_onclose(Some(&reject));
+    });
+    let socket = Socket {
+        socket,
+        listeners: RefCell::default(),
+    };
+    let opened = JsFuture::from(opened).await;
+    socket.socket.set_onopen(None);
+    socket.socket.set_onclose(None);
+    match opened {
+        Ok(_) => Ok(socket),
+        Err(event) => {
+            give_back(backend, id);
+            let why = backend.without_key(event.dyn_ref().map(last_words).unwrap_or_default());
+            Err(Error::BackendUnavailable(format!(
+                "the sandglass-host server at {url} made a session and did not open its channel{why}: does what is between \
+                 here and there (a proxy, the page's Content-Security-Policy) let WebSockets through?"
+            )))
+        }
+    }
+}
+
+/// Ends a session whose channel cannot be opened, if the server still hears it.
+fn give_back(backend: &Backend, id: &str) {
+    let init = object(&[
+        ("method", &"DELETE".into()),
+        ("headers", &headers(backend)),
+        ("credentials", &"omit".into()),
+    ]);
+    if let Ok(promise) = fetch(&format!("{}v1/sessions/{id}", backend.url), &init) {
+        spawn_local(async move { drop(JsFuture::from(promise).await) });
+    }
+}
+
+/// What every request has.
+fn headers(backend: &Backend) -> Object {
+    let headers = object(&[("content-type", &"application/json".into())]);
+    if let Some(key) = &backend.api_key {
+        // A fresh object takes any property.
+        let _ = Reflect::set(&headers, &"authorization".into(), &format!("Bearer {key}").into());
+    }
+    headers
+}
+
+impl Socket {
+    /// From now on messages and the end are told.
+    pub(super) fn listen(&self, on_message: impl Fn(MessageEvent) + 'static, on_close: impl Fn(String) + 'static) {
+        let on_message = Closure::<dyn FnMut(_)>::new(on_message);
+        let on_close = Closure::<dyn FnMut(_)>::new(move |event: CloseEvent| on_close(last_words(&event)));
+        self.socket.set_onmessage(Some(on_message.as_ref().unchecked_ref()));
+        self.socket.set_onclose(Some(on_close.as_ref().unchecked_ref()));
+        self.listeners.replace(Some((on_message, on_close)));
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.socket.ready_state() == WebSocket::OPEN
+    }
+
+    pub(super) fn raw(&self) -> WebSocket {
+        self.socket.clone()
+    }
+
+    /// Sends a text; on a socket that is closed it does nothing.
+    pub(super) fn send_text(&self, text: &str) {
+        if let Err(error) = self.socket.send_with_str(text) {
+            web_sys::console::error_1(&error);
+        }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.socket.set_onmessage(None);
+        self.socket.set_onclose(None);
+        let _ = self.socket.close(); // without a code it cannot fail
+    }
+}
+
+/// Why a socket was closed, as far as the server says: ` (code 1013: too many guests)`.
+fn last_words(event: &CloseEvent) -> String {
+    match (event.code(), event.reason()) {
+        (code, reason) if reason.is_empty() => format!(" (code {code})"),
+        (code, reason) => format!(" (code {code}: {reason})"),
+    }
+}
+
+fn unreachable(url: &str, why: &str) -> Error {
+    Error::BackendUnavailable(format!(
+        "no sandglass-host server answers this page at {url} ({why}): is it running (`sandglass-host serve`), was it told \
+         `--allow-origin` with the page's origin, and does the page's Content-Security-Policy allow it in connect-src?"
+    ))
+}
+
+fn stranger(backend: &Backend, why: &str) -> Error {
+    let url = &backend.url;
+    Error::BackendUnavailable(format!(
+        "what answers at {url} is no sandglass-host server of this release: {why}"
+    ))
+}
+
+/// What a server's refusal means.
+fn refusal(backend: &Backend, status: u16, text: &str) -> Error {
+    let url = &backend.url;
+    let words = match serde_json::from_str(text) {
+        Ok(Problem {
+            error: Words::Text(message) | Words::Object { message },
+        }) => message,
+        Err(_) => String::new(),
+    };
+    let words: String = backend.without_key(words).chars().take(MAX_WORDS).collect();
+    let words = if words.is_empty() { words } else { format!(": {words}") };
+    let what = match (status, &backend.api_key) {
+        (401 | 403, None) => "asks for a key: pass backend.apiKey",
+        (401 | 403, Some(_)) => "does not accept backend.apiKey",
+        (404 | 405, _) => return stranger(backend, &format!("it answers {status}")),
+        (429, _) => "has no room for another session: try again later, or destroy others",
+        (400 | 413 | 422, _) => "does not take a session with these limits",
+        _ => "could not make a session",
+    };
+    Error::BackendUnavailable(format!("the sandglass-host server at {url} {what} ({status}{words})"))
+}

@@ -1,0 +1,621 @@
+//! The public API: what `createSandbox` returns.
+
+use std::rc::Rc;
+
+use js_sys::{Array, Promise};
+use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::JsFuture;
+
+use super::budget::{JsBudget, shown};
+use super::driver::Driver;
+use super::feedback::FeedbackOptions;
+use super::glue::{Glue, exact, get, object, thrown};
+use super::options::{ExecuteOptions, Options, entries, whole_number};
+use super::packages;
+use super::pieces::Pieces;
+use super::source::Source;
+use sandglass_core::error::Error;
+use sandglass_core::session::{Command, Input, Series, Target, Wanted};
+use sandglass_rlm::parse::code_so_far;
+
+/// The newest messages of a conversation whose words count.
+const MOST_MESSAGES: usize = 4;
+
+#[wasm_bindgen(typescript_custom_section)]
+const TYPES: &str = r#"
+/** What `createSandbox` takes. An unknown or ill-typed option rejects with code `invalid_option`. */
+export interface SandboxOptions {
+  /** Milliseconds of guest time per execution: Python running, not waiting for the host. Default 30 000. */
+  timeout?: number;
+  /** Milliseconds per execution in all, host calls included. Default none. */
+  wallTimeout?: number;
+  /** Milliseconds per host call. Default 600 000. */
+  hostCallTimeout?: number;
+  /** Milliseconds between the soft interrupt and termination. Default 1 000. */
+  gracePeriod?: number;
+  /** Milliseconds that a guest may take to start. Default 120 000. */
+  bootTimeout?: number;
+  /** Characters (code points) kept of stdout, and of stderr. Default 50 000. */
+  maxOutputLength?: number;
+  /** Host calls per execution. Default 10 000. */
+  maxHostCalls?: number;
+  /** Host calls at the same time. Default 32. */
+  maxConcurrentHostCalls?: number;
+  /** Characters of source per execution. Default 1 000 000. */
+  maxCodeLength?: number;
+  /** Bytes that one value may take when it crosses. Default 512 MiB. */
+  maxValueSize?: number;
+  /** Bytes of memory for Python, beyond which it raises MemoryError; Python itself takes 31 MB. Default 2 GiB. */
+  memoryLimit?: number;
+  /** Bytes that all files in the sandbox may have together; writing more is an `OSError` in Python. Default 256 MiB. */
+  maxFileBytes?: number;
+  /**
+   * Bytes of results that are kept, so that code which is known to change nothing is answered at once when it comes again and all
+   * that it depends on is as it was. Default 0: none are.
+   */
+  maxMemoBytes?: number;
+  /**
+   * The part of the sandbox's time, from 0 to 1, that may be spent on code that ran ahead and was then not asked for, as if the sandbox were
+   * a minute older. Beyond it, nothing but code that is being written runs ahead. Default 0.05.
+   */
+  maxAheadShare?: number;
+  /** `"auto"` (default) saves the state while nothing runs, so that it survives the end of a guest. */
+  checkpoints?: "auto" | "off";
+  /**
+   * `"auto"`: code is guessed by the variables and columns that there are, by the code before and by what is talked about
+   * (`updateConversation`), and runs ahead when nothing was hinted at or written, as far as that has been worth it in this sandbox. See
+   * `predictions()`. Default `"off"`.
+   */
+  predictions?: "auto" | "off";
+  /** Guests that are kept ready to take over; the sandboxes of a page share them. Default 1. */
+  spares?: number;
+  /** Answers `llm_query(prompt, model)`. */
+  onLLMQuery?: (
+    prompt: string,
+    info: { model?: string; signal: AbortSignal },
+  ) => string | Answer | Promise<string | Answer>;
+  /**
+   * Answers `rlm_query(task, context)`. `budget` is for the child's sandbox: it is part of this one's, a level deeper. In the
+   * profiles `rlm` and `rlm-legacy`, `rlm_query(prompt, model)`: the prompt is all that the child gets, so `context` is null.
+   */
+  onRLMQuery?: (
+    task: string,
+    context: unknown,
+    info: { model?: string; signal: AbortSignal; budget: Budget },
+  ) => string | Answer | Promise<string | Answer>;
+  /**
+   * What the executions of this sandbox may spend on models, all together: limits, or the budget of another sandbox, which is
+   * shared then. A call beyond it raises LimitError in Python; when its time is over, the execution ends with outcome `limit`.
+   */
+  budget?: BudgetLimits | Budget;
+  /** Functions that Python calls by name. */
+  hostFunctions?: Record<string, (...args: any[]) => unknown>;
+  /**
+   * Whose prompts and controllers Python is for: names, signatures, what failures look like. `"default"`; `"rlm"` (alexzhang13/rlm
+   * from 0.1.2 on), `"rlm-legacy"` (up to 0.1.1a, and rlm-minimal), `"rlm-core"` (DwayneWilkes/rlm), `"dspy"` (its `RLM` module).
+   */
+  profile?: Profile;
+  /** The names of the values that `SUBMIT` takes, by position or by name. Default: it takes any. */
+  outputFields?: string[];
+  /** `"frame"` (default): an opaque origin without network. `"worker"`: a plain worker, where there is no DOM. */
+  isolation?: "frame" | "worker";
+  /**
+   * A `sandglass-host` server that runs Python instead of the page, in bubblewrap, in Docker or as a plain process: see
+   * `capabilities.isolation`. Functions, budgets and time limits stay the page's. Packages are those of the server's Python; there are
+   * no checkpoints, so `checkpoint`, `undo`, `restore` and `fork` reject.
+   */
+  backend?: Backend;
+  /** Where the package's `dist/` is served. Default: beside the package's entry. */
+  assetsUrl?: string;
+  /** Gets what is printed, as it comes. */
+  onStdout?: (text: string) => void;
+  /** Gets what is written to `sys.stderr`, as it comes. */
+  onStderr?: (text: string) => void;
+  /** Gets rich outputs, as they come. What is in them is the guest's, and not to be trusted. */
+  onDisplay?: (display: Display) => void;
+  /** Hears how far something is that takes time. */
+  onProgress?: (progress: Progress) => void;
+}
+
+/** Where a server is. */
+export interface Backend {
+  /** Its `http` or `https` address, as `sandglass-host serve` tells it. */
+  url: string | URL;
+  /** One of its keys, if it has any. Who has the page has the key: give each user their own. */
+  apiKey?: string;
+}
+
+/**
+ * How far the boot is (`backend`: a server is asked for a guest; `cold` and its reason: the memory that guests start from had to be made anew), or how many of the `calls`
+ * are answered that Python made at once, such as a batch.
+ */
+export type Progress =
+  | { stage: "assets" | "backend" | "python" | "ready" }
+  | { stage: "cold"; reason: string }
+  | PackageProgress
+  | { stage: "calls"; name: string; done: number; failed: number; total: number };
+
+/** What one `execute` takes. */
+export interface ExecuteOptions {
+  /** Milliseconds of guest time, instead of the sandbox's `timeout`. */
+  timeout?: number;
+  /** What this execution may spend of the sandbox's budget. */
+  budget?: BudgetLimits;
+  /** Interrupts the execution, or keeps it from beginning. */
+  signal?: AbortSignal;
+  /** Gets what this execution prints, as it comes. */
+  onStdout?: (text: string) => void;
+  /** Gets what this execution writes to `sys.stderr`, as it comes. */
+  onStderr?: (text: string) => void;
+  /** Gets what this execution shows, as it comes. */
+  onDisplay?: (display: Display) => void;
+}
+
+/** What `feedback` takes. */
+export interface FeedbackOptions {
+  /** Whose texts. Default: those of the sandbox's `profile`. */
+  format?: Profile | "rlm-minimal";
+  /** The number of the code block, from 1, when the reply had several. */
+  block?: number;
+  /** The variables to list, where the format lists any: names, or what `listVariables` tells, of which it shows what that project would. */
+  variables?: (string | Variable)[];
+  /** The number of the turn that comes, from 1, and how many there may be: they are told behind the rest, in the format `rlm` only. */
+  turn?: number;
+  turns?: number;
+  /** Characters that are shown of the execution. Default 20 000; `dspy` 10 000, `rlm-minimal` 100 000. */
+  maxLength?: number;
+}
+
+export interface CodeExecution {
+  /** The final answer, when the code declared one by `FINAL`, `FINAL_VAR`, `SUBMIT` or `answer`. */
+  final?: { value: unknown };
+}
+
+/** A user's variable. */
+export interface Variable {
+  name: string;
+  /** The class name of its value. */
+  type: string;
+  /** `len()` of a built-in container or string, else null. */
+  length: number | null;
+}
+
+/** A file or folder in the sandbox. */
+export interface FileEntry {
+  /** Relative to the working folder; absolute in `/tmp`. */
+  path: string;
+  /** Bytes; 0 for a folder. */
+  size: number;
+  /** When it was last written, in milliseconds since 1970. */
+  modified: number;
+  type: "file" | "directory";
+}
+
+export interface Sandbox {
+  /**
+   * Runs code that is still being written, such as a model's reply: what comes piece by piece is one execution. It takes its place
+   * among other calls when the last piece has come. Until then, packages that it imports are fetched as soon as their line is there
+   * (`autoImport`), a guest is started where there is none, and statements run ahead in a copy of the sandbox: nobody sees what they did
+   * before the last piece, nor ever if that makes them another program. `signal` ends the waiting for pieces too. Rejects with `source_failed`
+   * when the source of the pieces fails: then nothing was run.
+   */
+  executeStream(code: ReadableStream<string> | AsyncIterable<string>, options?: ExecuteOptions): Promise<CodeExecution>;
+  /**
+   * Fetches the packages of the code that stands in the newest message of the model, also while that is being written: call it whenever
+   * there is more of it. With `predictions: "auto"`, code is guessed by the words of the newest messages. A string is a message of the model.
+   */
+  updateConversation(messages: Message[] | string): Promise<void>;
+  /** The contents of a file; rejects with code `file_not_found` when there is none. */
+  readFile(path: string): Promise<Uint8Array>;
+  /** The contents of a file that is UTF-8 text. */
+  readFile(path: string, options: { encoding: "utf-8" }): Promise<string>;
+}
+
+/** What a sandbox is and can do. */
+export interface Capabilities {
+  isolation: "frame" | "worker" | "bubblewrap" | "docker" | "subprocess" | "jupyter";
+  /** How Python waits for the host: `atomics`, `jspi` or `none`; `native` on a server. */
+  bridge: string;
+  /** Whether running code can be stopped with its state kept. */
+  softInterrupt: boolean;
+  /** Bytes. */
+  memoryLimit: number;
+  python: string;
+  pyodide: string | null;
+}
+"#;
+
+#[wasm_bindgen]
+extern "C" {
+    /// TypeScript's `SandboxOptions | undefined`.
+    #[wasm_bindgen(typescript_type = "SandboxOptions | undefined")]
+    pub type SandboxOptionsValue;
+    /// TypeScript's `Promise<void>`.
+    #[wasm_bindgen(typescript_type = "Promise<void>")]
+    pub type VoidPromise;
+    /// TypeScript's `Stats`.
+    #[wasm_bindgen(typescript_type = "Stats")]
+    pub type StatsValue;
+    /// TypeScript's `Prediction[]`.
+    #[wasm_bindgen(typescript_type = "Prediction[]")]
+    pub type PredictionsValue;
+    /// TypeScript's `Promise<string>`.
+    #[wasm_bindgen(typescript_type = "Promise<string>")]
+    pub type TextPromise;
+    /// TypeScript's `Promise<number>`.
+    #[wasm_bindgen(typescript_type = "Promise<number>")]
+    pub type NumberPromise;
+    /// TypeScript's `Promise<Sandbox>`.
+    #[wasm_bindgen(typescript_type = "Promise<Sandbox>")]
+    pub type SandboxPromise;
+    /// TypeScript's `Promise<unknown>`.
+    #[wasm_bindgen(typescript_type = "Promise<unknown>")]
+    pub type ValuePromise;
+    /// TypeScript's `Promise<CodeExecution>`.
+    #[wasm_bindgen(typescript_type = "Promise<CodeExecution>")]
+    pub type ExecutionPromise;
+    /// TypeScript's `Promise<Variable[]>`.
+    #[wasm_bindgen(typescript_type = "Promise<Variable[]>")]
+    pub type VariablesPromise;
+    /// TypeScript's `Promise<FileEntry[]>`.
+    #[wasm_bindgen(typescript_type = "Promise<FileEntry[]>")]
+    pub type FilesPromise;
+    /// TypeScript's `Promise<LoadedPackage[]>`.
+    #[wasm_bindgen(typescript_type = "Promise<LoadedPackage[]>")]
+    pub type PackagesPromise;
+    /// TypeScript's `Capabilities`.
+    #[wasm_bindgen(typescript_type = "Capabilities")]
+    pub type CapabilitiesValue;
+}
+
+/// A Python interpreter with a context, in a worker of its own.
+#[wasm_bindgen]
+pub struct Sandbox {
+    pub(super) driver: Rc<Driver>,
+}
+
+/// Starts a sandbox; resolves when Python is ready.
+#[wasm_bindgen(js_name = startSandbox)]
+pub async fn start_sandbox(glue: Glue, options: SandboxOptionsValue) -> Result<Sandbox, JsValue> {
+    console_error_panic_hook::set_once();
+    let options = Options::parse(&options).map_err(|error| thrown(&glue, &error))?;
+    let driver = Driver::new(glue, options);
+    let started = JsFuture::from(driver.submit(Command::Start, ExecuteOptions::default()));
+    let wanted = driver.options().packages.wanted.clone();
+    if !wanted.is_empty() {
+        let load = Command::Load(Wanted::Requirements(wanted));
+        let loaded = JsFuture::from(driver.submit(load, ExecuteOptions::default()));
+        loaded.await.inspect_err(|_| driver.feed(Input::Destroy))?;
+    }
+    started.await?;
+    Ok(Sandbox { driver })
+}
+
+#[wasm_bindgen]
+impl Sandbox {
+    /// Makes `context` the Python variable `context`, of any size; it survives every restart of the guest. Call it
+    /// before the first `execute`, with `null` if there is none.
+    pub fn initialize(&self, context: &JsValue) -> VoidPromise {
+        self.put(Target::Context, context)
+    }
+
+    /// Runs Python code. Calls queue in order. It rejects only when the sandbox itself cannot run code; what goes wrong
+    /// in Python is told by the result.
+    pub fn execute(
+        &self,
+        #[wasm_bindgen(unchecked_param_type = "string")] code: &JsValue,
+        #[wasm_bindgen(unchecked_optional_param_type = "ExecuteOptions")] options: &JsValue,
+    ) -> ExecutionPromise {
+        let promise = source(code).and_then(|code| {
+            let options = ExecuteOptions::parse(options)?;
+            Ok(self.driver.execute(code, options))
+        });
+        self.promise(promise).unchecked_into()
+    }
+
+    /// Runs code that comes piece by piece.
+    #[wasm_bindgen(js_name = executeStream, skip_typescript)]
+    pub fn execute_stream(&self, code: &JsValue, options: &JsValue) -> Promise {
+        let begun = ExecuteOptions::parse(options).and_then(|options| Ok((options, Pieces::of(code)?)));
+        let promise = begun.and_then(|(options, pieces)| self.driver.execute_written(options, pieces));
+        self.promise(promise)
+    }
+
+    /// Tells code that will probably be run next, or several of which one will, the likeliest first. Packages that it imports are fetched
+    /// (`autoImport`), and a guest is started where there is none; resolves when there is nothing more to prepare. When nothing else is to
+    /// be done and the state is saved, the code runs ahead in a copy of the sandbox, which takes its place when `execute` is called with
+    /// exactly that code and nothing has changed; else nobody sees what it did. It calls none of the page's functions before that. While
+    /// code is being written (`executeStream`), only one that begins so counts: that is all of it, and runs to its end.
+    pub fn hint(&self, #[wasm_bindgen(unchecked_param_type = "string | string[]")] code: &JsValue) -> VoidPromise {
+        let codes = match code.dyn_ref::<Array>() {
+            Some(codes) => codes.iter().map(|code| text("code", &code)).collect(),
+            None => text("code", code).map(|code| vec![code]),
+        };
+        let promise = codes.and_then(|codes: Vec<String>| match self.driver.is_destroyed() {
+            true => Err(Error::Destroyed),
+            false => Ok(self.driver.hint(codes, sandglass_core::speculate::Source::Explicit)),
+        });
+        self.promise(promise).unchecked_into()
+    }
+
+    /// Prepares for the code in the model's newest message, and guesses by the newest messages.
+    #[wasm_bindgen(js_name = updateConversation, skip_typescript)]
+    pub fn update_conversation(&self, messages: &JsValue) -> Promise {
+        let promise = newest_messages(messages).and_then(|(reply, said)| {
+            let promise = self.prepare(&code_so_far(&reply))?;
+            self.driver.converse(&said);
+            Ok(promise)
+        });
+        self.promise(promise)
+    }
+
+    /// The code that is guessed to come next, the most worthwhile first; none without `predictions: "auto"`, and while code runs. At most
+    /// one of them runs ahead.
+    pub fn predictions(&self) -> PredictionsValue {
+        shown(&self.driver.predictions()).unchecked_into()
+    }
+
+    /// What the sandbox has done so far.
+    pub fn stats(&self) -> StatsValue {
+        shown(&self.driver.stats()).unchecked_into()
+    }
+
+    /// How much ran ahead and what came of it, in Prometheus' text format.
+    pub fn metrics(&self) -> String {
+        self.driver.stats().metrics()
+    }
+
+    /// A variable's value; `undefined` when there is none.
+    #[wasm_bindgen(js_name = getVariable)]
+    pub fn get_variable(&self, #[wasm_bindgen(unchecked_param_type = "string")] name: &JsValue) -> ValuePromise {
+        let promise = text("name", name).map(|name| self.submit(Command::GetVariable(name)));
+        self.promise(promise).unchecked_into()
+    }
+
+    /// The text that tells a model how an execution went, as controllers of the sandbox's `profile` write it.
+    pub fn feedback(
+        &self,
+        #[wasm_bindgen(unchecked_param_type = "CodeExecution")] execution: &JsValue,
+        #[wasm_bindgen(unchecked_optional_param_type = "FeedbackOptions")] options: &JsValue,
+    ) -> Result<String, JsValue> {
+        FeedbackOptions::parse(options, self.driver.options().profile)
+            .and_then(|options| options.tell(execution))
+            .map_err(|error| thrown(self.driver.glue(), &error))
+    }
+
+    /// Assigns a variable.
+    #[wasm_bindgen(js_name = setVariable)]
+    pub fn set_variable(
+        &self,
+        #[wasm_bindgen(unchecked_param_type = "string")] name: &JsValue,
+        value: &JsValue,
+    ) -> VoidPromise {
+        match text("name", name) {
+            Ok(name) => self.put(Target::Variable(name), value).unchecked_into(),
+            Err(error) => self.promise(Err(error)).unchecked_into(),
+        }
+    }
+
+    /// Adds a value to a series of variables and resolves to the name of the one that it has become: `context_1` and so on,
+    /// where `context_0` is `context`. Other series are `"session_context"` (from `session_context_0`, all of them in the list
+    /// `context_history`) and `"history"` (from `history_0`, all of them in the list `session_history`). Like `context`, they
+    /// survive every restart of the guest.
+    #[wasm_bindgen(js_name = addContext)]
+    pub fn add_context(
+        &self,
+        context: &JsValue,
+        #[wasm_bindgen(unchecked_optional_param_type = "{ series?: \"context\" | \"session_context\" | \"history\" }")]
+        options: &JsValue,
+    ) -> TextPromise {
+        match series(options) {
+            Ok(series) => self.put(Target::Next(series), context).unchecked_into(),
+            Err(error) => self.promise(Err(error)).unchecked_into(),
+        }
+    }
+
+    /// The user's variables.
+    #[wasm_bindgen(js_name = listVariables)]
+    pub fn list_variables(&self) -> VariablesPromise {
+        self.submit(Command::ListVariables).unchecked_into()
+    }
+
+    /// Has packages, in this guest and in every later one of this sandbox: `name`, `name>=2,<3`, `name[extra]`, `name @ https://….whl`
+    /// or a wheel's address, `#sha256=…` behind it. The page fetches them, and what they require, by the lock file. Resolves to those
+    /// that were not there before. Rejects with `package_not_found`, `integrity` or `asset_failed`, and then nothing is installed.
+    #[wasm_bindgen(js_name = loadPackages)]
+    pub fn load_packages(
+        &self,
+        #[wasm_bindgen(unchecked_param_type = "string[]")] requirements: &JsValue,
+        #[wasm_bindgen(unchecked_optional_param_type = "LoadOptions")] options: &JsValue,
+    ) -> PackagesPromise {
+        let promise = packages::requirements("requirements", requirements).and_then(|wanted| {
+            if self.driver.options().backend.is_some() {
+                let why =
+                    "cannot be loaded with a backend: packages are those of the server's Python; nothing was installed";
+                return Err(Error::invalid("requirements", why));
+            }
+            let options = packages::load_options(options)?;
+            Ok(self.driver.submit(Command::Load(Wanted::Requirements(wanted)), options))
+        });
+        self.promise(promise).unchecked_into()
+    }
+
+    /// Saves the state now, where `checkpoints: "auto"` does so when nothing runs. Resolves to the number of the execution whose
+    /// state it is (0 before the first); rejects when it cannot be saved.
+    pub fn checkpoint(&self) -> NumberPromise {
+        self.submit(Command::Checkpoint).unchecked_into()
+    }
+
+    /// Goes back to the newest checkpoint of an execution, or to the newest at all: variables, files and `context` are as they
+    /// were then. Resolves to the number of that execution. Rejects with code `no_checkpoint`, and changes nothing, when there is
+    /// none: checkpoints are made when nothing runs, and by `checkpoint`.
+    pub fn restore(
+        &self,
+        #[wasm_bindgen(unchecked_optional_param_type = "number")] execution: &JsValue,
+    ) -> NumberPromise {
+        let promise = count("execution", execution).map(|execution| self.submit(Command::Restore(execution)));
+        self.promise(promise).unchecked_into()
+    }
+
+    /// Takes the last execution back, when there is a checkpoint of the state that it began with; else it rejects with code
+    /// `no_checkpoint` and changes nothing. Resolves to the number of the execution whose state it is now.
+    pub fn undo(&self) -> NumberPromise {
+        self.submit(Command::Undo).unchecked_into()
+    }
+
+    /// Another sandbox with the same options, whose state begins as a copy of this one's.
+    pub fn fork(&self) -> SandboxPromise {
+        self.submit(Command::Fork).unchecked_into()
+    }
+
+    /// Stops the execution that is running, if any. What it had printed and what it had assigned is kept, unless it
+    /// does not stop within `gracePeriod`. Its `execute` resolves with outcome `interrupted`.
+    pub fn interrupt(&self) {
+        self.driver.feed(Input::Interrupt);
+    }
+
+    /// Ends everything: the worker, its frame and all pending calls. Later calls reject.
+    pub fn destroy(&self) -> VoidPromise {
+        self.driver.feed(Input::Destroy);
+        Promise::resolve(&JsValue::UNDEFINED).unchecked_into()
+    }
+
+    /// What the sandbox may spend on models, and has spent. Another sandbox that is created with it shares it.
+    #[wasm_bindgen(getter)]
+    pub fn budget(&self) -> JsBudget {
+        JsBudget::new(self.driver.budget())
+    }
+
+    /// What the sandbox is and can do.
+    #[wasm_bindgen(getter)]
+    pub fn capabilities(&self) -> CapabilitiesValue {
+        let info = self.driver.guest_info();
+        object(&[
+            ("isolation", &self.driver.isolation().into()),
+            ("bridge", &info.bridge.into()),
+            ("softInterrupt", &info.soft_interrupt.into()),
+            ("memoryLimit", &self.driver.options().limits.max_memory_bytes.into()),
+            ("python", &info.python.into()),
+            ("pyodide", &info.pyodide.map_or(JsValue::NULL, JsValue::from)),
+        ])
+        .unchecked_into()
+    }
+
+    fn prepare(&self, code: &str) -> Result<Promise, Error> {
+        if self.driver.is_destroyed() {
+            return Err(Error::Destroyed);
+        }
+        Ok(self.driver.prepare(code))
+    }
+
+    pub(super) fn submit(&self, command: Command<super::outbox::JsBody>) -> Promise {
+        self.driver.submit(command, ExecuteOptions::default())
+    }
+
+    fn put(&self, target: Target, value: &JsValue) -> VoidPromise {
+        let what = match &target {
+            Target::Variable(name) => name.clone(),
+            _ => "context".to_owned(),
+        };
+        let source = Source::of(value, &what, self.driver.options().limits.max_value_bytes);
+        let promise = source.map(|source| match source {
+            Source::Ready(value) => self.submit(match target {
+                Target::Context => Command::Initialize(value),
+                Target::Next(series) => Command::Add(series, value),
+                Target::Variable(name) => Command::SetVariable(name, value),
+            }),
+            Source::Later(value) => self.driver.submit_later(Command::Later(target), value),
+        });
+        self.promise(promise).unchecked_into()
+    }
+
+    pub(super) fn promise(&self, promise: Result<Promise, Error>) -> Promise {
+        promise.unwrap_or_else(|error| Promise::reject(&thrown(self.driver.glue(), &error)))
+    }
+}
+
+impl Sandbox {
+    pub(super) fn new(driver: Rc<Driver>) -> Self {
+        Self { driver }
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        self.driver.abandon();
+    }
+}
+
+pub(super) fn text(name: &str, value: &JsValue) -> Result<String, Error> {
+    let text = value
+        .dyn_ref()
+        .ok_or_else(|| Error::invalid(name, "must be a string"))?;
+    exact("it", text).map_err(|problem| Error::invalid(name, problem))
+}
+
+/// The text of the last message of the model's, and what was said last, by anybody.
+fn newest_messages(messages: &JsValue) -> Result<(String, String), Error> {
+    if let Some(reply) = messages.as_string() {
+        return Ok((reply.clone(), reply));
+    }
+    let wrong = || Error::invalid("messages", "must be an array of { role, content }, or a string");
+    let messages: &Array = messages.dyn_ref().ok_or_else(wrong)?;
+    let (mut reply, mut said) = (None, Vec::new());
+    for index in (0..messages.length()).rev() {
+        let message = messages.get(index);
+        let (role, content) = (get(&message, "role").as_string(), get(&message, "content").as_string());
+        match role.as_deref() {
+            _ if reply.is_some() && said.len() >= MOST_MESSAGES => break,
+            Some("assistant") if reply.is_none() => reply = Some(content.clone().ok_or_else(wrong)?),
+            None if reply.is_none() => return Err(wrong()),
+            _ => {}
+        }
+        let is_said = matches!(role.as_deref(), Some("user" | "assistant")) && said.len() < MOST_MESSAGES;
+        said.extend(content.filter(|_| is_said));
+    }
+    said.reverse();
+    Ok((reply.unwrap_or_default(), said.join("\n")))
+}
+
+/// The options of `addContext`.
+fn series(options: &JsValue) -> Result<Series, Error> {
+    let mut series = Series::Context;
+    for (name, value) in entries(options, "options")? {
+        let known = [Series::Context, Series::SessionContext, Series::History];
+        match name.as_str() {
+            _ if value.is_undefined() => {}
+            "series" => {
+                let given = value.as_string().unwrap_or_default();
+                series = known
+                    .into_iter()
+                    .find(|known| known.name() == given)
+                    .ok_or_else(|| Error::invalid(name, "must be \"context\", \"session_context\" or \"history\""))?;
+            }
+            _ => return Err(Error::invalid(name, "there is no such option of addContext")),
+        }
+    }
+    Ok(series)
+}
+
+/// A count, or nothing.
+fn count(name: &str, value: &JsValue) -> Result<Option<u32>, Error> {
+    if value.is_undefined() {
+        return Ok(None);
+    }
+    whole_number(name, value, "must be the number of an execution").map(Some)
+}
+
+/// The source of an execution. One that Python could not even read is refused before it is changed on the way.
+pub(super) fn source(code: &JsValue) -> Result<String, Error> {
+    let text = code
+        .dyn_ref()
+        .ok_or_else(|| Error::invalid("code", "must be a string; nothing was run"))?;
+    if super::glue::well_formed(text) {
+        Ok(text.into())
+    } else {
+        Err(Error::invalid(
+            "code",
+            "holds a lone surrogate, which is no text that Python can read; nothing was run",
+        ))
+    }
+}

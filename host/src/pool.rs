@@ -234,6 +234,12 @@ impl State {
         self.death = None;
     }
 
+    /// The same when nobody has to try for it to be found out that it is over.
+    fn lasting_problem(&self) -> Option<&Error> {
+        let is_tried = self.level > 0 && self.spares.is_empty() && !self.has_ended;
+        self.problem().filter(|_| is_tried)
+    }
+
     /// The reason that there may never be another guest.
     fn problem(&self) -> Option<&Error> {
         self.failure.as_ref().or(self.death.as_ref())
@@ -314,13 +320,17 @@ impl Pool {
     /// A guest with one of the workspaces that the zygote sees: forked when it is wanted, because a guest that waits has none.
     ///
     /// # Errors
-    /// Why there is none. [`Error::BackendUnavailable`] without a zygote.
+    /// Why there is none. [`Error::BackendUnavailable`] without a zygote. While no guest at all can be made, that is told at once: the pool
+    /// tries again by itself.
     pub async fn acquire_with_workspace(&self, workspace: &str) -> Result<Guest, Error> {
         let (true, Source::Zygote(launcher)) = (self.has_workspaces(), &self.shared.source) else {
             return Err(Error::BackendUnavailable(
                 "guests of this pool have no workspaces".to_owned(),
             ));
         };
+        if let Some(why) = self.shared.state().lasting_problem() {
+            return Err(why.clone());
+        }
         let begin = Instant::now();
         let forked = self.shared.fork(launcher, Some(workspace)).await;
         let mut state = self.shared.state();

@@ -1,4 +1,4 @@
-//! User ids for guests of a host that is root: one each, taken when a guest is made and given back when it is gone.
+//! User ids for guests of a host that is root: one each, taken when a guest is made and given back when no process has it any more.
 //!
 //! The kernel counts by user what no control group counts: descriptors in flight, pages of pipes, watches of files. Guests that share an
 //! id share those counts, so that one can use up what all of them have.
@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Once, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock, fstat};
 use rustix::process::geteuid;
@@ -28,6 +30,12 @@ pub const NOBODY: u32 = 65534;
 pub(crate) const INSIDE: u32 = 1000;
 /// The folder of the locks. It is root's.
 const LOCKS: &str = "/run/sandglass/users";
+/// The pause before processes are looked at that have just been told to end.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
+/// The pause between two looks at processes that stay.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// A look is followed by a pause of so many times its length, so that looking takes a twentieth of a processor at most.
+const PAUSE_PER_LOOK: u32 = 20;
 
 /// A range of user ids, which are ids of groups as well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,7 +146,9 @@ impl Users {
         let user = match self.here() {
             Some(users) if users.contains(owner) => {
                 // Whoever has it works in the same folder.
-                return Ok(Some(users.claim(owner).unwrap_or_else(|| User::shared(owner, owner))));
+                return Ok(Some(
+                    users.claim_again(owner).unwrap_or_else(|| User::shared(owner, owner)),
+                ));
             }
             Some(users) => Some(users.take_one().map_err(io::Error::other)?),
             None => User::nobody(),
@@ -157,7 +167,7 @@ impl Users {
         let user = match self.here() {
             Some(users) => match Some(owner)
                 .filter(|owner| users.contains(*owner))
-                .and_then(|owner| users.claim(owner))
+                .and_then(|owner| users.claim_again(owner))
             {
                 Some(user) => Some(user),
                 None => Some(users.take_one().map_err(io::Error::other)?),
@@ -174,8 +184,16 @@ impl Users {
         // Hosts that do not see each other's locks begin at different ones; and one that was given back is not the next one.
         static NEXT: LazyLock<AtomicU32> = LazyLock::new(|| AtomicU32::new(getrandom::u32().unwrap_or(0)));
         let guests = self.count - 1;
-        let mut ids = (0..guests).map(|_| self.first + 1 + NEXT.fetch_add(1, Ordering::Relaxed) % guests);
-        ids.find_map(|id| self.claim(id)).ok_or_else(|| {
+        let any = || {
+            let mut ids = (0..guests).map(|_| self.first + 1 + NEXT.fetch_add(1, Ordering::Relaxed) % guests);
+            ids.find_map(|id| self.claim(id))
+        };
+        let free = any().or_else(|| {
+            // Some may have become free since the last look.
+            give_back_unused();
+            any()
+        });
+        free.ok_or_else(|| {
             Error::BootFailed(format!(
                 "all user ids of guests are taken ({self}): end some guests, or name a larger range (--guest-users)"
             ))
@@ -192,13 +210,22 @@ impl Users {
                 None
             }
             // Other hosts cannot be told, for want of a place for it.
-            lock => Some(Arc::new(User {
+            lock => Some(User::of(Taken {
                 id,
-                group: id,
-                is_shared: false,
-                lock: lock.ok(),
+                lock: lock.ok().map(Lock),
             })),
         }
+    }
+
+    /// The same for the owner of a folder, who may also be one whose last guest still ends: the next guest in that folder is the same
+    /// user anyway.
+    fn claim_again(self, id: u32) -> Option<Arc<User>> {
+        let leaving = {
+            let mut leaving = leaving();
+            let at = leaving.ids.iter().position(|(_, taken)| taken.id == id);
+            at.map(|at| leaving.ids.swap_remove(at).1)
+        };
+        leaving.map(User::of).or_else(|| self.claim(id))
     }
 
     /// The ids of the namespace of a zygote that is `own`, as the kernel reads them: its guests' are the same inside and outside.
@@ -220,26 +247,34 @@ pub(crate) fn can_map() -> bool {
     capabilities(None).is_ok_and(|own| own.effective.contains(needed))
 }
 
-/// An id that is a guest's. Dropping it gives it back.
+/// Returns true when this process may start others as other users than itself.
+pub(crate) fn can_change_user() -> bool {
+    let needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
+    capabilities(None).is_ok_and(|own| own.effective.contains(needed))
+}
+
+/// An id that is a guest's. When it is dropped, it is given back as soon as no process has it.
 #[derive(Debug)]
 pub struct User {
     id: u32,
     group: u32,
-    /// Another one has it, and gives it back.
-    is_shared: bool,
-    lock: Option<(PathBuf, File)>,
+    /// Nothing when another one has it, and gives it back.
+    taken: Option<Taken>,
 }
 
 impl User {
+    fn of(taken: Taken) -> Arc<Self> {
+        Arc::new(Self {
+            id: taken.id,
+            group: taken.id,
+            taken: Some(taken),
+        })
+    }
+
     /// One that is somebody else's.
     pub(crate) fn shared(id: u32, group: u32) -> Arc<Self> {
-        let (is_shared, lock) = (true, None);
-        Arc::new(Self {
-            id,
-            group,
-            is_shared,
-            lock,
-        })
+        let taken = None;
+        Arc::new(Self { id, group, taken })
     }
 
     /// The user of guests whose host is root and has no ids for them.
@@ -260,14 +295,35 @@ impl User {
 
 impl Drop for User {
     fn drop(&mut self) {
-        if self.is_shared {
-            return;
+        if let Some(taken) = self.taken.take() {
+            leave(taken);
         }
-        if let Some((path, _lock)) = self.lock.take() {
-            // Before it is unlocked: who has opened it sees that it is not the file any more.
-            let _ = fs::remove_file(path);
-        }
+    }
+}
+
+/// An id that this process has taken, and its lock. Dropping it gives it back.
+#[derive(Debug)]
+struct Taken {
+    id: u32,
+    /// Nothing where other hosts cannot be told.
+    lock: Option<Lock>,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        drop(self.lock.take());
         taken().remove(&self.id);
+    }
+}
+
+/// A lock that other hosts see, and its file.
+#[derive(Debug)]
+struct Lock((PathBuf, File));
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Before it is unlocked: who has opened it sees that it is not the file any more.
+        let _ = fs::remove_file(&self.0.0);
     }
 }
 
@@ -275,6 +331,108 @@ impl Drop for User {
 fn taken() -> MutexGuard<'static, BTreeSet<u32>> {
     static TAKEN: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
     TAKEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ids whose guests were told to end. A killed process takes a moment to be gone, and what the kernel counts by user counts until then.
+#[derive(Debug)]
+struct Leaving {
+    /// Each with the number of looks that had begun when it was added.
+    ids: Vec<(u64, Taken)>,
+    looks: u64,
+    /// True while a thread looks after them.
+    is_watched: bool,
+}
+
+fn leaving() -> MutexGuard<'static, Leaving> {
+    static LEAVING: Mutex<Leaving> = Mutex::new(Leaving {
+        ids: Vec::new(),
+        looks: 0,
+        is_watched: false,
+    });
+    LEAVING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Gives an id back when no process has it any more.
+fn leave(taken: Taken) {
+    let mut leaving = leaving();
+    let looks = leaving.looks;
+    leaving.ids.push((looks, taken));
+    if !leaving.is_watched {
+        let thread = thread::Builder::new().name("sandglass-users".to_owned());
+        // Without a thread, the next one that leaves or is wanted has them looked at.
+        leaving.is_watched = thread.spawn(watch).is_ok();
+    }
+}
+
+/// Looks after ids that leave until there are none.
+fn watch() {
+    let mut pause = SHORTEST_PAUSE;
+    let mut looks = 0;
+    loop {
+        thread::sleep(pause);
+        let began = Instant::now();
+        give_back_unused();
+        let took = began.elapsed();
+        let mut leaving = leaving();
+        if leaving.ids.is_empty() {
+            leaving.is_watched = false;
+            return;
+        }
+        let is_any_new = leaving.ids.iter().any(|(added, _)| *added > looks);
+        looks = leaving.looks;
+        drop(leaving);
+        let longer = if is_any_new {
+            SHORTEST_PAUSE
+        } else {
+            (pause * 2).min(LONGEST_PAUSE)
+        };
+        pause = longer.max(took * PAUSE_PER_LOOK);
+    }
+}
+
+/// Gives back those of the ids that leave which no process has.
+fn give_back_unused() {
+    let look = {
+        let mut leaving = leaving();
+        leaving.looks += 1;
+        leaving.looks
+    };
+    let used = users_of_processes();
+    // Of what was added since, the look may have come too early.
+    leaving()
+        .ids
+        .retain(|(added, taken)| *added >= look || used.contains(&taken.id));
+}
+
+/// The users of all processes that can be seen.
+fn users_of_processes() -> BTreeSet<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let processes = entries.filter(|entry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit));
+    processes
+        .filter_map(|process| fs::read(process.path().join("status")).ok())
+        .flat_map(|status| users_of(&String::from_utf8_lossy(&status)))
+        .collect()
+}
+
+/// The users that a process is, by what `/proc` says of it; none when it has ended and was not yet collected. The owner of its folder in
+/// `/proc` would not do: that is root for whoever does not want to be looked into.
+fn users_of(status: &str) -> Vec<u32> {
+    let field = |name: &str| {
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix(name))
+            .unwrap_or_default()
+    };
+    // Of a process whose main thread has ended the state says so, though others go on.
+    let has_ended =
+        field("State:").trim_start().starts_with(['Z', 'X']) && matches!(field("Threads:").trim(), "" | "0" | "1");
+    if has_ended {
+        return Vec::new();
+    }
+    field("Uid:")
+        .split_whitespace()
+        .filter_map(|id| id.parse().ok())
+        .collect()
 }
 
 fn lock(id: u32) -> io::Result<(PathBuf, File)> {
@@ -300,11 +458,11 @@ fn lock(id: u32) -> io::Result<(PathBuf, File)> {
 
 /// Gives a folder, and what in it belongs to the same user, to another one. What is root's in it stays root's.
 fn give_folder(folder: &OwnedFd, from: u32, to: u32) -> io::Result<()> {
-    std::os::unix::fs::fchown(folder, Some(to), Some(to))?;
     if from != 0 {
         crate::workspace::give_all(folder.as_fd(), from, to)?;
     }
-    Ok(())
+    // At last: until then whoever comes next sees that not all is given, and goes on with it.
+    std::os::unix::fs::fchown(folder, Some(to), Some(to))
 }
 
 #[cfg(test)]
@@ -338,6 +496,66 @@ mod tests {
         );
         drop(all);
         assert!(users.contains(users.take_one().unwrap().id()));
+    }
+
+    /// A process that is this user, and goes on until it is killed.
+    struct Sleeper(std::process::Child);
+
+    impl Sleeper {
+        fn start(user: u32) -> Self {
+            use std::os::unix::process::CommandExt;
+            let mut sleep = std::process::Command::new("sleep");
+            Self(sleep.arg("9999").uid(user).current_dir("/").spawn().unwrap())
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            self.0.kill().unwrap();
+            self.0.wait().unwrap();
+        }
+    }
+
+    #[test]
+    fn an_id_stays_taken_for_as_long_as_a_process_has_it() {
+        if !geteuid().is_root() {
+            return;
+        }
+        // Not those of a test of another checkout that runs at the same time.
+        let first = 1_500_000_000 + std::process::id() * 10;
+        let users: Users = format!("{first}:2").parse().unwrap();
+        let user = users.take_one().unwrap();
+        let id = user.id();
+        let sleeper = Sleeper::start(id);
+        drop(user);
+        let path = Path::new(LOCKS).join(id.to_string());
+        for _ in 0..3 {
+            give_back_unused();
+            assert!(users.take_one().is_err());
+            assert!(path.exists());
+        }
+        // The next guest of the same folder is the same user, who is not anybody's meanwhile.
+        let again = users.claim_again(id).unwrap();
+        assert!(again.taken.is_some() && users.claim_again(id).is_none());
+        drop(sleeper);
+        give_back_unused();
+        assert!(path.exists() && users.take_one().is_err());
+        drop(again);
+        assert_eq!(users.take_one().unwrap().id(), id);
+    }
+
+    #[test]
+    fn a_process_that_has_ended_is_nobody() {
+        let status = |state: &str, threads: u32| {
+            users_of(&format!(
+                "Name:\tx\nState:\t{state}\nUid:\t7\t7\t7\t8\nGid:\t9\t9\t9\t9\nThreads:\t{threads}\n"
+            ))
+        };
+        assert_eq!(status("S (sleeping)", 1), [7, 7, 7, 8]);
+        assert_eq!(status("Z (zombie)", 1), [] as [u32; 0]);
+        assert_eq!(status("Z (zombie)", 2), [7, 7, 7, 8]);
+        assert_eq!(users_of(""), [] as [u32; 0]);
+        assert!(users_of_processes().contains(&geteuid().as_raw()));
     }
 
     #[test]

@@ -318,8 +318,16 @@ fn give(file: &OwnedFd, owner: &User) -> rustix::io::Result<()> {
 }
 
 /// Gives what in a folder belongs to one user to another. Takes as long as the disk does.
-pub(crate) fn give_all(folder: BorrowedFd<'_>, from: u32, to: u32) -> rustix::io::Result<()> {
-    tree::give(folder, from, to)
+///
+/// # Errors
+/// Not all could be given.
+pub(crate) fn give_all(folder: BorrowedFd<'_>, from: u32, to: u32) -> io::Result<()> {
+    match tree::give(folder, from, to)? {
+        Walked::Beyond => Err(io::Error::other(
+            "its folders are deeper, or more, than can be given to another user: remove some of them, or take an empty folder",
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// One workspace, held by one session.

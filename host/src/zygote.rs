@@ -73,6 +73,13 @@ enum Report {
 
 type Forked = Result<OwnedFd, String>;
 
+/// A guest that was ordered.
+struct Waiting {
+    answer: oneshot::Sender<Forked>,
+    /// The user that it is to be. The zygote may make it although nobody waits for it any more.
+    _user: Option<Arc<User>>,
+}
+
 /// The users of a zygote's guests, when each guest is a user of its own.
 #[derive(Debug, Clone)]
 pub struct GuestUsers {
@@ -109,7 +116,7 @@ pub struct Zygote {
     at_fault: AtomicBool,
     /// A text that says how it ended, when that is known.
     end: OnceLock<String>,
-    waiting: Mutex<HashMap<u64, oneshot::Sender<Forked>>>,
+    waiting: Mutex<HashMap<u64, Waiting>>,
     ends: Mutex<HashMap<u64, watch::Sender<Option<i32>>>>,
 }
 
@@ -248,9 +255,17 @@ impl Zygote {
             .map_err(|error| failed(format!("has no socket for a guest: {error}")))?;
         let (answer, forked) = oneshot::channel();
         let (end, ended) = watch::channel(None);
-        lock(&self.waiting).insert(number, answer);
+        let waiting = Waiting {
+            answer,
+            _user: user.clone(),
+        };
+        lock(&self.waiting).insert(number, waiting);
         lock(&self.ends).insert(number, end);
-        let waits = Waits { zygote: self, number };
+        let mut waits = Waits {
+            zygote: self,
+            number,
+            is_ordered: false,
+        };
         let order = Order::Fork {
             fork: number,
             epoch,
@@ -266,6 +281,7 @@ impl Zygote {
         send(&self.control, &order, &[theirs.as_fd()])
             .await
             .map_err(|error| failed(format!("could not be asked for a guest: {error}")))?;
+        waits.is_ordered = true;
         drop(theirs);
         let pidfd = match tokio::time::timeout(FORK_TIMEOUT, forked).await {
             Ok(Ok(Ok(pidfd))) => pidfd,
@@ -340,15 +356,18 @@ fn tell_missing(missing: &HashMap<String, String>) {
     }
 }
 
-/// Takes a fork's entries away when it did not come to be.
+/// Takes a fork's entries away when it did not come to be. What was ordered waits until the zygote has answered.
 struct Waits<'a> {
     zygote: &'a Zygote,
     number: u64,
+    is_ordered: bool,
 }
 
 impl Drop for Waits<'_> {
     fn drop(&mut self) {
-        lock(&self.zygote.waiting).remove(&self.number);
+        if !self.is_ordered {
+            lock(&self.zygote.waiting).remove(&self.number);
+        }
         lock(&self.zygote.ends).remove(&self.number);
     }
 }
@@ -364,13 +383,13 @@ async fn listen(zygote: std::sync::Weak<Zygote>, control: AsyncFd<OwnedFd>) {
                 match (waiting, fds.into_iter().next()) {
                     (Some(waiting), Some(pidfd)) => {
                         // Nobody may wait any more: then nobody would end it either.
-                        if let Err(Ok(pidfd)) = waiting.send(Ok(pidfd)) {
+                        if let Err(Ok(pidfd)) = waiting.answer.send(Ok(pidfd)) {
                             kill(&pidfd);
                         }
                     }
                     (None, Some(pidfd)) => kill(&pidfd),
                     (Some(waiting), None) => {
-                        let _ = waiting.send(Err(
+                        let _ = waiting.answer.send(Err(
                             "this process has too many open files to have another guest".to_owned()
                         ));
                     }
@@ -379,7 +398,7 @@ async fn listen(zygote: std::sync::Weak<Zygote>, control: AsyncFd<OwnedFd>) {
             }
             Ok(Some((Report::Failed { failed, message }, _))) => {
                 if let Some(waiting) = lock(&zygote.waiting).remove(&failed) {
-                    let _ = waiting.send(Err(message));
+                    let _ = waiting.answer.send(Err(message));
                 }
             }
             Ok(Some((Report::Ended { ended, status }, _))) => {

@@ -413,12 +413,11 @@ async fn who_waits_for_a_zygote_that_does_not_start_is_told_why() {
     for waiting in waiting {
         assert_eq!(waiting.await.unwrap_err(), Error::BootFailed("attempt 1".to_owned()));
     }
-    // Who comes later is worth another attempt.
-    let mut later = Box::pin(pool.acquire_with_workspace("ann/one"));
-    assert!((&mut later).now_or_never().is_none());
+    // Who comes later waits for nothing: the pool tries again by itself.
+    let later = pool.acquire_with_workspace("ann/one").now_or_never().unwrap();
+    assert_eq!(later.unwrap_err(), Error::BootFailed("attempt 1".to_owned()));
     until("another attempt", || attempts() == 2).await;
     broken.go_on.notify_one();
-    assert_eq!(later.await.unwrap_err(), Error::BootFailed("attempt 2".to_owned()));
     // A guest without a workspace needs no zygote: it is started cold, and the pool says why.
     let mut guest = Box::pin(pool.acquire());
     let stats = || {
@@ -435,6 +434,24 @@ async fn who_waits_for_a_zygote_that_does_not_start_is_told_why() {
     let stats = stats();
     assert_eq!((stats.cold, stats.made), (1, 0));
     assert!(stats.failed > 0 && stats.problem.unwrap().contains("attempt "));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_later_is_worth_another_attempt_where_the_pool_makes_none_by_itself() {
+    let _alone = alone().await;
+    let broken = Arc::new(Broken::default());
+    let launcher: Arc<dyn ZygoteLauncher> = broken.clone();
+    let none = PoolSettings { min_spares: 0, ..few() };
+    let pool = Pool::new(Source::Zygote(launcher), cold().await, none);
+    for attempt in 1..=2 {
+        let mut waiting = Box::pin(pool.acquire_with_workspace("ann/one"));
+        assert!((&mut waiting).now_or_never().is_none());
+        broken.go_on.notify_one();
+        assert_eq!(
+            waiting.await.unwrap_err(),
+            Error::BootFailed(format!("attempt {attempt}"))
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

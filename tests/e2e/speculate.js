@@ -404,6 +404,76 @@ async function turns() {
   return { problems };
 }
 
+/** Code that looks through all memory of its guest for a secret, which it is told in another form: how often it is there. */
+const search = (/** @type {string} */ secret) => `
+import ctypes, pyodide_js
+def search(masked, key=0x5A, piece=1 << 20):
+    head, tail = bytes(byte ^ key for byte in masked[:4]), masked[4:]
+    size, found = pyodide_js._module.HEAPU8.length, 0
+    for begin in range(0, size, piece):
+        data = ctypes.string_at(begin, min(piece + len(masked), size - begin))
+        at = data.find(head)
+        while 0 <= at < piece:
+            # Compared in the other form, so that the search itself leaves no copy.
+            found += bytes(byte ^ key for byte in data[at + 4 : at + len(masked)]) == tail
+            at = data.find(head, at + 1)
+        del data
+    return found
+search(bytes([${[...secret].map((letter) => letter.charCodeAt(0) ^ 0x5a).join(", ")}]))`;
+
+/** What a guest that rests remembers stays in its sandbox, and ends with it. */
+async function remembered() {
+  const problems = [];
+  const frames = () => [...document.querySelectorAll("iframe")];
+  await until(() => frames().length === 0, "those of earlier tests are gone");
+  const secret = `kept-${crypto.randomUUID()}`;
+  const leave = `import builtins, os
+secret = "${secret}"
+builtins.secret = [secret * 100, secret.encode() * 100]
+os.environ["SECRET"] = secret
+open("/tmp/secret", "w").write(secret)
+len(secret)`;
+  const first = await create();
+  // One that ran ahead in vain rests with what it has.
+  await ahead(first, leave);
+  await first.execute("1 + 1");
+  await until(() => tally(first).wasted > 0, "it was in vain");
+  await pause(100);
+  const its = frames();
+  problems.push(...different(its.length, 2, "a guest, and one that rests"));
+  const second = await create();
+  const look = `import builtins, os
+[hasattr(builtins, "secret"), "secret" in globals(), os.environ.get("SECRET"), os.path.exists("/tmp/secret")]`;
+  for (let n = 0; n < 3; n++) {
+    const code = `n = ${n}\n${look}`;
+    await ahead(second, code);
+    const { result, error } = await second.execute(code);
+    problems.push(
+      ...different([result, error], ["[False, False, None, False]", undefined], "what another sandbox sees"),
+    );
+  }
+  problems.push(...different(tally(second).used > 0, true, "another sandbox was served"));
+  problems.push(
+    ...different(
+      its.every((frame) => frame.isConnected),
+      true,
+      "it still rests",
+    ),
+  );
+  await first.destroy();
+  await until(() => !its.some((frame) => frame.isConnected), "the guests of a sandbox end with it");
+  problems.push(...different((await second.execute("n")).result, "2", "another sandbox goes on"));
+  problems.push(
+    ...different((await second.execute(search(secret))).result, "0", "the secret in another guest's memory"),
+  );
+  // The search finds what there is.
+  const third = await create();
+  await third.execute(leave);
+  const { result } = await third.execute(search(secret));
+  problems.push(...different(Number(result) >= 200, true, `where the secret is, it is found ${result} times`));
+  return { problems };
+}
+
 // ---- what a host function hears ----
 
 async function hostCalls() {
@@ -997,6 +1067,7 @@ export const TESTS = {
   "what JavaScript knows is in no copy": touched,
   "results that are kept are what they would be": kept,
   "guests take turns, unless code has left something in them": turns,
+  "what a guest that rests remembers stays in its sandbox": remembered,
   "host functions are called when the code is asked for": hostCalls,
   "code that comes while it runs ahead goes on": joining,
   "written: random cells in random pieces are what they are": writing,

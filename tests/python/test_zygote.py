@@ -56,6 +56,27 @@ def test_what_is_told_at_a_new_start_is_not_left_in_the_environment(tmp_path: Pa
     assert set(ready(tmp_path, ["threaded", "spy"])["missing"]) == {"threaded"}
 
 
+def test_an_order_that_the_host_takes_back_is_not_carried_out() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    env = {"PYTHONPATH": str(Path(sandglass.__file__).parents[1])}
+    command = [sys.executable, "-m", "sandglass", "--zygote", "--fd", str(theirs.fileno())]
+    with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], env=env) as process:
+        theirs.close()
+        ours.settimeout(60)
+        ours.send(b'{"preload": []}')
+        assert json.loads(ours.recv(65536))["ready"] is True
+        channels = [socket.socketpair() for _ in range(2)]
+        for number, (host, guest) in enumerate(channels):
+            host.close()
+            socket.send_fds(ours, [json.dumps({"fork": number, "epoch": 1}).encode()], [guest.fileno()])
+            guest.close()
+        for number in range(2):
+            told = json.loads(ours.recv(65536))
+            assert told == {"failed": number, "message": "OSError: nobody waits for this guest any more"}
+        ours.shutdown(socket.SHUT_RDWR)  # the host is gone
+        assert process.wait(60) == 0
+
+
 #: As a user that is bound: one that has root's rights is not.
 HOARD = """
 import errno, os, signal, socket

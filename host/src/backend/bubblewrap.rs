@@ -8,6 +8,7 @@ use std::process::Stdio;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::process::geteuid;
 use sandglass_core::Error;
 use tokio::process::Command;
 
@@ -17,7 +18,7 @@ use crate::pool::ZygoteLauncher;
 use crate::runtime::{Python, Runtime, guest_args, which};
 use crate::seccomp;
 pub use crate::users::NOBODY;
-use crate::users::{INSIDE, User, Users, can_map};
+use crate::users::{INSIDE, User, Users, can_change_user, can_map};
 use crate::workspace::CELLS_FOLDER;
 use crate::zygote::{self, GuestUsers, Zygote};
 
@@ -66,6 +67,11 @@ pub async fn zygote_launcher(
     if users.is_some() && !can_map() {
         tracing::warn!("guests of a zygote share one user id: a host without CAP_SYS_ADMIN cannot give each its own");
     }
+    if !geteuid().is_root() {
+        tracing::warn!(
+            "guests share the user id of this host, which is not root, and with it what the kernel counts by user: docs/security.md says what that is"
+        );
+    }
     let users = users.filter(|_| can_map());
     Ok(Arc::new(Zygotes {
         plan: zygote_plan(&view, settings, workspaces, users.is_some()),
@@ -101,7 +107,7 @@ async fn look(settings: &Settings) -> Result<(View, Arc<Runtime>), Error> {
         roots: roots(&python),
         python,
         filter,
-        user: rustix::process::geteuid().is_root().then_some((NOBODY, NOBODY)),
+        user: geteuid().is_root().then_some((NOBODY, NOBODY)),
     };
     view.try_out().await?;
     Ok((view, runtime))
@@ -137,8 +143,8 @@ impl ZygoteLauncher for Zygotes {
                 plan.user = Some(user.ids());
                 plan.id_map = self.users.as_ref().map(|guests| guests.users.map_around(user.id()));
             }
-            let process = GuestProcess::run(plan, theirs).await?;
-            let process = process.keep((Arc::clone(&self.runtime), user));
+            let kept = (Arc::clone(&self.runtime), user);
+            let process = to_the_end(async { Ok(GuestProcess::run(plan, theirs).await?.keep(kept)) }).await?;
             let filter = self.filter.as_deref();
             Zygote::ready(ours, process, &self.preload, filter, self.users.clone(), self.timeout).await
         })
@@ -175,10 +181,22 @@ impl Launcher for Bubblewrap {
             };
             let mut plan = self.plan.clone();
             plan.user = user.as_ref().map(|user| user.ids());
-            let guest = Guest::spawn(plan).await?.keep(Arc::clone(&self.runtime));
-            Ok(guest.keep_with_copies(user.map(|user| user as _)))
+            let runtime = Arc::clone(&self.runtime);
+            to_the_end(async {
+                let guest = Guest::spawn(plan).await?.keep(runtime);
+                Ok(guest.keep_with_copies(user.map(|user| user as _)))
+            })
+            .await
         })
     }
+}
+
+/// Goes on with a start although nobody may wait for it any more: a process is made all the same, and its user is taken until it has ended.
+async fn to_the_end<T: Send + 'static>(
+    start: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<T, Error> {
+    let started = tokio::spawn(start).await;
+    started.unwrap_or_else(|error| Err(Error::BootFailed(format!("starting a process was given up: {error}"))))
 }
 
 /// What there is on this machine to plan from.
@@ -429,6 +447,10 @@ impl View {
             format!(
                 ". Guests are not root: all users have to be able to read {python}, its folders and the temporary folder"
             )
+        } else if why.contains("Operation not permitted") && self.user.is_some() && !can_change_user() {
+            ". A host that is root starts guests as other users, which takes CAP_SETUID and CAP_SETGID: give it these, or start it as another \
+             user than root"
+                .to_owned()
         } else if why.contains("namespace") || why.contains("uid map") {
             ". The system has to allow user namespaces: see kernel.unprivileged_userns_clone, user.max_user_namespaces and \
              kernel.apparmor_restrict_unprivileged_userns"

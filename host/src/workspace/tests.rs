@@ -12,6 +12,8 @@ use tempfile::TempDir;
 
 use super::*;
 
+mod given;
+
 fn workspaces() -> (TempDir, Workspaces) {
     let folder = TempDir::new().unwrap();
     let all = Workspaces::open(folder.path(), None, None).unwrap();

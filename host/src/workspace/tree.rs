@@ -35,6 +35,15 @@ pub(super) enum Walked {
     Beyond,
 }
 
+/// Something that a walk comes by.
+struct Found<'a> {
+    /// Its path below the folder that is walked. It may be longer than any that the kernel takes.
+    path: &'a [u8],
+    /// The folder that it is in, and its name there.
+    place: (BorrowedFd<'a>, &'a CStr),
+    stat: &'a Stat,
+}
+
 /// Calls `visit` with path and status of everything in a folder. What vanishes meanwhile is passed over. At the top, `hidden` is left
 /// out.
 pub(super) fn walk(
@@ -42,6 +51,11 @@ pub(super) fn walk(
     hidden: Option<&CStr>,
     visit: &mut dyn FnMut(&[u8], &Stat) -> Next,
 ) -> Result<Walked> {
+    walk_places(folder, hidden, &mut |found| visit(found.path, found.stat))
+}
+
+/// The same, for who has to do something there.
+fn walk_places(folder: impl AsFd, hidden: Option<&CStr>, visit: &mut dyn FnMut(&Found<'_>) -> Next) -> Result<Walked> {
     let mut seen = 0;
     let mut path = Vec::new();
     let device = rustix::fs::fstat(&folder)?.st_dev;
@@ -78,7 +92,12 @@ pub(super) fn walk(
             path.push(b'/');
         }
         path.extend_from_slice(name.to_bytes());
-        if let Next::Stop = visit(&path, &stat) {
+        let found = Found {
+            path: &path,
+            place: (parent, name),
+            stat: &stat,
+        };
+        if let Next::Stop = visit(&found) {
             return Ok(Walked::Stopped);
         }
         // What is mounted there is not of this tree.
@@ -141,14 +160,15 @@ pub(super) fn usage(folder: &OwnedFd, hidden: Option<&CStr>) -> Result<Usage> {
     Ok(usage)
 }
 
-/// Gives what in a tree belongs to one user to another, who is the group as well.
-pub(super) fn give(folder: BorrowedFd<'_>, from: u32, to: u32) -> Result<()> {
+/// Gives what in a tree belongs to one user to another, who is the group as well. `Beyond` when that is not all.
+pub(super) fn give(folder: BorrowedFd<'_>, from: u32, to: u32) -> Result<Walked> {
     let mut failed = Ok(());
-    walk(folder, None, &mut |path, stat| {
-        if stat.st_uid != from {
+    let walked = walk_places(folder, None, &mut |found| {
+        if found.stat.st_uid != from {
             return Next::On;
         }
-        let given = vanished(place(folder, path)).and_then(|place| match place {
+        let (parent, name) = found.place;
+        let given = vanished(place(parent, name.to_bytes())).and_then(|place| match place {
             // Somebody may have put another one in its place.
             Some(place) if fstat(&place)?.st_uid == from => {
                 let (user, group) = (Some(Uid::from_raw(to)), Some(Gid::from_raw(to)));
@@ -164,7 +184,7 @@ pub(super) fn give(folder: BorrowedFd<'_>, from: u32, to: u32) -> Result<()> {
             }
         }
     })?;
-    failed
+    failed.map(|()| walked)
 }
 
 /// Whether all names of a file lie in the tree: another one may be anywhere on the disk.

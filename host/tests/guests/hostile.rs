@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use sandglass_host::backend::{self, bubblewrap};
 use sandglass_host::pool::{Pool, PoolSettings, Source};
 use sandglass_host::{
-    BackendKind, ExecuteOptions, Execution, Launcher, Outcome, Resources, Sandbox, SandboxBuilder, Settings,
+    BackendKind, ExecuteOptions, Execution, Launcher, Limits, Outcome, Resources, Sandbox, SandboxBuilder, Settings,
     StateStatus, Value, image,
 };
 

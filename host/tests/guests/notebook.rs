@@ -19,6 +19,7 @@ on_both!(
     what_cannot_be_written_is_named,
     cells_can_be_removed,
     the_next_notebook_goes_on_counting,
+    files_of_cells_are_opened_by_nobody_who_is_not_asked_to,
 );
 
 /// A folder of workspaces. Others than the host may pass through it.
@@ -253,10 +254,8 @@ os.listdir('.repl'), refused('.repl/cell_1_input.pkl'), refused('.repl/new'), 'c
     notebook.close().await;
 }
 
-#[test]
-fn a_file_is_opened_where_it_can_do_no_harm() {
-    let folder = folder();
-    let (path, trace) = (folder.path().join("evil.pkl"), folder.path().join("trace"));
+/// Makes a file of a cell at `path` that runs code when it is opened, which leaves a trace.
+fn make_evil(path: &Path, trace: &Path) {
     let make = format!(
         "import pickle, sys
 class Evil:
@@ -265,8 +264,54 @@ class Evil:
 pickle.dump({{'outcome': Evil(), 'code': '\\x1b]0;title\\x07'}}, open(sys.argv[1], 'wb'))",
         format!("import sys, os; os.write(1, b'\\x1b[2Jhello\\n'); open({trace:?}, 'w').close()")
     );
-    let made = Command::new("python3").args(["-c", &make]).arg(&path).status().unwrap();
+    let made = Command::new("python3").args(["-c", &make]).arg(path).status().unwrap();
     assert!(made.success());
+}
+
+/// Neither the host nor a guest of the notebook opens them, whatever is done with the cells. On plain processes whoever did would leave
+/// the trace.
+async fn files_of_cells_are_opened_by_nobody_who_is_not_asked_to(backend: BackendKind) {
+    let folder = folder();
+    let mut first = notebook(&folder, backend);
+    first.run("x = 1").await.unwrap();
+    let trace = folder.path().join("trace");
+    let (input, output) = (file(&first, "cell_1_input.pkl"), file(&first, "cell_1_output.pkl"));
+    first.close().await;
+    for path in [&input, &output] {
+        make_evil(path, &trace);
+    }
+    let evil = std::fs::read(&output).unwrap();
+    let mut second = notebook(&folder, backend);
+    let cell = second.run("y = 2").await.unwrap();
+    assert_eq!((cell.id.as_str(), cell.missing.len()), ("cell_2", 0));
+    let cell = second.rerun("cell_2").await.unwrap();
+    assert_eq!(cell.execution.as_ref().unwrap().outcome, Outcome::Ok);
+    second.delete_cell("cell_2").await.unwrap();
+    assert_eq!(std::fs::read(&output).unwrap(), evil);
+    second.run_as("cell_1", "z = 3").await.unwrap();
+    assert_ne!(
+        std::fs::read(&output).unwrap(),
+        evil,
+        "it is replaced by what came of the cell"
+    );
+    second.clear().await.unwrap();
+    second.close().await;
+    assert!(!trace.exists());
+    // It was a file that does something.
+    make_evil(&trace.with_extension("pkl"), &trace);
+    let open = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))";
+    let opened = Command::new("python3")
+        .args(["-c", open])
+        .arg(trace.with_extension("pkl"))
+        .output();
+    assert!(opened.unwrap().status.success() && trace.exists());
+}
+
+#[test]
+fn a_file_is_opened_where_it_can_do_no_harm() {
+    let folder = folder();
+    let (path, trace) = (folder.path().join("evil.pkl"), folder.path().join("trace"));
+    make_evil(&path, &trace);
     let (succeeded, _, err) = shown(&path, "bubblewrap");
     assert!(
         !succeeded && err.contains("the file cannot be shown: FileNotFoundError"),

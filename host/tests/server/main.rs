@@ -12,6 +12,7 @@ mod attacks;
 mod forged;
 mod model;
 mod sessions;
+mod states;
 mod storage;
 mod stream;
 mod support;

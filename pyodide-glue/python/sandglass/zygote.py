@@ -9,7 +9,8 @@ The control socket is of type SOCK_SEQPACKET; a packet is a JSON object and its 
 From the host:
 
 - `{"preload": [names]}`, once, first; with the seccomp program as a descriptor, if there is one. Answered by `ready`.
-- `{"fork": id, "epoch": n, ...}`, with the guest's end of its channel. Answered by `forked` or `failed`.
+- `{"fork": id, "epoch": n, ...}`, with the guest's end of its channel. Answered by `forked` or `failed`. The host takes
+  an order back by closing its own end of the channel.
 
 To the host:
 
@@ -131,6 +132,8 @@ def serve(fd: int) -> NoReturn:
             os._exit(0)  # the host is gone; the guests go with the boundary's pid namespace, of which this is the child
         number = request["fork"]
         try:
+            if _is_closed(fds[0]):
+                raise OSError("nobody waits for this guest any more")
             guest, pidfd = _fork(request, fds[0], seccomp, ours)
             guests[guest] = number
             _hand_over(control, number, guest, pidfd)
@@ -139,6 +142,13 @@ def serve(fd: int) -> NoReturn:
         finally:
             for fd in fds:
                 os.close(fd)
+
+
+def _is_closed(channel: int) -> bool:
+    """Whether the other end of a socket is closed."""
+    poll = select.poll()
+    poll.register(channel, 0)  # that is told anyway
+    return bool(poll.poll(0))
 
 
 def _hand_over(control: socket.socket, number: int, guest: int, pidfd: int) -> None:

@@ -44,7 +44,7 @@ async function guest() {
   const copied = ["python_stdlib.zip", "pyodide-lock.json"];
   const [frame] = await Promise.all([
     // A text, because it stands inside the frame's document.
-    script("frame.js"),
+    script("frame-script.js"),
     // One classic script, because a frame of opaque origin starts no other kind of worker in every browser.
     // Pyodide refuses classic workers, which it knows by importScripts. (It throws by itself: for the message of a call of
     // what is no function V8 would parse the whole script again.) The directive comes first, or all of it would be sloppy

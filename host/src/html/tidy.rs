@@ -110,7 +110,11 @@ impl Tidier {
 
     fn end(&mut self, name: &str) {
         // A table's cell keeps what belongs to others from being closed.
-        let walls = if ALLOWED.table.contains(name) { "table" } else { "table td th caption" };
+        let walls = if ALLOWED.table.contains(name) {
+            "table"
+        } else {
+            "table td th caption"
+        };
         self.end_within(|open| open == name, |open| has(walls, open));
     }
 

@@ -7,13 +7,14 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { environment } from "../../scripts/project.mjs";
 import { ATTACKS, pieces } from "./displays-attacks.mjs";
-import { openBrowser, readArguments, root, Score, serve } from "./harness.mjs";
+import { listen, openBrowser, readArguments, root, Score, serve } from "./harness.mjs";
+import { randomness } from "./tools.js";
 
 /** @typedef {import("puppeteer-core").Page} Page */
 /** @typedef {(all: string[]) => Promise<string[]>} Sanitize */
 
 const { browser: name, only } = readArguments();
-const score = new Score();
+const score = new Score(only);
 const allowed = JSON.parse(readFileSync(join(root, "src/display/html.json"), "utf8"));
 const ordinary = (/** @type {string} */ file) => readFileSync(join(root, "tests/displays", file), "utf8");
 
@@ -24,13 +25,13 @@ try {
     const page = await host.page();
     for (const [where, sanitize] of Object.entries(sanitizers(page))) {
       const title = (/** @type {string} */ what) => `${where}: ${what}`;
-      await test(title("only what is allowed is left of anything"), () => onlyAllowed(page, sanitize));
-      await test(title("ordinary HTML shows"), () => shows(page, sanitize));
-      await test(title("HTML becomes the same in pages and on hosts"), () => becomesTheSame(sanitize));
-      await test(title("HTML that is made to be costly costs little"), () => costsLittle(page, sanitize));
+      await score.test(title("only what is allowed is left of anything"), () => onlyAllowed(page, sanitize));
+      await score.test(title("ordinary HTML shows"), () => shows(page, sanitize));
+      await score.test(title("HTML becomes the same in pages and on hosts"), () => becomesTheSame(sanitize));
+      await score.test(title("HTML that is made to be costly costs little"), () => costsLittle(page, sanitize));
     }
-    await test("page: sections of characters in a drawing are its text", () => sections(page));
-    await test("a page that requires Trusted Types", () => trustedTypes(host.browser));
+    await score.test("page: sections of characters in a drawing are its text", () => sections(page));
+    await score.test("a page that requires Trusted Types", () => trustedTypes(host.browser));
     score.add("nothing is thrown into the page", host.uncaught);
   } finally {
     await host.close();
@@ -39,16 +40,6 @@ try {
   score.fail("the tests could not be run", [String(/** @type {Error} */ (error).stack ?? error)]);
 }
 score.end();
-
-/** @param {string} title @param {() => string[] | Promise<string[]>} run what was wrong */
-async function test(title, run) {
-  if (!title.includes(only)) return;
-  try {
-    score.add(title, await run());
-  } catch (error) {
-    score.fail(title, [String(/** @type {Error} */ (error).stack ?? error)]);
-  }
-}
 
 /** The two of them. @param {Page} page @returns {Record<string, Sanitize>} */
 function sanitizers(page) {
@@ -105,8 +96,7 @@ async function nothingIsLookedUp() {
   const folder = mkdtempSync(join(tmpdir(), "sandglass-displays-"));
   const log = join(folder, "net.json");
   const canary = createServer((socket) => socket.destroy());
-  await new Promise((resolve) => canary.listen(0, "127.0.0.1", () => resolve(undefined)));
-  const { port } = /** @type {import("node:net").AddressInfo} */ (canary.address());
+  const { port, close } = await listen(canary);
   const names = Object.keys(ATTACKS);
   const all = (/** @type {string} */ where) => names.map((name, at) => ATTACKS[name](`${where}-${at}.canary.test:81`));
   /** @type {Record<string, string[]>} */
@@ -125,17 +115,18 @@ async function nothingIsLookedUp() {
     await connected;
   } finally {
     await host.close();
-    canary.close();
+    await close();
   }
   const seen = new Set(readFileSync(log, "utf8").match(/\b[a-z]+-\d+\.canary\.test/g));
   rmSync(folder, { recursive: true, force: true });
   const reached = (/** @type {string} */ where, /** @type {number} */ at) => seen.has(`${where}-${at}.canary.test`);
   for (const where of ["page", "host", "image"]) {
     for (const [at, attack] of names.entries())
-      await test(`${where}: ${attack}`, () =>
-        reached(where, at) ? [`its name was looked up: ${shown[where][at]}`] : []);
+      await score.test(`${where}: ${attack}`, () =>
+        reached(where, at) ? [`its name was looked up: ${shown[where][at]}`] : [],
+      );
   }
-  await test("the log tells of HTML that is not sanitized", () => {
+  await score.test("the log tells of HTML that is not sanitized", () => {
     const heard = names.filter((_, at) => reached("raw", at));
     if (process.env.VERBOSE) console.log(heard.join("\n"));
     return heard.length >= 4 ? [] : [`only of: ${heard.join(", ")}`];
@@ -144,7 +135,7 @@ async function nothingIsLookedUp() {
 
 /** Parses what is left as a frame would, and looks at every element. @param {Page} page @param {Sanitize} sanitize */
 async function onlyAllowed(page, sanitize) {
-  const random = generator(Number(process.env.SEED ?? 7));
+  const random = randomness(Number(process.env.SEED ?? 7));
   const htmls = Object.values(ATTACKS).map((attack) => attack("canary.test"));
   for (let round = 0; round < 400; round += 1) {
     const length = 2 + Math.floor(random() * 12);
@@ -192,14 +183,6 @@ async function onlyAllowed(page, sanitize) {
   return found.flatMap((problems, at) =>
     problems.length > 0 ? [`${problems}\nof ${htmls[at]}\nin ${clean[at]}`] : [],
   );
-}
-
-/** A number from 0 to 1, the same ones for the same seed. @param {number} seed */
-function generator(seed) {
-  return () => {
-    seed = (seed * 1_103_515_245 + 12_345) % 2 ** 31;
-    return seed / 2 ** 31;
-  };
 }
 
 /** What libraries make, and people write. @param {Page} page @param {Sanitize} sanitize */

@@ -2,7 +2,7 @@
 //!
 //! A parser of HTML can make far more elements than there are tags. A tag that was not closed is opened again in each paragraph
 //! that follows. Of tags that are closed, in bounded depth, it makes as many elements as there are tags. Pages do the same
-//! (`pyodide-glue/tidy-html.js`), by the same lists (`src/display/html.json`).
+//! (`pyodide-glue/tidy-html.js`), by the same lists (`display/html.json` of the core).
 
 use html5gum::{DefaultEmitter, HtmlString, StartTag, Token, Tokenizer};
 

@@ -6,7 +6,8 @@ import { asText, TEXT_FILE } from "./text.js";
 import { parseTrajectory } from "./trajectory.js";
 
 /**
- * @import { CodeExecution, Sandbox } from "../dist/index.js"
+ * @import { Sandbox } from "../dist/index.js"
+ * @import { Ran } from "./summary.js"
  * @import { Step, Trajectory } from "./trajectory.js"
  *
  * @typedef {{ kind: "ready", chromium: string, python: string, isolation: string, bridge: string, bootMs: number, textMs: number }} Ready
@@ -14,7 +15,6 @@ import { parseTrajectory } from "./trajectory.js";
  * @typedef {{ kind: "ran", depth: number, run: Ran }} StepEnds
  * @typedef {{ kind: "child", bootMs?: number }} Child  the sub-RLM's sandbox starts, and with `bootMs` has started
  * @typedef {Ready | StepBegins | StepEnds | Child | { kind: "end", error?: string, final?: unknown }} DemoEvent
- * @typedef {Pick<CodeExecution, "stdout" | "stderr" | "outcome" | "error" | "traceback" | "duration" | "guestTime" | "hostCalls" | "result">} Ran
  *
  * @typedef {object} Host  what scripts/demo.mjs puts on `window`
  * @property {(event: DemoEvent) => Promise<void>} report

@@ -1,8 +1,9 @@
 // The page's summary of a run, which becomes the demo's screenshot.
 
 /**
- * @import { Ran } from "./page.js"
+ * @import { CodeExecution } from "../dist/index.js"
  *
+ * @typedef {Pick<CodeExecution, "stdout" | "stderr" | "outcome" | "error" | "traceback" | "duration" | "guestTime" | "hostCalls" | "result">} Ran
  * @typedef {object} SummaryStep
  * @property {number} depth
  * @property {string} label  its number

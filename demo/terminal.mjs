@@ -1,7 +1,8 @@
 // What the demo prints: calm lines in a log, colours and one live line on a terminal.
 
 /**
- * @import { StepBegins, Ran } from "./page.js"
+ * @import { StepBegins } from "./page.js"
+ * @import { Ran } from "./summary.js"
  *
  * @typedef {{ asked: number, done: number, failed: number, peak: number, ms: number, error?: string }} Activity
  *   what the sub-model did during one step

@@ -11,9 +11,8 @@
 import { plainBytes } from "./bytes.js";
 import { readMailbox } from "./mailbox.js";
 
-/** @import { Encoding, Request, StopReason, Stream } from "../pkg/sandglass.js" */
-/** @import { createWitness } from "./witness.js" */
-/** @import { Post } from "./worker.js" */
+/** @import { Encoding, Event, Request, StopReason, Stream } from "../pkg/sandglass.js" */
+/** @import { createDetector } from "./nondeterminism.js" */
 
 const BREATH_MS = 50;
 /** Output that follows a message or the begin of a turn so soon waits for the next message. */
@@ -42,14 +41,19 @@ const decode = (body) => {
 };
 const { Map, Promise, Uint8Array, setTimeout, clearTimeout, queueMicrotask } = self;
 
+/**
+ * Posts an event and its body, with what was held before it; `null` only posts what was held. With `hold`, it waits for the next.
+ * @typedef {(event: Event | null, body?: Uint8Array, hold?: boolean) => void} Post
+ */
+
 /** @typedef {{ ok: boolean, kind: string, body: Uint8Array | string }} Answer */
 
 /**
  * @param {Post} post
  * @param {SharedArrayBuffer | undefined} mailbox
- * @param {ReturnType<typeof createWitness>} witness
+ * @param {ReturnType<typeof createDetector>} detector
  */
-export function createBridge(post, mailbox, witness) {
+export function createBridge(post, mailbox, detector) {
   /** The turn under way, 0 between turns. */
   let turn = 0;
   let deadline = Infinity;
@@ -149,7 +153,7 @@ export function createBridge(post, mailbox, witness) {
   const promote = (number, more) => {
     if (number !== turn) return;
     rest = more;
-    const watched = witness.end();
+    const watched = detector.end();
     if (wake) wake();
     else if (watched) post({ type: "promoted", turn });
   };
@@ -204,7 +208,7 @@ export function createBridge(post, mailbox, witness) {
      * @returns {Promise<{ text: string, isLast: boolean, isAsked?: boolean }>}  whether the host waits for what comes of it
      */
     async nextText() {
-      if (stopping) witness.see(); // it ran out of time, which it may not do another time
+      if (stopping) detector.report(); // it ran out of time, which it may not do another time
       if (texts.length === 0 && rest === undefined) {
         const begun = now();
         nextLook = Infinity;
@@ -367,7 +371,7 @@ export function createBridge(post, mailbox, witness) {
 
       /** What is left of the text that is being written. Before it is there, only the world can tell. */
       rest() {
-        if (rest === undefined) witness.see();
+        if (rest === undefined) detector.report();
         return rest ?? "";
       },
 

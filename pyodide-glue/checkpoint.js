@@ -15,7 +15,7 @@
  * @property {string} snapshot  what the guest had started from
  * @property {number} [values]  bytes that Python's `save_state` made; then there is no memory
  * @property {number} length  bytes of memory
- * @property {boolean} touched  whether code has used JavaScript
+ * @property {boolean} usedJavaScript  by code, in this guest or in one that its state comes from
  * @property {[first: number, count: number][]} pages  runs of the pages that follow
  * @property {(number | null)[]} references  for each slot the index of one of the glue's objects; -1 for another, null for none
  * @property {string[]} strings  that Pyodide has interned
@@ -48,10 +48,12 @@
  *   With none of the three it cannot be opened elsewhere.
  */
 
+import { PAGE } from "./snapshot.js";
+
 /** @import { createFiles } from "./files.js" */
 /** @import { createLibraries, Loaded } from "./libraries.js" */
 /** @import { Hash } from "./snapshot.js" */
-/** @import { createWitness } from "./witness.js" */
+/** @import { createDetector } from "./nondeterminism.js" */
 /** @import { LostVariable } from "../pkg/sandglass.js" */
 
 // Taken before any guest code runs: lockDown removes them, or guest code may replace them.
@@ -61,8 +63,6 @@ const { parse, stringify } = JSON;
 const { assign, freeze } = Object;
 const now = performance.now.bind(performance);
 
-/** Bytes that are saved when one of them has changed. */
-export const PAGE = 4096;
 /** Bytes of free memory that are taken at once. */
 const [LARGEST, SMALLEST] = [1 << 20, 1 << 16];
 /** Pages to be saved that make it worth while to look for memory that is free, and pages that were needed once. */
@@ -99,7 +99,7 @@ const FIRST_STRING = 7;
  * @param {Float64Array} parts.original  the hashes of the snapshot's pages
  * @param {(pages: number[]) => Promise<Uint8Array>} parts.readOriginal  reads pages of the snapshot
  * @param {object[]} parts.roles  the glue's objects that Python may hold
- * @param {ReturnType<typeof createWitness>} parts.witness
+ * @param {ReturnType<typeof createDetector>} parts.detector
  * @param {(bytes: number) => void} parts.grow  makes the memory at least so large
  * @param {(fixed: boolean) => void} parts.fixSize  keeps the memory from growing
  * @param {ReturnType<typeof createFiles>} parts.files
@@ -113,7 +113,7 @@ export function createCheckpoints({
   original,
   readOriginal,
   roles,
-  witness,
+  detector,
   grow,
   fixSize,
   files: quota,
@@ -212,7 +212,7 @@ export function createCheckpoints({
 
     /** Whether all that code has left here is memory and files, which `restore` puts others in place of. */
     get isReusable() {
-      if (witness.touched || witness.awaits || !libraries.isEmpty || libraries.hasOthers) return false;
+      if (detector.usedJavaScript || detector.hasCallbacks || !libraries.isEmpty || libraries.hasOthers) return false;
       // Memory is not given back.
       if (module.HEAPU8.length > MOST_REUSED) return false;
       if (!standard.every((/** @type {any} */ stream, /** @type {number} */ fd) => FS.streams[fd] === stream))
@@ -335,9 +335,9 @@ export function createCheckpoints({
         if (FS.analyzePath(folder).exists) FS.chdir(folder);
       });
       last = null;
-      const { references: slots, touched } = header;
+      const { references: slots, usedJavaScript } = header;
       const exact = isWhole && slots.every((slot) => slot === null || slot >= 0);
-      witness.restored({ touched, exact });
+      detector.restored({ usedJavaScript, exact });
       if (memory) return [];
       configure();
       return python.loadState(state);
@@ -375,7 +375,7 @@ export function createCheckpoints({
         ...head,
         snapshot,
         length: module.HEAPU8.length,
-        touched: witness.touched,
+        usedJavaScript: detector.usedJavaScript,
         strings: strings(),
         libraries: libraries.record ?? [],
         files: changed ? kept.map(({ file }) => file) : null,

@@ -2,25 +2,22 @@
 //
 // A policy and `<iframe sandbox>` keep HTML from running scripts and from loading anything. They do not keep it from looking up
 // names and opening connections (`<link rel=preconnect>`), which tells a guest's secrets to whom it likes. So it is written again
-// from an allowlist, the same that hosts go by (`host/src/html.rs`).
+// from an allowlist, the same that hosts go by (`host/src/html.rs`), twice: `tidyHtml` bounds what parsing it may cost, DOMPurify
+// looks at what the browser makes of it.
 
-import { TokenType, tokenize } from "@csstools/css-tokenizer";
 import createDOMPurify from "dompurify";
 import allowed from "../crates/core/src/display/html.json";
+import { filterCss, isData } from "./filter-css.js";
+import { tidyHtml } from "./tidy-html.js";
 
 const words = (/** @type {string[]} */ lines) => lines.flatMap((line) => line.split(" "));
 const CSS_ATTRIBUTES = new Set(words(allowed.cssAttributes));
-const AT_RULES = new Set(words(allowed.atRules));
-const FUNCTIONS = new Set(words(allowed.functions));
-/** A URL that holds what it stands for. */
-const DATA = /^data:(?:image|audio|video|font)\//i;
 const CONFIG = {
-  ALLOWED_TAGS: [...words(allowed.tags), ...words(allowed.svgTags), "#text"],
+  // Style sheets are filtered apart. What is purified has none any more.
+  ALLOWED_TAGS: [...words(allowed.tags), ...words(allowed.svgTags), "#text"].filter((tag) => tag !== "style"),
   ALLOWED_ATTR: [...words(allowed.attributes), ...words(allowed.svgAttributes)],
   ALLOW_ARIA_ATTR: false,
   ALLOW_DATA_ATTR: false,
-  // Else style sheets at the beginning are lost.
-  FORCE_BODY: true,
 };
 
 /** @typedef {{ createHTML(html: string): string, createScriptURL(url: string): string }} Policy */
@@ -38,7 +35,11 @@ let tools;
  */
 export function sanitizeHtml(html) {
   const { purify, policy } = (tools ??= createTools());
-  return purify.sanitize(html, { ...CONFIG, TRUSTED_TYPES_POLICY: /** @type {any} */ (policy ?? null) });
+  const tidied = tidyHtml(html);
+  const styles = tidied.styles.map((style) => `<style>${filterCss(style)}</style>`).join("");
+  return (
+    styles + purify.sanitize(tidied.html, { ...CONFIG, TRUSTED_TYPES_POLICY: /** @type {any} */ (policy ?? null) })
+  );
 }
 
 /**
@@ -69,57 +70,13 @@ function createTools() {
   }
   // One of our own: the page may have configured another.
   const purify = createDOMPurify(window);
-  purify.addHook("uponSanitizeElement", (node, { tagName }) => {
-    if (tagName === "style") node.textContent = filterCss(node.textContent ?? "");
-  });
   purify.addHook("uponSanitizeAttribute", (node, data) => {
     const value = data.attrValue.trim();
-    if (data.attrName === "src") data.keepAttr = DATA.test(value);
+    if (data.attrName === "src") data.keepAttr = isData(value);
     else if (/^(?:xlink:)?href$/.test(data.attrName)) {
       // A drawing refers to its own parts, an image to its data.
-      data.keepAttr = node.nodeName.toLowerCase() === "image" ? DATA.test(value) : value.startsWith("#");
+      data.keepAttr = node.nodeName.toLowerCase() === "image" ? isData(value) : value.startsWith("#");
     } else if (CSS_ATTRIBUTES.has(data.attrName)) data.attrValue = filterCss(data.attrValue);
   });
   return { purify, policy };
-}
-
-/**
- * The same CSS, whose addresses, unknown functions and unknown at-rules have become words that mean nothing. A browser drops the
- * declarations and rules with these. Token by token, so that no spelling of an address gets by.
- * @param {string} css
- */
-function filterCss(css) {
-  const tokens = tokenize({ css });
-  const filtered = tokens.map((token, index) => {
-    const [type, text] = token;
-    switch (type) {
-      case TokenType.URL:
-        return isOwn(token[4].value) ? text : " blocked ";
-      case TokenType.Function: {
-        const name = token[4].value.toLowerCase();
-        if (name !== "url") return FUNCTIONS.has(name) ? text : "blocked(";
-        const next = tokens.slice(index + 1, index + 3).find(([type]) => type !== TokenType.Whitespace);
-        return next?.[0] === TokenType.String && isOwn(next[4].value) ? text : "blocked(";
-      }
-      case TokenType.AtKeyword:
-        return AT_RULES.has(token[4].value.toLowerCase()) ? text : "@blocked";
-      case TokenType.BadURL:
-      case TokenType.BadString:
-        return " blocked ";
-      case TokenType.Comment:
-        return "/**/"; // the parts that it separates stay apart
-      case TokenType.CDO:
-      case TokenType.CDC:
-        return " ";
-      default:
-        return text;
-    }
-  });
-  // It could end the element that the text stands in.
-  return filtered.join("").replaceAll("<", "\\3c ");
-}
-
-/** @param {string} address  in CSS */
-function isOwn(address) {
-  return address.startsWith("#") || DATA.test(address);
 }

@@ -6,7 +6,7 @@
 //
 // Nothing is noted of a file as long as nobody changes any: an execution that touches none costs nothing.
 
-import { decodeName, encodeName, showName } from "./names.js";
+import { decodeName, encodeName, showName } from "./file-names.js";
 
 /** @typedef {any} Node  a file or folder of Emscripten's */
 /** @typedef {{ path: string, change: "created" | "modified" | "deleted", size: number }} FileChange */

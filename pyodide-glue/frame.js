@@ -1,9 +1,25 @@
-// The script of the guest's frame, a document of an opaque origin: it starts the worker and stays out of the way.
+// The places where guests live in a page: hidden frames of opaque origins.
 
-import { startWorker } from "./start-worker.js";
+import { frame as script } from "../dist/assets.js";
 
-self.onmessage = ({ data, ports: [port, control] }) => {
-  self.onmessage = null;
-  control.postMessage(null); // the script runs; see guest_frame.rs
-  startWorker(data, port, control);
-};
+/** @typedef {{ element: HTMLIFrameElement, loaded: boolean }} Frame */
+
+/** No network, no storage, no `eval`: nothing but wasm, in a worker made of what the page passed in. The worker inherits the policy. */
+const POLICY =
+  "default-src 'none'; script-src 'nonce-sandglass' 'wasm-unsafe-eval'; worker-src blob:; connect-src 'none'";
+
+/** Adds a frame to the page. @returns {Frame} */
+export function createFrame() {
+  const element = document.createElement("iframe");
+  element.setAttribute("sandbox", "allow-scripts");
+  element.allow = "cross-origin-isolated *";
+  element.title = "Sandglass guest";
+  element.setAttribute("aria-hidden", "true");
+  element.hidden = true;
+  const policy = `<meta http-equiv="Content-Security-Policy" content="${POLICY}">`;
+  element.srcdoc = `<!doctype html>${policy}<script nonce="sandglass">${script}</script>`;
+  const frame = { element, loaded: false };
+  element.addEventListener("load", () => (frame.loaded = true), { once: true });
+  (document.body ?? document.documentElement).append(element);
+  return frame;
+}

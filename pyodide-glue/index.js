@@ -1,7 +1,7 @@
 // The package's entry: hands out sandboxes.
 
 import { startSandbox } from "../pkg/sandglass.js";
-import { begin, discard } from "./ahead.js";
+import { discardPrefetched, prefetch } from "./prefetch.js";
 import { load } from "./supervisor.js";
 
 /** @import { Sandbox, SandboxOptions } from "../pkg/sandglass.js" */
@@ -18,10 +18,10 @@ let isFirst = true;
 export async function createSandbox(options) {
   if (!isFirst) return startSandbox(await load(), options);
   isFirst = false;
-  begin(options);
+  prefetch(options);
   try {
     return await startSandbox(await load(), options);
   } finally {
-    discard();
+    discardPrefetched();
   }
 }

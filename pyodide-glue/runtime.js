@@ -7,7 +7,7 @@ import { createCheckpoints } from "./checkpoint.js";
 import { createFiles } from "./files.js";
 import { installWheels } from "./install.js";
 import { createLibraries } from "./libraries.js";
-import { names } from "./names.js";
+import { fileNames } from "./file-names.js";
 import {
   cleanFreeMemory,
   copySnapshot,
@@ -20,7 +20,7 @@ import {
 
 /** @import { Encoding, GuestInfo, LostVariable, SurveyedVariable, WheelFile } from "../pkg/sandglass.js" */
 /** @import { createBridge } from "./bridge.js" */
-/** @import { createWitness } from "./witness.js" */
+/** @import { createDetector } from "./nondeterminism.js" */
 /** @import { Hash, Image } from "./snapshot.js" */
 /** @import { Parts } from "./start-worker.js" */
 
@@ -58,9 +58,14 @@ const DAMAGED = "the snapshot that was kept is damaged";
  * @param {Parts} parts
  * @param {Promise<WebAssembly.Module>} wasm
  * @param {ReturnType<typeof createBridge>} bridge
- * @param {ReturnType<typeof createWitness>} witness
+ * @param {ReturnType<typeof createDetector>} detector
  */
-export async function loadRuntime({ pyodide: assets, files: sources, snapshot: given, proven }, wasm, bridge, witness) {
+export async function loadRuntime(
+  { pyodide: assets, files: sources, snapshot: given, proven },
+  wasm,
+  bridge,
+  detector,
+) {
   // Python's clocks go on in a guest that takes over: no worker's own begin.
   performance.now = () => timeOrigin + now();
   // The only `fetch` there will be.
@@ -72,13 +77,13 @@ export async function loadRuntime({ pyodide: assets, files: sources, snapshot: g
   };
 
   let snapshot = given;
-  let started = given && (await load(wasm, witness, sources, readSnapshot(given), proven));
+  let started = given && (await load(wasm, detector, sources, readSnapshot(given), proven));
   if (!snapshot || !started) {
-    const { pyodide, hash, fixSize } = /** @type {Loaded} */ (await load(wasm, witness, sources));
+    const { pyodide, hash, fixSize } = /** @type {Loaded} */ (await load(wasm, detector, sources));
     pyodide.runPython("import sandglass.preload, sandglass.browser; del sandglass; import gc; gc.collect(); del gc");
     cleanFreeMemory(pyodide, fixSize);
     snapshot = makeSnapshot(pyodide, hash);
-    started = /** @type {Loaded} */ (await load(wasm, witness, sources, readSnapshot(snapshot), true));
+    started = /** @type {Loaded} */ (await load(wasm, detector, sources, readSnapshot(snapshot), true));
   }
   const { pyodide, image, hash, grow, limitMemory, fixSize, libraries } = started;
 
@@ -105,14 +110,14 @@ export async function loadRuntime({ pyodide: assets, files: sources, snapshot: g
     original: image.hashes,
     readOriginal: (pages) => readPages(/** @type {Blob} */ (snapshot), image.hashes, pages),
     roles,
-    witness,
+    detector,
     grow,
     fixSize,
     files,
     libraries,
     python: calls,
   });
-  witness.ready(roles, module.FS);
+  detector.ready(roles, module.FS);
   return {
     python: calls,
     limitMemory,
@@ -149,13 +154,13 @@ export async function loadRuntime({ pyodide: assets, files: sources, snapshot: g
 /**
  * Loads Pyodide, from a snapshot or ready to make one. Undefined when the snapshot is damaged.
  * @param {Promise<WebAssembly.Module>} wasm
- * @param {ReturnType<typeof createWitness>} witness
+ * @param {ReturnType<typeof createDetector>} detector
  * @param {[string, string][]} files
  * @param {Promise<Image | undefined>} [reading]
  * @param {boolean} [proven]  whether a guest has started from it before
  * @returns {Promise<Loaded | undefined>}
  */
-async function load(wasm, witness, files, reading, proven) {
+async function load(wasm, detector, files, reading, proven) {
   const { instantiateStreaming } = WebAssembly;
   /** @type {Image | undefined} */
   let image;
@@ -174,14 +179,14 @@ async function load(wasm, witness, files, reading, proven) {
       grow = env.emscripten_resize_heap;
       env.emscripten_resize_heap = (/** @type {number} */ bytes) => {
         const grown = fixed || bytes >>> 0 > limit ? 0 : grow(bytes);
-        if (!grown) witness.see(); // there may be more of it later
+        if (!grown) detector.report(); // there may be more of it later
         return grown;
       };
-      witness.hook(env);
+      detector.hook(env);
       env._dlopen_js = libraries.hook(env._dlopen_js);
       const instance = await WebAssembly.instantiate(module, imports);
       const memory = /** @type {WebAssembly.Memory} */ (instance.exports.memory);
-      witness.attach(memory);
+      detector.attach(memory);
       hash = createHash(memory);
       const sizeOf = () => memory.buffer.byteLength;
       // Emscripten asks for more than it needs, and gets what is left.
@@ -208,7 +213,7 @@ async function load(wasm, witness, files, reading, proven) {
       // The snapshot is read meanwhile: this only says that there is one.
       ...(reading ? { _loadSnapshot: new Uint8Array(4) } : { _makeSnapshot: true }),
       createPyodideModule: async (/** @type {any} */ settings) => {
-        settings.names = names;
+        settings.fileNames = fileNames;
         const module = await createPyodideModule(settings);
         libraries.attach(module);
         // A reference that JavaScript holds counts in Python's memory. Were it given up when JavaScript collects its garbage,

@@ -5,7 +5,6 @@
 // Pyodide needs to know of its references to JavaScript, as JSON with spaces behind, then the hashes of all pages of the memory
 // (64-bit floats, 0 where it is zero); then the pages.
 
-import { PAGE } from "./checkpoint.js";
 import hasher from "./pages.wat";
 
 /**
@@ -17,6 +16,9 @@ import hasher from "./pages.wat";
  * @property {Uint8Array} pages
  */
 /** The hash of so many bytes at an address; `bytes` is a multiple of 64. @typedef {(at: number, bytes: number) => number} Hash */
+
+/** Bytes that are hashed together, and saved when one of them has changed. */
+export const PAGE = 4096;
 
 // Taken before any guest code runs: lockDown removes them.
 const { Blob, Float64Array, Uint8Array } = self;

@@ -2,7 +2,7 @@
 
 import init from "../pkg/sandglass.js";
 import { build, integrity, platform } from "../dist/assets.js";
-import { ASSETS_URL, openFrame, takeRequest } from "./ahead.js";
+import { ASSETS_URL, openFrame, takeRequest } from "./prefetch.js";
 import { startWorker } from "./start-worker.js";
 import { readMetadata } from "./wheel.js";
 

@@ -8,15 +8,11 @@ import { createBridge } from "./bridge.js";
 import { plainBytes } from "./bytes.js";
 import { lockDown, silence } from "./lockdown.js";
 import { loadRuntime } from "./runtime.js";
-import { createWitness } from "./witness.js";
+import { createDetector } from "./nondeterminism.js";
 
 /** @import { Encoding, Event, Request } from "../pkg/sandglass.js" */
+/** @import { Post } from "./bridge.js" */
 /** @import { Parts } from "./start-worker.js" */
-
-/**
- * Posts an event and its body, with what was held before it; `null` only posts what was held. With `hold`, it waits for the next.
- * @typedef {(event: Event | null, body?: Uint8Array, hold?: boolean) => void} Post
- */
 
 // Taken before any guest code runs: it may replace them.
 const { Blob, Uint8Array } = self;
@@ -43,7 +39,7 @@ self.onmessage = async ({ data }) => {
     self.onmessage = null;
   };
   const postMessage = MessagePort.prototype.postMessage.bind(port);
-  const witness = createWitness();
+  const detector = createDetector();
 
   /** Events that leave with the next message: each message costs the page a task. @type {string[]} */
   let held = [];
@@ -52,7 +48,7 @@ self.onmessage = async ({ data }) => {
   let heldBytes = 0;
   /** @type {Post} */
   const post = (event, body, hold) => {
-    if (event?.type === "hostCall") witness.end(); // it goes on when somebody has asked for it
+    if (event?.type === "hostCall") detector.end(); // it goes on when somebody has asked for it
     const bytes = body && plainBytes(body);
     if (event) held.push(stringify(event));
     if (bytes) {
@@ -86,14 +82,14 @@ self.onmessage = async ({ data }) => {
   };
 
   try {
-    const bridge = createBridge(post, mailbox, witness);
-    const runtime = await loadRuntime(await parts.promise, wasm.promise, bridge, witness);
+    const bridge = createBridge(post, mailbox, detector);
+    const runtime = await loadRuntime(await parts.promise, wasm.promise, bridge, detector);
     lockDown();
     const { made } = runtime;
     if (made) postMessage([stringify([{ type: "snapshot", reason: made.reason }]), made.snapshot]);
     const send = (/** @type {Event} */ event, /** @type {Blob | undefined} */ blob) =>
       postMessage(blob ? [stringify([event]), blob] : [stringify([event])]);
-    const handle = createHandler(postLong, send, bridge, witness, runtime);
+    const handle = createHandler(postLong, send, bridge, detector, runtime);
     const receive = assembleBodies(handle, runtime.python.takeText);
     port.onmessage = ({ data: [header, body] }) => {
       const request = /** @type {Request} */ (parse(header));
@@ -133,10 +129,10 @@ function assembleBodies(handle, takeText) {
  * @param {Post} post
  * @param {(event: Event, blob?: Blob) => void} send
  * @param {ReturnType<typeof createBridge>} bridge
- * @param {ReturnType<typeof createWitness>} witness
+ * @param {ReturnType<typeof createDetector>} detector
  * @param {Awaited<ReturnType<typeof loadRuntime>>} runtime
  */
-function createHandler(post, send, bridge, witness, { python, packages, checkpoints, files, limitMemory, info }) {
+function createHandler(post, send, bridge, detector, { python, packages, checkpoints, files, limitMemory, info }) {
   let settings = "";
   let inits = 0;
 
@@ -160,7 +156,7 @@ function createHandler(post, send, bridge, witness, { python, packages, checkpoi
   /** @param {Extract<Request, { type: "execute" }>} request */
   const execute = async ({ turn, execution: id, code, ahead = false, more = false }) => {
     files.watch();
-    if (ahead) witness.begin(() => post({ type: "external", turn }));
+    if (ahead) detector.begin(() => post({ type: "external", turn }));
     if (more) python.extend(id, code, false);
     let ended = await python.execute(id, code, ahead, !more);
     while (ended === "") {
@@ -168,7 +164,7 @@ function createHandler(post, send, bridge, witness, { python, packages, checkpoi
       python.extend(id, text, isLast);
       ended = await python.execute(id, text, ahead && !isAsked, false);
     }
-    witness.end();
+    detector.end();
     if (!ended)
       return post({ type: "fatal", message: "memory was full (memoryLimit), with nothing left to go on with" });
     const [report, encoding, final] = typeof ended === "string" ? [ended, /** @type {const} */ ("none")] : ended;

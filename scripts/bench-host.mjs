@@ -7,8 +7,9 @@ import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { parseArgs } from "node:util";
 import { quantile } from "./bench/quantile.mjs";
-import { root, run } from "./project.mjs";
+import { mustRun, root } from "./project.mjs";
 
+const logOf = (/** @type {string} */ name) => join(root, ".setup/logs", `${name}.log`);
 const RIVALS = ["monty", "ipykernel", "local-repl", "dspy", "docker-exec", "docker-run"];
 /** With pandas and its like: what a zygote has imported. The host's default list, as far as it is about data. */
 const PRELOAD =
@@ -26,13 +27,20 @@ const often = (times) => (values.quick ? Math.max(1, Math.round(times / 20)) : t
 const release = join(root, "target/release");
 const rivalsPython = join(root, ".setup/rivals/bin/python");
 const dataPython = join(root, ".setup/data-science/bin/python3");
-await must(["cargo", "build", "--release", "-p", "sandglass-host", "--bins", "--examples"], "bench-build");
+await mustRun(["cargo", "build", "--release", "-p", "sandglass-host", "--bins", "--examples"], {
+  log: logOf("bench-build"),
+});
 if (names.length > 0) {
-  if (!existsSync(rivalsPython)) await must(["python3", "-m", "venv", join(root, ".setup/rivals")], "bench-rivals");
-  await must([rivalsPython, "-m", "pip", "install", "-q", "-r", "scripts/bench/rivals.txt"], "bench-rivals");
+  if (!existsSync(rivalsPython))
+    await mustRun(["python3", "-m", "venv", join(root, ".setup/rivals")], { log: logOf("bench-rivals") });
+  await mustRun([rivalsPython, "-m", "pip", "install", "-q", "-r", "scripts/bench/rivals.txt"], {
+    log: logOf("bench-rivals"),
+  });
 }
 if (!existsSync(dataPython)) {
-  await must([join(release, "sandglass-host"), "venv", "build", join(root, ".setup/data-science")], "bench-venv");
+  await mustRun([join(release, "sandglass-host"), "venv", "build", join(root, ".setup/data-science")], {
+    log: logOf("bench-venv"),
+  });
 }
 
 /** @typedef {{ name: string, ask: (order: object) => Promise<{ samples?: Record<string, number[]>, error?: string }>, end: () => Promise<void> }} Competitor */
@@ -193,10 +201,4 @@ async function serve() {
       await ended;
     },
   };
-}
-
-/** @param {string[]} command @param {string} log */
-async function must(command, log) {
-  const { ok, output } = await run(command, { log: join(root, ".setup/logs", `${log}.log`) });
-  if (!ok) throw new Error(`${command.join(" ")} failed:\n${output.slice(-3000)}`);
 }

@@ -14,7 +14,7 @@ import { readFileSync, readdirSync } from "node:fs";
 import { cpus } from "node:os";
 import { join, relative } from "node:path";
 import { parseArgs } from "node:util";
-import { cpuSeconds, megabytes } from "./bench/processes.mjs";
+import { cpuSeconds, megabytes } from "./processes.mjs";
 import { quantile } from "./bench/quantile.mjs";
 import { dataFile, prepare } from "./bench/session-data.mjs";
 import { launch } from "./browsers.mjs";

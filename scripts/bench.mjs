@@ -4,7 +4,7 @@ import { existsSync } from "node:fs";
 import { cpus } from "node:os";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
-import { megabytes } from "./bench/processes.mjs";
+import { megabytes } from "./processes.mjs";
 import { quantile } from "./bench/quantile.mjs";
 import { launch } from "./browsers.mjs";
 import { root } from "./project.mjs";

@@ -72,7 +72,13 @@ export async function launch(name, { headless = true, args = [], prefs = {} } = 
     throw new Error(`${name} is not here: run scripts/setup, or set ${PROGRAMS[name].variable} to its path`);
   }
   const { default: puppeteer } = await import("puppeteer-core");
-  const common = { executablePath, headless, defaultViewport: { width: 1280, height: 800 }, protocolTimeout: 300_000 };
+  // Calls of the page may take as long as a suite does: tests have limits of their own.
+  const common = {
+    executablePath,
+    headless,
+    defaultViewport: { width: 1280, height: 800 },
+    protocolTimeout: 3_600_000,
+  };
   if (name === "firefox") {
     return puppeteer.launch({
       ...common,

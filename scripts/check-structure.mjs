@@ -3,6 +3,7 @@ import { execFileSync } from "node:child_process";
 import { existsSync, readFileSync } from "node:fs";
 import { homedir } from "node:os";
 import { join } from "node:path";
+import { againstLayers, circles, importsOfScripts } from "./layers.mjs";
 import { environment, root } from "./project.mjs";
 
 const output = (/** @type {string} */ program, /** @type {string[]} */ ...args) =>
@@ -13,6 +14,30 @@ const files = output("git", "ls-files", "-z", "--cached", "--others", "--exclude
   .split("\0")
   .filter((file) => file && existsSync(join(root, file)));
 const read = (/** @type {string} */ file) => readFileSync(join(root, file), "utf8");
+
+const scripts = importsOfScripts(
+  files.filter((file) => /\.m?js$/.test(file)),
+  read,
+);
+/** The layers of pyodide-glue/, which its README.md tells about: in the page, in its frame, in the worker, and below all of them. */
+const GLUE = [
+  [
+    ["index.js", "rlm.js", "display.js"],
+    ["supervisor.js"],
+    ["prefetch.js", "tidy-html.js", "filter-css.js"],
+    ["frame.js"],
+  ],
+  [["frame-script.js"]],
+  [
+    ["worker.js"],
+    ["runtime.js", "lockdown.js"],
+    ["bridge.js", "checkpoint.js", "install.js"],
+    ["snapshot.js", "files.js", "libraries.js", "nondeterminism.js"],
+    ["file-names.js", "bytes.js"],
+  ],
+  [["start-worker.js"], ["mailbox.js", "wheel.js"]],
+].map((layers) => layers.map((names) => names.map((name) => `pyodide-glue/${name}`)));
+const isGlue = (/** @type {string} */ file) => /^pyodide-glue\/[^/]+\.js$/.test(file);
 
 /** Each rule returns what breaks it. @type {Record<string, () => string[]>} */
 const RULES = {
@@ -25,6 +50,21 @@ const RULES = {
     output("cargo", "tree", "--workspace", "--locked", "--edges", "normal", "--prefix", "none")
       .split("\n")
       .filter((line) => /^(web-sys|js-sys|wasm-bindgen|gloo-)/.test(line)),
+
+  "pyodide-glue/ imports along its layers": () =>
+    againstLayers(new Map([...scripts].filter(([file]) => isGlue(file))), GLUE),
+
+  "pages import the entries of pyodide-glue/ only": () =>
+    [...scripts].flatMap(([file, imported]) =>
+      imported
+        .filter((other) => /^(www|demo)\//.test(file) && isGlue(other) && !GLUE[0][0].includes(other))
+        .map((other) => `${file} imports ${other}`),
+    ),
+
+  "no JavaScript imports itself, around however many corners": () => circles(scripts),
+
+  "pyodide-glue/README.md names each of its files": () =>
+    GLUE.flat(2).filter((file) => !read("pyodide-glue/README.md").includes(`\`${file.replace("pyodide-glue/", "")}\``)),
 
   "nothing that is generated is committed": () =>
     files.filter((file) => /^(pkg|dist|target|node_modules|\.setup|\.venv)\//.test(file)),

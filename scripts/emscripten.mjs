@@ -26,16 +26,16 @@ const PLACED = [
 ];
 
 /**
- * Names of files as pyodide-glue/names.js has them, in all system calls that take or give one.
+ * Names of files as pyodide-glue/file-names.js has them, in all system calls that take or give one.
  * @type {Change[]}
  */
 const NAMED = [
-  ["getStr(ptr){var ret=UTF8ToString(ptr);return ret}", "getStr(ptr){return Module.names.read(HEAPU8,ptr>>>0)}"],
-  ["stringToUTF8(name,dirp+pos+19,256);", "Module.names.write(name,HEAPU8,dirp+pos+19,256);"],
-  ["var cwdLengthInBytes=lengthBytesUTF8(cwd)+1;", "var cwdLengthInBytes=Module.names.size(cwd)+1;"],
-  ["stringToUTF8(cwd,buf,size);", "Module.names.write(cwd,HEAPU8,buf,size);"],
-  ["var len=Math.min(bufsize,lengthBytesUTF8(ret));", "var len=Math.min(bufsize,Module.names.size(ret));"],
-  ["stringToUTF8(ret,buf,bufsize+1);", "Module.names.write(ret,HEAPU8,buf,bufsize+1);"],
+  ["getStr(ptr){var ret=UTF8ToString(ptr);return ret}", "getStr(ptr){return Module.fileNames.read(HEAPU8,ptr>>>0)}"],
+  ["stringToUTF8(name,dirp+pos+19,256);", "Module.fileNames.write(name,HEAPU8,dirp+pos+19,256);"],
+  ["var cwdLengthInBytes=lengthBytesUTF8(cwd)+1;", "var cwdLengthInBytes=Module.fileNames.size(cwd)+1;"],
+  ["stringToUTF8(cwd,buf,size);", "Module.fileNames.write(cwd,HEAPU8,buf,size);"],
+  ["var len=Math.min(bufsize,lengthBytesUTF8(ret));", "var len=Math.min(bufsize,Module.fileNames.size(ret));"],
+  ["stringToUTF8(ret,buf,bufsize+1);", "Module.fileNames.write(ret,HEAPU8,buf,bufsize+1);"],
 ];
 
 /**

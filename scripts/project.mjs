@@ -14,6 +14,17 @@ export const environment = {
 };
 
 /**
+ * Runs a program as `run` does; throws what it printed when it fails.
+ * @param {string[]} command
+ * @param {Parameters<typeof run>[1] & { hint?: string }} options  `hint`: what may be the matter
+ */
+export async function mustRun(command, { hint, ...options }) {
+  const { ok, output } = await run(command, options);
+  const name = command.slice(0, 6).join(" ");
+  if (!ok) throw new Error(`${name} failed${hint ? ` (${hint})` : ""}:\n${output.slice(-3000)}`);
+}
+
+/**
  * Runs a program in its own process group and streams what it prints into a file.
  * @param {string[]} command
  * @param {{ log: string, cwd?: string, timeoutSeconds?: number, env?: Record<string, string> }} options

@@ -45,17 +45,35 @@ export async function serve(root, { port = 0, headers = {}, folders = {} } = {})
     if (other) request.url = rest;
     answer(other ?? top, request, response, headers).catch(() => refuse(response, 500, headers));
   });
+  const { url, close } = await listen(server, port);
+  return { url, close };
+}
+
+/**
+ * Has a server listen on 127.0.0.1. Closing it ends all its connections, those that were upgraded too.
+ * @param {import("node:net").Server} server  or one of HTTP
+ * @param {number} [port]  0 takes any free one
+ * @returns {Promise<{ port: number, url: string, close: () => Promise<void> }>} `url` has no trailing slash
+ */
+export async function listen(server, port = 0) {
+  /** @type {Set<import("node:net").Socket>} */
+  const sockets = new Set();
+  server.on("connection", (socket) => {
+    sockets.add(socket);
+    socket.once("close", () => sockets.delete(socket));
+  });
   await new Promise((resolve, reject) => {
     server.once("error", reject);
     server.listen(port, "127.0.0.1", () => resolve(undefined));
   });
   const address = /** @type {import("node:net").AddressInfo} */ (server.address());
   return {
+    port: address.port,
     url: `http://127.0.0.1:${address.port}`,
     close: () =>
       new Promise((resolve) => {
         server.close(() => resolve());
-        server.closeAllConnections();
+        for (const socket of sockets) socket.destroy();
       }),
   };
 }

@@ -1,13 +1,10 @@
 // Runs tests/cases/ on guests of a sandglass-host server: the same page, the same runner, the option `backend`.
 //   node tests/cases-on-server.mjs --backend subprocess|bubblewrap|docker|jupyter [--browser chromium|firefox] [--only part-of-a-name]
-import { readdirSync } from "node:fs";
-import { join } from "node:path";
 import { parseArgs } from "node:util";
 import { testBackend } from "./e2e/backend.mjs";
-import { openBrowser, root, Score } from "./e2e/harness.mjs";
+import { openBrowser, Score } from "./e2e/harness.mjs";
 import { KEY, startHost } from "./e2e/host.mjs";
-
-const LANES = 2;
+import { runCases } from "./e2e/run-cases.mjs";
 
 const { values } = parseArgs({
   options: {
@@ -34,7 +31,6 @@ async function coldGuests(url) {
   return pool?.acquired > 0 && pool.zygotes > 0 && pool.cold === 0 ? [] : [`of the pool: ${JSON.stringify(pool)}`];
 }
 
-const files = readdirSync(join(root, "tests/cases")).filter((file) => file.endsWith(".toml"));
 const score = new Score();
 const { site, page: openPage, uncaught, close } = await openBrowser(/** @type {"chromium" | "firefox"} */ (browser));
 /** @type {Awaited<ReturnType<typeof startHost>> | undefined} */
@@ -42,29 +38,7 @@ let host;
 try {
   host = await startHost({ backend, origin: site.url });
   const page = await openPage();
-  const finished = new Promise((resolve) => {
-    page.exposeFunction("finished", resolve);
-  });
-  await page.exposeFunction("report", (/** @type {any} */ { name, problems, skipped, ms }) => {
-    if (skipped) score.skip(name, skipped);
-    else score.add(name, problems);
-    if (process.env.VERBOSE) console.log(`  ${name} ${ms} ms`);
-  });
-  // Not awaited: one call may not take as long as all cases do.
-  await page.evaluate(
-    ({ files, ...options }) => {
-      const { report, finished } = /** @type {any} */ (window);
-      import(/** @type {any} */ ("/tests/e2e/case-runner.js"))
-        .then(({ run }) => run(files, options, report))
-        .then(
-          () => finished(""),
-          (error) => finished(String(error.stack ?? error)),
-        );
-    },
-    { files, only, lanes: LANES, backend, server: { url: host.url, apiKey: KEY } },
-  );
-  const failure = await finished;
-  if (failure) score.fail("the cases could not be run", [failure]);
+  await runCases(page, score, { only, backend, server: { url: host.url, apiKey: KEY } });
   if (backend === "bubblewrap" && !only) score.add("its guests were forked", await coldGuests(host.url));
   const code = await host.stop();
   score.add("the server ends well when it is asked to", code === 0 ? [] : [`it ended with ${code}`, host.said()]);

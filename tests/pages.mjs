@@ -4,6 +4,7 @@ import { join } from "node:path";
 import { parseArgs } from "node:util";
 import { root } from "../scripts/project.mjs";
 import { assemble } from "../scripts/wat.mjs";
+import { randomness } from "./e2e/tools.js";
 
 const PAGE = 4096;
 const WORDS = PAGE / 4;
@@ -16,14 +17,8 @@ const hashBytes = /** @type {(at: number, bytes: number) => number} */ (exports.
 const hash = (/** @type {number} */ page) => hashBytes(page * PAGE, PAGE);
 const [before, page, after] = [0, 1, 2].map((index) => new Int32Array(memory.buffer, index * PAGE, WORDS));
 
-let state = Number(values.seed);
-/** xorshift32 @param {number} below */
-const random = (below) => {
-  state ^= state << 13;
-  state ^= state >>> 17;
-  state ^= state << 5;
-  return (state >>> 0) % below;
-};
+const dice = randomness(Number(values.seed));
+const random = (/** @type {number} */ below) => Math.floor(dice() * below);
 const word = () => random(WORDS);
 
 /** What programs do to memory. Each leaves a page that differs from the one before. @type {Record<string, () => void>} */

@@ -9,18 +9,13 @@ import { segments } from "../www/rlm/reply.js";
 import { State } from "../www/rlm/state.js";
 import { Recorder, problemOf, readTrajectory } from "../www/rlm/trajectory.js";
 import { hostileTrajectory, longTrajectory } from "./e2e/playground-trajectories.mjs";
+import { randomness } from "./e2e/tools.js";
 
 /** @typedef {import("../www/rlm/state.js").RunEvent} RunEvent */
 
 const { values } = parseArgs({ options: { seed: { type: "string", default: "1" } } });
-let seed = Number(values.seed);
-/** mulberry32 @param {number} below */
-const random = (below) => {
-  seed = (seed + 0x6d2b79f5) | 0;
-  let t = Math.imul(seed ^ (seed >>> 15), 1 | seed);
-  t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
-  return ((t ^ (t >>> 14)) >>> 0) % below;
-};
+const dice = randomness(Number(values.seed));
+const random = (/** @type {number} */ below) => Math.floor(dice() * below);
 /** @template T @param {T[]} list @returns {T} */
 const any = (list) => list[random(list.length)];
 

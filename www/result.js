@@ -16,8 +16,8 @@ const MAX_NAMES = 60;
  */
 export function describeRun(run, timeout) {
   const parts = [];
-  if (run.result !== undefined) parts.push(labelled("value", "value", run.result));
-  if (run.final) parts.push(labelled("final", "final answer", preview(run.final.value)));
+  if (run.result !== undefined) parts.push(labelled("value", run.result, "value"));
+  if (run.final) parts.push(labelled("final answer", preview(run.final.value), "final"));
   if (run.error !== undefined && run.outcome === "error") {
     const failure = el("div", { class: "failure" }, el("p", { text: clip(run.error, 2_000) }));
     if (run.traceback) {
@@ -30,10 +30,15 @@ export function describeRun(run, timeout) {
   return parts;
 }
 
-/** @param {string} name @param {string} label @param {string} text */
-function labelled(name, label, text) {
-  const value = el("pre", { text: clip(text, MAX_CHARS), tabindex: "0" });
-  return el("div", { class: `labelled ${name}` }, el("span", { class: "label", text: label }), value);
+/** A text below what it is called. @param {string} label @param {string} text @param {string} [kind]  for style sheets */
+export function labelled(label, text, kind) {
+  const value = el("pre", { text: clip(text, MAX_CHARS) || "(empty)", tabindex: "0" });
+  return el(
+    "div",
+    { class: kind ? `labelled ${kind}` : "labelled" },
+    el("span", { class: "label", text: label }),
+    value,
+  );
 }
 
 /** @param {CodeExecution} run @param {number} [timeout] */

@@ -1,5 +1,7 @@
 // Text to try things on: the log book of a harbour that does not exist, made here by a seeded generator.
 
+import { Slices } from "./slices.js";
+
 const SHIPS = ["Meridian", "Halcyon", "Saltmarsh", "Petrel", "Low Tide", "Ember", "Quill", "Marigold", "Northing"];
 const CARGO = ["oranges", "hourglasses", "slate", "linen", "lamp oil", "tea", "rope", "barley", "window glass"];
 const PEOPLE = ["Ada", "Bram", "Chidi", "Dorte", "Elif", "Farid", "Greta", "Hana"];
@@ -21,9 +23,6 @@ function random(seed) {
   };
 }
 
-/** How long the page may be held up at a time. */
-const SLICE_MS = 8;
-
 /** The same text for the same arguments. */
 export function harbourLog(lines = 5000, seed = 1) {
   return [...book(lines, seed)].join("");
@@ -32,12 +31,10 @@ export function harbourLog(lines = 5000, seed = 1) {
 /** The same, a little at a time. */
 export async function harbourLogSlowly(lines = 5000, seed = 1) {
   const written = [];
-  let until = performance.now() + SLICE_MS;
+  const slices = new Slices();
   for (const line of book(lines, seed)) {
     written.push(line);
-    if (performance.now() < until) continue;
-    await new Promise((resolve) => setTimeout(resolve));
-    until = performance.now() + SLICE_MS;
+    if (slices.isOver) await slices.next();
   }
   return written.join("");
 }

@@ -5,7 +5,7 @@ import { createHash } from "node:crypto";
 import { cpSync, existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
-import { root, run } from "../project.mjs";
+import { mustRun, root } from "../project.mjs";
 
 /** The kernel as npm has it, and its JavaScript dependencies as they were on a day. */
 const KERNEL = "@jupyterlite/pyodide-kernel@0.8.6";
@@ -18,6 +18,7 @@ const INSTALLED = ["micropip", "ipython", "jedi"];
 const ADDED = { comm: { version: "0.2.3", imports: ["comm"] } };
 
 const folder = join(root, ".setup/bench/jupyterlite");
+const LOG = join(root, ".setup/logs/jupyterlite.log");
 const pyodide = join(root, "node_modules/pyodide");
 
 /**
@@ -47,7 +48,7 @@ async function kernel() {
   mkdirSync(npm, { recursive: true });
   writeFileSync(join(npm, "package.json"), "{}");
   const flags = ["--prefix", npm, "--before", DAY, "--ignore-scripts", "--legacy-peer-deps", "--no-audit", "--no-fund"];
-  await must(["npm", "install", ...flags, KERNEL], "is the npm registry in reach?", npm);
+  await mustRun(["npm", "install", ...flags, KERNEL], { log: LOG, cwd: npm, hint: "is the npm registry in reach?" });
 
   const lib = join(npm, "node_modules", KERNEL.slice(0, KERNEL.lastIndexOf("@")), "lib");
   await build({
@@ -83,7 +84,10 @@ async function wheels() {
   const python = lock.info.python.split(".").slice(0, 2).join(".");
   const flags = ["--quiet", "--no-deps", "--only-binary=:all:", "--platform=any", `--python-version=${python}`];
   const pins = [...needed].map((name) => `${name}==${lock.packages[name].version}`);
-  await must(["python3", "-m", "pip", "download", ...flags, "--dest", place, ...pins], "is PyPI in reach?");
+  await mustRun(["python3", "-m", "pip", "download", ...flags, "--dest", place, ...pins], {
+    log: LOG,
+    hint: "is PyPI in reach?",
+  });
   for (const file of readdirSync(place)) {
     const entry = lock.packages[normalized(file.slice(0, file.indexOf("-")))];
     entry.file_name = file;
@@ -100,10 +104,4 @@ function sha256(file) {
 /** @param {string} name of a Python package */
 function normalized(name) {
   return name.toLowerCase().replace(/[-_.]+/g, "-");
-}
-
-/** @param {string[]} command @param {string} question @param {string} [cwd] */
-async function must(command, question, cwd) {
-  const { ok, output } = await run(command, { log: join(root, ".setup/logs/jupyterlite.log"), cwd });
-  if (!ok) throw new Error(`${command.slice(0, 4).join(" ")} … failed: ${question}\n${output}`);
 }

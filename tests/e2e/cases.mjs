@@ -1,41 +1,15 @@
 // Runs tests/cases/ in a browser, through the public API.
 //   node tests/e2e/cases.mjs --browser chromium|firefox [--shared] [--only part-of-a-name]
-import { readdirSync } from "node:fs";
-import { join } from "node:path";
 import { testAssets } from "./assets.mjs";
-import { openBrowser, readArguments, root, Score } from "./harness.mjs";
-
-const LANES = 2;
+import { openBrowser, readArguments, Score } from "./harness.mjs";
+import { runCases } from "./run-cases.mjs";
 
 const { browser: name, only, shared } = readArguments();
-const files = readdirSync(join(root, "tests/cases")).filter((file) => file.endsWith(".toml"));
 const score = new Score();
 const { page: openPage, uncaught, close } = await openBrowser(name, { shared });
 try {
   const page = await openPage();
-  const finished = new Promise((resolve) => {
-    page.exposeFunction("finished", resolve);
-  });
-  await page.exposeFunction("report", (/** @type {any} */ { name, problems, skipped, ms }) => {
-    if (skipped) score.skip(name, skipped);
-    else score.add(name, problems);
-    if (process.env.VERBOSE) console.log(`  ${name} ${ms} ms`);
-  });
-  // Not awaited: one call may not take as long as all cases do.
-  await page.evaluate(
-    ({ files, only, lanes }) => {
-      const { report, finished } = /** @type {any} */ (window);
-      import(/** @type {any} */ ("/tests/e2e/case-runner.js"))
-        .then(({ run }) => run(files, { only, lanes, backend: "browser" }, report))
-        .then(
-          () => finished(""),
-          (error) => finished(String(error.stack ?? error)),
-        );
-    },
-    { files, only, lanes: LANES },
-  );
-  const failure = await finished;
-  if (failure) score.fail("the cases could not be run", [failure]);
+  await runCases(page, score, { only, backend: "browser" });
   await testAssets(page, score, only);
   const frames = await page.evaluate(() => document.querySelectorAll("iframe").length);
   score.add("destroyed sandboxes leave no frame behind", frames === 0 ? [] : [`${frames} frames are left`]);

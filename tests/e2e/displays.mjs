@@ -7,13 +7,14 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { environment } from "../../scripts/project.mjs";
 import { ATTACKS, pieces } from "./displays-attacks.mjs";
-import { openBrowser, readArguments, root, Score, serve } from "./harness.mjs";
+import { listen, openBrowser, readArguments, root, Score, serve } from "./harness.mjs";
+import { randomness } from "./tools.js";
 
 /** @typedef {import("puppeteer-core").Page} Page */
 /** @typedef {(all: string[]) => Promise<string[]>} Sanitize */
 
 const { browser: name, only } = readArguments();
-const score = new Score();
+const score = new Score(only);
 const allowed = JSON.parse(readFileSync(join(root, "crates/core/src/display/html.json"), "utf8"));
 const ordinary = (/** @type {string} */ file) => readFileSync(join(root, "tests/displays", file), "utf8");
 
@@ -24,11 +25,13 @@ try {
     const page = await host.page();
     for (const [where, sanitize] of Object.entries(sanitizers(page))) {
       const title = (/** @type {string} */ what) => `${where}: ${what}`;
-      await test(title("only what is allowed is left of anything"), () => onlyAllowed(page, sanitize));
-      await test(title("ordinary HTML shows"), () => shows(page, sanitize));
+      await score.test(title("only what is allowed is left of anything"), () => onlyAllowed(page, sanitize));
+      await score.test(title("ordinary HTML shows"), () => shows(page, sanitize));
+      await score.test(title("HTML becomes the same in pages and on hosts"), () => becomesTheSame(sanitize));
+      await score.test(title("HTML that is made to be costly costs little"), () => costsLittle(page, sanitize));
     }
-    await test("host: HTML that is made to be costly costs little", costsLittle);
-    await test("a page that requires Trusted Types", () => trustedTypes(host.browser));
+    await score.test("page: sections of characters in a drawing are its text", () => sections(page));
+    await score.test("a page that requires Trusted Types", () => trustedTypes(host.browser));
     score.add("nothing is thrown into the page", host.uncaught);
   } finally {
     await host.close();
@@ -37,16 +40,6 @@ try {
   score.fail("the tests could not be run", [String(/** @type {Error} */ (error).stack ?? error)]);
 }
 score.end();
-
-/** @param {string} title @param {() => string[] | Promise<string[]>} run what was wrong */
-async function test(title, run) {
-  if (!title.includes(only)) return;
-  try {
-    score.add(title, await run());
-  } catch (error) {
-    score.fail(title, [String(/** @type {Error} */ (error).stack ?? error)]);
-  }
-}
 
 /** The two of them. @param {Page} page @returns {Record<string, Sanitize>} */
 function sanitizers(page) {
@@ -103,8 +96,7 @@ async function nothingIsLookedUp() {
   const folder = mkdtempSync(join(tmpdir(), "sandglass-displays-"));
   const log = join(folder, "net.json");
   const canary = createServer((socket) => socket.destroy());
-  await new Promise((resolve) => canary.listen(0, "127.0.0.1", () => resolve(undefined)));
-  const { port } = /** @type {import("node:net").AddressInfo} */ (canary.address());
+  const { port, close } = await listen(canary);
   const names = Object.keys(ATTACKS);
   const all = (/** @type {string} */ where) => names.map((name, at) => ATTACKS[name](`${where}-${at}.canary.test:81`));
   /** @type {Record<string, string[]>} */
@@ -123,17 +115,18 @@ async function nothingIsLookedUp() {
     await connected;
   } finally {
     await host.close();
-    canary.close();
+    await close();
   }
   const seen = new Set(readFileSync(log, "utf8").match(/\b[a-z]+-\d+\.canary\.test/g));
   rmSync(folder, { recursive: true, force: true });
   const reached = (/** @type {string} */ where, /** @type {number} */ at) => seen.has(`${where}-${at}.canary.test`);
   for (const where of ["page", "host", "image"]) {
     for (const [at, attack] of names.entries())
-      await test(`${where}: ${attack}`, () =>
-        reached(where, at) ? [`its name was looked up: ${shown[where][at]}`] : []);
+      await score.test(`${where}: ${attack}`, () =>
+        reached(where, at) ? [`its name was looked up: ${shown[where][at]}`] : [],
+      );
   }
-  await test("the log tells of HTML that is not sanitized", () => {
+  await score.test("the log tells of HTML that is not sanitized", () => {
     const heard = names.filter((_, at) => reached("raw", at));
     if (process.env.VERBOSE) console.log(heard.join("\n"));
     return heard.length >= 4 ? [] : [`only of: ${heard.join(", ")}`];
@@ -142,7 +135,7 @@ async function nothingIsLookedUp() {
 
 /** Parses what is left as a frame would, and looks at every element. @param {Page} page @param {Sanitize} sanitize */
 async function onlyAllowed(page, sanitize) {
-  const random = generator(Number(process.env.SEED ?? 7));
+  const random = randomness(Number(process.env.SEED ?? 7));
   const htmls = Object.values(ATTACKS).map((attack) => attack("canary.test"));
   for (let round = 0; round < 400; round += 1) {
     const length = 2 + Math.floor(random() * 12);
@@ -190,14 +183,6 @@ async function onlyAllowed(page, sanitize) {
   return found.flatMap((problems, at) =>
     problems.length > 0 ? [`${problems}\nof ${htmls[at]}\nin ${clean[at]}`] : [],
   );
-}
-
-/** A number from 0 to 1, the same ones for the same seed. @param {number} seed */
-function generator(seed) {
-  return () => {
-    seed = (seed * 1_103_515_245 + 12_345) % 2 ** 31;
-    return seed / 2 ** 31;
-  };
 }
 
 /** What libraries make, and people write. @param {Page} page @param {Sanitize} sanitize */
@@ -263,21 +248,76 @@ async function shows(page, sanitize) {
   });
 }
 
-/** A parser makes far more of these than there is in them, or takes ages. */
-async function costsLittle() {
+/** `host/src/html.rs` reads the same cases. @param {Sanitize} sanitize */
+async function becomesTheSame(sanitize) {
+  /** @type {[html: string, clean: string][]} */
+  const cases = JSON.parse(ordinary("sanitized.json"));
+  const clean = await sanitize(cases.map(([html]) => html));
+  return cases.flatMap(([html, expected], at) =>
+    clean[at] === expected ? [] : [`${html} became ${clean[at]}, not ${expected}`],
+  );
+}
+
+/** A host leaves them out. @param {Page} page */
+async function sections(page) {
+  const [text, style, elsewhere] = await sanitizers(page).page([
+    "<svg><text><![CDATA[a<b & c]]></text></svg>",
+    "<svg><style><![CDATA[a{b:c}]]></style><title/>x</svg>",
+    "<p><![CDATA[a]]>b</p>",
+  ]);
+  const facts = [
+    [text, "<svg><text>a&lt;b &amp; c</text></svg>"],
+    [style, "<style>a{b:c}</style><svg>x</svg>"],
+    [elsewhere, "<p>b</p>"],
+  ];
+  return facts.flatMap(([actual, expected]) => (actual === expected ? [] : [`${actual}, not ${expected}`]));
+}
+
+/**
+ * A parser makes far more of these than there is in them, or takes ages. What it makes is counted: each time that the page has
+ * HTML parsed, and once more of what a frame would be given.
+ * @param {Page} page @param {Sanitize} sanitize
+ */
+async function costsLittle(page, sanitize) {
   const many = (/** @type {number} */ count, /** @type {(at: number) => string} */ make) =>
     Array.from({ length: count }, (_, at) => make(at)).join("");
   const bombs = [
+    many(400, (at) => `<div><b id=${at}></div><p>`), // 12 KB, of which a parser makes 80,000 elements
     many(30_000, (at) => `<div><b id=${at}></div><p>x`),
+    many(300, (at) => `<table><b id=${at}><tr>x</table><p>x`),
     `<b ${many(200_000, (at) => `a${at} `)}>x`,
     "<div>".repeat(300_000) + "<p>x".repeat(100_000),
     "<li><ul>".repeat(100_000) + "<svg>".repeat(100_000) + "<a>".repeat(100_000),
     `<style>${"(".repeat(500_000)}</style><p style="${"var(".repeat(100_000)}">x`,
+    "<![CDATA[><!--<svg><![CDATA[".repeat(50_000),
   ];
-  const clean = await sanitizers(/** @type {any} */ (undefined)).host(bombs);
-  return bombs.flatMap((bomb, at) =>
-    clean[at].length <= 4 * bomb.length ? [] : [`${bomb.slice(0, 40)} became ${clean[at].length} characters`],
-  );
+  /** @type {string[]} */
+  const problems = [];
+  for (const bomb of bombs) {
+    await page.evaluate(() => {
+      const parse = DOMParser.prototype.parseFromString;
+      const counter = /** @type {any} */ (globalThis);
+      counter.made = 0;
+      counter.restore = () => (DOMParser.prototype.parseFromString = parse);
+      DOMParser.prototype.parseFromString = function (...given) {
+        const document = parse.apply(this, given);
+        counter.made += document.getElementsByTagName("*").length;
+        return document;
+      };
+    });
+    const [clean] = await sanitize([bomb]);
+    const made = await page.evaluate((clean) => {
+      new DOMParser().parseFromString(clean, "text/html");
+      const { made, restore } = /** @type {any} */ (globalThis);
+      restore();
+      return made;
+    }, clean);
+    const tags = bomb.split("<").length - 1;
+    const begin = bomb.slice(0, 40);
+    if (made > 20 * tags + 10) problems.push(`${begin}: ${made} elements of ${tags} tags`);
+    if (clean.length > 4 * bomb.length) problems.push(`${begin}: it became ${clean.length} characters`);
+  }
+  return problems;
 }
 
 /** @param {import("puppeteer-core").Browser} browser */

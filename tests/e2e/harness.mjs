@@ -3,9 +3,9 @@ import { join } from "node:path";
 import { parseArgs } from "node:util";
 import { find, launch } from "../../scripts/browsers.mjs";
 import { root } from "../../scripts/project.mjs";
-import { CROSS_ORIGIN_ISOLATED, serve } from "../../scripts/serve.mjs";
+import { CROSS_ORIGIN_ISOLATED, listen, serve } from "../../scripts/serve.mjs";
 
-export { find, root, serve };
+export { find, listen, root, serve };
 
 /**
  * The arguments every suite takes: `--browser chromium|firefox`, `--only <part of a name>`, and `--shared` for pages that
@@ -68,6 +68,43 @@ export class Score {
   passed = 0;
   failed = 0;
   skipped = 0;
+  #wanted;
+
+  /** @param {string} [only]  parts of the names of the tests that `test` runs, with `|` between them */
+  constructor(only = "") {
+    this.#wanted = only.split("|");
+  }
+
+  /** True for a test that was asked for. @param {string} name */
+  wants(name) {
+    return this.#wanted.some((part) => name.includes(part));
+  }
+
+  /**
+   * Runs a test, if it was asked for.
+   * @param {string} name
+   * @param {() => string[] | Promise<string[]>} body  returns the problems that it has found
+   * @param {number} [limitMs]  a test that takes longer hangs
+   * @returns {Promise<boolean>} false when it has failed
+   */
+  async test(name, body, limitMs = 300_000) {
+    if (!this.wants(name)) return true;
+    const begin = Date.now();
+    /** @type {NodeJS.Timeout | undefined} */
+    let timer;
+    const hangs = new Promise((_, reject) => {
+      timer = setTimeout(() => reject(new Error(`it has not ended after ${limitMs} ms`)), limitMs);
+    });
+    const failed = this.failed;
+    try {
+      this.add(name, await /** @type {Promise<string[]>} */ (Promise.race([body(), hangs])));
+    } catch (error) {
+      this.fail(name, [String(/** @type {Error} */ (error).stack ?? error)]);
+    }
+    clearTimeout(timer);
+    if (process.env.VERBOSE) console.log(`  ${name} ${Date.now() - begin} ms`);
+    return this.failed === failed;
+  }
 
   /** @param {string} name @param {string[]} problems none when it passed */
   add(name, problems) {

@@ -1,6 +1,7 @@
 // A server that means harm, behind the option `backend`: what it answers, and what it says on the channel.
 import { createHash } from "node:crypto";
 import { createServer } from "node:http";
+import { listen } from "../../scripts/serve.mjs";
 
 /** @typedef {import("puppeteer-core").Page} Page */
 /** @typedef {import("node:stream").Duplex} Duplex */
@@ -242,22 +243,8 @@ async function start(answer, said) {
     );
     socket.once("data", () => said.forEach((message) => socket.write(toWire(message))));
   });
-  await new Promise((resolve) => {
-    server.listen(0, "127.0.0.1", () => resolve(undefined));
-  });
-  const { port } = /** @type {import("node:net").AddressInfo} */ (server.address());
-  /** @type {Set<import("node:net").Socket>} */
-  const sockets = new Set();
-  server.on("connection", (socket) => sockets.add(socket));
-  return {
-    asked,
-    url: `http://127.0.0.1:${port}`,
-    close: () =>
-      new Promise((resolve) => {
-        server.close(() => resolve(undefined));
-        for (const socket of sockets) socket.destroy(); // also those that are channels now
-      }),
-  };
+  const { url, close } = await listen(server);
+  return { asked, url, close };
 }
 
 /** A WebSocket's frame. @param {string | Buffer} message */

@@ -7,7 +7,7 @@
 // DOM, no storage, no other network API, no forged results.
 import { createHash } from "node:crypto";
 import { createServer } from "node:http";
-import { CROSS_ORIGIN_ISOLATED } from "../../scripts/serve.mjs";
+import { CROSS_ORIGIN_ISOLATED, listen } from "../../scripts/serve.mjs";
 import {
   ABUSES,
   attacks,
@@ -25,7 +25,8 @@ import { testHostileServer } from "./hostile-server.mjs";
 
 const { browser: name, only } = readArguments();
 const SECRET = "the-secret-of-the-page";
-const score = new Score();
+const score = new Score(only);
+const test = score.test.bind(score);
 const canary = await startCanary();
 const host = await openBrowser(name);
 
@@ -401,18 +402,6 @@ async function behindTheBackend() {
 
 // ---- tools ----
 
-/** @param {string} testName @param {() => string[] | Promise<string[]>} body */
-async function test(testName, body) {
-  if (!testName.includes(only)) return;
-  const begin = Date.now();
-  try {
-    score.add(testName, await body());
-  } catch (error) {
-    score.fail(testName, [String(/** @type {Error} */ (error).message ?? error)]);
-  }
-  if (process.env.VERBOSE) console.log(`  ${testName} ${Date.now() - begin} ms`);
-}
-
 /** @param {unknown} actual @param {unknown} wanted @param {string} [what] */
 function unequal(actual, wanted, what = "got") {
   return actual === wanted ? [] : [`${what}: ${JSON.stringify(actual)?.slice(0, 500)}, not ${JSON.stringify(wanted)}`];
@@ -536,19 +525,6 @@ async function startCanary() {
     hits.push(`upgrade ${request.url}`);
     socket.destroy();
   });
-  await new Promise((resolve) => {
-    server.listen(0, "127.0.0.1", () => resolve(undefined));
-  });
-  const { port } = /** @type {import("node:net").AddressInfo} */ (server.address());
-  return {
-    hits,
-    port,
-    url: `http://127.0.0.1:${port}`,
-    ws: `ws://127.0.0.1:${port}/ws`,
-    close: () =>
-      new Promise((resolve) => {
-        server.close(() => resolve(undefined));
-        server.closeAllConnections();
-      }),
-  };
+  const { port, url, close } = await listen(server);
+  return { hits, port, url, ws: `ws://127.0.0.1:${port}/ws`, close };
 }

@@ -2,7 +2,7 @@
 // (`countWorkers`, `collectGarbage`), runs each of `TESTS`, and reports the problems that they return.
 
 import { countReferences, countTimers } from "./leftovers.js";
-import { randomness } from "./random.js";
+import { pause, randomness, unequal, until, within } from "./tools.js";
 
 /** @import { Sandbox, SandboxOptions } from "../../pkg/sandglass.js" */
 
@@ -48,36 +48,7 @@ async function createReady(options) {
   return sandbox;
 }
 
-/**
- * @template T
- * @param {() => T | Promise<T>} condition @param {string} what
- * @returns {Promise<NonNullable<T>>} what the condition gave, once that is true
- */
-async function until(condition, what, ms = 10_000) {
-  for (const end = performance.now() + ms; ; await pause(10)) {
-    const value = await condition();
-    if (value) return value;
-    if (performance.now() > end) throw new Error(`${what}: not within ${ms} ms`);
-  }
-}
-
-/** @template T @param {Promise<T>} promise @param {string} what @returns {Promise<T>} */
-function within(promise, what, ms = 10_000) {
-  return new Promise((resolve, reject) => {
-    wait(() => reject(new Error(`${what} hangs: nothing within ${ms} ms`)), ms);
-    promise.then(resolve, reject);
-  });
-}
-
-/** @param {number} ms */
-const pause = (ms) => new Promise((resolve) => wait(resolve, ms));
-
 const frames = () => document.querySelectorAll("iframe").length;
-
-/** @param {unknown} actual @param {unknown} wanted @param {string} what */
-function unequal(actual, wanted, what) {
-  return actual === wanted ? [] : [`${what}: ${JSON.stringify(actual)}, not ${JSON.stringify(wanted)}`];
-}
 
 /** How a promise ended: `destroyed` and the like when it was rejected. @param {Promise<any>} promise */
 const endOf = (promise) =>

@@ -4,6 +4,7 @@
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
+import { family } from "../../scripts/processes.mjs";
 import { root } from "../../scripts/project.mjs";
 import { assemble } from "../../scripts/wat.mjs";
 import { openBrowser, Score } from "./harness.mjs";
@@ -19,7 +20,6 @@ const { values } = parseArgs({
   },
 });
 const name = /** @type {"chromium" | "firefox"} */ (values.browser);
-const { only } = values;
 const isChromium = name === "chromium";
 const seed = Number(values.seed);
 const cycles = Number(values.cycles);
@@ -44,7 +44,9 @@ const BOUNDS = {
 const LATE = new Set(["browserMB", "pagesMB"]);
 const ROUNDS = 3;
 
-const score = new Score();
+const score = new Score(values.only);
+const test = (/** @type {string} */ name, /** @type {() => Promise<string[]>} */ body) =>
+  score.test(name, body, TEST_MS);
 // Firefox collects garbage for whoever may speak to the browser itself.
 const host = await openBrowser(name, isChromium ? {} : { args: ["--remote-allow-system-access"] });
 const collectGarbage = await makeCollector();
@@ -81,12 +83,11 @@ async function tests() {
 /** Creates and destroys many sandboxes: after a while, more of them take no more. */
 async function manyOfThem() {
   const title = `${cycles} sandboxes leave nothing behind`;
-  if (!title.includes(only)) return;
+  if (!score.wants(title)) return;
   const page = await openPage();
-  const churn = async (/** @type {number} */ seed, /** @type {number} */ count) => {
-    await start(page, "churn", seed, count);
-    return /** @type {Promise<string[]>} */ (finish(page));
-  };
+  /** @returns {Promise<string[]>} */
+  const churn = (/** @type {number} */ seed, /** @type {number} */ count) =>
+    page.evaluate((seed, count) => /** @type {any} */ (window).life.churn(seed, count), seed, count);
   const begin = Date.now();
   // References are exact from the first sandbox on, while processes grow over the first of them.
   const warmUp = Math.round(cycles * 0.6);
@@ -142,7 +143,7 @@ async function damagedSnapshots() {
   const kinds = /** @type {string[]} */ (
     await first.evaluate(() => Object.keys(/** @type {any} */ (window).life.DAMAGE))
   );
-  if (![...kinds, "that is as it was"].some((kind) => titleOf(kind).includes(only))) return void (await first.close());
+  if (![...kinds, "that is as it was"].some((kind) => score.wants(titleOf(kind)))) return void (await first.close());
   await bootIn(first);
   await test(titleOf("that is as it was"), async () => {
     const { problems, cold } = await bootIn(await openPage());
@@ -202,31 +203,6 @@ async function bootIn(page, kind, count = 1) {
 
 // ---- tools ----
 
-/**
- * @param {string} testName @param {() => Promise<string[]>} body
- * @returns {Promise<boolean>} whether it has passed
- */
-async function test(testName, body) {
-  if (!testName.includes(only)) return true;
-  const begin = Date.now();
-  /** @type {NodeJS.Timeout | undefined} */
-  let timer;
-  const hangs = new Promise((_, reject) => {
-    timer = setTimeout(() => reject(new Error(`it has not ended after ${TEST_MS} ms`)), TEST_MS);
-  });
-  try {
-    const problems = await /** @type {Promise<string[]>} */ (Promise.race([body(), hangs]));
-    score.add(testName, problems);
-    return problems.length === 0;
-  } catch (error) {
-    score.fail(testName, [String(/** @type {Error} */ (error).message ?? error)]);
-    return false;
-  } finally {
-    clearTimeout(timer);
-    if (process.env.VERBOSE) console.log(`  ${testName} ${Date.now() - begin} ms`);
-  }
-}
-
 /** A page with lifecycle.js in `life`. */
 async function openPage() {
   const page = await host.page();
@@ -239,28 +215,6 @@ async function openPage() {
   return page;
 }
 
-/** Begins something that takes longer than one call may. @param {Page} page @param {string} what @param {unknown[]} args */
-function start(page, what, ...args) {
-  return page.evaluate(
-    (what, args) => {
-      const window = /** @type {any} */ (globalThis);
-      window.over = undefined;
-      window.life[what](...args).then(
-        (/** @type {unknown} */ value) => (window.over = { value }),
-        (/** @type {Error} */ error) => (window.over = { value: [String(error.stack ?? error)] }),
-      );
-    },
-    what,
-    args,
-  );
-}
-
-/** What came of it. @param {Page} page */
-async function finish(page) {
-  const over = () => page.evaluate(() => /** @type {any} */ (window).over);
-  return (await until(over, 300_000))?.value ?? ["it has not ended"];
-}
-
 /** @template T @param {() => T | Promise<T>} condition @returns {Promise<T | undefined>} */
 async function until(condition, ms = 10_000) {
   for (const end = Date.now() + ms; Date.now() < end; await new Promise((resolve) => setTimeout(resolve, 50))) {
@@ -271,18 +225,7 @@ async function until(condition, ms = 10_000) {
 }
 
 /** The browser's processes: the first is the browser itself. */
-function processes() {
-  /** @type {Map<number, number[]>} */
-  const children = new Map();
-  for (const entry of readdirSync("/proc").filter((entry) => /^\d+$/.test(entry))) {
-    const stat = read(`/proc/${entry}/stat`);
-    const parent = Number(stat.slice(stat.lastIndexOf(")") + 2).split(" ")[1]);
-    children.set(parent, [...(children.get(parent) ?? []), Number(entry)]);
-  }
-  const all = [Number(host.browser.process()?.pid)];
-  for (const pid of all) all.push(...(children.get(pid) ?? []));
-  return all;
-}
+const processes = () => family(host.browser.process()?.pid).map(({ id }) => id);
 
 /** Workers in all pages, by their threads: neither browser lists those of frames reliably. */
 function countWorkers() {

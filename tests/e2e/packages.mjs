@@ -46,7 +46,7 @@ files.set("broken-lock.json", "<!doctype html>");
 files.set("not_a_zip-1.0-py3-none-any.whl", "<!doctype html>");
 files.set("other-1.0-py3-none-any.whl", good); // its METADATA is tiny's
 
-const score = new Score();
+const score = new Score(only);
 const mirror = await serveFiles(files);
 // The lock file in one place, its files in another.
 const locks = await serveFiles(
@@ -57,16 +57,10 @@ const { page: openPage, uncaught, close } = await openBrowser(name, { shared });
 try {
   let page = await open();
   const names = await page.evaluate(() => Object.keys(/** @type {any} */ (window).tests));
-  for (const test of names.filter((name) => name.includes(only))) {
+  for (const test of names.filter((name) => score.wants(name))) {
     for (const { asked } of [mirror, locks, wheelhouse]) asked.length = 0;
-    const begin = Date.now();
-    const run = page.evaluate((name) => /** @type {any} */ (window).run(name), test);
-    const hangs = new Promise((resolve) => {
-      setTimeout(resolve, TEST_MS, [`it takes more than ${TEST_MS} ms`]).unref();
-    });
-    const problems = /** @type {string[]} */ (await Promise.race([run, hangs]));
-    score.add(test, problems);
-    if (process.env.VERBOSE) console.log(`  ${test} ${Date.now() - begin} ms`);
+    const run = () => page.evaluate((name) => /** @type {any} */ (window).run(name), test);
+    await score.test(test, run, TEST_MS);
     // The next one's page has fetched nothing yet.
     await page.close().catch(() => {});
     page = await open();

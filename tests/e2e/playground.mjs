@@ -6,7 +6,7 @@ import { readFile, writeFile } from "node:fs/promises";
 import { createServer } from "node:http";
 import { join } from "node:path";
 import { frame } from "../../dist/assets.js";
-import { root } from "./harness.mjs";
+import { listen, root } from "./harness.mjs";
 import { visit } from "./visit.mjs";
 
 const endpoint = await modelEndpoint();
@@ -426,12 +426,7 @@ async function modelEndpoint() {
       response.end(JSON.stringify({ choices: [{ message: { role: "assistant", content } }] }));
     });
   });
-  await new Promise((resolve) => server.listen(0, "127.0.0.1", () => resolve(undefined)));
-  const { port } = /** @type {import("node:net").AddressInfo} */ (server.address());
-  return {
-    url: `http://127.0.0.1:${port}/v1`,
-    /** Resolves when the page has let go of the question that is never answered. */
-    abandoned,
-    close: () => (server.close(), server.closeAllConnections()),
-  };
+  const { url, close } = await listen(server);
+  // `abandoned` resolves when the page has let go of the question that is never answered.
+  return { url: `${url}/v1`, abandoned, close };
 }

@@ -1,6 +1,7 @@
 // A scripted OpenAI-compatible server: what a model would say is computed from the messages, and what goes wrong is ordered in
 // advance. Loopback only.
 import { createServer } from "node:http";
+import { listen } from "../../scripts/serve.mjs";
 
 /**
  * @typedef {{ role: string, content: string }} Message
@@ -185,17 +186,8 @@ export async function startModelServer() {
     if (asked.usage) response.write(event({ choices: [], usage }));
     response.end("data: [DONE]\n\n");
   });
-  await new Promise((resolve) => server.listen(0, "127.0.0.1", () => resolve(undefined)));
-  const address = /** @type {import("node:net").AddressInfo} */ (server.address());
-  return {
-    url: `http://127.0.0.1:${address.port}`,
-    close: () =>
-      new Promise((resolve) => {
-        timers.forEach(clearTimeout);
-        server.close(() => resolve(undefined));
-        server.closeAllConnections();
-      }),
-  };
+  const { url, close } = await listen(server);
+  return { url, close: () => (timers.forEach(clearTimeout), close()) };
 }
 
 /** @param {string} text @returns {Asked & { stream: boolean, usage: boolean }} */

@@ -2,7 +2,7 @@
 // tests/e2e/rlm-server.mjs.
 
 import { countReferences, countTimers } from "./leftovers.js";
-import { randomness } from "./random.js";
+import { randomness, unequal, until } from "./tools.js";
 
 /** @import { RlmEvent, RlmOptions, RlmRun } from "../../pkg/sandglass.js" */
 
@@ -83,26 +83,13 @@ async function nothingLeft() {
     connections: (await log()).open,
   });
   const left = async () => Object.entries(await count()).filter(([, number]) => number > 0);
-  await until(async () => (await left()).length === 0, 8_000);
+  await until(async () => (await left()).length === 0, "nothing is left", 8_000).catch(() => {});
   return (await left()).map(([what, number]) => `${number} ${what} are left: ${timers()}`);
-}
-
-/** @param {() => boolean | Promise<boolean>} condition */
-async function until(condition, ms = 20_000) {
-  for (const end = performance.now() + ms; performance.now() < end; await new Promise((done) => wait(done, 20)))
-    if (await condition()) return true;
-  return false;
 }
 
 /** @param {object[]} faults */
 const order = (faults) => fetch(`${server}/faults`, { method: "POST", body: JSON.stringify(faults) });
 const log = async () => (await fetch(`${server}/log`)).json();
-
-/** @param {unknown} actual @param {unknown} wanted @param {string} what */
-function unequal(actual, wanted, what) {
-  const [a, b] = [JSON.stringify(actual), JSON.stringify(wanted)];
-  return a === b ? [] : [`${what}: ${a?.slice(0, 600)}, not ${b?.slice(0, 300)}`];
-}
 
 /** @param {RlmRun} result @param {unknown} answer @param {string} [outcome] */
 const ended = (result, answer, outcome = "answered") => [
@@ -894,19 +881,8 @@ const HOSTILE = {
 
 export const TESTS = { ...ANSWERS, ...MODELS, ...ENDS, ...REPLAY, ...RECURSION, ...HOSTILE, ...CORPORA };
 
-/** @type {string[] | undefined} */
-let problems;
-
-/** Begins a test. @param {string} name */
-export function start(name) {
-  problems = undefined;
-  order([])
-    .then(() => TESTS[name]?.() ?? [`there is no test ${name}`])
-    .then(
-      (found) => (problems = found),
-      (error) => (problems = [String(error?.stack ?? error)]),
-    );
+/** @param {string} name @returns {Promise<string[]>} */
+export async function runTest(name) {
+  await order([]);
+  return TESTS[name]();
 }
-
-/** What it has found, once it is over. */
-export const found = () => problems;

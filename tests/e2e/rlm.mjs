@@ -7,18 +7,15 @@ const { browser: name, only, shared } = readArguments();
 /** A test that takes longer hangs. */
 const TEST_MS = 240_000;
 
-const score = new Score();
+const score = new Score(only);
 const model = await startModelServer();
 const host = await openBrowser(name, { shared });
 try {
   let page = await openPage();
   const names = await page.evaluate(() => Object.keys(/** @type {any} */ (window).rlm.TESTS));
-  for (const testName of names.filter((testName) => only.split("|").some((part) => testName.includes(part)))) {
-    const begin = Date.now();
-    const problems = await run(page, testName);
-    score.add(testName, problems);
-    if (process.env.VERBOSE) console.log(`  ${testName} ${Date.now() - begin} ms`);
-    if (problems.length === 0) continue;
+  for (const test of names) {
+    const run = () => page.evaluate((test) => /** @type {any} */ (window).rlm.runTest(test), test);
+    if (await score.test(test, run, TEST_MS)) continue;
     // What it left behind is not the next one's fault.
     await page.close().catch(() => {});
     page = await openPage();
@@ -31,31 +28,6 @@ try {
   await model.close();
 }
 score.end();
-
-/** @param {import("puppeteer-core").Page} page @param {string} testName @returns {Promise<string[]>} */
-async function run(page, testName) {
-  /** @type {NodeJS.Timeout | undefined} */
-  let timer;
-  const hangs = new Promise((resolve) => {
-    timer = setTimeout(() => resolve([`it has not ended after ${TEST_MS} ms`]), TEST_MS);
-  });
-  // Begun and asked for: one call of the browser may take no longer than its own timeout.
-  const ended = (async () => {
-    await page.evaluate((testName) => void (/** @type {any} */ (window).rlm.start(testName)), testName);
-    for (;;) {
-      const problems = await page.evaluate(() => /** @type {any} */ (window).rlm.found());
-      if (problems) return problems;
-      await new Promise((resolve) => setTimeout(resolve, 50));
-    }
-  })();
-  try {
-    return await Promise.race([ended, hangs]);
-  } catch (error) {
-    return [String(/** @type {Error} */ (error).message ?? error)];
-  } finally {
-    clearTimeout(timer);
-  }
-}
 
 async function openPage() {
   const page = await host.page();

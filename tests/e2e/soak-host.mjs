@@ -5,9 +5,10 @@ import { existsSync, readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
 import { root, Score } from "./harness.mjs";
+import { family, findProcess } from "../../scripts/processes.mjs";
 import { run } from "../../scripts/project.mjs";
 import { KEY, program, startHost } from "./host.mjs";
-import { randomness } from "./random.js";
+import { randomness } from "./tools.js";
 
 const { values } = parseArgs({
   options: {
@@ -265,42 +266,11 @@ async function settled(what, isSo, says) {
   }
 }
 
-/** @typedef {{ id: number, parent: number, started: string, name: string }} Process */
-
-/** A process and all of its descendants. @param {number} id @returns {Process[]} */
-function family(id) {
-  /** @type {Map<number, Process>} */
-  const all = new Map();
-  for (const entry of readdirSync("/proc")) {
-    const process = /^\d+$/.test(entry) ? look(Number(entry)) : undefined;
-    if (process) all.set(process.id, process);
-  }
-  return [...all.values()].filter(({ id: at }) => {
-    for (let up = at; up; up = all.get(up)?.parent ?? 0) if (up === id) return true;
-    return false;
-  });
-}
-
-/** @param {number} id @returns {Process | undefined}  undefined for one that has ended */
-function look(id) {
-  try {
-    const stat = readFileSync(`/proc/${id}/stat`, "utf8");
-    const fields = stat.slice(stat.lastIndexOf(")") + 2).split(" ");
-    if (fields[0] === "Z" || fields[0] === "X") return undefined;
-    return {
-      id,
-      parent: Number(fields[1]),
-      started: String(fields[19]),
-      name: stat.slice(0, stat.lastIndexOf(")") + 1),
-    };
-  } catch {
-    return undefined;
-  }
-}
+/** @import { Process } from "../../scripts/processes.mjs" */
 
 /** @param {Process} process */
 function alive({ id, started }) {
-  return look(id)?.started === started;
+  return findProcess(id)?.started === started;
 }
 
 /** @param {Process} process */

@@ -2,7 +2,7 @@
 // Runs in a page; tests/e2e/soak.mjs reports what it finds.
 
 import { createSandbox } from "/pyodide-glue/index.js";
-import { randomness } from "./random.js";
+import { randomness, within } from "./tools.js";
 
 /** What Python is told to make of it, and how it shows itself. @typedef {Map<string, string>} Model  name → repr */
 
@@ -218,7 +218,7 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
   const run = async (code, options, outcomes, effects) => {
     counts.cells += 1;
     const known = new Set(model.keys());
-    const result = await within(sandbox.execute(code, options), 20_000, `a cell hangs: ${code}`);
+    const result = await within(sandbox.execute(code, options), `a cell: ${code}`);
     last = [
       ...last,
       `${result.id} ${result.outcome} ${JSON.stringify(result.state)} ${JSON.stringify(code.slice(0, 100))}`,
@@ -264,7 +264,7 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
   /** Compares all variables with the model. @param {Awaited<ReturnType<typeof createSandbox>>} checked */
   const check = async (checked) => {
     counts.checks += 1;
-    const found = await within(checked.execute("import json\nFINAL(json.dumps(check()))"), 20_000, "the check hangs");
+    const found = await within(checked.execute("import json\nFINAL(json.dumps(check()))"), "the check");
     if (found.outcome !== "ok")
       problems.push(`the check: ${found.traceback ?? found.error}, after\n${last.join("\n")}`);
     const values = found.final ? JSON.parse(/** @type {string} */ (found.final.value)) : {};
@@ -285,7 +285,7 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
     const execution = dice.random() < 0.5 ? undefined : dice.below(Math.max(...history.keys()) + 1);
     const going = execution === undefined ? sandbox.undo() : sandbox.restore(execution);
     try {
-      const to = await within(going, 20_000, "going back hangs");
+      const to = await within(going, "going back");
       last = [...last, `went back to ${to}`].slice(-12);
       counts.back += 1;
       model = new Map(history.get(to));
@@ -330,7 +330,7 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
     if (dice.random() < 0.4) await check(sandbox);
     if (dice.random() < 0.03) {
       counts.forks += 1;
-      const other = await within(sandbox.fork(), 20_000, "fork hangs");
+      const other = await within(sandbox.fork(), "fork");
       last = [...last, "forked"].slice(-12);
       await check(other);
       await other.destroy();
@@ -338,7 +338,7 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
     // Sometimes the model of a language thinks, and the state is saved.
     if (dice.random() < 0.5) await new Promise((resolve) => setTimeout(resolve, dice.below(150)));
   }
-  await within(sandbox.destroy(), 5000, "destroy hangs");
+  await within(sandbox.destroy(), "destroy", 5000);
 }
 
 /** Whether an execution cost the guest its life. @param {import("../../pkg/sandglass.js").CodeExecution} result */
@@ -352,12 +352,4 @@ function lose(model, lost = []) {
 /** What some pages do. @param {number} ms */
 function block(ms) {
   for (const ends = performance.now() + ms; performance.now() < ends;);
-}
-
-/** @template T @param {Promise<T>} promise @param {number} ms @param {string} what @returns {Promise<T>} */
-function within(promise, ms, what) {
-  return new Promise((resolve, reject) => {
-    const timer = setTimeout(() => reject(new Error(what)), ms);
-    promise.then(resolve, reject).finally(() => clearTimeout(timer));
-  });
 }

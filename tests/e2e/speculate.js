@@ -3,14 +3,9 @@
 
 import { createSandbox } from "/pyodide-glue/index.js";
 import { runRlm } from "/pyodide-glue/rlm.js";
-import { randomness } from "./random.js";
+import { pause, randomness, until } from "./tools.js";
 
 /** @import { CodeExecution, ExecuteOptions, Sandbox, SandboxOptions } from "../../pkg/sandglass.js" */
-
-/** How long anything is waited for, in milliseconds. */
-const LIMIT_MS = 30_000;
-const { setTimeout: wait } = globalThis;
-const pause = (/** @type {number} */ ms) => new Promise((resolve) => wait(resolve, ms));
 
 const settings = { seed: 1, rounds: 1 };
 /** @param {typeof settings} given */
@@ -33,13 +28,6 @@ async function create(options, context = "ctx") {
   await sandbox.initialize(context);
   await sandbox.execute("import random; random.seed(7)");
   return sandbox;
-}
-
-/** @param {() => unknown} condition @param {string} what */
-async function until(condition, what) {
-  for (const end = performance.now() + LIMIT_MS; !condition(); await pause(5)) {
-    if (performance.now() > end) throw new Error(`${what}: not within ${LIMIT_MS} ms`);
-  }
 }
 
 /** @param {Sandbox} sandbox @param {import("../../pkg/sandglass.js").Source} [source] */
@@ -1085,15 +1073,10 @@ export const TESTS = {
   "destroying a sandbox ends what runs ahead": destroyed,
 };
 
-/** @type {{ problems: string[], said?: string } | undefined} */
-let result;
-export const found = () => result;
-
 /** @param {string} name */
-export async function start(name) {
-  result = undefined;
+export async function runTest(name) {
   const ended = await TESTS[name]().catch((error) => ({ problems: [`${error}\n${error?.stack ?? ""}`] }));
   for (const sandbox of alive) await sandbox.destroy();
   alive.clear();
-  result = ended;
+  return ended;
 }

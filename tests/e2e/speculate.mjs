@@ -18,7 +18,7 @@ const settings = { seed: Number(values.seed), rounds: Number(values.rounds ?? (n
 /** A test that takes longer hangs, for each round. */
 const TEST_MS = 150_000;
 
-const score = new Score();
+const score = new Score(values.only);
 const { page: openPage, uncaught, close } = await openBrowser(name, { shared: values.shared });
 try {
   const page = await openPage();
@@ -29,19 +29,13 @@ try {
     /** @type {any} */ (window).tests = tests;
     return Object.keys(tests.TESTS);
   }, settings);
-  for (const test of names.filter((name) => name.includes(values.only))) {
-    const begin = Date.now();
-    await page.evaluate((test) => void (/** @type {any} */ (window).tests.start(test)), test);
-    // Asked again and again: one call of the browser may not take so long.
-    const limit = begin + TEST_MS * Math.max(1, settings.rounds);
-    let found;
-    while (!(found = await page.evaluate(() => /** @type {any} */ (window).tests.found())) && Date.now() < limit) {
-      await new Promise((resolve) => setTimeout(resolve, 50));
-    }
-    const { problems, said } = found ?? { problems: [`it has not ended after ${Date.now() - begin} ms`], said: "" };
-    if (said) console.log(`${test}: ${said}`);
-    if (process.env.VERBOSE) console.log(`  ${test}: ${Date.now() - begin} ms`);
-    score.add(test, problems);
+  for (const test of names) {
+    const run = async () => {
+      const { problems, said } = await page.evaluate((test) => /** @type {any} */ (window).tests.runTest(test), test);
+      if (said) console.log(`${test}: ${said}`);
+      return problems;
+    };
+    await score.test(test, run, TEST_MS * Math.max(1, settings.rounds));
   }
   score.add("nothing is thrown into the page", uncaught);
 } catch (error) {

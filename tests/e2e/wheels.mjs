@@ -4,7 +4,7 @@ import { readdirSync, readFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { join } from "node:path";
 import { crc32 } from "node:zlib";
-import { root } from "./harness.mjs";
+import { listen, root } from "./harness.mjs";
 
 // wheel.js is written for browsers.
 globalThis.self ??= /** @type {any} */ (globalThis);
@@ -122,15 +122,6 @@ export async function serveFiles(/** @type {Map<string, Buffer | string>} */ fil
     await release();
     response.end(bytes.subarray(half));
   });
-  await new Promise((resolve) => {
-    server.listen(0, "127.0.0.1", () => resolve(undefined));
-  });
-  const { port } = /** @type {import("node:net").AddressInfo} */ (server.address());
-  state.url = `http://127.0.0.1:${port}/`;
-  state.close = () =>
-    new Promise((resolve) => {
-      server.close(() => resolve());
-      server.closeAllConnections();
-    });
-  return state;
+  const { url, close } = await listen(server);
+  return Object.assign(state, { url: `${url}/`, close });
 }

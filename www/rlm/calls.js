@@ -2,12 +2,12 @@
 
 import { el } from "../dom.js";
 import { clip, count, time } from "../format.js";
+import { labelled } from "../result.js";
 
 /** @import { Call } from "./state.js" */
 
 const FIRST = 8;
 const MORE = 100;
-const MAX_CHARS = 20_000;
 
 export class CallsView {
   #onRun;
@@ -95,10 +95,4 @@ class CallView {
     else parts.push(labelled("answer", answer ?? "waiting …"));
     this.#body.replaceChildren(...parts);
   }
-}
-
-/** @param {string} label @param {string} text */
-function labelled(label, text) {
-  const value = el("pre", { text: clip(text, MAX_CHARS) || "(empty)", tabindex: "0" });
-  return el("div", { class: "labelled" }, el("span", { class: "label", text: label }), value);
 }

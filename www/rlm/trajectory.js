@@ -1,10 +1,11 @@
 // Trajectories as files: JSON lines, one event each. A file is anybody's, so every line is checked before anything is shown.
 
+import { Slices } from "../slices.js";
+
 /** @import { RunEvent } from "./state.js" */
 
 /** A file beyond this is none that a browser tab shows well. */
 const MAX_BYTES = 128 << 20;
-const SLICE_MS = 8;
 /** Live events that come closer together than this are kept as one. */
 const MERGE_MS = 100;
 /** Of what one block prints live; its execution has the beginning and the end. */
@@ -105,7 +106,7 @@ export async function readTrajectory(file) {
   const lines = (await file.text()).split("\n");
   /** @type {RunEvent[]} */
   const events = [];
-  let until = performance.now() + SLICE_MS;
+  const slices = new Slices();
   for (const [index, line] of lines.entries()) {
     if (!line.trim()) continue;
     let event;
@@ -118,9 +119,7 @@ export async function readTrajectory(file) {
     const problem = problemOf(event);
     if (problem) throw new Error(`line ${index + 1} cannot be shown: ${problem}`);
     events.push(event);
-    if (performance.now() < until) continue;
-    await new Promise((resolve) => setTimeout(resolve));
-    until = performance.now() + SLICE_MS;
+    if (slices.isOver) await slices.next();
   }
   const [first] = events;
   if (first?.type !== "runStarted") throw new Error("it does not begin with the start of a run");

@@ -1,6 +1,6 @@
 //! Which mime types a rich output may have, and which of them are text.
 
-/// The HTML of a guest that may be shown: elements, attributes, and what style sheets may say. JSON, read by
+/// The HTML of a guest that may be shown: elements, attributes, what style sheets may say, and how tags are closed. JSON, read by
 /// `sandglass_host::sanitize_html` and by `pyodide-glue/display.js`. Its `policy` is that of the frame which shows it.
 pub const HTML_ALLOWED: &str = include_str!("display/html.json");
 

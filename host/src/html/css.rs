@@ -6,9 +6,6 @@ use cssparser::{ParseError, Parser, ToCss, Token, serialize_string};
 
 use super::{ALLOWED, is_data};
 
-/// Levels of brackets; what is deeper is left out.
-const MAX_DEPTH: usize = 32;
-
 /// The same CSS, whose addresses, unknown functions and unknown at-rules have become words that mean nothing. A browser drops
 /// the declarations and rules with these.
 pub(super) fn filter(css: &str) -> String {
@@ -59,7 +56,7 @@ fn block(parser: &mut Parser<'_>, out: &mut String, depth: usize) {
 /// Filters the text between brackets.
 fn inside(parser: &mut Parser<'_>, out: &mut String, depth: usize) {
     // Without this call, the parser goes on behind the brackets.
-    if depth < MAX_DEPTH {
+    if depth < ALLOWED.source.max_css_depth {
         let _ = parser.parse_nested_block(|inner| -> Result<(), ParseError<()>> {
             block(inner, out, depth + 1);
             Ok(())

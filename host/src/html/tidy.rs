@@ -1,38 +1,12 @@
 //! HTML as tags that are known, each of them closed, and not too deep.
 //!
 //! A parser of HTML can make far more elements than there are tags. A tag that was not closed is opened again in each paragraph
-//! that follows. Of tags that are closed, in bounded depth, it makes as many elements as there are tags.
+//! that follows. Of tags that are closed, in bounded depth, it makes as many elements as there are tags. Pages do the same
+//! (`pyodide-glue/tidy-html.js`), by the same lists (`display/html.json` of the core).
 
 use html5gum::{DefaultEmitter, HtmlString, StartTag, Token, Tokenizer};
 
 use super::ALLOWED;
-
-/// Elements within elements. Tags that would lie deeper are left out; their text stays.
-const MAX_DEPTH: usize = 200;
-/// The same for those that a parser opens again.
-const MAX_FORMATTING: usize = 8;
-/// Style sheets. Further ones are left out.
-const MAX_STYLES: usize = 100;
-
-const FORMATTING: [&str; 13] = [
-    "a", "b", "big", "code", "em", "font", "i", "nobr", "s", "small", "strike", "strong", "u",
-];
-const VOID: [&str; 6] = ["br", "col", "hr", "img", "input", "wbr"];
-/// Elements whose content is no HTML, and is not shown.
-const HIDDEN: [&str; 9] = [
-    "script",
-    "style",
-    "title",
-    "textarea",
-    "iframe",
-    "xmp",
-    "noembed",
-    "noscript",
-    "plaintext",
-];
-const TABLE: [&str; 9] = [
-    "caption", "col", "colgroup", "table", "tbody", "td", "tfoot", "th", "thead",
-];
 
 /// HTML that is cheap to parse, and its style sheets.
 pub(super) struct Tidied {
@@ -62,7 +36,8 @@ pub(super) fn tidy(html: &str) -> Tidied {
 struct Tidier {
     html: String,
     styles: Vec<String>,
-    /// The elements that are open.
+    elements: usize,
+    /// Those that are open.
     open: Vec<String>,
     /// The element whose content is not HTML, and that content where it is a style sheet.
     hidden: Option<(String, Option<String>)>,
@@ -85,7 +60,7 @@ impl Tidier {
             Token::EndTag(tag) => {
                 let name = lower(&tag.name);
                 match self.hidden.take_if(|(hidden, _)| *hidden == name) {
-                    Some((_, Some(style))) if self.styles.len() < MAX_STYLES => self.styles.push(style),
+                    Some((_, Some(style))) if self.styles.len() < ALLOWED.source.max_styles => self.styles.push(style),
                     Some(_) => {}
                     None if self.hidden.is_none() => self.end(&name),
                     None => {}
@@ -96,7 +71,7 @@ impl Tidier {
     }
 
     fn start(&mut self, name: String, tag: &StartTag<()>) {
-        if HIDDEN.contains(&name.as_str()) {
+        if ALLOWED.hidden.contains(&name) {
             let style = (name == "style" && applies(tag)).then(String::new);
             self.hidden = Some((name, style));
             return;
@@ -105,11 +80,14 @@ impl Tidier {
             return;
         }
         self.end_implied(&name);
-        let formatting = |name: &String| FORMATTING.contains(&name.as_str());
-        let is_nested = formatting(&name) && self.open.iter().filter(|name| formatting(name)).count() >= MAX_FORMATTING;
-        if self.open.len() >= MAX_DEPTH || is_nested {
+        let formatting = |name: &String| ALLOWED.formatting.contains(name);
+        let limits = &ALLOWED.source;
+        let is_nested =
+            formatting(&name) && self.open.iter().filter(|name| formatting(name)).count() >= limits.max_formatting;
+        if self.elements >= limits.max_elements || self.open.len() >= limits.max_depth || is_nested {
             return;
         }
+        self.elements += 1;
         self.html.push('<');
         self.html.push_str(&name);
         for (key, value) in &tag.attributes {
@@ -125,46 +103,41 @@ impl Tidier {
         self.html.push('>');
         if tag.self_closing && ALLOWED.svg_tags.contains(&name) {
             self.close(&name);
-        } else if !VOID.contains(&name.as_str()) {
+        } else if !ALLOWED.void.contains(&name) {
             self.open.push(name);
         }
     }
 
     fn end(&mut self, name: &str) {
         // A table's cell keeps what belongs to others from being closed.
-        let walls: &[&str] = if TABLE.contains(&name) || name == "tr" {
-            &["table"]
+        let walls = if ALLOWED.table.contains(name) {
+            "table"
         } else {
-            &["table", "td", "th", "caption"]
+            "table td th caption"
         };
-        self.end_within(&[name], walls);
+        self.end_within(|open| open == name, |open| has(walls, open));
     }
 
     /// Ends the elements that a tag ends without saying so.
     fn end_implied(&mut self, name: &str) {
-        match name {
-            "li" => self.end_within(&["li"], &["ul", "ol", "menu", "table", "td", "th"]),
-            "dt" | "dd" => self.end_within(&["dt", "dd"], &["dl", "table", "td", "th"]),
-            "td" | "th" => self.end_within(&["td", "th"], &["tr", "table"]),
-            "tr" => self.end_within(&["tr"], &["table"]),
-            "thead" | "tbody" | "tfoot" => self.end_within(&["thead", "tbody", "tfoot"], &["table"]),
-            "rt" | "rp" => self.end_within(&["rt", "rp"], &["ruby"]),
-            "p" if self.open.last().is_some_and(|last| last == "p") => self.end_within(&["p"], &[]),
-            _ => {}
+        if let Some(ends) = ALLOWED.source.ends.iter().find(|ends| has(&ends.tags, name)) {
+            self.end_within(|open| has(&ends.end, open), |open| has(&ends.within, open));
+        } else if name == "p" && self.open.last().is_some_and(|last| last == "p") {
+            self.end_within(|open| open == "p", |_| false);
         }
     }
 
-    /// Ends the innermost element of one of these names, and what is in it, unless one of `walls` lies between.
-    fn end_within(&mut self, names: &[&str], walls: &[&str]) {
+    /// Ends the innermost element that is to be ended, and what is in it, unless a wall lies between.
+    fn end_within(&mut self, is_ended: impl Fn(&str) -> bool, is_wall: impl Fn(&str) -> bool) {
         for at in (0..self.open.len()).rev() {
             let name = self.open[at].as_str();
-            if names.contains(&name) {
+            if is_ended(name) {
                 for name in self.open.split_off(at).iter().rev() {
                     self.close(name);
                 }
                 return;
             }
-            if walls.contains(&name) {
+            if is_wall(name) {
                 return;
             }
         }
@@ -175,6 +148,11 @@ impl Tidier {
         self.html.push_str(name);
         self.html.push('>');
     }
+}
+
+/// True for a name among words.
+fn has(words: &str, name: &str) -> bool {
+    words.split(' ').any(|word| word == name)
 }
 
 /// True for a style sheet that browsers apply to what is on a screen.

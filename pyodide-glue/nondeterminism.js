@@ -1,5 +1,5 @@
-// Notices when code that runs ahead of its time asks for what only the world can answer: the clock, chance, and JavaScript, whose state
-// is in no copy of the interpreter's memory. What it comes to may then differ from what it would come to later, or in another guest.
+// Detects nondeterminism in code that runs ahead of its time: it asks for the clock, for chance, or for JavaScript, whose state is in no
+// copy of the interpreter's memory. Its outcome may then differ from that of a later run, or of a run in another guest.
 
 /** Emscripten's functions that tell the time, or that are chance. */
 const WORLD = ["clock_time_get", "emscripten_date_now", "emscripten_get_now", "random_get"];
@@ -38,12 +38,12 @@ const { hasOwn } = Object;
 const { max } = Math;
 const today = Date.now;
 
-export function createWitness() {
-  /** Whom to tell, once. @type {(() => void) | undefined} */
-  let tell;
+export function createDetector() {
+  /** Hears of nondeterminism, once; there is none while nothing runs ahead. @type {(() => void) | undefined} */
+  let listener;
   let begunAt = 0;
   /** Whether code has used JavaScript, in this guest or in one that its state comes from. */
-  let touched = false;
+  let usedJavaScript = false;
   /** Whether the state is exactly that of the guest that it comes from. */
   let exact = true;
   /** What Python may hold of the glue's. @type {Set<unknown>} */
@@ -69,14 +69,14 @@ export function createWitness() {
     return decoder.decode(bytes.subarray(0, bytes.indexOf(0)));
   };
 
-  const see = () => {
-    const told = tell;
-    tell = undefined;
+  const report = () => {
+    const told = listener;
+    listener = undefined;
     told?.();
   };
-  const touch = () => {
-    touched = true;
-    see();
+  const reportJavaScript = () => {
+    usedJavaScript = true;
+    report();
   };
 
   /** Whether this is of what the glue gives Python, and not of what every object has. @param {any} object @param {number} key */
@@ -108,21 +108,21 @@ export function createWitness() {
   };
 
   return {
-    see,
+    report,
 
     /** Stands before what Python calls. @param {any} env  Emscripten's functions */
     hook(env) {
       for (const name of WORLD) {
         const call = env[name];
         env[name] = (/** @type {any} */ a, /** @type {any} */ b, /** @type {any} */ c) => {
-          if (tell) see();
+          if (listener) report();
           return call(a, b, c);
         };
       }
       for (const name of OUTSIDE) {
         const call = env[name];
         env[name] = (/** @type {any[]} */ ...values) => {
-          touch();
+          reportJavaScript();
           return call(...values);
         };
       }
@@ -131,26 +131,26 @@ export function createWitness() {
       const getAttr = env.JsProxy_GetAttr_js;
       env.JsProxy_GetAttr_js = (/** @type {unknown} */ object, /** @type {number} */ key) => {
         // The runtime reads bytes that it was given; a number of them tells nothing.
-        if (!(object instanceof Uint8Array) && !isOwn(object, key >>> 0)) touch();
+        if (!(object instanceof Uint8Array) && !isOwn(object, key >>> 0)) reportJavaScript();
         return getAttr(object, key);
       };
       for (const [name, place] of ABOUT_FILES) {
         const call = env[name];
         env[name] = (/** @type {number[]} */ ...values) => {
           const failed = call(...values);
-          if (tell && !failed && writtenAt(values[place] >>> 0) >= begunAt) see();
+          if (listener && !failed && writtenAt(values[place] >>> 0) >= begunAt) report();
           return failed;
         };
       }
       const [open, look] = [env.__syscall_openat, env.__syscall_fstat64];
       env.__syscall_openat = (/** @type {number[]} */ ...values) => {
         const fd = open(...values);
-        if (tell && fd >= 0) fresh.add(fd);
+        if (listener && fd >= 0) fresh.add(fd);
         return fd;
       };
       env.__syscall_fstat64 = (/** @type {number} */ fd, /** @type {number} */ told) => {
         const failed = look(fd, told);
-        if (tell && !fresh.delete(fd) && !failed && writtenAt(told >>> 0) >= begunAt) see();
+        if (listener && !fresh.delete(fd) && !failed && writtenAt(told >>> 0) >= begunAt) report();
         return failed;
       };
     },
@@ -171,40 +171,40 @@ export function createWitness() {
         const device = FS.getDevice(FS.lookupPath(path).node.rdev).stream_ops;
         const { read } = device;
         device.read = (/** @type {any[]} */ ...values) => {
-          if (tell) see();
+          if (listener) report();
           return read(...values);
         };
       }
-      touched = false;
+      usedJavaScript = false;
     },
 
-    /** Code runs that nobody has asked for yet: `tells` is called when what it comes to is not certain. @param {() => void} tells */
-    begin(tells) {
+    /** Begins to watch code that nobody has asked for yet. @param {() => void} onNondeterminism */
+    begin(onNondeterminism) {
       begunAt = today();
       fresh.clear();
-      tell = tells;
-      if (touched || !exact) see();
+      listener = onNondeterminism;
+      if (usedJavaScript || !exact) report();
     },
 
-    /** Somebody has asked for it, or it is over; whether it was still watched. */
+    /** Ends it, since somebody has asked for the code or it is over. Returns true when nothing was reported. */
     end() {
-      const watched = tell !== undefined;
-      tell = undefined;
+      const watched = listener !== undefined;
+      listener = undefined;
       return watched;
     },
 
-    get touched() {
-      return touched;
+    get usedJavaScript() {
+      return usedJavaScript;
     },
 
     /** Whether JavaScript will come back to Python by itself. */
-    get awaits() {
+    get hasCallbacks() {
       return callbacks > 0;
     },
 
-    /** The state is another guest's. @param {{ touched: boolean, exact: boolean }} state */
+    /** The state is another guest's. @param {{ usedJavaScript: boolean, exact: boolean }} state */
     restored(state) {
-      touched = state.touched;
+      usedJavaScript = state.usedJavaScript;
       exact = state.exact;
     },
   };

@@ -59,7 +59,7 @@ export function showName(path) {
 }
 
 /** The functions that Emscripten's system calls use for names of files, once its script is changed. */
-export const names = {
+export const fileNames = {
   /** @param {Uint8Array} heap @param {number} at  where the name is, which a zero ends */
   read: (heap, at) => decodeName(heap.subarray(at, heap.indexOf(0, at))),
   /** @param {string} name  */

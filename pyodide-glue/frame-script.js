@@ -1,0 +1,9 @@
+// The script of the guest's frame, a document of an opaque origin: it starts the worker and stays out of the way.
+
+import { startWorker } from "./start-worker.js";
+
+self.onmessage = ({ data, ports: [port, control] }) => {
+  self.onmessage = null;
+  control.postMessage(null); // the script runs; see guest_frame.rs
+  startWorker(data, port, control);
+};

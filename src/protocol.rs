@@ -186,8 +186,6 @@ pub struct GuestConfig {
     pub profile: Profile,
     /// The names of the values that `SUBMIT` takes; none: it takes any.
     pub output_fields: Vec<String>,
-    /// Bytes of results that are kept to answer the same code again; 0: none are.
-    pub max_memo_bytes: f64,
 }
 
 /// Whose prompts and controllers a sandbox is for: the names in Python, their signatures, and what failures look like.
@@ -520,20 +518,6 @@ pub struct ExecutionReport {
     /// How many more it changed.
     #[serde(default)]
     pub omitted_files: u32,
-    /// What earlier results spared it.
-    #[serde(default)]
-    pub memo: Option<Spared>,
-}
-
-/// What an execution was spared because it had been done before.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[cfg_attr(feature = "wasm", derive(tsify::Tsify))]
-pub struct Spared {
-    /// How many pieces of code.
-    pub hits: u32,
-    /// Milliseconds that they had taken then.
-    pub ms: f64,
 }
 
 /// How the code of an execution ended.

@@ -22,20 +22,6 @@ def host(tmp_path: Path) -> Iterator[Host]:
         yield host
 
 
-def test_results_are_kept_where_there_are_threads_of_ours(tmp_path: Path) -> None:
-    with Host(tmp_path) as host:
-        assert host.init(maxMemoBytes=16 << 20)["type"] == "ready"
-        host.ok("import re; words = 'one two three ' * 60_000")
-        count = "len(re.findall(r'\\w+', words))"
-        reports = [host.ok(count) for _ in range(4)]
-        assert {report.result for report in reports} == {"180000"}
-        assert reports[-1].report["memo"]["hits"] == 1
-        host.ok("words += ' four'")
-        assert host.ok(count).result == "180001"
-        host.ok("import threading; threading.Thread(target=threading.Event().wait, args=(0.2,)).start()")
-        assert host.ok(count).result == "180001"
-
-
 # ---- frames ----
 
 

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from sandglass.loop import EventLoops
-    from sandglass.speculate.memo import Memo
 
 #: How cells are compiled.
 FLAGS = PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -272,12 +271,6 @@ def _explain_bad_character(source: str, filename: str, error: Exception) -> Synt
     return SyntaxError(str(error), (filename, 1, 1, None))
 
 
-def statements(source: str, filename: str) -> list[stmt]:
-    """The statements of a cell that has been compiled."""
-    with Warnings("ignore"):  # all were told
-        return _parse(source, filename).body
-
-
 def awaits(codes: list[CodeType]) -> bool:
     """Returns true when a cell is a coroutine."""
     return any(code.co_flags & CO_COROUTINE for code in codes)
@@ -287,30 +280,18 @@ def run(
     codes: list[CodeType],
     namespace: dict[str, Any],
     loops: EventLoops,
-    memo: Memo | None = None,
     context: Context | None = None,
 ) -> Any:
     """Runs compiled code; returns the value of its last expression, None when there is none.
 
-    `memo`: what may answer a statement in place of running it. `context`: in which a cell that awaits runs, which
-    nobody may have entered; by default a copy of the current one. Other cells run in the current one.
+    `context`: in which a cell that awaits runs, which nobody may have entered; by default a copy of the current one.
+    Other cells run in the current one.
     """
     if awaits(codes):
         return loops.run_cell(_run_async(codes, namespace), context)
     value = None
-    if memo is None:
-        for code in codes:
-            value = eval(code, namespace)
-        return value
-    try:
-        for code in codes:
-            if memo.answers(code):
-                value = memo.value
-            else:
-                value = eval(code, namespace)
-                memo.took(code, value)
-    finally:
-        memo.abandon()
+    for code in codes:
+        value = eval(code, namespace)
     return value
 
 

@@ -46,7 +46,6 @@ from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pris
 from sandglass.pristine import to_json
 from sandglass.profiles import PROFILES
 from sandglass.recursion import RecursionLimit
-from sandglass.speculate.memo import Memo
 from sandglass.speculate.survey import MOST_VARIABLES, survey
 from sandglass.tracebacks import describe
 from sandglass.warned import Warned
@@ -124,7 +123,6 @@ class Runtime:
         self._files = Files()
         self._cell_files = CellFiles(self._namespace, self._sources)
         self._looks = Looks(self._namespace.globals)
-        self._memo = Memo(self._namespace.globals, self._stdout, self.is_watched)
         self._has_input = False
         #: The context variables of the user's code. They stay where each cell has a thread state of its own.
         self._context = copy_context()
@@ -195,8 +193,7 @@ class Runtime:
         Keys: `maxOutputChars`, `maxValueBytes`, `maxValueDepth`, `maxSourceCache` (characters of source kept for
         tracebacks), `maxDisplays`, `maxDisplayBytes`, `maxDisplaysBytes`, `maxFiles` (in a listing), `hostFunctions`
         (names that the host answers), `maxHostCalls` (of a cell), `profile` (a name of `PROFILES`), `outputFields`
-        (names of what `SUBMIT` takes), `maxMemoBytes` (for results of pure statements; 0, the default, keeps none).
-        Unknown keys are for other parts of the guest. Raises KeyError or ValueError,
+        (names of what `SUBMIT` takes). Unknown keys are for other parts of the guest. Raises KeyError or ValueError,
         and then changes nothing.
         """
         profile = PROFILES.get(config.get("profile", "default"))
@@ -207,7 +204,6 @@ class Runtime:
         max_files = int(config["maxFiles"])
         answered, fields = list(config.get("hostFunctions", ())), list(config.get("outputFields", ()))
         most_calls = int(config.get("maxHostCalls", sys.maxsize))
-        memo_bytes = int(config.get("maxMemoBytes", 0))
         helpers, aliases = self._helpers.table(profile, answered, fields)
         if profile.aliases:  # the others have the names of their projects and no more
             helpers.setdefault("display", self._displays.display)
@@ -218,7 +214,6 @@ class Runtime:
         self._has_input = "input" in answered
         self._displays.limit(*displays)
         self._files.limit(max_files)
-        self._memo.configure(0 if self.is_lodger else memo_bytes)
 
     def prepare(self, execution: int, source: str) -> None:
         """Compiles a cell ahead of its `execute`; what is wrong with it is told there.
@@ -271,9 +266,8 @@ class Runtime:
         What `extend` was given before is the begin of the cell, or more of it: this runs that, as the same cell, and
         returns `UNFINISHED` when there is more to come.
         Returns `(header, encoding, body)`. The header is JSON: `ended` ("ok", "error" or "limit"), `errorType`,
-        `final`, `names` of user variables, null when they are those of the last report, `omittedDisplays` where
-        there are any, and `memo` where statements were answered by it: how many (`hits`), and how long they once took
-        (`ms`). When `final`, encoding and body hold the declared final value (as it is at the end of the cell),
+        `final`, `names` of user variables, null when they are those of the last report, and `omittedDisplays` where
+        there are any. When `final`, encoding and body hold the declared final value (as it is at the end of the cell),
         else they are `("none", b"")`.
         """
         filename = f"<cell {execution}>"
@@ -491,7 +485,6 @@ class Runtime:
         """
         current, self._current = self._current, None
         self._output.active = False
-        self._memo.abandon()  # what is not alone is not recorded
         return current, self._namespace.final
 
     def resume(self, paused: tuple[int | None, Any]) -> None:
@@ -532,7 +525,6 @@ class Runtime:
         self._namespace.final = MISSING
         self._displays.begin()
         self._figures.begin_cell()
-        self._memo.hits, self._memo.saved = 0, 0.0
         self._helpers.begin_cell()
         self._warned.begin(self._namespace.globals)
         self._loops.begin_cell()
@@ -560,13 +552,9 @@ class Runtime:
             self._warned.end_with(codes[-1])
         if self.reserve is not None:
             self.reserve.hold()
-        growing = self._growing
         try:
             if codes:
                 self._value = None
-            memo = self._memo
-            memo.begin(filename, growing.source if growing else source, records=self._output.now is not no_time)
-            run = memo if memo.is_on else None
             self._recursion.begin(codes)
             names, loops = self._namespace.globals, self._loops
             if not codes:
@@ -574,7 +562,7 @@ class Runtime:
             elif cells.awaits(codes):  # its task enters the context at each step
                 value = cells.run(codes, names, loops, context=self._context)
             else:
-                value = self._context.run(cells.run, codes, names, loops, run)
+                value = self._context.run(cells.run, codes, names, loops)
             self._value = None if ends else value
             if ends and value is not None and self._show is not None:
                 self._context.run(self._show_result, self._show, value)
@@ -593,8 +581,6 @@ class Runtime:
             self._last.set(value)
 
     def _end_run(self) -> None:
-        if self._memo.is_on:
-            self._memo.end()
         if self.reserve is not None and self.reserve.ease():
             self._last.forget()
             self._stderr.write(_MEMORY_FULL)
@@ -635,15 +621,13 @@ class Runtime:
         self._stderr.buffer.finish()
         self._output.end()
         self._error = None
-        omitted, memo = self._displays.omitted, self._memo
-        if error is None and names is None and not final and not omitted and not memo.hits:
+        omitted = self._displays.omitted
+        if error is None and names is None and not final and not omitted:
             return _OK, encoding, body
         ended = "ok" if error is None else "limit" if issubclass(type(error), LimitError) else "error"
         error_type = None if error is None else values.type_name(error)[:_NAME_LIMIT]
         header: dict[str, Any] = {"ended": ended, "errorType": error_type, "final": final, "names": names}
         header["omittedDisplays"] = omitted
-        if memo.hits:
-            header["memo"] = {"hits": memo.hits, "ms": round(memo.saved * 1000, 3)}
         return to_json(header), encoding, body
 
     def _finish_after(self, late: BaseException) -> tuple[str, str, bytes]:

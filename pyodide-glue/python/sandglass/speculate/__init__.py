@@ -1,1 +1,1 @@
-"""Answers statements that are proven pure by what they came to before: see `memo`."""
+"""Work ahead: what is held back until it is asked for, and what guesses are made of."""

@@ -75,14 +75,15 @@ export async function loadRuntime({ pyodide: assets, files: sources, snapshot: g
   let started = given && (await load(wasm, witness, sources, readSnapshot(given), proven));
   if (!snapshot || !started) {
     const { pyodide, hash, fixSize } = /** @type {Loaded} */ (await load(wasm, witness, sources));
-    pyodide.runPython("import sandglass.preload, sandglass.browser; del sandglass; import gc; gc.collect(); del gc");
+    const imported = "sandglass.browser.preload, sandglass.browser.guest";
+    pyodide.runPython(`import ${imported}; del sandglass; import gc; gc.collect(); del gc`);
     cleanFreeMemory(pyodide, fixSize);
     snapshot = makeSnapshot(pyodide, hash);
     started = /** @type {Loaded} */ (await load(wasm, witness, sources, readSnapshot(snapshot), true));
   }
   const { pyodide, image, hash, grow, limitMemory, fixSize, libraries } = started;
 
-  const python = pyodide.pyimport("sandglass.browser");
+  const python = pyodide.pyimport("sandglass.browser.guest");
   python.connect(bridge.python);
   pyodide.setInterruptBuffer(/** @type {any} */ (bridge.interruptBuffer));
   for (const [stream, fd] of /** @type {const} */ ([
@@ -259,7 +260,7 @@ function leaveTerminals(FS) {
 
 /**
  * The runtime's methods as functions that may wait. What they throw is fatal.
- * @param {any} calls  `sandglass.browser.CALLS`
+ * @param {any} calls  `CALLS` of `browser/guest.py`
  * @param {any} module
  * @param {ReturnType<typeof createBridge>} bridge
  */

@@ -317,7 +317,7 @@ const TRACES = {
   "a callback that calls itself again":
     "from pyodide.webloop import WebLoop\nloop = WebLoop()\ndef again(): loop.call_soon(again)\nagain()",
   "a changed file of the interpreter's": "open(sandglass.__file__, 'a').write('# changed\\n')",
-  "a removed file of the interpreter's": "os.remove(sandglass.__path__[0] + '/kernel.py')",
+  "a removed file of the interpreter's": "os.remove(sandglass.__path__[0] + '/native/kernel_guest.py')",
   JavaScript: "import js; js.self.counted = 1",
 };
 

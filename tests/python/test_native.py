@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from native_host import CONFIG, EPOCH, Host, frame, text
 
-from sandglass import values
-from sandglass.frames import MAX_FRAME_BYTES, FrameError, FrameReader, pack_frame
+from sandglass.native.frames import MAX_FRAME_BYTES, FrameError, FrameReader, pack_frame
+from sandglass.runtime import values
 
 
 @pytest.fixture

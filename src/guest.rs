@@ -35,6 +35,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("native/zygote.py"),
     file!("runtime/__init__.py"),
     file!("runtime/bridge.py"),
+    file!("runtime/collector.py"),
     file!("runtime/compiling.py"),
     file!("runtime/completion.py"),
     file!("runtime/displays.py"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from native_host import CONFIG, EPOCH, Host, frame, text
 
-from sandglass.native.frames import MAX_FRAME_BYTES, FrameError, FrameReader, pack_frame
+from sandglass.native.frames import MAX_FRAME_BYTES, BodyParts, FrameError, FrameReader, pack_frame
 from sandglass.runtime import values
 
 
@@ -52,6 +52,17 @@ def test_frames_are_the_same_however_they_are_cut(seed: int) -> None:
     assert [(header, [bytes(body) for body in bodies]) for header, bodies in (reader.read() for _ in frames)] == frames
     with pytest.raises(EOFError):
         reader.read()
+
+
+def test_parts_are_the_begin_of_the_next_first_body_and_of_no_other() -> None:
+    parts = BodyParts()
+    bodies = [memoryview(b"d"), memoryview(b"e")]
+    assert parts.join(bodies) == bodies
+    parts.add([memoryview(b"a")])
+    parts.add([memoryview(b"b"), memoryview(b"c")])
+    assert parts.join([]) == []
+    assert [bytes(body) for body in parts.join(bodies)] == [b"abcd", b"e"]
+    assert parts.join(bodies) == bodies
 
 
 def test_frames_are_those_of_the_host() -> None:

@@ -10,12 +10,10 @@ a hash stays in the text, and so would be in the next checkpoint.
 
 from __future__ import annotations
 
-from gc import disable as gc_off
-from gc import enable as gc_on
-from gc import isenabled as gc_is_on
 from types import GetSetDescriptorType, MemberDescriptorType, MethodDescriptorType, WrapperDescriptorType
 from typing import TYPE_CHECKING, Any
 
+from sandglass.runtime.collector import CollectorOff
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.runtime.values import type_name
 
@@ -71,15 +69,11 @@ def survey_of(runtime: Runtime) -> list[dict[str, Any]]:
     """`survey` of a runtime's newest variables. Nothing, where code of the user's would hear of the look."""
     if runtime.is_traced():
         return []
-    collects = gc_is_on()
-    gc_off()  # nothing of the user's runs here
-    try:
-        return survey(runtime.namespace.globals, runtime.namespace.newest_names(MOST_VARIABLES))
-    except Exception:
-        return []
-    finally:
-        if collects:
-            gc_on()
+    with CollectorOff():
+        try:
+            return survey(runtime.namespace.globals, runtime.namespace.newest_names(MOST_VARIABLES))
+        except Exception:
+            return []
 
 
 def survey(variables: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:

@@ -24,7 +24,8 @@ from sandglass.runtime.pristine import from_json, to_json
 from sandglass.runtime.reserve import Reserve
 from sandglass.runtime.runtime import Runtime
 from sandglass.runtime.signals import reserve
-from sandglass.runtime.values import BYTE_ORDER_MARK, type_name
+from sandglass.runtime.tracebacks import message_of
+from sandglass.runtime.values import BYTE_ORDER_MARK
 from sandglass.state.state import State
 
 if TYPE_CHECKING:
@@ -225,34 +226,34 @@ def _answer(ask: Callable[[], tuple[str, bytes] | None]) -> Any:
 def _describe(error: BaseException) -> str:
     if type(error) is MemoryError:
         return "there is not enough memory for it (memoryLimit)"
-    try:
-        return str.__str__(str(error)) or type_name(error)
-    except BaseException:
-        return type_name(error)
+    return message_of(error)
 
 
 #: Part of the snapshot that guests start from.
 GUEST = Guest()
-#: What JavaScript calls. Part of the snapshot as well, so that it is at the same address in every guest.
-CALLS = (
-    GUEST.configure,
-    GUEST.prepare,
-    GUEST.execute,
-    GUEST.get_variable,
-    GUEST.take_text,
-    GUEST.set_variable,
-    GUEST.list_variables,
-    GUEST.flush,
-    GUEST.find_foreign,
-    GUEST.save_state,
-    GUEST.load_state,
-    GUEST.take_file,
-    GUEST.file,
-    GUEST.forget_folders,
-    GUEST.extend,
-    GUEST.is_plain,
-    GUEST.survey,
-)
+#: What JavaScript calls, by name. Part of the snapshot as well, so that it is at the same address in every guest.
+CALLS = {
+    call.__name__: call
+    for call in (
+        GUEST.configure,
+        GUEST.prepare,
+        GUEST.execute,
+        GUEST.extend,
+        GUEST.is_plain,
+        GUEST.survey,
+        GUEST.get_variable,
+        GUEST.set_variable,
+        GUEST.list_variables,
+        GUEST.take_text,
+        GUEST.take_file,
+        GUEST.file,
+        GUEST.forget_folders,
+        GUEST.find_foreign,
+        GUEST.save_state,
+        GUEST.load_state,
+        GUEST.flush,
+    )
+}
 
 
 def connect(js_bridge: Any) -> None:

@@ -80,3 +80,21 @@ class FrameReader:
                 raise EOFError("the host has closed the channel")
             at += received
         return view.toreadonly()
+
+
+class BodyParts:
+    """Joins a body that was cut: its parts come in messages of their own, before the message that it belongs to."""
+
+    def __init__(self) -> None:
+        self._parts: list[memoryview] = []
+
+    def add(self, bodies: list[memoryview]) -> None:
+        """Keeps a part."""
+        self._parts += bodies
+
+    def join(self, bodies: list[memoryview]) -> list[memoryview]:
+        """The bodies of a message, the first of which ends with what it brings itself."""
+        if not self._parts or not bodies:
+            return bodies
+        parts, self._parts = self._parts, []
+        return [memoryview(b"".join([*parts, bodies[0]])), *bodies[1:]]

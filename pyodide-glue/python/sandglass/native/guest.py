@@ -40,7 +40,7 @@ from sandglass.native.bridge import NativeBridge
 from sandglass.native.changed_files import ChangedFiles
 from sandglass.native.channel import Channel
 from sandglass.native.forks import Forks
-from sandglass.native.frames import FrameError, FrameReader
+from sandglass.native.frames import BodyParts, FrameError, FrameReader
 from sandglass.native.leftovers import Leftovers, adopt_orphans
 from sandglass.native.pipes import Pipes, move_up
 from sandglass.runtime.files import FileError
@@ -49,7 +49,7 @@ from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (
 from sandglass.runtime.pristine import from_json, to_json
 from sandglass.runtime.runtime import UNFINISHED, Runtime
 from sandglass.runtime.signals import reserve
-from sandglass.runtime.values import type_name
+from sandglass.runtime.tracebacks import message_of
 from sandglass.state.state import State
 
 if TYPE_CHECKING:
@@ -176,8 +176,6 @@ class Guest:
             self._execute(request)
         elif kind == "init":
             self._init(request)
-        elif kind in _FILE_ACTIONS:
-            self._file(request, bodies)
         elif kind == "save":
             event = '{"type":"notSaved","checkpoint":%d,"reason":"native guests make no checkpoints"}'
             self._channel.post(event % request["checkpoint"])
@@ -195,7 +193,7 @@ class Guest:
             what = "take over a checkpoint" if kind == "restore" else "install packages"
             self._refuse(request["turn"], f"a native guest cannot {what}; nothing was changed")
         else:
-            self._variable(kind, request, bodies)
+            self._answer(request, bodies)
 
     def _init(self, request: dict[str, Any]) -> None:
         if request["version"] == PROTOCOL_VERSION and self._gate is None:  # a copy is configured
@@ -355,20 +353,33 @@ class Guest:
                 pass
         return self._rest or ""
 
-    def _variable(self, kind: str, request: dict[str, Any], bodies: list[Any]) -> None:
-        turn, runtime = request["turn"], self._runtime
+    def _variable(self, kind: str, request: dict[str, Any], bodies: list[Any]) -> tuple[str, bytes] | None:
+        runtime = self._runtime
+        if kind == "setVariable":
+            runtime.set_variable(request["name"], request["encoding"], bodies[0] if bodies else b"")
+            return None
+        if kind == "openState":
+            self._state.open(bodies[0] if bodies else b"", int(request["maxBytes"]))
+            return None
+        if kind == "captureState":
+            return "bytes", self._state.capture(int(request["maxBytes"]))
+        return runtime.list_variables() if kind == "listVariables" else runtime.get_variable(request["name"])
+
+    def _file(self, kind: str, request: dict[str, Any], bodies: list[Any]) -> tuple[str, bytes] | None:
+        action = "readText" if kind == "readFile" and request["text"] else _FILE_ACTIONS[kind]
+        if action == "cell":
+            return "bytes", self._state.cell_file(request["path"], b"".join(bodies))
+        if action == "write":
+            self._need_room(request["path"], sum(map(len, bodies)))
+        encoding, pieces = self._runtime.file(action, request["path"], bodies)
+        return None if encoding == "none" else (encoding, b"".join(pieces))
+
+    def _answer(self, request: dict[str, Any], bodies: list[Any]) -> None:
+        """Answers a request about a variable or a file, or refuses it."""
+        turn, kind = request["turn"], request["type"]
         self._bridge.watch()
         try:
-            if kind == "setVariable":
-                runtime.set_variable(request["name"], request["encoding"], bodies[0] if bodies else b"")
-                answer = None
-            elif kind == "openState":
-                self._state.open(bodies[0] if bodies else b"", int(request["maxBytes"]))
-                answer = None
-            elif kind == "captureState":
-                answer = "bytes", self._state.capture(int(request["maxBytes"]))
-            else:
-                answer = runtime.list_variables() if kind == "listVariables" else runtime.get_variable(request["name"])
+            answer = (self._file if kind in _FILE_ACTIONS else self._variable)(kind, request, bodies)
         except BaseException as error:
             self._bridge.end()
             self._refuse(turn, _describe(error))
@@ -378,28 +389,6 @@ class Guest:
             self._channel.end(f'{{"type":"done","turn":{turn}}}', None)
         else:
             self._channel.end(f'{{"type":"value","turn":{turn},"encoding":"{answer[0]}"}}', answer[1])
-
-    def _file(self, request: dict[str, Any], bodies: list[Any]) -> None:
-        turn, kind = request["turn"], request["type"]
-        action = "readText" if kind == "readFile" and request["text"] else _FILE_ACTIONS[kind]
-        self._bridge.watch()
-        try:
-            if action == "write":
-                self._need_room(request["path"], sum(map(len, bodies)))
-            if action == "cell":
-                encoding, body = "bytes", self._state.cell_file(request["path"], b"".join(bodies))
-            else:
-                encoding, pieces = self._runtime.file(action, request["path"], bodies)
-                body = b"".join(pieces)
-        except BaseException as error:
-            self._bridge.end()
-            self._refuse(turn, _describe(error))
-            return
-        self._bridge.end()
-        if encoding == "none":
-            self._channel.end(f'{{"type":"done","turn":{turn}}}', None)
-        else:
-            self._channel.end(f'{{"type":"value","turn":{turn},"encoding":"{encoding}"}}', body)
 
     def _need_room(self, path: str, size: int) -> None:
         used, files = self._changed_files.usage(path)
@@ -438,7 +427,7 @@ class Guest:
         mail.register(self._socket.fileno(), POLLIN)
         if forks is not None and not forks.is_over:
             mail.register(forks.fileno(), POLLIN)
-        parts: list[Any] = []
+        parts = BodyParts()
         while True:
             if self._gate is None and self._channel.turn and not mail.poll(QUICK_MS) and self._channel.turn:
                 self._pipes.wake()
@@ -474,11 +463,9 @@ class Guest:
             elif "turn" in request:
                 bridge.begin(request["turn"], request["timeoutMs"])
             if kind == "part":
-                parts += bodies
+                parts.add(bodies)
                 continue
-            if parts and bodies:
-                bodies = [memoryview(b"".join([*parts, bodies[0]])), *bodies[1:]]
-                parts = []
+            bodies = parts.join(bodies)
             if kind == "hostReply":
                 body = bodies[0] if bodies else b""
                 bridge.reply(request["call"], request["status"], request["encoding"], request.get("message"), body)
@@ -600,11 +587,7 @@ def _shorten(report: str) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    try:
-        text = str.__str__(str(error)) or type_name(error)
-    except BaseException:
-        text = type_name(error)
-    return printable(text[:_MAX_MESSAGE_CHARS])
+    return printable(message_of(error)[:_MAX_MESSAGE_CHARS])
 
 
 def serve(fd: int, epoch: int, reap_all: bool, control: tuple[int, int] | None = None) -> None:

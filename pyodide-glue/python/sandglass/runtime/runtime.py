@@ -19,9 +19,6 @@ from contextvars import copy_context
 from errno import ENOTTY
 from functools import wraps
 from gc import callbacks as gc_callbacks
-from gc import disable as gc_off
-from gc import enable as gc_on
-from gc import isenabled as gc_is_on
 from operator import index
 from sys import getprofile, getrecursionlimit, gettrace, setrecursionlimit, stdlib_module_names
 from threading import TIMEOUT_MAX, get_ident
@@ -29,6 +26,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from sandglass.runtime import compiling, running, values
+from sandglass.runtime.collector import CollectorOff
 from sandglass.runtime.completion import Completion
 from sandglass.runtime.displays import Displays
 from sandglass.runtime.errors import HostCallError, LimitError, Submitted
@@ -236,17 +234,15 @@ class Runtime:
         self._has_hooks = self._has_hooks or _HOOKS in text
         if self._growing is None:
             self._growing = compiling.Growing(f"<cell {execution}>")
-        limit, collects = getrecursionlimit(), gc_is_on()
+        limit = getrecursionlimit()
         setrecursionlimit(max(limit, _COMPILER_FRAMES))  # a statement may have set it low
-        gc_off()  # nothing of the user's runs here, such as what an object does at its end
-        try:
-            self._prepared = self._growing.filename, self._growing.add(text, is_last)
-        except BaseException as error:
-            self._prepared = self._growing.filename, error
-        finally:
-            setrecursionlimit(limit)
-            if collects:
-                gc_on()
+        with CollectorOff():
+            try:
+                self._prepared = self._growing.filename, self._growing.add(text, is_last)
+            except BaseException as error:
+                self._prepared = self._growing.filename, error
+            finally:
+                setrecursionlimit(limit)
 
     @property
     def is_unfinished(self) -> bool:
@@ -367,13 +363,8 @@ class Runtime:
         """Whether a cell compiles without a warning, and awaits nothing: then its statements may run as they come."""
         if self._has_hooks or _HOOKS in source:
             return False  # one that the compiler calls
-        collects = gc_is_on()
-        gc_off()  # nothing of the user's runs here
-        try:
+        with CollectorOff():
             return compiling.is_plain(source, "<cell>")
-        finally:
-            if collects:
-                gc_on()
 
     def file(self, action: str, path: str, pieces: Iterable[bytes]) -> tuple[str, Iterable[bytes]]:
         """Does something with a file: `write` (of `pieces`), `read`, `readText`, `list` or `remove`.

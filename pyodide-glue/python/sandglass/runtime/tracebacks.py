@@ -58,6 +58,14 @@ def _last_line(summary: TracebackException, error: BaseException) -> str:
     return lines[0].rstrip("\n")
 
 
+def message_of(error: BaseException) -> str:
+    """The message of any exception, or the name of its class where it has none that can be had."""
+    try:
+        return str.__str__(str(error)) or type_name(error)
+    except BaseException:
+        return type_name(error)
+
+
 def _message(error: BaseException) -> str:
     try:
         return str.__str__(str(error))[:_FALLBACK_CHARS]

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.runtime.tracebacks import message_of
 
 if TYPE_CHECKING:
     from sandglass.runtime.namespace import Namespace
@@ -138,8 +139,4 @@ def _require(name: str) -> Any:
 
 
 def _reason(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except BaseException:
-        text = ""
-    return text[:_REASON_CHARS] or type(error).__name__
+    return message_of(error)[:_REASON_CHARS]

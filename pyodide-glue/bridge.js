@@ -4,7 +4,7 @@
 // suspends the whole interpreter while a promise is pending.
 //
 // Stopping: the interpreter polls the "interrupt buffer" while it runs. Ours is a getter that looks at the clock. Every
-// BREATH_MS it asks Python's signal handler (browser.py) for a *breath*: the handler suspends the interpreter for one
+// BREATH_MS it asks Python's signal handler (browser/bridge.py) for a *breath*: the handler suspends the interpreter for one
 // trip through the event loop, so that an `interrupt` message is heard although Python is computing. It works in loops,
 // in regular expressions and in sort keys, in any page; only a single long call into C goes on until it is done.
 
@@ -21,7 +21,7 @@ const HOLD_MS = 20;
 const MAX_HELD = 4096;
 /** Python may swallow an interrupt; it is repeated until the host's grace period is over. */
 const REPEAT_MS = 200;
-/** The signal that stands for "look here": the last one, which browser.py lets nobody else have. */
+/** The signal that stands for "look here": the last one, which browser/bridge.py lets nobody else have. */
 const SIGNAL = 64;
 
 const canSuspend = "Suspending" in WebAssembly;
@@ -272,7 +272,7 @@ export function createBridge(post, mailbox, detector) {
       return bytes.length;
     },
 
-    /** For browser.py, where user code can reach it: nothing here answers a call or ends a turn. */
+    /** For browser/bridge.py, where user code can reach it: nothing here answers a call or ends a turn. */
     python: {
       /** @type {(stream: Stream, skipped: number, text: string) => void} */
       output(stream, skipped, text) {

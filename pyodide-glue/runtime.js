@@ -80,14 +80,15 @@ export async function loadRuntime(
   let started = given && (await load(wasm, detector, sources, readSnapshot(given), proven));
   if (!snapshot || !started) {
     const { pyodide, hash, fixSize } = /** @type {Loaded} */ (await load(wasm, detector, sources));
-    pyodide.runPython("import sandglass.preload, sandglass.browser; del sandglass; import gc; gc.collect(); del gc");
+    const imported = "sandglass.browser.preload, sandglass.browser.guest";
+    pyodide.runPython(`import ${imported}; del sandglass; import gc; gc.collect(); del gc`);
     cleanFreeMemory(pyodide, fixSize);
     snapshot = makeSnapshot(pyodide, hash);
     started = /** @type {Loaded} */ (await load(wasm, detector, sources, readSnapshot(snapshot), true));
   }
   const { pyodide, image, hash, grow, limitMemory, fixSize, libraries } = started;
 
-  const python = pyodide.pyimport("sandglass.browser");
+  const python = pyodide.pyimport("sandglass.browser.guest");
   python.connect(bridge.python);
   pyodide.setInterruptBuffer(/** @type {any} */ (bridge.interruptBuffer));
   for (const [stream, fd] of /** @type {const} */ ([
@@ -264,7 +265,7 @@ function leaveTerminals(FS) {
 
 /**
  * The runtime's methods as functions that may wait. What they throw is fatal.
- * @param {any} calls  `sandglass.browser.CALLS`
+ * @param {any} calls  `CALLS` of `browser/guest.py`
  * @param {any} module
  * @param {ReturnType<typeof createBridge>} bridge
  */
@@ -274,12 +275,26 @@ function createCalls(calls, module, bridge) {
   /** @param {any} method @returns {(...args: unknown[]) => Promise<any>} */
   const waiting = (method) =>
     canBlock ? async (...args) => method(...args) : (...args) => method.callPromising(...args);
-  // One by one: an iterator that comes to its end takes back what it gave.
-  const [configure, prepare, execute, getVariable, takeText, setVariable, listVariables, flush] = calls;
-  const [findForeign, saveState, loadState, takeFile, file, forgetFolders, extend, isPlain, survey] = [
-    8, 9, 10, 11, 12, 13, 14, 15, 16,
-  ].map((index) => calls.get(index));
-  const runCell = waiting(execute);
+  /** @param {string} name */
+  const named = (name) => {
+    const call = calls.get(name);
+    if (!call) throw new Error(`the runtime has no ${name}`);
+    return call;
+  };
+  const configure = named("configure");
+  const prepare = named("prepare");
+  const execute = waiting(named("execute"));
+  const extend = named("extend");
+  const isPlain = named("is_plain");
+  const survey = named("survey");
+  const takeText = named("take_text");
+  const takeFile = named("take_file");
+  const file = named("file");
+  const forgetFolders = named("forget_folders");
+  const findForeign = named("find_foreign");
+  const saveState = named("save_state");
+  const loadState = named("load_state");
+  const flush = named("flush");
   return {
     /** @type {(config: string) => Answer} */
     configure: (config) => configure(config),
@@ -291,7 +306,7 @@ function createCalls(calls, module, bridge) {
     execute: (execution, code, ahead, isWhole) => {
       // Not on the stack of its own that `callPromising` makes: Python's compiler is several times slower there.
       if (!canBlock && isWhole) prepare(execution, code);
-      return runCell(execution, code, ahead);
+      return execute(execution, code, ahead);
     },
     /**
      * What `execute` runs next of a cell whose text is still being written.
@@ -303,15 +318,15 @@ function createCalls(calls, module, bridge) {
     /** What the next code may be about. @returns {SurveyedVariable[]} */
     survey: () => parse(survey()),
     /** @type {(name: string) => Promise<Answer>} */
-    getVariable: waiting(getVariable),
+    getVariable: waiting(named("get_variable")),
     /** The pieces of a text, of which `setVariable` brings the last. @type {(piece: Uint8Array) => void} */
     takeText: (piece) => takeText(piece),
     /** The same for a file; false when it is no text. @type {(piece: Uint8Array, last: boolean) => boolean} */
     takeFile: (piece, last) => takeFile(piece, last),
     /** @type {(name: string, encoding: Encoding, body: Uint8Array) => Promise<Answer>} */
-    setVariable: waiting(setVariable),
+    setVariable: waiting(named("set_variable")),
     /** @type {() => Promise<Answer>} */
-    listVariables: waiting(listVariables),
+    listVariables: waiting(named("list_variables")),
     /** @type {(action: string, path: string, body: Uint8Array) => ["refused", string] | [Encoding, ...Uint8Array[]]} */
     file: (action, path, body) => file(action, path, body),
     /** @param {number[]} gone  descriptors that cannot be opened again @returns {LostVariable[]} */

@@ -4,7 +4,6 @@
 //   none      without any work ahead: what the others are measured by
 //   list      with the same few looks at the context hinted at before each reply, as somebody would who knows nothing
 //   templates with nothing told but what the model says before its code: predictions of the sandbox's own (predictions: "auto")
-//   memo      with results of earlier executions kept (maxMemoBytes), and nothing ahead
 //   hints     with the first block of a reply hinted at once it is closed
 //   stream    with the first block of a reply given to executeStream as it is written; runRlm does the same
 //   oracle    with the next code hinted at before the model has begun: the most that could be had
@@ -33,7 +32,7 @@ const { values } = parseArgs({
   options: {
     browser: { type: "string", default: "chromium" },
     sessions: { type: "string", default: "" },
-    ways: { type: "string", default: "list,templates,memo,hints,stream,oracle" },
+    ways: { type: "string", default: "list,templates,hints,stream,oracle" },
     tuning: { type: "boolean", default: false },
   },
 });
@@ -51,7 +50,7 @@ const server = await serve(root, {
   folders: { node_modules: join(root, "node_modules") },
 });
 /** @type {Record<Way, Replayed[]>} */
-const all = { none: [], list: [], templates: [], memo: [], hints: [], stream: [], oracle: [] };
+const all = { none: [], list: [], templates: [], hints: [], stream: [], oracle: [] };
 const browser = await launch(name);
 try {
   console.log(

@@ -62,7 +62,9 @@ async function guest() {
   // A page with a Content-Security-Policy allows the frame's script by this hash.
   const frameHash = `sha256-${createHash("sha256").update(frame).digest("base64")}`;
   const python = join(root, "pyodide-glue/python/sandglass");
-  const sources = (await readdir(python)).filter((file) => file.endsWith(".py")).sort();
+  const sources = (await readdir(python, { recursive: true }))
+    .filter((file) => file.endsWith(".py") && !file.startsWith("jupyter"))
+    .sort();
   const build = createHash("sha256").update(JSON.stringify(integrity));
   for (const file of sources) build.update(await readFile(join(python, file)));
   // What packages have to be for.

@@ -5,6 +5,7 @@ import { homedir } from "node:os";
 import { join } from "node:path";
 import { againstLayers, circles, importsOfScripts } from "./layers.mjs";
 import { environment, root } from "./project.mjs";
+import { pythonAgainstLayers } from "./python-layers.mjs";
 
 const output = (/** @type {string} */ program, /** @type {string[]} */ ...args) =>
   execFileSync(program, args, { cwd: root, env: environment, encoding: "utf8", maxBuffer: 1 << 26 });
@@ -84,6 +85,8 @@ const RULES = {
     if (!read("Cargo.toml").includes(`version = "${version}"`)) missing.push(`Cargo.toml: version ${version}`);
     return missing;
   },
+
+  "pyodide-glue/python/ imports along its layers": () => pythonAgainstLayers(files, read),
 };
 
 const failed = Object.entries(RULES).filter(([rule, check]) => {

@@ -53,7 +53,6 @@ export interface SandboxOptions {
    * Bytes of results that are kept, so that code which is known to change nothing is answered at once when it comes again and all
    * that it depends on is as it was. Default 0: none are.
    */
-  maxMemoBytes?: number;
   /**
    * The part of the sandbox's time, from 0 to 1, that may be spent on code that ran ahead and was then not asked for, as if the sandbox were
    * a minute older. Beyond it, nothing but code that is being written runs ahead. Default 0.05.

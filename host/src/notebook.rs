@@ -1,7 +1,7 @@
 //! Notebooks: cells over a [`Sandbox`], and two files for each run of a cell.
 //!
 //! `<cell>_input.pkl` says what a cell began with and `<cell>_output.pkl` what came of it, in the folder [`CELLS_FOLDER`] of the workspace.
-//! They are pickles that the guest makes (`python/sandglass/cell_files.py`). The host keeps them as they are and never reads them; guests
+//! They are pickles that the guest makes (`python/sandglass/state/cell_files.py`). The host keeps them as they are and never reads them; guests
 //! cannot see them. `sandglass-host cell FILE` shows what is in one, in a sandbox.
 
 pub mod command;

@@ -1,7 +1,7 @@
 //! Runs that leave nothing behind: each in a guest of its own, with the state of an earlier one where that is given.
 //!
 //! The request and the response are those of known stateless REPL servers, so that their clients work here.
-//! `python/sandglass/delimiter.py` answers the same over standard input and output.
+//! `python/sandglass/native/delimiter.py` answers the same over standard input and output.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,6 +1,6 @@
 //! The host's end of a zygote: a process inside a backend's boundary that has imported the heavy libraries and forks guests.
 //!
-//! `python/sandglass/zygote.py` is the other end and tells what the two say to each other. A guest that was forked is a [`Guest`] like
+//! `python/sandglass/native/zygote.py` is the other end and tells what the two say to each other. A guest that was forked is a [`Guest`] like
 //! any other: it has a channel of its own, is killed by a pidfd, and is limited by a control group of its own.
 
 use std::collections::HashMap;

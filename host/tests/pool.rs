@@ -549,7 +549,7 @@ async fn a_stateless_run_has_one_deadline() {
         afterwards: Duration::from_millis(500),
     };
     // Code that has the guest take its time to read a file. The next one would be read within its own deadline.
-    let code = "from sandglass.files import Files\nread = Files.read\n\
+    let code = "from sandglass.runtime.files import Files\nread = Files.read\n\
                 def slow(self, path, *rest):\n\
                 \x20   while path == 'a': pass\n\
                 \x20   return read(self, path, *rest)\n\

@@ -5,7 +5,7 @@ import { createSandbox } from "../../pyodide-glue/index.js";
 /** @import { Sandbox, Source, Tally } from "../../pkg/sandglass.js" */
 /** @typedef {{ reply: string, executions: { code: string, outcome: string }[], calls?: { answer: string }[] }} Turn */
 /** @typedef {{ think: number, charsPerSecond: number, answer: number }} Pace  milliseconds, and how fast a reply is written */
-/** @typedef {"none" | "list" | "templates" | "memo" | "hints" | "stream" | "oracle"} Way */
+/** @typedef {"none" | "list" | "templates" | "hints" | "stream" | "oracle"} Way */
 /**
  * One execution: how long it was waited for after its reply was there, and how long the code ran.
  * @typedef {{ latency: number, duration: number, outcome: string, served: boolean, saved: number }} Operation
@@ -13,7 +13,6 @@ import { createSandbox } from "../../pyodide-glue/index.js";
 
 /** What somebody would try who knows nothing of the session but the name of its variable. */
 const LIST = ["print(len(context))", "print(type(context))", "print(context[:500])", "print(context[:1000])"];
-const MEMO_BYTES = 16 << 20;
 /** Characters of a token: a reply grows by one at a time, and that it ends is one more. */
 const TOKEN = 4;
 
@@ -31,7 +30,6 @@ async function replay(session, context, way, pace) {
   const sandbox = await createSandbox({
     onLLMQuery: answer,
     timeout: 120_000,
-    maxMemoBytes: way === "memo" ? MEMO_BYTES : 0,
     predictions: way === "templates" ? "auto" : "off",
   });
   /** @type {Operation[]} */

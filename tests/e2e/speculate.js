@@ -298,48 +298,6 @@ async function touched() {
   return { problems };
 }
 
-// ---- results that are kept ----
-
-/** The same code in a sandbox that keeps results, and in one that does not, in copies of it as well. */
-async function kept() {
-  const problems = [];
-  const sandboxes = await Promise.all([create({ maxMemoBytes: 16 << 20 }), create()]);
-  const prepare =
-    "import re, json, collections, math\ntext = 'one two, three four. ' * 40_000\nrows = json.loads(json.dumps([{'a': n, 'b': str(n)} for n in range(20_000)]))";
-  for (const sandbox of sandboxes) await sandbox.execute(prepare);
-  const [keeps, forgets] = sandboxes;
-  const asked = [
-    "len(re.findall(r'\\w+', text))",
-    "words = text.split()",
-    "print(collections.Counter(text.split()).most_common(2))",
-    "len(json.dumps(rows))",
-    "sorted(text[:300_000].split())[-3:]",
-    "n = sum([row['a'] for row in rows])",
-  ];
-  const changes = ["rows[7]['a'] = -1", "text += 'five '", "len(words)", "words = None", "rows.append({'a': 1})"];
-  for (const change of ["0", ...changes]) {
-    for (const code of [change, ...asked, ...asked, ...asked.toReversed(), "n, words and len(words)"]) {
-      const [one, other] = [await seen(keeps, code), await seen(forgets, code)];
-      problems.push(...different(one, other, `after ${change}: ${code}`));
-    }
-  }
-  const hits = () => keeps.stats().ahead.code.memo?.used ?? 0;
-  const before = hits();
-  problems.push(...different(before > 10, true, `${before} were answered`));
-  await ahead(keeps, asked[0]);
-  problems.push(
-    ...different((await keeps.execute(asked[0])).result, (await forgets.execute(asked[0])).result, "a copy"),
-  );
-  problems.push(...different([tally(keeps).used, hits()], [1, before + 1], "the copy has them as well"));
-  problems.push(
-    ...different(forgets.stats().ahead.code.memo === undefined, true, "nothing is kept unless it is asked for"),
-  );
-  return {
-    problems,
-    said: `${before} answers, ${Math.round(keeps.stats().ahead.code.memo?.timeSaved ?? 0)} ms spared`,
-  };
-}
-
 // ---- guests that take turns ----
 
 /** What leaves something in a guest that is neither memory nor a file of its own. JavaScript comes last: nothing runs ahead after it. */
@@ -347,7 +305,7 @@ const TRACES = {
   "a callback that calls itself again":
     "from pyodide.webloop import WebLoop\nloop = WebLoop()\ndef again(): loop.call_soon(again)\nagain()",
   "a changed file of the interpreter's": "open(sandglass.__file__, 'a').write('# changed\\n')",
-  "a removed file of the interpreter's": "os.remove(sandglass.__path__[0] + '/kernel.py')",
+  "a removed file of the interpreter's": "os.remove(sandglass.__path__[0] + '/native/kernel_guest.py')",
   JavaScript: "import js; js.self.counted = 1",
 };
 
@@ -1053,7 +1011,6 @@ export const TESTS = {
   "random cells: nobody can tell what ran ahead": fuzz,
   "what is not certain is run when it is asked for": unsure,
   "what JavaScript knows is in no copy": touched,
-  "results that are kept are what they would be": kept,
   "guests take turns, unless code has left something in them": turns,
   "what a guest that rests remembers stays in its sandbox": remembered,
   "host functions are called when the code is asked for": hostCalls,

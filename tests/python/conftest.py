@@ -22,8 +22,9 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "pyodide-glue" / "python"))
 
-from sandglass import values
-from sandglass.runtime import UNFINISHED, Runtime
+from sandglass.runtime import values
+from sandglass.runtime.runtime import UNFINISHED, Runtime
+from sandglass.state.state import State
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPIPE)
 
@@ -185,6 +186,7 @@ class Guest:
     def __init__(self) -> None:
         self.bridge = FakeBridge()
         self.runtime = Runtime(self.bridge)
+        self.state = State(self.runtime)
         self.count = 0
 
     def run(self, source: str, ahead: bool = False) -> Cell:

@@ -167,7 +167,7 @@ def answer(name: str, argument: Any) -> tuple[str, bytes]:
 
 def seen(execution: Execution) -> list[Any]:
     """What can be told of an execution."""
-    report = {key: value for key, value in execution.report.items() if key != "memo"}
+    report = dict(execution.report)
     files = [{**row, "size": row["size"]} for row in report.pop("files", None) or ()]
     streams = {name: _ADDRESS.sub("", text) for name, text in sorted(execution.streams.items())}
     return [report, files, streams, execution.calls, execution.displays, repr(execution.final)]

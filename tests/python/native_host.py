@@ -17,14 +17,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from sandglass import values
+from sandglass.runtime import values
 
 FOLDER = str(Path(__file__).parents[2] / "pyodide-glue" / "python")
 BOOTSTRAP = "import sys; sys.path.insert(0, sys.argv.pop(1)); from sandglass.__main__ import main; main()"
 #: What a zygote does, without the privileges that namespaces need.
 FORKED = """import os, sys
 sys.path.insert(0, sys.argv.pop(1))
-from sandglass import native, zygote
+from sandglass.native import guest as native, zygote
 fd, epoch = int(sys.argv[2]), int(sys.argv[4])
 zygote.become_quiet()
 guest = zygote.fork_in_thread(lambda: None, lambda: native.serve(fd, epoch, False))

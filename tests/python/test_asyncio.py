@@ -8,7 +8,7 @@ import time
 import pytest
 from conftest import Guest
 
-from sandglass import loop
+from sandglass.runtime import loop
 
 PREFIX = "import asyncio\nlog = []\nasync def f(x, t=1):\n  await asyncio.sleep(t)\n  log.append(x)\n  return x\n"
 
@@ -112,7 +112,7 @@ def test_submit_and_exit_pass_through_coroutines(guest: Guest) -> None:
 
 
 def test_an_external_wake_hook_waits_instead(guest: Guest) -> None:
-    guest.runtime._namespace.globals["bridge"] = guest.bridge
+    guest.runtime.namespace.globals["bridge"] = guest.bridge
     source = (
         "import asyncio\nloop = asyncio.get_running_loop()\nfuture = loop.create_future()\nloop.expect_wake(1)\n"
         "bridge.sleep = lambda s: (None if s else loop.call_soon_threadsafe(future.set_result, 'woken'))\nawait future"

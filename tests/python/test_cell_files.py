@@ -12,20 +12,17 @@ from typing import Any
 import pytest
 from conftest import Guest, installed
 
-from sandglass.cell_files import show
+from sandglass.state.cell_files import show
 
 
-def file_of(guest: Guest, *arguments: Any) -> tuple[str, list[bytes]]:
-    """What the runtime says of a file. It puts the interpreter in order, so it has to be installed."""
-    with installed(guest.runtime) as runtime:
-        encoding, pieces = runtime.file(*arguments)
-        return encoding, list(pieces)
+def file_of(guest: Guest, which: str, about: bytes) -> bytes:
+    """The file of a cell. Making it puts the interpreter in order, so the runtime has to be installed."""
+    with installed(guest.runtime):
+        return guest.state.cell_file(which, about)
 
 
 def make(guest: Guest, which: str, **about: Any) -> dict[str, Any]:
-    encoding, pieces = file_of(guest, "cell", which, [json.dumps(about).encode()])
-    assert encoding == "bytes"
-    made = pickle.loads(b"".join(pieces))
+    made = pickle.loads(file_of(guest, which, json.dumps(about).encode()))
     assert isinstance(made, dict)
     return made
 
@@ -122,14 +119,14 @@ def test_an_interrupt_passes_through(guest: Guest) -> None:
 def test_nonsense_is_refused(guest: Guest) -> None:
     for which, about in (("other", b"{}"), ("input", b"[]"), ("input", b"{"), ("input", b"\xff")):
         with pytest.raises(ValueError):
-            file_of(guest, "cell", which, [about])
+            file_of(guest, which, about)
 
 
 def test_any_python_opens_one(guest: Guest, tmp_path: Path) -> None:
     guest.ok("xs = [1, 2]; half = lambda x: x / 2")
-    _, pieces = file_of(guest, "cell", "input", [b'{"code": "xs"}'])
+    made = file_of(guest, "input", b'{"code": "xs"}')
     file = tmp_path / "1_input.pkl"
-    file.write_bytes(b"".join(pieces))
+    file.write_bytes(made)
     program = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb'))['namespace']['xs'])"
     done = subprocess.run([sys.executable, "-I", "-c", program, file], capture_output=True, text=True, check=True)
     assert done.stdout == "[1, 2]\n"
@@ -137,10 +134,12 @@ def test_any_python_opens_one(guest: Guest, tmp_path: Path) -> None:
 
 def test_a_file_is_shown(guest: Guest, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     guest.ok("import math\nxs = [1, 2]\ndef f():\n    return 1")
-    _, pieces = file_of(guest, "cell", "input", [b'{"code": "a = 1\\nb = 2"}'])
+    made = file_of(guest, "input", b'{"code": "a = 1\\nb = 2"}')
     file = tmp_path / "1_input.pkl"
-    file.write_bytes(b"".join(pieces))
-    program = "import sys; sys.path.insert(0, sys.argv[1]); from sandglass.cell_files import show; show(sys.argv[2])"
+    file.write_bytes(made)
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from sandglass.state.cell_files import show; show(sys.argv[2])"
+    )
     package = Path(__file__).parents[2] / "pyodide-glue" / "python"
     command = [sys.executable, "-I", "-c", program, package, file]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, encoding="utf-8").stdout
@@ -152,8 +151,8 @@ def test_a_file_is_shown(guest: Guest, tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_a_file_is_shown_where_a_cell_prints(guest: Guest, tmp_path: Path) -> None:
     guest.ok("xs = [1, 2]")
-    _, pieces = file_of(guest, "cell", "input", [b'{"code": "xs"}'])
+    made = file_of(guest, "input", b'{"code": "xs"}')
     file = tmp_path / "1_input.pkl"
-    file.write_bytes(b"".join(pieces))
-    cell = guest.ok(f"from sandglass.cell_files import show\nshow({str(file)!r})")
+    file.write_bytes(made)
+    cell = guest.ok(f"from sandglass.state.cell_files import show\nshow({str(file)!r})")
     assert "    xs = [1, 2]  (list)\n" in cell.stdout

@@ -14,7 +14,7 @@ from conftest import CONFIG, Guest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandglass.displays import is_binary, is_display
+from sandglass.runtime.displays import is_binary, is_display
 
 
 def shown(guest: Guest, source: str) -> list[tuple[str, bytes]]:
@@ -122,7 +122,7 @@ _JUNK = st.one_of(st.none(), st.integers(), st.text(), st.binary(), st.lists(st.
 def test_no_bundle_raises(bundle: dict[str, Any]) -> None:
     guest = Guest()
     guest.runtime.configure(CONFIG)
-    guest.runtime._namespace.globals["bundle"] = bundle
+    guest.runtime.namespace.globals["bundle"] = bundle
     cell = guest.ok("display(bundle, raw=True)\ntype('X', (), {'_repr_mimebundle_': lambda *_, **__: bundle})()")
     for mime, data in cell.displays:
         assert is_display(mime)

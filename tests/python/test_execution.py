@@ -9,7 +9,7 @@ import time
 import pytest
 from conftest import CONFIG, FakeBridge, Guest, installed
 
-from sandglass.runtime import Runtime
+from sandglass.runtime.runtime import Runtime
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sandglass.files import FileError, Files, meant, shown
+from sandglass.runtime.files import FileError, Files, meant, shown
 
 MOST = 1e9
 
@@ -23,7 +23,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.chdir(home)
-    monkeypatch.setattr("sandglass.files._TEMPORARY", str(tmp_path / "tmp"))
+    monkeypatch.setattr("sandglass.runtime.files._TEMPORARY", str(tmp_path / "tmp"))
     files = Files()
     files.install()
     files.limit(10)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from conftest import Guest, installed
 
-from sandglass import foreign
+from sandglass.state import foreign
 
 
 class Proxy:
@@ -13,11 +13,11 @@ class Proxy:
 
 
 def found(guest: Guest) -> dict[str, str]:
-    return dict(foreign.find(guest.runtime._namespace, Proxy))
+    return dict(foreign.find(guest.runtime.namespace, Proxy))
 
 
 def test_finds_what_leads_there_and_nothing_else(guest: Guest) -> None:
-    guest.runtime._namespace.globals["bare"] = Proxy()
+    guest.runtime.namespace.globals["bare"] = Proxy()
     guest.ok("""
 nested = {"deep": [(1, bare)]}
 def closure(held=bare):
@@ -33,14 +33,14 @@ import sys, json
 
 
 def test_finds_functions_of_ctypes(guest: Guest) -> None:
-    guest.runtime._namespace.globals["ctypes"] = ctypes
+    guest.runtime.namespace.globals["ctypes"] = ctypes
     guest.ok("double = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(lambda n: 2 * n)\nnumber = ctypes.c_int(1)")
     assert list(found(guest)) == ["double"]
     assert "ctypes" in found(guest)["double"]
 
 
 def test_what_is_too_much_to_look_through_is_named(guest: Guest) -> None:
-    guest.runtime._namespace.globals["bare"] = Proxy()
+    guest.runtime.namespace.globals["bare"] = Proxy()
     guest.ok("""
 many = [[n] for n in range(300_000)]
 numbers = {n: str(n) for n in range(1_000_000)}
@@ -53,13 +53,13 @@ late = [rows, bare]
 
 
 def test_what_is_many_and_leads_on_is_looked_through(guest: Guest) -> None:
-    guest.runtime._namespace.globals["bare"] = Proxy()
+    guest.runtime.namespace.globals["bare"] = Proxy()
     guest.ok("many = list(range(100_000))\nmany[77_777] = bare")
     assert set(found(guest)) == {"bare", "many"}
 
 
 def test_modules_that_code_made_are_looked_into(guest: Guest, tmp_path: Path) -> None:
-    guest.runtime._namespace.globals["bare"] = Proxy()
+    guest.runtime.namespace.globals["bare"] = Proxy()
     (tmp_path / "written.py").write_text("held = None")
     guest.ok(f"""
 import json, sys, types
@@ -90,9 +90,9 @@ closed = open(os.devnull)
 closed.close()
 numbers = [reader.fileno()]
 """)
-    variables = guest.runtime._namespace.globals
+    variables = guest.runtime.namespace.globals
     gone = {variables["reader"].fileno(), variables["writer"].fileno()}
-    pipes = dict(foreign.find(guest.runtime._namespace, Proxy, gone))
+    pipes = dict(foreign.find(guest.runtime.namespace, Proxy, gone))
     assert set(pipes) == {"reader", "writer", "holder", *(f"descriptor {number}" for number in gone)}
     assert "pipe" in pipes["holder"]
     assert found(guest) == {}
@@ -105,7 +105,7 @@ def test_a_cycle_ends(guest: Guest) -> None:
 
 
 def test_the_last_value_is_looked_at_too(guest: Guest) -> None:
-    guest.runtime._namespace.globals["bare"] = Proxy()
+    guest.runtime.namespace.globals["bare"] = Proxy()
     with installed(guest.runtime) as runtime:
         runtime.execute(1, "[bare]")
         assert set(found(guest)) == {"bare", "_"}

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from native_host import Copy, Host
 
-from sandglass.speculate import fence
+from sandglass.ahead import syscall_gate
 
-pytestmark = pytest.mark.skipif(not fence.is_possible(), reason="for Linux on x86-64")
+pytestmark = pytest.mark.skipif(not syscall_gate.is_possible(), reason="for Linux on x86-64")
 
 
 @pytest.fixture
@@ -310,7 +310,7 @@ def test_what_cells_do_to_modules_does_no_harm(host: Host) -> None:
     assert host.ok("print(x)").stdout == "1\n"
 
 
-def test_what_ends_with_the_collector_ends_behind_the_fence(host: Host, tmp_path: Path) -> None:
+def test_what_ends_with_the_collector_ends_behind_the_gate(host: Host, tmp_path: Path) -> None:
     host.ok(
         "import gc\nclass Noisy:\n    def __del__(self):\n        open('made', 'a').write('x')\ngc.set_threshold(1)\n"
     )
@@ -345,14 +345,14 @@ def test_what_is_no_order_is_refused(host: Host) -> None:
 
 @pytest.mark.skipif(not shutil.which("as"), reason="no assembler")
 def test_the_handler_is_what_its_text_says(tmp_path: Path) -> None:
-    lines = fence._HANDLER.splitlines()
-    text = "\n".join(line[fence._HEX_CHARS :] for line in lines)
+    lines = syscall_gate._HANDLER.splitlines()
+    text = "\n".join(line[syscall_gate._HEX_CHARS :] for line in lines)
     source, made = tmp_path / "handler.s", tmp_path / "handler.o"
     source.write_text(f".intel_syntax noprefix\n{text}\n")
     subprocess.run(["as", source, "-o", made], check=True)
     subprocess.run(["objcopy", "-O", "binary", "-j", ".text", made, tmp_path / "handler"], check=True)
     assert (tmp_path / "handler").read_bytes().hex(" ") == bytes.fromhex(
-        "".join(line[: fence._HEX_CHARS] for line in lines)
+        "".join(line[: syscall_gate._HEX_CHARS] for line in lines)
     ).hex(" ")
 
 

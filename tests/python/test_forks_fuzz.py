@@ -7,7 +7,7 @@ import os
 import pytest
 from forks_fuzz import KINDS, fuzz
 
-from sandglass.speculate.fence import is_possible
+from sandglass.ahead.syscall_gate import is_possible
 
 
 @pytest.mark.skipif(not is_possible(), reason="for Linux on x86-64")

@@ -10,7 +10,7 @@ from conftest import CONFIG, Guest, Reply
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandglass.reading import chunk_text, search
+from sandglass.runtime.reading import chunk_text, search
 
 
 def test_llm_query_sends_prompt_and_model(guest: Guest) -> None:

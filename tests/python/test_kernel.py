@@ -10,15 +10,15 @@ from types import ModuleType
 import pytest
 from native_host import FOLDER, Host
 
-from sandglass.namespace import Namespace
-from sandglass.profiles import PROFILES
+from sandglass.runtime.namespace import Namespace
+from sandglass.runtime.profiles import PROFILES
 
 #: Runs turns as a kernel does, with an event loop around them, and sees that nothing is taken over in between.
 LODGING = f"""import asyncio, sys
 sys.path[:0] = [sys.argv.pop(1), {str(Path(__file__).parent)!r}]
 from conftest import hooks
 from socket import socket
-from sandglass import kernel
+from sandglass.native import kernel_guest as kernel
 
 def ours():
     return {{**hooks(), "the loop": asyncio._get_running_loop(), "the task": asyncio.current_task()}}
@@ -113,7 +113,7 @@ def test_an_interrupt_of_others_tears_no_attaching(tmp_path: Path) -> None:
     program = """import os, signal, sys
 sys.path.insert(0, sys.argv.pop(1))
 from socket import AF_UNIX, socket
-from sandglass import kernel
+from sandglass.native import kernel_guest as kernel
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
 begin = kernel.KernelGuest.begin

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from sandglass import landlock
+from sandglass.native import landlock
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux" or not landlock.version(), reason="the kernel has no Landlock")
 
 CONFINED = """
 import os, signal, subprocess, sys
-from sandglass import landlock
+from sandglass.native import landlock
 inside, outside = sys.argv[1:]
 landlock.WRITABLE = (inside, "/nowhere")
 assert landlock.confine()
@@ -23,7 +23,7 @@ assert landlock.confine()
 
 def confined(code: str, *folders: Path) -> str:
     command = [sys.executable, "-c", CONFINED + code, *map(str, folders)]
-    env = {"PYTHONPATH": str(Path(landlock.__file__).parents[1])}
+    env = {"PYTHONPATH": str(Path(landlock.__file__).parents[2])}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout

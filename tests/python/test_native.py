@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from native_host import CONFIG, EPOCH, Host, frame, text
 
-from sandglass import values
-from sandglass.frames import MAX_FRAME_BYTES, FrameError, FrameReader, pack_frame
+from sandglass.native.frames import MAX_FRAME_BYTES, BodyParts, FrameError, FrameReader, pack_frame
+from sandglass.runtime import values
 
 
 @pytest.fixture
@@ -20,20 +20,6 @@ def host(tmp_path: Path) -> Iterator[Host]:
     with Host(tmp_path) as host:
         assert host.init()["type"] == "ready"
         yield host
-
-
-def test_results_are_kept_where_there_are_threads_of_ours(tmp_path: Path) -> None:
-    with Host(tmp_path) as host:
-        assert host.init(maxMemoBytes=16 << 20)["type"] == "ready"
-        host.ok("import re; words = 'one two three ' * 60_000")
-        count = "len(re.findall(r'\\w+', words))"
-        reports = [host.ok(count) for _ in range(4)]
-        assert {report.result for report in reports} == {"180000"}
-        assert reports[-1].report["memo"]["hits"] == 1
-        host.ok("words += ' four'")
-        assert host.ok(count).result == "180001"
-        host.ok("import threading; threading.Thread(target=threading.Event().wait, args=(0.2,)).start()")
-        assert host.ok(count).result == "180001"
 
 
 # ---- frames ----
@@ -66,6 +52,17 @@ def test_frames_are_the_same_however_they_are_cut(seed: int) -> None:
     assert [(header, [bytes(body) for body in bodies]) for header, bodies in (reader.read() for _ in frames)] == frames
     with pytest.raises(EOFError):
         reader.read()
+
+
+def test_parts_are_the_begin_of_the_next_first_body_and_of_no_other() -> None:
+    parts = BodyParts()
+    bodies = [memoryview(b"d"), memoryview(b"e")]
+    assert parts.join(bodies) == bodies
+    parts.add([memoryview(b"a")])
+    parts.add([memoryview(b"b"), memoryview(b"c")])
+    assert parts.join([]) == []
+    assert [bytes(body) for body in parts.join(bodies)] == [b"abcd", b"e"]
+    assert parts.join(bodies) == bodies
 
 
 def test_frames_are_those_of_the_host() -> None:

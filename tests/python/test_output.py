@@ -12,8 +12,8 @@ from conftest import FakeBridge, Guest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandglass import output, runtime
-from sandglass.output import Emitter, KeptText, SharedEmitter, TextStream
+from sandglass.runtime import output, runtime
+from sandglass.runtime.output import Emitter, KeptText, SharedEmitter, TextStream
 
 
 def test_order_between_streams_is_kept(guest: Guest) -> None:
@@ -53,7 +53,7 @@ def test_bytes_are_decoded_across_writes(guest: Guest) -> None:
 
 def test_file_descriptor_writes_join_the_streams(guest: Guest) -> None:
     guest.put("x", 1)
-    guest.runtime._namespace.globals["write"] = guest.runtime.write_fd
+    guest.runtime.namespace.globals["write"] = guest.runtime.write_fd
     cell = guest.ok("print('a'); write(1, b'b\\n'); write(2, b'c')")
     assert (cell.stdout, cell.stderr) == ("a\nb\n", "c")
 

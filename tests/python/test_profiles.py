@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from conftest import CONFIG, Guest, Reply
 
-from sandglass.profiles import PROFILES
+from sandglass.runtime.profiles import PROFILES
 
 LM, RLM = "Error: LM query failed - ", "Error: RLM query failed - "
 BOTH = ["llm_query", "rlm_query"]

@@ -17,7 +17,7 @@ from conftest import CONFIG, Guest, installed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandglass import pickling, state
+from sandglass.state import by_value, pickling
 
 # The variable that is lost is a coroutine, collected whenever.
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine 'f' was never awaited")
@@ -343,8 +343,8 @@ if sys.version_info >= (3, 12):
 
 
 def save(guest: Guest) -> tuple[bytes, dict[str, str]]:
-    with installed(guest.runtime) as runtime:
-        data, lost = runtime.save_state()
+    with installed(guest.runtime):
+        data, lost = guest.state.save()
     return data, dict(lost)
 
 
@@ -352,8 +352,8 @@ def restored(data: bytes, **config: Any) -> tuple[Guest, dict[str, str]]:
     guest = Guest()
     guest.count = 100  # the host goes on counting
     guest.runtime.configure(CONFIG | config)
-    with installed(guest.runtime) as runtime:
-        lost = runtime.load_state(data)
+    with installed(guest.runtime):
+        lost = guest.state.load(data)
     return guest, dict(lost)
 
 
@@ -580,7 +580,7 @@ def test_keyboard_interrupt_passes_and_sets_nothing(guest: Guest) -> None:
     other = Guest()
     other.runtime.configure(CONFIG)
     with installed(other.runtime), pytest.raises(KeyboardInterrupt):
-        other.runtime.load_state(data)
+        other.state.load(data)
     assert "'x'" not in other.ok("dir()").result
     guest.ok("class R:\n  def __reduce__(self): raise KeyboardInterrupt\nr = R()")
     with pytest.raises(KeyboardInterrupt):
@@ -599,7 +599,7 @@ def test_refuses_other_builds_and_damage(guest: Guest, monkeypatch: pytest.Monke
         damaged[place] ^= 0x10
         with pytest.raises(ValueError, match="state"):
             restored(bytes(damaged))
-    monkeypatch.setattr(state, "_BUILD", b"cpython-399, 3.99")
+    monkeypatch.setattr(by_value, "_BUILD", b"cpython-399, 3.99")
     with pytest.raises(ValueError, match=r"another build of Python: it is of .*3\.\d+.*; this is cpython-399"):
         restored(data)
 
@@ -679,7 +679,7 @@ def test_any_graph_keeps_its_shape(kinds: list[str], links: list[tuple[int, int,
     other, lost = moved(guest)
     assert lost == {}
     names = [f"v{i}" for i in range(len(kinds))]
-    graphs = [[g.runtime._namespace.globals[name] for name in [*names, "all_", "calls"]] for g in (guest, other)]
+    graphs = [[g.runtime.namespace.globals[name] for name in [*names, "all_", "calls"]] for g in (guest, other)]
     assert shape(graphs[0]) == shape(graphs[1])
     other.ok(
         "assert all(x is globals()[f'v{i}'] for i, x in enumerate(all_)) and all(all_[i]() is v for i, v in calls)"
@@ -689,7 +689,7 @@ def test_any_graph_keeps_its_shape(kinds: list[str], links: list[tuple[int, int,
 def test_seeded_memo_matches_pickles_own_numbering() -> None:
     """The trick that `shared` rests on: what both sides put in the memo first is referred to by number."""
     shared = [{"n": 1}, sys]
-    data = state._dump([shared[0], [sys], ["x", "x"]], shared)
+    data = by_value._dump([shared[0], [sys], ["x", "x"]], shared)
     assert isinstance(data, bytes)
     for kind in (pickling.Loader, pickling.Salvager):
         unpickler = kind(io.BytesIO(data), shared)

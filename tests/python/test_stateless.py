@@ -22,13 +22,13 @@ def next_guest() -> Iterator[Guest]:
 
 
 def capture(guest: Guest, max_bytes: int = MANY) -> bytes:
-    with installed(guest.runtime) as runtime:
-        return runtime.capture_state(max_bytes)
+    with installed(guest.runtime):
+        return guest.state.capture(max_bytes)
 
 
 def give(guest: Guest, state: bytes, max_bytes: int = MANY) -> None:
-    with installed(guest.runtime) as runtime:
-        runtime.open_state(state, max_bytes)
+    with installed(guest.runtime):
+        guest.state.open(state, max_bytes)
 
 
 def state_of(value: object) -> bytes:

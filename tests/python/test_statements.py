@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from conftest import CONFIG, Guest
 
-from sandglass import execution
-from sandglass.execution import Growing
+from sandglass.runtime import compiling
+from sandglass.runtime.compiling import Growing
 
 #: Cells of several statements, and what they come to.
 CELLS = {
@@ -267,7 +267,7 @@ def test_whether_a_cell_is_plain_is_no_business_of_the_users(guest: Guest) -> No
 
 
 def test_what_is_not_complete_is_not_looked_at_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    growing, parse = Growing("<cell 1>"), execution._parse
+    growing, parse = Growing("<cell 1>"), compiling._parse
     tries = 0
 
     def count(source: str, filename: str) -> ast.Module:
@@ -275,7 +275,7 @@ def test_what_is_not_complete_is_not_looked_at_each_time(monkeypatch: pytest.Mon
         tries += 1
         return parse(source, filename)
 
-    monkeypatch.setattr(execution, "_parse", count)
+    monkeypatch.setattr(compiling, "_parse", count)
     assert growing.add("x = [\n", False) == []
     for _ in range(1000):
         assert growing.add("1,\n", False) == []

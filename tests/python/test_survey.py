@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import sandglass
-from sandglass.speculate.survey import survey
+from sandglass.ahead.survey import survey, survey_of
 
 
 def told(variables: dict[str, object]) -> dict[str, tuple[str, object, list[tuple[str, str]]]]:
@@ -38,7 +38,7 @@ def test_the_number_of_variables_and_the_length_of_names_are_bounded():
 def test_a_guest_tells_of_its_newest_variables(guest):
     guest.ok("\n".join(f"v{number} = {number}" for number in range(2000)))
     guest.ok("llm_query = 1; text = 'abc'; del v5")
-    rows = guest.runtime.survey()
+    rows = survey_of(guest.runtime)
     assert [row["name"] for row in rows] == ["text", *(f"v{number}" for number in range(1999, 1900, -1))]
 
 
@@ -256,7 +256,7 @@ def test_no_code_of_the_users_runs():
 #: In a process of its own: what it does to pandas is for good.
 TAMPERED = """
 import pandas, sys
-from sandglass.speculate.survey import survey
+from sandglass.ahead.survey import survey
 frame = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
 def ran(*_):
     print("it ran")

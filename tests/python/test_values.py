@@ -15,8 +15,8 @@ from conftest import Guest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandglass.errors import NotSerializable
-from sandglass.values import decode, encode
+from sandglass.runtime.errors import NotSerializable
+from sandglass.runtime.values import decode, encode
 
 LIMITS = {"max_bytes": 10_000_000, "max_depth": 50}
 UTC = datetime.UTC

@@ -80,7 +80,7 @@ def test_an_order_that_the_host_takes_back_is_not_carried_out() -> None:
 #: As a user that is bound: one that has root's rights is not.
 HOARD = """
 import errno, os, signal, socket
-from sandglass import bounds, zygote
+from sandglass.native import bounds, zygote
 if os.geteuid() == 0:
     os.setgroups([])
     os.setresgid(*[2147400000] * 3)
@@ -127,8 +127,8 @@ spread = []
 for number in range(4000):
     sys.modules[f"module_{number}"] = types.ModuleType("module")
     spread.append([bytes(60) for _ in range(40)])  # of a size that shares pages with modules
-from sandglass import zygote
-from sandglass.guards import Guards
+from sandglass.native import zygote
+from sandglass.runtime.guards import Guards
 zygote.become_quiet()
 if (copy := os.fork()) == 0:
     before = own()

@@ -19,7 +19,6 @@ const NAMES = {
   pattern: "Guessed from the last code",
   dataframe: "Guessed from the tables",
   code: "Guessed: the last code again",
-  memo: "Kept results",
 };
 
 /** @param {Session} session @returns {(code: string) => void} hears what a cell says that will probably be run */

@@ -16,7 +16,7 @@ pub enum Kind {
 /// The kind of a mime type; `None` for one that no rich output has: scripts, and what is no mime type at all.
 ///
 /// Text is `text/*` but for scripts, `image/svg+xml`, `application/json` and every `application/…+json` (charts of libraries).
-/// Other images, audio, video and PDF are binary. `python/sandglass/displays.py` goes by the same rule.
+/// Other images, audio, video and PDF are binary. `python/sandglass/runtime/displays.py` goes by the same rule.
 pub fn kind(mime: &str) -> Option<Kind> {
     let (family, subtype) = mime.split_once('/')?;
     let is_token = |char: char| char.is_ascii_lowercase() || char.is_ascii_digit() || "!#$&^_.+-".contains(char);

@@ -13,65 +13,64 @@ macro_rules! file {
 pub const FILES: &[(&str, &str)] = &[
     file!("__init__.py"),
     file!("__main__.py"),
-    file!("bounds.py"),
-    file!("bridge.py"),
-    file!("browser.py"),
-    file!("cell_files.py"),
-    file!("changes.py"),
-    file!("channel.py"),
-    file!("container.py"),
-    file!("delimiter.py"),
-    file!("descriptors.py"),
-    file!("displays.py"),
-    file!("errors.py"),
-    file!("execution.py"),
-    file!("figures.py"),
-    file!("files.py"),
-    file!("foreign.py"),
-    file!("forks.py"),
-    file!("frames.py"),
-    file!("guards.py"),
-    file!("helpers.py"),
-    file!("ipython.py"),
-    file!("kernel.py"),
-    file!("landlock.py"),
-    file!("looks.py"),
-    file!("loop.py"),
-    file!("namespace.py"),
-    file!("native.py"),
-    file!("output.py"),
-    file!("pickling.py"),
-    file!("pipes.py"),
-    file!("preload.py"),
-    file!("pristine.py"),
-    file!("profiles.py"),
-    file!("reading.py"),
-    file!("recursion.py"),
-    file!("reserve.py"),
-    file!("runtime.py"),
-    file!("signals.py"),
-    file!("speculate/__init__.py"),
-    file!("speculate/alone.py"),
-    file!("speculate/entries.py"),
-    file!("speculate/fence.py"),
-    file!("speculate/grammar.py"),
-    file!("speculate/intact.py"),
-    file!("speculate/memo.py"),
-    file!("speculate/parts.py"),
-    file!("speculate/purity.py"),
-    file!("speculate/results.py"),
-    file!("speculate/rows.py"),
-    file!("speculate/statements.py"),
-    file!("speculate/survey.py"),
-    file!("speculate/tags.py"),
-    file!("state.py"),
-    file!("stateless.py"),
-    file!("strays.py"),
-    file!("tracebacks.py"),
-    file!("turns.py"),
-    file!("values.py"),
-    file!("warned.py"),
-    file!("zygote.py"),
+    file!("ahead/__init__.py"),
+    file!("ahead/survey.py"),
+    file!("ahead/syscall_gate.py"),
+    file!("browser/__init__.py"),
+    file!("browser/bridge.py"),
+    file!("browser/guest.py"),
+    file!("browser/preload.py"),
+    file!("native/__init__.py"),
+    file!("native/bounds.py"),
+    file!("native/bridge.py"),
+    file!("native/changed_files.py"),
+    file!("native/channel.py"),
+    file!("native/container.py"),
+    file!("native/delimiter.py"),
+    file!("native/forks.py"),
+    file!("native/frames.py"),
+    file!("native/guest.py"),
+    file!("native/host_loop.py"),
+    file!("native/kernel_guest.py"),
+    file!("native/landlock.py"),
+    file!("native/leftovers.py"),
+    file!("native/pipes.py"),
+    file!("native/zygote.py"),
+    file!("runtime/__init__.py"),
+    file!("runtime/bridge.py"),
+    file!("runtime/collector.py"),
+    file!("runtime/compiling.py"),
+    file!("runtime/completion.py"),
+    file!("runtime/displays.py"),
+    file!("runtime/errors.py"),
+    file!("runtime/figures.py"),
+    file!("runtime/files.py"),
+    file!("runtime/guards.py"),
+    file!("runtime/helpers.py"),
+    file!("runtime/ipython.py"),
+    file!("runtime/loop.py"),
+    file!("runtime/namespace.py"),
+    file!("runtime/output.py"),
+    file!("runtime/pristine.py"),
+    file!("runtime/profiles.py"),
+    file!("runtime/reading.py"),
+    file!("runtime/recursion.py"),
+    file!("runtime/reserve.py"),
+    file!("runtime/running.py"),
+    file!("runtime/runtime.py"),
+    file!("runtime/signals.py"),
+    file!("runtime/sources.py"),
+    file!("runtime/tracebacks.py"),
+    file!("runtime/user_code.py"),
+    file!("runtime/values.py"),
+    file!("runtime/warning_origin.py"),
+    file!("state/__init__.py"),
+    file!("state/by_value.py"),
+    file!("state/cell_files.py"),
+    file!("state/foreign.py"),
+    file!("state/pickling.py"),
+    file!("state/state.py"),
+    file!("state/stateless.py"),
 ];
 
 #[cfg(all(test, not(target_arch = "wasm32")))]
@@ -80,19 +79,22 @@ mod tests {
 
     #[test]
     fn every_file_of_the_package_is_embedded() {
-        let folder = std::path::Path::new(concat!(
+        let folder = std::path::PathBuf::from(concat!(
             env!("CARGO_MANIFEST_DIR"),
             "/../../pyodide-glue/python/sandglass"
         ));
         let mut names: Vec<String> = Vec::new();
-        for part in ["", "speculate"] {
-            let files = std::fs::read_dir(folder.join(part)).unwrap();
-            let files = files.map(|entry| std::path::Path::new(part).join(entry.unwrap().file_name()));
-            names.extend(
-                files
-                    .map(|path| path.display().to_string())
-                    .filter(|name| name.ends_with(".py")),
-            );
+        let mut folders = vec![folder.clone()];
+        while let Some(at) = folders.pop() {
+            for entry in std::fs::read_dir(at).unwrap() {
+                let path = entry.unwrap().path();
+                let name = path.strip_prefix(&folder).unwrap().display().to_string();
+                if path.is_dir() && name != "jupyter" {
+                    folders.push(path);
+                } else if name.ends_with(".py") {
+                    names.push(name);
+                }
+            }
         }
         names.sort();
         let embedded: Vec<&str> = FILES.iter().map(|(name, _)| *name).collect();

@@ -34,8 +34,6 @@ pub struct Limits {
     pub checkpoints: bool,
     /// Bytes that the saved state may take.
     pub max_checkpoint_bytes: f64,
-    /// Bytes of results that a guest keeps to answer the same code again; 0: none (`maxMemoBytes`).
-    pub max_memo_bytes: f64,
     /// The part of the session's time that code may take which ran ahead and was not asked for, from 0 to 1 (`maxAheadShare`).
     pub max_ahead_share: f64,
     /// Guests that are kept ready to take over (`spares`).
@@ -129,8 +127,6 @@ pub const MAX_WRITTEN_BYTES: usize = 20_000;
 pub const EXTEND_MS: f64 = 30.0;
 /// How long a guest may take to say whether such code may run piece by piece, in milliseconds. It only compiles it.
 pub const CHECK_MS: f64 = 1_000.0;
-/// The most that an execution is believed to have been spared, in milliseconds.
-pub const MAX_SPARED_MS: f64 = 3_600_000.0;
 /// Calls that may wait in a session's queue.
 pub const MAX_QUEUED_COMMANDS: usize = 10_000;
 
@@ -151,7 +147,6 @@ impl Default for Limits {
             max_file_bytes: 256.0 * 1024.0 * 1024.0,
             checkpoints: true,
             max_checkpoint_bytes: 1024.0 * 1024.0 * 1024.0,
-            max_memo_bytes: 0.0,
             max_ahead_share: 0.05,
             spares: 1,
         }
@@ -167,7 +162,7 @@ const MAX_MS: f64 = 2_147_483_647.0;
 
 impl Limits {
     /// The option names that [`Limits::set`] knows.
-    pub const NAMES: [&'static str; 15] = [
+    pub const NAMES: [&'static str; 14] = [
         "timeout",
         "wallTimeout",
         "hostCallTimeout",
@@ -180,7 +175,6 @@ impl Limits {
         "maxValueSize",
         "memoryLimit",
         "maxFileBytes",
-        "maxMemoBytes",
         "maxAheadShare",
         "spares",
     ];
@@ -207,7 +201,6 @@ impl Limits {
                 self.max_memory_bytes = range(name, value, LEAST_MEMORY_BYTES, MOST_MEMORY_BYTES, "bytes")?
             }
             "maxFileBytes" => self.max_file_bytes = range(name, value, 0.0, 2_000_000_000.0, "bytes")?,
-            "maxMemoBytes" => self.max_memo_bytes = range(name, value, 0.0, 1_000_000_000.0, "bytes")?,
             "maxAheadShare" => self.max_ahead_share = range(name, value, 0.0, 1.0, "of the session's time")?,
             "spares" => self.spares = count(0.0, 8.0, "guests")?,
             _ => return Err(Error::invalid(name, "there is no such limit")),

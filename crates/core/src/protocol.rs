@@ -106,7 +106,7 @@ pub enum Request {
     /// Write the user's variables so that another guest can have them. Answered by `Value`: `Bytes`; or by `Refused`.
     CaptureState { turn: u32, max_bytes: f64, timeout_ms: f64 },
     /// Describe a cell that is about to run (`path` is `input`) or has run (`output`) as a file of its own, a pickle. The body is JSON,
-    /// what the host knows of the cell; `python/sandglass/cell_files.py` has the keys. Answered by `Value`, `Bytes`.
+    /// what the host knows of the cell; `python/sandglass/state/cell_files.py` has the keys. Answered by `Value`, `Bytes`.
     CellFile { turn: u32, path: String, timeout_ms: f64 },
     /// Code that ran ahead has been asked for: from now on it may look at the clock and so on. Answered by `Promoted` when it has not
     /// done so before; a guest that is not at that any more, or says `Waiting`, answers nothing, nor does one that is a fork: it has taken
@@ -119,7 +119,7 @@ pub enum Request {
         rest: Option<String>,
     },
     /// Look at code that is being written: `path` is `complete` or `inspect`. The body is JSON, and so is the answer;
-    /// `python/sandglass/looks.py` has the keys. Answered by `Value`, `Bytes`.
+    /// `python/sandglass/runtime/completion.py` has the keys. Answered by `Value`, `Bytes`.
     Look { turn: u32, path: String, timeout_ms: f64 },
     /// Answers a host call: the body is the result, or `message` says why there is none.
     HostReply {
@@ -186,12 +186,10 @@ pub struct GuestConfig {
     pub profile: Profile,
     /// The names of the values that `SUBMIT` takes; none: it takes any.
     pub output_fields: Vec<String>,
-    /// Bytes of results that are kept to answer the same code again; 0: none are.
-    pub max_memo_bytes: f64,
 }
 
 /// Whose prompts and controllers a sandbox is for: the names in Python, their signatures, and what failures look like.
-/// `python/sandglass/profiles.py` holds what each is.
+/// `python/sandglass/runtime/profiles.py` holds what each is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -520,20 +518,6 @@ pub struct ExecutionReport {
     /// How many more it changed.
     #[serde(default)]
     pub omitted_files: u32,
-    /// What earlier results spared it.
-    #[serde(default)]
-    pub memo: Option<Spared>,
-}
-
-/// What an execution was spared because it had been done before.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
-pub struct Spared {
-    /// How many pieces of code.
-    pub hits: u32,
-    /// Milliseconds that they had taken then.
-    pub ms: f64,
 }
 
 /// How the code of an execution ended.

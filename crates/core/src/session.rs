@@ -538,7 +538,6 @@ impl<B: Body> Session<B> {
             max_host_calls: self.limits.max_host_calls,
             profile: self.profile,
             output_fields: self.output_fields.clone(),
-            max_memo_bytes: self.limits.max_memo_bytes,
         };
         self.post(
             Request::Init {

@@ -37,13 +37,11 @@ pub enum Source {
     Stream,
     /// A model of the user's was asked for a draft.
     Model,
-    /// What was run before.
-    Memo,
 }
 
 impl Source {
     /// All there are.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 7] = [
         Self::Conversation,
         Self::Pattern,
         Self::Dataframe,
@@ -51,7 +49,6 @@ impl Source {
         Self::Explicit,
         Self::Stream,
         Self::Model,
-        Self::Memo,
     ];
 
     /// Whether nobody has told it: it is made of the names that there are.
@@ -67,7 +64,7 @@ impl Source {
             Self::Conversation => (2.0, 2.0),
             Self::Pattern | Self::Code => (1.0, 2.0),
             Self::Dataframe => (1.0, 4.0),
-            Self::Model | Self::Memo => (1.0, 1.0),
+            Self::Model => (1.0, 1.0),
         }
     }
 
@@ -76,7 +73,6 @@ impl Source {
             Self::Explicit => "a hint",
             Self::Stream => "code that is being written",
             Self::Model => "a draft",
-            Self::Memo => "a result that is kept",
             Self::Conversation | Self::Pattern | Self::Dataframe | Self::Code => "a guess",
         }
     }

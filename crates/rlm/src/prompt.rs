@@ -317,8 +317,8 @@ mod tests {
         };
         let rules = rules(&setting);
         let helpers = concat!(
-            include_str!("../../../pyodide-glue/python/sandglass/helpers.py"),
-            include_str!("../../../pyodide-glue/python/sandglass/reading.py"),
+            include_str!("../../../pyodide-glue/python/sandglass/runtime/helpers.py"),
+            include_str!("../../../pyodide-glue/python/sandglass/runtime/reading.py"),
         );
         for name in [
             "llm_query",

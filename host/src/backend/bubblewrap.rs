@@ -24,7 +24,7 @@ use crate::zygote::{self, GuestUsers, Zygote};
 
 /// Where it finds the package.
 const PACKAGE: &str = "/run/sandglass";
-/// Where a zygote sees the workspaces of its guests, and only it; `python/sandglass/zygote.py` has the same.
+/// Where a zygote sees the workspaces of its guests, and only it; `python/sandglass/native/zygote.py` has the same.
 const WORKSPACES: &str = "/run/workspaces";
 /// Bytes of the workspace of a zygote, which has nothing to write there.
 const ZYGOTE_BYTES: u64 = 1 << 20;

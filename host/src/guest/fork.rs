@@ -1,4 +1,4 @@
-//! Copies that a guest makes of itself to run code ahead. `python/sandglass/forks.py` is the other end, and tells how they become
+//! Copies that a guest makes of itself to run code ahead. `python/sandglass/native/forks.py` is the other end, and tells how they become
 //! what they may become: the guest.
 //!
 //! Whatever the guest says here may be a lie. Descriptors that it sends are taken for pidfds only when the kernel says so, and only

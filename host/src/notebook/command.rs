@@ -16,7 +16,7 @@ use crate::value::Value;
 /// Bytes of a file that is shown.
 const MAX_FILE_BYTES: u64 = 256 << 20;
 /// What runs in the sandbox. Loading a pickle may do anything, there.
-const SHOW: &str = "from sandglass.cell_files import show; show('cell.pkl')";
+const SHOW: &str = "from sandglass.state.cell_files import show; show('cell.pkl')";
 
 /// Show what is in a file of a notebook's cell. It is opened in a sandbox: whatever it does, it does there.
 #[derive(Debug, Clone, Args)]

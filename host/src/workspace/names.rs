@@ -1,4 +1,4 @@
-//! Names of files as text. `python/sandglass/files.py` has the same rule: names are bytes to the system and text to whoever asks. A byte
+//! Names of files as text. `python/sandglass/runtime/files.py` has the same rule: names are bytes to the system and text to whoever asks. A byte
 //! that is not UTF-8 is `\udcff`, as Python escapes it in a str; a backslash that would be read as one of these is `\x5c`.
 
 use std::borrow::Cow;

@@ -86,7 +86,7 @@ libc = ctypes.CDLL(None, use_errno=True)
     refused(lambda: open('/x', 'w')),
     refused(lambda: open('/etc/passwd', 'a')),
     refused(lambda: open('/dev/x', 'w')),
-    refused(lambda: open('/run/sandglass/sandglass/native.py', 'a')),
+    refused(lambda: open('/run/sandglass/sandglass/native/guest.py', 'a')),
     refused(lambda: open('/proc/sys/kernel/core_pattern', 'w')),
     refused(lambda: open('/proc/sysrq-trigger', 'w')),
     refused(lambda: socket.create_connection(('1.1.1.1', 53), timeout=1)),

@@ -6,14 +6,14 @@ In isolated mode, where PYTHONPATH is not heard:
         FOLDER --fd N --epoch E
 
 where FOLDER holds the package `sandglass`. With `--connect PATH` for `--fd N` it is the first process of a container
-(`container.py`).
+(`native/container.py`).
 """
 
 from __future__ import annotations
 
 import argparse
 
-FRAMING = "delimiter: stateless runs over standard input and output; see sandglass/delimiter.py"
+FRAMING = "delimiter: stateless runs over standard input and output; see sandglass/native/delimiter.py"
 
 
 def main() -> None:
@@ -38,38 +38,38 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     if arguments.framing == "delimiter":
-        from sandglass.delimiter import serve as serve_runs
+        from sandglass.native.delimiter import serve as serve_runs
 
         serve_runs(arguments.preload, arguments.timeout)
     if arguments.fd is None and arguments.connect is None:
         parser.error("--fd is missing: sandglass-host starts guests, not people")
     if arguments.zygote:
-        from sandglass.zygote import serve as serve_forks
+        from sandglass.native.zygote import serve as serve_forks
 
         serve_forks(arguments.fd)
     if arguments.epoch is None:
         parser.error("--epoch is missing")
     fd = arguments.fd
     if fd is None:
-        from sandglass.container import enter
+        from sandglass.native.container import enter
 
         fd = enter(arguments.connect, arguments.filter)
     if arguments.confine:
-        from sandglass.bounds import bound_signals
-        from sandglass.landlock import confine
+        from sandglass.native.bounds import bound_signals
+        from sandglass.native.landlock import confine
 
         bound_signals()
         confine()
     if arguments.preload:
-        from sandglass.zygote import preload
+        from sandglass.native.zygote import preload
 
         preload(arguments.preload.split(","))
     control = None
     if arguments.control is not None:
-        from sandglass.forks import stand_over
+        from sandglass.native.forks import stand_over
 
         control = arguments.control, stand_over()
-    from sandglass.native import serve
+    from sandglass.native.guest import serve
 
     serve(fd, arguments.epoch, arguments.reap == "all", control)
 

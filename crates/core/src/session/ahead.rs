@@ -17,10 +17,8 @@ use super::{Body, Command, Effect, Guest, Input, Reply, Session, Ticket};
 use crate::budget::{Budget, BudgetLimits};
 use crate::deadline::earliest;
 use crate::execution::Outcome;
-use crate::limits::{
-    AHEAD_TTL_MS, CHECK_MS, EVENT_BYTES, EXTEND_MS, MAX_AHEAD_BYTES, MAX_SPARED_MS, MAX_WRITTEN_BYTES, PROMOTION_MS,
-};
-use crate::protocol::{Event, Request, Spared};
+use crate::limits::{AHEAD_TTL_MS, CHECK_MS, EVENT_BYTES, EXTEND_MS, MAX_AHEAD_BYTES, MAX_WRITTEN_BYTES, PROMOTION_MS};
+use crate::protocol::{Event, Request};
 use crate::speculate::{Prediction, Predictor, Share, Source, Tally, begins_with_line_end};
 
 /// By how much two clocks may differ that are so far apart: whoever is woken by one must be late by the other.
@@ -691,17 +689,6 @@ impl<B: Body> Session<B> {
         {
             let source = run.prediction.source;
             self.tally(source).finished += 1;
-        }
-    }
-
-    /// An execution had been done before, in part.
-    pub(super) fn spared(&mut self, spared: Spared) {
-        let tally = self.tally(Source::Memo);
-        for count in [&mut tally.started, &mut tally.finished, &mut tally.used] {
-            *count += 1;
-        }
-        if spared.ms.is_finite() {
-            tally.time_saved += spared.ms.clamp(0.0, MAX_SPARED_MS);
         }
     }
 

@@ -618,9 +618,6 @@ impl<B: Body> Session<B> {
         self.learn(&execution.code, deadline.guest_ms(now));
         let ended = execution.ended(&deadline, now, &report, state);
         let last = body.filter(|_| report.has_final);
-        if let Some(spared) = report.memo {
-            self.spared(spared);
-        }
         if let Some(names) = report.names {
             self.names = names;
         }

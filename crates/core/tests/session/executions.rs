@@ -4,9 +4,8 @@ use sandglass_core::Error;
 use sandglass_core::budget::BudgetLimits;
 use sandglass_core::deadline::StopReason;
 use sandglass_core::execution::{Outcome, StateStatus};
-use sandglass_core::protocol::{Encoding, Ended, Event, ExecutionReport, Request, Spared, Stream};
+use sandglass_core::protocol::{Encoding, Ended, Event, ExecutionReport, Request, Stream};
 use sandglass_core::session::{Command, Input, Reply};
-use sandglass_core::speculate::Source;
 use sandglass_core::stats::Outcomes;
 
 use crate::world::{World, limits, ok, output, raised};
@@ -290,17 +289,4 @@ fn the_session_counts_what_it_has_done() {
     assert_eq!((&stats.executions, stats.host_calls), (&outcomes, 1));
     assert_eq!((stats.guests, stats.restored, stats.lost), (2, 0, 1));
     assert_eq!((stats.duration, stats.guest_time), (35.0, 30.0));
-}
-
-#[test]
-fn what_was_spared_is_counted_and_not_believed_without_bounds() {
-    let mut world = World::ready();
-    for (number, ms) in [12.5, f64::INFINITY, f64::NAN, -1.0, 1e300].into_iter().enumerate() {
-        world.execute("len(context)");
-        let memo = Some(Spared { hits: u32::MAX, ms });
-        world.ends(ExecutionReport { memo, ..ok() });
-        let tally = world.session.stats().ahead.code[&Source::Memo].clone();
-        let least = if number < 4 { 12.5 } else { 3_600_012.5 };
-        assert_eq!((tally.used as usize, tally.time_saved), (number + 1, least), "{ms}");
-    }
 }

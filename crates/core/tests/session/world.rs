@@ -797,7 +797,6 @@ pub(crate) fn ok() -> ExecutionReport {
         omitted_displays: 0,
         files: Vec::new(),
         omitted_files: 0,
-        memo: None,
     }
 }
 

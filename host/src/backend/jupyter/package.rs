@@ -28,12 +28,13 @@ const ATTACH: &str = "
 import importlib, sys
 if sys.version_info < (3, 11):
     raise RuntimeError(f'guests need Python 3.11 or newer, and this is {sys.version.split()[0]}')
-if name in sys.modules:  # of a host that has left, whose files may be gone
-    sys.modules[name].__path__ = [f'{folder}/{name}']
+for known, module in list(sys.modules.items()):  # of a host that has left, whose files may be gone
+    if known.partition('.')[0] == name and hasattr(module, '__path__'):
+        module.__path__ = [f"{folder}/{known.replace('.', '/')}"]
 sys.path.insert(0, folder)
 try:
     importlib.invalidate_caches()
-    kernel = importlib.import_module(f'{name}.kernel')
+    kernel = importlib.import_module(f'{name}.native.kernel_guest')
 finally:
     sys.path.remove(folder)
 kernel.attach(path, token, epoch)
@@ -84,7 +85,7 @@ impl Package {
 /// Code that has a kernel do something for the guest with this token.
 pub(super) fn call(function: &str, token: &str) -> String {
     format!(
-        "__import__(\"sys\").modules[\"{}.kernel\"].{function}(\"{token}\")",
+        "__import__(\"sys\").modules[\"{}.native.kernel_guest\"].{function}(\"{token}\")",
         *NAME
     )
 }

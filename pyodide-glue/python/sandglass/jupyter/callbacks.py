@@ -13,10 +13,10 @@ from threading import Event, Lock, Thread, current_thread
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
-from sandglass.errors import HostCallError
 from sandglass.jupyter.kernel import HAS_THREADS, Turn, in_notebook, serving
-from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
-from sandglass.values import as_text, type_name
+from sandglass.runtime.errors import HostCallError
+from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.runtime.values import as_text, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable

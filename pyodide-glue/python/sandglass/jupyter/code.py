@@ -5,10 +5,10 @@ from __future__ import annotations
 import builtins
 from typing import TYPE_CHECKING, Any
 
-from sandglass.execution import compile_cell
 from sandglass.jupyter import kernel
-from sandglass.output import no_input
-from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.runtime.compiling import compile_cell
+from sandglass.runtime.output import no_input
+from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

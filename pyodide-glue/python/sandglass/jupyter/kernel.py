@@ -14,9 +14,9 @@ from functools import partial
 from threading import RLock, Timer, current_thread, get_ident, main_thread
 from typing import TYPE_CHECKING, Any
 
-from sandglass.loop import EventLoops, FinishedLoop, outer_loop_suspended
-from sandglass.output import Channel, KeptText, SharedEmitter, TextStream
-from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.runtime.loop import EventLoops, FinishedLoop, outer_loop_suspended
+from sandglass.runtime.output import Channel, KeptText, SharedEmitter, TextStream
+from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

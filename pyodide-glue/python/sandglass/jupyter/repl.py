@@ -16,20 +16,21 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
-from sandglass import execution as cells
-from sandglass.errors import Submitted
-from sandglass.helpers import Helpers
 from sandglass.jupyter import kernel
 from sandglass.jupyter.callbacks import Callbacks, calling
 from sandglass.jupyter.code import compile_code, safe_builtins
 from sandglass.jupyter.environment import ask_child, ask_handler
 from sandglass.jupyter.result import Result, kept, short, unwrapped
 from sandglass.jupyter.sync import Sync
-from sandglass.namespace import MISSING, Namespace
-from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
-from sandglass.profiles import PROFILES
-from sandglass.tracebacks import describe
-from sandglass.values import type_name
+from sandglass.runtime.errors import Submitted
+from sandglass.runtime.helpers import Helpers
+from sandglass.runtime.namespace import MISSING, Namespace
+from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.runtime.profiles import PROFILES
+from sandglass.runtime.running import run
+from sandglass.runtime.sources import Sources
+from sandglass.runtime.tracebacks import describe
+from sandglass.runtime.values import type_name
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -150,7 +151,7 @@ class JupyterREPL:
                 raise ValueError(f"custom_tools: {name!r} is no name that a tool can have")
             (helpers if callable(tool) else values)[name] = tool
         self._namespace.configure(profile, helpers, aliases)
-        self._sources = cells.Sources()
+        self._sources = Sources()
         self._sources.limit = _MAX_SOURCE_CHARS
         finalize(self, self._sources.clear)  # for a REPL that is dropped without `cleanup`
         self._loops = kernel.KernelLoops()
@@ -379,7 +380,7 @@ class JupyterREPL:
     def _run_cell(self, codes: list[CodeType], shell: Any, turn: kernel.Turn) -> str | None:
         module = self._namespace.module
         with nullcontext() if shell is None else kernel.shell_namespace(turn, shell, module):
-            value = cells.run(codes, vars(module), self._loops)
+            value = run(codes, vars(module), self._loops)
         show = PROFILES[self.profile].show
         return None if value is None or show is None else show(value)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandglass.helpers import AwaitableList, AwaitableStr
-from sandglass.output import KeptText, printable
-from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
-from sandglass.values import safe_repr
+from sandglass.runtime.helpers import AwaitableList, AwaitableStr
+from sandglass.runtime.output import KeptText, printable
+from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.runtime.values import safe_repr
 
 _MAX_REPR_CHARS = 1000
 

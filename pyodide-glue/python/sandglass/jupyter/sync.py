@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sandglass.helpers import AwaitableStr
-from sandglass.namespace import MISSING, Namespace
-from sandglass.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.runtime.helpers import AwaitableStr
+from sandglass.runtime.namespace import MISSING, Namespace
+from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

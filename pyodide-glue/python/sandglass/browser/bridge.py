@@ -1,0 +1,118 @@
+"""The bridge in a browser: `bridge.js` as a `Bridge`. Imported inside Pyodide only."""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+from asyncio.events import _get_running_loop, _set_running_loop
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from pyodide.ffi import can_run_sync, run_sync, to_js  # type: ignore[import-not-found]
+
+from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.runtime.user_code import in_user_code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from sandglass.runtime.runtime import Runtime
+
+#: The signal that `bridge.js` asks for a breath by.
+CLOCK = 64
+_CANNOT_WAIT = object()
+_set_handler = _signal.signal  # the module `signal` adds 20 µs of enums
+
+
+class BrowserBridge:
+    """Adapts `bridge.js`: its promises become blocking calls, and its interruptions KeyboardInterrupt."""
+
+    _js: Any
+    _pyodide_loop: Any
+    _can_block: bool
+    output: Callable[[str, int, str], None]
+    runtime: Runtime
+
+    def connect(self, js: Any) -> None:
+        self._js = js
+        self._pyodide_loop = _get_running_loop()
+        self._can_block = bool(js.canBlock)
+        self.output = js.output
+
+    def display(self, mime: str, data: bytes, is_result: bool) -> None:
+        self._js.display(mime, to_js(data), is_result)
+
+    def host_call(self, name: str, calls: list[tuple[str, bytes]]) -> list[tuple[bool, str, bytes]]:
+        js = self._js
+        # One crossing for all of them. A short text is cheaper as a string.
+        flat = [
+            part
+            for encoding, body in calls
+            for part in (encoding, body.decode() if encoding == "text" and body.isascii() else body)
+        ]
+        if len(flat) == 2 and type(flat[1]) is str:
+            js.call(name, *flat)
+        else:
+            js.callAll(name, to_js(flat))
+        try:
+            answers = self._wait(js.answered, js.answeredBlocking)
+        except BaseException:
+            js.forget()
+            raise
+        flat = iter(answers.to_py())
+        return [(ok, kind, _bytes(body)) for ok, kind, body in zip(flat, flat, flat, strict=True)]
+
+    def sleep(self, seconds: float | None) -> None:
+        ms = None if seconds is None else seconds * 1000
+        self._wait(self._js.sleep, self._js.sleepBlocking, ms)
+
+    def _wait(self, start: Any, block: Any, *args: Any) -> Any:
+        """Waits one way or the other. Nothing comes back when Python is to stop."""
+        result = _CANNOT_WAIT
+        if self._can_block:
+            result = block(*args)
+        elif can_run_sync():
+            with suppress(RuntimeError):  # a JavaScript frame may be in the way
+                result = self._suspend(start, *args)
+        if result is _CANNOT_WAIT:
+            raise RuntimeError(
+                "Python cannot wait here: a JavaScript function is on the stack, or the browser lacks JSPI. Call it "
+                "outside of JavaScript callbacks, or serve the page cross-origin isolated. Nothing was sent"
+            )
+        if result is None:
+            raise KeyboardInterrupt
+        return result
+
+    def _suspend(self, start: Any, *args: Any) -> Any:
+        """`run_sync`. It resumes only if the promise was made while Pyodide's own event loop counted as running."""
+        loop = _get_running_loop()
+        paused = self.runtime.pause()
+        _set_running_loop(self._pyodide_loop)
+        try:
+            return run_sync(start(*args))
+        finally:
+            _set_running_loop(loop)
+            self.runtime.resume(paused)
+
+    def watch(self) -> None:
+        """Listens for the signal by which `bridge.js` asks for a breath."""
+        _set_handler(CLOCK, self._breathe)
+
+    def _breathe(self, _signal: int, frame: FrameType | None) -> None:
+        js = self._js
+        if not in_user_code(frame):
+            js.lookAgain()
+            return
+        self.runtime.flush()  # so that it shows while Python computes, and is not lost should it have to be killed
+        if js.overdue():
+            raise KeyboardInterrupt
+        if not self._can_block and can_run_sync() and self.runtime.is_current:
+            try:
+                if self._suspend(js.breathe) is None:
+                    raise KeyboardInterrupt
+            except RuntimeError:
+                pass  # a JavaScript frame is in the way; the deadline still holds
+
+
+def _bytes(body: Any) -> bytes:
+    return body.encode() if isinstance(body, str) else bytes(body)

@@ -1,0 +1,262 @@
+"""The guest in a browser: what `worker.js` calls.
+
+Imported inside Pyodide only.
+"""
+
+from __future__ import annotations
+
+import random
+from codecs import getincrementaldecoder
+from contextlib import suppress
+from importlib import invalidate_caches
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfoNotFoundError
+from zoneinfo import _common as time_zones
+
+from pyodide.ffi import to_js  # type: ignore[import-not-found]
+
+from sandglass.ahead.survey import survey_of
+from sandglass.browser.bridge import CLOCK, BrowserBridge
+from sandglass.runtime import values
+from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.runtime.pristine import from_json, to_json
+from sandglass.runtime.reserve import Reserve
+from sandglass.runtime.runtime import Runtime
+from sandglass.runtime.signals import reserve
+from sandglass.runtime.tracebacks import message_of
+from sandglass.runtime.values import BYTE_ORDER_MARK
+from sandglass.state.state import State
+
+if TYPE_CHECKING:
+    from codecs import IncrementalDecoder
+    from collections.abc import Callable
+
+_FILE_PIECE_BYTES = 1 << 20
+_Decoder = getincrementaldecoder("utf-8")
+_PACKAGE_HINT = (
+    "Python cannot install packages here; the page can, if there is one that has this module: "
+    'createSandbox({{ packages: ["{name}"] }}), loadPackages(["{name}"]) or autoImport'
+)
+_MOST_NAMED = 10_000
+_load_tzdata = time_zones.load_tzdata
+
+
+class Guest:
+    """What `worker.js` calls. Results are JavaScript values, refusals too: whatever is raised here is fatal."""
+
+    _js: Any
+
+    def __init__(self) -> None:
+        self._bridge = BrowserBridge()
+        self._runtime = Runtime(self._bridge)
+        self._state = State(self._runtime)
+        self._pieces: list[Any] = []
+        self._is_too_much = False  # for the memory that there is: the rest of it is not taken either
+        self._decoder: IncrementalDecoder | None = None
+        self._bridge.runtime = self._runtime
+        self._runtime.take_written = self._take_written
+        self._runtime.take_rest = self._take_rest
+        self._runtime.package_hint = _PACKAGE_HINT
+        self._reserve = self._runtime.reserve = Reserve()
+        reserve(CLOCK, self._runtime.own)
+        self._runtime.own(vars(time_zones), "load_tzdata", _load_time_zone)
+
+    def connect(self, js_bridge: Any) -> None:
+        self._js = js_bridge
+        self._bridge.connect(js_bridge)
+        self._runtime.install()
+
+    def _take_written(self) -> list[tuple[int, bytes]]:
+        js = self._js
+        return [(fd, data.to_bytes()) for fd, data in js.takeWritten()] if js.hasWritten else []
+
+    def configure(self, config: str) -> Any:
+        return _answer(lambda: self._runtime.configure(from_json(config)))
+
+    def prepare(self, execution: int, source: str) -> None:
+        self._runtime.prepare(execution, source)
+
+    def execute(self, execution: int, source: str, ahead: bool) -> Any:
+        """The header alone, or `[header, encoding, final]`. None when there is not enough memory to go on.
+
+        The header is empty when the cell waits for more of its text: `extend` brings it, and this is called again.
+        """
+        if not self._runtime.is_unfinished:
+            self._bridge.watch()
+            self._reserve.is_spent = False  # a value that was set may have said so; this cell tells by itself
+        try:
+            header, encoding, body = self._runtime.execute(execution, source, ahead)
+        except MemoryError:
+            return None
+        if self._reserve.is_spent:
+            return None
+        return header if encoding == "none" else to_js([header, encoding, body])
+
+    def extend(self, execution: int, text: str, is_last: bool) -> None:
+        """What `execute` runs next of a cell whose text is still being written."""
+        self._runtime.extend(execution, text, is_last)
+
+    def is_plain(self, source: str) -> bool:
+        """See `Runtime.is_plain`."""
+        return self._runtime.is_plain(source)
+
+    def _take_rest(self) -> str:
+        return str(self._js.rest())
+
+    def get_variable(self, name: str) -> Any:
+        return _answer(lambda: self._runtime.get_variable(name))
+
+    def take_text(self, piece: Any) -> None:
+        """A piece of the text that `set_variable` will bring the end of, decoded while the rest is on its way."""
+        if self._is_too_much:
+            return
+        try:
+            self._pieces.append(values.decode("text", piece.to_bytes()))
+        except MemoryError:
+            self._pieces.clear()
+            self._is_too_much = True
+
+    def take_file(self, piece: Any, last: bool) -> bool:
+        """The same for a file that may be no text: then it is False, and what was taken is forgotten."""
+        if self._is_too_much:
+            return True
+        decoder = self._decoder = self._decoder or _Decoder()
+        try:
+            text = decoder.decode(piece.to_bytes(), last)
+        except UnicodeDecodeError:
+            self._decoder = None
+            self._pieces.clear()
+            return False
+        except MemoryError:
+            self._decoder = None
+            self._pieces.clear()
+            self._is_too_much = True
+            return True
+        self._pieces.append(text if self._pieces else text.removeprefix(BYTE_ORDER_MARK))
+        if last:
+            self._decoder = None
+        return True
+
+    def set_variable(self, name: str, encoding: str, body: Any) -> Any:
+        pieces, self._pieces = self._pieces, []
+        is_too_much, self._is_too_much = self._is_too_much, False
+
+        def assign() -> None:
+            if is_too_much:
+                raise MemoryError
+            if not pieces:
+                return self._runtime.set_variable(name, encoding, body.to_bytes())
+            pieces.append(values.decode("text", body.to_bytes()))
+            text = "".join(pieces)
+            pieces.clear()
+            return self._runtime.assign(name, text)
+
+        return _answer(assign)
+
+    def list_variables(self) -> Any:
+        return _answer(self._runtime.list_variables)
+
+    def survey(self) -> str:
+        """What the next code may be about, as JSON; see `survey_of`."""
+        return to_json(survey_of(self._runtime))
+
+    def file(self, action: str, path: str, body: Any) -> Any:
+        """`[encoding, piece, …]`, or `["refused", why]`; see `Runtime.file` and `State.cell_file`."""
+        starts = range(0, body.length, _FILE_PIECE_BYTES)
+        pieces = (body.subarray(start, start + _FILE_PIECE_BYTES).to_bytes() for start in starts)
+        try:
+            if action == "cell":
+                return to_js(["bytes", to_js(self._state.cell_file(path, b"".join(pieces)))])
+            encoding, contents = self._runtime.file(action, path, pieces)
+            return to_js([encoding, *[to_js(piece) for piece in contents]])  # one after the other: they may be large
+        except BaseException as error:
+            return to_js(["refused", _describe(error)])
+
+    def flush(self) -> None:
+        """Sends what was printed so far."""
+        self._runtime.flush()
+
+    def find_foreign(self, gone: str) -> str:
+        """Variables that a copy of the memory does not hold: a list of `{name, reason}` as JSON.
+
+        `gone` is a list as JSON, too: the descriptors that cannot be opened again.
+        """
+        proxy = type(self._js).__mro__[-2]  # pyodide.ffi has a stand-in for it only
+        return _named(self._state.find_foreign(proxy, {*from_json(gone)}))
+
+    def save_state(self) -> Any:
+        """`[state, lost]`: the variables by value, and those that it does not hold, as `find_foreign` does."""
+        state, lost = self._state.save()
+        return to_js([state, _named(lost)])
+
+    def load_state(self, state: Any) -> str:
+        """Puts variables back that `save_state` saved; those that it could not, as `find_foreign` does."""
+        return _named(self._state.load(state.to_bytes()))
+
+    def forget_folders(self) -> None:
+        """Has imports look again what there is: files were put there."""
+        with suppress(BaseException):  # a finder of the user's may be asked
+            invalidate_caches()
+
+
+def _load_time_zone(key: str) -> Any:
+    """Reads a zone for `zoneinfo`. Pyodide's reader names a function of its own, below a long chain of exceptions."""
+    try:
+        return _load_tzdata(key)
+    except ZoneInfoNotFoundError:
+        if find_spec("tzdata") is not None:
+            raise ZoneInfoNotFoundError(f"No time zone found with key {key}") from None
+        hint = _PACKAGE_HINT.format(name="tzdata")
+        raise ZoneInfoNotFoundError(f"No time zone found with key {key}: there is no module tzdata. {hint}") from None
+
+
+def _named(reasons: list[tuple[str, str]]) -> str:
+    return to_json([{"name": name, "reason": reason[:300]} for name, reason in reasons[:_MOST_NAMED]])
+
+
+def _answer(ask: Callable[[], tuple[str, bytes] | None]) -> Any:
+    """`[encoding, body]`, or `["refused", why]`."""
+    try:
+        return to_js(ask() or ("none", b""))
+    except BaseException as error:
+        return to_js(["refused", _describe(error)])
+
+
+def _describe(error: BaseException) -> str:
+    if type(error) is MemoryError:
+        return "there is not enough memory for it (memoryLimit)"
+    return message_of(error)
+
+
+#: Part of the snapshot that guests start from.
+GUEST = Guest()
+#: What JavaScript calls, by name. Part of the snapshot as well, so that it is at the same address in every guest.
+CALLS = {
+    call.__name__: call
+    for call in (
+        GUEST.configure,
+        GUEST.prepare,
+        GUEST.execute,
+        GUEST.extend,
+        GUEST.is_plain,
+        GUEST.survey,
+        GUEST.get_variable,
+        GUEST.set_variable,
+        GUEST.list_variables,
+        GUEST.take_text,
+        GUEST.take_file,
+        GUEST.file,
+        GUEST.forget_folders,
+        GUEST.find_foreign,
+        GUEST.save_state,
+        GUEST.load_state,
+        GUEST.flush,
+    )
+}
+
+
+def connect(js_bridge: Any) -> None:
+    """Makes this interpreter a guest. Called once by `runtime.js`; `worker.js` configures it."""
+    random.seed()  # guests of one snapshot begin with the same state
+    GUEST.connect(js_bridge)

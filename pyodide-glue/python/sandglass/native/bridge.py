@@ -1,0 +1,345 @@
+"""The turn under way in a native guest: its clock, its waits and its end, as a `Bridge`.
+
+The reader thread begins turns, answers waits and stops them; the thread that waits, or the main thread, hears of it.
+
+C code may keep the interpreter's lock for long, so that no other thread of Python gets to run. But some of it looks for
+signals, such as regular expressions. So while the process computes, a timer of the system interrupts the main thread
+every `BREATH_SECONDS`, which then does what the others could not.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+from _thread import RLock, allocate_lock, get_ident
+from os import getppid
+from time import monotonic
+from time import sleep as clock_sleep
+from typing import TYPE_CHECKING, Any
+
+from sandglass.native.host_loop import HostLoop
+from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.runtime.user_code import in_user_code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from types import FrameType
+
+    from sandglass.native.channel import Channel
+
+#: Python may swallow an interrupt; it is repeated until the host's grace period is over.
+REPEAT_SECONDS = 0.2
+#: How soon it is repeated that did not arrive: it came while code of ours ran.
+RETRY_SECONDS = 0.002
+BREATH_SECONDS = 0.05
+#: How often an event loop that has nothing to do looks whether there still is a thread that could wake it.
+LOOK_SECONDS = 0.25
+#: What the reader gets to take what has arrived.
+_BREATH_LENGTH_SECONDS = 0.002
+_FOREVER = float("inf")
+#: What a thread that waits is told when the turn is stopped.
+STOPPING = "the execution is being stopped"
+_SIGINT, _SIGVTALRM = _signal.SIGINT, _signal.SIGVTALRM
+_CPU_TIMER, _set_timer = _signal.ITIMER_VIRTUAL, _signal.setitimer
+_signal_thread, _set_handler, _mask = _signal.pthread_kill, _signal.signal, _signal.pthread_sigmask
+_alarm, _UNBLOCK, _raise_interrupt = _signal.alarm, _signal.SIG_UNBLOCK, _signal.default_int_handler
+
+
+class Wait:
+    """A thread that waits for host calls, or for time to pass."""
+
+    __slots__ = ("answers", "left", "lock", "thread")
+
+    def __init__(self, calls: int) -> None:
+        self.left = calls
+        self.answers: list[tuple[bool, str, Any]] = [(False, "error", b"")] * calls
+        self.thread = get_ident()
+        self.lock = allocate_lock()
+        self.lock.acquire()
+
+    def end(self) -> None:
+        """Lets the thread go on."""
+        if self.lock.locked():
+            self.lock.release()
+
+
+class NativeBridge:
+    """The turn under way: its clock, its waits and its end."""
+
+    loop = HostLoop
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._main = get_ident()
+        self._lock = RLock()  # held for a moment only
+        self._waits: set[Wait] = set()
+        self._calls: dict[int, tuple[Wait, int]] = {}
+        self._last_call = 0
+        self._deadline = _FOREVER
+        self._timeout = _FOREVER
+        self._paused_at: float | None = None
+        self._next_look = _FOREVER
+        self.output = channel.output
+        #: Whether the host has sent something that the reader has not taken.
+        self.has_mail: Callable[[], bool] = bool
+        #: Sends what has waited for too long.
+        self.flush_due: Callable[[], None] = lambda: None
+        #: Why the turn is to stop.
+        self.stopping: str | None = None
+        self._unheard = False
+        self._wakes = 0  # how often `wake` was called, and what each thread knows of that
+        self._seen_wakes: dict[int, int] = {}
+        self._loop_waits: set[Wait] = set()
+        #: Whether a thread is a leftover of an earlier execution, which has no part in this one.
+        self.is_leftover: Callable[[int], bool] = _nobody
+        #: Whether there are threads of others than us.
+        self.has_others: Callable[[], bool] = bool
+        #: Whether user code has made a thread that may not have begun to run, in which case `has_others` misses it.
+        self.has_new_thread = False
+        #: Whether this process is a copy that user code made (`os.fork`).
+        self.is_copy = False
+
+    # ---- Bridge ----
+
+    def display(self, mime: str, data: bytes, is_result: bool) -> None:
+        if not self.is_leftover(get_ident()):
+            self._channel.display(mime, data, is_result)
+
+    def host_call(self, name: str, calls: list[tuple[str, bytes]]) -> list[tuple[bool, str, bytes]]:
+        channel, wait = self._channel, Wait(len(calls))
+        try:
+            with channel.lock:  # numbers have to arrive in order
+                with self._lock:
+                    turn = self._begin_wait(wait)
+                    first = self._last_call + 1
+                    self._last_call += len(calls)
+                    numbers = list(range(first, first + len(calls)))
+                    if not self._calls:
+                        self._paused_at = self._channel.now()
+                    self._calls.update((number, (wait, index)) for index, number in enumerate(numbers))
+                channel.calls(turn, numbers, name, calls)
+            wait.lock.acquire()
+        finally:
+            with self._lock:
+                self._waits.discard(wait)
+                self._forget(wait)
+        self._check(wait)
+        return wait.answers
+
+    def sleep(self, seconds: float | None) -> None:
+        if self.is_copy:
+            return clock_sleep(_FOREVER if seconds is None else seconds)
+        if self._channel.now is not monotonic:  # ahead: it waits here, and sleeps from when its code has come
+            getppid()
+        self._sleep(seconds, False)
+        return None
+
+    def _sleep(self, seconds: float | None, can_be_woken: bool) -> None:
+        wait = Wait(1)
+        try:
+            with self._lock:
+                self._begin_wait(wait)
+                if can_be_woken:
+                    self._loop_waits.add(wait)
+                    if self._seen_wakes.get(wait.thread, 0) != self._wakes:
+                        wait.end()
+            self._channel.flush()
+            wait.lock.acquire(True, -1 if seconds is None else seconds)
+        finally:
+            with self._lock:
+                self._waits.discard(wait)
+                if can_be_woken:
+                    self._loop_waits.discard(wait)
+                    self._seen_wakes[wait.thread] = self._wakes
+        self._check(wait)
+
+    def wake(self) -> None:
+        """Lets an event loop look what there is to do."""
+        with self._lock:
+            self._wakes += 1
+            for wait in self._loop_waits:
+                wait.end()
+
+    def may_wake(self) -> bool:
+        """Whether user code has threads, or had one that did."""
+        is_new, self.has_new_thread = self.has_new_thread, False  # it begins while the loop waits once
+        return is_new or self.has_others() or self._seen_wakes.get(get_ident(), 0) != self._wakes
+
+    def wait(self, seconds: float | None) -> None:
+        """`sleep` that ends with `wake`."""
+        if self.is_copy:
+            return clock_sleep(_FOREVER if seconds is None else seconds)
+        self._sleep(LOOK_SECONDS if seconds is None else seconds, True)  # whoever would wake it may have ended
+        return None
+
+    def end_waits(self, threads: Collection[int]) -> None:
+        """Ends the waits of these threads."""
+        with self._lock:
+            for wait in self._waits:
+                if wait.thread in threads:
+                    wait.end()
+
+    def _begin_wait(self, wait: Wait) -> int:
+        turn = self._channel.turn
+        if not turn or self.is_copy or self.is_leftover(wait.thread):
+            raise RuntimeError(
+                "this process is a copy (os.fork) of the sandbox's: it cannot call the host"
+                if self.is_copy
+                else "this thread is a leftover of an earlier execution: it cannot wait, or call the host"
+            )
+        if self.stopping:
+            raise self._interrupted()
+        self._waits.add(wait)
+        return turn
+
+    def _check(self, wait: Wait) -> None:
+        if self.is_leftover(wait.thread):
+            raise SystemExit
+        if self.stopping:
+            raise self._interrupted()
+
+    def _interrupted(self) -> BaseException:
+        if get_ident() != self._main:
+            return SystemExit(STOPPING)
+        self._next_look = monotonic() + REPEAT_SECONDS  # so there is time to clean up
+        return KeyboardInterrupt()
+
+    def _forget(self, wait: Wait) -> None:
+        for number in [number for number, (called, _) in self._calls.items() if called is wait]:
+            del self._calls[number]
+        if not self._calls:
+            self._resume()
+
+    def _resume(self) -> None:
+        """The clock goes on: no call is pending."""
+        if self._paused_at is not None:
+            self._deadline += monotonic() - self._paused_at
+            self._paused_at = None
+
+    # ---- the reader's ----
+
+    def begin(self, turn: int, timeout_ms: float) -> None:
+        """A turn begins."""
+        with self._lock:
+            self.stopping = None
+            self.has_new_thread = False
+            self._calls.clear()
+            self._seen_wakes.clear()
+            self._wakes = 0
+            self._paused_at = None
+            self._timeout = timeout_ms / 1000
+            self._next_look = self._deadline = monotonic() + self._timeout
+            self._channel.begin(turn)
+
+    def reply(self, call: int, status: str, encoding: str, message: str | None, body: Any) -> None:
+        """The host has answered a call."""
+        with self._lock:
+            wait, index = self._calls.pop(call, (None, 0))
+            if wait is None:
+                return
+            ok = status == "ok"
+            wait.answers[index] = (True, encoding, body) if ok else (False, status, (message or "").encode())
+            wait.left -= 1
+            if not self._calls:
+                self._resume()
+            if not wait.left:
+                wait.end()
+
+    def interrupt(self, turn: int, reason: str) -> None:
+        """The host wants the turn to stop."""
+        with self._lock:
+            if turn == self._channel.turn:
+                self._stop(reason)
+
+    def tick(self) -> float:
+        """Does what is due; how many seconds until there may be more, -1 when nothing is to be expected."""
+        with self._lock:
+            if not self._channel.turn:
+                return -1
+            now = monotonic()
+            if self.stopping:
+                if now >= self._next_look:
+                    self._stop(self.stopping)
+                return max(self._next_look - now, RETRY_SECONDS)
+            if self._paused_at is not None:
+                return -1  # the host's answer wakes the reader
+            if now >= self._deadline:
+                self._stop("timeout")
+                return RETRY_SECONDS
+            return self._deadline - now
+
+    def _stop(self, reason: str) -> None:
+        self.stopping = self.stopping or reason
+        waits = list(self._waits)
+        for wait in waits:
+            wait.end()
+        if any(wait.thread == self._main for wait in waits):
+            return
+        self._next_look = monotonic() + RETRY_SECONDS
+        _signal_thread(self._main, _SIGINT)
+
+    def asked_for(self) -> None:
+        """What has run ahead until now goes on as what the host waits for, and has its time from now on."""
+        with self._lock:
+            if not self._channel.turn:
+                return
+            now = monotonic()
+            self._next_look = self._deadline = now + self._timeout
+            if self._paused_at is not None:
+                self._paused_at = now
+            _set_timer(_CPU_TIMER, BREATH_SECONDS, BREATH_SECONDS)
+
+    def become_copy(self) -> None:
+        """This process is a copy."""
+        self.is_copy = True
+        self._lock = RLock()
+        _set_handler(_SIGINT, _raise_interrupt)
+
+    # ---- the main thread's ----
+
+    def rest(self) -> None:
+        """No signal is to come between two turns."""
+        _set_timer(_CPU_TIMER, 0)
+
+    def end(self) -> str | None:
+        """The turn is about to end; why it was to stop, if it was."""
+        _set_timer(_CPU_TIMER, 0)
+        _alarm(0)  # what a cell set would end a later one
+        with self._lock:
+            reason, self.stopping = self.stopping, None
+            self._unheard = False
+            self._deadline = self._next_look = _FOREVER
+            for wait in self._waits:
+                wait.end()
+            return reason
+
+    def watch(self, clock: bool = True) -> None:
+        """Listens to signals, whatever user code did to that; without `clock`, to no timer yet."""
+        _set_handler(_SIGINT, self._on_interrupt)
+        _set_handler(_SIGVTALRM, self._breathe)
+        _mask(_UNBLOCK, (_SIGINT, _SIGVTALRM))
+        _set_timer(_CPU_TIMER, *(BREATH_SECONDS if clock else 0.0,) * 2)
+
+    def _breathe(self, _number: int, frame: FrameType | None) -> None:
+        if not self._channel.turn or self.is_copy or not in_user_code(frame):
+            return
+        self.flush_due()
+        if self.has_mail():
+            clock_sleep(_BREATH_LENGTH_SECONDS)
+        now = monotonic()
+        due = self._next_look if self.stopping else self._deadline
+        if (now >= due and (self.stopping or self._paused_at is None)) or (self.stopping and self._unheard):
+            self._unheard = False
+            self.stopping = self.stopping or "timeout"
+            self._next_look = now + REPEAT_SECONDS
+            raise KeyboardInterrupt
+
+    def _on_interrupt(self, _number: int, frame: FrameType | None) -> None:
+        if self._channel.turn and in_user_code(frame):
+            self._next_look = monotonic() + REPEAT_SECONDS
+            raise KeyboardInterrupt
+        # It came in `_breathe`, say: where C holds the GIL, the reader gets it nowhere else.
+        self._unheard = True
+
+
+def _nobody(_ident: int) -> bool:
+    return False

@@ -1,0 +1,139 @@
+"""What a native guest sends: events of the turn under way, in frames, from any thread.
+
+Text that follows a message so soon waits for the next one, so that most executions are answered by a single frame.
+Output and displays take credit, which the host gives back as it reads them: what it has no room for waits here.
+"""
+
+from __future__ import annotations
+
+from _json import encode_basestring as quote
+from _thread import RLock, allocate_lock
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from sandglass.native.frames import pack_frame
+from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Bytes of output and displays that the host has not acknowledged, at most: UTF-8 of texts, bodies of displays.
+CREDIT_BYTES = 4 << 20
+HOLD_SECONDS = 0.02
+_MAX_HELD_CHARS = 4096
+_MAX_HELD_EVENTS = 64
+_MAX_FRAME_CHARS = 256 << 10
+
+
+class Channel:
+    """Sends events. `send` takes a whole frame; it may block."""
+
+    def __init__(self, send: Callable[[bytes], object], epoch: int) -> None:
+        self._send = send
+        self._epoch = epoch
+        self._held: list[str] = []
+        self._hold_until = 0.0
+        self._credit = CREDIT_BYTES
+        self._credit_lock = allocate_lock()  # held for a moment only: the reader takes it
+        self._more_credit = allocate_lock()  # released when there is more
+        self._more_credit.acquire()
+        #: Held while a frame is sent. Never taken by the reader: it has to hear of credit meanwhile.
+        self.lock = RLock()
+        #: The turn under way, 0 between turns.
+        self.turn = 0
+        #: The clock. Code that runs ahead has none.
+        self.now = monotonic
+
+    def begin(self, turn: int) -> None:
+        """A turn begins. Called by the reader."""
+        self._hold_until = monotonic() + HOLD_SECONDS
+        self.turn = turn
+
+    def renew(self, epoch: int) -> None:
+        """In a copy of the guest: there is another host's end."""
+        self._epoch = epoch
+        self._held = []
+        self._credit = CREDIT_BYTES
+
+    def end(self, event: str, body: bytes | None) -> None:
+        """Ends the turn with an event."""
+        with self.lock:
+            self.turn = 0  # first: the host may begin the next one as soon as it has the event
+            self._post(event, None if body is None else [body])
+
+    def post(self, event: str) -> None:
+        """Sends an event that belongs to no turn."""
+        with self.lock:
+            self._post(event, None)
+
+    def output(self, stream: str, skipped: int, text: str) -> None:
+        with self.lock:
+            turn = self.turn
+            if not turn:
+                return
+            self._spend(len(text) if text.isascii() else len(text.encode()))
+            event = f'{{"type":"output","turn":{turn},"stream":"{stream}","skipped":{skipped},"text":{quote(text)}}}'
+            if self.now() < self._hold_until and len(text) < _MAX_HELD_CHARS and len(self._held) < _MAX_HELD_EVENTS:
+                self._held.append(event)
+            else:
+                self._post(event, None)
+
+    def display(self, mime: str, data: bytes, is_result: bool) -> None:
+        with self.lock:
+            if self.turn:
+                self._spend(len(data))
+                result = ',"isResult":true' if is_result else ""
+                self._post(f'{{"type":"display","turn":{self.turn},"mime":{quote(mime)}{result}}}', [data])
+
+    def calls(self, turn: int, numbers: list[int], name: str, calls: list[tuple[str, bytes]]) -> None:
+        """Sends host calls; in several frames where they are large."""
+        start = f'{{"type":"hostCall","turn":{turn},"name":{quote(name)},"batch":{len(calls)},"blocking":false'
+        events: list[str] = []
+        bodies: list[bytes] = []
+        size = 0
+        for number, (encoding, body) in zip(numbers, calls, strict=True):
+            events.append(f'{start},"call":{number},"encoding":"{encoding}"}}')
+            bodies.append(body)
+            size += len(body) + len(start)
+            if size > _MAX_FRAME_CHARS:
+                self._post(",".join(events), bodies)
+                events, bodies, size = [], [], 0
+        if events:
+            self._post(",".join(events), bodies)
+
+    def flush(self) -> None:
+        """Sends what waits for the next message."""
+        with self.lock:
+            if self._held:
+                self._post(None, None)
+
+    def flush_due(self) -> None:
+        """Sends what has waited for the next message long enough."""
+        if self._held and self.now() >= self._hold_until:
+            self.flush()
+
+    def give(self, credit: int) -> None:
+        """The host has read so much."""
+        with self._credit_lock:
+            self._credit += credit
+            if self._more_credit.locked():
+                self._more_credit.release()
+
+    def _spend(self, size: int) -> None:
+        """Waits for credit; half of it is enough for what is large: hosts give it back in portions, and never all."""
+        needed = min(size, CREDIT_BYTES // 2)
+        if self._credit < needed and self._held:
+            self._post(None, None)  # or the host would wait for what waits for it
+        while True:
+            with self._credit_lock:
+                if self._credit >= needed:
+                    self._credit -= size
+                    return
+            self._more_credit.acquire()
+
+    def _post(self, event: str | None, bodies: list[bytes] | None) -> None:
+        events, self._held = self._held, []
+        if event is not None:
+            events.append(event)
+        self._hold_until = self.now() + HOLD_SECONDS
+        self._send(pack_frame(self._epoch, f"[{','.join(events)}]".encode(), bodies or ()))

@@ -1,0 +1,328 @@
+"""Copies of a native guest that run code which nobody has asked for yet: forks of its process (`crates/core/src/session/ahead.rs`).
+
+The host asks for one on a control socket of type SOCK_SEQPACKET, between two turns. The packet is `{"epoch": n}` and
+comes with the copy's channel, its own control socket, and a socket on which there is a byte when its code has come. The
+answer is `{"forked": n}` with pidfds of the copy and of the guest itself, or `{"failed": why}`.
+
+The fork is the system's alone: nothing is done that Python does at a fork, such as seeding `random` anew, because the
+copy may become the guest. So there must be one thread only, and nothing that a fork does not copy or would share. The
+copy has the same descriptors, by number, and what it does to the world waits (`ahead/syscall_gate.py`). What tells the
+two apart all the same is the number of the process and the time that it has computed: when code has asked for either,
+there are no copies any more.
+
+Guests come and go while the process that the host has started remains (`stand_over`): it waits for the last one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from _json import encode_basestring_ascii as quote
+from _signal import ITIMER_PROF, ITIMER_REAL, ITIMER_VIRTUAL, SIG_DFL, SIG_IGN, SIGCHLD, getitimer, getsignal  # type: ignore[import-not-found]
+from _socket import AF_UNIX, CMSG_SPACE, MSG_DONTWAIT, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET, socketpair
+from _socket import socket as Socket
+from _thread import get_native_id
+from contextlib import suppress
+from json import JSONDecoder
+from os import (
+    O_CLOEXEC,
+    O_RDWR,
+    WNOHANG,
+    _exit,
+    close,
+    dup2,
+    fstat,
+    getpid,
+    listdir,
+    pidfd_open,
+    waitpid,
+    waitstatus_to_exitcode,
+)
+from os import open as open_fd
+from os import read as read_fd
+from os import write as system_write
+from re import compile as to_pattern
+from struct import Struct
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, NoReturn
+
+from sandglass.ahead.syscall_gate import SyscallGate, is_possible
+from sandglass.native.leftovers import adopt_orphans
+from sandglass.native.pipes import move_up
+from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+_PACKET_BYTES = 4096
+_FDS = 3
+_MOST_REASON_CHARS = 500
+#: How long threads of ours may take to be gone.
+_ALONE_SECONDS = 0.2
+#: Where the C library keeps what it maps to be shared, to be read only.
+_LIBRARIES = " /usr/lib/"
+#: Of all processes, a copy is the first that the system ends when there is no memory left.
+_OOM_SCORE = b"1000"
+_PID = Struct("<q")
+_DESCRIPTOR = Struct("=i")
+#: Whose numbers are kept; most of them have been thrown away.
+_MOST_COPIES = 64
+_TIMERS = (ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF)
+#: Code that may know which process it runs in, or for how long that has computed; or that can do anything at all.
+_TELLING = to_pattern(
+    r"\w*pid\b|/proc\b|CPUTIME|cpuclock|_time_ns\b|process_time|thread_time|getrusage|cpu_times|\btimes\b|native_id|psutil|multiprocessing|ctypes"
+)
+_parse = JSONDecoder().scan_once  # type: ignore[attr-defined]
+_fork = ctypes.PyDLL(None).fork  # with the interpreter's lock, and none of its own measures
+
+
+class Refused(Exception):
+    """There can be no copy, and why."""
+
+
+class Forks:
+    """Forks the process of a guest when the host asks for it.
+
+    Cells may have taken anything out of any module by then, so that all is taken before; and whatever goes wrong is a
+    reason to refuse, never an end of the guest.
+    """
+
+    def __init__(self, control: int, channel: int, heirs: int) -> None:
+        """Of the guest whose channel is that descriptor; `heirs` is what `stand_over` has returned."""
+        self._control = Socket(fileno=move_up(control))
+        self._channel = channel
+        self._heirs = heirs
+        self._copies: set[int] = set()
+        self._oom, self._oom_score = -1, b""  # where it is set how soon the system ends it, and what it was before
+        #: Whether the host will ask for none any more.
+        self.is_over = False
+        self._telling = ""
+        self._works: bool | None = None
+
+    def fileno(self) -> int:
+        """Where the host's wishes arrive."""
+        return self._control.fileno()
+
+    def note(self, code: str) -> None:
+        """A cell has this code."""
+        if not self._telling and (found := _TELLING.search(code)):
+            self._telling = found[0]
+
+    def fork(self, shared: Collection[int], why_not: str) -> tuple[int, SyscallGate] | None:
+        """Does what the host wants; the copy returns its epoch, and what keeps it from the world.
+
+        `why_not`: a reason to refuse. `shared` are descriptors that nothing else may stand for. To be called where
+        there is one thread only.
+        """
+        fds: list[int] = []
+        try:
+            data = self._receive(fds)
+            if not data:
+                self.is_over = True
+                return None
+            epoch = _epoch_of(data)
+            if len(fds) != _FDS:
+                raise Refused("a packet has to come with three descriptors")
+            if why_not:
+                raise Refused(why_not)
+            self._check(shared)
+            pid = _fork()
+            if pid == 0:
+                try:
+                    return epoch, self._become_copy(fds)
+                except BaseException:
+                    _exit(1)  # the host sees that its channel is closed
+            if pid < 0:
+                raise Refused("the system makes no more processes")
+            self._copies.add(pid)
+            system_write(self._heirs, _PID.pack(pid))
+            self._answer(f'{{"forked":{epoch}}}', [pidfd_open(pid), pidfd_open(getpid())])
+        except BlockingIOError:
+            return None
+        except BaseException as error:
+            why = str(error) if type(error) is Refused else f"{type(error).__name__}: {error}"
+            self._answer(f'{{"failed":{quote(why[:_MOST_REASON_CHARS])}}}', [])
+        finally:
+            for fd in fds:
+                with suppress(OSError):
+                    close(fd)
+        return None
+
+    def _become_copy(self, fds: list[int]) -> SyscallGate:
+        channel, control, release = fds
+        self._copies.clear()
+        dup2(channel, self._channel, False)
+        dup2(control, self._control.fileno(), False)
+        # Open until then: another thread's descriptor would be in the way of those that code opens.
+        with suppress(OSError):
+            self._oom = move_up(open_fd("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC))
+            self._oom_score = read_fd(self._oom, 16)
+            system_write(self._oom, _OOM_SCORE)
+        adopt_orphans()
+        gate = SyscallGate(self._channel, move_up(release))
+        fds.clear()
+        for fd in (channel, control):
+            close(fd)
+        return gate
+
+    def promoted(self) -> None:
+        """The copy is the guest."""
+        if self._oom >= 0:
+            with suppress(OSError):
+                system_write(self._oom, self._oom_score)
+            with suppress(OSError):
+                close(self._oom)
+            self._oom = -1
+
+    def _receive(self, fds: list[int]) -> bytes:
+        """A packet, and the descriptors that come with it."""
+        space = CMSG_SPACE(_FDS * _DESCRIPTOR.size)
+        data, found, _, _ = self._control.recvmsg(_PACKET_BYTES, space, MSG_DONTWAIT)
+        for level, kind, payload in found:
+            if level == SOL_SOCKET and kind == SCM_RIGHTS:
+                whole = len(payload) // _DESCRIPTOR.size * _DESCRIPTOR.size
+                fds += (fd for (fd,) in _DESCRIPTOR.iter_unpack(payload[:whole]))
+        return data
+
+    def _answer(self, message: str, fds: list[int]) -> None:
+        try:
+            rights = b"".join(_DESCRIPTOR.pack(fd) for fd in fds)
+            with suppress(OSError):  # the host is gone, or user code has closed the socket
+                self._control.sendmsg([message.encode()], [(SOL_SOCKET, SCM_RIGHTS, rights)] if fds else [])
+        finally:
+            for fd in fds:
+                close(fd)
+
+    def _check(self, shared: Collection[int]) -> None:
+        """Raises Refused when a fork would not be all that this process is, or would share something with it."""
+        if self._works is None:
+            self._works = is_possible() and _try_out()
+        if not self._works:
+            raise Refused("this system cannot hold up the system calls of a thread")
+        if self._telling:
+            raise Refused(f"code may know the number of its process, or its time: {self._telling}")
+        deadline = monotonic() + _ALONE_SECONDS
+        while len(listdir("/proc/self/task")) > 1:
+            if monotonic() > deadline:
+                raise Refused("there are threads")
+            sleep(0.0005)
+        if any(getitimer(timer)[0] for timer in _TIMERS):
+            raise Refused("a timer is set")
+        if self._children() - self._copies:
+            raise Refused("there are child processes")
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+            if any(line.split(" ", 2)[1].endswith("s") and _LIBRARIES not in line for line in file):
+                raise Refused("there is memory that may be others'")
+        if getsignal(SIGCHLD) not in (SIG_DFL, SIG_IGN):
+            raise Refused("code hears of the end of child processes, as which copies are made")
+        own = {_identity(fd) for fd in shared}
+        others = {int(name) for name in listdir("/proc/self/fd")} - {*shared}
+        if any(_identity(fd) in own for fd in others):
+            raise Refused("a descriptor stands for the sandbox's own")
+        for fd in others:
+            with suppress(FileNotFoundError), open(f"/proc/self/fdinfo/{fd}", "rb") as info:
+                if b"\nlock:" in info.read():
+                    raise Refused("a file is locked, which a copy would not have")
+
+    def take_ends(self) -> None:
+        """Takes the ends of copies that were thrown away."""
+        for pid in [*self._copies]:
+            try:
+                if waitpid(pid, WNOHANG)[0]:
+                    self._copies.discard(pid)
+            except ChildProcessError:
+                self._copies.discard(pid)
+
+    def _children(self) -> set[int]:
+        self.take_ends()
+        with open(f"/proc/self/task/{get_native_id()}/children", encoding="ascii") as file:
+            return {int(pid) for pid in file.read().split()}
+
+
+def _epoch_of(packet: bytes) -> int:
+    try:
+        return int(_parse(packet.decode(), 0)[0]["epoch"])
+    except (ValueError, TypeError, KeyError, StopIteration):
+        raise Refused("a packet has to be a JSON object with an epoch") from None
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    try:
+        status = fstat(fd)
+    except OSError:  # that of the folder just listed
+        return -1, -1
+    return status.st_dev, status.st_ino
+
+
+def _try_out() -> bool:
+    """Whether the gate can be put up here: tried in a process of its own, which it would change for good."""
+    ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+    pid = _fork()
+    if pid == 0:
+        status = 1
+        try:
+            gate = SyscallGate(ours.fileno(), theirs.fileno())
+            gate.enclose()
+            gate.release()
+            gate.remove()
+            status = 0
+        finally:
+            _exit(status)
+    ours.close()
+    theirs.close()
+    return pid > 0 and waitstatus_to_exitcode(waitpid(pid, 0)[1]) == 0
+
+
+def stand_over() -> int:
+    """Forks. The new process returns, to be the guest; this one waits until the last of it and its copies has ended.
+
+    What is returned is where the guest tells of its copies: a descriptor.
+    """
+    adopt_orphans()
+    told, tells = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    guest = os.fork()
+    if guest:
+        os.closerange(3, told)
+        os.closerange(told + 1, 64)
+        _wait_for(guest, told)
+    close(told)
+    return move_up(tells)
+
+
+def _wait_for(guest: int, told: int) -> NoReturn:
+    ended: dict[int, int] = {}
+    copies: list[int] = []
+    while True:
+        while guest not in ended:
+            pid, status = os.waitpid(-1, 0)
+            ended[pid] = status
+        with suppress(BlockingIOError):
+            while data := os.read(told, _PID.size):
+                copies.append(_PID.unpack(data)[0])
+                ended.pop(copies[-1], None)  # that was another of this number
+        # The guest's copies are this process's children now, and theirs may be soon. What else it has left ends with
+        # the boundary.
+        alive = [pid for pid in copies if _is_child(pid, ended)]
+        if not alive:
+            break
+        guest = alive[-1]
+        ended = {pid: status for pid, status in ended.items() if pid in copies}
+        copies = [pid for pid in copies if pid not in ended][-_MOST_COPIES:]
+    code = waitstatus_to_exitcode(ended[guest])
+    if code < 0 and getpid() != 1:
+        with suppress(OSError, ValueError):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(getpid(), -code)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _is_child(pid: int, ended: dict[int, int]) -> bool:
+    """Whether a process is a child of this one that lives."""
+    try:
+        found, status = os.waitpid(pid, WNOHANG)
+    except ChildProcessError:
+        return False
+    if found:
+        ended[pid] = status
+    return not found

@@ -1,0 +1,601 @@
+"""The guest on a host: a process that speaks crates/core/src/protocol.rs over a socket.
+
+Turns run on the main thread. A reader thread takes what the host sends: it answers waits, and stops the turn with
+SIGINT where there is none. A third thread, of `pipes.py`, takes what child processes print and sends what has waited
+long enough.
+
+User code runs in this process and can reach all of it. It cannot gain anything by that, since the host believes nothing
+it could not have said anyway; but what it breaks by chance must not outlive a cell. So whatever is needed here is taken
+from modules before any user code runs.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import _thread
+import os
+import posix
+import random
+import sys
+import warnings
+from _json import encode_basestring as quote
+from _queue import SimpleQueue
+from _socket import SHUT_RDWR
+from _socket import socket as Socket
+from _thread import RLock, allocate_lock, get_ident, start_new_thread
+from functools import wraps
+from gc import disable as gc_off
+from gc import enable as gc_on
+from gc import isenabled as gc_is_on
+from json import JSONDecoder
+from os import _exit, getcwd, getpid, getppid
+from os import write as system_write
+from os.path import isdir
+from select import POLLIN, poll
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any
+
+from sandglass.ahead.survey import survey_of
+from sandglass.native.bridge import NativeBridge
+from sandglass.native.changed_files import ChangedFiles
+from sandglass.native.channel import Channel
+from sandglass.native.forks import Forks
+from sandglass.native.frames import BodyParts, FrameError, FrameReader
+from sandglass.native.leftovers import Leftovers, adopt_orphans
+from sandglass.native.pipes import Pipes, move_up
+from sandglass.runtime.files import FileError
+from sandglass.runtime.output import SharedEmitter, no_time, printable
+from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.runtime.pristine import from_json, to_json
+from sandglass.runtime.runtime import UNFINISHED, Runtime
+from sandglass.runtime.signals import reserve
+from sandglass.runtime.tracebacks import message_of
+from sandglass.state.state import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sandglass.ahead.syscall_gate import SyscallGate
+    from sandglass.runtime.namespace import Namespace
+
+PROTOCOL_VERSION = 8
+#: A turn that takes longer is looked after by the third thread.
+QUICK_MS = 20
+_WORKSPACE = "/workspace"
+_CHILD_EVENTS = frozenset(
+    ("os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn", "subprocess.Popen")
+)
+_MAX_MESSAGE_CHARS = 4000
+_MAX_REPORT_CHARS = 512 << 10
+#: What a copy is told before anybody has asked for what it runs.
+_AHEAD = frozenset(("init", "extend", "credit"))
+_FILE_ACTIONS = {
+    "writeFile": "write",
+    "readFile": "read",
+    "listFiles": "list",
+    "removeFile": "remove",
+    "cellFile": "cell",
+    "look": "look",
+}
+_parse = JSONDecoder().scan_once  # type: ignore[attr-defined]
+_mask, _BLOCK, _ALL_SIGNALS = _signal.pthread_sigmask, _signal.SIG_BLOCK, _signal.valid_signals()
+
+
+class Guest:
+    """Answers requests. Refusals are answers; whatever else is raised here is fatal."""
+
+    def __init__(
+        self,
+        fd: int,
+        epoch: int,
+        reap_all: bool,
+        namespace: Namespace | None = None,
+        control: tuple[int, int] | None = None,
+    ) -> None:
+        """`control`: where the host asks for copies, and where `stand_over` is told of them."""
+        self._socket = Socket(fileno=move_up(fd))
+        self._forks = Forks(control[0], self._socket.fileno(), control[1]) if control else None
+        self._gate: SyscallGate | None = None  # around a copy that runs code ahead, until that has come
+        self._standing: SyscallGate | None = None  # the same, until it is removed
+        self._rest: str | None = None  # of the code that runs ahead, when all of it is there
+        self._reader_rests = False  # and wants nothing of the interpreter
+        self._collects = False  # whether garbage is collected from when the gate is there
+        self._rest_known = allocate_lock()
+        self._pid = getpid()
+        self._channel = channel = Channel(self._send, epoch)
+        self._reader = FrameReader(self._socket.recv_into, epoch)
+        self._bridge = bridge = self._make_bridge(channel)
+        self._output = output = SharedEmitter(bridge)
+        output.send_now = self._channel.flush
+        self._runtime = runtime = Runtime(bridge, output, bridge, namespace)
+        self._state = State(runtime)
+        self._pipes = Pipes(self._take_written)
+        self._threads: set[int] = {get_ident()}
+        self._working: list[None] = []  # one for each thread of ours but the main one
+        self._leftovers = Leftovers(self._threads, bridge.end_waits, reap_all)
+        if self._forks is not None:
+            self._leftovers.spared = getppid()
+            self._leftovers.take_copies = self._forks.take_ends
+        self._changed_files = ChangedFiles(getcwd())
+        self._requests: SimpleQueue[tuple[dict[str, Any], list[Any]]] = SimpleQueue()
+        self._max_file_bytes = self._max_files = 0.0
+        self._copy_error = ""
+        mail = poll()
+        mail.register(self._socket.fileno(), POLLIN)
+        bridge.has_mail = lambda: bool(mail.poll(0))
+        bridge.flush_due = self._flush_due
+        bridge.is_leftover = self._leftovers.is_leftover
+        bridge.has_others = self._leftovers.has_others
+        runtime.sleep_in_thread = bridge.sleep
+        runtime.end_leftovers = self._leftovers.end
+        runtime.take_written = self._last_written
+        runtime.take_rest = self._take_rest
+
+    def _make_bridge(self, channel: Channel) -> NativeBridge:
+        return NativeBridge(channel)
+
+    def serve(self) -> None:
+        """Works until the host closes the channel. Does not return."""
+        random.seed()
+        adopt_orphans()
+        self._pipes.open()
+        self._bridge.watch()
+        self._own()
+        self._runtime.install()
+        os.register_at_fork(after_in_child=self._become_copy)
+        sys.addaudithook(self._hear)
+        self._runtime.execute(0, "pass")  # what a first cell has to wait for, such as memory of its own in a fork
+        self._start_threads()
+        end = _exit  # user code may take everything out of this module
+        try:
+            while True:
+                self._handle(*self._requests.get())
+        except BaseException as error:
+            if getpid() == self._pid:
+                self._die(error)
+        finally:
+            end(1)
+
+    def _start_threads(self) -> None:
+        for work in (self._read, self._drain_pipes):
+            self._working.append(None)
+            self._threads.add(start_new_thread(self._alone, (work,)))
+
+    def _own(self) -> None:
+        """Declares what is ours of the interpreter, besides what is the runtime's."""
+        for name in ("_exit", "abort"):
+            end = self._with_last_words(getattr(os, name))
+            self._runtime.own(vars(os), name, end)
+            self._runtime.own(vars(posix), name, end)
+        reserve(_signal.SIGVTALRM, self._runtime.own)
+        self._runtime.own(vars(_thread), "start_new_thread", self._with_notice(start_new_thread))
+
+    def _handle(self, request: dict[str, Any], bodies: list[Any]) -> None:
+        kind = request["type"]
+        if kind == "execute":
+            self._execute(request)
+        elif kind == "init":
+            self._init(request)
+        elif kind == "save":
+            event = '{"type":"notSaved","checkpoint":%d,"reason":"native guests make no checkpoints"}'
+            self._channel.post(event % request["checkpoint"])
+        elif kind == "check":
+            plain = self._forks is not None and self._runtime.is_plain(request["code"])
+            self._channel.post(f'{{"type":"checked","check":{request["check"]},"plain":{to_json(plain)}}}')
+        elif kind == "survey":
+            variables = to_json(survey_of(self._runtime))
+            self._channel.post(f'{{"type":"surveyed","survey":{request["survey"]},"variables":{variables}}}')
+        elif kind == "fork":
+            self._fork()
+        elif kind in ("extend", "promote"):
+            pass  # of code that has ended
+        elif kind in ("restore", "install"):
+            what = "take over a checkpoint" if kind == "restore" else "install packages"
+            self._refuse(request["turn"], f"a native guest cannot {what}; nothing was changed")
+        else:
+            self._answer(request, bodies)
+
+    def _init(self, request: dict[str, Any]) -> None:
+        if request["version"] == PROTOCOL_VERSION and self._gate is None:  # a copy is configured
+            try:
+                config = request["config"]
+                self._runtime.configure(config)
+                self._max_file_bytes, self._max_files = config["maxFileBytes"], config["maxFiles"]
+            except Exception as error:
+                self._channel.post(f'{{"type":"bootFailed","message":{quote(_describe(error))}}}')
+                return
+        guest = f'{{"bridge":"native","softInterrupt":true,"python":"{sys.version.split()[0]}","pyodide":null}}'
+        self._channel.post(f'{{"type":"ready","version":{PROTOCOL_VERSION},"guest":{guest}}}')
+
+    def _execute(self, request: dict[str, Any]) -> None:
+        turn = request["turn"]
+        bridge, output, gate = self._bridge, self._output, None
+        if request.get("ahead"):
+            gate, self._standing = self._standing, None
+        if self._forks is not None:
+            self._forks.note(request["code"])
+        bridge.watch(clock=gate is None)
+        if gate is not None and self._gate is None:  # it has just been asked for
+            bridge.watch()
+        self._pipes.finish()  # what leftovers of earlier cells have printed since belongs to none
+        output.is_silenced = self._leftovers.is_leftover if self._leftovers.any_threads else None
+        self._changed_files.begin()
+        report, encoding, body = self._run(request, gate)
+        if getpid() != self._pid:
+            _leave_copy(report, self._copy_error)
+        self._pipes.repair()
+        output.catch_up = None
+        changes = self._changed_files.end()
+        stopped = bridge.end()
+        if len(report) > _MAX_REPORT_CHARS:
+            report = _shorten(report)
+        reason = "null" if stopped is None else f'"{stopped}"'
+        report = f'{report[:-1]},"stopped":{reason}{changes and ","}{changes}}}'
+        event = f'{{"type":"executed","turn":{turn},"execution":{report},"encoding":"{encoding}"}}'
+        self._channel.end(event, body if '"final": true' in report else None)
+
+    # ---- copies that run code ahead ----
+
+    def _fork(self) -> None:
+        """The host wants a copy. The reader has ended, so that its thread is not missing in it."""
+        forks, pipes, reader = self._forks, self._pipes, self._socket.fileno()
+        if forks is None:
+            return
+        self._bridge.rest()
+        pipes.stop()
+        while self._working:
+            sleep(0.0002)
+        # Nothing of the user's runs here, such as what an object does at its end: in the copy there is no gate yet.
+        collects = gc_is_on()
+        gc_off()
+        copy = forks.fork([*pipes.descriptors(), reader], self._is_no_time_to())
+        self._threads.clear()
+        self._threads.add(get_ident())
+        if copy is None:
+            if collects:
+                gc_on()
+        else:
+            self._collects = collects
+            epoch, self._gate = copy
+            self._standing = self._gate
+            self._channel.now = no_time
+            self._runtime.take_written = self._runtime.end_leftovers = tuple
+            self._pid = getpid()
+            self._leftovers.renew()
+            self._channel.renew(epoch)
+            self._reader = FrameReader(self._socket.recv_into, epoch)
+            pipes.renew()
+            self._rest_known.acquire(False)
+            self._rest = None
+        self._start_threads()
+
+    def _is_no_time_to(self) -> str:
+        """Why a copy could be told from the guest, or nothing."""
+        if self._runtime.is_watched():
+            return "code hears of all that is done, by a trace function or a hook"
+        return "there are threads" if self._leftovers.has_others() else ""
+
+    def _run(self, request: dict[str, Any], gate: SyscallGate | None) -> tuple[str, str, bytes]:
+        """Runs code, of which there may be a part only, and that nobody may have asked for yet: then there is a gate.
+
+        One function for both: how deep the stack is shows.
+        """
+        runtime, channel = self._runtime, self._channel
+        execution, code, turn = request["execution"], request["code"], request["turn"]
+        if request.get("more"):
+            runtime.extend(execution, code, False)
+        while True:
+            is_ahead = gate is not None and self._gate is not None
+            if gate is not None and is_ahead:
+                while not (self._reader_rests and self._pipes.rests) and self._gate is not None:
+                    sleep(0.0001)  # or this thread would have to wait for them, which it cannot ahead
+                gate.enclose()
+                is_ahead = self._gate is not None  # or it came meanwhile
+            self._collect()
+            run = runtime.execute(execution, code, is_ahead)
+            if gate is None:
+                return run
+            if self._gate is not None:  # behind the gate: nothing of the user's may run from here on
+                collects = gc_is_on()
+                gc_off()
+                self._collects = collects
+                if runtime.is_watched():
+                    getppid()
+            gate.pause()
+            if self._gate is None:
+                self._collect()
+            if run is not UNFINISHED:
+                break
+            if self._rest is None:
+                channel.post(f'{{"type":"waiting","turn":{turn}}}')
+            request, _ = self._requests.get()
+            is_promoted = request["type"] == "promote"
+            is_last = is_promoted or request.get("last", False)
+            text = request["rest"] or "" if is_promoted else request["text"]
+            if self._forks is not None:
+                self._forks.note(text)
+            runtime.extend(execution, text, is_last)
+        gate.remove()
+        return run
+
+    def _collect(self) -> None:
+        """Garbage is collected again, if it was before."""
+        if self._collects:
+            self._collects = False
+            gc_on()
+
+    def _asked_for(self) -> None:
+        """From now on the copy is the guest. Called by the reader."""
+        gate, self._gate = self._gate, None
+        if gate is None:
+            return
+        self._channel.now = monotonic
+        self._runtime.take_written = self._last_written
+        self._runtime.end_leftovers = self._leftovers.end
+        self._runtime.asked_for()
+        self._bridge.asked_for()
+        if self._forks is not None:
+            self._forks.promoted()
+        gate.release()
+        self._collect()
+
+    def _know_rest(self, rest: str | None) -> None:
+        """All of the code that runs ahead has come. Called by the reader."""
+        self._rest = rest
+        if rest is not None and self._rest_known.locked():
+            self._rest_known.release()
+
+    def _take_rest(self) -> str:
+        """The rest of the code that runs ahead, for code that looks at its own source; once it is there."""
+        if self._gate is not None:
+            getppid()
+            with self._rest_known:
+                pass
+        return self._rest or ""
+
+    def _variable(self, kind: str, request: dict[str, Any], bodies: list[Any]) -> tuple[str, bytes] | None:
+        runtime = self._runtime
+        if kind == "setVariable":
+            runtime.set_variable(request["name"], request["encoding"], bodies[0] if bodies else b"")
+            return None
+        if kind == "openState":
+            self._state.open(bodies[0] if bodies else b"", int(request["maxBytes"]))
+            return None
+        if kind == "captureState":
+            return "bytes", self._state.capture(int(request["maxBytes"]))
+        return runtime.list_variables() if kind == "listVariables" else runtime.get_variable(request["name"])
+
+    def _file(self, kind: str, request: dict[str, Any], bodies: list[Any]) -> tuple[str, bytes] | None:
+        action = "readText" if kind == "readFile" and request["text"] else _FILE_ACTIONS[kind]
+        if action == "cell":
+            return "bytes", self._state.cell_file(request["path"], b"".join(bodies))
+        if action == "write":
+            self._need_room(request["path"], sum(map(len, bodies)))
+        encoding, pieces = self._runtime.file(action, request["path"], bodies)
+        return None if encoding == "none" else (encoding, b"".join(pieces))
+
+    def _answer(self, request: dict[str, Any], bodies: list[Any]) -> None:
+        """Answers a request about a variable or a file, or refuses it."""
+        turn, kind = request["turn"], request["type"]
+        self._bridge.watch()
+        try:
+            answer = (self._file if kind in _FILE_ACTIONS else self._variable)(kind, request, bodies)
+        except BaseException as error:
+            self._bridge.end()
+            self._refuse(turn, _describe(error))
+            return
+        self._bridge.end()
+        if answer is None:
+            self._channel.end(f'{{"type":"done","turn":{turn}}}', None)
+        else:
+            self._channel.end(f'{{"type":"value","turn":{turn},"encoding":"{answer[0]}"}}', answer[1])
+
+    def _need_room(self, path: str, size: int) -> None:
+        used, files = self._changed_files.usage(path)
+        if used + size > self._max_file_bytes or files >= self._max_files:
+            raise FileError(
+                f"{path}: No space left on device; maxFileBytes bounds all files together, and their number is "
+                "bounded, too"
+            )
+
+    def _refuse(self, turn: int, why: str) -> None:
+        message = quote(printable(why[:_MAX_MESSAGE_CHARS]))
+        self._channel.end(f'{{"type":"refused","turn":{turn},"message":{message}}}', None)
+
+    # ---- the reader ----
+
+    def _alone(self, work: Callable[[], None]) -> None:
+        """Runs a thread of ours."""
+        end, is_done = _exit, False
+        try:
+            _mask(_BLOCK, _ALL_SIGNALS)  # they are the main thread's
+            work()
+            is_done = True
+        except EOFError:
+            end(0)
+        except BaseException as error:
+            self._die(error)
+        finally:
+            if not is_done:
+                end(1)  # nobody could do its work
+            self._working.pop()
+
+    def _read(self) -> None:
+        """Takes what the host sends; ends when it wants a copy of the process."""
+        bridge, read, forks = self._bridge, self._reader.read, self._forks
+        mail = poll()
+        mail.register(self._socket.fileno(), POLLIN)
+        if forks is not None and not forks.is_over:
+            mail.register(forks.fileno(), POLLIN)
+        parts = BodyParts()
+        while True:
+            if self._gate is None and self._channel.turn and not mail.poll(QUICK_MS) and self._channel.turn:
+                self._pipes.wake()
+            while self._gate is None and (left := bridge.tick()) >= 0:
+                if mail.poll(max(left * 1000, 1) if left < 86_400 else None):
+                    break
+            if forks is not None:
+                self._reader_rests = True
+                found = dict(mail.poll())
+                self._reader_rests = False
+                if forks.fileno() in found and not self._channel.turn and self._gate is None:
+                    # First, because it was asked for first: it is there by when a frame is that was sent later. But one
+                    # who was not told yet that it is the guest hears that before.
+                    self._requests.put(({"type": "fork"}, []))
+                    return
+            header, bodies = read()
+            request = _parse(header, 0)[0]
+            kind = request["type"]
+            if self._gate is not None and kind not in _AHEAD and not request.get("ahead"):
+                self._asked_for()
+            if kind in ("hostReply", "part", "extend"):
+                pass
+            elif kind == "promote":
+                self._know_rest(request.get("rest"))
+                if self._rest is None:
+                    continue
+            elif kind == "interrupt":
+                bridge.interrupt(request["turn"], request["reason"])
+                continue
+            elif kind == "credit":
+                self._channel.give(int(request["bytes"]))
+                continue
+            elif "turn" in request:
+                bridge.begin(request["turn"], request["timeoutMs"])
+            if kind == "part":
+                parts.add(bodies)
+                continue
+            bodies = parts.join(bodies)
+            if kind == "hostReply":
+                body = bodies[0] if bodies else b""
+                bridge.reply(request["call"], request["status"], request["encoding"], request.get("message"), body)
+            else:
+                self._requests.put((request, bodies))
+
+    # ---- what does not go through Python's own streams ----
+
+    def _drain_pipes(self) -> None:
+        channel = self._channel
+        self._pipes.keep_draining(lambda: channel.turn != 0 and self._gate is None, self._flush_due)
+
+    def _flush_due(self) -> None:
+        self._output.flush_due()
+        self._channel.flush_due()
+
+    def _take_written(self, fd: int, text: str) -> None:
+        self._output.write_caught_up(self._output.channels["stderr" if fd == 2 else "stdout"], text)
+
+    def _last_written(self) -> tuple[()]:
+        if not self._bridge.is_copy:
+            self._pipes.finish()
+        return ()
+
+    def _with_last_words(self, end: Callable[..., object]) -> Callable[..., object]:
+        """A function that ends the process at once; what was printed until then is sent."""
+
+        @wraps(end)
+        def ends(*args: Any, **options: Any) -> object:
+            if getpid() == self._pid:
+                self._pipes.drain()
+                self._output.flush()
+                self._channel.flush()
+            return end(*args, **options)
+
+        return ends
+
+    def _with_notice(self, start: Callable[..., int]) -> Callable[..., int]:
+        """`_thread.start_new_thread`: unlike `threading`, it does not wait until the thread has begun."""
+
+        @wraps(start)
+        def starts(*args: Any) -> int:
+            self._bridge.has_new_thread = True
+            return start(*args)
+
+        return starts
+
+    def _hear(self, event: str, _args: object) -> None:
+        """Of every audit event: when there is a child process, what it prints comes before what is printed after it."""
+        if event in _CHILD_EVENTS:
+            self._output.catch_up = self._pipes.drain
+
+    # ---- copies of this process (os.fork) ----
+
+    def _become_copy(self) -> None:
+        """In a child that user code made: it has no part in the sandbox, and prints to its descriptors."""
+        self._bridge.become_copy()
+        self._channel.lock = RLock()
+        self._socket.close()
+        self._pipes.abandon()
+        self._output.lock = RLock()
+        self._output.catch_up = None
+        self._output.begin(0)  # nothing fits, so that all text goes by `write`
+        self._output.write = self._write_copy  # type: ignore[method-assign]
+
+    def _write_copy(self, channel: Any, text: str) -> None:
+        if channel.name == "traceback":
+            self._copy_error = text
+        fd = {"stdout": 1, "stderr": 2}.get(channel.name)
+        if fd is not None:
+            _write_all(fd, text)
+
+    def _send(self, frame: bytes) -> None:
+        if self._gate is None and getpid() != self._pid:
+            return
+        try:
+            self._socket.sendall(frame)
+        except OSError:  # the host is gone, or user code has closed the channel
+            _exit(1)
+
+    def _die(self, error: BaseException) -> None:
+        """The last word."""
+        try:
+            self._output.flush()
+            if not isinstance(error, FrameError):
+                self._channel.post(f'{{"type":"fatal","message":{quote(_describe(error))}}}')
+            self._socket.shutdown(SHUT_RDWR)
+        finally:
+            _exit(1)
+
+
+def _write_all(fd: int, text: str) -> None:
+    data = text.encode("utf-8", "backslashreplace")
+    while data:
+        data = data[system_write(fd, data) :]
+
+
+def _leave_copy(report: str, error: str) -> None:
+    """A copy of the process has come to the end of the cell that made it: that is where it ends, as a script would."""
+    failure = from_json(report)["errorType"]
+    try:
+        if failure and failure != "SystemExit":
+            _write_all(2, error)
+    finally:
+        _exit(1 if failure else 0)
+
+
+def _shorten(report: str) -> str:
+    """A report that fits into a frame: without names that are too many."""
+    header: dict[str, Any] = from_json(report)
+    kept: list[str] = []
+    size = 0
+    for name in header["names"] or ():
+        size += len(name) * 6
+        if size > _MAX_REPORT_CHARS:
+            break
+        kept.append(name)
+    return to_json({**header, "names": kept})
+
+
+def _describe(error: BaseException) -> str:
+    return printable(message_of(error)[:_MAX_MESSAGE_CHARS])
+
+
+def serve(fd: int, epoch: int, reap_all: bool, control: tuple[int, int] | None = None) -> None:
+    """Makes this process a guest on the socket `fd`; see `Guest` for `control`. Does not return."""
+    if isdir(_WORKSPACE):
+        os.chdir(_WORKSPACE)
+    sys.path.insert(0, "")  # the working folder
+    sys.argv[:], sys.orig_argv[:] = [""], [sys.executable]  # as in a REPL: what it was started with is the host's
+    # The threads are ours, and a copy of the process does without them.
+    warnings.filterwarnings("ignore", r".*multi-threaded, use of \w+\(\) may lead to deadlocks", DeprecationWarning)
+    Guest(fd, epoch, reap_all, control=control).serve()

@@ -1,0 +1,454 @@
+"""A process that has imported the heavy libraries and forks guests: a fork costs milliseconds, the imports seconds.
+
+`python -m sandglass --zygote --fd N` runs inside a backend's boundary, with capabilities in the boundary's own user
+namespace. It runs nobody's code but that of the modules it was told to import, and holds nothing of the host but its
+control socket.
+
+The control socket is of type SOCK_SEQPACKET; a packet is a JSON object and its descriptors.
+
+From the host:
+
+- `{"preload": [names]}`, once, first; with the seccomp program as a descriptor, if there is one. Answered by `ready`.
+- `{"fork": id, "epoch": n, ...}`, with the guest's end of its channel. Answered by `forked` or `failed`. The host takes
+  an order back by closing its own end of the channel.
+
+To the host:
+
+- `{"ready": true, "missing": {name: why}}`: what could not be imported is named, and does not fail the rest. Nor does
+  what leaves threads running, which a fork would lose: the process starts anew without it.
+- `{"forked": id}`, with a pidfd of the guest's first process: who kills that one kills all of them.
+- `{"failed": id, "message": why}`: there is no guest.
+- `{"ended": id, "status": n}`: a guest is gone; its exit code, or minus the signal.
+
+A guest has mount, pid, ipc, uts and network namespaces of its own, its own `/tmp`, `/dev/shm` and `/proc`, sees of all
+workspaces only its own, and has no capabilities. The kernel makes all of that; `_isolate` orders it and fails rather
+than leave a part out. With `user` in the request it is that user outside, so that what the kernel counts by user counts
+for it alone; it has a user namespace of its own then, in which it is the same as every guest.
+
+No fork can end this process, whatever fails: all guests would end with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import warnings
+from _thread import allocate_lock, start_new_thread
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from sandglass.native import landlock
+from sandglass.native.bounds import bound_files, bound_signals
+from sandglass.native.guest import serve as serve_guest
+from sandglass.runtime.guards import share_modules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PACKET_BYTES = 64 << 10
+_MESSAGE_CHARS = 2_000
+_FDS = 2
+_ISOLATION_SECONDS = 10
+
+_CLONE_NEWNS = 0x00020000
+_CLONE_NEWUSER = 0x10000000
+_CLONE_NEWUTS = 0x04000000
+_CLONE_NEWIPC = 0x08000000
+_CLONE_NEWPID = 0x20000000
+_CLONE_NEWNET = 0x40000000
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_RDONLY, _MS_REMOUNT = 2, 4, 8, 1, 32
+_MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
+_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 4, 38, 22
+_PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
+#: The kernel's `struct ifreq`, of flags.
+_INTERFACE = struct.Struct("16sH22x")
+_CAPABILITY_VERSION_3 = 0x20080522
+_LAST_CAPABILITY = 63
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_WARM_BYTES = 4 << 20
+#: In the environment, when the process has started anew: what it was told, and what it has to leave out.
+_ORDER = "SANDGLASS_ZYGOTE_ORDER"
+_REASON_CHARS = 200
+#: Threads of libraries that a fork may lose: jemalloc (of pyarrow and polars) starts its own again, the other one of
+#: polars removes files of queries that did not fit into memory.
+_EXPENDABLE = frozenset(("jemalloc_bg_thd", "polars-ooc-clea"))
+
+#: Terminals of a guest. The machine has 4096 in all.
+_TERMINALS = 64
+#: The id of a guest inside of its namespace.
+_INSIDE = 1000
+
+#: Where the backend shows the zygote all workspaces; a guest has an empty folder there.
+WORKSPACES = "/run/workspaces"
+#: Where a guest finds its own.
+WORKSPACE = "/workspace"
+
+
+class _Filter(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("program", ctypes.c_void_p)]
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def serve(fd: int) -> NoReturn:
+    """Imports what it is told to, then forks a guest for each request on the socket `fd`, until the host closes it."""
+    control = socket.socket(fileno=fd)
+    order = _first_order(control)
+    missing: dict[str, str] = order["missing"]
+    for name in order["preload"]:
+        missing |= preload([name])
+        if left := threads():
+            missing[name] = f"it leaves threads running, which a fork would lose: {', '.join(left)}"
+            _start_anew(control, order)
+    seccomp = _read_all(order["fds"][0]) if order["fds"] else b""
+    become_quiet()
+    _send(control, {"ready": True, "missing": missing})
+    guests: dict[int, int] = {}  # processes, and the numbers that the host knows them by
+    wake, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    ours = [control.fileno(), wake, woken]
+    while True:
+        ready, _, _ = select.select(ours[:2], [], [])
+        if wake in ready:
+            os.read(wake, 4096)
+            for number, status in _reap(guests):
+                _send(control, {"ended": number, "status": status})
+        if ours[0] not in ready:
+            continue
+        request, fds = _receive(control)
+        if not request:
+            os._exit(0)  # the host is gone; the guests go with the boundary's pid namespace, of which this is the child
+        number = request["fork"]
+        try:
+            if _is_closed(fds[0]):
+                raise OSError("nobody waits for this guest any more")
+            guest, pidfd = _fork(request, fds[0], seccomp, ours)
+            guests[guest] = number
+            _hand_over(control, number, guest, pidfd)
+        except Exception as error:
+            _send(control, {"failed": number, "message": _describe(error)})
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+
+def _is_closed(channel: int) -> bool:
+    """Whether the other end of a socket is closed."""
+    poll = select.poll()
+    poll.register(channel, 0)  # that is told anyway
+    return bool(poll.poll(0))
+
+
+def _hand_over(control: socket.socket, number: int, guest: int, pidfd: int) -> None:
+    """Gives the host what it ends a guest with. Without that there must be no guest."""
+    try:
+        _send(control, {"forked": number}, [pidfd])
+    except OSError:  # descriptors on their way are bounded
+        os.kill(guest, signal.SIGKILL)
+        raise
+    finally:
+        os.close(pidfd)
+
+
+def preload(names: list[str]) -> dict[str, str]:
+    """Imports modules; what goes wrong with one is told, and is no reason to leave out the others."""
+    missing = {}
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            missing[name] = _describe(error)
+    return missing
+
+
+def become_quiet() -> None:
+    """Readies the process for being copied: no collection writes to what is shared."""
+    share_modules()
+    gc.collect()
+    gc.freeze()
+
+
+def threads() -> list[str]:
+    """Names of threads beside this one that a fork must not lose."""
+    names = []
+    for thread in os.listdir("/proc/self/task"):
+        if int(thread) == threading.get_native_id():
+            continue
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:  # it may have ended
+            names.append(file.read().strip())
+    return sorted(name for name in names if name not in _EXPENDABLE)
+
+
+def _first_order(control: socket.socket) -> dict[str, Any]:
+    again = os.environ.pop(_ORDER, None)
+    if again is not None:
+        order: dict[str, Any] = json.loads(again)
+        for fd in (control.fileno(), *order["fds"]):
+            os.set_inheritable(fd, False)
+        return order
+    message, fds = _receive(control)
+    return {"preload": message.get("preload", []), "missing": {}, "fds": fds}
+
+
+def _start_anew(control: socket.socket, order: dict[str, Any]) -> NoReturn:
+    missing = {name: why[:_REASON_CHARS] for name, why in order["missing"].items()}
+    again = {**order, "preload": [name for name in order["preload"] if name not in missing], "missing": missing}
+    for fd in (control.fileno(), *order["fds"]):
+        os.set_inheritable(fd, True)
+    os.environ[_ORDER] = json.dumps(again)
+    os.execv(sys.executable, sys.orig_argv)
+
+
+def _fork(
+    request: dict[str, Any],
+    channel: int,
+    seccomp: bytes,
+    ours: list[int],
+) -> tuple[int, int]:
+    """Makes a guest: its process, and a pidfd of it. It does not have the descriptors `ours`."""
+    report, guests_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with report, guests_end:
+
+        def become() -> NoReturn:
+            try:
+                for fd in (*ours, report.detach()):
+                    os.close(fd)
+                _become_guest(request, channel, seccomp, guests_end)
+            except BaseException as error:
+                _tell_failure(guests_end, error)
+                raise
+
+        guest = fork_in_thread(lambda: _libc_call("unshare", _CLONE_NEWPID), become)
+        guests_end.close()
+        report.settimeout(_ISOLATION_SECONDS)
+        try:
+            said, _ = _receive(report)
+            if "isolated" not in said:
+                raise OSError(said.get("message", "the guest ended before it was isolated"))
+            return guest, os.pidfd_open(guest)
+        except BaseException:
+            os.kill(guest, signal.SIGKILL)
+            os.waitpid(guest, 0)
+            raise
+
+
+def fork_in_thread(prepare: Callable[[], object], become: Callable[[], NoReturn]) -> int:
+    """Forks a process in a thread that `prepare` has readied: one that has chosen a pid namespace for its children.
+
+    Such a thread cannot go back to the namespace before; so it is one of its own each time. A process in its place
+    would be one more copy of this one. `threading` does not know the thread, and so makes it the child's main thread.
+    """
+    made: list[int | BaseException] = []
+    done = allocate_lock()
+    done.acquire()
+    end = os._exit  # user code may take everything out of this module, and the thread must never return
+
+    def fork() -> None:
+        try:
+            prepare()
+            with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # the other thread only waits
+                process = os.fork()
+        except BaseException as error:
+            made.append(error)
+        else:
+            if process == 0:
+                try:
+                    become()
+                finally:
+                    end(127)
+            made.append(process)
+        finally:
+            done.release()
+
+    start_new_thread(fork, ())
+    done.acquire()
+    if isinstance(made[0], BaseException):
+        raise made[0]
+    return made[0]
+
+
+def _become_guest(
+    request: dict[str, Any],
+    channel: int,
+    seccomp: bytes,
+    report: socket.socket,
+) -> NoReturn:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    user = request.get("user")
+    _libc_call("unshare", _CLONE_NEWNS | _CLONE_NEWIPC | _CLONE_NEWUTS | _CLONE_NEWNET)
+    _isolate(request, user)
+    if user is not None:
+        _become_user(user)
+    os.chdir(WORKSPACE)
+    bound_files(int(request["openFiles"]))
+    bound_signals()
+    reseed()
+    _drop_capabilities()
+    landlock.confine()
+    if seccomp:
+        _filter(seccomp)
+    _send(report, {"isolated": True})
+    report.close()
+    gc.freeze()
+    _warm_heap()
+    serve_guest(channel, int(request["epoch"]), True)
+    os._exit(0)
+
+
+def _warm_heap() -> None:
+    """Takes memory that the guest's first work would take, and keeps it: new pages are slow to get."""
+    with contextlib.suppress(AttributeError):  # another libc than glibc
+        _libc.mallopt(_M_MMAP_THRESHOLD, _WARM_BYTES)
+        _libc.mallopt(_M_TRIM_THRESHOLD, 2 * _WARM_BYTES)
+        bytearray(_WARM_BYTES - 4096)
+
+
+def _isolate(request: dict[str, Any], user: int | None) -> None:
+    """Gives the process a view of files, processes and the host's name of its own."""
+    socket.sethostname(str(request.get("hostname", "sandglass")))
+    _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
+    safe = _MS_NOSUID | _MS_NODEV
+    size = int(request["tmpBytes"])
+    owner = "" if user is None else f",uid={user},gid={user}"
+    _mount("tmpfs", "/tmp", "tmpfs", safe, f"size={size},mode=1777{owner}")
+    _mount("tmpfs", "/dev/shm", "tmpfs", safe | _MS_NOEXEC, f"size={size},mode=1777{owner}")
+    if user is not None:  # only root's namespace of users can have terminals, which is what the zygote has then
+        terminals = f"newinstance,ptmxmode=0666,mode=620,max={_TERMINALS}"
+        _mount("devpts", "/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, terminals)
+    workspace = request.get("workspace")
+    if workspace:
+        _mount(os.path.join(WORKSPACES, workspace), WORKSPACE, None, _MS_BIND)
+    else:
+        _mount("tmpfs", WORKSPACE, "tmpfs", safe, f"size={int(request['diskBytes'])},mode=755{owner}")
+    if os.path.isdir(WORKSPACES):
+        _mount("tmpfs", WORKSPACES, "tmpfs", safe | _MS_RDONLY, "size=4k,mode=000")
+    _mount("proc", "/proc", "proc", safe | _MS_NOEXEC)
+    _bring_up_loopback()
+    os.setsid()
+
+
+def _bring_up_loopback() -> None:
+    """Lets the guest reach itself: servers and their clients of one cell, such as those of dask or of a manager."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, _INTERFACE.pack(b"lo", _IFF_UP))
+
+
+def _become_user(user: int) -> None:
+    """Makes the process another user outside, and the same as ever inside of a user namespace that has no more below.
+
+    What was mounted before stays its parent's: here it could not be taken away with all the capabilities there are.
+    """
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    _libc_call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)  # or what /proc says of it would be root's
+    _libc_call("unshare", _CLONE_NEWUSER)
+    for name, text in (
+        ("self/setgroups", "deny"),
+        ("self/uid_map", f"{_INSIDE} {user} 1"),
+        ("self/gid_map", f"{_INSIDE} {user} 1"),
+        ("sys/user/max_user_namespaces", "0"),
+    ):
+        with open(f"/proc/{name}", "wb", buffering=0) as file:
+            file.write(text.encode())
+
+
+def reseed() -> None:
+    """Makes what comes at random differ from what the siblings get. Python itself does so for `random` after a fork."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+def _drop_capabilities() -> None:
+    _libc_call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    for capability in range(_LAST_CAPABILITY + 1):
+        if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+            break  # beyond the last one that the kernel knows
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    none = (ctypes.c_uint32 * 6)()
+    _libc_call("capset", ctypes.byref(header), ctypes.byref(none))
+    _libc_call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def _filter(program: bytes) -> None:
+    instructions = ctypes.create_string_buffer(program, len(program))
+    fprog = _Filter(len(program) // 8, ctypes.cast(instructions, ctypes.c_void_p))
+    _libc_call("prctl", _PR_SET_SECCOMP, 2, ctypes.byref(fprog), 0, 0)
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str = "") -> None:
+    try:
+        _libc_call("mount", *(_bytes(text) for text in (source, target, kind)), ctypes.c_ulong(flags), _bytes(data))
+    except OSError as error:
+        raise OSError(error.errno, f"mounting {target}: {error.strerror}") from None
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return text.encode() if text else None
+
+
+def _libc_call(name: str, *arguments: Any) -> None:
+    if getattr(_libc, name)(*arguments) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{name}: {os.strerror(error)}")
+
+
+def _reap(guests: dict[int, int]) -> list[tuple[int, int]]:
+    """Numbers and exit codes of guests that are gone."""
+    gone = []
+    while guests:
+        try:
+            process, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            break
+        if process == 0:
+            break
+        if process in guests:
+            gone.append((guests.pop(process), os.waitstatus_to_exitcode(status)))
+    return gone
+
+
+def _tell_failure(report: socket.socket, error: BaseException) -> None:
+    try:
+        _send(report, {"message": _describe(error)})
+    except OSError:
+        os.write(2, f"sandglass: {_describe(error)}\n".encode())
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:_MESSAGE_CHARS]
+
+
+def _send(to: socket.socket, message: dict[str, Any], fds: list[int] | None = None) -> None:
+    data = json.dumps(message).encode()
+    if fds:
+        socket.send_fds(to, [data], fds)
+    else:
+        to.send(data)
+
+
+def _receive(from_: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """A packet and its descriptors, which are closed on exec; `({}, [])` when the other end is closed."""
+    data, fds, _, _ = socket.recv_fds(from_, _PACKET_BYTES, _FDS)
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return (json.loads(data) if data else {}), fds
+
+
+def _read_all(fd: int) -> bytes:
+    with open(fd, "rb") as file:
+        return file.read()

@@ -1,0 +1,16 @@
+"""What every guest runs.
+
+- `runtime.py`    `Runtime`, the one object that a backend drives: configure, execute, get and set variables
+- `bridge.py`     `Bridge`, what a backend provides: output, host calls, sleep
+- `compiling.py`  a cell as code objects;  `running.py` runs them;  `sources.py` keeps their text for tracebacks
+- `namespace.py`  the user's `__main__`, reserved names, the final answer
+- `helpers.py`    `llm_query`, `FINAL`, `chunk_text`, …: what user code can call;  `reading.py` those that read a text
+- `profiles.py`   the names, texts and conventions of other projects that `helpers.py` can take on
+- `output.py`     stdout and stderr, bounded;  `loop.py` asyncio on top of `Bridge.sleep`
+- `displays.py`   rich outputs;  `figures.py` those of matplotlib;  `ipython.py` what code of notebooks imports for them
+- `values.py`     how values cross: the wire format;  `errors.py` what user code can catch
+- `files.py`      files for the host: write, read, list, remove;  `completion.py` what an editor asks about code
+- `guards.py`     undoes what a cell did to the interpreter;  so do `recursion.py` and `signals.py`
+- `pristine.py`   builtins that cells cannot replace;  `reserve.py` memory that they cannot take
+- `user_code.py`  tells the user's frames from ours, for `tracebacks.py`, `warning_origin.py` and interrupts
+"""

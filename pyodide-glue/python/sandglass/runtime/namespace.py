@@ -1,0 +1,270 @@
+"""The user's namespace: the dictionary of the module `__main__`, so that pickle, dataclasses and inspect work.
+
+User variables are its names that are identifiers, not dunder names and not reserved (the helpers and, where the profile
+has it, `answer`). `context` is a user variable. A cell may overwrite reserved names; they are put back when it ends.
+Aliases are helpers whose names the user may take.
+"""
+
+from __future__ import annotations
+
+import builtins
+from itertools import islice
+from keyword import iskeyword
+from types import CoroutineType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.runtime.values import as_text, type_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sandglass.runtime.profiles import Profile
+
+MAX_NAMES = 10_000
+MAX_NAME_CHARS = 200
+_LENGTH_TYPES = (str, bytes, list, tuple, dict, set)
+_LISTS = {"session_context": "context_history", "history": "session_history"}
+MISSING = object()
+#: What Python itself needs of a module's variables.
+_ESSENTIALS = frozenset((*vars(ModuleType("__main__")), "__builtins__"))
+#: Those in a module of others: each finds what was there before all of them.
+_lodging: list[Namespace] = []
+
+
+class Namespace:
+    """What user code sees as its globals, and the final answer it declares there."""
+
+    def __init__(
+        self,
+        visible_builtins: object = builtins,
+        module: ModuleType | None = None,
+        hidden: Callable[[str], bool] | None = None,
+    ) -> None:
+        """With a `module`, its variables are the user's, but for `hidden` names, which belong to somebody else."""
+        self.module = ModuleType("__main__") if module is None else module
+        self.globals: dict[str, Any] = vars(self.module)
+        if module is None:
+            self.globals["__builtins__"] = visible_builtins
+        self._hidden = hidden
+        self._is_lodger = module is not None
+        #: What others had, or have since set, by names that are reserved here.
+        self._theirs: dict[str, Any] = {}
+        self._essentials = {name: value for name, value in self.globals.items() if name in _ESSENTIALS}
+        self.helpers: dict[str, Any] = {}
+        self.aliases: dict[str, Any] = {}
+        self.has_answer = True
+        self.answer: dict[Any, Any] = {"content": "", "ready": False}
+        self.final: Any = MISSING
+        self._final_is_text = False
+        self._originals: Mapping[str, str] = {}
+        self._reported: set[Any] = set()
+        self._taken: list[str] = []
+
+    def configure(self, profile: Profile, helpers: dict[str, Any], aliases: dict[str, Any]) -> None:
+        if self._is_lodger:
+            self.withdraw()
+            self._theirs = {}
+            _lodging.append(self)
+        else:
+            for name in (*self.helpers, *self.aliases, "answer"):
+                self.globals.pop(name, None)
+        self.helpers, self.aliases, self.has_answer = helpers, aliases, profile.has_answer
+        self._final_is_text, self._originals = profile.final_is_text, profile.originals
+        if self._is_lodger:
+            self.lodge()
+        else:
+            self.restore()
+        self._reported = set() if self._hidden else set(self.globals)
+        self._taken = []
+
+    def withdraw(self) -> None:
+        """Takes back the names that `configure` gave, where they are still what it gave; others have theirs again."""
+        for name in (*self.helpers, *self.aliases, "answer"):
+            if self.globals.get(name, MISSING) is not self._given(name):
+                continue
+            theirs = self._theirs.get(name, MISSING)
+            if theirs is MISSING:
+                self.globals.pop(name, None)
+            else:
+                self.globals[name] = theirs
+        if self in _lodging:
+            _lodging.remove(self)
+
+    def lodge(self) -> None:
+        """Takes the reserved names, and remembers what others have by them."""
+        for name in (*self.helpers, "answer") if self.has_answer else self.helpers:
+            value = self.globals.get(name, MISSING)
+            if value is self._given(name):
+                continue
+            for other in list(_lodging):
+                if other is not self and other.globals is self.globals and value is other._given(name):
+                    value = other._theirs.get(name, MISSING)
+                    break
+            self._theirs[name] = value
+        self.restore()
+
+    def _given(self, name: str) -> Any:
+        """What a name stands for that is reserved, or an alias; else this object, which is nobody's value."""
+        if name == "answer":
+            return self.answer
+        return self.helpers.get(name, self.aliases.get(name, self))
+
+    def restore(self) -> None:
+        """Puts reserved names back."""
+        variables = self.globals
+        variables.update(self._essentials)
+        variables.update(self.helpers)
+        if self.has_answer:
+            variables["answer"] = self.answer
+        for name, alias in self.aliases.items():
+            variables.setdefault(name, alias)
+        for name, original in self._originals.items():
+            if original in variables:
+                variables[name] = variables[original]
+
+    def take_answer(self) -> None:
+        """Reads `answer` at the end of a cell: a true `ready` makes `content` the final value.
+
+        A cell may rebind `answer` to a dict of its own, which is used from then on. Anything else that was assigned to
+        it becomes the content, so that `answer = "42"` is not lost when the dict is put back.
+        """
+        if not self.has_answer:
+            return
+        answer = self.globals.get("answer", self.answer)
+        if not issubclass(type(answer), dict):
+            self.answer = {"content": answer, "ready": False}
+            return
+        self.answer = answer
+        ready = dict.get(answer, "ready", False)
+        if ready is False:
+            return
+        dict.__setitem__(answer, "ready", False)
+        try:
+            if not ready:
+                return
+        except Exception:  # an array, say: its truth is undefined, but it was set
+            pass
+        if self.final is MISSING:
+            content = dict.get(answer, "content", "")
+            self.final = as_text(content) if self._final_is_text else content
+
+    def names(self) -> list[str]:
+        """User variables in order of creation."""
+        return [name for name in list(self.globals) if self._is_user_name(name)]
+
+    def items(self) -> list[tuple[str, Any]]:
+        """User variables and their values in order of creation, all of one moment: threads may change them."""
+        return [(name, value) for name, value in list(self.globals.items()) if self._is_user_name(name)]
+
+    def newest_names(self, most: int) -> list[str]:
+        """The user variables that were created last, the newest first; there may be a few more than are found."""
+        newest = list(islice(reversed(self.globals), 4 * most))  # at once: there may be threads that change them
+        return [name for name in newest if self._is_user_name(name)][:most]
+
+    def changed_names(self) -> list[str] | None:
+        """User variables, bounded for the host; None when there are the same names as in the last report."""
+        taken = [name for name, alias in self.aliases.items() if self.globals.get(name) is not alias]
+        if taken == self._taken and self.globals.keys() == self._reported:
+            return None
+        self._reported, self._taken = set(self.globals), taken
+        return [name for name in self.names() if len(name) <= MAX_NAME_CHARS][:MAX_NAMES]
+
+    def find(self, name: str) -> Any:
+        """A variable for FINAL_VAR or the host; MISSING when there is none. Helpers do not count unless overwritten."""
+        value = self.globals.get(name, MISSING)
+        if value is MISSING or name[:2] == name[-2:] == "__":
+            return MISSING
+        return MISSING if value is self.helpers.get(name, self) or value is self.aliases.get(name, self) else value
+
+    def assign(self, name: str, value: Any) -> None:
+        """Sets a variable for the host. ValueError when that is no name for a user variable."""
+        if not name.isidentifier() or iskeyword(name):
+            raise ValueError(f"{name[:MAX_NAME_CHARS]!r} is not a valid Python variable name")
+        if name in self.helpers or name[:2] == name[-2:] == "__":
+            raise ValueError(f"{name[:MAX_NAME_CHARS]!r} is reserved and cannot be set")
+        for alias, original in self._originals.items():
+            if name in (alias, original):
+                self.globals[original] = self.globals[alias] = value
+        self.globals[name] = value
+        self._assign_alias(name)
+        if name == "answer":
+            self.take_answer()
+            self.restore()
+
+    def _assign_alias(self, name: str) -> None:
+        """Names that stand for a numbered context or history as well, and the lists of all of them."""
+        series, _, number = name.rpartition("_")
+        if name == "context":
+            if "context_0" in self.globals:
+                self.globals["context_0"] = self.globals["context"]
+        elif series == "context" and number.isdecimal() and "context" in self.globals:
+            self.globals.setdefault("context_0", self.globals["context"])
+        elif series in _LISTS and number.isdecimal() and len(number) < 6:
+            known = list(self.globals.items())  # at once: there may be threads that change them
+            numbered = [(int(key[len(series) + 1 :]), value) for key, value in known if _is_numbered(key, series)]
+            self.globals[_LISTS[series]] = [value for _, value in sorted(numbered, key=lambda item: item[0])]
+            if name == "history_0":
+                self.globals["history"] = self.globals[name]
+
+    def listing(self) -> list[dict[str, Any]]:
+        """`[{name, type, length}]` of user variables; length of str, bytes and built-in containers, else None."""
+        rows = []
+        for name, value in self.items()[:MAX_NAMES]:
+            # Never a subclass's own `__len__`, which is user code.
+            base = next((base for base in _LENGTH_TYPES if issubclass(type(value), base)), None)
+            length = None if base is None else base.__len__(value)
+            rows.append({"name": name[:MAX_NAME_CHARS], "type": type_name(value), "length": length})
+        return rows
+
+    def is_ours(self, name: str) -> bool:
+        """Whether it names something reserved, or an alias that nobody has taken."""
+        if name in self.helpers or (name == "answer" and self.has_answer):
+            return True
+        return name in self.aliases and self.globals.get(name) is self.aliases[name]
+
+    def _is_user_name(self, name: Any) -> bool:
+        if type(name) is not str or self.is_ours(name):
+            return False
+        if self._hidden and self._hidden(name):
+            return False
+        return name.isidentifier() and not name[:2] == name[-2:] == "__"
+
+
+class LastResult:
+    """`_`, the last value that was shown, as in every REPL.
+
+    It is a builtin, as in Python's own: a variable by that name wins, and there is none to be listed or saved. Another
+    `_` among the builtins, such as what `gettext.install` puts there, is left alone.
+    """
+
+    def __init__(self) -> None:
+        self._builtins: dict[str, Any] = vars(builtins)
+        self._value: Any = MISSING
+
+    def enter(self) -> None:
+        """Puts it back after `leave`."""
+        if self._value is not MISSING:
+            self._builtins.setdefault("_", self._value)
+
+    def leave(self) -> None:
+        """Takes it out of the interpreter."""
+        if self._value is not MISSING and self._builtins.get("_") is self._value:
+            del self._builtins["_"]
+
+    def set(self, value: Any) -> None:
+        """A value was shown. A coroutine is not kept: nobody would be told in time that it was not awaited."""
+        if type(value) is CoroutineType or self._builtins.get("_", self._value) is not self._value:
+            return
+        self._builtins["_"] = self._value = value
+
+    def forget(self) -> None:
+        """Makes room."""
+        self.leave()
+        self._value = MISSING
+
+
+def _is_numbered(name: Any, series: str) -> bool:
+    """Whether a name is one of `history_0`, `history_1`, … (as numbers are written: not `history_01`)."""
+    number = name[len(series) + 1 :] if type(name) is str and name.startswith(f"{series}_") else ""
+    return number.isascii() and number.isdecimal() and len(number) < 6 and number == str(int(number))

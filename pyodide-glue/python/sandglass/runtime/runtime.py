@@ -1,0 +1,725 @@
+"""`Runtime`: the one object that a backend drives."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import getpass
+import json
+import linecache
+import os
+import sys
+import time
+import traceback
+import warnings
+from _tracemalloc import is_tracing as is_tracing_memory
+from asyncio import events
+from contextlib import suppress
+from contextvars import copy_context
+from errno import ENOTTY
+from functools import wraps
+from gc import callbacks as gc_callbacks
+from operator import index
+from sys import getprofile, getrecursionlimit, gettrace, setrecursionlimit, stdlib_module_names
+from threading import TIMEOUT_MAX, get_ident
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from sandglass.runtime import compiling, running, values
+from sandglass.runtime.collector import CollectorOff
+from sandglass.runtime.completion import Completion
+from sandglass.runtime.displays import Displays
+from sandglass.runtime.errors import HostCallError, LimitError, Submitted
+from sandglass.runtime.figures import Figures
+from sandglass.runtime.files import Files
+from sandglass.runtime.guards import Guards
+from sandglass.runtime.helpers import Helpers
+from sandglass.runtime.ipython import Finder
+from sandglass.runtime.loop import CellLoop, EventLoops, FinishedLoop, Policy, run_ahead
+from sandglass.runtime.namespace import MISSING, LastResult, Namespace
+from sandglass.runtime.output import Emitter, EmptyStdin, TextStream, no_input, no_time
+from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.runtime.pristine import to_json
+from sandglass.runtime.profiles import PROFILES
+from sandglass.runtime.recursion import RecursionLimit
+from sandglass.runtime.sources import Sources
+from sandglass.runtime.tracebacks import describe
+from sandglass.runtime.warning_origin import WarningOrigin
+
+if sys.version_info >= (3, 12):
+    from sys import monitoring
+
+    tool_of = monitoring.get_tool
+else:
+
+    def tool_of(_tool: int) -> str | None:
+        return None
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import CodeType
+
+    from sandglass.runtime.bridge import Bridge, Threads
+    from sandglass.runtime.reserve import Reserve
+
+_OK = to_json({"ended": "ok", "errorType": None, "final": False, "names": None})
+#: What `execute` returns as long as the cell waits for more of its text.
+UNFINISHED = ("", "none", b"")
+_NAME_LIMIT = 200
+#: How many frames the compiler and what leads there may need.
+_COMPILER_FRAMES = 1000
+#: What code has in it that may hear of the compiler for good.
+_HOOKS = "addaudithook"
+#: Of `sys.monitoring`.
+_MONITORING_TOOLS = 6
+_clock_sleep = time.sleep
+_MEMORY_FULL = (
+    "sandglass: memory is full (memoryLimit): delete variables that are large and not needed any more (del), "
+    "or later cells may fail with MemoryError\n"
+)
+
+
+class Runtime:
+    """Runs cells in one namespace and reports through `bridge`. One per interpreter; not thread-safe.
+
+    Order of calls: `install` once, `configure`, then the rest in any order. Nothing but `execute` runs user code on
+    purpose (`get_variable` may call a `__repr__`).
+    """
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        emitter: Emitter | None = None,
+        threads: Threads | None = None,
+        namespace: Namespace | None = None,
+    ) -> None:
+        self._bridge = bridge
+        self._threads = threads
+        self._max_output_chars = 0
+        self._max_value_bytes = 0
+        self._max_value_depth = 0
+        self._show: Callable[[object], str] | None = None
+        self.sources = Sources()
+        self._output = emitter or Emitter(bridge)
+        self.namespace = namespace or Namespace()
+        self._helpers = Helpers(self.namespace, self._call_host)
+        self._loops = EventLoops(self._sleep_in_loop, threads)
+        if threads:
+            self._loops.kind = threads.loop
+        self._stdout = TextStream(self._output, "stdout")
+        self._stderr = TextStream(self._output, "stderr")
+        self._streams = tuple((stream, stream.parts()) for stream in (self._stdout, self._stderr))
+        self._displays = Displays(self._display, self._stderr.write)
+        self._figures = Figures(self._displays)
+        self._ipython = Finder(self._displays.display)
+        self._files = Files()
+        self._completion = Completion(self.namespace.globals)
+        self._has_input = False
+        #: The context variables of the user's code. They stay where each cell has a thread state of its own.
+        self._context = copy_context()
+        self._recursion = RecursionLimit()
+        self._warnings = WarningOrigin()
+        self._guards = self._make_guards()
+        self._clock_sleep_thread = get_ident()
+        self._prepared: tuple[str, list[CodeType] | BaseException] | None = None
+        self._growing: compiling.Growing | None = None  # the cell whose text is still being written
+        self._value: object = None  # that of the expression that it ends with so far
+        self._paused: tuple[int | None, Any] | None = None  # what it goes on with
+        self._error: BaseException | None = None
+        self._described = False
+        self._last = LastResult()
+        self._shown: object = None  # the last expression's value, where it was shown as more than its repr
+        self._open: int | None = None  # the execution under way
+        self._current: int | None = None  # the execution whose code runs now
+        #: Said below the traceback of a module `{name}` that is not there. A backend that has packages sets it.
+        self.package_hint = ""
+        #: Takes what went to file descriptors 1 and 2 past `os.write`; a backend that hears of it sets this.
+        self.take_written: Callable[[], Iterable[tuple[int, bytes]]] = tuple
+        #: `time.sleep` of threads other than the main one.
+        self.sleep_in_thread: Callable[[float], None] = time.sleep
+        #: Where memory is bounded by refusing more of it.
+        self.reserve: Reserve | None = None
+        #: Ends what a cell left running, and returns lines that say what would not end. For a backend with threads.
+        self.end_leftovers: Callable[[], Iterable[str]] = tuple
+        #: Python for source that is none, such as IPython's magics; returns what it got where it knows no better.
+        self.translate: Callable[[str], str] | None = None
+        #: The rest of the text that is being written, for code that looks at its own source; "" when it is not there.
+        self.take_rest: Callable[[], str] = str
+        self._has_hooks = False
+        #: Whether the interpreter is somebody else's between turns (`enter`, `leave`).
+        self.is_lodger = False
+
+    def install(self) -> None:
+        """Takes over sys.stdout, `__main__`, time.sleep, asyncio, … of this interpreter."""
+        self.enter()
+        self._files.install()
+
+    def uninstall(self) -> None:
+        """Gives back what `install` took over."""
+        self._loops.end_cell()
+        self.leave()
+
+    def enter(self) -> None:
+        """Takes over what `install` does, for one turn in an interpreter that others use as well."""
+        self._recursion.enter()
+        if not self.is_lodger:  # there, others patch them as well
+            for kind in self._loops.kind.__mro__[:-1]:
+                self._guards.own_class(kind)
+        self._guards.install()
+        if not self.is_lodger:  # there, `_` is IPython's
+            self._last.enter()
+        self._figures.install()
+        self._ipython.install()
+
+    def leave(self) -> None:
+        """Gives that back."""
+        self._ipython.uninstall()
+        self._figures.uninstall()
+        self._last.leave()
+        self._guards.uninstall()
+
+    def configure(self, config: dict[str, Any]) -> None:
+        """Sets limits and host functions.
+
+        Keys: `maxOutputChars`, `maxValueBytes`, `maxValueDepth`, `maxSourceCache` (characters of source kept for
+        tracebacks), `maxDisplays`, `maxDisplayBytes`, `maxDisplaysBytes`, `maxFiles` (in a listing), `hostFunctions`
+        (names that the host answers), `maxHostCalls` (of a cell), `profile` (a name of `PROFILES`), `outputFields`
+        (names of what `SUBMIT` takes). Unknown keys are for other parts of the guest. Raises KeyError or ValueError,
+        and then changes nothing.
+        """
+        profile = PROFILES.get(config.get("profile", "default"))
+        if profile is None:
+            raise ValueError(f"there is no profile {config['profile']!r}, but {', '.join(PROFILES)}")
+        limits = [int(config[key]) for key in ("maxOutputChars", "maxValueBytes", "maxValueDepth", "maxSourceCache")]
+        displays = [int(config[key]) for key in ("maxDisplays", "maxDisplayBytes", "maxDisplaysBytes")]
+        max_files = int(config["maxFiles"])
+        answered, fields = list(config.get("hostFunctions", ())), list(config.get("outputFields", ()))
+        most_calls = int(config.get("maxHostCalls", sys.maxsize))
+        helpers, aliases = self._helpers.table(profile, answered, fields)
+        if profile.aliases:  # the others have the names of their projects and no more
+            helpers.setdefault("display", self._displays.display)
+        self._max_output_chars, self._max_value_bytes, self._max_value_depth, self.sources.limit = limits
+        self._show = profile.show
+        self._helpers.configure(profile, answered, most_calls)
+        self.namespace.configure(profile, helpers, aliases)
+        self._has_input = "input" in answered
+        self._displays.limit(*displays)
+        self._files.limit(max_files)
+
+    def prepare(self, execution: int, source: str) -> None:
+        """Compiles a cell ahead of its `execute`; what is wrong with it is told there.
+
+        For a backend that gives cells a stack of their own, where the compiler, which needs a deep one, is slow.
+        """
+        filename = f"<cell {execution}>"
+        with compiling.Warnings("error"):
+            try:
+                self._prepared = filename, self._compile(source, filename)
+                return
+            except BaseException:
+                pass
+        with compiling.Warnings("ignore"):
+            try:
+                self._compile(source, filename)
+                self._prepared = None  # there are warnings, which are the cell's own output
+            except BaseException as error:
+                self._prepared = filename, error
+
+    def extend(self, execution: int, text: str, is_last: bool) -> None:
+        """Compiles more of a cell whose text is still being written, for the next `execute`.
+
+        The text ends where a line does, whose end comes with the next text, if any does.
+        """
+        self._has_hooks = self._has_hooks or _HOOKS in text
+        if self._growing is None:
+            self._growing = compiling.Growing(f"<cell {execution}>")
+        limit = getrecursionlimit()
+        setrecursionlimit(max(limit, _COMPILER_FRAMES))  # a statement may have set it low
+        with CollectorOff():
+            try:
+                self._prepared = self._growing.filename, self._growing.add(text, is_last)
+            except BaseException as error:
+                self._prepared = self._growing.filename, error
+            finally:
+                setrecursionlimit(limit)
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a cell waits for more of its text."""
+        return self._paused is not None
+
+    def execute(self, execution: int, source: str, ahead: bool = False) -> tuple[str, str, bytes]:
+        """Runs a cell to its end. Never raises, whatever it does.
+
+        `ahead`: nobody has asked for it yet, and the runtime does not look at the clock by itself.
+        What `extend` was given before is the begin of the cell, or more of it: this runs that, as the same cell, and
+        returns `UNFINISHED` when there is more to come.
+        Returns `(header, encoding, body)`. The header is JSON: `ended` ("ok", "error" or "limit"), `errorType`,
+        `final`, `names` of user variables, null when they are those of the last report, and `omittedDisplays` where
+        there are any. When `final`, encoding and body hold the declared final value (as it is at the end of the cell),
+        else they are `("none", b"")`.
+        """
+        filename = f"<cell {execution}>"
+        self._has_hooks = self._has_hooks or _HOOKS in source
+        if self._paused is None:
+            self._error = None
+            self._described = False
+            self._is_ahead(ahead)
+            self._open = self._current = execution
+            try:
+                self._begin(filename, source)
+            except BaseException as error:
+                self._error = error
+        else:
+            try:
+                self._go_on(filename, ahead)
+            except BaseException as error:
+                self._error = error
+        # Whoever asks for the stack sees the same of a cell that comes bit by bit.
+        return self._proceed(filename, source)
+
+    def _go_on(self, filename: str, ahead: bool) -> None:
+        paused, self._paused = self._paused, None
+        if paused is not None:
+            self.resume(paused)
+        self._loops.begin_cell()
+        growing = self._growing
+        if not ahead:
+            self._is_ahead(False)
+        if growing is not None and growing.is_whole:
+            with suppress(Exception):  # the cell may have put anything into linecache
+                self.sources.finish(filename, growing.source)
+
+    def _proceed(self, filename: str, source: str) -> tuple[str, str, bytes]:
+        ends = True
+        try:
+            growing = self._growing
+            ends = growing is None or growing.is_whole
+            if self._error is None:
+                try:
+                    self._run(filename, source, ends)
+                except BaseException as error:
+                    self._error = error
+            elif ends and growing is not None:
+                self._end_run()  # a statement that came before the rest has ended it
+            if not ends:
+                if self.is_watched():
+                    self.take_rest()  # it would see what is done in between
+                self._output.flush()
+                self._paused = self.pause()
+                return UNFINISHED
+            if isinstance(self._error, Submitted):
+                self._error = None
+            if not isinstance(self._error, KeyboardInterrupt):  # it is to stop now
+                self._context.run(self._figures.show_open, self._shown)
+            return self._context.run(self._finish)
+        except BaseException as late:  # an interrupt that arrived while finishing, or a fault of ours
+            ends = True
+            return self._finish_after(late)
+        finally:
+            if ends:
+                self._open = self._current = self._shown = self._value = self._growing = self._paused = None
+
+    def is_watched(self) -> bool:
+        """Whether code has something that hears of what others do."""
+        return bool(self.is_traced() or gc_callbacks or is_tracing_memory())
+
+    def is_traced(self) -> bool:
+        """Whether code of the user's runs whatever is done, even while nothing is collected."""
+        tools = any(tool_of(tool) is not None for tool in range(_MONITORING_TOOLS))
+        return bool(gettrace() or getprofile() or tools or self._has_hooks)
+
+    def asked_for(self) -> None:
+        """What has run ahead until now is what the host waits for."""
+        self._is_ahead(False)
+
+    def _is_ahead(self, ahead: bool) -> None:
+        self._output.now = no_time if ahead else monotonic
+        run_ahead(ahead)
+
+    def get_variable(self, name: str) -> tuple[str, bytes]:
+        """A variable as `(encoding, body)`; `("missing", b"")` when there is none. Raises NotSerializable."""
+        value = self.namespace.find(name)
+        if value is MISSING:
+            return "missing", b""
+        return self._context.run(self._encode, value, name)
+
+    def set_variable(self, name: str, encoding: str, body: bytes) -> None:
+        """Sets a variable. ValueError for what is no variable name, a reserved name, or a malformed value."""
+        self.assign(name, values.decode(encoding, body))
+
+    def assign(self, name: str, value: object) -> None:
+        """The same for a value that is decoded already."""
+        self.namespace.assign(name, value)
+        if self.reserve is not None:
+            self.reserve.ease()
+
+    def list_variables(self) -> tuple[str, bytes]:
+        """User variables, encoded: a list of `{name, type, length}`, at most 10,000."""
+        return self._encode(self.namespace.listing(), "the list of variables")
+
+    def is_plain(self, source: str) -> bool:
+        """Whether a cell compiles without a warning, and awaits nothing: then its statements may run as they come."""
+        if self._has_hooks or _HOOKS in source:
+            return False  # one that the compiler calls
+        with CollectorOff():
+            return compiling.is_plain(source, "<cell>")
+
+    def file(self, action: str, path: str, pieces: Iterable[bytes]) -> tuple[str, Iterable[bytes]]:
+        """Does something with a file: `write` (of `pieces`), `read`, `readText`, `list` or `remove`.
+
+        Raises FileError, while the pieces are taken as well. Returns the encoding of the answer and its pieces;
+        `("missing", [])` when there is no such file. `look` answers what an editor asks about code, `path` being
+        "complete" or "inspect"; see `Completion.answer`.
+        """
+        files = self._files
+        if action == "look":
+            try:
+                return "bytes", [self._completion.answer(path, b"".join(pieces))]
+            finally:
+                self.put_in_order()
+        if action == "write":
+            files.write(path, pieces)
+            return "none", []
+        if action == "remove":
+            return "none" if files.remove(path) else "missing", []
+        if action == "list":
+            rows = files.list(path)
+            if rows is None:
+                return "missing", []
+            encoding, body = self._encode(rows, "the list of files")
+            return encoding, [body]
+        text = action == "readText"
+        contents = files.read(path, text, self._max_value_bytes)
+        return ("missing", []) if contents is None else ("text" if text else "bytes", contents)
+
+    def put_in_order(self) -> None:
+        """Undoes what code of the user's did to the interpreter that ran outside of a cell."""
+        self._guards.repair()
+        self.namespace.restore()
+
+    def write_fd(self, fd: int, data: bytes) -> None:
+        """Takes what user code wrote to file descriptor 1 or 2 itself (`os.write(1, …)`)."""
+        (self._stderr if fd == 2 else self._stdout).buffer.write(data)
+
+    def flush(self) -> None:
+        """Sends what was printed so far."""
+        self._output.flush()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the code that runs now is that of the execution under way, and no leftover of an earlier one."""
+        return self._current == self._open
+
+    def pause(self) -> tuple[int | None, Any]:
+        """For a backend that suspends Python so that other Python code can run meanwhile, such as callbacks.
+
+        Until `resume`, what is printed belongs to no execution, and nothing that is declared final counts.
+        """
+        current, self._current = self._current, None
+        self._output.active = False
+        return current, self.namespace.final
+
+    def resume(self, paused: tuple[int | None, Any]) -> None:
+        """Takes what `pause` returned."""
+        self._current, final = paused
+        if self._current is not None and self._current == self._open:
+            self._output.active = True
+            self.namespace.final = final
+
+    def _require_execution(self) -> None:
+        if self._open is None or self._current != self._open:
+            raise RuntimeError("this code is part of no execution that is under way: it cannot wait, or call the host")
+
+    def _compile(self, source: str, filename: str) -> list[CodeType]:
+        try:
+            return compiling.compile_cell(source, filename)
+        except (MemoryError, SystemError):  # in places, CPython has no exception to say that there is no memory
+            if self.reserve is None or not self.reserve.release():
+                raise
+        except SyntaxError:
+            if self.translate is None:
+                raise
+            with suppress(Exception):  # then what was written is what is told of
+                return compiling.compile_cell(self.translate(source), filename)
+            raise
+        return compiling.compile_cell(source, filename)
+
+    def show_bundle(self, bundle: dict[str, Any]) -> None:
+        """Shows what another library would have shown elsewhere: data by mime type."""
+        if self._open is not None and self._current == self._open:
+            self._displays.display(bundle, raw=True)
+
+    def _begin(self, filename: str, source: str) -> None:
+        for stream, parts in self._streams:
+            TextStream.renew(stream, parts)
+            stream.buffer.finish()  # drops half a character that was written between executions
+        self._output.begin(self._max_output_chars)
+        self.namespace.final = MISSING
+        self._displays.begin()
+        self._figures.begin_cell()
+        self._helpers.begin_cell()
+        self._warnings.begin(self.namespace.globals)
+        self._loops.begin_cell()
+        if self._growing is None:
+            self.sources.add(filename, source)
+        else:
+            self.sources.begin(filename, self._look_at_source)
+
+    def _look_at_source(self) -> str:
+        """The source of the cell under way, for code that looks at it: what is not there only the world can tell."""
+        growing = self._growing
+        if growing is None:
+            return ""
+        return growing.source if growing.is_whole else growing.source + self.take_rest()
+
+    def _run(self, filename: str, source: str, ends: bool) -> None:
+        prepared, self._prepared = self._prepared, None
+        if prepared is None or prepared[0] != filename:
+            codes = self._compile(source, filename)
+        elif isinstance(prepared[1], BaseException):
+            raise prepared[1]
+        else:
+            codes = prepared[1]
+        if codes:
+            self._warnings.end_with(codes[-1])
+        if self.reserve is not None:
+            self.reserve.hold()
+        try:
+            if codes:
+                self._value = None
+            self._recursion.begin(codes)
+            names, loops = self.namespace.globals, self._loops
+            if not codes:
+                value = self._value
+            elif running.awaits(codes):  # its task enters the context at each step
+                value = running.run(codes, names, loops, context=self._context)
+            else:
+                value = self._context.run(running.run, codes, names, loops)
+            self._value = None if ends else value
+            if ends and value is not None and self._show is not None:
+                self._context.run(self._show_result, self._show, value)
+            if ends:
+                self._loops.run_begun()
+        finally:
+            self._recursion.end()
+            if ends:
+                self._end_run()
+
+    def _show_result(self, show: Callable[[object], str], value: object) -> None:
+        self._write("result", show(value))
+        if self._displays.show(value, is_result=True):
+            self._shown = value
+        if not self.is_lodger:
+            self._last.set(value)
+
+    def _end_run(self) -> None:
+        if self.reserve is not None and self.reserve.ease():
+            self._last.forget()
+            self._stderr.write(_MEMORY_FULL)
+        if self._loops.has_any:
+            self._guards.repair_classes()
+        cancelled = self._loops.end_cell()
+        if cancelled:
+            tasks = "1 background task was" if cancelled == 1 else f"{cancelled} background tasks were"
+            self._stderr.write(f"sandglass: {tasks} cancelled at the end of the cell\n")
+
+    def _finish(self) -> tuple[str, str, bytes]:
+        namespace = self.namespace
+        for stream, parts in self._streams:
+            TextStream.renew(stream, parts)
+        namespace.take_answer()  # may run user code
+        self._guards.repair()
+        self._loops.begin_cell()
+        namespace.restore()
+        encoding, body = "none", b""
+        final = namespace.final is not MISSING
+        if final:
+            try:
+                encoding, body = self._encode(namespace.final, "the final value")
+            except Exception as error:
+                final = False
+                self._error = self._error or error
+            namespace.final = MISSING
+        if type(self._error) is MemoryError:
+            self._last.forget()
+        error, names = self._error, namespace.changed_names()  # type: ignore[misc]
+        if error is not None:
+            self._describe(error)
+        for line in self.end_leftovers():
+            self._stderr.write(f"sandglass: {line}\n")
+        for fd, data in self.take_written():
+            self.write_fd(fd, data)
+        self._stdout.buffer.finish()
+        self._stderr.buffer.finish()
+        self._output.end()
+        self._error = None
+        omitted = self._displays.omitted
+        if error is None and names is None and not final and not omitted:
+            return _OK, encoding, body
+        ended = "ok" if error is None else "limit" if issubclass(type(error), LimitError) else "error"
+        error_type = None if error is None else values.type_name(error)[:_NAME_LIMIT]
+        header: dict[str, Any] = {"ended": ended, "errorType": error_type, "final": final, "names": names}
+        header["omittedDisplays"] = omitted
+        return to_json(header), encoding, body
+
+    def _finish_after(self, late: BaseException) -> tuple[str, str, bytes]:
+        error = self._error = self._error or late
+        if self.reserve is not None:
+            self.reserve.release()
+        try:
+            return self._finish()
+        except BaseException:
+            header = {"ended": "error", "errorType": values.type_name(error), "final": False, "names": None}
+            return to_json(header), "none", b""
+
+    def _describe(self, error: BaseException) -> None:
+        if self._described:
+            return
+        self._described = True
+        text, full = describe(error)
+        full += self._hint(error)
+        self._write("error", text)
+        self._write("traceback", full)
+
+    def _hint(self, error: BaseException) -> str:
+        """What to do about a module that is not there."""
+        name = error.name if type(error) is ModuleNotFoundError else None
+        if not self.package_hint or type(name) is not str or len(name) > _NAME_LIMIT:
+            return ""
+        top = name.partition(".")[0]
+        return "" if top in stdlib_module_names else self.package_hint.format(name=top) + "\n"
+
+    def _write(self, stream: str, text: str) -> None:
+        self._output.write(self._output.channels[stream], text)
+
+    def _display(self, mime: str, data: bytes, is_result: bool) -> None:
+        if self._open is not None and self._current == self._open:
+            self._output.flush()  # what was printed before it comes before it
+            self._bridge.display(mime, data, is_result)
+
+    def _encode(self, value: object, name: str) -> tuple[str, bytes]:
+        return values.encode(value, max_bytes=self._max_value_bytes, max_depth=self._max_value_depth, name=name)
+
+    def _call_host(self, name: str, calls: list[list[Any]]) -> list[tuple[bool, Any]]:
+        self._require_execution()
+        what = f"{name}() arguments"
+        encoded = [
+            # A lone str crosses as what it is.
+            self._encode(arguments[0] if len(arguments) == 1 and type(arguments[0]) is str else arguments, what)
+            for arguments in calls
+        ]
+        self._output.flush()
+        answers = self._bridge.host_call(name, encoded)
+        if self._output.now is no_time:  # nobody answers what runs ahead: by now it was asked for
+            self._output.now = monotonic
+            self._output.flush()
+        replies: list[tuple[bool, Any]] = []
+        for ok, encoding, body in answers:
+            if ok:
+                replies.append((True, values.decode(encoding, body)))
+            else:
+                message = bytes(body).decode("utf-8", "replace")
+                failure = LimitError(message) if encoding == "limit" else HostCallError(message, encoding)
+                replies.append((False, failure))
+        return replies
+
+    def _input(self, prompt: object) -> str:
+        ok, value = self._call_host("input", [[str(prompt)]])[0]
+        if not ok:
+            raise EOFError(str(value)) if type(value) is HostCallError else value
+        return str(value)
+
+    def _sleep(self, seconds: float | None) -> None:
+        self._require_execution()
+        self._output.flush()
+        self._bridge.sleep(seconds)
+
+    def _sleep_in_loop(self, seconds: float | None) -> None:
+        self._require_execution()
+        self._output.flush()
+        (self._threads.wait if self._threads else self._bridge.sleep)(seconds)
+
+    def _time_sleep(self, seconds: float, /) -> None:
+        """Delays execution for a number of seconds; the host can interrupt it. Checks its argument as CPython does."""
+        duration = seconds if isinstance(seconds, float) else index(seconds)
+        if duration != duration:
+            raise ValueError("Invalid value NaN (not a number)")
+        if duration < 0:
+            raise ValueError("sleep length must be non-negative")
+        if duration > TIMEOUT_MAX:
+            raise OverflowError("timestamp too large to convert to C PyTime_t")
+        if get_ident() != self._clock_sleep_thread:
+            self.sleep_in_thread(duration)
+        elif self.is_lodger and self._open is None:  # kept by a variable, and called when it is others' turn
+            _clock_sleep(duration)
+        else:
+            self._sleep(float(duration))
+
+    def own(self, namespace: dict[str, Any], name: str, value: object) -> None:
+        """Before `install`: what a backend puts into the interpreter, and cells do not take out for good."""
+        self._guards.own(namespace, name, value)
+
+    def _make_guards(self) -> Guards:
+        def sleep(seconds: float, /) -> None:
+            self._time_sleep(seconds)
+
+        system_write = os.write
+
+        def write(fd: int, data: Any, /) -> int:
+            """Writes data to a file descriptor; 1 and 2 are those of `sys.stdout` and `sys.stderr`, in order."""
+            if fd != 1 and fd != 2:
+                return system_write(fd, data)
+            size = memoryview(data).nbytes
+            self.write_fd(fd, data)
+            return size
+
+        system_terminal_size = os.get_terminal_size
+
+        def get_terminal_size(fd: int = 1, /) -> os.terminal_size:
+            """Return the size of the terminal window as (columns, lines)."""
+            if fd in (0, 1, 2):  # no terminal; pandas asks for each repr, and code that runs ahead would wait there
+                raise OSError(ENOTTY, "Inappropriate ioctl for device")
+            return system_terminal_size(fd)
+
+        def read_line(prompt: object = "", /) -> str:
+            """Asks for a line of text, where somebody is there to answer."""
+            return self._input(prompt) if self._has_input else no_input(prompt)
+
+        @wraps(vars(getpass)["getpass"])
+        def read_secret(prompt: str = "Password: ", stream: object = None, **_options: object) -> str:
+            if not self._has_input:
+                raise EOFError("getpass() is not available in this sandbox: there is nobody to type a password")
+            warnings.warn("getpass asks as input() does: what is typed may be seen", getpass.GetPassWarning, 2)
+            return self._input(prompt)
+
+        read_line.__name__ = read_line.__qualname__ = "input"
+        sleep.__doc__ = self._time_sleep.__doc__
+        guards = Guards()
+        for name, stream in (("stdout", self._stdout), ("stderr", self._stderr), ("stdin", EmptyStdin())):
+            guards.own(vars(sys), name, stream)
+            guards.own(vars(sys), f"__{name}__", stream)
+        guards.own(vars(sys), "modules", sys.modules)
+        for module in (sys, builtins, time, asyncio, linecache, traceback, json):
+            guards.own(sys.modules, module.__name__, module)
+        guards.own(vars(linecache), "cache", linecache.cache)
+        guards.own(sys.modules, "__main__", self.namespace.module)
+        guards.own(vars(builtins), "input", read_line)
+        for name in ("getpass", "unix_getpass", "fallback_getpass"):
+            guards.own(vars(getpass), name, read_secret)
+        guards.own(vars(warnings), "_showwarnmsg", self._warnings.show)
+        guards.own(vars(time), "sleep", sleep)
+        guards.own(vars(os), "write", write)
+        guards.own(vars(os), "get_terminal_size", get_terminal_size)
+        guards.own(vars(asyncio), "run", self._loops.run)
+        guards.own(vars(asyncio.runners), "run", self._loops.run)
+        guards.own(vars(asyncio), "create_task", self._loops.create_task)
+        guards.own(vars(asyncio.tasks), "create_task", self._loops.create_task)
+        guards.own(vars(events), "_event_loop_policy", self._loops.policy)
+        for kind in (FinishedLoop, CellLoop, self._loops.kind, Policy):
+            guards.own_class(kind)
+        get_limit, set_limit = self._recursion.functions()
+        guards.own(vars(sys), "getrecursionlimit", get_limit)
+        guards.own(vars(sys), "setrecursionlimit", set_limit)
+        return guards

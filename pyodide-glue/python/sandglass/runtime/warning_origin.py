@@ -1,0 +1,66 @@
+"""The place that a warning is said to come from: code of the user's, and never the runtime below it.
+
+Python takes the frame in which an object ends for the origin of what it warns of (`coroutine 'f' was never awaited`),
+or the frame that is so many levels up (`stacklevel`): for a cell's last value, and for its own level, that is ours.
+"""
+
+from __future__ import annotations
+
+import warnings
+from sys import _getframe, modules
+from typing import TYPE_CHECKING, Any
+
+from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.runtime.user_code import CELL_PREFIX, is_ours
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType, FrameType
+
+_REGISTRY = "__warningregistry__"
+_PACKAGE = __name__.partition(".")[0]
+
+
+class WarningOrigin:
+    """Says of each warning where it comes from."""
+
+    def __init__(self) -> None:
+        self._last: CodeType | None = None
+        self._is_noted = False  # in a registry of ours
+        self._show: Callable[[Any], None] = vars(warnings)["_showwarnmsg"]
+        tables = [vars(module) for name, module in list(modules.items()) if name.partition(".")[0] == _PACKAGE]
+        self._tables = tables
+
+    def begin(self, namespace: dict[str, Any]) -> None:
+        """A cell begins. Each is a file of its own, so what was warned of once in another one does not count."""
+        namespace.pop(_REGISTRY, None)
+        if self._is_noted:
+            self._is_noted = False
+            for table in self._tables:
+                table.pop(_REGISTRY, None)
+
+    def end_with(self, code: CodeType) -> None:
+        """The last statement of the cell, which is where its last value ends."""
+        self._last = code
+
+    def show(self, message: Any) -> None:
+        """Stands for `warnings._showwarnmsg`."""
+        if type(message.filename) is str and is_ours(message.filename):
+            self._is_noted = True
+            place = _user_place(_getframe(1)) or _end_of(self._last)
+            if place is not None:
+                message.filename, message.lineno = place
+        self._show(message)
+
+
+def _user_place(frame: FrameType | None) -> tuple[str, int] | None:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(CELL_PREFIX):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def _end_of(code: CodeType | None) -> tuple[str, int] | None:
+    lines = [] if code is None else [line for _, _, line in code.co_lines() if line]
+    return None if code is None or not lines else (code.co_filename, lines[-1])

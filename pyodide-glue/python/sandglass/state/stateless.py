@@ -1,0 +1,142 @@
+"""The state that one stateless run hands to the next: an LZ4 frame of a cloudpickle of a dict of variables.
+
+The format is, in base64, that of known stateless REPL servers, so that their clients' states work here. It needs the
+packages `cloudpickle` and `lz4`, holds code objects, and so works within one minor version of Python only. It is opened
+in a guest and nowhere else: to open it is to run code.
+
+As cloudpickle has it, functions see the variables that they use as they were when the state was written.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import types
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.runtime.tracebacks import message_of
+
+if TYPE_CHECKING:
+    from sandglass.runtime.namespace import Namespace
+
+_PIECE_BYTES = 1 << 20
+_REASON_CHARS = 500
+#: What no other guest can go on with.
+_LEFT_OUT = (types.ModuleType, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, io.IOBase)
+
+
+def open_state(data: bytes, max_bytes: int, namespace: Namespace) -> None:
+    """Assigns the variables that `data` holds.
+
+    ValueError when it is no such state, or has more than `max_bytes` unpacked; then no variable is set.
+    """
+    frame, cloudpickle = _require("lz4.frame"), _require("cloudpickle")
+    pickled = _unpack(frame, data, max_bytes)
+    try:
+        variables = cloudpickle.loads(pickled)
+    except BaseException as error:
+        raise ValueError(f"the state cannot be opened: {_reason(error)}; nothing was run") from None
+    if type(variables) is not dict or not all(type(name) is str for name in variables):
+        raise ValueError("the state is no dict of variables; nothing was run")
+    for name, value in variables.items():
+        if _is_public(name) and not namespace.is_ours(name):
+            namespace.globals[name] = value
+
+
+def capture_state(max_bytes: int, namespace: Namespace) -> bytes:
+    """The user's variables, but for private ones, modules, generators and open handles.
+
+    ValueError when one of them cannot be written, or all take more than `max_bytes`.
+    """
+    frame, cloudpickle = _require("lz4.frame"), _require("cloudpickle")
+    variables = {
+        name: value
+        for name in namespace.names()
+        if _is_public(name) and not issubclass(type(value := namespace.globals[name]), _LEFT_OUT)
+    }
+    file = _Bounded(max_bytes)
+    try:
+        _pickler(cloudpickle, file, namespace).dump(variables)
+    except _TooLarge:
+        raise ValueError(f"the variables take more than {max_bytes} bytes; keep large data in files") from None
+    except BaseException as error:
+        raise ValueError(_reason(error)) from None
+    packed: bytes = frame.compress(file.getbuffer())
+    return packed
+
+
+def _pickler(cloudpickle: Any, file: io.BytesIO, namespace: Namespace) -> Any:
+    """One that writes helpers as what they are called: the next guest has its own."""
+    names = {id(value): name for name, value in (namespace.aliases | namespace.helpers).items()}
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, value: Any) -> Any:
+            name = names.get(id(value))
+            return super().reducer_override(value) if name is None else (helper, (name,))
+
+    return Pickler(file)
+
+
+def helper(name: str) -> Any:
+    """The helper of that name, in the guest that opens a state."""
+    return getattr(sys.modules["__main__"], name)
+
+
+class _TooLarge(Exception):
+    pass
+
+
+class _Bounded(io.BytesIO):
+    """Takes so many bytes and no more: a state that is too large is not put together first."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__()
+        self._left = max_bytes
+
+    def write(self, data: Any, /) -> int:
+        self._left -= memoryview(data).nbytes
+        if self._left < 0:
+            raise _TooLarge
+        return super().write(data)
+
+
+def _unpack(frame: Any, packed: bytes, max_bytes: int) -> bytes:
+    """What an LZ4 frame holds; one that would unpack to more than `max_bytes` is refused before it has."""
+    unpacker = frame.LZ4FrameDecompressor()
+    pieces = []
+    left = max_bytes
+    try:
+        # What the frame says of its size may not be true: it bounds one piece only.
+        size = min(max(frame.get_frame_info(packed)["content_size"], _PIECE_BYTES), max_bytes + 1)
+        while not unpacker.eof:
+            piece = unpacker.decompress(packed, max_length=size)
+            if not piece and unpacker.needs_input:
+                raise ValueError("it ends too early")
+            packed, size = b"", _PIECE_BYTES
+            left -= len(piece)
+            if left < 0:
+                raise _TooLarge
+            pieces.append(piece)
+    except _TooLarge:
+        raise ValueError(f"the state unpacks to more than {max_bytes} bytes; nothing was run") from None
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"the state is no LZ4 frame: {_reason(error)}; nothing was run") from None
+    return b"".join(pieces)
+
+
+def _is_public(name: str) -> bool:
+    return name.isidentifier() and not name.startswith("_")
+
+
+def _require(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        raise ValueError(f"states need the package {package}, which is not installed here ({error})") from None
+
+
+def _reason(error: BaseException) -> str:
+    return message_of(error)[:_REASON_CHARS]

@@ -18,7 +18,7 @@ try {
   });
   await page.exposeFunction("report", (/** @type {any} */ { name, problems, skipped, ms }) => {
     if (skipped) score.skip(name, skipped);
-    else score.add(name, problems);
+    else score.add(name, problems, ms);
     if (process.env.VERBOSE) console.log(`  ${name} ${ms} ms`);
   });
   // Not awaited: one call may not take as long as all cases do.

@@ -7,6 +7,9 @@ import { CROSS_ORIGIN_ISOLATED, serve } from "../../scripts/serve.mjs";
 
 export { find, root, serve };
 
+/** A test that takes longer is named at the end, if it is among the slowest. */
+const SLOW_MS = 1000;
+
 /**
  * The arguments every suite takes: `--browser chromium|firefox`, `--only <part of a name>`, and `--shared` for pages that
  * are cross-origin isolated, where Python waits by shared memory.
@@ -68,9 +71,17 @@ export class Score {
   passed = 0;
   failed = 0;
   skipped = 0;
+  #last = performance.now();
+  /** Milliseconds and names. @type {[number, string][]} */
+  #slow = [];
 
-  /** @param {string} name @param {string[]} problems none when it passed */
-  add(name, problems) {
+  /**
+   * @param {string} name @param {string[]} problems none when it passed
+   * @param {number} [ms]  how long it took; without it, since the one before
+   */
+  add(name, problems, ms = performance.now() - this.#last) {
+    this.#last = performance.now();
+    this.#slow.push([ms, name]);
     if (problems.length === 0) this.passed += 1;
     else this.fail(name, problems);
   }
@@ -90,6 +101,8 @@ export class Score {
 
   /** @returns {never} */
   end() {
+    const slow = this.#slow.filter(([ms]) => ms > SLOW_MS).sort(([a], [b]) => b - a);
+    for (const [ms, name] of slow.slice(0, 3)) console.log(`slow: ${(ms / 1000).toFixed(1)} s ${name}`);
     console.log(`${this.passed} passed, ${this.failed} failed, ${this.skipped} skipped`);
     process.exit(this.failed > 0 ? 1 : 0);
   }

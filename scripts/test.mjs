@@ -2,7 +2,7 @@
 // was slowest. A suite that cannot run has failed.
 //   npm test -- --only cases     only the suites whose name contains "cases" (several: --only rust,python)
 //   npm test -- --list           their names
-//   npm test -- --long           soaks and random tests for minutes each; `--only soak,fuzz` leaves out the others
+//   npm test -- --long           soaks for ten minutes, more random cells, and every case everywhere
 import { execFileSync } from "node:child_process";
 import { existsSync, readdirSync } from "node:fs";
 import { availableParallelism } from "node:os";
@@ -26,6 +26,8 @@ const { values: options } = parseArgs({
   options: { only: { type: "string" }, list: { type: "boolean" }, long: { type: "boolean" } },
 });
 const long = options.long ?? false;
+/** Arguments, in one of the two. @param {string[]} inLong @param {string[]} inShort */
+const either = (inLong, inShort = []) => (long ? inLong : inShort);
 
 const BROWSERS = ["chromium", "firefox"];
 const PYTHON = "pyodide-glue/python";
@@ -53,7 +55,7 @@ const inBrowsers = (processors, name, ...args) =>
 /** The cases on guests of a server. @param {string} backend */
 const onServer = (backend) => ({
   name: `cases on ${backend}`,
-  command: ["node", "tests/cases-on-server.mjs", "--backend", backend],
+  command: ["node", "tests/cases-on-server.mjs", "--backend", backend, ...either(["--all"])],
   count: sumLine,
   needs: ["build", "rust build"],
 });
@@ -102,21 +104,25 @@ const SUITES = [
     env: CLIPPY,
   },
   { name: "tsc", command: ["tsc"], needs: ["build"] },
-  ...inBrowsers(1, "lifecycle"),
+  ...inBrowsers(1, "lifecycle", ...either(["--cycles", "200"], ["--cycles", "100"])),
   ...pythons().map(({ version, program }) => ({ name: `python ${version}`, ...pytest(program, "tests/python") })),
-  ...inBrowsers(1, "cases"),
-  ...inBrowsers(1, "cases", "--shared"),
+  ...inBrowsers(1, "cases", ...either(["--all"])),
+  ...inBrowsers(1, "cases", "--shared", ...either(["--all"])),
   ...["subprocess", "bubblewrap", "docker", "jupyter"].map(onServer),
-  { name: "soak of a server", ...e2e("soak-host", "--seconds", long ? "600" : "25"), needs: ["build", "rust build"] },
+  {
+    name: "soak of a server",
+    ...e2e("soak-host", ...either(["--seconds", "600"], ["--seconds", "25"])),
+    needs: ["build", "rust build"],
+  },
   ...inBrowsers(1, "rlm"),
-  ...inBrowsers(1, "speculate"),
+  ...inBrowsers(1, "speculate", ...either(["--rounds", "20"])),
   ...inBrowsers(1, "packages"),
   ...inBrowsers(1, "packages", "--shared"),
   ...inBrowsers(1, "isolation"),
   { name: "rust", ...cargoTest(...otherRustTests()) },
   { name: "rust documentation", ...cargoTest("--doc") },
   ...RUST_WITH_GUESTS.map((name) => ({ name: `rust ${name}`, ...cargoTest("--test", name) })),
-  ...inBrowsers(1, "soak", "--seconds", long ? "600" : "20"),
+  ...inBrowsers(1, "soak", ...either(["--seconds", "600"], ["--seconds", "20"])),
   ...JUPYTERS.map((major) => ({
     name: `jupyter ${major}`,
     ...pytest(join(root, `.setup/jupyter/${major}/bin/python`), "tests/jupyter"),

@@ -1,5 +1,6 @@
 // Runs tests/cases/ on guests of a sandglass-host server: the same page, the same runner, the option `backend`.
-//   node tests/cases-on-server.mjs --backend subprocess|bubblewrap|docker|jupyter [--browser chromium|firefox] [--only part-of-a-name]
+//   node tests/cases-on-server.mjs --backend subprocess|bubblewrap|docker|jupyter [--browser chromium|firefox] [--all] [--only part-of-a-name]
+// Leaves out the cases that add nothing on this backend (see e2e/where.js), but for --all or --only.
 import { readdirSync } from "node:fs";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
@@ -14,12 +15,13 @@ const { values } = parseArgs({
     backend: { type: "string" },
     browser: { type: "string", default: "chromium" },
     only: { type: "string", default: "" },
+    all: { type: "boolean", default: false },
   },
 });
-const { backend, browser, only } = values;
+const { backend, browser, only, all } = values;
 if (!backend || !["subprocess", "bubblewrap", "docker", "jupyter"].includes(backend)) {
   console.error(
-    "usage: cases-on-server.mjs --backend subprocess|bubblewrap|docker|jupyter [--browser B] [--only part]",
+    "usage: cases-on-server.mjs --backend subprocess|bubblewrap|docker|jupyter [--browser B] [--all] [--only part]",
   );
   process.exit(2);
 }
@@ -61,7 +63,14 @@ try {
           (error) => finished(String(error.stack ?? error)),
         );
     },
-    { files, only, lanes: LANES, backend, server: { url: host.url, apiKey: KEY } },
+    {
+      files,
+      only,
+      lanes: LANES,
+      backend,
+      places: all || only ? [] : [backend],
+      server: { url: host.url, apiKey: KEY },
+    },
   );
   const failure = await finished;
   if (failure) score.fail("the cases could not be run", [failure]);

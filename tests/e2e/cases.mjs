@@ -1,5 +1,6 @@
 // Runs tests/cases/ in a browser, through the public API.
-//   node tests/e2e/cases.mjs --browser chromium|firefox [--shared] [--only part-of-a-name]
+//   node tests/e2e/cases.mjs --browser chromium|firefox [--shared] [--all] [--only part-of-a-name]
+// Leaves out the cases that add nothing in this browser (see where.js), but for --all or --only.
 import { readdirSync } from "node:fs";
 import { join } from "node:path";
 import { testAssets } from "./assets.mjs";
@@ -7,7 +8,8 @@ import { openBrowser, readArguments, root, Score } from "./harness.mjs";
 
 const LANES = 2;
 
-const { browser: name, only, shared } = readArguments();
+const { browser: name, only, shared, all } = readArguments();
+const places = all || only ? [] : [name, ...(shared ? ["shared"] : [])];
 const files = readdirSync(join(root, "tests/cases")).filter((file) => file.endsWith(".toml"));
 const score = new Score();
 const { page: openPage, uncaught, close } = await openBrowser(name, { shared });
@@ -23,16 +25,16 @@ try {
   });
   // Not awaited: one call may not take as long as all cases do.
   await page.evaluate(
-    ({ files, only, lanes }) => {
+    ({ files, ...options }) => {
       const { report, finished } = /** @type {any} */ (window);
       import(/** @type {any} */ ("/tests/e2e/case-runner.js"))
-        .then(({ run }) => run(files, { only, lanes, backend: "browser" }, report))
+        .then(({ run }) => run(files, { ...options, backend: "browser" }, report))
         .then(
           () => finished(""),
           (error) => finished(String(error.stack ?? error)),
         );
     },
-    { files, only, lanes: LANES },
+    { files, only, places, lanes: LANES },
   );
   const failure = await finished;
   if (failure) score.fail("the cases could not be run", [failure]);

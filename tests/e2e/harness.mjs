@@ -12,7 +12,7 @@ const SLOW_MS = 1000;
 
 /**
  * The arguments every suite takes: `--browser chromium|firefox`, `--only <part of a name>`, and `--shared` for pages that
- * are cross-origin isolated, where Python waits by shared memory.
+ * are cross-origin isolated, where Python waits by shared memory. `--all` is for those that leave something out.
  */
 export function readArguments() {
   const { values } = parseArgs({
@@ -20,10 +20,11 @@ export function readArguments() {
       browser: { type: "string", default: "chromium" },
       only: { type: "string", default: "" },
       shared: { type: "boolean", default: false },
+      all: { type: "boolean", default: false },
     },
   });
-  const { only, shared } = values;
-  return { browser: /** @type {"chromium" | "firefox"} */ (values.browser), only, shared };
+  const { only, shared, all } = values;
+  return { browser: /** @type {"chromium" | "firefox"} */ (values.browser), only, shared, all };
 }
 
 /**

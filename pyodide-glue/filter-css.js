@@ -1,7 +1,7 @@
 // CSS without addresses: token by token, so that no spelling of one gets by. Hosts do the same (`host/src/html/css.rs`).
 
 import { tokenizer, TokenType } from "@csstools/css-tokenizer";
-import allowed from "../src/display/html.json";
+import allowed from "../crates/core/src/display/html.json";
 
 /** @import { CSSToken } from "@csstools/css-tokenizer" */
 

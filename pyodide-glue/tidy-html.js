@@ -4,7 +4,7 @@
 // that follows. Of closed tags in bounded depth it makes as many elements as there are tags.
 
 import { Tokenizer } from "htmlparser2";
-import allowed from "../src/display/html.json";
+import allowed from "../crates/core/src/display/html.json";
 
 const words = (/** @type {string[]} */ ...lines) => new Set(lines.flatMap((line) => line.split(" ")));
 // HTML's own names are in any case. `toLowerCase` would make an ASCII letter of a Kelvin sign.

@@ -52,10 +52,10 @@ export function run([program, ...args], { log, cwd = root, timeoutSeconds = 1200
         // it is gone already
       }
     };
-    // Ctrl-C does not reach another process group by itself.
+    // Ctrl-C does not reach another process group by itself. Others may run as well, and hear of it after this.
     const interrupted = () => {
       killGroup();
-      process.exit(130);
+      setImmediate(() => process.exit(130));
     };
     process.once("SIGINT", interrupted);
     const timer = setTimeout(() => {

@@ -1,129 +1,144 @@
-// `npm test`: runs every suite, one line of counts each, and ends with the sum. A suite that cannot run has failed.
+// `npm test`: runs every suite, side by side as far as there are processors. One line of counts each when it ends, then the sum, and what
+// was slowest. A suite that cannot run has failed.
 //   npm test -- --only cases     only the suites whose name contains "cases" (several: --only rust,python)
 //   npm test -- --list           their names
+//   npm test -- --long           soaks for ten minutes, more random cells, and every case everywhere
+import { execFileSync } from "node:child_process";
 import { existsSync, readdirSync } from "node:fs";
+import { availableParallelism } from "node:os";
 import { join, relative } from "node:path";
 import { parseArgs } from "node:util";
 import { find } from "./browsers.mjs";
-import { root, run } from "./project.mjs";
+import { cargoLines, oneTest, pytestLine, slowTests, sumLine, withoutWarnings } from "./counts.mjs";
+import { environment, root, run } from "./project.mjs";
+import { sideBySide } from "./side-by-side.mjs";
 
 /**
- * @typedef {{ passed: number, failed: number, skipped: number }} Counts
- * @typedef {object} Suite
- * @property {string} name
- * @property {string[]} command
- * @property {(output: string) => Counts | undefined} [count]  reads the counts; without it, a suite is one test
- * @property {string} [cwd]
+ * @typedef {import("./side-by-side.mjs").Job & {
+ *   command: string[],
+ *   count?: (output: string, ok: boolean) => import("./counts.mjs").Counts | undefined,
+ *   cwd?: string,
+ *   env?: Record<string, string>,
+ * }} Suite  `count` reads the counts; without it, a suite is one test
  */
 
-const NONE = { passed: 0, failed: 0, skipped: 0 };
+const { values: options } = parseArgs({
+  options: { only: { type: "string" }, list: { type: "boolean" }, long: { type: "boolean" } },
+});
+const long = options.long ?? false;
+/** Arguments, in one of the two. @param {string[]} inLong @param {string[]} inShort */
+const either = (inLong, inShort = []) => (long ? inLong : inShort);
+
 const BROWSERS = ["chromium", "firefox"];
 const PYTHON = "pyodide-glue/python";
+const PYTHON_FOLDERS = [PYTHON, "tests/python", "tests/jupyter", "tests/kernel"];
 /** Generations of ipykernel, as scripts/setup makes them. */
 const JUPYTERS = ["6", "7"];
-const e2e = (/** @type {string} */ name, /** @type {string[]} */ ...args) => ["node", `tests/e2e/${name}.mjs`, ...args];
-const inBrowsers = (/** @type {string} */ name, /** @type {string[]} */ ...args) =>
-  BROWSERS.map((browser) => ({
-    name: [name, "in", browser, ...args].join(" ").replace("--", ""),
-    command: e2e(name, "--browser", browser, ...args),
-    count: sumLine,
-  }));
-/** The cases on guests of a server; "host build" makes that. */
-const onServer = (/** @type {string} */ backend) => [
-  {
-    name: `cases on ${backend}`,
-    command: ["node", "tests/cases-on-server.mjs", "--backend", backend],
-    count: sumLine,
-  },
-];
+/** Clippy compiles, so that nothing is compiled twice. It says the same as by itself; `withoutWarnings` makes errors of that. */
+const CLIPPY = { RUSTC_WORKSPACE_WRAPPER: "clippy-driver" };
+/** Tests of Rust that start guests. They wait more than they compute. */
+const RUST_WITH_GUESTS = ["guests", "jupyter", "pool", "program", "server"];
 
-/** In the order of how quickly they fail. The build stands before whatever needs pkg/ and dist/. @type {Suite[]} */
+/** Needs pkg/ and dist/. @param {string} name @param {string[]} args */
+const e2e = (name, ...args) => ({
+  command: ["node", `tests/e2e/${name}.mjs`, ...args],
+  count: sumLine,
+  needs: ["build"],
+});
+/** @param {number} processors @param {string} name @param {string[]} args */
+const inBrowsers = (processors, name, ...args) =>
+  BROWSERS.map((browser) => ({
+    name: [name, "in", browser, ...args.filter((arg) => arg === "--shared")].join(" ").replace("--", ""),
+    processors,
+    ...e2e(name, "--browser", browser, ...args),
+  }));
+/** The cases on guests of a server. @param {string} backend */
+const onServer = (backend) => ({
+  name: `cases on ${backend}`,
+  command: ["node", "tests/cases-on-server.mjs", "--backend", backend, ...either(["--all"])],
+  count: sumLine,
+  needs: ["build", "rust build"],
+});
+/** @param {string} program @param {string[]} args */
+const pytest = (program, ...args) => ({
+  command: [program, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=3", "--durations-min=1", ...args],
+  count: pytestLine,
+});
+/** @param {string[]} args */
+const cargoTest = (...args) => ({
+  command: ["cargo", "test", "--workspace", "--no-fail-fast", ...args],
+  count: cargoLines,
+  env: CLIPPY,
+  needs: ["rust build"],
+});
+
+/**
+ * What fails quickly, then what others need, then the long ones first: so nothing long is left when all else is over.
+ * @type {Suite[]}
+ */
 const SUITES = [
   { name: "structure", command: ["node", "scripts/check-structure.mjs"], count: sumLine },
   { name: "rustfmt", command: ["cargo", "fmt", "--all", "--check"] },
   { name: "prettier", command: ["prettier", "--check", "**/*.{js,mjs,ts,css,html}"] },
-  { name: "ruff", command: [python("ruff"), "check", PYTHON, "tests/python", "tests/jupyter", "tests/kernel"] },
-  {
-    name: "ruff format",
-    command: [python("ruff"), "format", "--check", PYTHON, "tests/python", "tests/jupyter", "tests/kernel"],
-  },
+  { name: "ruff", command: [python("ruff"), "check", ...PYTHON_FOLDERS] },
+  { name: "ruff format", command: [python("ruff"), "format", "--check", ...PYTHON_FOLDERS] },
   { name: "page hash", command: ["node", "tests/pages.mjs"], count: sumLine },
   { name: "trajectories", command: ["node", "tests/trajectories.mjs"], count: sumLine },
   { name: "recorded sessions", command: ["node", "tests/sessions.mjs"], count: sumLine },
   { name: "mypy", command: [python("mypy")], cwd: PYTHON },
-  ...pythons().map(({ version, program }) => ({
-    name: `python ${version}`,
-    command: [program, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/python"],
-    count: pytestLine,
-  })),
-  ...JUPYTERS.map((major) => ({
-    name: `jupyter ${major}`,
-    command: [
-      join(root, `.setup/jupyter/${major}/bin/python`),
-      "-m",
-      "pytest",
-      "-q",
-      "-p",
-      "no:cacheprovider",
-      "tests/jupyter",
-    ],
-    count: pytestLine,
-  })),
-  { name: "jupyter in pyodide", command: ["node", "tests/jupyter/pyodide.mjs"], count: sumLine },
-  { name: "clippy", command: ["cargo", "clippy", "--workspace", "--all-targets", "--", "-D", "warnings"] },
   {
-    name: "clippy wasm",
-    command: [
-      "cargo",
-      "clippy",
-      "--target",
-      "wasm32-unknown-unknown",
-      "--package",
-      "sandglass",
-      "--lib",
-      "--",
-      "-D",
-      "warnings",
-    ],
+    name: "rust build",
+    command: ["cargo", "test", "--workspace", "--no-run"],
+    count: withoutWarnings(oneTest),
+    env: CLIPPY,
+    processors: 2,
   },
-  { name: "rust", command: ["cargo", "test", "--workspace", "--no-fail-fast"], count: cargoLines },
   { name: "build", command: ["node", "scripts/build.mjs"] },
-  { name: "tsc", command: ["tsc"] },
   {
     name: "rust in chromium",
     command: [
       ...["wasm-pack", "test", "--headless", "--chrome", "--chromedriver", find("chromedriver") ?? "chromedriver"],
       ...["--", "--test", "web"],
     ],
-    count: cargoLines,
+    count: withoutWarnings(cargoLines),
+    env: CLIPPY,
   },
-  ...inBrowsers("cases"),
-  ...inBrowsers("cases", "--shared"),
-  { name: "host build", command: ["cargo", "build", "--package", "sandglass-host"] },
-  ...onServer("subprocess"),
-  ...onServer("bubblewrap"),
-  ...onServer("docker"),
-  ...onServer("jupyter"),
+  { name: "tsc", command: ["tsc"], needs: ["build"] },
+  ...inBrowsers(1, "lifecycle", ...either(["--cycles", "200"], ["--cycles", "100"])),
+  ...pythons().map(({ version, program }) => ({ name: `python ${version}`, ...pytest(program, "tests/python") })),
+  ...inBrowsers(1, "cases", ...either(["--all"])),
+  ...inBrowsers(1, "cases", "--shared", ...either(["--all"])),
+  ...["subprocess", "bubblewrap", "docker", "jupyter"].map(onServer),
+  {
+    name: "soak of a server",
+    ...e2e("soak-host", ...either(["--seconds", "600"], ["--seconds", "25"])),
+    needs: ["build", "rust build"],
+  },
+  ...inBrowsers(1, "rlm"),
+  ...inBrowsers(1, "speculate", ...either(["--rounds", "20"])),
+  ...inBrowsers(1, "packages"),
+  ...inBrowsers(1, "packages", "--shared"),
+  ...inBrowsers(1, "isolation"),
+  { name: "rust", ...cargoTest(...otherRustTests()) },
+  { name: "rust documentation", ...cargoTest("--doc") },
+  ...RUST_WITH_GUESTS.map((name) => ({ name: `rust ${name}`, ...cargoTest("--test", name) })),
+  ...inBrowsers(1, "soak", ...either(["--seconds", "600"], ["--seconds", "20"])),
+  ...JUPYTERS.map((major) => ({
+    name: `jupyter ${major}`,
+    ...pytest(join(root, `.setup/jupyter/${major}/bin/python`), "tests/jupyter"),
+  })),
+  { name: "jupyter in pyodide", command: ["node", "tests/jupyter/pyodide.mjs"], count: sumLine },
   {
     name: "kernel in bubblewrap",
-    command: [".setup/jupyter/7/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/kernel"],
-    count: pytestLine,
+    ...pytest(join(root, ".setup/jupyter/7/bin/python"), "tests/kernel"),
+    needs: ["rust build"],
   },
-  { name: "displays in chromium", command: e2e("displays", "--browser", "chromium"), count: sumLine },
-  { name: "soak of a server", command: ["node", "tests/e2e/soak-host.mjs", "--seconds", "45"], count: sumLine },
-  ...inBrowsers("isolation"),
-  ...inBrowsers("lifecycle"),
-  ...inBrowsers("rlm"),
-  ...inBrowsers("packages"),
-  ...inBrowsers("packages", "--shared"),
-  ...inBrowsers("speculate"),
-  ...inBrowsers("soak"),
-  { name: "readme", command: e2e("readme", "--browser", "chromium"), count: sumLine },
-  ...inBrowsers("playground"),
-  ...inBrowsers("playground-ask"),
+  { name: "displays in chromium", ...e2e("displays", "--browser", "chromium") },
+  ...inBrowsers(1, "playground"),
+  ...inBrowsers(1, "playground-ask"),
+  { name: "readme", ...e2e("readme", "--browser", "chromium") },
 ];
 
-const { values: options } = parseArgs({ options: { only: { type: "string" }, list: { type: "boolean" } } });
 const only = options.only?.split(",") ?? [""];
 const chosen = SUITES.filter(({ name }) => only.some((part) => name.includes(part)));
 if (options.list || chosen.length === 0) {
@@ -135,69 +150,84 @@ const colour = process.stdout.isTTY && !process.env.CI && !process.env.NO_COLOR;
 const paint = (/** @type {number} */ code, /** @type {string} */ text) =>
   colour ? `\x1b[${code}m${text}\x1b[0m` : text;
 const total = { passed: 0, failed: 0, skipped: 0 };
-for (const suite of chosen) {
-  const counts = await runSuite(suite);
-  for (const key of /** @type {(keyof Counts)[]} */ (Object.keys(total))) total[key] += counts[key];
-}
-console.log(`\n${total.passed} passed, ${total.failed} failed, ${total.skipped} skipped`);
+/** Seconds of suites, and of tests. @type {{ suites: [number, string][], tests: [number, string][] }} */
+const took = { suites: [], tests: [] };
+/** Those that have failed. @type {Set<string>} */
+const failed = new Set();
+/** Those that run, in the order of their beginning. @type {Set<string>} */
+const running = new Set();
+const begin = performance.now();
+process.setMaxListeners(100); // each that runs hears of Ctrl-C
+await sideBySide(chosen, availableParallelism(), runSuite);
+
+const slowest = (/** @type {[number, string][]} */ all) =>
+  all
+    .sort(([a], [b]) => b - a)
+    .slice(0, 8)
+    .map(([seconds, name]) => `  ${seconds.toFixed(1).padStart(6)} s  ${name}`)
+    .join("\n");
+if (chosen.length > 1) console.log(`\nslowest suites\n${slowest(took.suites)}`);
+if (took.tests.length > 0) console.log(`slowest tests, where suites tell\n${slowest(took.tests)}`);
+const minutes = ((performance.now() - begin) / 60_000).toFixed(1);
+console.log(`\n${total.passed} passed, ${total.failed} failed, ${total.skipped} skipped in ${minutes} minutes`);
 process.exitCode = total.failed > 0 ? 1 : 0;
 
-/** @param {Suite} suite @returns {Promise<Counts>} */
-async function runSuite({ name, command, count, cwd = "." }) {
+/** @param {Suite} suite */
+async function runSuite({ name, command, count = oneTest, cwd = ".", env, needs = [] }) {
+  const missing = needs.find((needed) => failed.has(needed));
   const log = join(root, ".setup/logs", `${name.replaceAll(" ", "-")}.log`);
-  if (colour) process.stdout.write(`… ${name}`);
-  const begin = Date.now();
-  const { ok, output } = await run(command, {
-    log,
-    cwd: join(root, cwd),
-    env: { NO_COLOR: "1", CARGO_TERM_COLOR: "never", CHROMEDRIVER: find("chromedriver") ?? "" },
-  });
-  const seconds = ((Date.now() - begin) / 1000).toFixed(1);
+  running.add(name);
+  showRunning();
+  const begin = performance.now();
+  const { ok, output } = missing
+    ? { ok: false, output: `it was not run: it needs "${missing}", which has failed` }
+    : await run(command, {
+        log,
+        timeoutSeconds: long ? 3600 : 1200,
+        cwd: join(root, cwd),
+        env: { NO_COLOR: "1", CARGO_TERM_COLOR: "never", CHROMEDRIVER: find("chromedriver") ?? "", ...env },
+      });
+  const seconds = (performance.now() - begin) / 1000;
 
-  const counts = (count ? count(output) : { passed: ok ? 1 : 0, failed: 0, skipped: 0 }) ?? { ...NONE };
+  const counts = count(output, ok) ?? { passed: 0, failed: 0, skipped: 0 };
   // Whatever the counts say: a suite that ends badly, or that ran nothing, has failed.
   const ranNothing = counts.passed + counts.failed + counts.skipped === 0;
   if ((!ok || ranNothing) && counts.failed === 0) counts.failed = 1;
+  for (const key of /** @type {(keyof typeof total)[]} */ (Object.keys(total))) total[key] += counts[key];
+  took.suites.push([seconds, name]);
+  took.tests.push(.../** @type {[number, string][]} */ (slowTests(output).map(([s, test]) => [s, `${name}: ${test}`])));
+  if (counts.failed > 0) failed.add(name);
 
   const mark = counts.failed > 0 ? paint(31, "✗") : paint(32, "✓");
   const numbers = `${counts.passed} passed, ${counts.failed} failed, ${counts.skipped} skipped`;
-  console.log(`${colour ? "\r" : ""}${mark} ${name.padEnd(22)} ${numbers.padEnd(38)} ${seconds.padStart(6)} s`);
-  if (counts.failed > 0) {
+  const clear = colour ? "\r\x1b[K" : "";
+  console.log(`${clear}${mark} ${name.padEnd(26)} ${numbers.padEnd(38)} ${seconds.toFixed(1).padStart(6)} s`);
+  running.delete(name);
+  if (missing) console.log(`    ${output}`);
+  else if (counts.failed > 0) {
     const lines = output.trimEnd().split("\n").slice(-40);
     console.log(paint(2, `    $ ${command.join(" ").replaceAll(`${root}/`, "")}`));
     if (ok && ranNothing) console.log("    it ended well without having run a test");
     console.log(lines.map((line) => `    ${line}`).join("\n"));
     console.log(paint(2, `    the whole log: ${relative(root, log)}\n`));
   }
-  return counts;
+  showRunning();
 }
 
-/** The last `N passed, N failed, N skipped`. @param {string} output */
-function sumLine(output) {
-  const line = [...output.matchAll(/^(\d+) passed, (\d+) failed, (\d+) skipped$/gm)].at(-1);
-  return line && { passed: Number(line[1]), failed: Number(line[2]), skipped: Number(line[3]) };
+function showRunning() {
+  const line = [...running].map((name) => `… ${name}`).join("  ");
+  if (colour) process.stdout.write(`\r\x1b[K${line.slice(0, process.stdout.columns - 1)}`);
 }
 
-/** `test result: ok. 3 passed; 0 failed; 1 ignored; …`, once per test binary. @param {string} output */
-function cargoLines(output) {
-  const sum = { ...NONE };
-  for (const line of output.matchAll(/^test result: .*?(\d+) passed; (\d+) failed; (\d+) ignored/gm)) {
-    sum.passed += Number(line[1]);
-    sum.failed += Number(line[2]);
-    sum.skipped += Number(line[3]);
-  }
-  return sum;
-}
-
-/** `1 failed, 30 passed, 2 skipped, 3 subtests passed in 1.23s`. @param {string} output */
-function pytestLine(output) {
-  const line = [...output.matchAll(/^=*\s*((?:\d+ [a-z ]+(?:, )?)+) in [\d.]+s/gm)].at(-1)?.[1] ?? "";
-  const number = (/** @type {string} */ word) => Number(line.match(new RegExp(`(\\d+) ${word}`))?.[1] ?? 0);
-  return {
-    passed: number("passed") + number("xfailed"),
-    failed: number("failed") + number("error") + number("xpassed"),
-    skipped: number("skipped"),
-  };
+/** What chooses the tests of Rust that start no guests. */
+function otherRustTests() {
+  const command = ["metadata", "--no-deps", "--format-version", "1"];
+  const { packages } = JSON.parse(execFileSync("cargo", command, { cwd: root, env: environment, encoding: "utf8" }));
+  const tests = packages.flatMap((/** @type {any} */ { targets }) =>
+    targets.filter((/** @type {any} */ { kind }) => kind.includes("test")).map((/** @type {any} */ { name }) => name),
+  );
+  const others = tests.filter((/** @type {string} */ name) => !RUST_WITH_GUESTS.includes(name));
+  return ["--lib", "--bins", ...others.flatMap((/** @type {string} */ name) => ["--test", name])];
 }
 
 /** A Python tool of .venv. @param {string} tool */

@@ -1,5 +1,6 @@
 // Runs tests/cases/ on guests of a sandglass-host server: the same page, the same runner, the option `backend`.
-//   node tests/cases-on-server.mjs --backend subprocess|bubblewrap|docker|jupyter [--browser chromium|firefox] [--only part-of-a-name]
+//   node tests/cases-on-server.mjs --backend subprocess|bubblewrap|docker|jupyter [--browser chromium|firefox] [--all] [--only part-of-a-name]
+// Leaves out the cases that add nothing on this backend (see e2e/where.js), but for --all or --only.
 import { parseArgs } from "node:util";
 import { testBackend } from "./e2e/backend.mjs";
 import { openBrowser, Score } from "./e2e/harness.mjs";
@@ -11,12 +12,13 @@ const { values } = parseArgs({
     backend: { type: "string" },
     browser: { type: "string", default: "chromium" },
     only: { type: "string", default: "" },
+    all: { type: "boolean", default: false },
   },
 });
-const { backend, browser, only } = values;
+const { backend, browser, only, all } = values;
 if (!backend || !["subprocess", "bubblewrap", "docker", "jupyter"].includes(backend)) {
   console.error(
-    "usage: cases-on-server.mjs --backend subprocess|bubblewrap|docker|jupyter [--browser B] [--only part]",
+    "usage: cases-on-server.mjs --backend subprocess|bubblewrap|docker|jupyter [--browser B] [--all] [--only part]",
   );
   process.exit(2);
 }
@@ -38,7 +40,12 @@ let host;
 try {
   host = await startHost({ backend, origin: site.url });
   const page = await openPage();
-  await runCases(page, score, { only, backend, server: { url: host.url, apiKey: KEY } });
+  await runCases(page, score, {
+    only,
+    backend,
+    places: all || only ? [] : [backend],
+    server: { url: host.url, apiKey: KEY },
+  });
   if (backend === "bubblewrap" && !only) score.add("its guests were forked", await coldGuests(host.url));
   const code = await host.stop();
   score.add("the server ends well when it is asked to", code === 0 ? [] : [`it ended with ${code}`, host.said()]);

@@ -17,8 +17,17 @@ export function asking({ includes, name, page, results }, modelServer) {
     return page.$eval(selector, (it) => /** @type {HTMLInputElement} */ (it).value);
   }
 
-  /** The runs of the tree. */
-  function runs() {
+  /**
+   * The runs of the tree. It is drawn over several frames: with `wanted`, once these are there or so many, or what there is when that
+   * never comes.
+   * @param {string[] | number} [wanted]
+   */
+  async function runs(wanted) {
+    const are = (/** @type {string[] | number | undefined} */ wanted) => {
+      const shown = [...document.querySelectorAll(".run-row")].map((row) => row.getAttribute("data-run"));
+      return wanted === undefined || shown.length === wanted || String(shown) === String(wanted);
+    };
+    await page.waitForFunction(are, {}, wanted).catch(() => {});
     return page.$$eval(".run-row", (rows) => rows.map((row) => row.getAttribute("data-run")));
   }
 

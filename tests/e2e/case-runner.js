@@ -2,6 +2,7 @@
 
 import { createSandbox } from "/pyodide-glue/index.js";
 import { parse } from "/node_modules/smol-toml/dist/index.js";
+import { leftOut } from "./where.js";
 
 const CASE_SECONDS = 120;
 /** Texts that come within this time count as one. */
@@ -494,17 +495,26 @@ export async function load(files, only) {
   return tests.filter((test) => test.name.includes(only));
 }
 
+/** Why a case does not run here, if so. @param {any} test @param {string} backend @param {string[]} places */
+function whyNot(test, backend, places) {
+  if (test.backends && !test.backends.includes(backend)) return `it is for ${test.backends}`;
+  if (test.not?.includes(backend)) return `it is not for ${test.not}`;
+  return leftOut(test, places);
+}
+
 /**
  * Runs the cases of these files; `report` hears of each.
  * @param {string[]} files
- * @param {{ only: string, lanes: number, backend: string, server?: { url: string, apiKey: string } }} options  `server`: what
- *   runs the guests of this backend
+ * @param {{ only: string, lanes: number, backend: string, places: string[], server?: { url: string, apiKey: string } }} options
+ *   `places`: whose cases are left out that add nothing; `server`: what runs the guests of this backend
  * @param {(line: { name: string, problems: string[], skipped?: string, ms: number }) => void} report
  */
-export async function run(files, { only, lanes, backend, server }, report) {
+export async function run(files, { only, lanes, backend, places, server }, report) {
   place = server ? { backend: server } : {};
   const tests = await load(files, only);
-  const waiting = tests.map((test) => ({ test, key: keyOf(test) }));
+  const reasons = new Map(tests.map((test) => [test, whyNot(test, backend, places)]));
+  for (const [test, skipped] of reasons) if (skipped) report({ name: test.name, problems: [], skipped, ms: 0 });
+  const waiting = tests.filter((test) => !reasons.get(test)).map((test) => ({ test, key: keyOf(test) }));
   const next = (/** @type {string | undefined} */ key) => {
     const own = waiting.findIndex((one) => one.key === key);
     return waiting.splice(Math.max(own, 0), 1)[0];
@@ -516,14 +526,6 @@ export async function run(files, { only, lanes, backend, server }, report) {
     for (let job = next(undefined); job; job = next(held?.key)) {
       const { test, key } = job;
       const begin = performance.now();
-      if (test.backends && !test.backends.includes(backend)) {
-        report({ name: test.name, problems: [], skipped: `it is for ${test.backends}`, ms: 0 });
-        continue;
-      }
-      if (test.not?.includes(backend)) {
-        report({ name: test.name, problems: [], skipped: `it is not for ${test.not}`, ms: 0 });
-        continue;
-      }
       let problems;
       try {
         // To free a value that is nested very deeply may overflow the browser's stack, and then it is restored.

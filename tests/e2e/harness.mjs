@@ -7,9 +7,12 @@ import { CROSS_ORIGIN_ISOLATED, listen, serve } from "../../scripts/serve.mjs";
 
 export { find, listen, root, serve };
 
+/** A test that takes longer is named at the end, if it is among the slowest. */
+const SLOW_MS = 1000;
+
 /**
  * The arguments every suite takes: `--browser chromium|firefox`, `--only <part of a name>`, and `--shared` for pages that
- * are cross-origin isolated, where Python waits by shared memory.
+ * are cross-origin isolated, where Python waits by shared memory. `--all` is for those that leave something out.
  */
 export function readArguments() {
   const { values } = parseArgs({
@@ -17,10 +20,11 @@ export function readArguments() {
       browser: { type: "string", default: "chromium" },
       only: { type: "string", default: "" },
       shared: { type: "boolean", default: false },
+      all: { type: "boolean", default: false },
     },
   });
-  const { only, shared } = values;
-  return { browser: /** @type {"chromium" | "firefox"} */ (values.browser), only, shared };
+  const { only, shared, all } = values;
+  return { browser: /** @type {"chromium" | "firefox"} */ (values.browser), only, shared, all };
 }
 
 /**
@@ -68,6 +72,9 @@ export class Score {
   passed = 0;
   failed = 0;
   skipped = 0;
+  #last = performance.now();
+  /** Milliseconds and names. @type {[number, string][]} */
+  #slow = [];
   #wanted;
 
   /** @param {string} [only]  parts of the names of the tests that `test` runs, with `|` between them */
@@ -97,7 +104,8 @@ export class Score {
     });
     const failed = this.failed;
     try {
-      this.add(name, await /** @type {Promise<string[]>} */ (Promise.race([body(), hangs])));
+      const problems = await /** @type {Promise<string[]>} */ (Promise.race([body(), hangs]));
+      this.add(name, problems, Date.now() - begin);
     } catch (error) {
       this.fail(name, [String(/** @type {Error} */ (error).stack ?? error)]);
     }
@@ -106,8 +114,13 @@ export class Score {
     return this.failed === failed;
   }
 
-  /** @param {string} name @param {string[]} problems none when it passed */
-  add(name, problems) {
+  /**
+   * @param {string} name @param {string[]} problems none when it passed
+   * @param {number} [ms]  how long it took; without it, since the one before
+   */
+  add(name, problems, ms = performance.now() - this.#last) {
+    this.#last = performance.now();
+    this.#slow.push([ms, name]);
     if (problems.length === 0) this.passed += 1;
     else this.fail(name, problems);
   }
@@ -127,6 +140,8 @@ export class Score {
 
   /** @returns {never} */
   end() {
+    const slow = this.#slow.filter(([ms]) => ms > SLOW_MS).sort(([a], [b]) => b - a);
+    for (const [ms, name] of slow.slice(0, 3)) console.log(`slow: ${(ms / 1000).toFixed(1)} s ${name}`);
     console.log(`${this.passed} passed, ${this.failed} failed, ${this.skipped} skipped`);
     process.exit(this.failed > 0 ? 1 : 0);
   }

@@ -30,7 +30,12 @@ async def run():
     kernel._listen()
     guest.begin()
     while "token" in kernel._guests:
-        kernel.turn("token")
+        try:
+            kernel.turn("token")
+        except KeyError:
+            if "token" in kernel._guests:
+                raise
+            break  # the host has left since
         # between
         after = ours()
         changed = {{name: after[name] for name in after if after[name] != before[name]}}

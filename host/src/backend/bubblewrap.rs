@@ -26,6 +26,10 @@ use crate::zygote::{self, GuestUsers, Zygote};
 const PACKAGE: &str = "/run/sandglass";
 /// Where a zygote sees the workspaces of its guests, and only it; `python/sandglass/native/zygote.py` has the same.
 const WORKSPACES: &str = "/run/workspaces";
+/// The folders that guests have of their own: of the host's, they see nothing.
+const OWN: [&str; 5] = ["/tmp", "/workspace", "/etc", "/dev", "/proc"];
+/// Where they find a Python that the host has below one of those.
+const ELSEWHERE: &str = "/run/python";
 /// Bytes of the workspace of a zygote, which has nothing to write there.
 const ZYGOTE_BYTES: u64 = 1 << 20;
 /// Processes of a zygote. A guest leaves its group at once.
@@ -243,12 +247,21 @@ fn roots(python: &Python) -> Vec<Root> {
         .flatten()
     {
         let is_there = |root: &Root| matches!(root, Root::Folder(folder) if prefix.starts_with(folder));
-        // A prefix of `/` would be everything.
-        if prefix.components().count() > 1 && !roots.iter().any(is_there) {
+        // A prefix of `/` would be everything, and one of `/tmp` everybody's.
+        let is_all = prefix.components().count() < 2 || OWN.iter().any(|own| prefix == Path::new(own));
+        if !is_all && !roots.iter().any(is_there) {
             roots.push(Root::Folder(prefix));
         }
     }
     roots
+}
+
+/// Where guests find this file of the host's.
+fn inside(path: &Path) -> PathBuf {
+    match path.strip_prefix("/") {
+        Ok(below_root) if OWN.iter().any(|own| path.starts_with(own)) => Path::new(ELSEWHERE).join(below_root),
+        _ => path.to_owned(),
+    }
 }
 
 /// How a guest is started in namespaces of its own.
@@ -325,7 +338,7 @@ pub fn zygote_plan(view: &View, settings: &Settings, workspaces: Option<&Path>, 
 
 fn finish(mut args: Args, view: &View, settings: &Settings, more: &[&str]) -> Plan {
     args.add(["--"]);
-    args.0.push(view.python.executable.clone().into_os_string());
+    args.0.push(inside(&view.python.executable).into_os_string());
     args.0.extend(guest_args(Path::new(PACKAGE), &settings.preload));
     args.0.extend(more.iter().map(OsString::from));
     Plan {
@@ -370,7 +383,7 @@ impl Args {
         }
         for root in &view.roots {
             match root {
-                Root::Folder(folder) => args.bind("--ro-bind", folder, folder),
+                Root::Folder(folder) => args.bind("--ro-bind", folder, &inside(folder)),
                 Root::Link(path, target) => args.bind("--symlink", target, path),
             }
         }
@@ -455,6 +468,12 @@ impl View {
             ". The system has to allow user namespaces: see kernel.unprivileged_userns_clone, user.max_user_namespaces and \
              kernel.apparmor_restrict_unprivileged_userns"
                 .to_owned()
+        } else if why.contains("No such file") && inside(&self.python.real) != self.python.real {
+            format!(
+                ". The virtual environment leads to {}, which guests cannot have under that name: make it with a Python \
+                 that is elsewhere",
+                self.python.real.display()
+            )
         } else if why.contains("Unknown option") {
             ". bubblewrap 0.8 or newer is needed".to_owned()
         } else {
@@ -575,5 +594,29 @@ mod tests {
         assert_eq!(folders(&python), [] as [&Path; 0]);
         python.base = "/".into();
         assert_eq!(folders(&python), [] as [&Path; 0]);
+        python.base = "/tmp".into();
+        assert_eq!(
+            roots(&python).iter().find(|root| **root == Root::Folder("/tmp".into())),
+            None
+        );
+    }
+
+    #[test]
+    fn a_python_below_a_folder_of_the_guests_own_is_elsewhere_in_it() {
+        let mut view = view();
+        view.python.executable = "/tmp/clone/.venv/bin/python".into();
+        view.roots.push(Root::Folder("/tmp/clone/.venv".into()));
+        for plan in [
+            plan(&view, &Settings::default()),
+            zygote_plan(&view, &Settings::default(), None, false),
+        ] {
+            let args: Vec<_> = plan.args.into_iter().map(|arg| arg.into_string().unwrap()).collect();
+            let bind = ["--ro-bind", "/tmp/clone/.venv", "/run/python/tmp/clone/.venv"];
+            assert!(has(&args, &bind), "{args:?}");
+            assert!(
+                has(&args, &["--", "/run/python/tmp/clone/.venv/bin/python"]),
+                "{args:?}"
+            );
+        }
     }
 }

@@ -56,7 +56,7 @@ pub struct PackagesArgs {
 pub enum VenvCommand {
     /// Makes it, or brings it up to date.
     Build {
-        /// Its folder, which all users have to be able to read when the host is root; not below /tmp, which guests do not see.
+        /// Its folder, which all users have to be able to read when the host is root.
         folder: PathBuf,
         /// What goes in.
         #[command(flatten)]

@@ -159,3 +159,49 @@ async fn the_files_of_cells_are_not_there_in_docker() {
     docker_engine().await;
     the_files_of_cells_are_not_there(builder(BackendKind::Docker).image(image::BASE)).await;
 }
+
+/// As in a clone that lies in the temporary folder, where guests have files of their own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_virtual_environment_in_the_temporary_folder_is_there_and_nothing_beside_it() {
+    let folder = tempfile::Builder::new()
+        .permissions(fs::Permissions::from_mode(0o755))
+        .tempdir_in("/tmp")
+        .unwrap();
+    fs::write(folder.path().join("beside"), "it").unwrap();
+    let venv = folder.path().join("venv");
+    let made = tokio::process::Command::new("/usr/bin/python3")
+        .args(["-m", "venv", "--without-pip"])
+        .arg(&venv)
+        .status();
+    assert!(made.await.unwrap().success(), "python3-venv is needed");
+    let packages = fs::read_dir(venv.join("lib")).unwrap().next().unwrap().unwrap().path();
+    fs::write(packages.join("site-packages/marker.py"), "").unwrap();
+    let python = builder(BackendKind::Bubblewrap).python(venv.join("bin/python"));
+    let sandbox = crate::support::with_context(python.clone()).await;
+    let seen = format!("'/run/python{}'", venv.display());
+    assert_eq!(shown(&sandbox, "import marker, sys\nsys.prefix").await, seen);
+    assert_eq!(shown(&sandbox, "import os\nos.listdir('/tmp')").await, "[]");
+    let beside = format!("os.listdir('/run/python{}')", folder.path().display());
+    assert_eq!(shown(&sandbox, &beside).await, "['venv']");
+    assert_eq!(
+        shown(&sandbox, "os.access(sys.prefix, os.W_OK)").await,
+        "False",
+        "it can only be read"
+    );
+    sandbox.destroy().await;
+
+    // A virtual environment of that one's Python leads to a path that guests do not have.
+    let second = folder.path().join("second");
+    let real = fs::canonicalize(venv.join("bin/python")).unwrap();
+    let copy = folder.path().join("bin");
+    fs::create_dir(&copy).unwrap();
+    fs::copy(&real, copy.join("python3")).unwrap();
+    fs::create_dir_all(second.join("bin")).unwrap();
+    std::os::unix::fs::symlink(copy.join("python3"), second.join("bin/python")).unwrap();
+    fs::write(second.join("pyvenv.cfg"), "home = /usr/bin\n").unwrap();
+    let refused = builder(BackendKind::Bubblewrap)
+        .python(second.join("bin/python"))
+        .build();
+    let message = refused.await.err().expect("it cannot be a guest's").to_string();
+    assert!(message.contains("The virtual environment leads to"), "{message}");
+}

@@ -1,0 +1,58 @@
+// How many tests a suite has run, and which of them were slow, read from what it prints.
+
+/** @typedef {{ passed: number, failed: number, skipped: number }} Counts */
+
+/** A suite without counts is one test. @param {string} _output @param {boolean} ok @returns {Counts} */
+export function oneTest(_output, ok) {
+  return { passed: ok ? 1 : 0, failed: ok ? 0 : 1, skipped: 0 };
+}
+
+/**
+ * Counts as `count` does, and each of the compiler's warnings as a failure.
+ * @param {(output: string, ok: boolean) => Counts} count @returns {(output: string, ok: boolean) => Counts}
+ */
+export function withoutWarnings(count) {
+  return (output, ok) => {
+    const { failed, ...counts } = count(output, ok);
+    // Cargo says how many there were of each crate, after them.
+    const warnings = [...output.matchAll(/^warning: (?!.* generated \d+ warnings?)/gm)].length;
+    return { ...counts, failed: failed + warnings };
+  };
+}
+
+/** The last `N passed, N failed, N skipped`. @param {string} output */
+export function sumLine(output) {
+  const line = [...output.matchAll(/^(\d+) passed, (\d+) failed, (\d+) skipped$/gm)].at(-1);
+  return line && { passed: Number(line[1]), failed: Number(line[2]), skipped: Number(line[3]) };
+}
+
+/** `test result: ok. 3 passed; 0 failed; 1 ignored; …`, once per test binary. @param {string} output */
+export function cargoLines(output) {
+  const sum = { passed: 0, failed: 0, skipped: 0 };
+  for (const line of output.matchAll(/^test result: .*?(\d+) passed; (\d+) failed; (\d+) ignored/gm)) {
+    sum.passed += Number(line[1]);
+    sum.failed += Number(line[2]);
+    sum.skipped += Number(line[3]);
+  }
+  return sum;
+}
+
+/** `1 failed, 30 passed, 2 skipped, 3 subtests passed in 1.23s`. @param {string} output */
+export function pytestLine(output) {
+  const line = [...output.matchAll(/^=*\s*((?:\d+ [a-z ]+(?:, )?)+) in [\d.]+s/gm)].at(-1)?.[1] ?? "";
+  const number = (/** @type {string} */ word) => Number(line.match(new RegExp(`(\\d+) ${word}`))?.[1] ?? 0);
+  return {
+    passed: number("passed") + number("xfailed"),
+    failed: number("failed") + number("error") + number("xpassed"),
+    skipped: number("skipped"),
+  };
+}
+
+/**
+ * Seconds and names of slow tests, where a suite tells: pytest by `--durations`, the suites in browsers by `Score`.
+ * @param {string} output @returns {[number, string][]}
+ */
+export function slowTests(output) {
+  const lines = output.matchAll(/^(?:([\d.]+)s (?:call|setup|teardown) +|slow: ([\d.]+) s )(.+)$/gm);
+  return [...lines].map(([, pytest, score, name]) => [Number(pytest ?? score), name]);
+}

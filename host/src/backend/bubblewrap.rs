@@ -364,8 +364,8 @@ impl Args {
     fn around(view: &View, settings: &Settings) -> Self {
         let resources = &settings.resources;
         let mut args = Self::default();
-        let inside = INSIDE.to_string();
-        args.add(["--unshare-all", "--unshare-user", "--uid", &inside, "--gid", &inside]);
+        let id = INSIDE.to_string();
+        args.add(["--unshare-all", "--unshare-user", "--uid", &id, "--gid", &id]);
         args.add(["--cap-drop", "ALL", "--new-session", "--die-with-parent"]);
         args.add(["--hostname", "sandglass", "--clearenv"]);
         for (name, value) in [

@@ -20,6 +20,14 @@ const UNCHECKED = { PyObject_Hash: -1 };
 const CHECK = "Py_EnterRecursiveCall";
 const WHERE = " in comparison\0";
 
+/**
+ * Functions whose calls by pointer lead to the C library's allocator only, and back. They are called so often that their frames
+ * would cost as much as all others together.
+ */
+const NOT_RECURSIVE = ["PyObject_", "PyMem_", "PyMem_Raw"].flatMap((prefix) =>
+  ["Malloc", "Calloc", "Realloc", "Free"].map((name) => prefix + name),
+);
+
 const SECTION = { types: 1, imports: 2, functions: 3, exports: 7, elements: 9, code: 10, data: 11 };
 const OPCODE = {
   block: 0x02,
@@ -52,7 +60,8 @@ export function addFrames(bytes) {
   const signatures = readVector(sections.get(SECTION.functions), (reader) => results[reader.unsigned()]);
   const bodies = readVector(sections.get(SECTION.code), (reader) => readBody(reader.take(reader.unsigned())));
   const pointed = readVector(sections.get(SECTION.elements), readElements).flat();
-  const recursive = findRecursive(bodies, imported, pointed);
+  const never = new Set(NOT_RECURSIVE.map((name) => exported(name) - imported));
+  const recursive = findRecursive(bodies, imported, pointed, never);
   const check = [
     ...[OPCODE.i32Const, ...signed(findText(sections.get(SECTION.data), WHERE) + WHERE.length - 1)],
     ...[OPCODE.call, ...unsigned(exported(CHECK))],
@@ -104,14 +113,17 @@ function readBody(bytes) {
 }
 
 /**
- * Indices of the bodies that can be part of a recursion: those that call by pointer, those that are called by pointer, and those
- * that call themselves by way of others. The last are the strongly connected components of the calls, by Tarjan's algorithm (1972).
+ * Indices of the bodies that can be part of a recursion: those that call by pointer, those that call themselves by way of others,
+ * and those that are called by pointer and lead to one of these or out of the module. The second are the strongly connected
+ * components of the calls, by Tarjan's algorithm (1972).
  * @param {Body[]} bodies
  * @param {number} imported  functions, which come first in the indices
  * @param {number[]} pointed  indices of functions that there are pointers to
+ * @param {Set<number>} never  bodies that are known to be in none
  */
-function findRecursive(bodies, imported, pointed) {
-  const recursive = new Set([...bodies.keys()].filter((index) => bodies[index].callsByPointer));
+function findRecursive(bodies, imported, pointed, never) {
+  const callsByPointer = (/** @type {number} */ index) => bodies[index].callsByPointer && !never.has(index);
+  const recursive = new Set([...bodies.keys()].filter(callsByPointer));
   const calls = bodies.map((body) => body.calls.map((callee) => callee - imported).filter((callee) => callee >= 0));
   const order = new Int32Array(bodies.length);
   const low = new Int32Array(bodies.length);
@@ -147,8 +159,20 @@ function findRecursive(bodies, imported, pointed) {
       }
     }
   }
-  for (const index of pointed) if (bodies[index - imported]?.calls.length > 0) recursive.add(index - imported);
+  const leadsOut = bodies.flatMap((body, index) => (body.calls.some((callee) => callee < imported) ? index : []));
+  const leading = findCallers(calls, [...recursive, ...leadsOut], never);
+  for (const index of pointed) if (leading.has(index - imported)) recursive.add(index - imported);
   return recursive;
+}
+
+/** Those that call some of these, by way of any others but `never`, and these themselves. @param {number[][]} calls @param {number[]} called @param {Set<number>} never */
+function findCallers(calls, called, never) {
+  /** @type {number[][]} */
+  const callers = calls.map(() => []);
+  for (const [caller, callees] of calls.entries()) for (const callee of callees) callers[callee].push(caller);
+  const found = new Set(called.filter((index) => !never.has(index)));
+  for (const index of found) for (const caller of callers[index]) if (!never.has(caller)) found.add(caller);
+  return found;
 }
 
 /**

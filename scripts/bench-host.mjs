@@ -27,7 +27,7 @@ const often = (times) => (values.quick ? Math.max(1, Math.round(times / 20)) : t
 const release = join(root, "target/release");
 const rivalsPython = join(root, ".setup/rivals/bin/python");
 const dataPython = join(root, ".setup/data-science/bin/python3");
-await mustRun(["cargo", "build", "--release", "-p", "sandglass-host", "--bins", "--examples"], {
+await mustRun(["cargo", "build", "--release", "-p", "sandglass-host", "-p", "sandglass-cli", "--bins", "--examples"], {
   log: logOf("bench-build"),
 });
 if (names.length > 0) {

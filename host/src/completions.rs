@@ -16,7 +16,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// An endpoint. Its key is in requests, and nowhere else.
 #[derive(Clone)]
-pub(crate) struct Completions {
+pub struct Completions {
     client: Client,
     url: Url,
     key: Option<String>,
@@ -27,7 +27,7 @@ impl Completions {
     ///
     /// # Errors
     /// What is wrong with the address or the key.
-    pub(crate) fn new(base_url: &str, key: Option<&str>) -> Result<Self, String> {
+    pub fn new(base_url: &str, key: Option<&str>) -> Result<Self, String> {
         let is_fit = |url: &Url| {
             matches!(url.scheme(), "http" | "https") && url.username().is_empty() && url.password().is_none()
         };
@@ -61,12 +61,12 @@ impl Completions {
     }
 
     /// Where requests go.
-    pub(crate) fn url(&self) -> &str {
+    pub fn url(&self) -> &str {
         self.url.as_str()
     }
 
     /// A text of the endpoint without the key, which endpoints quote. Replies come without it.
-    pub(crate) fn without_key(&self, text: String) -> String {
+    pub fn without_key(&self, text: String) -> String {
         query::without_key(text, self.key.as_deref())
     }
 
@@ -74,7 +74,7 @@ impl Completions {
     ///
     /// # Errors
     /// Why there is no reply.
-    pub(crate) async fn attempt(&self, body: String, timeout_ms: f64, on_text: OnText<'_>) -> Result<Reply, Failure> {
+    pub async fn attempt(&self, body: String, timeout_ms: f64, on_text: OnText<'_>) -> Result<Reply, Failure> {
         let patience = Duration::from_secs_f64(timeout_ms.max(1.0) / 1_000.0);
         let answered = tokio::time::timeout(patience, self.send(body, on_text)).await;
         answered.unwrap_or(Err(Failure::TimedOut(timeout_ms)))
@@ -143,7 +143,7 @@ impl Completions {
 }
 
 /// Is told what is new of a reply.
-pub(crate) type OnText<'a> = &'a (dyn Fn(&str) + Send + Sync);
+pub type OnText<'a> = &'a (dyn Fn(&str) + Send + Sync);
 
 /// Reads the body of a response, as far as it comes, and no more than `most`.
 async fn read(mut response: Response, most: usize, into: &mut Vec<u8>) -> Result<(), Failure> {
@@ -173,7 +173,7 @@ fn told(error: reqwest::Error) -> String {
 }
 
 /// A random number from 0 to 1, which spreads attempts.
-pub(crate) fn chance() -> f64 {
+pub fn chance() -> f64 {
     f64::from(getrandom::u32().unwrap_or(u32::MAX / 2)) / f64::from(u32::MAX)
 }
 

@@ -41,7 +41,7 @@ pub fn sanitize_html(html: &str) -> String {
 }
 
 /// The policy of a document that shows HTML of a guest.
-pub(crate) fn policy() -> &'static str {
+pub fn policy() -> &'static str {
     &ALLOWED.policy
 }
 

@@ -2,8 +2,6 @@
 //!
 //! Everything that is needed for it is in this program; `docker/repl/` of the repository is where it is written.
 
-pub mod command;
-
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;

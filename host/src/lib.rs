@@ -19,40 +19,37 @@
 //! | [`zygote`] | a process that forks guests in milliseconds |
 //! | [`pool`] | guests that wait to be needed |
 //! | [`stateless`] | runs that leave nothing behind |
-//! | `completions` | the endpoints of models |
-//! | [`server`] | sessions over HTTP and WebSocket |
+//! | [`completions`] | the endpoints of models |
 //! | [`notebook`] | cells, and the files that describe them |
-//! | [`kernel`] | a Jupyter kernel |
 //! | [`rlm`] | the controller of a Recursive Language Model |
 //! | [`users`] | a user id for each guest of a host that is root |
 //! | [`workspace`] | the folders that guests work in |
 //! | [`doctor`] | what each backend can do on this machine |
-//! | [`cli`], [`repl`] | the commands of the program |
-//! | `html` | HTML of guests, for those who show it |
+//! | [`args`] | options that programs share |
+//! | [`complete`] | whether Python that is typed goes on |
+//! | [`html`] | HTML of guests, for those who show it |
 //! | [`log`] | what the program logs |
 
+pub mod args;
 pub mod backend;
 pub mod cgroup;
-pub mod cli;
-mod completions;
+pub mod complete;
+pub mod completions;
 pub mod doctor;
 pub mod driver;
 pub mod engine;
 pub mod frame;
 pub mod guest;
-mod html;
+pub mod html;
 pub mod image;
-pub mod kernel;
 pub mod log;
 pub mod notebook;
 mod packets;
 pub mod pool;
-pub mod repl;
 pub mod rlm;
 pub mod runtime;
 pub mod sandbox;
 pub mod seccomp;
-pub mod server;
 pub mod stateless;
 pub mod users;
 pub mod value;

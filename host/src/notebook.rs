@@ -4,8 +4,6 @@
 //! They are pickles that the guest makes (`python/sandglass/state/cell_files.py`). The host keeps them as they are and never reads them; guests
 //! cannot see them. `sandglass-host cell FILE` shows what is in one, in a sandbox.
 
-pub mod command;
-
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -14,8 +12,6 @@ use rustix::io::Errno;
 use sandglass_core::Error;
 use sandglass_core::session::CellFile;
 use serde_json::json;
-
-pub use command::{CellArgs, main, show};
 
 use crate::sandbox::{Execution, Sandbox, SandboxBuilder};
 use crate::value::Value;

@@ -343,7 +343,7 @@ impl Pool {
     }
 
     /// Counts a guest that was started cold because this pool had none.
-    pub(crate) fn went_cold(&self) {
+    pub fn went_cold(&self) {
         self.shared.state().stats.cold += 1;
     }
 

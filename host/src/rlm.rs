@@ -1,4 +1,4 @@
-//! The controller of a Recursive Language Model on native sandboxes: [`run`], and the command `sandglass-host rlm`.
+//! The controller of a Recursive Language Model on native sandboxes: [`run`].
 //!
 //! What a run does is decided in [`sandglass_rlm`]; here it is carried out.
 //!
@@ -9,15 +9,11 @@
 //! | `endpoint` | asks models |
 //! | `draft` | a draft of a reply, whose code runs ahead |
 //! | `stop` | how work is ended |
-//! | `command` | the command line |
-//! | `show` | what is printed while it runs |
 
-pub mod command;
 mod draft;
 mod endpoint;
 mod repl;
 mod run;
-mod show;
 mod stop;
 
 use std::collections::BTreeMap;
@@ -35,9 +31,7 @@ use sandglass_rlm::limits::{
 };
 use sandglass_rlm::schema::Schema;
 
-pub use command::{RlmArgs, main};
 pub use endpoint::Endpoint;
-pub(crate) use show::clean;
 pub use stop::Stop;
 
 use self::run::{Run, Tree};

@@ -217,7 +217,7 @@ impl Sandbox {
 
     /// Code that is being written, as far as its statements are complete, runs ahead, as one that will be executed with this `timeout`; empty when
     /// nobody writes it any more.
-    pub(crate) fn written(&self, code: &str, timeout_ms: Option<f64>) {
+    pub fn written(&self, code: &str, timeout_ms: Option<f64>) {
         self.driver.written(code, timeout_ms);
     }
 
@@ -385,7 +385,7 @@ impl Sandbox {
     ///
     /// # Errors
     /// As all calls: see [`Error`].
-    pub(crate) async fn look(&self, look: Look, about: Vec<u8>) -> Result<Bytes, Error> {
+    pub async fn look(&self, look: Look, about: Vec<u8>) -> Result<Bytes, Error> {
         let about = Payload(about.into());
         let command = Command::File(FileCommand::Look { look, about });
         Ok(self.value(command).await?.body.0)
@@ -458,4 +458,51 @@ fn finished(mut run: CodeExecution, last: Option<&Encoded<Payload>>) -> Executio
     });
     let final_answer = value.flatten().map(|value| Final { value });
     Execution { run, final_answer }
+}
+
+/// A traceback that ends with the error.
+pub fn traceback_with_error(traceback: &str, error: &str) -> String {
+    let (traceback, error) = (traceback.trim_end(), error.trim_end());
+    if traceback.ends_with(error) {
+        return traceback.to_owned();
+    }
+    // Of code that was stopped, the traceback tells where it was, and the error why.
+    let place = traceback
+        .strip_suffix("KeyboardInterrupt")
+        .unwrap_or(traceback)
+        .trim_end();
+    format!("{place}\n{error}").trim_start().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::traceback_with_error;
+
+    #[test]
+    fn an_error_is_told_once() {
+        let place = "Traceback (most recent call last):\n  File \"<cell 1>\", line 1, in <module>";
+        let told = "KeyboardInterrupt: interrupted; variables are kept";
+        assert_eq!(
+            traceback_with_error(&format!("{place}\nKeyboardInterrupt\n"), told),
+            format!("{place}\n{told}")
+        );
+        let late = "TimeoutError: stopped after 1000 ms of guest time; variables are kept";
+        assert_eq!(
+            traceback_with_error(&format!("{place}\nKeyboardInterrupt\n"), late),
+            format!("{place}\n{late}")
+        );
+        // What the code made of being stopped stays.
+        assert_eq!(
+            traceback_with_error(&format!("{place}\nValueError: no"), late),
+            format!("{place}\nValueError: no\n{late}")
+        );
+        assert_eq!(
+            traceback_with_error(&format!("{place}\nValueError: no\n"), "ValueError: no"),
+            format!("{place}\nValueError: no")
+        );
+        assert_eq!(
+            traceback_with_error("", "GuestCrashed: it ended"),
+            "GuestCrashed: it ended"
+        );
+    }
 }

@@ -262,7 +262,7 @@ impl Value {
     }
 
     /// As text for people: a str as it is, anything else as JSON.
-    pub(crate) fn to_text(&self) -> String {
+    pub fn to_text(&self) -> String {
         match self {
             Self::Str(text) => text.clone(),
             Self::IllFormedStr(utf16) => escaped(utf16),

@@ -8,7 +8,7 @@ import { root } from "../../scripts/project.mjs";
 const START_SECONDS = 60;
 const END_SECONDS = 60;
 
-/** The program: `cargo build -p sandglass-host` makes it, SANDGLASS_HOST names another one. */
+/** The program: `cargo build -p sandglass-cli` makes it, SANDGLASS_HOST names another one. */
 export const program =
   process.env.SANDGLASS_HOST ?? join(process.env.CARGO_TARGET_DIR ?? join(root, "target"), "debug/sandglass-host");
 
@@ -23,7 +23,7 @@ export const KEY = "a-key-for-tests-0123456789";
  * @param {{ backend: string, origin: string, port?: number, settings?: string[] }} options  port 0 takes a free one
  */
 export async function startHost({ backend, origin, port = 0, settings = [] }) {
-  if (!existsSync(program)) throw new Error(`there is no ${program}: cargo build -p sandglass-host`);
+  if (!existsSync(program)) throw new Error(`there is no ${program}: cargo build -p sandglass-cli`);
   const args = ["serve", "--listen", `127.0.0.1:${port}`, "--backend", backend, "--allow-origin", origin];
   if (backend === "subprocess") args.push("--allow-subprocess");
   if (backend === "jupyter") args.push("--python", join(root, ".setup/jupyter/7/bin/python"));

@@ -69,7 +69,7 @@ impl Endpoint {
 
     /// Asks, again where that may help. `on_text` is told the reply as it comes, where somebody listens and the endpoint streams; `on_retry`
     /// the attempt that failed, whose text does not count, the milliseconds until the next, and why.
-    pub(crate) async fn ask(
+    pub async fn ask(
         &self,
         messages: &[Message],
         named: Option<&str>,

@@ -1,0 +1,335 @@
+//! `sandglass-host rlm`: a task over a file, from the command line.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, IsTerminal, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use clap::Args;
+use sandglass_core::Error;
+use sandglass_core::speculate::Tally;
+use sandglass_rlm::answer::text;
+use sandglass_rlm::event::{RlmEvent, RunOutcome};
+use sandglass_rlm::limits::{
+    LEAST_PROMPT_TOKENS, MAX_CALLS, MAX_CONTEXTS, MAX_DEPTH, MAX_ITERATIONS, MAX_PROMPT_TOKENS,
+};
+use sandglass_rlm::schema::Schema;
+
+use crate::show::{Show, clean, name};
+use sandglass_host::Settings;
+use sandglass_host::args::{GuestArgs, KernelChoice, seconds, timeout_seconds};
+use sandglass_host::backend;
+use sandglass_host::rlm::{Endpoint, Rlm, RlmOptions, Stop, run};
+use sandglass_host::value::Value;
+
+/// The file that stands for standard input.
+const STDIN: &str = "-";
+/// What a user who pressed Ctrl-C expects of a shell.
+const INTERRUPTED: u8 = 130;
+
+/// Let a model answer a task about a file: it writes Python, which runs in sandboxes.
+///
+/// The answer goes to standard output, what happens meanwhile to standard error. Keys come from the environment.
+#[derive(Debug, Clone, Args)]
+pub struct RlmArgs {
+    /// The data: a file, or `-` for standard input. UTF-8 is a str in Python, anything else bytes. More files are the variables
+    /// `context_1`, `context_2`, …
+    #[arg(value_name = "FILE", num_args = 0..=MAX_CONTEXTS)]
+    pub files: Vec<PathBuf>,
+    /// What is to be found out.
+    #[arg(long)]
+    pub task: String,
+    /// The model that writes the code.
+    #[arg(long)]
+    pub model: String,
+    /// The model's endpoint, anything that speaks OpenAI's `/chat/completions`.
+    #[arg(long, env = "OPENAI_BASE_URL", default_value = "https://api.openai.com/v1")]
+    pub url: String,
+    /// The environment variable that holds the endpoint's key; it is no option, so that nobody sees it among the processes.
+    #[arg(long, value_name = "NAME", default_value = "OPENAI_API_KEY")]
+    pub key_env: String,
+    /// The model that answers `llm_query` and writes the code of children; without it, the same.
+    #[arg(long, value_name = "MODEL")]
+    pub sub_model: Option<String>,
+    /// The endpoint of that model; without it, the same.
+    #[arg(long, value_name = "URL")]
+    pub sub_url: Option<String>,
+    /// The environment variable that holds the key of `--sub-url`, which is not sent the other.
+    #[arg(long, value_name = "NAME", requires = "sub_url")]
+    pub sub_key_env: Option<String>,
+    /// Levels of children; below the last, `rlm_query` asks the sub-model.
+    #[arg(long, value_name = "LEVELS", default_value_t = MAX_DEPTH, value_parser = clap::value_parser!(u32).range(0..=16))]
+    pub max_depth: u32,
+    /// Replies of the model per run.
+    #[arg(long, value_name = "REPLIES", default_value_t = MAX_ITERATIONS, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub max_iterations: u32,
+    /// Tokens of one prompt, by estimate: older messages beyond it are shortened.
+    #[arg(long, value_name = "TOKENS", default_value_t = MAX_PROMPT_TOKENS, value_parser = clap::value_parser!(u32).range(i64::from(LEAST_PROMPT_TOKENS)..=100_000_000))]
+    pub max_prompt_tokens: u32,
+    /// Calls of models, of the whole tree of runs.
+    #[arg(long, value_name = "CALLS", default_value_t = MAX_CALLS)]
+    pub budget_calls: f64,
+    /// Tokens of prompts and answers, of the whole tree; not limited if not given, as cost and time.
+    #[arg(long, value_name = "TOKENS")]
+    pub budget_tokens: Option<f64>,
+    /// Cost of the whole tree; needs `--price`.
+    #[arg(long, value_name = "COST")]
+    pub budget_cost: Option<f64>,
+    /// Seconds of the whole tree.
+    #[arg(long, value_name = "SECONDS")]
+    pub budget_time: Option<f64>,
+    /// Cost of a million tokens of prompts, and of answers, such as `2.5,10`.
+    #[arg(long, value_name = "INPUT,OUTPUT", value_parser = parse_price)]
+    pub price: Option<[f64; 2]>,
+    /// The same for the sub-model; without `--sub-model`, `--price` counts.
+    #[arg(long, value_name = "INPUT,OUTPUT", value_parser = parse_price)]
+    pub sub_price: Option<[f64; 2]>,
+    /// A file with a JSON Schema that the answer has to be valid under.
+    #[arg(long, value_name = "FILE")]
+    pub schema: Option<PathBuf>,
+    /// Have the sub-model draft each reply while the model thinks: the code of the draft runs ahead, and the budget is spent on it as well.
+    #[arg(long)]
+    pub draft: bool,
+    /// Ask for whole replies, for endpoints that cannot stream them. Otherwise the code of a reply runs while that still comes, where the
+    /// backend is bubblewrap or subprocess: unseen, and only kept if it is what the whole reply comes to.
+    #[arg(long)]
+    pub no_stream: bool,
+    /// Added to the system prompt.
+    #[arg(long, value_name = "TEXT")]
+    pub instructions: Option<String>,
+    /// Packages that the guests' Python has, with commas between: the model is told of them.
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    pub packages: Vec<String>,
+    /// Seconds that a block may run, waiting for models not counted.
+    #[arg(long, value_name = "SECONDS", default_value_t = timeout_seconds(), value_parser = seconds)]
+    pub timeout: f64,
+    /// Write every step to this file, a JSON object a line.
+    #[arg(long, value_name = "OUT.jsonl")]
+    pub trajectory: Option<PathBuf>,
+    /// Where the code runs.
+    #[command(flatten)]
+    pub guest: GuestArgs,
+    /// In which kernel.
+    #[command(flatten)]
+    pub kernel: KernelChoice,
+    /// Print nothing but the answer.
+    #[arg(long)]
+    pub quiet: bool,
+}
+
+fn parse_price(text: &str) -> Result<[f64; 2], String> {
+    let prices: Option<Vec<f64>> = text.split(',').map(|price| price.trim().parse().ok()).collect();
+    match prices.as_deref() {
+        Some(&[input, output]) if [input, output].iter().all(|price| (0.0..=1e12).contains(price)) => {
+            Ok([input / 1e6, output / 1e6])
+        }
+        _ => Err("must be two numbers of 0 or more, such as 2.5,10".to_owned()),
+    }
+}
+
+/// Runs the command. The exit code is 0 for an answer, 1 without one, 2 for wrong options, 130 after Ctrl-C.
+pub async fn main(args: RlmArgs) -> ExitCode {
+    let mut stderr = io::stderr();
+    let options = match options(&args) {
+        Ok(options) => options,
+        Err(error) => {
+            let _ = writeln!(stderr, "sandglass-host rlm: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    let settings = Settings {
+        kernel: args.kernel.settings(),
+        ahead: !args.no_stream || args.draft,
+        ..args.guest.settings()
+    };
+    let launcher = match backend::launcher(args.guest.backend, &settings).await {
+        Ok(launcher) => launcher,
+        Err(error) => {
+            let _ = writeln!(stderr, "sandglass-host rlm: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let stop = Stop::default();
+    let interrupts = tokio::spawn(on_interrupt(stop.clone()));
+    let Rlm { finish, usage, ahead } = run(options, launcher, &stop).await;
+    interrupts.abort();
+    if !args.quiet {
+        let cost = if usage.cost > 0.0 {
+            format!(", cost {:.4}", usage.cost)
+        } else {
+            String::new()
+        };
+        let _ = writeln!(
+            stderr,
+            "{}: {} calls, {} + {} tokens{cost}",
+            name(finish.outcome),
+            usage.calls,
+            usage.input_tokens,
+            usage.output_tokens
+        );
+        let sum = |count: fn(&Tally) -> f64| ahead.values().map(count).sum::<f64>();
+        let used = sum(|tally| f64::from(tally.used));
+        if used > 0.0 {
+            let (started, saved) = (sum(|tally| f64::from(tally.started)), sum(|tally| tally.time_saved));
+            let saved = saved / 1_000.0;
+            let _ = writeln!(
+                stderr,
+                "ran ahead: {used} of {started} pieces of code were used, {saved:.1} s sooner"
+            );
+        }
+    }
+    if let Some(error) = &finish.error {
+        let _ = writeln!(stderr, "sandglass-host rlm: {}", clean(error, 4_000));
+    }
+    if let Some(answer) = &finish.answer {
+        let mut stdout = io::stdout();
+        let answer = text(answer);
+        // A program gets it as it is.
+        let answer = if stdout.is_terminal() {
+            clean(&answer, usize::MAX)
+        } else {
+            answer
+        };
+        if writeln!(stdout, "{answer}").is_err() {
+            return ExitCode::FAILURE;
+        }
+    }
+    match finish.outcome {
+        RunOutcome::Answered => ExitCode::SUCCESS,
+        RunOutcome::Aborted => ExitCode::from(INTERRUPTED),
+        _ => ExitCode::FAILURE,
+    }
+}
+
+/// Ends the runs at the first Ctrl-C, and the process at the second.
+async fn on_interrupt(stop: Stop) {
+    if tokio::signal::ctrl_c().await.is_err() {
+        return;
+    }
+    let _ = writeln!(io::stderr(), "\nstopping; once more ends at once");
+    stop.end();
+    if tokio::signal::ctrl_c().await.is_ok() {
+        std::process::exit(i32::from(INTERRUPTED));
+    }
+}
+
+/// What the arguments ask for.
+fn options(args: &RlmArgs) -> Result<RlmOptions, Error> {
+    if args.task.trim().is_empty() {
+        return Err(Error::invalid("task", "must say what is to be found out"));
+    }
+    if args.files.iter().filter(|file| *file == Path::new(STDIN)).count() > 1 {
+        return Err(Error::invalid("file", "only one can be standard input"));
+    }
+    let contexts: Result<Vec<Value>, Error> = args.files.iter().map(|file| read_context(file)).collect();
+    let mut contexts = contexts?.into_iter();
+    let context = contexts.next().unwrap_or(Value::None);
+    let mut model = Endpoint::new(&args.url, key(&args.key_env), &args.model)?;
+    model.price = args.price;
+    let sub_name = args.sub_model.as_ref().unwrap_or(&args.model);
+    let mut sub_model = match &args.sub_url {
+        // A key is for its own endpoint only.
+        Some(url) => Endpoint::new(url, args.sub_key_env.as_deref().and_then(key), sub_name)?,
+        None => Endpoint::new(&args.url, key(&args.key_env), sub_name)?,
+    };
+    sub_model.price = args.sub_price.or(args.price.filter(|_| args.sub_model.is_none()));
+    (model.stream, sub_model.stream) = (!args.no_stream, !args.no_stream);
+    let mut options = RlmOptions::new(args.task.clone(), context, model)?;
+    options.more_contexts = contexts.collect();
+    if args.draft && args.sub_model.is_none() && args.sub_url.is_none() {
+        let problem = "needs --sub-model or --sub-url: a model is no faster than itself";
+        return Err(Error::invalid("draft", problem));
+    }
+    options.draft = args.draft.then(|| sub_model.clone());
+    options.sub_model = sub_model;
+    options.max_depth = args.max_depth;
+    options.max_iterations = args.max_iterations;
+    options.max_prompt_tokens = args.max_prompt_tokens;
+    options.instructions.clone_from(&args.instructions);
+    options.packages.clone_from(&args.packages);
+    options.budget.set("maxCalls", args.budget_calls)?;
+    for (name, amount) in [
+        ("maxTokens", args.budget_tokens),
+        ("maxCost", args.budget_cost),
+        ("maxTime", args.budget_time.map(|seconds| seconds * 1_000.0)),
+    ] {
+        if let Some(amount) = amount {
+            options.budget.set(name, amount)?;
+        }
+    }
+    if args.budget_cost.is_some() && args.price.is_none() {
+        return Err(Error::invalid(
+            "budget-cost",
+            "needs --price: otherwise nobody knows the cost",
+        ));
+    }
+    options.limits.set("timeout", args.timeout * 1_000.0)?;
+    if let Some(path) = &args.schema {
+        let text = std::fs::read(path).map_err(|error| unreadable("schema", path, &error))?;
+        let schema = serde_json::from_slice(&text)
+            .map_err(|error| Error::invalid("schema", format!("{} is no JSON: {error}", path.display())))?;
+        options.schema = Some(Schema::new(schema)?);
+    }
+    let trajectory = match &args.trajectory {
+        Some(path) => Some(open_trajectory(path)?),
+        None => None,
+    };
+    options.on_event = listener(args.quiet, trajectory);
+    Ok(options)
+}
+
+fn key(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|key| !key.is_empty())
+}
+
+fn unreadable(option: &str, path: &Path, error: &io::Error) -> Error {
+    Error::invalid(option, format!("{} cannot be read: {error}", path.display()))
+}
+
+fn read_context(path: &Path) -> Result<Value, Error> {
+    let mut bytes = Vec::new();
+    let read = if path == Path::new(STDIN) {
+        io::stdin().read_to_end(&mut bytes)
+    } else {
+        File::open(path).and_then(|mut file| file.read_to_end(&mut bytes))
+    };
+    read.map_err(|error| unreadable("file", path, &error))?;
+    Ok(match String::from_utf8(bytes) {
+        Ok(text) => Value::Str(text),
+        Err(error) => Value::Bytes(error.into_bytes()),
+    })
+}
+
+/// It holds the task and parts of the data: for nobody else's eyes.
+fn open_trajectory(path: &Path) -> Result<File, Error> {
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create(true).truncate(true).mode(0o600).open(path);
+    file.map_err(|error| Error::invalid("trajectory", format!("{} cannot be written: {error}", path.display())))
+}
+
+/// Shows events as they come, and keeps them.
+fn listener(quiet: bool, trajectory: Option<File>) -> Arc<dyn Fn(&RlmEvent) + Send + Sync> {
+    let stderr = io::stderr();
+    let coloured = stderr.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let show = (!quiet).then(|| Show::new(stderr, coloured));
+    let to = Mutex::new((show, trajectory));
+    Arc::new(move |event| {
+        let mut to = to.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(show) = &mut to.0 {
+            show.event(event);
+        }
+        if event.kind.is_live() {
+            return;
+        }
+        if let Some(file) = &mut to.1 {
+            let line = serde_json::to_string(event).unwrap_or_default() + "\n";
+            // A full disk costs the trajectory, not the run.
+            if let Err(error) = file.write_all(line.as_bytes()) {
+                let _ = writeln!(io::stderr(), "sandglass-host rlm: the trajectory ends here: {error}");
+                to.1 = None;
+            }
+        }
+    })
+}

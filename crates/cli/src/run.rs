@@ -1,0 +1,149 @@
+//! The commands `run` and `doctor`.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sandglass_core::session::ToResult;
+
+use sandglass_host::args::{GuestArgs, KernelChoice, SandboxArgs, text_of, told};
+use sandglass_host::sandbox::{ExecuteOptions, traceback_with_error};
+use sandglass_host::{Execution, Outcome, Sandbox, Settings, Stream, doctor};
+
+use crate::show::clean;
+
+/// The status of a program whose code failed.
+const FAILED: u8 = 1;
+/// The status of a program that ran out of time, as `timeout` has it.
+const TIMED_OUT: u8 = 124;
+/// The status of a program that was interrupted, as shells have it.
+const INTERRUPTED: u8 = 130;
+
+/// `sandglass-host run`: runs code and ends.
+#[derive(Debug, Clone, clap::Args)]
+pub struct RunArgs {
+    /// The file that holds the code; `-` is standard input.
+    #[arg(required_unless_present = "code", conflicts_with = "code")]
+    pub file: Option<PathBuf>,
+    /// The code itself.
+    #[arg(short = 'c', value_name = "CODE")]
+    pub code: Option<String>,
+    /// The sandbox.
+    #[command(flatten)]
+    pub sandbox: SandboxArgs,
+}
+
+/// The command `run`: what the code prints as it comes, its result, and the status to exit with: 0, 1 when it failed, 124 when
+/// it ran out of time, 130 when Ctrl-C ended it.
+///
+/// # Errors
+/// The code could not be run.
+pub async fn run(args: RunArgs) -> Result<u8, String> {
+    let code = match (args.code, args.file) {
+        (Some(code), _) => code,
+        (None, Some(file)) => text_of(&file)?,
+        (None, None) => return Err("there is no code: name a file, or give -c".to_owned()),
+    };
+    let sandbox = args.sandbox.sandbox().await?;
+    let ended = execute(&sandbox, code).await;
+    sandbox.destroy().await;
+    Ok(status(&ended?))
+}
+
+/// Runs code and shows everything of it; Ctrl-C interrupts it.
+///
+/// # Errors
+/// The sandbox could not run it.
+pub async fn execute(sandbox: &Sandbox, code: String) -> Result<Execution, String> {
+    let options = ExecuteOptions {
+        on_output: Some(Arc::new(|stream, text| {
+            if matches!(stream, Stream::Stdout | Stream::Stderr) {
+                show(stream, text);
+            }
+        })),
+        on_display: Some(Arc::new(|display, to_result| match display.mime.as_str() {
+            "text/plain" => show(Stream::Stdout, &format!("{}\n", display.data.trim_end())),
+            // A table's HTML: its text is the result.
+            mime if to_result != ToResult::Before && !mime.starts_with("image/") => {}
+            mime => show(Stream::Stderr, &format!("[{mime}, which a terminal does not show]\n")),
+        })),
+        ..ExecuteOptions::default()
+    };
+    let running = sandbox.execute_with(code, options);
+    tokio::pin!(running);
+    let run = loop {
+        tokio::select! {
+            run = &mut running => break run,
+            Ok(()) = tokio::signal::ctrl_c() => sandbox.interrupt(),
+        }
+    }
+    .map_err(told)?;
+    if let Some(result) = &run.result {
+        show(Stream::Stdout, &format!("{result}\n"));
+    }
+    if let Some(last) = &run.final_answer {
+        show(Stream::Stdout, &format!("{}\n", last.value.to_text()));
+    }
+    if let Some(error) = &run.error {
+        let traceback = run.traceback.as_deref().unwrap_or_default();
+        show(Stream::Stderr, &format!("{}\n", traceback_with_error(traceback, error)));
+    }
+    Ok(run)
+}
+
+/// Who reads it may be gone, which is no reason to fail.
+fn show(stream: Stream, text: &str) {
+    let _ = match stream {
+        Stream::Stdout => write(io::stdout(), text),
+        _ => write(io::stderr(), text),
+    };
+}
+
+/// A program gets it as it is. A terminal gets nothing that controls it: anybody may have written this.
+fn write(mut out: impl Write + IsTerminal, text: &str) -> io::Result<()> {
+    if out.is_terminal() {
+        // Bars of progress begin their line again.
+        let lines: Vec<String> = text.split('\r').map(|line| clean(line, usize::MAX)).collect();
+        out.write_all(lines.join("\r").as_bytes())?;
+    } else {
+        out.write_all(text.as_bytes())?;
+    }
+    out.flush()
+}
+
+/// The status that tells how code ended.
+pub fn status(run: &Execution) -> u8 {
+    match run.outcome {
+        Outcome::Ok => 0,
+        Outcome::Timeout => TIMED_OUT,
+        Outcome::Interrupted => INTERRUPTED,
+        Outcome::Error | Outcome::Crashed | Outcome::Limit => FAILED,
+    }
+}
+
+/// `sandglass-host doctor`
+#[derive(Debug, Clone, clap::Args)]
+pub struct DoctorArgs {
+    /// Where guests would run.
+    #[command(flatten)]
+    pub guest: GuestArgs,
+    /// In which kernel.
+    #[command(flatten)]
+    pub kernel: KernelChoice,
+}
+
+/// The command `doctor`: what each backend can do here, or the one that is named; 0 when one works.
+///
+/// # Errors
+/// Never; commands are alike.
+pub async fn doctor(args: DoctorArgs) -> Result<u8, String> {
+    let settings = Settings {
+        kernel: args.kernel.settings(),
+        ..args.guest.settings()
+    };
+    let findings = doctor::examine(args.guest.backend, &settings).await;
+    for finding in &findings {
+        show(Stream::Stdout, &format!("{finding}\n"));
+    }
+    Ok(u8::from(findings.iter().all(|finding| finding.usable.is_err())))
+}

@@ -1,0 +1,186 @@
+//! A Jupyter kernel whose cells run in a sandbox: the commands `kernel install` and `kernel run`.
+//!
+//! It speaks version 5.4 of [Jupyter's protocol](https://jupyter-client.readthedocs.io/en/stable/messaging.html).
+//!
+//! | module | holds |
+//! |---|---|
+//! | `install` | the file by which notebooks find it |
+//! | `gate` | bounds what strangers may send, before anything reads it |
+//! | `wire` | sockets and messages |
+//! | `run` | requests, one after the other, and those that may overtake |
+//! | `cell` | an execution, as the outputs of a notebook's cell |
+//! | `input` | `input()`, asked of the front end |
+//! | `looks` | completion and inspection |
+//! | `history` | the cells of this session |
+
+mod cell;
+mod gate;
+mod history;
+mod input;
+mod install;
+mod looks;
+mod run;
+mod wire;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::{Args, Subcommand};
+use sandglass_core::{Error, Limits};
+use sandglass_rlm::{Message, Role};
+
+use self::input::Input;
+use sandglass_host::BackendKind;
+use sandglass_host::args::Secrets;
+use sandglass_host::args::{GuestArgs, context, seconds};
+use sandglass_host::rlm::Endpoint;
+use sandglass_host::sandbox::{Answer, Sandbox};
+
+/// How long a cell may run where nobody says, in seconds: notebooks have a button to stop one.
+const TIMEOUT_SECONDS: f64 = 3_600.0;
+/// Characters of each output stream of a cell where nobody says.
+const MAX_OUTPUT_CHARS: u32 = 10_000_000;
+/// How long somebody may think about what to answer to `input()`, in milliseconds.
+const ANSWER_MS: f64 = 24.0 * 3_600_000.0;
+
+/// `sandglass-host kernel …`
+#[derive(Debug, Subcommand)]
+pub enum KernelCommand {
+    /// Lets notebooks choose the kernel: writes its kernel.json, with the options that are given here.
+    Install(Box<install::InstallArgs>),
+    /// Takes a kernel away that `install` has made.
+    Uninstall(install::PlaceArgs),
+    /// Runs it. Jupyter does that.
+    Run(Box<RunArgs>),
+}
+
+/// What runs a kernel.
+#[derive(Debug, Clone, Args)]
+pub struct RunArgs {
+    /// The file with ports and key that Jupyter has written.
+    #[arg(long, value_name = "FILE")]
+    pub connection_file: PathBuf,
+    /// What its cells run in.
+    #[command(flatten)]
+    pub cells: CellsArgs,
+}
+
+/// What the cells of a kernel run in.
+#[derive(Debug, Clone, Args)]
+pub struct CellsArgs {
+    /// Where it runs.
+    #[command(flatten)]
+    pub guest: GuestArgs,
+    /// The folder that the code has as /workspace, and works in; without it, an empty one.
+    #[arg(long, value_name = "DIR")]
+    pub workspace: Option<PathBuf>,
+    /// How long a cell may run, in seconds; host calls do not count.
+    #[arg(long, value_name = "SECONDS", default_value_t = TIMEOUT_SECONDS, value_parser = seconds)]
+    pub timeout: f64,
+    /// The file that the variable `context` holds: what JSON says if it is named *.json, else text.
+    #[arg(long, value_name = "FILE")]
+    pub context: Option<PathBuf>,
+    /// Characters of each output stream of a cell; of more, the middle is left out.
+    #[arg(long, value_name = "CHARACTERS", default_value_t = MAX_OUTPUT_CHARS, value_parser = clap::value_parser!(u32).range(0..=100_000_000))]
+    pub max_output: u32,
+    /// Gives HTML, SVG, Markdown, LaTeX and charts to the notebook as code has made them: then code can run scripts in the notebook's page.
+    #[arg(long)]
+    pub trust_output: bool,
+    /// The OpenAI-compatible endpoint that answers llm_query, such as https://api.example.com/v1; its key is taken from SANDGLASS_LLM_KEY.
+    #[arg(long, env = "SANDGLASS_LLM_URL", value_name = "URL")]
+    pub llm_url: Option<String>,
+    /// The model that answers, and others that code may name.
+    #[arg(long, env = "SANDGLASS_LLM_MODEL", value_delimiter = ',', value_name = "MODEL")]
+    pub llm_model: Vec<String>,
+}
+
+/// The command `kernel`.
+///
+/// # Errors
+/// What cannot be read or written, or why no notebook can reach the kernel.
+pub async fn kernel(command: KernelCommand) -> Result<u8, String> {
+    match command {
+        KernelCommand::Install(args) => args.cells.check().and_then(|()| install::install(&args)),
+        KernelCommand::Uninstall(args) => install::uninstall(&args),
+        KernelCommand::Run(args) => {
+            args.cells.check()?;
+            run::run(*args).await
+        }
+    }
+}
+
+impl CellsArgs {
+    /// Whether a kernel's cells can run there.
+    fn check(&self) -> Result<(), String> {
+        if self.guest.backend == BackendKind::Jupyter {
+            return Err(
+                "--backend jupyter: this is a kernel itself, whose cells would run in another one; use that kernel, or a backend that isolates"
+                    .to_owned(),
+            );
+        }
+        Ok(())
+    }
+
+    /// A sandbox with its context, whose guest has started.
+    ///
+    /// # Errors
+    /// What cannot be read, or why there is no guest.
+    async fn sandbox(&self, input: &Arc<Input>) -> Result<Sandbox, String> {
+        let context = self.context.as_deref().map(context).transpose()?.unwrap_or_default();
+        let input = Arc::clone(input);
+        let mut builder = Sandbox::builder()
+            .backend(self.guest.backend)
+            .settings(sandglass_host::Settings {
+                workspace: self.workspace.clone(),
+                ..self.guest.settings()
+            })
+            .limits(self.limits().map_err(|error| error.to_string())?)
+            .host_function("input", move |call| {
+                let input = Arc::clone(&input);
+                async move { input.ask(&call).await }
+            });
+        if let Some(model) = self.model()? {
+            let model = Arc::new(model);
+            builder = builder.on_llm_query(move |query| {
+                let model = Arc::clone(&model);
+                async move {
+                    let asked = [Message::new(Role::User, &query.prompt)];
+                    let reply = model.ask(&asked, query.model.as_deref(), None, &|_, _, _| {}).await?;
+                    Ok(Answer {
+                        text: reply.text,
+                        usage: reply.usage.unwrap_or_default(),
+                    })
+                }
+            });
+        }
+        let sandbox = builder.build().await.map_err(|error| error.to_string())?;
+        match sandbox.initialize(context).await {
+            Ok(()) => Ok(sandbox),
+            Err(error) => {
+                sandbox.destroy().await;
+                Err(error.to_string())
+            }
+        }
+    }
+
+    fn limits(&self) -> Result<Limits, Error> {
+        let mut limits = Limits::default();
+        limits.set("timeout", self.timeout * 1_000.0)?;
+        limits.set("maxOutputLength", f64::from(self.max_output))?;
+        limits.set("hostCallTimeout", ANSWER_MS)?;
+        Ok(limits)
+    }
+
+    /// Who answers `llm_query`.
+    fn model(&self) -> Result<Option<Endpoint>, String> {
+        let Some(url) = &self.llm_url else { return Ok(None) };
+        let (own, others) = self
+            .llm_model
+            .split_first()
+            .ok_or("--llm-url needs --llm-model: the name of the model that answers")?;
+        let key = Secrets::from_environment()?.llm_key;
+        let mut endpoint = Endpoint::new(url, key, own).map_err(|error| format!("--llm-url: {error}"))?;
+        endpoint.models = others.to_vec();
+        Ok(Some(endpoint))
+    }
+}

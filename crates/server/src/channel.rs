@@ -1,0 +1,588 @@
+//! The WebSocket relay between a supervisor elsewhere (the page's own `Session`) and a guest here.
+//!
+//! | message | from | is |
+//! |---|---|---|
+//! | `{"type":"boot"}` | client | start a fresh guest; the one before is ended |
+//! | `{"type":"kill"}` | client | end the guest; with `"guest":n`, only if it is that one |
+//! | `{"type":"booted","guest":n}` | server | guest `n`, from 1 on, takes messages |
+//! | `{"type":"lost","guest":n,"message":…,"killer":…}` | server | guest `n` ended, or could not start |
+//! | binary | both | `u32 LE` guest number, then a frame without its length and epoch |
+//!
+//! Binary messages of another guest are dropped. The relay reads no more from the guest while the socket is full, and no more from the
+//! socket while the guest takes nothing. A long body comes in pieces (`part` events), so that it does not hold the page up.
+
+use std::collections::VecDeque;
+use std::future::{pending, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::Extension;
+use axum::body::Bytes;
+use axum::extract::ws::rejection::WebSocketUpgradeRejection;
+use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use futures_util::stream::{SplitSink, SplitStream};
+use futures_util::{Sink, StreamExt};
+use sandglass_core::protocol::{Event, Request};
+use serde::Deserialize;
+use serde_json::json;
+use tokio::net::unix::OwnedReadHalf;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
+
+use super::App;
+use super::bodies::sized;
+use super::connections::{Place, is_set};
+use super::errors::ApiError;
+use super::pieces::messages;
+use super::quotas::{Account, Held};
+use super::sessions::{Attached, Fate, Kind, Session};
+use super::storage::Excess;
+use sandglass_host::Killer;
+use sandglass_host::backend::{BoxFuture, Launcher};
+use sandglass_host::frame::{Frame, FrameReader};
+use sandglass_host::guest::{Exit, Guest, GuestProcess, GuestWriter};
+
+/// The subprotocol that both sides speak.
+const PROTOCOL: &str = "sandglass.v8";
+/// Bytes that a message may have beyond the largest body.
+const SLACK_BYTES: usize = 1 << 20;
+/// Bytes for the guest that it has not taken yet, beyond which the socket is not read.
+const MOST_UNTAKEN_BYTES: usize = 64 << 20;
+/// Messages for a client that takes none, beyond which it is not heard: it could ask for ever more.
+const MOST_WAITING: usize = 256;
+/// How long a guest's last frames are waited for when its process has ended.
+const LAST_FRAMES: Duration = Duration::from_secs(2);
+/// How long a guest's end is waited for.
+const ENDING: Duration = Duration::from_secs(10);
+/// How long a close message is waited for.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// `GET /v1/sessions/{id}/channel`.
+pub async fn channel(
+    State(app): State<App>,
+    Extension(account): Extension<Arc<Account>>,
+    Extension(place): Extension<Arc<Place>>,
+    Extension(held): Extension<Arc<Held>>,
+    Path(id): Path<String>,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Result<Response, ApiError> {
+    let session = app.sessions.of(&account.owner, &id)?;
+    let Kind::Channel {
+        launcher,
+        most_value_bytes,
+    } = &session.kind
+    else {
+        let message = "this session was not created with \"channel\": true";
+        return Err(ApiError::new(StatusCode::CONFLICT, "no_channel", message));
+    };
+    let upgrade = match upgrade {
+        Ok(upgrade) => upgrade,
+        Err(rejection) => return Ok(rejection.into_response()),
+    };
+    if !upgrade.requested_protocols().any(|protocol| protocol == PROTOCOL) {
+        return Err(ApiError::invalid(format!(
+            "the client must offer the subprotocol {PROTOCOL}"
+        )));
+    }
+    let attached = session.attach().ok_or_else(|| {
+        let message = "the session's channel is open already, and there is one only";
+        ApiError::new(StatusCode::CONFLICT, "channel_taken", message)
+    })?;
+    let most_bytes = app.args.body_limits().most_bytes + SLACK_BYTES;
+    let (launcher, most_value_bytes) = (Arc::clone(launcher), *most_value_bytes);
+    let open = app.metrics.channels.up();
+    let guests = Guests {
+        launcher,
+        most_value_bytes,
+    };
+    // What ends with the task: the places among the connections and the key's requests, the count, and the session with its guest.
+    let failed = Arc::clone(&session);
+    let upgrade = upgrade
+        .protocols([PROTOCOL])
+        .max_message_size(most_bytes)
+        .max_frame_size(most_bytes)
+        .on_failed_upgrade(move |error| tracing::debug!(session = failed.id, %error, "no WebSocket came of it"));
+    Ok(upgrade.on_upgrade(move |socket| async move {
+        let _kept = (place, held, open);
+        Relay::new(app, account, session, socket, guests).run(attached).await;
+    }))
+}
+
+/// How the session's guests are made.
+struct Guests {
+    launcher: Arc<dyn Launcher>,
+    most_value_bytes: usize,
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+enum Command {
+    Boot,
+    Kill { guest: Option<u32> },
+}
+
+/// Why the relay ends, as the client is told.
+struct Farewell(u16, &'static str);
+
+const CLIENT_LEFT: Farewell = Farewell(close_code::NORMAL, "");
+const DESTROYED: Farewell = Farewell(close_code::AWAY, "the session was destroyed");
+const SHUTTING_DOWN: Farewell = Farewell(close_code::RESTART, "the server is shutting down");
+const IDLE: Farewell = Farewell(close_code::AWAY, "the session has expired: it was idle for too long");
+const SILENT: Farewell = Farewell(close_code::POLICY, "the client was silent for too long");
+const NO_COMMAND: Farewell = Farewell(close_code::POLICY, "a text message that is no command");
+const NO_FRAME: Farewell = Farewell(close_code::POLICY, "a binary message that is no frame of a request");
+const QUOTA: Farewell = Farewell(close_code::AGAIN, "too many bytes of this key are under way");
+
+struct Relay {
+    app: App,
+    account: Arc<Account>,
+    session: Arc<Session>,
+    guests: Guests,
+    incoming: SplitStream<WebSocket>,
+    outgoing: Outgoing,
+    number: u32,
+    booting: Option<BoxFuture<'static, Result<Guest, sandglass_core::Error>>>,
+    guest: Option<Running>,
+    /// The turn that runs, by its number.
+    turn: Option<u32>,
+    heard_at: Instant,
+    used_at: Instant,
+}
+
+/// What the loop does next.
+enum Happened {
+    Message(Option<Result<Message, axum::Error>>),
+    Sent(Result<(), axum::Error>),
+    Booted(Result<Guest, sandglass_core::Error>),
+    Guest(FromGuest),
+    /// The session's folder holds too much.
+    Excess(String),
+    Tick,
+    End(Farewell),
+}
+
+impl Relay {
+    fn new(app: App, account: Arc<Account>, session: Arc<Session>, socket: WebSocket, guests: Guests) -> Self {
+        let (sink, incoming) = socket.split();
+        Self {
+            app,
+            account,
+            session,
+            guests,
+            incoming,
+            outgoing: Outgoing::new(sink),
+            number: 0,
+            booting: None,
+            guest: None,
+            turn: None,
+            heard_at: Instant::now(),
+            used_at: Instant::now(),
+        }
+    }
+
+    async fn run(mut self, attached: Attached) {
+        let Farewell(code, reason) = self.relay().await;
+        tracing::debug!(session = self.session.id, code, reason, "a channel ends");
+        // The guest first: nobody is left who could want it.
+        self.end_guest(false).await;
+        self.app.sessions.remove(&self.session.id, Fate::Kept).await;
+        // Whoever destroyed it may have left that to this.
+        self.session.settle().await;
+        self.outgoing.push(Message::Close(Some(CloseFrame {
+            code,
+            reason: reason.into(),
+        })));
+        let _ = timeout(FAREWELL, self.outgoing.send()).await;
+        drop(attached);
+    }
+
+    async fn relay(&mut self) -> Farewell {
+        let silence = Duration::from_secs_f64(self.app.args.channel_silence_seconds);
+        let idle = Duration::from_secs_f64(self.app.args.session_idle_seconds);
+        let mut ending = self.app.ending.clone();
+        let mut destroyed = self.session.destroyed();
+        let folder = self.session.folder();
+        let mut excess = folder.map_or_else(Excess::none, |folder| folder.excess());
+        let mut pings = interval((silence / 3).max(Duration::from_millis(1)));
+        pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let is_busy = self.turn.is_some() || self.booting.is_some();
+            let socket_is_free = self.outgoing.is_empty();
+            let takes_more = Running::takes_more(self.guest.as_ref()) && self.outgoing.messages.len() < MOST_WAITING;
+            let happened = tokio::select! {
+                () = is_set(&mut destroyed) => Happened::End(DESTROYED),
+                () = is_set(&mut ending), if !is_busy => Happened::End(SHUTTING_DOWN),
+                () = sleep_until(self.heard_at + silence) => Happened::End(SILENT),
+                () = sleep_until(self.used_at + idle), if !is_busy => Happened::End(IDLE),
+                message = self.incoming.next(), if takes_more => Happened::Message(message),
+                sent = self.outgoing.send(), if !socket_is_free => Happened::Sent(sent),
+                booted = boot(self.booting.as_mut()) => Happened::Booted(booted),
+                from = next(self.guest.as_mut(), socket_is_free) => Happened::Guest(from),
+                why = excess.next(), if self.guest.is_some() => Happened::Excess(why),
+                _ = pings.tick() => Happened::Tick,
+            };
+            let went_on = match happened {
+                Happened::Message(Some(Ok(message))) => {
+                    self.heard_at = Instant::now();
+                    self.take(message).await
+                }
+                Happened::Message(_) | Happened::Sent(Err(_)) => Err(CLIENT_LEFT),
+                Happened::Sent(Ok(())) => Ok(()),
+                Happened::Booted(booted) => {
+                    self.booted(booted);
+                    Ok(())
+                }
+                Happened::Guest(from) => {
+                    self.guest_said(from).await;
+                    Ok(())
+                }
+                Happened::Excess(why) => {
+                    self.overflowed(&why).await;
+                    Ok(())
+                }
+                Happened::Tick => {
+                    self.outgoing.ping();
+                    Ok(())
+                }
+                Happened::End(farewell) => Err(farewell),
+            };
+            if let Err(farewell) = went_on {
+                return farewell;
+            }
+        }
+    }
+
+    async fn take(&mut self, message: Message) -> Result<(), Farewell> {
+        match message {
+            Message::Text(text) => {
+                self.used_at = Instant::now();
+                match serde_json::from_str(&text).map_err(|_| NO_COMMAND)? {
+                    Command::Boot => self.boot().await,
+                    Command::Kill { guest } if guest.is_some_and(|guest| guest != self.number) => {}
+                    Command::Kill { .. } => self.kill().await,
+                }
+                Ok(())
+            }
+            Message::Binary(bytes) => {
+                self.used_at = Instant::now();
+                self.forward(bytes).await
+            }
+            Message::Close(_) => Err(CLIENT_LEFT),
+            Message::Ping(_) | Message::Pong(_) => Ok(()),
+        }
+    }
+
+    async fn boot(&mut self) {
+        self.end_guest(false).await;
+        self.number += 1;
+        let launcher = Arc::clone(&self.guests.launcher);
+        self.booting = Some(Box::pin(async move { launcher.launch().await }));
+    }
+
+    fn booted(&mut self, booted: Result<Guest, sandglass_core::Error>) {
+        self.booting = None;
+        match booted {
+            Ok(guest) => {
+                self.guest = Some(Running::new(guest, self.guests.most_value_bytes));
+                self.tell(&json!({ "type": "booted", "guest": self.number }));
+            }
+            Err(error) => self.tell_lost(&error.to_string(), None),
+        }
+    }
+
+    async fn kill(&mut self) {
+        let is_there = self.guest.is_some() || self.booting.is_some();
+        self.end_guest(false).await;
+        if is_there {
+            self.tell_lost("it was killed, as the client asked", None);
+        }
+    }
+
+    /// Ends the guest with all its processes, and waits for that.
+    async fn end_guest(&mut self, has_closed: bool) -> Option<Exit> {
+        self.booting = None;
+        self.turn = None;
+        self.guest.take()?.end(has_closed).await
+    }
+
+    async fn forward(&mut self, mut bytes: Bytes) -> Result<(), Farewell> {
+        if bytes.len() < 4 {
+            return Err(NO_FRAME);
+        }
+        let number = bytes.split_to(4);
+        if number != self.number.to_le_bytes()[..] {
+            return Ok(());
+        }
+        let Some(guest) = &mut self.guest else { return Ok(()) };
+        let held = self.account.body(bytes.len()).map_err(|_| QUOTA)?;
+        let size = bytes.len();
+        let frame = Frame::parse(bytes).map_err(|_| NO_FRAME)?;
+        let header = frame.header.clone();
+        let request = sized(header.len(), move || serde_json::from_slice::<Request>(&header)).await;
+        let request = request.ok().and_then(Result::ok).ok_or(NO_FRAME)?;
+        if let Some(turn) = turn_of(&request) {
+            self.turn = Some(turn);
+        }
+        guest.push(&frame, size, held).map_err(|()| NO_FRAME)
+    }
+
+    async fn guest_said(&mut self, from: FromGuest) {
+        match from {
+            FromGuest::Took => self.heard_at = Instant::now(),
+            FromGuest::Frame(frame) => {
+                let header = frame.header.clone();
+                let events = sized(header.len(), move || serde_json::from_slice::<Vec<Event>>(&header)).await;
+                let Ok(Ok(events)) = events else {
+                    return self.lost("it sent what is no event").await;
+                };
+                if events.iter().filter(|event| event.has_body()).count() != frame.bodies.len() {
+                    return self.lost("it sent events and bodies that do not belong together").await;
+                }
+                if events.iter().filter_map(ended_turn).any(|turn| self.turn == Some(turn)) {
+                    self.turn = None;
+                    self.used_at = Instant::now();
+                }
+                for message in messages(self.number, &events, &frame) {
+                    self.outgoing.push(Message::Binary(message));
+                }
+            }
+            FromGuest::Ended => self.lost("").await,
+            FromGuest::Broken(problem) => self.lost(&format!("it broke the protocol: {problem}")).await,
+        }
+    }
+
+    async fn lost(&mut self, problem: &str) {
+        self.app.metrics.lost_guest();
+        let exit = self.end_guest(problem.is_empty()).await;
+        let message = match &exit {
+            Some(exit) if problem.is_empty() => exit.to_string(),
+            None if problem.is_empty() => "it ended".to_owned(),
+            _ => problem.to_owned(),
+        };
+        self.tell_lost(&message, exit.filter(|_| problem.is_empty()));
+    }
+
+    /// The page decides over what runs, and this over the disk.
+    async fn overflowed(&mut self, why: &str) {
+        self.app.metrics.lost_guest();
+        self.end_guest(false).await;
+        let exit = Exit {
+            killer: Some(Killer::Disk),
+            ..Exit::default()
+        };
+        self.tell_lost(
+            &format!("its folder holds too much ({why}): begin another session"),
+            Some(exit),
+        );
+    }
+
+    fn tell_lost(&mut self, message: &str, exit: Option<Exit>) {
+        let mut lost = json!({ "type": "lost", "guest": self.number, "message": message });
+        if let (Some(killer), Some(lost)) = (exit.and_then(|exit| exit.killer), lost.as_object_mut()) {
+            lost.insert("killer".to_owned(), json!(killer));
+        }
+        self.tell(&lost);
+    }
+
+    fn tell(&mut self, what: &serde_json::Value) {
+        self.outgoing.push(Message::Text(what.to_string().into()));
+    }
+}
+
+/// The turn that a request begins.
+fn turn_of(request: &Request) -> Option<u32> {
+    match request {
+        Request::Execute { turn, .. }
+        | Request::GetVariable { turn, .. }
+        | Request::SetVariable { turn, .. }
+        | Request::ListVariables { turn, .. }
+        | Request::WriteFile { turn, .. }
+        | Request::ReadFile { turn, .. }
+        | Request::ListFiles { turn, .. }
+        | Request::RemoveFile { turn, .. }
+        | Request::Restore { turn, .. }
+        | Request::Install { turn, .. } => Some(*turn),
+        _ => None,
+    }
+}
+
+/// The turn that an event ends.
+fn ended_turn(event: &Event) -> Option<u32> {
+    match event {
+        Event::Executed { turn, .. }
+        | Event::Value { turn, .. }
+        | Event::Done { turn }
+        | Event::Restored { turn, .. }
+        | Event::Refused { turn, .. } => Some(*turn),
+        _ => None,
+    }
+}
+
+async fn boot(
+    booting: Option<&mut BoxFuture<'static, Result<Guest, sandglass_core::Error>>>,
+) -> Result<Guest, sandglass_core::Error> {
+    match booting {
+        Some(booting) => booting.await,
+        None => pending().await,
+    }
+}
+
+async fn next(guest: Option<&mut Running>, socket_is_free: bool) -> FromGuest {
+    match guest {
+        Some(guest) => guest.next(socket_is_free).await,
+        None => pending().await,
+    }
+}
+
+/// A guest that runs.
+struct Running {
+    reader: FrameReader<OwnedReadHalf>,
+    writer: GuestWriter,
+    process: GuestProcess,
+    exited: Option<(Exit, Instant)>,
+    /// Bytes that it has not taken yet, at most, and the quota that they take.
+    untaken: (usize, Vec<Held>),
+}
+
+enum FromGuest {
+    Frame(Frame),
+    /// It took something of what it was sent.
+    Took,
+    Ended,
+    Broken(String),
+}
+
+impl Running {
+    fn new(guest: Guest, most_value_bytes: usize) -> Self {
+        let (reader, writer, process) = guest.split(most_value_bytes);
+        Self {
+            reader,
+            writer,
+            process,
+            exited: None,
+            untaken: (0, Vec::new()),
+        }
+    }
+
+    fn takes_more(guest: Option<&Self>) -> bool {
+        guest.is_none_or(|guest| guest.untaken.0 < MOST_UNTAKEN_BYTES)
+    }
+
+    fn push(&mut self, frame: &Frame, size: usize, held: Held) -> Result<(), ()> {
+        self.writer.push(frame).map_err(|_| ())?;
+        self.untaken.0 += size;
+        self.untaken.1.push(held);
+        Ok(())
+    }
+
+    /// What comes of it next. Can be dropped and called again.
+    async fn next(&mut self, socket_is_free: bool) -> FromGuest {
+        loop {
+            if self.writer.outbox.is_empty() {
+                self.untaken = (0, Vec::new());
+            }
+            let last_frames = self.exited.as_ref().map(|(_, at)| *at + LAST_FRAMES);
+            tokio::select! {
+                frame = self.reader.next(), if socket_is_free => return match frame {
+                    Ok(Some(frame)) => FromGuest::Frame(frame),
+                    // A guest that dies while it writes, or is written to, does not break the protocol.
+                    Ok(None) | Err(sandglass_host::frame::FrameError::Io(_) | sandglass_host::frame::FrameError::Truncated) => FromGuest::Ended,
+                    Err(error) => FromGuest::Broken(error.to_string()),
+                },
+                written = self.writer.outbox.write_more(&self.writer.stream) => match written {
+                    Ok(()) => return FromGuest::Took,
+                    // What it has said before is still to be read.
+                    Err(_) => {
+                        self.writer.outbox = sandglass_host::frame::Outbox::new(0);
+                        self.process.kill();
+                    }
+                },
+                exit = self.process.wait(), if self.exited.is_none() => self.exited = Some((exit, Instant::now())),
+                () = until(last_frames), if socket_is_free => return FromGuest::Ended,
+            }
+        }
+    }
+
+    /// Ends it and waits for its end. One that `has_closed` its channel is given the time to end by itself: killed, it could not
+    /// say any more what had ended it.
+    async fn end(mut self, has_closed: bool) -> Option<Exit> {
+        if let Some((exit, _)) = self.exited {
+            return Some(exit);
+        }
+        if has_closed && let Ok(exit) = timeout(self.process.patience(), self.process.wait()).await {
+            return Some(exit);
+        }
+        self.process.kill();
+        timeout(ENDING, self.process.wait()).await.ok()
+    }
+}
+
+async fn until(when: Option<Instant>) {
+    match when {
+        Some(when) => sleep_until(when).await,
+        None => pending().await,
+    }
+}
+
+/// Messages on their way to the client.
+struct Outgoing {
+    sink: SplitSink<WebSocket, Message>,
+    messages: VecDeque<Message>,
+    is_flushed: bool,
+}
+
+impl Outgoing {
+    fn new(sink: SplitSink<WebSocket, Message>) -> Self {
+        Self {
+            sink,
+            messages: VecDeque::new(),
+            is_flushed: true,
+        }
+    }
+
+    fn push(&mut self, message: Message) {
+        self.messages.push_back(message);
+    }
+
+    /// Asks the client for a sign of life, unless it has not even taken what is there.
+    fn ping(&mut self) {
+        if self.is_empty() {
+            self.push(Message::Ping(Bytes::new()));
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.messages.is_empty() && self.is_flushed
+    }
+
+    /// Sends everything. Can be dropped and called again.
+    async fn send(&mut self) -> Result<(), axum::Error> {
+        poll_fn(|context| self.poll(context)).await
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), axum::Error>> {
+        while !self.messages.is_empty() {
+            ready!(Pin::new(&mut self.sink).poll_ready(context))?;
+            if let Some(message) = self.messages.pop_front() {
+                self.is_flushed = false;
+                Pin::new(&mut self.sink).start_send(message)?;
+            }
+        }
+        ready!(Pin::new(&mut self.sink).poll_flush(context))?;
+        self.is_flushed = true;
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_subprotocol_is_named_after_the_protocol_s_version() {
+        let name = format!("sandglass.v{}", sandglass_core::PROTOCOL_VERSION);
+        assert_eq!(super::PROTOCOL, name);
+    }
+}

@@ -1,0 +1,341 @@
+//! Running code: one answer at the end, or a stream of what is printed and shown, then the same answer.
+
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::Extension;
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use sandglass_core::Limits;
+use sandglass_core::speculate::Lines;
+use serde::Deserialize;
+use serde_json::{Value as Json, json};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::JoinHandle;
+
+use super::App;
+use super::bodies::{self, Taken, sized, take_json};
+use super::errors::ApiError;
+use super::quotas::{Account, Held};
+use super::sessions::{InUse, Session};
+use sandglass_host::sandbox::{ExecuteOptions, Execution};
+use sandglass_host::{Sandbox, Stream};
+
+/// Bytes of events that wait for a client; more are left out.
+const MOST_WAITING_BYTES: usize = 8 << 20;
+/// How often a stream without news says that it lives.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// What is to be run.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Run {
+    code: String,
+    /// Milliseconds of guest time.
+    timeout: Option<f64>,
+}
+
+/// `POST /v1/sessions/{id}/execute`.
+pub async fn execute(
+    State(app): State<App>,
+    Extension(account): Extension<Arc<Account>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let session = app.sessions.of(&account.owner, &id)?;
+    let (_, in_use) = session.sandbox()?;
+    let place = account.execution()?;
+    let Taken { value: run, held, .. } = take_json::<Run>(&account, app.args.body_limits(), &headers, body).await?;
+    check_timeout(&app, run.timeout)?;
+    if let Some(folder) = session.folder() {
+        folder.room().await?;
+    }
+    let execution = Running {
+        app,
+        session,
+        run,
+        _kept: (in_use, place, held),
+    };
+    if wants_events(&headers) {
+        return Ok(execution.stream());
+    }
+    // A client that leaves drops this, which interrupts the code.
+    let execution = execution.run(ExecuteOptions::default()).await?;
+    bodies::json(StatusCode::OK, size_of(&execution), execution).await
+}
+
+fn check_timeout(app: &App, timeout: Option<f64>) -> Result<(), ApiError> {
+    let most_ms = app.args.max_timeout_seconds * 1_000.0;
+    match timeout {
+        Some(ms) if ms > most_ms => {
+            let problem = format!("may be {most_ms} ms at most on this server");
+            Err(ApiError::option("timeout", problem))
+        }
+        Some(ms) => Ok(Limits::default().set("timeout", ms)?),
+        None => Ok(()),
+    }
+}
+
+/// What may be run next, as far as anything is known.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Hint {
+    /// The likeliest first.
+    codes: Option<Vec<String>>,
+    /// Code that is being written, as far as it is there, and the `timeout` that it will be executed with.
+    written: Option<String>,
+    timeout: Option<f64>,
+    /// The newest of what is talked about.
+    conversation: Option<String>,
+}
+
+/// `POST /v1/sessions/{id}/hint`.
+pub async fn hint(
+    State(app): State<App>,
+    Extension(account): Extension<Arc<Account>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let session = app.sessions.of(&account.owner, &id)?;
+    let (sandbox, _in_use) = session.sandbox()?;
+    let _place = account.execution()?; // none runs ahead either where no more may run
+    let Taken { value: hint, .. } = take_json::<Hint>(&account, app.args.body_limits(), &headers, body).await?;
+    let Hint {
+        codes,
+        written,
+        timeout,
+        conversation,
+    } = hint;
+    check_timeout(&app, timeout)?;
+    if codes.is_none() && written.is_none() && conversation.is_none() {
+        let problem = "must be there, or \"written\", or \"conversation\"";
+        return Err(ApiError::option("codes", problem));
+    }
+    if let Some(text) = conversation {
+        sandbox.update_conversation(text);
+    }
+    if let Some(code) = written {
+        let complete = Lines::default().complete(&code);
+        // The begin of a line says nothing yet.
+        if code.is_empty() || !complete.is_empty() {
+            sandbox.written(complete, timeout);
+        }
+    }
+    if let Some(codes) = codes {
+        sandbox.hint(codes);
+    }
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// `POST /v1/sessions/{id}/interrupt`.
+pub async fn interrupt(
+    State(app): State<App>,
+    Extension(account): Extension<Arc<Account>>,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    let session = app.sessions.of(&account.owner, &id)?;
+    let (sandbox, _in_use) = session.sandbox()?;
+    sandbox.interrupt();
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+fn wants_events(headers: &HeaderMap) -> bool {
+    let accepted = headers.get_all(header::ACCEPT).into_iter();
+    accepted
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .any(|accepted| {
+            accepted
+                .split(';')
+                .next()
+                .is_some_and(|name| name.trim() == "text/event-stream")
+        })
+}
+
+fn size_of(execution: &Execution) -> usize {
+    let run = &execution.run;
+    let displays: usize = run.displays.iter().map(|display| display.data.len()).sum();
+    // A final value may be of any size.
+    let last = if execution.final_answer.is_some() {
+        usize::MAX / 2
+    } else {
+        0
+    };
+    run.code.len() + run.stdout.len() + run.stderr.len() + displays + last
+}
+
+/// An execution and what it takes.
+struct Running {
+    app: App,
+    session: Arc<Session>,
+    run: Run,
+    _kept: (InUse, Held, Vec<Held>),
+}
+
+impl Running {
+    async fn run(self, options: ExecuteOptions) -> Result<Execution, ApiError> {
+        let (sandbox, _in_use): (&Sandbox, _) = self.session.sandbox()?;
+        let options = ExecuteOptions {
+            timeout_ms: self.run.timeout,
+            ..options
+        };
+        let began = Instant::now();
+        let running = sandbox.execute_with(self.run.code, options);
+        let execution = match self.session.folder() {
+            Some(folder) => folder.bound(sandbox, running).await,
+            None => running.await,
+        };
+        match &execution {
+            Ok(execution) => {
+                let outcome = serde_json::to_value(execution.outcome).unwrap_or_default();
+                self.app
+                    .metrics
+                    .execution(outcome.as_str().unwrap_or("none"), began.elapsed());
+                if execution.state.status == sandglass_host::StateStatus::Lost {
+                    self.app.metrics.lost_guest();
+                }
+            }
+            Err(error) => self.app.metrics.execution(error.code(), began.elapsed()),
+        }
+        if let Ok(stats) = sandbox.stats().await {
+            self.session.count(&stats, &self.app.metrics);
+        }
+        match execution {
+            Err(sandglass_core::Error::Destroyed) if self.app.sessions.are_closed() => Err(ApiError::cut_short()),
+            execution => Ok(execution?),
+        }
+    }
+
+    /// Server-sent events: `stdout`, `stderr` and `display` as they come, then `result`, or `error`.
+    fn stream(self) -> Response {
+        let (sender, receiver) = unbounded_channel();
+        let events = Events {
+            sender,
+            waiting: Arc::default(),
+            skipped: Arc::default(),
+        };
+        let waiting = Arc::clone(&events.waiting);
+        let task = tokio::spawn(self.tell(events));
+        let source = Source {
+            receiver,
+            waiting,
+            task,
+        };
+        let body = stream::unfold(source, |mut source| async move {
+            let bytes = source.next().await?;
+            Some((Ok::<_, Infallible>(bytes), source))
+        });
+        let headers = [
+            (header::CONTENT_TYPE, "text/event-stream"),
+            (header::CACHE_CONTROL, "no-store"),
+        ];
+        // Proxies that collect answers would hold the events back.
+        (headers, [("x-accel-buffering", "no")], Body::from_stream(body)).into_response()
+    }
+
+    async fn tell(self, events: Events) {
+        let options = ExecuteOptions {
+            on_output: Some({
+                let events = events.clone();
+                Arc::new(move |stream, text| events.output(stream, text))
+            }),
+            on_display: Some({
+                let events = events.clone();
+                Arc::new(move |display, _| events.display(display))
+            }),
+            ..ExecuteOptions::default()
+        };
+        match self.run(options).await {
+            Ok(execution) => {
+                let text = sized(size_of(&execution), move || event("result", &json!(execution))).await;
+                events.send(text.unwrap_or_else(|error| event("error", &error.to_json())));
+            }
+            Err(error) => events.send(event("error", &error.to_json())),
+        }
+    }
+}
+
+/// One event. JSON has no line breaks of its own.
+fn event(name: &str, data: &Json) -> Bytes {
+    format!("event: {name}\ndata: {data}\n\n").into()
+}
+
+/// Where an execution's events go.
+#[derive(Clone)]
+struct Events {
+    sender: UnboundedSender<Bytes>,
+    waiting: Arc<AtomicUsize>,
+    /// Characters of stdout and stderr that were left out since the last event.
+    skipped: Arc<Mutex<[usize; 2]>>,
+}
+
+impl Events {
+    fn output(&self, stream: Stream, text: &str) {
+        let (name, index) = match stream {
+            Stream::Stdout => ("stdout", 0),
+            Stream::Stderr => ("stderr", 1),
+            _ => return,
+        };
+        let mut skipped = self.skipped.lock().unwrap_or_else(PoisonError::into_inner);
+        let [stdout, stderr] = &mut *skipped;
+        let skipped = if index == 0 { stdout } else { stderr };
+        if self.is_full(text.len()) {
+            *skipped += text.chars().count();
+            return;
+        }
+        let mut data = json!({ "text": text });
+        if let (1.., Some(data)) = (*skipped, data.as_object_mut()) {
+            data.insert("skipped".to_owned(), json!(std::mem::take(skipped)));
+        }
+        self.send(event(name, &data));
+    }
+
+    fn display(&self, display: &sandglass_core::execution::Display) {
+        if !self.is_full(display.data.len()) {
+            self.send(event("display", &json!(display)));
+        }
+    }
+
+    fn is_full(&self, more: usize) -> bool {
+        self.waiting.load(Ordering::Relaxed).saturating_add(more) > MOST_WAITING_BYTES
+    }
+
+    fn send(&self, event: Bytes) {
+        self.waiting.fetch_add(event.len(), Ordering::Relaxed);
+        // Nobody may be left to hear it.
+        let _ = self.sender.send(event);
+    }
+}
+
+/// What the client reads. Dropping it, because the client left, gives the execution up.
+struct Source {
+    receiver: UnboundedReceiver<Bytes>,
+    waiting: Arc<AtomicUsize>,
+    task: JoinHandle<()>,
+}
+
+impl Source {
+    async fn next(&mut self) -> Option<Bytes> {
+        match tokio::time::timeout(KEEP_ALIVE, self.receiver.recv()).await {
+            Ok(event) => {
+                let event = event?;
+                self.waiting.fetch_sub(event.len(), Ordering::Relaxed);
+                Some(event)
+            }
+            Err(_) => Some(Bytes::from_static(b": still running\n\n")),
+        }
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}

@@ -1,0 +1,265 @@
+//! The HTTP and WebSocket server: sessions for whoever has a key.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`settings`] | what an operator can set |
+//! | [`access`] | keys, and what `Host` and `Origin` may be |
+//! | [`quotas`] | what a key may have, and how often it may ask |
+//! | [`connections`], [`patience`] | TCP connections and their deadlines |
+//! | [`gate`] | what every request passes first |
+//! | [`routes`] | the table of routes, and what answers them |
+//! | [`bodies`] | bodies, bounded and in time; JSON |
+//! | [`sessions`] | the sessions that there are, and when they expire |
+//! | [`create`], [`execute`], [`variables`], [`files`] | the routes of a session |
+//! | [`channel`], [`pieces`] | the WebSocket relay between a page's supervisor and a guest |
+//! | [`stateless`] | runs that leave nothing behind |
+//! | [`storage`] | the folders of sessions on the disk |
+//! | [`warm`] | guests that are ready before anybody asks |
+//! | [`llm`] | who answers `llm_query` |
+//! | [`health`], [`metrics`] | for who operates it |
+//! | [`errors`] | what failures look like |
+
+pub mod access;
+pub mod bodies;
+mod channel;
+pub mod connections;
+mod create;
+pub mod errors;
+mod execute;
+mod files;
+mod gate;
+mod health;
+pub mod llm;
+pub mod metrics;
+pub mod patience;
+mod pieces;
+pub mod quotas;
+pub mod routes;
+pub mod sessions;
+pub mod settings;
+mod stateless;
+mod storage;
+mod variables;
+mod warm;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use access::{Keys, LOCAL, Origins};
+use connections::Deadlines;
+use llm::Llm;
+use metrics::Metrics;
+use quotas::Quotas;
+pub use sandglass_host::args::Secrets;
+use sandglass_host::log;
+use sessions::Sessions;
+pub use settings::ServeArgs;
+
+/// The status of a program that was interrupted, as shells have it.
+const TOLD_TWICE: u8 = 130;
+/// How long guests that wait may take to end: engines are slow.
+const SPARES_END: Duration = Duration::from_secs(10);
+/// How long answers have to leave once everything was ended.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// What all requests share.
+#[derive(Debug, Clone)]
+pub struct App(Arc<Shared>);
+
+/// See [`App`].
+#[derive(Debug)]
+pub struct Shared {
+    args: ServeArgs,
+    keys: Keys,
+    origins: Origins,
+    quotas: Quotas,
+    sessions: Sessions,
+    metrics: Metrics,
+    llm: Option<Llm>,
+    health: health::Checks,
+    warm: warm::Warm,
+    storage: Option<Arc<storage::Storage>>,
+    runs: stateless::Files,
+    started: Instant,
+    ending: watch::Receiver<bool>,
+}
+
+impl std::ops::Deref for App {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+/// A server that listens, and answers when it is [run](Server::run).
+#[derive(Debug)]
+pub struct Server {
+    app: App,
+    listener: TcpListener,
+    end: watch::Sender<bool>,
+}
+
+impl Server {
+    /// Checks the settings and opens the port.
+    ///
+    /// # Errors
+    /// What is wrong with the settings, or why the port cannot be opened.
+    pub async fn bind(args: ServeArgs, secrets: Secrets) -> Result<Self, String> {
+        let keys = args.keys(&secrets)?;
+        let origins = args.origins(&keys)?;
+        let llm = match &args.llm_url {
+            Some(url) => Some(Llm::new(url, args.llm_model.clone(), secrets.llm_key.as_deref())?),
+            None => None,
+        };
+        let owners = if keys.is_empty() {
+            vec![LOCAL.into()]
+        } else {
+            keys.owners()
+        };
+        let storage = storage::Storage::open(&args)?;
+        let listener = TcpListener::bind(args.listen)
+            .await
+            .map_err(|error| format!("{} cannot be listened on: {error}", args.listen))?;
+        let (end, ending) = watch::channel(false);
+        let app = App(Arc::new(Shared {
+            quotas: Quotas::new(owners, args.bounds()),
+            sessions: Sessions::default(),
+            metrics: Metrics::default(),
+            health: health::Checks::default(),
+            warm: warm::Warm::new(&args, storage.as_ref().map(|storage| storage.workspaces().path())),
+            storage,
+            runs: stateless::Files::default(),
+            started: Instant::now(),
+            args,
+            keys,
+            origins,
+            llm,
+            ending,
+        }));
+        Ok(Self { app, listener, end })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// The system does not say.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Serves until `ended` is ready; then running requests have some time to end, and all guests are destroyed.
+    pub async fn run(self, ended: impl Future<Output = ()>) {
+        let Self { app, listener, end } = self;
+        let seconds = Duration::from_secs_f64;
+        let deadlines = Deadlines {
+            head: seconds(app.args.head_timeout_seconds),
+            write: seconds(app.args.write_timeout_seconds),
+        };
+        let accepting = connections::accept(
+            listener,
+            routes::router(app.clone()),
+            app.args.max_connections,
+            deadlines,
+            app.metrics.connections.clone(),
+            app.ending.clone(),
+        );
+        let accepting = tokio::spawn(accepting);
+        let warming = {
+            let app = app.clone();
+            tokio::spawn(async move { app.warm.begin().await })
+        };
+        let expiring = tokio::spawn(sessions::expire(app.clone()));
+        ended.await;
+        tracing::info!(
+            sessions = app.quotas.sessions(),
+            "shutting down: running requests may end"
+        );
+        end.send_replace(true);
+        expiring.abort();
+        warming.abort();
+        let mut connections = accepting.await.unwrap_or_default();
+        let requests_end = async {
+            while connections.join_next().await.is_some() {}
+            app.metrics.channels.none().await;
+        };
+        if tokio::time::timeout(seconds(app.args.shutdown_seconds), requests_end)
+            .await
+            .is_err()
+        {
+            tracing::warn!("requests did not end in time: they are ended");
+        }
+        app.sessions.destroy_all().await;
+        let answers_leave = async {
+            while connections.join_next().await.is_some() {}
+            app.metrics.channels.none().await;
+        };
+        let _ = tokio::time::timeout(LAST_WORDS, answers_leave).await;
+        connections.shutdown().await;
+        if tokio::time::timeout(SPARES_END, app.warm.end()).await.is_err() {
+            tracing::warn!("guests that waited are not all gone yet: the next server removes what is left");
+        }
+        tracing::info!("ended");
+    }
+}
+
+/// The command `serve`: until a signal ends it, and the status to exit with: 0, or 130 when a second signal ended it at once.
+///
+/// # Errors
+/// It could not be started.
+pub async fn serve(args: ServeArgs) -> Result<u8, String> {
+    log::of_server(args.log_format);
+    if args.kernel.connection_file.is_some() {
+        return Err(
+            "--connection-file: the sessions of a server would share that kernel's variables; name a kernelspec"
+                .to_owned(),
+        );
+    }
+    let secrets = Secrets::from_environment()?;
+    let watched = |kind| signal(kind).map_err(|error| format!("signals cannot be watched: {error}"));
+    let (mut terminate, mut interrupt) = (watched(SignalKind::terminate())?, watched(SignalKind::interrupt())?);
+    let server = Server::bind(args, secrets).await?;
+    let address = server
+        .address()
+        .map_err(|error| format!("the port is not known: {error}"))?;
+    let app = server.app.clone();
+    if app.args.allow_subprocess {
+        tracing::warn!("sessions may run in plain processes, which isolate nothing");
+    }
+    if app.keys.is_empty() {
+        tracing::warn!("there are no keys: every program on this machine may run code here");
+    }
+    tracing::info!(%address, backend = %app.args.guest.backend, keys = ?app.keys, llm = ?app.llm, "listening");
+    // Scripts read this line to learn the port.
+    println!("listening on http://{address}");
+    let mut told = async move || {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    let (tell, ended) = tokio::sync::oneshot::channel();
+    let told_twice = async move {
+        told().await;
+        let _ = tell.send(());
+        told().await;
+    };
+    let running = server.run(async {
+        let _ = ended.await;
+    });
+    tokio::select! {
+        biased;
+        () = told_twice => {
+            tracing::warn!("told twice: ending at once");
+            app.sessions.destroy_all().await;
+            Ok(TOLD_TWICE)
+        }
+        () = running => Ok(0),
+    }
+}

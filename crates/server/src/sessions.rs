@@ -1,0 +1,321 @@
+//! The sessions that there are, whose they are, and when they expire.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::http::StatusCode;
+use futures_util::future::join_all;
+use sandglass_core::stats::Stats;
+use tokio::sync::watch;
+
+use super::App;
+use super::connections::is_set;
+use super::errors::ApiError;
+use super::metrics::Metrics;
+use super::quotas::Held;
+use super::storage::Folder;
+use sandglass_host::Sandbox;
+use sandglass_host::backend::Launcher;
+
+/// How often expired sessions are looked for, at most and at least.
+const SWEEP: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(15));
+
+/// All sessions, by their ids.
+#[derive(Debug, Default)]
+pub struct Sessions {
+    all: Mutex<HashMap<String, Arc<Session>>>,
+    closed: watch::Sender<bool>,
+}
+
+/// A session.
+#[derive(Debug)]
+pub struct Session {
+    /// Random; knowing it is not enough to use it.
+    pub id: String,
+    /// The name of the key that made it.
+    pub owner: Arc<str>,
+    /// What is in it.
+    pub kind: Kind,
+    uses: Mutex<Uses>,
+    attached: AtomicBool,
+    destroyed: watch::Sender<bool>,
+    folder: Option<Arc<Folder>>,
+    /// What the server's metrics have of it.
+    counted: Mutex<Stats>,
+    _held: Held,
+}
+
+/// What becomes of the folder of a session that ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It is removed.
+    Removed,
+    /// It is kept, among as many as the settings say.
+    Kept,
+}
+
+/// What is in a session.
+pub enum Kind {
+    /// A sandbox that requests use.
+    Sandbox(Sandbox),
+    /// Guests that a client supervises over its channel.
+    Channel {
+        /// What starts them.
+        launcher: Arc<dyn Launcher>,
+        /// Bytes of the bodies of a frame from them.
+        most_value_bytes: usize,
+    },
+}
+
+impl std::fmt::Debug for Kind {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Sandbox(sandbox) => sandbox.fmt(formatter),
+            Self::Channel { launcher, .. } => write!(formatter, "Channel({})", launcher.kind()),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Uses {
+    now: u32,
+    last: Instant,
+}
+
+/// Keeps a session from expiring.
+#[derive(Debug)]
+#[must_use = "the session can expire when this is dropped"]
+pub struct InUse(Arc<Session>);
+
+/// The place of the session's only channel. The session cannot expire meanwhile: the relay sees to that.
+#[derive(Debug)]
+#[must_use = "another channel can take the place when this is dropped"]
+pub struct Attached(InUse);
+
+/// A new id: 128 random bits.
+///
+/// # Errors
+/// The system has none.
+pub fn new_id() -> Result<String, ApiError> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|error| ApiError::internal(format!("there are no random numbers: {error}")))?;
+    Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
+}
+
+/// Whether a name may be one of [`new_id`]'s.
+pub fn is_id(name: &str) -> bool {
+    name.len() == 32 && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+impl Session {
+    /// A session that takes this part of the quota.
+    pub fn new(id: String, owner: Arc<str>, kind: Kind, folder: Option<Arc<Folder>>, held: Held) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            owner,
+            kind,
+            uses: Mutex::new(Uses {
+                now: 0,
+                last: Instant::now(),
+            }),
+            attached: AtomicBool::new(false),
+            destroyed: watch::Sender::new(false),
+            folder,
+            counted: Mutex::default(),
+            _held: held,
+        })
+    }
+
+    /// The sandbox, and what keeps the session alive while it is used.
+    ///
+    /// # Errors
+    /// 409, when it has a channel instead.
+    pub fn sandbox(self: &Arc<Self>) -> Result<(&Sandbox, InUse), ApiError> {
+        match &self.kind {
+            Kind::Sandbox(sandbox) => Ok((sandbox, self.enter())),
+            Kind::Channel { .. } => {
+                let message = "the session was created with \"channel\": true, and is used over its WebSocket only";
+                Err(ApiError::new(StatusCode::CONFLICT, "channel_only", message))
+            }
+        }
+    }
+
+    /// Adds what it has done since the last time to the metrics.
+    pub fn count(&self, stats: &Stats, metrics: &Metrics) {
+        let mut counted = lock(&self.counted);
+        metrics.ran_ahead(&stats.since(&counted));
+        counted.clone_from(stats);
+    }
+
+    /// What runs its guests.
+    pub fn backend(&self) -> sandglass_host::BackendKind {
+        match &self.kind {
+            Kind::Sandbox(sandbox) => sandbox.capabilities().backend,
+            Kind::Channel { launcher, .. } => launcher.kind(),
+        }
+    }
+
+    /// Its folder on the disk, where it has one.
+    pub fn folder(&self) -> Option<&Arc<Folder>> {
+        self.folder.as_ref()
+    }
+
+    /// Takes the place of its channel.
+    pub fn attach(self: &Arc<Self>) -> Option<Attached> {
+        let is_free = !self.attached.swap(true, Ordering::AcqRel);
+        is_free.then(|| Attached(self.enter()))
+    }
+
+    /// Becomes true when the session is destroyed.
+    pub fn destroyed(&self) -> watch::Receiver<bool> {
+        self.destroyed.subscribe()
+    }
+
+    /// How long nobody has used it.
+    pub fn idle_for(&self) -> Option<Duration> {
+        let uses = lock(&self.uses);
+        (uses.now == 0).then(|| uses.last.elapsed())
+    }
+
+    fn enter(self: &Arc<Self>) -> InUse {
+        lock(&self.uses).now += 1;
+        InUse(Arc::clone(self))
+    }
+
+    async fn destroy(&self, fate: Fate) {
+        if let Some(folder) = &self.folder {
+            folder.decide(fate);
+        }
+        self.destroyed.send_replace(true);
+        match &self.kind {
+            Kind::Sandbox(sandbox) => sandbox.destroy().await,
+            // Its relay ends the guest first, and settles then.
+            Kind::Channel { .. } if self.attached.load(Ordering::Acquire) => return,
+            Kind::Channel { .. } => {}
+        }
+        self.settle().await;
+    }
+
+    /// Does what is to be done when its guest is gone.
+    pub async fn settle(&self) {
+        if let Some(folder) = &self.folder {
+            folder.settle().await;
+        }
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        let mut uses = lock(&self.0.uses);
+        uses.now -= 1;
+        uses.last = Instant::now();
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.0.0.attached.store(false, Ordering::Release);
+    }
+}
+
+impl Sessions {
+    /// Adds a session.
+    ///
+    /// # Errors
+    /// 503, when the server is about to end; the session is destroyed then.
+    pub async fn add(&self, session: Arc<Session>) -> Result<(), ApiError> {
+        let id = session.id.clone();
+        lock(&self.all).insert(id.clone(), session);
+        // Looked at after it was added: either this sees the end, or the end sees the session.
+        if self.are_closed() {
+            self.remove(&id, Fate::Removed).await;
+            return Err(ApiError::shutting_down());
+        }
+        Ok(())
+    }
+
+    /// A session of this owner.
+    ///
+    /// # Errors
+    /// 404: it is not there, or somebody else's.
+    pub fn of(&self, owner: &str, id: &str) -> Result<Arc<Session>, ApiError> {
+        let session = lock(&self.all).get(id).cloned();
+        session
+            .filter(|session| &*session.owner == owner)
+            .ok_or_else(|| ApiError::no_session(id))
+    }
+
+    /// All sessions of this owner, by their ids.
+    pub fn all_of(&self, owner: &str) -> Vec<Arc<Session>> {
+        let all = lock(&self.all);
+        let mut own: Vec<_> = all
+            .values()
+            .filter(|session| &*session.owner == owner)
+            .cloned()
+            .collect();
+        own.sort_by(|a, b| a.id.cmp(&b.id));
+        own
+    }
+
+    /// Removes a session and destroys what is in it. When it returns, nothing of its guest is left (a channel's relay sees to
+    /// its own).
+    pub async fn remove(&self, id: &str, fate: Fate) {
+        let session = lock(&self.all).remove(id);
+        if let Some(session) = session {
+            session.destroy(fate).await;
+        }
+    }
+
+    /// Destroys all; no more can be added.
+    pub async fn destroy_all(&self) {
+        self.closed.send_replace(true);
+        let all: Vec<_> = lock(&self.all).drain().map(|(_, session)| session).collect();
+        join_all(all.iter().map(|session| session.destroy(Fate::Kept))).await;
+    }
+
+    /// Whether all are being destroyed, because the server ends.
+    pub fn are_closed(&self) -> bool {
+        *self.closed.borrow()
+    }
+
+    /// Waits until that is so.
+    pub async fn closed(&self) {
+        is_set(&mut self.closed.subscribe()).await;
+    }
+
+    /// How much code runs ahead in them, as of their last executions.
+    pub fn under_way(&self) -> u64 {
+        lock(&self.all)
+            .values()
+            .map(|session| lock(&session.counted).under_way())
+            .sum()
+    }
+
+    fn idle_since(&self, most: Duration) -> Vec<String> {
+        let all = lock(&self.all);
+        let idle = all
+            .values()
+            .filter(|session| session.idle_for().is_some_and(|idle| idle >= most));
+        idle.map(|session| session.id.clone()).collect()
+    }
+}
+
+/// Destroys sessions that nobody has used for too long.
+pub(super) async fn expire(app: App) {
+    let most = Duration::from_secs_f64(app.args.session_idle_seconds);
+    loop {
+        tokio::time::sleep((most / 4).clamp(SWEEP.0, SWEEP.1)).await;
+        let expired = app.sessions.idle_since(most);
+        for id in &expired {
+            tracing::info!(session = id, "expired");
+            app.metrics.sessions_expired.fetch_add(1, Ordering::Relaxed);
+        }
+        join_all(expired.iter().map(|id| app.sessions.remove(id, Fate::Kept))).await;
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,328 @@
+//! What an operator can set, from the command line or the environment.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ArgAction;
+use clap::builder::BoolishValueParser;
+
+use super::access::{Keys, Origins};
+use super::bodies::BodyLimits;
+use super::quotas::Bounds;
+use sandglass_host::args::{GuestArgs, KEYS_VARIABLE, KernelChoice, Secrets};
+use sandglass_host::log::LogFormat;
+use sandglass_host::pool::WhenEmpty;
+use sandglass_host::{Resources, Settings};
+
+/// Bytes of a MiB.
+const MIB: u64 = 1 << 20;
+
+/// `sandglass-host serve`: sessions over HTTP and WebSocket.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ServeArgs {
+    /// Address and port; port 0 takes a free one. Elsewhere than on loopback, keys are needed.
+    #[arg(long, env = "SANDGLASS_LISTEN", default_value = "127.0.0.1:8788")]
+    pub listen: SocketAddr,
+    /// Where guests run when a session does not say.
+    #[command(flatten)]
+    pub guest: GuestArgs,
+    /// In which kernels.
+    #[command(flatten)]
+    pub kernel: KernelChoice,
+    /// Let sessions run in plain processes, which isolate nothing: only for code that you trust.
+    #[arg(long, env = "SANDGLASS_ALLOW_SUBPROCESS", action = ArgAction::SetTrue, value_parser = BoolishValueParser::new())]
+    pub allow_subprocess: bool,
+    /// Have each session's files on the disk, in DIR/KEY NAME/SESSION; without it they are in memory, and gone with the guest.
+    #[arg(long, env = "WORKSPACE_DIR", value_name = "DIR")]
+    pub workspace_dir: Option<PathBuf>,
+    /// Folders of expired and otherwise ended sessions that are kept for each key, in DIR; older ones are removed, and those of
+    /// sessions that a client deletes at once. 0: none.
+    #[arg(long, env = "SANDGLASS_KEPT_WORKSPACES", default_value_t = 20, value_name = "NUMBER")]
+    pub kept_workspaces: usize,
+    /// Whether guests wait before anybody asks. If not, each is started when it is wanted, with the same answers.
+    #[arg(long, env = "REPL_ENABLED", action = ArgAction::Set, default_value = "true", value_parser = BoolishValueParser::new(), value_name = "BOOL")]
+    pub enabled: bool,
+    /// How long a guest may take to start.
+    #[arg(long, env = "REPL_WARMUP_TIMEOUT_SECONDS", default_value = "120", value_parser = seconds)]
+    pub boot_timeout_seconds: f64,
+    /// How long the trial of /health/detailed may take.
+    #[arg(long, env = "REPL_HEALTH_CHECK_TIMEOUT_SECONDS", default_value = "10", value_parser = seconds)]
+    pub health_timeout_seconds: f64,
+
+    /// What waits before anybody asks.
+    #[command(flatten)]
+    pub warm: WarmArgs,
+
+    /// Keys, one per line: `name key`, or the key alone. SANDGLASS_KEYS in the environment may hold the same.
+    #[arg(long, env = "SANDGLASS_KEYS_FILE", value_name = "FILE")]
+    pub keys_file: Option<PathBuf>,
+    /// An origin whose pages may send requests (https://app.example); may be given several times, `*` is every page and needs keys.
+    #[arg(long, env = "SANDGLASS_ALLOW_ORIGIN", value_delimiter = ',', value_name = "ORIGIN")]
+    pub allow_origin: Vec<String>,
+
+    /// Sessions at the same time.
+    #[arg(long, env = "SANDGLASS_MAX_SESSIONS", default_value_t = 100)]
+    pub max_sessions: u64,
+    /// Sessions of one key.
+    #[arg(long, env = "SANDGLASS_MAX_SESSIONS_PER_KEY", default_value_t = 50)]
+    pub max_sessions_per_key: u64,
+    /// Executions of one key that run or wait.
+    #[arg(long, env = "SANDGLASS_MAX_EXECUTIONS_PER_KEY", default_value_t = 32)]
+    pub max_executions_per_key: u64,
+    /// Requests of one key per second; twice as many may come at once.
+    #[arg(long, env = "SANDGLASS_REQUESTS_PER_SECOND", default_value = "500", value_parser = rate)]
+    pub requests_per_second: f64,
+    /// Size of one request's body, in MiB.
+    #[arg(long, env = "SANDGLASS_MAX_BODY_MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=1024))]
+    pub max_body_mib: u64,
+    /// Size of the bodies under way of one key, in MiB.
+    #[arg(long, env = "SANDGLASS_MAX_BODY_MIB_PER_KEY", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub max_body_mib_per_key: u64,
+    /// Size of all bodies under way, in MiB.
+    #[arg(long, env = "SANDGLASS_MAX_BODY_MIB_IN_ALL", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub max_body_mib_in_all: u64,
+    /// TCP connections at the same time. One more takes the place of the one that has been without a request for longest; when all
+    /// have one, it waits.
+    #[arg(long, env = "SANDGLASS_MAX_CONNECTIONS", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub max_connections: u32,
+    /// Memory that a session may ask for, in MiB.
+    #[arg(long, env = "SANDGLASS_MAX_MEMORY_MIB", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(64..=4096))]
+    pub max_memory_mib: u64,
+    /// Time of an execution that a session may ask for.
+    #[arg(long, env = "SANDGLASS_MAX_TIMEOUT_SECONDS", default_value = "3600", value_parser = seconds)]
+    pub max_timeout_seconds: f64,
+
+    /// How long a session lives that nobody uses.
+    #[arg(long, env = "SANDGLASS_SESSION_IDLE_SECONDS", default_value = "1800", value_parser = seconds)]
+    pub session_idle_seconds: f64,
+    /// How long a client may take to send a request's head, and how long a connection may be silent between requests.
+    #[arg(long, env = "SANDGLASS_HEAD_TIMEOUT_SECONDS", default_value = "15", value_parser = seconds)]
+    pub head_timeout_seconds: f64,
+    /// How long a client may take to send a request's body; a third of it may pass in silence.
+    #[arg(long, env = "SANDGLASS_BODY_TIMEOUT_SECONDS", default_value = "90", value_parser = seconds)]
+    pub body_timeout_seconds: f64,
+    /// How long a client may take nothing of a response.
+    #[arg(long, env = "SANDGLASS_WRITE_TIMEOUT_SECONDS", default_value = "60", value_parser = seconds)]
+    pub write_timeout_seconds: f64,
+    /// How long a WebSocket may be silent; it is pinged three times in that time.
+    #[arg(long, env = "SANDGLASS_CHANNEL_SILENCE_SECONDS", default_value = "90", value_parser = seconds)]
+    pub channel_silence_seconds: f64,
+    /// How long running requests have to end when the server is told to (SIGTERM, SIGINT).
+    #[arg(long, env = "SANDGLASS_SHUTDOWN_SECONDS", default_value = "20", value_parser = seconds)]
+    pub shutdown_seconds: f64,
+
+    /// The OpenAI-compatible endpoint that answers llm_query, such as https://api.example.com/v1; its key is taken from SANDGLASS_LLM_KEY.
+    #[arg(long, env = "SANDGLASS_LLM_URL", value_name = "URL")]
+    pub llm_url: Option<String>,
+    /// The model that answers; others named here may be asked for by Python's `model=`.
+    #[arg(long, env = "SANDGLASS_LLM_MODEL", value_delimiter = ',', value_name = "MODEL")]
+    pub llm_model: Vec<String>,
+
+    /// How the log is written: text or json. RUST_LOG chooses what is in it.
+    #[arg(long, env = "SANDGLASS_LOG_FORMAT", default_value = "text")]
+    pub log_format: LogFormat,
+}
+
+/// What waits before anybody asks, and `POST /execute`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct WarmArgs {
+    /// Modules that guests have imported; by default what data science begins with, as far as it is installed.
+    #[arg(long, env = "PRELOAD_MODULES", value_delimiter = ',', default_value = super::warm::PRELOAD, hide_default_value = true, value_name = "MODULE")]
+    pub preload: Vec<String>,
+    /// Guests that wait at least.
+    #[arg(long, env = "SANDGLASS_SPARES", default_value_t = 2)]
+    pub spares: usize,
+    /// Guests that wait at most; how many they are follows demand. 0: none ever.
+    #[arg(long, env = "SANDGLASS_MAX_SPARES", default_value_t = 20)]
+    pub max_spares: usize,
+    /// What to do when none waits: wait for one, start one cold, or refuse (429).
+    #[arg(long, env = "SANDGLASS_WHEN_EMPTY", default_value = "wait")]
+    pub when_empty: WhenEmpty,
+    /// How old the process may get that guests are forked from.
+    #[arg(long, env = "SANDGLASS_ZYGOTE_MAX_AGE_SECONDS", default_value = "3600", value_parser = seconds)]
+    pub zygote_max_age_seconds: f64,
+    /// How many guests are forked from one process.
+    #[arg(long, env = "SANDGLASS_ZYGOTE_MAX_FORKS", default_value_t = 10_000)]
+    pub zygote_max_forks: u64,
+    /// Start every guest as a process of its own instead of forking it: slower, but no two share the layout of their memory.
+    #[arg(long, env = "SANDGLASS_FRESH_EXEC", action = ArgAction::SetTrue, value_parser = BoolishValueParser::new())]
+    pub fresh_exec: bool,
+    /// Guest time of a `POST /execute` that does not say.
+    #[arg(long, env = "SANDGLASS_RUN_TIMEOUT_SECONDS", default_value = "30", value_parser = seconds)]
+    pub run_timeout_seconds: f64,
+    /// Size of a state of `POST /execute`, in MiB: unpacked on the way in, and before it is packed on the way out.
+    #[arg(long, env = "STATE_MAX_SIZE_MB", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=1024))]
+    pub state_max_size_mb: u64,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.001..=1e7).contains(&seconds) => Ok(seconds),
+        _ => Err("must be a number of seconds above 0".to_owned()),
+    }
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(rate) if (0.01..=1e9).contains(&rate) => Ok(rate),
+        _ => Err("must be a number of requests above 0".to_owned()),
+    }
+}
+
+impl ServeArgs {
+    /// The keys of the file and of the environment, if any.
+    ///
+    /// # Errors
+    /// A key will not do; or the server would be open to others without one.
+    pub fn keys(&self, secrets: &Secrets) -> Result<Keys, String> {
+        let from_file = self.keys_file.as_deref().map(Keys::from_file).transpose()?;
+        let from_environment = secrets
+            .keys
+            .as_deref()
+            .map(|text| Keys::parse(text).map_err(|problem| format!("{KEYS_VARIABLE}, {problem}")))
+            .transpose()?;
+        let keys = from_file
+            .unwrap_or_default()
+            .and(from_environment.unwrap_or_default())?;
+        if keys.is_empty() && !self.listen.ip().is_loopback() {
+            return Err(format!(
+                "{} is not a loopback address, and there are no keys: anybody could run code here. \
+                 Give --keys-file or {KEYS_VARIABLE}, or listen on 127.0.0.1",
+                self.listen
+            ));
+        }
+        Ok(keys)
+    }
+
+    /// The origins whose pages may send requests.
+    ///
+    /// # Errors
+    /// One is no origin, or all pages could use a server without keys.
+    pub fn origins(&self, keys: &Keys) -> Result<Origins, String> {
+        let origins = Origins::parse(&self.allow_origin)?;
+        if origins.any() && keys.is_empty() {
+            return Err(
+                "--allow-origin \"*\" needs keys: any page that is open in a browser here could run code".to_owned(),
+            );
+        }
+        Ok(origins)
+    }
+
+    /// What every session's backend plans from.
+    pub fn guest_settings(&self) -> Settings {
+        Settings {
+            allow_subprocess: self.allow_subprocess,
+            kernel: self.kernel.settings(),
+            ..self.guest.settings()
+        }
+    }
+
+    /// What a session may use of the machine when it does not say.
+    pub fn resources(&self) -> Resources {
+        Resources {
+            memory_bytes: self.max_memory_mib << 20,
+            ..Resources::default()
+        }
+    }
+
+    /// The quotas.
+    pub fn bounds(&self) -> Bounds {
+        Bounds {
+            sessions: self.max_sessions,
+            sessions_per_key: self.max_sessions_per_key,
+            executions_per_key: self.max_executions_per_key,
+            // Some connections are left for everybody else.
+            requests_per_key: u64::from(self.max_connections)
+                .div_ceil(4)
+                .saturating_mul(3)
+                .min(u64::from(self.max_connections)),
+            body_bytes: self.max_body_mib_in_all * MIB,
+            body_bytes_per_key: self.max_body_mib_per_key * MIB,
+            requests_per_second: self.requests_per_second,
+        }
+    }
+
+    /// What bodies are held to.
+    pub fn body_limits(&self) -> BodyLimits {
+        BodyLimits {
+            most_bytes: usize::try_from(self.max_body_mib * MIB).unwrap_or(usize::MAX),
+            total: Duration::from_secs_f64(self.body_timeout_seconds),
+            silence: Duration::from_secs_f64(self.body_timeout_seconds / 3.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Cli {
+        #[command(flatten)]
+        serve: ServeArgs,
+    }
+
+    fn args(args: &[&str]) -> ServeArgs {
+        let all = std::iter::once("serve").chain(args.iter().copied());
+        <Cli as clap::Parser>::try_parse_from(all)
+            .unwrap_or_else(|error| panic!("{error}"))
+            .serve
+    }
+
+    #[test]
+    fn others_can_reach_it_only_with_keys() {
+        let open = args(&["--listen", "0.0.0.0:80"]);
+        assert!(open.keys(&Secrets::default()).unwrap_err().contains("no keys"));
+        let secrets = Secrets {
+            keys: Some("ann 0123456789abcdef".to_owned()),
+            llm_key: None,
+        };
+        assert!(!open.keys(&secrets).unwrap().is_empty());
+        assert!(
+            args(&["--listen", "[::1]:80"])
+                .keys(&Secrets::default())
+                .unwrap()
+                .is_empty()
+        );
+        let any = args(&["--allow-origin", "*"]);
+        assert!(any.origins(&Keys::default()).unwrap_err().contains("needs keys"));
+        assert!(any.origins(&any.keys(&secrets).unwrap()).unwrap().any());
+    }
+
+    #[test]
+    fn keys_of_the_file_and_of_the_environment_hold() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "bob fedcba9876543210\n").unwrap();
+        let secrets = Secrets {
+            keys: Some("ann 0123456789abcdef".to_owned()),
+            llm_key: None,
+        };
+        let keys = args(&["--keys-file", file.path().to_str().unwrap()])
+            .keys(&secrets)
+            .unwrap();
+        assert_eq!(keys.owners().len(), 2);
+        assert!(
+            args(&["--keys-file", "/nowhere/at/all"])
+                .keys(&secrets)
+                .unwrap_err()
+                .contains("cannot be read")
+        );
+        std::fs::write(file.path(), "# none\n").unwrap();
+        assert!(Keys::from_file(file.path()).unwrap_err().contains("holds no keys"));
+    }
+
+    #[test]
+    fn numbers_that_mean_nothing_are_refused() {
+        for bad in [
+            ["--shutdown-seconds", "-1"],
+            ["--head-timeout-seconds", "NaN"],
+            ["--requests-per-second", "0"],
+            ["--max-body-mib", "0"],
+            ["--max-connections", "0"],
+        ] {
+            let all = std::iter::once("serve").chain(bad);
+            assert!(<Cli as clap::Parser>::try_parse_from(all).is_err(), "{bad:?}");
+        }
+    }
+}

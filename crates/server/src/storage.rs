@@ -1,0 +1,297 @@
+//! The folders of sessions on the disk: made and held, watched for as long as there is a session, removed or kept when it ends.
+//!
+//! A guest's memory, processes and temporary files are bounded by the kernel; a folder on the disk is not. So it is measured again and
+//! again, and what makes it too large is stopped. A guest can write more than its quota until the next look, which comes within about
+//! [`LOOK`].
+
+use std::future::pending;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use axum::http::StatusCode;
+use sandglass_core::Error;
+use sandglass_core::execution::Killer;
+use tokio::sync::{Notify, watch};
+
+use super::App;
+use super::bodies::off_the_workers;
+use super::errors::ApiError;
+use super::sessions::{Fate, Session, is_id};
+use super::settings::ServeArgs;
+use sandglass_host::workspace::{Quota, Usage, Workspace, WorkspaceError, Workspaces};
+use sandglass_host::{Execution, Outcome, Sandbox, StateStatus};
+
+/// Files and folders that a session's folder may hold.
+const MOST_FILES: u64 = 100_000;
+/// How long is waited between two looks at the folder of a session that is used, at least.
+const LOOK: Duration = Duration::from_secs(1);
+/// The same for one that nobody uses: threads can be left that write.
+const IDLE_LOOK: Duration = Duration::from_secs(10);
+/// How many times as long as a look takes is waited until the next one.
+const REST: u32 = 20;
+
+/// The folders of all sessions.
+#[derive(Debug)]
+pub struct Storage {
+    workspaces: Workspaces,
+    kept: usize,
+    pruning: Mutex<()>,
+}
+
+impl Storage {
+    /// As the settings say; nothing without a folder for them.
+    ///
+    /// # Errors
+    /// The folder cannot be made or read.
+    pub fn open(args: &ServeArgs) -> Result<Option<Arc<Self>>, String> {
+        let Some(path) = &args.workspace_dir else {
+            return Ok(None);
+        };
+        let workspaces = Workspaces::open(path, Some(args.guest.guest_users), None)
+            .map_err(|error| format!("the folder of the workspaces cannot be used: {error}"))?;
+        Ok(Some(Arc::new(Self {
+            workspaces,
+            kept: args.kept_workspaces,
+            pruning: Mutex::new(()),
+        })))
+    }
+
+    /// All of them.
+    pub fn workspaces(&self) -> &Workspaces {
+        &self.workspaces
+    }
+
+    /// A new session's folder, which may hold so many bytes.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub async fn folder(self: &Arc<Self>, owner: &str, id: &str, bytes: u64) -> Result<Arc<Folder>, ApiError> {
+        let (storage, owner, id) = (Arc::clone(self), owner.to_owned(), id.to_owned());
+        off_the_workers(move || {
+            let workspace = storage.workspaces.claim(&owner, &id).map_err(|error| {
+                tracing::error!(session = id, owner, %error, "a workspace cannot be made");
+                ApiError::internal("the session's workspace could not be made; the server's log says why")
+            })?;
+            let quota = Quota {
+                bytes,
+                files: MOST_FILES,
+            };
+            Ok(Arc::new(Folder {
+                storage,
+                workspace: Arc::new(workspace.with_quota(quota)),
+                over: watch::Sender::new(None),
+                used: Notify::new(),
+                is_forgotten: AtomicBool::new(true),
+                is_settled: AtomicBool::new(false),
+            }))
+        })
+        .await?
+    }
+
+    /// Ends with a session's folder. Takes as long as the disk does.
+    fn settle(&self, workspace: &Workspace, is_forgotten: bool) {
+        let _alone = self.pruning.lock().unwrap_or_else(PoisonError::into_inner);
+        let done = match self.kept.checked_sub(1) {
+            Some(others) if !is_forgotten => self.workspaces.prune(workspace.user(), others, is_id),
+            _ => workspace.destroy(),
+        };
+        if let Err(error) = done {
+            tracing::error!(session = workspace.session(), owner = workspace.user(), %error, "folders of sessions are left behind");
+        }
+    }
+}
+
+/// The folder of one session. One that is dropped before it was [settled](Folder::settle) is removed.
+#[derive(Debug)]
+pub struct Folder {
+    storage: Arc<Storage>,
+    workspace: Arc<Workspace>,
+    /// What there is too much of, as of the last look.
+    over: watch::Sender<Option<String>>,
+    /// Somebody begins to use it.
+    used: Notify,
+    is_forgotten: AtomicBool,
+    is_settled: AtomicBool,
+}
+
+impl Folder {
+    /// Where it is.
+    pub fn workspace(&self) -> &Workspace {
+        &self.workspace
+    }
+
+    /// What becomes of it at the end.
+    pub fn decide(&self, fate: Fate) {
+        self.is_forgotten.store(fate == Fate::Removed, Ordering::Release);
+    }
+
+    /// Removes it or keeps it, as was decided. Only when its guest is gone.
+    pub async fn settle(&self) {
+        if let Some(work) = self.last_work() {
+            let _ = off_the_workers(work).await;
+            self.used.notify_one();
+        }
+    }
+
+    fn last_work(&self) -> Option<impl FnOnce() + Send + 'static> {
+        let is_first = !self.is_settled.swap(true, Ordering::AcqRel);
+        is_first.then(|| {
+            let (storage, workspace) = (Arc::clone(&self.storage), Arc::clone(&self.workspace));
+            let is_forgotten = self.is_forgotten.load(Ordering::Acquire);
+            move || storage.settle(&workspace, is_forgotten)
+        })
+    }
+
+    /// Sees whether there is room for so many more bytes.
+    ///
+    /// # Errors
+    /// 507, when there is not.
+    pub async fn room_for(&self, bytes: u64) -> Result<(), ApiError> {
+        let Some(why) = self.look(bytes).await?.1 else {
+            return Ok(());
+        };
+        let message = format!(
+            "the session's folder holds, or would hold, too much: {why}. Nothing was done: remove files first (DELETE …/files/…)"
+        );
+        Err(ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "quota", message))
+    }
+
+    /// Sees whether code may be run in it. From now on it is looked at often.
+    ///
+    /// # Errors
+    /// 507, when it holds too much.
+    pub async fn room(&self) -> Result<(), ApiError> {
+        self.used.notify_one();
+        let was_over = self.over.borrow().is_some();
+        // It may have been emptied since the last look.
+        if was_over { self.room_for(0).await } else { Ok(()) }
+    }
+
+    /// Measures it: the bytes that it holds, and what there would be too much of with so many more.
+    async fn look(&self, more: u64) -> Result<(u64, Option<String>), ApiError> {
+        let workspace = Arc::clone(&self.workspace);
+        let excess = |workspace: &Workspace, usage: &Usage| workspace.quota().and_then(|quota| quota.exceeded(usage));
+        let measured = off_the_workers(move || {
+            let usage = workspace.measure()?;
+            let with_more = Usage {
+                bytes: usage.bytes.saturating_add(more),
+                ..usage
+            };
+            Ok((usage.bytes, excess(&workspace, &usage), excess(&workspace, &with_more)))
+        });
+        let (bytes, now, with_more) = measured.await?.map_err(|error: WorkspaceError| {
+            tracing::error!(session = self.workspace.session(), %error, "a workspace cannot be measured");
+            ApiError::internal("the session's folder could not be measured; the server's log says why")
+        })?;
+        self.over.send_replace(now);
+        Ok((bytes, with_more))
+    }
+
+    /// Hears of each look that finds too much.
+    pub fn excess(&self) -> Excess {
+        Excess(Some(self.over.subscribe()))
+    }
+
+    /// Waits for running code; when the folder holds too much meanwhile, the code is stopped.
+    pub async fn bound(
+        &self,
+        sandbox: &Sandbox,
+        running: impl Future<Output = Result<Execution, Error>>,
+    ) -> Result<Execution, Error> {
+        let mut excess = self.excess();
+        let mut running = pin!(running);
+        let mut reason = None;
+        // Each look that still finds too much stops what runs then: it may have been another's code before.
+        let mut execution = loop {
+            tokio::select! {
+                biased;
+                ended = &mut running => break ended?,
+                why = excess.next() => {
+                    reason = Some(why);
+                    sandbox.interrupt();
+                }
+            }
+        };
+        if let (Some(why), Outcome::Interrupted) = (reason, execution.outcome) {
+            let state = match execution.state.status {
+                StateStatus::Kept => "variables are kept",
+                _ => "the guest did not stop in time and was ended, variables are lost",
+            };
+            let run = &mut execution.run;
+            run.outcome = Outcome::Limit;
+            run.killer = Some(Killer::Disk);
+            run.error_type = Some("LimitError".to_owned());
+            run.error = Some(format!(
+                "LimitError: the session's folder holds too much ({why}), so the code was stopped; {state}. \
+                 Remove files before more code is run"
+            ));
+        }
+        Ok(execution)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let Some(work) = self.last_work() else { return };
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(work)),
+            Err(_) => work(),
+        }
+    }
+}
+
+/// Tells of looks that find too much.
+#[derive(Debug)]
+pub struct Excess(Option<watch::Receiver<Option<String>>>);
+
+impl Excess {
+    /// Never tells anything.
+    pub fn none() -> Self {
+        Self(None)
+    }
+
+    /// What the next look that finds too much says. Can be dropped and called again.
+    pub async fn next(&mut self) -> String {
+        let Some(over) = &mut self.0 else {
+            return pending().await;
+        };
+        loop {
+            if over.changed().await.is_err() {
+                return pending().await;
+            }
+            if let Some(why) = &*over.borrow_and_update() {
+                return why.clone();
+            }
+        }
+    }
+}
+
+/// Looks at a session's folder again and again, until it is settled. A session whose folder holds too much, and more and more while nobody
+/// uses it, is ended: something is left in its guest that writes.
+pub(super) async fn watch(app: App, folder: Arc<Folder>, session: Weak<Session>) {
+    // What it held at the last look, if nobody used the session since.
+    let mut before = None;
+    while !folder.is_settled.load(Ordering::Acquire) {
+        let began = Instant::now();
+        let looked = folder.look(0).await;
+        let is_idle = session.upgrade().is_none_or(|session| session.idle_for().is_some());
+        if let (Some(before), Ok((bytes, Some(why)))) = (before, &looked)
+            && is_idle
+            && *bytes > before
+        {
+            let workspace = folder.workspace();
+            tracing::warn!(
+                session = workspace.session(),
+                owner = workspace.user(),
+                why,
+                "ended: it writes while nobody uses it"
+            );
+            return app.sessions.remove(workspace.session(), Fate::Kept).await;
+        }
+        let rest = (began.elapsed() * REST).max(if is_idle { IDLE_LOOK } else { LOOK });
+        let is_used = tokio::time::timeout(rest, folder.used.notified()).await.is_ok();
+        before = looked.ok().map(|(bytes, _)| bytes).filter(|_| is_idle && !is_used);
+    }
+}

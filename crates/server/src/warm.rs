@@ -1,0 +1,218 @@
+//! Guests that are ready before anybody asks, as the settings want them.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use sandglass_core::Error;
+use tokio::sync::OnceCell;
+
+use super::errors::ApiError;
+use super::settings::{ServeArgs, WarmArgs};
+use sandglass_host::backend::{self, BoxFuture, Launcher, bubblewrap};
+use sandglass_host::pool::{Pool, PoolSettings, PoolStats, Source, Unavailable};
+use sandglass_host::{BackendKind, Guest, Settings};
+
+/// What is imported before anybody asks where the settings do not say: what data science begins with. What is not installed is left
+/// out.
+pub const PRELOAD: &str = "numpy,pandas,scipy.stats,scipy.optimize,scipy.interpolate,sklearn.linear_model,sklearn.tree,\
+    sklearn.ensemble,sklearn.cluster,sklearn.preprocessing,sklearn.model_selection,sklearn.metrics,statsmodels.api,\
+    matplotlib.pyplot,seaborn,cloudpickle,lz4.frame,\
+    csv,datetime,collections,itertools,functools,math,random,re,json,statistics,decimal,fractions,textwrap,string,\
+    hashlib,base64,io,pathlib,typing,dataclasses,asyncio,concurrent.futures,subprocess,urllib.parse,html,xml.etree.ElementTree";
+
+/// The server's pool, and what starts guests without it.
+pub struct Warm {
+    settings: Settings,
+    backend: BackendKind,
+    cold: OnceCell<Arc<dyn Launcher>>,
+    pool: OnceCell<Option<Arc<Pool>>>,
+    args: Option<WarmArgs>,
+    workspaces: Option<PathBuf>,
+    warmup: Duration,
+}
+
+impl std::fmt::Debug for Warm {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Warm")
+            .field("pool", &self.pool)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Warm {
+    /// As the settings say, for guests with folders in `workspaces`; it starts when [`Warm::begin`] is called or a guest is wanted.
+    pub fn new(args: &ServeArgs, workspaces: Option<&Path>) -> Self {
+        let mut settings = args.guest_settings();
+        settings.resources = args.resources();
+        Self {
+            settings,
+            backend: args.guest.backend,
+            cold: OnceCell::new(),
+            pool: OnceCell::new(),
+            args: args.enabled.then(|| args.warm.clone()),
+            workspaces: workspaces.map(Path::to_owned),
+            warmup: Duration::from_secs_f64(args.boot_timeout_seconds),
+        }
+    }
+
+    /// What starts guests without a pool.
+    ///
+    /// # Errors
+    /// [`Error::BackendUnavailable`] says why there is none.
+    pub async fn cold(&self) -> Result<Arc<dyn Launcher>, Error> {
+        let made = self
+            .cold
+            .get_or_try_init(|| backend::launcher(self.backend, &self.settings));
+        made.await.map(Arc::clone)
+    }
+
+    /// A guest for one run, from the pool where there is one.
+    ///
+    /// # Errors
+    /// 429 when the pool is empty and that is not to be waited for; 503 when there are no guests at all.
+    pub async fn guest(&self) -> Result<Arc<dyn Launcher>, ApiError> {
+        let Some(pool) = self.pool().await? else {
+            return Ok(self.cold().await?);
+        };
+        let guest = pool.acquire().await.map_err(|why| match why {
+            Unavailable::Empty(_) => {
+                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "pool_empty", why.to_string()).retry_after(1)
+            }
+            Unavailable::Failed(error) => error.into(),
+        })?;
+        Ok(Arc::new(Claimed {
+            guest: Mutex::new(Some(guest)),
+            pool,
+        }))
+    }
+
+    /// The same for a session with these settings and this workspace: a folder `USER/SESSION` in the folder of all of them. Nothing
+    /// where the pool has no such guests.
+    ///
+    /// # Errors
+    /// As [`Warm::cold`].
+    pub async fn launcher_for(
+        &self,
+        backend: BackendKind,
+        settings: &Settings,
+        workspace: Option<&str>,
+    ) -> Result<Option<Arc<dyn Launcher>>, Error> {
+        if backend != self.backend || settings.resources != self.settings.resources {
+            return Ok(None);
+        }
+        Ok(match (self.pool().await?, workspace) {
+            (None, _) => None,
+            (Some(pool), None) => Some(pool),
+            (Some(pool), Some(_)) if !pool.has_workspaces() => None,
+            (Some(pool), Some(workspace)) => Some(Arc::new(WithWorkspace {
+                pool,
+                workspace: workspace.to_owned(),
+                cold: settings.clone(),
+            })),
+        })
+    }
+
+    /// Starts the pool, so that it is warm when it is wanted.
+    pub async fn begin(&self) {
+        if let Err(error) = self.pool().await {
+            tracing::warn!(%error, "there is no pool of guests");
+        }
+    }
+
+    /// Ends the guests that wait.
+    pub async fn end(&self) {
+        if let Some(Some(pool)) = self.pool.get() {
+            pool.end().await;
+        }
+    }
+
+    /// What the pool has seen, when there is one.
+    pub fn stats(&self) -> Option<PoolStats> {
+        self.pool.get()?.as_ref().map(|pool| pool.stats())
+    }
+
+    async fn pool(&self) -> Result<Option<Arc<Pool>>, Error> {
+        let made = self.pool.get_or_try_init(async || match &self.args {
+            Some(args) if args.max_spares > 0 => self.make(args).await.map(|pool| Some(Arc::new(pool))),
+            _ => Ok(None),
+        });
+        made.await.cloned()
+    }
+
+    async fn make(&self, args: &WarmArgs) -> Result<Pool, Error> {
+        let cold = self.cold().await?;
+        let settings = PoolSettings {
+            min_spares: args.spares.min(args.max_spares),
+            max_spares: args.max_spares,
+            when_empty: args.when_empty,
+            max_wait: self.warmup,
+            max_zygote_age: Duration::from_secs_f64(args.zygote_max_age_seconds),
+            max_zygote_forks: args.zygote_max_forks,
+            resources: self.settings.resources,
+            ..PoolSettings::default()
+        };
+        let preload: Vec<String> = args.preload.iter().map(|name| name.trim().to_owned()).collect();
+        let preload = preload.into_iter().filter(|name| !name.is_empty()).collect();
+        let source = if cold.kind() == BackendKind::Bubblewrap && !args.fresh_exec {
+            let workspaces = self.workspaces.as_deref();
+            Source::Zygote(bubblewrap::zygote_launcher(&self.settings, preload, workspaces, self.warmup).await?)
+        } else {
+            let settings = Settings {
+                preload,
+                ..self.settings.clone()
+            };
+            Source::Fresh(backend::launcher(cold.kind(), &settings).await?)
+        };
+        Ok(Pool::new(source, cold, settings))
+    }
+}
+
+/// A guest that was taken out of a pool, and what replaces it should it be dead already.
+struct Claimed {
+    guest: Mutex<Option<Guest>>,
+    pool: Arc<Pool>,
+}
+
+impl Launcher for Claimed {
+    fn kind(&self) -> BackendKind {
+        self.pool.kind()
+    }
+
+    fn launch(&self) -> BoxFuture<'_, Result<Guest, Error>> {
+        let guest = self.guest.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Box::pin(async {
+            match guest {
+                Some(guest) => Ok(guest),
+                None => self.pool.launch().await,
+            }
+        })
+    }
+}
+
+/// A pool, for a session with a workspace; and the settings of a guest that does without it.
+struct WithWorkspace {
+    pool: Arc<Pool>,
+    workspace: String,
+    cold: Settings,
+}
+
+impl Launcher for WithWorkspace {
+    fn kind(&self) -> BackendKind {
+        self.pool.kind()
+    }
+
+    fn launch(&self) -> BoxFuture<'_, Result<Guest, Error>> {
+        Box::pin(async {
+            let why = match self.pool.acquire_with_workspace(&self.workspace).await {
+                Err(why @ Error::BootFailed(_)) => why,
+                forked => return forked,
+            };
+            tracing::warn!(%why, "a guest could not be forked: it is started cold");
+            self.pool.went_cold();
+            backend::launcher(self.kind(), &self.cold).await?.launch().await
+        })
+    }
+}

@@ -1,0 +1,189 @@
+//! Options that several programs and commands share, for clap.
+
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use crate::{BackendKind, Error, KernelSettings, Limits, Sandbox, Settings, Users, Value};
+
+/// The variable of the environment that may hold keys.
+pub const KEYS_VARIABLE: &str = "SANDGLASS_KEYS";
+/// The variable of the environment that may hold the key of the model's endpoint.
+const LLM_KEY_VARIABLE: &str = "SANDGLASS_LLM_KEY";
+
+/// Where guests run, the same for all commands.
+#[derive(Debug, Clone, clap::Args)]
+pub struct GuestArgs {
+    /// Where the code runs: auto, bubblewrap, docker; or subprocess or jupyter, which isolate nothing, and which auto never takes.
+    #[arg(long, env = "SANDGLASS_BACKEND", default_value = "auto", value_name = "NAME")]
+    pub backend: BackendKind,
+    /// The Python of bubblewrap and subprocess guests, by default /usr/bin/python3, else the first on PATH; with jupyter, one whose
+    /// kernelspecs come first.
+    #[arg(long, env = "SANDGLASS_PYTHON", value_name = "PROGRAM")]
+    pub python: Option<PathBuf>,
+    /// The image of Docker guests.
+    #[arg(long, env = "REPL_DOCKER_IMAGE", value_name = "NAME")]
+    pub image: Option<String>,
+    /// The runtime of Docker guests, such as runsc.
+    #[arg(long, env = "SANDGLASS_DOCKER_RUNTIME", value_name = "NAME")]
+    pub runtime: Option<String>,
+    /// User ids that guests get, one each, where this program runs as root. Nothing else on the machine may use them.
+    #[arg(long, env = "SANDGLASS_GUEST_USERS", default_value_t, value_name = "FIRST:COUNT")]
+    pub guest_users: Users,
+}
+
+impl GuestArgs {
+    /// What a backend plans from.
+    pub fn settings(&self) -> Settings {
+        Settings {
+            python: self.python.clone(),
+            image: self.image.clone(),
+            runtime: self.runtime.clone(),
+            guest_users: self.guest_users,
+            ..Settings::default()
+        }
+    }
+}
+
+/// Which kernel a guest of the backend jupyter lodges in.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct KernelChoice {
+    /// With jupyter, the kernelspec that is started, by its name or its folder; by default python3.
+    #[arg(long, env = "SANDGLASS_KERNEL", value_name = "NAME")]
+    pub kernel: Option<String>,
+    /// With jupyter, the connection file of a kernel that runs and is used in the place of one that is started.
+    #[arg(
+        long,
+        env = "SANDGLASS_CONNECTION_FILE",
+        value_name = "FILE",
+        conflicts_with = "kernel"
+    )]
+    pub connection_file: Option<PathBuf>,
+}
+
+impl KernelChoice {
+    /// The same as settings of a backend.
+    pub fn settings(&self) -> KernelSettings {
+        KernelSettings {
+            name: self.kernel.clone(),
+            connection_file: self.connection_file.clone(),
+            ..KernelSettings::default()
+        }
+    }
+}
+
+/// What describes a sandbox.
+#[derive(Debug, Clone, clap::Args)]
+pub struct SandboxArgs {
+    /// Where it runs.
+    #[command(flatten)]
+    pub guest: GuestArgs,
+    /// In which kernel.
+    #[command(flatten)]
+    pub kernel: KernelChoice,
+    /// The folder that the code has as /workspace, and works in; without it, an empty one.
+    #[arg(long, value_name = "DIR")]
+    pub workspace: Option<PathBuf>,
+    /// How long code may run, in seconds; host calls do not count.
+    #[arg(long, value_name = "SECONDS", default_value_t = timeout_seconds(), value_parser = seconds)]
+    pub timeout: f64,
+    /// The file that the variable `context` holds: what JSON says if it is named *.json, else text.
+    #[arg(long, value_name = "FILE")]
+    pub context: Option<PathBuf>,
+}
+
+/// How long code may run where nobody says.
+pub fn timeout_seconds() -> f64 {
+    Limits::default().timeout_ms / 1_000.0
+}
+
+/// A time that code may run.
+pub fn seconds(text: &str) -> Result<f64, String> {
+    let fits = |seconds: &f64| Limits::default().set("timeout", seconds * 1_000.0).is_ok();
+    let seconds = text.parse().ok().filter(fits);
+    seconds.ok_or_else(|| "must be a number of seconds, from 0.001 to 2147483".to_owned())
+}
+
+impl SandboxArgs {
+    /// A sandbox with its context, whose guest has started.
+    ///
+    /// # Errors
+    /// What cannot be read, or why there is no guest.
+    pub async fn sandbox(&self) -> Result<Sandbox, String> {
+        let context = self.context.as_deref().map(context).transpose()?.unwrap_or_default();
+        let mut limits = Limits::default();
+        limits.set("timeout", self.timeout * 1_000.0).map_err(told)?;
+        let sandbox = Sandbox::builder()
+            .backend(self.guest.backend)
+            .settings(Settings {
+                workspace: self.workspace.clone(),
+                kernel: self.kernel.settings(),
+                ..self.guest.settings()
+            })
+            .limits(limits)
+            .build()
+            .await
+            .map_err(told)?;
+        sandbox.initialize(context).await.map_err(told)?;
+        Ok(sandbox)
+    }
+}
+
+/// An error as commands tell it.
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+pub fn told(error: Error) -> String {
+    error.to_string()
+}
+
+/// The value in a file: what JSON says if it is named so, else text.
+pub fn context(path: &Path) -> Result<Value, String> {
+    let text = text_of(path)?;
+    if path.extension().is_some_and(|extension| extension == "json") {
+        let json = serde_json::from_str(&text).map_err(|error| format!("{} is no JSON: {error}", path.display()))?;
+        return Value::from_json(json).map_err(told);
+    }
+    Ok(Value::Str(text))
+}
+
+/// A file's text; `-` is standard input.
+pub fn text_of(path: &Path) -> Result<String, String> {
+    let text = if path.as_os_str() == "-" {
+        let mut text = String::new();
+        io::stdin().read_to_string(&mut text).map(|_| text)
+    } else {
+        std::fs::read_to_string(path)
+    };
+    text.map_err(|error| format!("{} cannot be read: {error}", path.display()))
+}
+
+/// What is secret, and comes from the environment.
+#[derive(Default, Clone)]
+pub struct Secrets {
+    /// `SANDGLASS_KEYS`.
+    pub keys: Option<String>,
+    /// `SANDGLASS_LLM_KEY`.
+    pub llm_key: Option<String>,
+}
+
+impl Secrets {
+    /// Those of this process.
+    ///
+    /// # Errors
+    /// A variable is no UTF-8.
+    pub fn from_environment() -> Result<Self, String> {
+        let read = |name: &str| match std::env::var(name) {
+            Ok(value) => Ok(Some(value).filter(|value| !value.trim().is_empty())),
+            Err(std::env::VarError::NotPresent) => Ok(None),
+            Err(std::env::VarError::NotUnicode(_)) => Err(format!("{name} is no UTF-8")),
+        };
+        Ok(Self {
+            keys: read(KEYS_VARIABLE)?,
+            llm_key: read(LLM_KEY_VARIABLE)?,
+        })
+    }
+}
+
+impl std::fmt::Debug for Secrets {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Secrets")
+    }
+}

@@ -37,7 +37,7 @@ const JUPYTERS = ["6", "7"];
 /** Clippy compiles, so that nothing is compiled twice. It says the same as by itself; `withoutWarnings` makes errors of that. */
 const CLIPPY = { RUSTC_WORKSPACE_WRAPPER: "clippy-driver" };
 /** Tests of Rust that start guests. They wait more than they compute. */
-const RUST_WITH_GUESTS = ["guests", "jupyter", "pool", "program", "server"];
+const RUST_WITH_GUESTS = ["commands", "guests", "jupyter", "pool", "program", "rights", "server"];
 
 /** Needs pkg/ and dist/. @param {string} name @param {string[]} args */
 const e2e = (name, ...args) => ({

@@ -202,6 +202,9 @@ async fn a_virtual_environment_in_the_temporary_folder_is_there_and_nothing_besi
     let refused = builder(BackendKind::Bubblewrap)
         .python(second.join("bin/python"))
         .build();
-    let message = refused.await.err().expect("it cannot be a guest's").to_string();
+    let Err(refused) = refused.await else {
+        panic!("it cannot be a guest's");
+    };
+    let message = refused.to_string();
     assert!(message.contains("The virtual environment leads to"), "{message}");
 }

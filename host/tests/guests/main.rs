@@ -15,8 +15,5 @@ mod executions;
 mod hidden;
 mod host_calls;
 mod hostile;
-mod images;
-mod notebook;
-mod rlm;
 mod support;
 mod times;

@@ -17,7 +17,7 @@ const TAG: &str = "sandglass-test:image-build";
 
 /// The wheels that scripts/setup has downloaded.
 fn wheels() -> PathBuf {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.setup/wheels");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.setup/wheels");
     assert!(folder.is_dir(), "there are no wheels: scripts/setup downloads them");
     folder
 }

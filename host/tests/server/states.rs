@@ -49,7 +49,6 @@ async fn a_hostile_state_hurts_its_own_guest_only() {
         ("(lambda: 1 / 0)()", 1),
         ("exec('raise SystemExit')", 1),
         ("exec('raise KeyboardInterrupt')", 1),
-        ("__import__('builtins').__dict__.clear()", 1),
     ] {
         let refused = run(expression, "print('it ran')").await;
         assert_eq!(refused["exit_code"], exit_code, "{expression}: {refused}");

@@ -10,7 +10,7 @@ use sandglass_host::kernel::KernelCommand;
 use sandglass_host::notebook::command::CellArgs;
 use sandglass_host::rlm::command::RlmArgs;
 use sandglass_host::server::{self, ServeArgs};
-use sandglass_host::{cgroup, image, kernel, log, notebook, repl, rlm};
+use sandglass_host::{cgroup, image, kernel, log, notebook, repl, rlm, users};
 
 #[derive(Parser)]
 #[command(name = "sandglass-host", version, about = "Runs Python that nobody has to trust")]
@@ -57,6 +57,7 @@ const TIDYING: Duration = Duration::from_secs(5);
 fn main() -> ExitCode {
     let status = ended();
     cgroup::settle(TIDYING);
+    users::settle(TIDYING);
     status
 }
 

@@ -314,6 +314,37 @@ fn root_that_cannot_become_anybody_else_is_told_what_it_lacks() {
 }
 
 #[test]
+fn a_host_that_has_ended_has_no_ids_of_guests() {
+    if !is_root() {
+        return;
+    }
+    // Not those of a test of another checkout that runs at the same time.
+    let first = 1_600_000_000 + std::process::id() * 10;
+    let host = Host::new(&[]);
+    let run = || {
+        let mut run = host.command(&["run", "--backend", "bubblewrap", "-c", "print('it ran')"]);
+        run.env("SANDGLASS_GUEST_USERS", format!("{first}:3")).output().unwrap()
+    };
+    let locks = || (first + 1..first + 3).map(|id| format!("/run/sandglass/users/{id}"));
+    assert!(run().status.success(), "{}", host.said());
+    let left: Vec<_> = locks().filter(|lock| Path::new(lock).exists()).collect();
+    assert_eq!(left, [] as [String; 0]);
+    // Those were the ids that it could have.
+    let held: Vec<File> = locks().map(|lock| File::create(lock).unwrap()).collect();
+    for lock in &held {
+        rustix::fs::flock(lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    }
+    assert!(!run().status.success());
+    locks().for_each(|lock| std::fs::remove_file(lock).unwrap());
+    assert!(
+        host.said()
+            .contains(&format!("all user ids of guests are taken ({first}:3)")),
+        "{}",
+        host.said()
+    );
+}
+
+#[test]
 fn a_host_that_can_make_no_namespaces_is_told_what_forbids_it() {
     let around = [
         "bwrap",

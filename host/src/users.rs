@@ -390,6 +390,19 @@ fn watch() {
     }
 }
 
+/// Waits until the ids that leave are given back: for a process that is about to end. Those that are still in use after `patience` are
+/// free when it has ended.
+pub fn settle(patience: Duration) {
+    let deadline = Instant::now() + patience;
+    loop {
+        give_back_unused();
+        if leaving().ids.is_empty() || Instant::now() >= deadline {
+            return;
+        }
+        thread::sleep(SHORTEST_PAUSE);
+    }
+}
+
 /// Gives back those of the ids that leave which no process has.
 fn give_back_unused() {
     let look = {

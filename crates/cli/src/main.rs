@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use sandglass_host::args::SandboxArgs;
-use sandglass_host::{cgroup, log};
+use sandglass_host::{cgroup, log, users};
 use sandglass_jupyter::KernelCommand;
 use sandglass_server::ServeArgs;
 
@@ -66,6 +66,7 @@ const TIDYING: Duration = Duration::from_secs(5);
 fn main() -> ExitCode {
     let status = ended();
     cgroup::settle(TIDYING);
+    users::settle(TIDYING);
     status
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The built program, in bubblewrap. Only root can take rights from what it starts: elsewhere the host is what runs the tests.
 
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -31,12 +31,12 @@ for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
 for name in ("NoNewPrivs", "Seccomp"):
     found[name] = int(status[name])
 found["ids"] = [*os.getresuid(), *os.getresgid(), *os.getgroups()]
-found["networks"] = [name for _, name in socket.if_nameindex()]
+found["networks"] = [line.split(":")[0].strip() for line in open("/proc/net/dev").read().splitlines()[2:]]
 found["environment"] = sorted(name for name in os.environ if name.startswith("SECRET"))
 found["folder"] = os.path.exists(folder) or os.path.exists("/proc/1/root" + folder)
 found["strangers"] = [line for pid in os.listdir("/proc") if pid.isdigit()
     for line in [open(f"/proc/{pid}/cmdline").read()] if "sandglass-host" in line.split("\0")[0]]
-found["hosts"] = os.uname().nodename
+found["machine"] = os.uname().nodename
 
 def attempt(name, act):
     try: act()
@@ -71,7 +71,7 @@ fn expected() -> Value {
     json!({
         "CapInh": 0, "CapPrm": 0, "CapEff": 0, "CapBnd": 0, "CapAmb": 0, "NoNewPrivs": 1, "Seccomp": 2,
         "ids": [1000, 1000, 1000, 1000, 1000, 1000], "networks": ["lo"], "environment": [], "folder": false, "strangers": [],
-        "hosts": "sandglass", "done": [],
+        "machine": "sandglass", "done": [],
     })
 }
 
@@ -311,6 +311,37 @@ fn root_that_cannot_become_anybody_else_is_told_what_it_lacks() {
         assert!(!succeeded && out.is_empty(), "{lost}: {out}");
         assert!(said.contains("CAP_SETUID and CAP_SETGID"), "{lost}: {said}");
     }
+}
+
+#[test]
+fn a_host_that_has_ended_has_no_ids_of_guests() {
+    if !is_root() {
+        return;
+    }
+    // Not those of a test of another checkout that runs at the same time.
+    let first = 1_600_000_000 + std::process::id() * 10;
+    let host = Host::new(&[]);
+    let run = || {
+        let mut run = host.command(&["run", "--backend", "bubblewrap", "-c", "print('it ran')"]);
+        run.env("SANDGLASS_GUEST_USERS", format!("{first}:3")).output().unwrap()
+    };
+    let locks = || (first + 1..first + 3).map(|id| format!("/run/sandglass/users/{id}"));
+    assert!(run().status.success(), "{}", host.said());
+    let left: Vec<_> = locks().filter(|lock| Path::new(lock).exists()).collect();
+    assert_eq!(left, [] as [String; 0]);
+    // Those were the ids that it could have.
+    let held: Vec<File> = locks().map(|lock| File::create(lock).unwrap()).collect();
+    for lock in &held {
+        rustix::fs::flock(lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    }
+    assert!(!run().status.success());
+    locks().for_each(|lock| std::fs::remove_file(lock).unwrap());
+    assert!(
+        host.said()
+            .contains(&format!("all user ids of guests are taken ({first}:3)")),
+        "{}",
+        host.said()
+    );
 }
 
 #[test]

@@ -31,15 +31,18 @@ pub async fn pass(State(app): State<App>, mut request: Request, next: Next) -> R
     let mut watch = Watch::new(&app, route, method);
     let origin = app.origins.judge(request.headers(), request.uri());
     let admitted = admit(&app, &origin, &request, &watch.route);
-    let (mut held, mut is_last) = (None, true);
+    let mut held = None;
     let response = match admitted {
-        Err(error) => error.into_response(),
+        Err(error) => {
+            let mut response = error.into_response();
+            // Refusals are not counted, so that a connection gets one only.
+            let close = HeaderValue::from_static("close");
+            response.headers_mut().insert(header::CONNECTION, close);
+            response
+        }
         Ok((account, place)) => {
-            is_last = place.is_none();
-            if let Some(place) = place {
-                let place = held.insert(Arc::new(place));
-                request.extensions_mut().insert(Arc::clone(place));
-            }
+            let place = held.insert(Arc::new(place));
+            request.extensions_mut().insert(Arc::clone(place));
             if let Some(account) = account {
                 watch.owner = Some(Arc::clone(&account.owner));
                 request.extensions_mut().insert(account);
@@ -54,11 +57,6 @@ pub async fn pass(State(app): State<App>, mut request: Request, next: Next) -> R
         }
     };
     let mut response = uniform(response);
-    if is_last {
-        // What is not counted, such as a refusal, is all that a connection gets.
-        let close = HeaderValue::from_static("close");
-        response.headers_mut().insert(header::CONNECTION, close);
-    }
     // Until it was sent.
     if let Some(held) = held {
         response.extensions_mut().insert(held);
@@ -72,14 +70,8 @@ fn is_preflight(request: &Request) -> bool {
     request.method() == Method::OPTIONS && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
-/// The account of who asks, none where nobody is asked for a key; and the request's place among those that are under way, none where
-/// it needs none: whoever takes all places must not make the server look dead.
-fn admit(
-    app: &App,
-    origin: &Origin,
-    request: &Request,
-    route: &str,
-) -> Result<(Option<Arc<Account>>, Option<Held>), ApiError> {
+/// The account of who asks, none where nobody is asked for a key; and the request's place among those that are under way.
+fn admit(app: &App, origin: &Origin, request: &Request, route: &str) -> Result<(Option<Arc<Account>>, Held), ApiError> {
     let forbidden = |code, message: &str| Err(ApiError::new(StatusCode::FORBIDDEN, code, message));
     if *origin == Origin::Forbidden {
         return forbidden(
@@ -93,11 +85,8 @@ fn admit(
             "a server without keys answers only when it is called localhost, or by a loopback address",
         );
     }
-    if routes::is_sign_of_life(route) {
-        return Ok((None, None));
-    }
     if is_preflight(request) || routes::is_open(route) {
-        return Ok((None, Some(app.quotas.admit_open()?)));
+        return Ok((None, app.quotas.admit_open()?));
     }
     if *app.ending.borrow() {
         return Err(ApiError::shutting_down());
@@ -112,7 +101,7 @@ fn admit(
         ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
     })?;
     let held = account.admit(Instant::now())?;
-    Ok((Some(account), Some(held)))
+    Ok((Some(account), held))
 }
 
 /// Gives failures that the libraries answer (no such route, no such method, an odd path) the form that all have.

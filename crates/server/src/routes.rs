@@ -97,11 +97,6 @@ pub fn is_open(route: &str) -> bool {
     matches!(route, "/health" | "/openapi.json")
 }
 
-/// Whether a route only says that the server lives. Its short answer waits for nothing.
-pub fn is_sign_of_life(route: &str) -> bool {
-    route == "/health"
-}
-
 /// The router of all routes, behind the gate.
 pub fn router(app: App) -> Router {
     let mut router = Router::new();

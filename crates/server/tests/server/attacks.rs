@@ -86,7 +86,7 @@ async fn connections_without_a_request_keep_nobody_out() {
         let said = [
             "",
             "GET /health HTTP/1.1\r\nhost: loc",
-            "GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n",
+            "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n",
         ][index % 3];
         held.push(Raw::with(&server, said).await);
     }
@@ -233,32 +233,6 @@ async fn reads_of_one_key_keep_nobody_else_out() {
         answer(server.get(&path)).await.0 == StatusCode::OK
     })
     .await;
-    server.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn who_takes_all_places_of_keyless_requests_does_not_make_the_server_look_dead() {
-    let long = ["--max-connections", "8", "--write-timeout-seconds", "100000"];
-    let server = TestServer::with_keys(&long).await;
-    // More answers than a connection takes that nobody reads.
-    let asked = "GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(200);
-    let mut held = Vec::new();
-    for _ in 0..6 {
-        let mut raw = Raw::deaf(&server).await;
-        let _ = timeout(LONG, raw.0.write_all(asked.as_bytes())).await;
-        held.push(raw);
-    }
-    eventually("all places are taken", || async {
-        server.get("/openapi.json").send().await.unwrap().status() == StatusCode::TOO_MANY_REQUESTS
-    })
-    .await;
-    let health = server.get("/health").send().await.unwrap();
-    assert_eq!(health.status(), StatusCode::OK);
-    // Since it is not counted, it is all that its connection gets.
-    let twice = "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(2);
-    let said = Raw::with(&server, &twice).await.rest().await;
-    assert_eq!(said.matches("HTTP/1.1 200 ").count(), 1, "{said}");
-    drop(held);
     server.stop().await;
 }
 

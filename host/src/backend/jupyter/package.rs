@@ -30,7 +30,7 @@ if sys.version_info < (3, 11):
     raise RuntimeError(f'guests need Python 3.11 or newer, and this is {sys.version.split()[0]}')
 for known, module in list(sys.modules.items()):  # of a host that has left, whose files may be gone
     if known.partition('.')[0] == name and hasattr(module, '__path__'):
-        module.__path__ = [f"{folder}/{known.replace('.', '/')}"]
+        module.__path__ = ['/'.join([folder, *known.split('.')])]
 sys.path.insert(0, folder)
 try:
     importlib.invalidate_caches()

@@ -28,7 +28,7 @@ add("climbs", "1.0", { "../../../tmp/escaped.py": "" });
 add("absolute", "1.0", { "/tmp/escaped.py": "" });
 add("windows", "1.0", { "..\\..\\escaped.py": "" });
 add("links", "1.0", { "links.py": { text: "/lib", mode: 0o120777 } });
-add("usurps", "1.0", { "usurps.py": "", "sandglass/runtime.py": "raise SystemExit" });
+add("usurps", "1.0", { "usurps.py": "", "sandglass/runtime/runtime.py": "raise SystemExit" });
 add("sneaks", "1.0", { "sneaks-1.0.data/purelib/sandglass/helpers.py": "" });
 add("shadows", "1.0", { "json/__init__.py": "raise SystemExit", "shadows.py": "" });
 add("bomb", "1.0", { "bomb.py": { text: "x = 1", size: 3_000_000_000 } });

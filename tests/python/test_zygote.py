@@ -80,12 +80,12 @@ def test_an_order_that_the_host_takes_back_is_not_carried_out() -> None:
 #: As a user that is bound: one that has root's rights is not.
 HOARD = """
 import errno, os, signal, socket
-from sandglass.native import bounds, zygote
+from sandglass.native import rlimits, zygote
 if os.geteuid() == 0:
     os.setgroups([])
     os.setresgid(*[2147400000] * 3)
     os.setresuid(*[2147400000] * 3)
-bounds.bound_files(256)
+rlimits.bound_files(256)
 kept, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 null = os.open("/dev/null", os.O_RDONLY)
 try:

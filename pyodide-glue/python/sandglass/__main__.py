@@ -55,8 +55,8 @@ def main() -> None:
 
         fd = enter(arguments.connect, arguments.filter)
     if arguments.confine:
-        from sandglass.native.bounds import bound_signals
         from sandglass.native.landlock import confine
+        from sandglass.native.rlimits import bound_signals
 
         bound_signals()
         confine()

@@ -48,8 +48,8 @@ from _thread import allocate_lock, start_new_thread
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sandglass.native import landlock
-from sandglass.native.bounds import bound_files, bound_signals
 from sandglass.native.guest import serve as serve_guest
+from sandglass.native.rlimits import bound_files, bound_signals
 from sandglass.runtime.guards import share_modules
 
 if TYPE_CHECKING:

@@ -10,7 +10,9 @@
 - `displays.py`   rich outputs;  `figures.py` those of matplotlib;  `ipython.py` what code of notebooks imports for them
 - `values.py`     how values cross: the wire format;  `errors.py` what user code can catch
 - `files.py`      files for the host: write, read, list, remove;  `completion.py` what an editor asks about code
-- `guards.py`     undoes what a cell did to the interpreter;  so do `recursion.py` and `signals.py`
+- `guards.py`     undoes what a cell did to the interpreter;  `substitutes.py` what user code finds in place of its own
+- `recursion.py`  the recursion limit that user code sets;  `signals.py` the signal that is ours
+- `collector.py`  keeps garbage from being collected while nothing of the user's may run
 - `pristine.py`   builtins that cells cannot replace;  `reserve.py` memory that they cannot take
 - `user_code.py`  tells the user's frames from ours, for `tracebacks.py`, `warning_origin.py` and interrupts
 """

@@ -344,7 +344,7 @@ class EventLoops:
         self._thread = get_ident()
         self._watcher: Any = None
         #: The class of the loops that cells get.
-        self.kind: type[CellLoop] = CellLoop
+        self.kind: type[CellLoop] = threads.loop if threads else CellLoop
         self.policy = Policy()
         self._local = _Local(self)
         self._renew_policy()

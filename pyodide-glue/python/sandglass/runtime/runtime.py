@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import builtins
-import getpass
-import json
-import linecache
-import os
 import sys
 import time
-import traceback
-import warnings
 from _tracemalloc import is_tracing as is_tracing_memory
-from asyncio import events
 from contextlib import suppress
 from contextvars import copy_context
-from errno import ENOTTY
-from functools import wraps
 from gc import callbacks as gc_callbacks
 from operator import index
 from sys import getprofile, getrecursionlimit, gettrace, setrecursionlimit, stdlib_module_names
@@ -35,14 +24,15 @@ from sandglass.runtime.files import Files
 from sandglass.runtime.guards import Guards
 from sandglass.runtime.helpers import Helpers
 from sandglass.runtime.ipython import Finder
-from sandglass.runtime.loop import CellLoop, EventLoops, FinishedLoop, Policy, run_ahead
+from sandglass.runtime.loop import EventLoops, run_ahead
 from sandglass.runtime.namespace import MISSING, LastResult, Namespace
-from sandglass.runtime.output import Emitter, EmptyStdin, TextStream, no_input, no_time
+from sandglass.runtime.output import Emitter, TextStream, no_time
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.runtime.pristine import to_json
 from sandglass.runtime.profiles import PROFILES
 from sandglass.runtime.recursion import RecursionLimit
 from sandglass.runtime.sources import Sources
+from sandglass.runtime.substitutes import own_interpreter
 from sandglass.runtime.tracebacks import describe
 from sandglass.runtime.warning_origin import WarningOrigin
 
@@ -105,8 +95,6 @@ class Runtime:
         self.namespace = namespace or Namespace()
         self._helpers = Helpers(self.namespace, self._call_host)
         self._loops = EventLoops(self._sleep_in_loop, threads)
-        if threads:
-            self._loops.kind = threads.loop
         self._stdout = TextStream(self._output, "stdout")
         self._stderr = TextStream(self._output, "stderr")
         self._streams = tuple((stream, stream.parts()) for stream in (self._stdout, self._stderr))
@@ -120,7 +108,19 @@ class Runtime:
         self._context = copy_context()
         self._recursion = RecursionLimit()
         self._warnings = WarningOrigin()
-        self._guards = self._make_guards()
+        self._guards = Guards()
+        own_interpreter(
+            self._guards,
+            streams=(self._stdout, self._stderr),
+            main=self.namespace.module,
+            sleep=self._time_sleep,
+            write_fd=self.write_fd,
+            has_input=lambda: self._has_input,
+            ask=self._input,
+            show_warning=self._warnings.show,
+            loops=self._loops,
+            recursion=self._recursion,
+        )
         self._clock_sleep_thread = get_ident()
         self._prepared: tuple[str, list[CodeType] | BaseException] | None = None
         self._growing: compiling.Growing | None = None  # the cell whose text is still being written
@@ -660,66 +660,3 @@ class Runtime:
     def own(self, namespace: dict[str, Any], name: str, value: object) -> None:
         """Before `install`: what a backend puts into the interpreter, and cells do not take out for good."""
         self._guards.own(namespace, name, value)
-
-    def _make_guards(self) -> Guards:
-        def sleep(seconds: float, /) -> None:
-            self._time_sleep(seconds)
-
-        system_write = os.write
-
-        def write(fd: int, data: Any, /) -> int:
-            """Writes data to a file descriptor; 1 and 2 are those of `sys.stdout` and `sys.stderr`, in order."""
-            if fd != 1 and fd != 2:
-                return system_write(fd, data)
-            size = memoryview(data).nbytes
-            self.write_fd(fd, data)
-            return size
-
-        system_terminal_size = os.get_terminal_size
-
-        def get_terminal_size(fd: int = 1, /) -> os.terminal_size:
-            """Return the size of the terminal window as (columns, lines)."""
-            if fd in (0, 1, 2):  # no terminal; pandas asks for each repr, and code that runs ahead would wait there
-                raise OSError(ENOTTY, "Inappropriate ioctl for device")
-            return system_terminal_size(fd)
-
-        def read_line(prompt: object = "", /) -> str:
-            """Asks for a line of text, where somebody is there to answer."""
-            return self._input(prompt) if self._has_input else no_input(prompt)
-
-        @wraps(vars(getpass)["getpass"])
-        def read_secret(prompt: str = "Password: ", stream: object = None, **_options: object) -> str:
-            if not self._has_input:
-                raise EOFError("getpass() is not available in this sandbox: there is nobody to type a password")
-            warnings.warn("getpass asks as input() does: what is typed may be seen", getpass.GetPassWarning, 2)
-            return self._input(prompt)
-
-        read_line.__name__ = read_line.__qualname__ = "input"
-        sleep.__doc__ = self._time_sleep.__doc__
-        guards = Guards()
-        for name, stream in (("stdout", self._stdout), ("stderr", self._stderr), ("stdin", EmptyStdin())):
-            guards.own(vars(sys), name, stream)
-            guards.own(vars(sys), f"__{name}__", stream)
-        guards.own(vars(sys), "modules", sys.modules)
-        for module in (sys, builtins, time, asyncio, linecache, traceback, json):
-            guards.own(sys.modules, module.__name__, module)
-        guards.own(vars(linecache), "cache", linecache.cache)
-        guards.own(sys.modules, "__main__", self.namespace.module)
-        guards.own(vars(builtins), "input", read_line)
-        for name in ("getpass", "unix_getpass", "fallback_getpass"):
-            guards.own(vars(getpass), name, read_secret)
-        guards.own(vars(warnings), "_showwarnmsg", self._warnings.show)
-        guards.own(vars(time), "sleep", sleep)
-        guards.own(vars(os), "write", write)
-        guards.own(vars(os), "get_terminal_size", get_terminal_size)
-        guards.own(vars(asyncio), "run", self._loops.run)
-        guards.own(vars(asyncio.runners), "run", self._loops.run)
-        guards.own(vars(asyncio), "create_task", self._loops.create_task)
-        guards.own(vars(asyncio.tasks), "create_task", self._loops.create_task)
-        guards.own(vars(events), "_event_loop_policy", self._loops.policy)
-        for kind in (FinishedLoop, CellLoop, self._loops.kind, Policy):
-            guards.own_class(kind)
-        get_limit, set_limit = self._recursion.functions()
-        guards.own(vars(sys), "getrecursionlimit", get_limit)
-        guards.own(vars(sys), "setrecursionlimit", set_limit)
-        return guards

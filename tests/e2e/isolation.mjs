@@ -377,6 +377,18 @@ async function blockingIsRefused() {
       ];
     });
   }
+  await test("no shared memory: an exception that takes long to be told leaves a JavaScript callback", async () => {
+    const slow = `class Slow(Exception):
+    def __str__(self):
+        begin = time.monotonic()
+        while time.monotonic() - begin < 0.3: pass
+        return 'slow'
+def f(_): raise Slow
+back(f)`;
+    const run = await sandbox.run(slow);
+    const after = await sandbox.run("x");
+    return [...unequal(run.error, "Slow: slow"), ...unequal(run.state.status, "kept"), ...unequal(after.result, "7")];
+  });
   await test("no shared memory: a loop in a JavaScript callback times out", async () => {
     const run = await sandbox.run("def f(_):\n    while True: pass\nback(f)", { timeout: 400 });
     const after = await sandbox.run("x");

@@ -13,6 +13,7 @@ from codecs import getincrementaldecoder
 from contextlib import suppress
 from importlib import invalidate_caches
 from importlib.util import find_spec
+from traceback import format_exception
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfoNotFoundError
 from zoneinfo import _common as time_zones
@@ -36,6 +37,7 @@ _PACKAGE = os.path.dirname(__file__)
 #: Code of ours that calls the user's, and can be interrupted anywhere.
 _OPEN = tuple(os.path.join(_PACKAGE, name) for name in ("helpers.py", "displays.py", "figures.py", "looks.py"))
 _FILE_PIECE_BYTES = 1 << 20
+_TRACEBACKS = format_exception.__code__.co_filename
 _Decoder = getincrementaldecoder("utf-8")
 _CANNOT_WAIT = object()
 _PACKAGE_HINT = (
@@ -131,7 +133,7 @@ class BrowserBridge:
         self.runtime.flush()  # so that it shows while Python computes, and is not lost should it have to be killed
         if js.overdue():
             raise KeyboardInterrupt
-        if not self._can_block and can_run_sync() and self.runtime.is_current:
+        if not self._can_block and can_run_sync() and self.runtime.is_current and not _is_formatting(frame):
             try:
                 if self._suspend(js.breathe) is None:
                     raise KeyboardInterrupt
@@ -340,6 +342,17 @@ def _in_user_code(frame: FrameType | None) -> bool:
             return False
         frame = frame.f_back
     return False
+
+
+def _is_formatting(frame: FrameType | None) -> bool:
+    """Whether a traceback is being formatted. Pyodide formats that of an exception which leaves Python for JavaScript.
+
+    Then a JavaScript function is on the stack, and `can_run_sync` does not know it: to suspend would tear Python's frames
+    off.
+    """
+    while frame is not None and frame.f_code.co_filename != _TRACEBACKS:
+        frame = frame.f_back
+    return frame is not None
 
 
 #: Part of the snapshot that guests start from.

@@ -347,8 +347,8 @@ def _in_user_code(frame: FrameType | None) -> bool:
 def _is_formatting(frame: FrameType | None) -> bool:
     """Whether a traceback is being formatted. Pyodide formats that of an exception which leaves Python for JavaScript.
 
-    Then a JavaScript function is on the stack, and `can_run_sync` does not know it: to suspend would tear Python's frames
-    off.
+    Then a JavaScript function is on the stack, and `can_run_sync` does not know it: to suspend would take Python's
+    frames off.
     """
     while frame is not None and frame.f_code.co_filename != _TRACEBACKS:
         frame = frame.f_back

@@ -58,6 +58,7 @@ const onServer = (backend) => ({
   command: ["node", "tests/cases-on-server.mjs", "--backend", backend, ...either(["--all"])],
   count: sumLine,
   needs: ["build", "rust build"],
+  processors: 0.5,
 });
 /** @param {string} program @param {string[]} args */
 const pytest = (program, ...args) => ({
@@ -107,7 +108,7 @@ const SUITES = [
   ...inBrowsers(1, "lifecycle", ...either(["--cycles", "200"], ["--cycles", "100"])),
   ...pythons().map(({ version, program }) => ({ name: `python ${version}`, ...pytest(program, "tests/python") })),
   ...inBrowsers(1, "cases", ...either(["--all"])),
-  ...inBrowsers(1, "cases", "--shared", ...either(["--all"])),
+  ...inBrowsers(0.6, "cases", "--shared", ...either(["--all"])),
   ...["subprocess", "bubblewrap", "docker", "jupyter"].map(onServer),
   {
     name: "soak of a server",
@@ -121,17 +122,19 @@ const SUITES = [
   ...inBrowsers(1, "isolation"),
   { name: "rust", ...cargoTest(...otherRustTests()) },
   { name: "rust documentation", ...cargoTest("--doc") },
-  ...RUST_WITH_GUESTS.map((name) => ({ name: `rust ${name}`, ...cargoTest("--test", name) })),
-  ...inBrowsers(1, "soak", ...either(["--seconds", "600"], ["--seconds", "20"])),
+  ...RUST_WITH_GUESTS.map((name) => ({ name: `rust ${name}`, ...cargoTest("--test", name), processors: 0.6 })),
+  ...inBrowsers(0.5, "soak", ...either(["--seconds", "600"], ["--seconds", "20"])),
   ...JUPYTERS.map((major) => ({
     name: `jupyter ${major}`,
     ...pytest(join(root, `.setup/jupyter/${major}/bin/python`), "tests/jupyter"),
+    processors: 0.5,
   })),
   { name: "jupyter in pyodide", command: ["node", "tests/jupyter/pyodide.mjs"], count: sumLine },
   {
     name: "kernel in bubblewrap",
     ...pytest(join(root, ".setup/jupyter/7/bin/python"), "tests/kernel"),
     needs: ["rust build"],
+    processors: 0.4,
   },
   { name: "displays in chromium", ...e2e("displays", "--browser", "chromium"), needs: ["build", "rust build"] },
   ...inBrowsers(1, "playground"),

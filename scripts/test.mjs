@@ -84,6 +84,7 @@ const SUITES = [
   { name: "ruff", command: [python("ruff"), "check", ...PYTHON_FOLDERS] },
   { name: "ruff format", command: [python("ruff"), "format", "--check", ...PYTHON_FOLDERS] },
   { name: "page hash", command: ["node", "tests/pages.mjs"], count: sumLine },
+  { name: "side by side", command: ["node", "tests/side-by-side.mjs"], count: sumLine },
   { name: "trajectories", command: ["node", "tests/trajectories.mjs"], count: sumLine },
   { name: "recorded sessions", command: ["node", "tests/sessions.mjs"], count: sumLine },
   { name: "mypy", command: [python("mypy")], cwd: PYTHON },

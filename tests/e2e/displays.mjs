@@ -1,13 +1,13 @@
 // HTML that code shows, in a real Chromium whose log says what it looked up: as the page sanitizes it, and as a host does.
-//   node tests/e2e/displays.mjs --browser chromium [--only part-of-a-name]
+//   node tests/e2e/displays.mjs --browser chromium [--only part-of-a-name]     (after cargo build -p sandglass-host --examples)
 import { execFileSync } from "node:child_process";
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { createServer } from "node:net";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
-import { environment } from "../../scripts/project.mjs";
+import { dirname, join } from "node:path";
 import { ATTACKS, pieces } from "./displays-attacks.mjs";
 import { listen, openBrowser, readArguments, root, Score, serve } from "./harness.mjs";
+import { program } from "./host.mjs";
 import { randomness } from "./tools.js";
 
 /** @typedef {import("puppeteer-core").Page} Page */
@@ -51,13 +51,7 @@ function sanitizers(page) {
       }, all),
     host: async (all) => {
       const input = all.map((html) => `${JSON.stringify(html)}\n`).join("");
-      const command = ["run", "--quiet", "--package", "sandglass-host", "--example", "sanitize"];
-      const output = execFileSync("cargo", command, {
-        cwd: root,
-        env: environment,
-        input,
-        maxBuffer: 1 << 28,
-      });
+      const output = execFileSync(join(dirname(program), "examples/sanitize"), { input, maxBuffer: 1 << 28 });
       return String(output)
         .trimEnd()
         .split("\n")

@@ -89,25 +89,23 @@ async function attack(isolation) {
   await test(title("a flood of messages ends, and does not hold up the page"), async () => {
     await page.evaluate(() => {
       const window = /** @type {any} */ (globalThis);
-      window.longest = 0;
-      let last = performance.now();
-      window.ticker = setInterval(() => {
-        window.longest = Math.max(window.longest, performance.now() - last);
-        last = performance.now();
-      }, 5);
+      window.ticks = 0;
+      window.begun = performance.now();
+      window.ticker = setInterval(() => (window.ticks += 1), 5);
     });
     const run = await sandbox.run(`${FIND_BRIDGE}y = 1\nwhile True: bridge.output('stdout', 0, 'x' * 1000)`, {
       timeout: 5000,
     });
-    const longest = await page.evaluate(() => {
+    const { ticks, ms } = await page.evaluate(() => {
       const window = /** @type {any} */ (globalThis);
       clearInterval(window.ticker);
-      return window.longest;
+      return { ticks: window.ticks, ms: performance.now() - window.begun };
     });
     return [
       // By name where the guest is fast enough to flood; else its time is over.
       ...(["ProtocolError", "TimeoutError"].includes(run.errorType) ? [] : [`${run.outcome} ${run.error}`]),
-      ...(longest < 1000 ? [] : [`the page stood still for ${Math.round(longest)} ms`]),
+      // On a free machine there are 50 times as many; where the flood holds the page up, one or two in all.
+      ...(ticks >= ms / 250 ? [] : [`the page did ${ticks} other things in ${ms} ms`]),
       ...(await works(sandbox, run)),
     ];
   });
@@ -252,7 +250,7 @@ async function lifeOnThePage() {
   });
   await test("page: large values do not hold up the page", async () => {
     const { sandbox } = await create(page, { isolation: "frame" });
-    const longest = await page.evaluate(async () => {
+    const hold = async () => {
       const window = /** @type {any} */ (globalThis);
       const sandbox = window.sandboxes.at(-1);
       let longest = 0;
@@ -267,9 +265,11 @@ async function lifeOnThePage() {
       await sandbox.getVariable("b");
       clearInterval(timer);
       return longest;
-    });
+    };
+    // Whatever holds the page up does so each time; a busy machine does not.
+    let longest = Infinity;
+    for (let round = 0; round < 3 && longest >= 500; round += 1) longest = Math.min(longest, await page.evaluate(hold));
     await sandbox.destroy();
-    // Far above what the benchmarks ask for: this is not to fail on a busy machine.
     return longest < 500 ? [] : [`the page stood still for ${Math.round(longest)} ms`];
   });
   await page.close();
@@ -378,6 +378,18 @@ async function blockingIsRefused() {
       ];
     });
   }
+  await test("no shared memory: an exception that takes long to be told leaves a JavaScript callback", async () => {
+    const slow = `class Slow(Exception):
+    def __str__(self):
+        begin = time.monotonic()
+        while time.monotonic() - begin < 0.3: pass
+        return 'slow'
+def f(_): raise Slow
+back(f)`;
+    const run = await sandbox.run(slow);
+    const after = await sandbox.run("x");
+    return [...unequal(run.error, "Slow: slow"), ...unequal(run.state.status, "kept"), ...unequal(after.result, "7")];
+  });
   await test("no shared memory: a loop in a JavaScript callback times out", async () => {
     const run = await sandbox.run("def f(_):\n    while True: pass\nback(f)", { timeout: 400 });
     const after = await sandbox.run("x");
@@ -434,7 +446,7 @@ async function openPage(site = host.site.url) {
 async function snapshot(page) {
   const state = await page.evaluate(async () => {
     const window = /** @type {any} */ (globalThis);
-    const ignored = ["longest", "ticker"];
+    const ignored = ["begun", "ticks", "ticker"];
     return {
       globals: Object.getOwnPropertyNames(window)
         .filter((key) => !ignored.includes(key) && !/^\d+$/.test(key))

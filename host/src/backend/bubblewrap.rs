@@ -257,7 +257,7 @@ fn roots(python: &Python) -> Vec<Root> {
 }
 
 /// Where guests find this file of the host's.
-fn inside(path: &Path) -> PathBuf {
+fn seen_at(path: &Path) -> PathBuf {
     match path.strip_prefix("/") {
         Ok(below_root) if OWN.iter().any(|own| path.starts_with(own)) => Path::new(ELSEWHERE).join(below_root),
         _ => path.to_owned(),
@@ -338,7 +338,7 @@ pub fn zygote_plan(view: &View, settings: &Settings, workspaces: Option<&Path>, 
 
 fn finish(mut args: Args, view: &View, settings: &Settings, more: &[&str]) -> Plan {
     args.add(["--"]);
-    args.0.push(inside(&view.python.executable).into_os_string());
+    args.0.push(seen_at(&view.python.executable).into_os_string());
     args.0.extend(guest_args(Path::new(PACKAGE), &settings.preload));
     args.0.extend(more.iter().map(OsString::from));
     Plan {
@@ -383,7 +383,7 @@ impl Args {
         }
         for root in &view.roots {
             match root {
-                Root::Folder(folder) => args.bind("--ro-bind", folder, &inside(folder)),
+                Root::Folder(folder) => args.bind("--ro-bind", folder, &seen_at(folder)),
                 Root::Link(path, target) => args.bind("--symlink", target, path),
             }
         }
@@ -468,7 +468,7 @@ impl View {
             ". The system has to allow user namespaces: see kernel.unprivileged_userns_clone, user.max_user_namespaces and \
              kernel.apparmor_restrict_unprivileged_userns"
                 .to_owned()
-        } else if why.contains("No such file") && inside(&self.python.real) != self.python.real {
+        } else if why.contains("No such file") && seen_at(&self.python.real) != self.python.real {
             format!(
                 ". The virtual environment leads to {}, which guests cannot have under that name: make it with a Python \
                  that is elsewhere",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 from asyncio.events import _get_running_loop, _set_running_loop
 from contextlib import suppress
+from traceback import format_exception
 from typing import TYPE_CHECKING, Any
 
 from pyodide.ffi import can_run_sync, run_sync, to_js  # type: ignore[import-not-found]
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 #: The signal that `bridge.js` asks for a breath by.
 CLOCK = 64
 _CANNOT_WAIT = object()
+_TRACEBACKS = format_exception.__code__.co_filename
 _set_handler = _signal.signal  # the module `signal` adds 20 µs of enums
 
 
@@ -106,12 +108,23 @@ class BrowserBridge:
         self.runtime.flush()  # so that it shows while Python computes, and is not lost should it have to be killed
         if js.overdue():
             raise KeyboardInterrupt
-        if not self._can_block and can_run_sync() and self.runtime.is_current:
+        if not self._can_block and can_run_sync() and self.runtime.is_current and not _is_formatting(frame):
             try:
                 if self._suspend(js.breathe) is None:
                     raise KeyboardInterrupt
             except RuntimeError:
                 pass  # a JavaScript frame is in the way; the deadline still holds
+
+
+def _is_formatting(frame: FrameType | None) -> bool:
+    """Whether a traceback is being formatted. Pyodide formats that of an exception which leaves Python for JavaScript.
+
+    Then a JavaScript function is on the stack, and `can_run_sync` does not know it: to suspend would take Python's
+    frames off.
+    """
+    while frame is not None and frame.f_code.co_filename != _TRACEBACKS:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _bytes(body: Any) -> bytes:

@@ -3,7 +3,8 @@
     u32 length of what follows · u32 epoch · u32 header length · header · (u32 body length · body)*
 
 Integers are little-endian. The header is JSON, a request to the guest or an array of events to the host, as
-crates/core/src/protocol.rs has them. The epoch is a number that the guest was started with: a frame with another one is not for it.
+crates/core/src/protocol.rs has them. The epoch is a number that the guest was started with: a frame with another
+one is not for it.
 """
 
 from __future__ import annotations

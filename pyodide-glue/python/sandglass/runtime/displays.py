@@ -190,7 +190,7 @@ class Displays:
 
 
 def is_binary(mime: str) -> bool:
-    """Whether the data of a mime type are bytes, and not text. The host goes by the same rule (crates/core/src/display.rs)."""
+    """Whether the data of a mime type are bytes, and not text. The host goes by the same rule (`display.rs`)."""
     family = mime.partition("/")[0]
     return mime == "application/pdf" or (family in ("image", "audio", "video") and mime != "image/svg+xml")
 

@@ -8,8 +8,8 @@ Names, signatures and texts are those that the projects publish, because prompts
 - `rlm-core`    DwayneWilkes/rlm (`@rlm/core`) at 9209274: `packages/core/src/repl/python-setup.ts`
 - `dspy`        stanfordnlp/dspy 3.3.1 and 3.4.1: `dspy/predict/rlm.py`, `dspy/primitives/runner.js`
 
-What a controller writes to the model after a cell is in `crates/rlm/src/feedback.rs`, what it reads from the model's prose in
-`crates/rlm/src/directives.rs`.
+In `crates/rlm/src/` are what a controller writes to the model after a cell (`feedback.rs`) and what it reads from the
+model's prose (`directives.rs`).
 """
 
 from __future__ import annotations

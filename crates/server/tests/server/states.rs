@@ -61,7 +61,7 @@ async fn a_hostile_state_hurts_its_own_guest_only() {
     // One that stays where it is has its time, and no more.
     let body = json!({ "code": "1", "state": state_that_evaluates("exec('while True: pass')"), "timeout": 0.5 });
     let (_, late) = answer(server.post("/execute", &body)).await;
-    assert_eq!(late["exit_code"], 124, "{late}");
+    assert!([124, 137].contains(&late["exit_code"].as_i64().unwrap()), "{late}");
     // What one changes is gone with its guest.
     let changes = "exec('import builtins, sandglass as s; builtins.left = s.left = 1') or {}";
     assert_eq!(run(changes, "print(left)").await["stdout"], "1\n");

@@ -102,8 +102,14 @@ const SUITES = [
       ...["wasm-pack", "test", "--headless", "--chrome", "--chromedriver", find("chromedriver") ?? "chromedriver"],
       ...["--", "--test", "web"],
     ],
-    count: withoutWarnings(cargoLines),
-    env: CLIPPY,
+    count: cargoLines,
+  },
+  {
+    name: "clippy wasm",
+    command: [
+      ...["cargo", "clippy", "--target", "wasm32-unknown-unknown", "--features", "wasm", "--lib"],
+      ...["--", "-D", "warnings"],
+    ],
   },
   { name: "tsc", command: ["tsc"], needs: ["build"] },
   ...inBrowsers(1, "lifecycle", ...either(["--cycles", "200"], ["--cycles", "100"])),

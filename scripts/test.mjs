@@ -107,8 +107,8 @@ const SUITES = [
   {
     name: "clippy wasm",
     command: [
-      ...["cargo", "clippy", "--target", "wasm32-unknown-unknown", "--features", "wasm", "--lib"],
-      ...["--", "-D", "warnings"],
+      ...["cargo", "clippy", "--target", "wasm32-unknown-unknown", "--package", "sandglass"],
+      ...["--lib", "--", "-D", "warnings"],
     ],
   },
   { name: "tsc", command: ["tsc"], needs: ["build"] },

@@ -29,7 +29,9 @@ pub fn of_server(format: LogFormat) {
 /// Starts the log of a command that somebody waits for: our own warnings, such as that nothing isolates a guest.
 pub fn of_command() {
     let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter("sandglass_host=warn,sandglass_jupyter=warn,sandglass_server=warn"))
+        .with_env_filter(filter(
+            "sandglass_host=warn,sandglass_jupyter=warn,sandglass_server=warn",
+        ))
         .with_ansi(io::stderr().is_terminal())
         .with_writer(io::stderr)
         .without_time()

@@ -90,9 +90,9 @@ pub async fn image(command: ImageCommand) -> Result<u8, String> {
             let build = Build { base, packages, tag };
             image::build(&build, |line| println!("{line}")).await
         }
-        ImageCommand::Base { tag, suite, mirror } => {
-            image::base(suite.as_deref(), mirror.as_deref(), &tag).await.map(|()| tag)
-        }
+        ImageCommand::Base { tag, suite, mirror } => image::base(suite.as_deref(), mirror.as_deref(), &tag)
+            .await
+            .map(|()| tag),
     };
     println!("made {}", name.map_err(|error| error.to_string())?);
     Ok(0)

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::backend::{BackendKind, Settings, jupyter, launcher, subprocess};
+use crate::backend::{jupyter, launcher, subprocess};
+use crate::launcher::{BackendKind, Settings};
 
 /// What is to be said of a backend.
 #[derive(Debug, Clone)]

@@ -16,8 +16,8 @@ use sandglass_core::speculate::Prediction;
 use sandglass_core::stats::Stats;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::backend::Launcher;
-use crate::sandbox::{Functions, OnDisplay, OnOutput};
+use crate::callbacks::{Functions, OnDisplay, OnOutput};
+use crate::launcher::Launcher;
 use crate::value::Payload;
 
 static CLOCK: LazyLock<Instant> = LazyLock::new(Instant::now);

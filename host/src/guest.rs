@@ -14,13 +14,13 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use self::fork::{Forker, Succession};
-use crate::backend::BoxFuture;
 use crate::cgroup::Bounds;
 use crate::frame::{FRAME_SLACK_BYTES, Frame, FrameError, FrameReader, Outbox};
+use futures_util::future::BoxFuture;
 
-mod each;
 pub(crate) mod fork;
 pub(crate) mod process;
+mod rlimits;
 
 /// How a guest is to be started, as data.
 #[derive(Debug, Clone, PartialEq)]

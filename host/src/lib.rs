@@ -6,10 +6,12 @@
 //! | module | holds |
 //! |---|---|
 //! | [`sandbox`] | the public handle |
+//! | [`callbacks`] | what the host is asked by Python, and what it is shown |
 //! | [`value`] | what Python values are here; as bodies, and as JSON |
 //! | [`frame`] | the bytes between host and guest |
 //! | [`driver`] | one task per sandbox that carries out what the session wants |
 //! | [`guest`] | a running guest: channel, end, cause |
+//! | [`launcher`] | what is asked of every backend, and its settings |
 //! | [`backend`] | what starts guests: a pure plan per backend |
 //! | [`cgroup`] | what a guest's processes may use together |
 //! | [`seccomp`] | the system calls that a guest does without |
@@ -32,6 +34,7 @@
 
 pub mod args;
 pub mod backend;
+pub mod callbacks;
 pub mod cgroup;
 pub mod complete;
 pub mod completions;
@@ -42,23 +45,24 @@ pub mod frame;
 pub mod guest;
 pub mod html;
 pub mod image;
+pub mod launcher;
 pub mod log;
 pub mod notebook;
-mod packets;
 pub mod pool;
 pub mod rlm;
 pub mod runtime;
 pub mod sandbox;
 pub mod seccomp;
+mod seqpacket;
 pub mod stateless;
 pub mod users;
 pub mod value;
 pub mod workspace;
 pub mod zygote;
 
-pub use backend::{BackendKind, KernelSettings, Launcher, Resources, Settings};
 pub use guest::{Exit, Guest};
 pub use html::sanitize_html;
+pub use launcher::{BackendKind, KernelSettings, Launcher, Resources, Settings};
 pub use sandbox::{
     Answer, Capabilities, ExecuteOptions, Execution, FileEntry, Final, HostCall, Query, Sandbox, SandboxBuilder,
     Variable,

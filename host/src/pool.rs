@@ -14,9 +14,10 @@ use sandglass_core::Error;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex as AsyncMutex, Notify};
 
-use crate::backend::{BackendKind, BoxFuture, Launcher, Resources};
 use crate::guest::{Exit, Guest};
-use crate::zygote::Zygote;
+use crate::launcher::{BackendKind, Launcher, Resources};
+use crate::zygote::{Zygote, ZygoteLauncher};
+use futures_util::future::BoxFuture;
 
 /// What somebody gets who finds the pool empty.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,17 +111,6 @@ pub enum Source {
     Zygote(Arc<dyn ZygoteLauncher>),
     /// Each is a process of its own, with a memory layout of its own, which this starts.
     Fresh(Arc<dyn Launcher>),
-}
-
-/// Starts zygotes of one kind.
-pub trait ZygoteLauncher: Send + Sync + 'static {
-    /// Starts one, and waits until it is ready.
-    fn launch(&self) -> BoxFuture<'_, Result<Arc<Zygote>, Error>>;
-
-    /// Returns true when guests can have folders of theirs on the disk.
-    fn has_workspaces(&self) -> bool {
-        true
-    }
 }
 
 /// What a pool has seen.

@@ -35,8 +35,8 @@ pub use endpoint::Endpoint;
 pub use stop::Stop;
 
 use self::run::{Run, Tree};
-use crate::backend::{Launcher, Resources};
 use crate::driver::now;
+use crate::launcher::{Launcher, Resources};
 use crate::value::Value;
 
 /// What a tree of runs is asked to be.

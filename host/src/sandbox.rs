@@ -1,7 +1,6 @@
 //! The public handle of a sandbox.
 
 mod builder;
-mod host_call;
 
 use std::fmt;
 use std::ops::Deref;
@@ -9,20 +8,19 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::{Stream as Pieces, StreamExt};
-use sandglass_core::execution::{CodeExecution, Display};
-use sandglass_core::protocol::Stream;
-use sandglass_core::session::{CellFile, Command, Encoded, FileCommand, Look, Reply, Series, ToResult};
+use sandglass_core::execution::CodeExecution;
+use sandglass_core::session::{CellFile, Command, Encoded, FileCommand, Look, Reply, Series};
 use sandglass_core::speculate::{Lines, Prediction, Source};
 use sandglass_core::stats::Stats;
 use sandglass_core::{BudgetLimits, Error, Limits};
 use serde::{Deserialize, Serialize};
 
+pub use crate::callbacks::{Answer, HostCall, OnDisplay, OnOutput, Query};
+pub use crate::value::Variable;
 pub use builder::SandboxBuilder;
-pub(crate) use host_call::Functions;
-pub use host_call::{Answer, HostCall, Query};
 
-use crate::backend::BackendKind;
 use crate::driver::{Driver, Watch};
+use crate::launcher::BackendKind;
 use crate::value::{Payload, Value};
 
 /// A sandbox: Python in a guest, with its variables. Clones are the same one; when the last is dropped, the guest is ended
@@ -33,11 +31,6 @@ pub struct Sandbox {
     backend: BackendKind,
     limits: Limits,
 }
-
-/// Is shown what is printed.
-pub type OnOutput = Arc<dyn Fn(Stream, &str) + Send + Sync>;
-/// Is shown rich outputs, and told of each how it stands to the last expression's value.
-pub type OnDisplay = Arc<dyn Fn(&Display, ToResult) + Send + Sync>;
 
 /// What is said of one execution.
 #[derive(Clone, Default)]
@@ -92,19 +85,6 @@ pub struct Final {
 
 fn as_json<S: serde::Serializer>(value: &Value, serializer: S) -> Result<S::Ok, S::Error> {
     value.to_json().serialize(serializer)
-}
-
-/// A user's variable.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Variable {
-    /// Its name.
-    pub name: String,
-    /// The class name of its value.
-    #[serde(rename = "type")]
-    pub type_name: String,
-    /// `len` of its value, where that has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub length: Option<i64>,
 }
 
 /// A file or folder of the guest's.

@@ -14,9 +14,10 @@ use sandglass_core::{Error, Limits};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, timeout_at};
 
-use crate::backend::{BackendKind, BoxFuture, Launcher};
 use crate::guest::Guest;
+use crate::launcher::{BackendKind, Launcher};
 use crate::sandbox::{ExecuteOptions, Sandbox};
+use futures_util::future::BoxFuture;
 
 /// The exit code of a run that ran out of time, as timeout(1) has it.
 pub const TIMED_OUT: i32 = 124;

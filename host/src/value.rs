@@ -660,5 +660,18 @@ impl From<Vec<Self>> for Value {
     }
 }
 
+/// A user's variable.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Variable {
+    /// Its name.
+    pub name: String,
+    /// The class name of its value.
+    #[serde(rename = "type")]
+    pub type_name: String,
+    /// `len` of its value, where that has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub length: Option<i64>,
+}
+
 #[cfg(test)]
 mod tests;

@@ -14,9 +14,9 @@
 //! | `held` | files without a name that somebody still has open |
 
 mod beneath;
-mod held;
 mod names;
 mod tree;
+mod unlinked_files;
 
 #[cfg(test)]
 mod tests;
@@ -636,7 +636,9 @@ impl Workspace {
     /// [`WorkspaceError::System`], when it cannot be read.
     pub fn usage_with(&self, processes: &[u32]) -> Result<Usage, WorkspaceError> {
         let mut usage = self.usage()?;
-        usage.bytes = usage.bytes.saturating_add(held::look(&self.folder, processes).bytes);
+        usage.bytes = usage
+            .bytes
+            .saturating_add(unlinked_files::look(&self.folder, processes).bytes);
         Ok(usage)
     }
 
@@ -648,7 +650,7 @@ impl Workspace {
     pub fn measure(&self) -> Result<Usage, WorkspaceError> {
         let usage = tree::usage(&self.folder, None);
         let mut usage = usage.map_err(|error| WorkspaceError::system("the workspace", error))?;
-        let look = || held::look(&self.folder, &held::guests(&self.folder));
+        let look = || unlinked_files::look(&self.folder, &unlinked_files::guests(&self.folder));
         let mut held = look();
         if held.in_flight {
             // Who passes one on properly takes it at once.

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -19,11 +19,13 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 use tokio::sync::{Mutex as AsyncMutex, oneshot, watch};
 
-use crate::backend::{BoxFuture, Resources};
 use crate::cgroup::{Bounds, Cgroup};
+use crate::guest::process::process_of;
 use crate::guest::{self, Exit, Guest, Hits, Process};
-use crate::packets::{self, receive, send, watched};
+use crate::launcher::Resources;
+use crate::seqpacket::{self, receive, send, watched};
 use crate::users::{User, Users};
+use futures_util::future::BoxFuture;
 
 /// How long it may take to fork a guest.
 const FORK_TIMEOUT: Duration = Duration::from_secs(20);
@@ -102,6 +104,17 @@ impl GuestUsers {
     }
 }
 
+/// Starts zygotes of one kind.
+pub trait ZygoteLauncher: Send + Sync + 'static {
+    /// Starts one, and waits until it is ready.
+    fn launch(&self) -> BoxFuture<'_, Result<Arc<Zygote>, Error>>;
+
+    /// Returns true when guests can have folders of theirs on the disk.
+    fn has_workspaces(&self) -> bool {
+        true
+    }
+}
+
 /// A zygote that is ready. The last of it and of its guests that is dropped ends it.
 pub struct Zygote {
     control: AsyncFd<OwnedFd>,
@@ -142,7 +155,7 @@ pub fn control() -> Result<(OwnedFd, OwnedFd), Error> {
         let current = files.maximum;
         let _ = setrlimit(Resource::Nofile, Rlimit { current, ..files });
     }
-    packets::pair().map_err(|error| Error::BootFailed(format!("there is no socket for the zygote: {error}")))
+    seqpacket::pair().map_err(|error| Error::BootFailed(format!("there is no socket for the zygote: {error}")))
 }
 
 impl Zygote {
@@ -488,13 +501,6 @@ fn group(resources: &Resources, pidfd: &OwnedFd) -> Option<Cgroup> {
     let group = Cgroup::create("fork", &bounds).ok()?;
     group.add(process_of(pidfd)?).ok()?;
     Some(group)
-}
-
-/// The number by which we know the process of a pidfd.
-pub(crate) fn process_of(pidfd: &OwnedFd) -> Option<u32> {
-    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).ok()?;
-    let pid = info.lines().find_map(|line| line.strip_prefix("Pid:"))?;
-    pid.trim().parse().ok()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use sandglass_host::backend::BoxFuture;
+use futures_util::future::BoxFuture;
 use sandglass_host::backend::{self, bubblewrap};
-use sandglass_host::pool::{Pool, PoolSettings, Source, Unavailable, WhenEmpty, ZygoteLauncher};
+use sandglass_host::pool::{Pool, PoolSettings, Source, Unavailable, WhenEmpty};
 use sandglass_host::stateless::{self, Bounds, Request};
 use sandglass_host::workspace::Workspaces;
-use sandglass_host::zygote::Zygote;
+use sandglass_host::zygote::{Zygote, ZygoteLauncher};
 use sandglass_host::{BackendKind, Error, Launcher, Limits, Outcome, Resources, Sandbox, Settings, StateStatus, Users};
 use tokio::sync::Notify;
 

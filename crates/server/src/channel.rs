@@ -41,10 +41,11 @@ use super::pieces::messages;
 use super::quotas::{Account, Held};
 use super::sessions::{Attached, Fate, Kind, Session};
 use super::storage::Excess;
+use futures_util::future::BoxFuture;
 use sandglass_host::Killer;
-use sandglass_host::backend::{BoxFuture, Launcher};
 use sandglass_host::frame::{Frame, FrameReader};
 use sandglass_host::guest::{Exit, Guest, GuestProcess, GuestWriter};
+use sandglass_host::launcher::Launcher;
 
 /// The subprotocol that both sides speak.
 const PROTOCOL: &str = "sandglass.v8";

@@ -22,8 +22,8 @@ use tokio::task::JoinSet;
 use tower::ServiceExt;
 
 use super::metrics::{Gauge, Up};
-use super::patience::Patient;
 use super::quotas::Held;
+use super::write_timeout::WriteTimeout;
 
 /// Bytes of a request's head.
 const MOST_HEAD_BYTES: usize = 64 << 10;
@@ -222,7 +222,7 @@ async fn serve(
         .header_read_timeout(deadlines.head)
         .max_buf_size(MOST_HEAD_BYTES)
         .max_headers(MOST_HEADERS)
-        .serve_connection(TokioIo::new(Patient::new(stream, deadlines.write)), service)
+        .serve_connection(TokioIo::new(WriteTimeout::new(stream, deadlines.write)), service)
         .with_upgrades();
     let mut connection = pin!(connection);
     let ended = tokio::select! {

@@ -18,7 +18,8 @@ use super::llm::{NO_MODEL, NO_RECURSION};
 use super::quotas::Account;
 use super::sessions::{Fate, Kind, Session, new_id};
 use super::storage;
-use sandglass_host::backend::{self, Settings};
+use sandglass_host::backend;
+use sandglass_host::launcher::Settings;
 use sandglass_host::sandbox::{Answer, Query};
 use sandglass_host::{BackendKind, Resources, Sandbox, Value};
 

@@ -5,7 +5,7 @@
 //! | [`settings`] | what an operator can set |
 //! | [`access`] | keys, and what `Host` and `Origin` may be |
 //! | [`quotas`] | what a key may have, and how often it may ask |
-//! | [`connections`], [`patience`] | TCP connections and their deadlines |
+//! | [`connections`], [`write_timeout`] | TCP connections and their deadlines |
 //! | [`gate`] | what every request passes first |
 //! | [`routes`] | the table of routes, and what answers them |
 //! | [`bodies`] | bodies, bounded and in time; JSON |
@@ -31,7 +31,6 @@ mod gate;
 mod health;
 pub mod llm;
 pub mod metrics;
-pub mod patience;
 mod pieces;
 pub mod quotas;
 pub mod routes;
@@ -41,6 +40,7 @@ mod stateless;
 mod storage;
 mod variables;
 mod warm;
+pub mod write_timeout;
 
 use std::io;
 use std::net::SocketAddr;

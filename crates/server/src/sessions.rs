@@ -17,7 +17,7 @@ use super::metrics::Metrics;
 use super::quotas::Held;
 use super::storage::Folder;
 use sandglass_host::Sandbox;
-use sandglass_host::backend::Launcher;
+use sandglass_host::launcher::Launcher;
 
 /// How often expired sessions are looked for, at most and at least.
 const SWEEP: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(15));

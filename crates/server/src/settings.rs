@@ -15,6 +15,14 @@ use sandglass_host::log::LogFormat;
 use sandglass_host::pool::WhenEmpty;
 use sandglass_host::{Resources, Settings};
 
+/// What is imported before anybody asks where the settings do not say: what data science begins with. What is not installed is left
+/// out.
+const PRELOAD: &str = "numpy,pandas,scipy.stats,scipy.optimize,scipy.interpolate,sklearn.linear_model,sklearn.tree,\
+    sklearn.ensemble,sklearn.cluster,sklearn.preprocessing,sklearn.model_selection,sklearn.metrics,statsmodels.api,\
+    matplotlib.pyplot,seaborn,cloudpickle,lz4.frame,\
+    csv,datetime,collections,itertools,functools,math,random,re,json,statistics,decimal,fractions,textwrap,string,\
+    hashlib,base64,io,pathlib,typing,dataclasses,asyncio,concurrent.futures,subprocess,urllib.parse,html,xml.etree.ElementTree";
+
 /// Bytes of a MiB.
 const MIB: u64 = 1 << 20;
 
@@ -128,7 +136,7 @@ pub struct ServeArgs {
 #[derive(Debug, Clone, clap::Args)]
 pub struct WarmArgs {
     /// Modules that guests have imported; by default what data science begins with, as far as it is installed.
-    #[arg(long, env = "PRELOAD_MODULES", value_delimiter = ',', default_value = super::warm::PRELOAD, hide_default_value = true, value_name = "MODULE")]
+    #[arg(long, env = "PRELOAD_MODULES", value_delimiter = ',', default_value = PRELOAD, hide_default_value = true, value_name = "MODULE")]
     pub preload: Vec<String>,
     /// Guests that wait at least.
     #[arg(long, env = "SANDGLASS_SPARES", default_value_t = 2)]

@@ -10,17 +10,11 @@ use tokio::sync::OnceCell;
 
 use super::errors::ApiError;
 use super::settings::{ServeArgs, WarmArgs};
-use sandglass_host::backend::{self, BoxFuture, Launcher, bubblewrap};
+use futures_util::future::BoxFuture;
+use sandglass_host::backend::{self, bubblewrap};
+use sandglass_host::launcher::Launcher;
 use sandglass_host::pool::{Pool, PoolSettings, PoolStats, Source, Unavailable};
 use sandglass_host::{BackendKind, Guest, Settings};
-
-/// What is imported before anybody asks where the settings do not say: what data science begins with. What is not installed is left
-/// out.
-pub const PRELOAD: &str = "numpy,pandas,scipy.stats,scipy.optimize,scipy.interpolate,sklearn.linear_model,sklearn.tree,\
-    sklearn.ensemble,sklearn.cluster,sklearn.preprocessing,sklearn.model_selection,sklearn.metrics,statsmodels.api,\
-    matplotlib.pyplot,seaborn,cloudpickle,lz4.frame,\
-    csv,datetime,collections,itertools,functools,math,random,re,json,statistics,decimal,fractions,textwrap,string,\
-    hashlib,base64,io,pathlib,typing,dataclasses,asyncio,concurrent.futures,subprocess,urllib.parse,html,xml.etree.ElementTree";
 
 /// The server's pool, and what starts guests without it.
 pub struct Warm {

@@ -12,15 +12,16 @@ use rustix::process::geteuid;
 use sandglass_core::Error;
 use tokio::process::Command;
 
-use super::{BackendKind, BoxFuture, Launcher, Settings};
 use crate::guest::{FILTER_FD, Guest, GuestProcess, INFO_FD, MAPPED_FD, Plan};
-use crate::pool::ZygoteLauncher;
+use crate::launcher::{BackendKind, Launcher, Settings};
 use crate::runtime::{Python, Runtime, guest_args, which};
 use crate::seccomp;
 pub use crate::users::NOBODY;
 use crate::users::{INSIDE, User, Users, can_change_user, can_map};
 use crate::workspace::CELLS_FOLDER;
+use crate::zygote::ZygoteLauncher;
 use crate::zygote::{self, GuestUsers, Zygote};
+use futures_util::future::BoxFuture;
 
 /// Where it finds the package.
 const PACKAGE: &str = "/run/sandglass";

@@ -22,13 +22,14 @@ use sandglass_core::Error;
 use tempfile::TempDir;
 use tokio::net::{UnixListener, UnixStream};
 
-use super::{BackendKind, BoxFuture, Launcher, Settings};
 use crate::engine::{self, is_missing, said, unavailable};
 use crate::guest::{Guest, epoch};
 use crate::image;
+use crate::launcher::{BackendKind, Launcher, Settings};
 use crate::runtime::Runtime;
 use crate::seccomp;
 use crate::users::{NOBODY, User};
+use futures_util::future::BoxFuture;
 
 pub use plan::{Place, container};
 pub use supervisor::Supervisor;

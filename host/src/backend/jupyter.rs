@@ -31,11 +31,12 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use self::client::{Client, KernelError, Ran, bytes_of, execute, gone, ran, random};
 use self::package::{Package, call};
 use self::spec::{Connection, Spec};
-use super::{BackendKind, BoxFuture, Launcher, Settings};
 use crate::frame::Frame;
 use crate::guest::process::run;
 use crate::guest::{Exit, Guest, Hits, Plan, Process, epoch};
-use crate::sandbox::Variable;
+use crate::launcher::{BackendKind, Launcher, Settings};
+use crate::value::Variable;
+use futures_util::future::BoxFuture;
 
 /// Time that a kernel has to say what it is: this it answers while code runs.
 const INFO_WITHIN: Duration = Duration::from_secs(10);

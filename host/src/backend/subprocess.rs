@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use sandglass_core::Error;
 
-use super::{BackendKind, BoxFuture, Launcher, Settings};
 use crate::guest::{Guest, Plan};
+use crate::launcher::{BackendKind, Launcher, Settings};
 use crate::runtime::{Python, Runtime, guest_args};
+use futures_util::future::BoxFuture;
 
 /// What starts guests as plain processes. It warns, every time.
 ///

@@ -22,12 +22,13 @@ use tokio::time::Instant;
 
 use super::receive::{Parts, output_bytes};
 use super::{Answered, Callbacks, Message, Watch, instant, lock, now};
-use crate::backend::{BoxFuture, Launcher};
+use crate::callbacks::{Functions, HostCall};
 use crate::frame::{Frame, FrameError, FrameReader};
 use crate::guest::fork::{Forker, Succession};
 use crate::guest::{Exit, Guest, GuestProcess, GuestWriter, Hits};
-use crate::sandbox::{Functions, HostCall};
+use crate::launcher::Launcher;
 use crate::value::{Payload, Value};
+use futures_util::future::BoxFuture;
 
 /// Bytes of output after which the guest is given credit for more; it has that for several times as many.
 pub(super) const CREDIT_BYTES: usize = 512 << 10;

@@ -20,10 +20,10 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 
+use super::process::process_of;
 use super::{Exit, Guest, Process, epoch};
-use crate::backend::BoxFuture;
-use crate::packets::{pair, receive, send, watched};
-use crate::zygote::process_of;
+use crate::seqpacket::{pair, receive, send, watched};
+use futures_util::future::BoxFuture;
 
 /// How long a copy may take. The guest is idle when it is asked for one.
 const FORK_TIMEOUT: Duration = Duration::from_secs(5);

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read, Seek, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{ExitStatus, Stdio};
@@ -24,11 +24,11 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::each::Each;
 use super::fork::Forker;
+use super::rlimits::Rlimits;
 use super::{CHANNEL_FD, CONTROL_FD, Exit, FILTER_FD, GATE_FD, Guest, Hits, INFO_FD, MAPPED_FD, Plan, Process, epoch};
-use crate::backend::BoxFuture;
 use crate::cgroup::Cgroup;
+use futures_util::future::BoxFuture;
 
 /// Bytes of a guest's own output that are kept, to say why it ended.
 const KEPT_BYTES: usize = 4 << 10;
@@ -155,7 +155,7 @@ fn start_here(plan: Plan, epoch: u32, ends: [Option<OwnedFd>; 2], output: OwnedF
     let mark = OsString::from(format!("{}.{epoch}", std::process::id()));
     let (gate, mut word) = io::pipe()?;
     let cgroup = Cgroup::create("guest", &bounds).map_err(not_bounded).ok();
-    let each = Each {
+    let each = Rlimits {
         open_files: open_files.into(),
         file_bytes,
         memory_bytes: cgroup.is_none().then_some(bounds.memory_bytes),
@@ -258,6 +258,13 @@ fn not_bounded(why: String) {
             "guests may use as many processes and as much processor time as they like, and memory by the process: {why}"
         )
     });
+}
+
+/// The number by which we know the process of a pidfd.
+pub(crate) fn process_of(pidfd: &OwnedFd) -> Option<u32> {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).ok()?;
+    let pid = info.lines().find_map(|line| line.strip_prefix("Pid:"))?;
+    pid.trim().parse().ok()
 }
 
 /// A file without a name that holds these bytes, to be read from its beginning.

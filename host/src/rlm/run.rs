@@ -20,11 +20,12 @@ use super::draft::draft;
 use super::repl::Repl;
 use super::stop::Stop;
 use super::{Endpoint, RlmOptions};
-use crate::backend::{BoxFuture, Launcher};
 use crate::completions::OnText;
 use crate::driver::now;
+use crate::launcher::Launcher;
 use crate::sandbox::{Answer, Query};
 use crate::value::Value;
+use futures_util::future::BoxFuture;
 
 /// What all runs of a tree share.
 pub(super) struct Tree {

@@ -9,9 +9,10 @@ use sandglass_core::protocol::QUERIES;
 use sandglass_core::{BudgetLimits, Error, Limits, Profile, Session};
 
 use super::Sandbox;
-use super::host_call::{self, Answer, Functions, HostCall, Query};
-use crate::backend::{self, BackendKind, KernelSettings, Launcher, Resources, Settings};
+use crate::backend;
+use crate::callbacks::{self, Answer, Functions, HostCall, Query};
 use crate::driver::{Callbacks, Driver, now};
+use crate::launcher::{BackendKind, KernelSettings, Launcher, Resources, Settings};
 use crate::users::Users;
 use crate::value::Value;
 use crate::workspace::Workspace;
@@ -195,7 +196,7 @@ impl SandboxBuilder {
         F: Fn(HostCall) -> R + Send + Sync + 'static,
         R: Future<Output = Result<Value, String>> + Send + 'static,
     {
-        self.functions.insert(name.into(), host_call::own(function));
+        self.functions.insert(name.into(), callbacks::own(function));
         self
     }
 
@@ -208,7 +209,7 @@ impl SandboxBuilder {
         A: Into<Answer>,
     {
         self.functions
-            .insert(QUERIES[0].to_owned(), host_call::query(false, function));
+            .insert(QUERIES[0].to_owned(), callbacks::query(false, function));
         self
     }
 
@@ -221,7 +222,7 @@ impl SandboxBuilder {
         A: Into<Answer>,
     {
         self.functions
-            .insert(QUERIES[1].to_owned(), host_call::query(true, function));
+            .insert(QUERIES[1].to_owned(), callbacks::query(true, function));
         self
     }
 

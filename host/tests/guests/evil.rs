@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use sandglass_host::backend::BoxFuture;
+use futures_util::future::BoxFuture;
 use sandglass_host::guest::{Guest, Plan};
 use sandglass_host::{BackendKind, Error, Launcher, Limits, PROTOCOL_VERSION, Resources, Sandbox};
 

@@ -16,10 +16,10 @@ use tokio::runtime::Handle;
 use tokio::time::sleep;
 
 use super::supervisor::remove;
-use crate::backend::BoxFuture;
 use crate::cgroup::{Events, Watched};
 use crate::engine::is_missing;
 use crate::guest::{Exit, Hits, Process};
+use futures_util::future::BoxFuture;
 
 /// SIGKILL.
 const KILLED: i32 = 9;

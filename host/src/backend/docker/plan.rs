@@ -8,8 +8,8 @@ use bollard::models::{
     MountBindOptionsPropagationEnum, MountType, ResourcesUlimits,
 };
 
-use crate::backend::{Resources, Settings};
 use crate::guest::process::OOM_SCORE;
+use crate::launcher::{Resources, Settings};
 use crate::runtime::guest_args;
 use crate::workspace::CELLS_FOLDER;
 

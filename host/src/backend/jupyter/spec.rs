@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::zmtp::Endpoint;
-use crate::backend::Settings;
+use crate::launcher::Settings;
 use crate::runtime::which;
 
 /// Bytes that such a file may have.
@@ -243,7 +243,7 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::KernelSettings;
+    use crate::launcher::KernelSettings;
 
     fn settings(name: &Path) -> Settings {
         Settings {

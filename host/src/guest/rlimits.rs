@@ -10,7 +10,7 @@ const BLOCK_BYTES: u64 = 512;
 
 /// What each process may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Each {
+pub(super) struct Rlimits {
     /// Open files.
     pub open_files: u64,
     /// Bytes of each file that it writes.
@@ -20,7 +20,7 @@ pub(super) struct Each {
     pub memory_bytes: Option<u64>,
 }
 
-impl Each {
+impl Rlimits {
     /// The commands that set these limits; they fail when one cannot be set.
     pub(super) fn commands(&self) -> String {
         let mut commands = "ulimit -c 0".to_owned();
@@ -44,7 +44,7 @@ mod tests {
 
     use super::*;
 
-    fn limits(each: &Each, shell: &str) -> String {
+    fn limits(each: &Rlimits, shell: &str) -> String {
         let script = format!("{} && cat /proc/self/limits", each.commands());
         let output = Command::new(shell).args(["-c", &script]).output().unwrap();
         assert!(output.status.success(), "{output:?}");
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn a_shell_takes_the_limits_upon_itself() {
-        let each = Each {
+        let each = Rlimits {
             open_files: 100,
             file_bytes: 1 << 20,
             memory_bytes: Some(64 << 20),
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn more_than_the_host_has_is_not_asked_for() {
-        let each = Each {
+        let each = Rlimits {
             open_files: u64::MAX,
             file_bytes: 1 << 30,
             memory_bytes: None,

@@ -16,7 +16,7 @@ const LINGERING: Duration = Duration::from_secs(5);
 
 /// Adds deadlines to a stream.
 #[derive(Debug)]
-pub struct Patient<S> {
+pub struct WriteTimeout<S> {
     stream: S,
     write_timeout: Duration,
     stalled: Option<Pin<Box<Sleep>>>,
@@ -29,7 +29,7 @@ struct Ending {
     left: usize,
 }
 
-impl<S> Patient<S> {
+impl<S> WriteTimeout<S> {
     /// `write_timeout`: how long the peer may take nothing of what it is sent.
     pub fn new(stream: S, write_timeout: Duration) -> Self {
         Self {
@@ -58,7 +58,7 @@ impl<S> Patient<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -68,7 +68,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.watch(polled, context)
@@ -126,7 +126,7 @@ mod tests {
     #[tokio::test]
     async fn a_peer_that_takes_nothing_loses_the_connection() {
         let (near, _far) = duplex(16);
-        let mut near = Patient::new(near, Duration::from_millis(20));
+        let mut near = WriteTimeout::new(near, Duration::from_millis(20));
         let error = near.write_all(&[0; 1_000]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
@@ -134,7 +134,7 @@ mod tests {
     #[tokio::test]
     async fn a_peer_that_reads_slowly_keeps_it() {
         let (near, mut far) = duplex(16);
-        let mut near = Patient::new(near, Duration::from_secs(600));
+        let mut near = WriteTimeout::new(near, Duration::from_secs(600));
         let reading = tokio::spawn(async move {
             let mut taken = Vec::new();
             far.read_to_end(&mut taken).await.map(|_| taken.len())
@@ -147,7 +147,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_under_way_at_the_end_is_read() {
         let (near, mut far) = duplex(1 << 10);
-        let mut near = Patient::new(near, Duration::from_secs(600));
+        let mut near = WriteTimeout::new(near, Duration::from_secs(600));
         let sending = tokio::spawn(async move {
             far.write_all(&[1; 100_000]).await?;
             let mut told = String::new();

@@ -1,13 +1,21 @@
-//! What Python can ask of the host.
+//! What the host is asked by Python, and what it is shown.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use sandglass_core::budget::{Budget, Usage};
+use sandglass_core::execution::Display;
+use sandglass_core::protocol::Stream;
+use sandglass_core::session::ToResult;
 use sandglass_core::value::{ill_formed, lone_surrogate};
 
-use crate::backend::BoxFuture;
 use crate::value::Value;
+use futures_util::future::BoxFuture;
+
+/// Is shown what is printed.
+pub type OnOutput = Arc<dyn Fn(Stream, &str) + Send + Sync>;
+/// Is shown rich outputs, and told of each how it stands to the last expression's value.
+pub type OnDisplay = Arc<dyn Fn(&Display, ToResult) + Send + Sync>;
 
 /// A call of a host function.
 #[derive(Debug, Clone)]
@@ -82,7 +90,7 @@ pub(crate) type HostFunction = Arc<dyn Fn(HostCall) -> BoxFuture<'static, Return
 pub(crate) type Functions = HashMap<String, HostFunction>;
 
 /// A function of the user's own.
-pub(super) fn own<F, R>(function: F) -> HostFunction
+pub(crate) fn own<F, R>(function: F) -> HostFunction
 where
     F: Fn(HostCall) -> R + Send + Sync + 'static,
     R: Future<Output = Result<Value, String>> + Send + 'static,
@@ -94,7 +102,7 @@ where
 }
 
 /// A function that asks a model; `llm_query(prompt, model)` and `rlm_query(task, context, model)` differ in their arguments.
-pub(super) fn query<F, R, A>(recursive: bool, function: F) -> HostFunction
+pub(crate) fn query<F, R, A>(recursive: bool, function: F) -> HostFunction
 where
     F: Fn(Query) -> R + Send + Sync + 'static,
     R: Future<Output = Result<A, String>> + Send + 'static,

@@ -1,0 +1,207 @@
+//! What every backend is asked for: guests of one kind, started from the same settings.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use sandglass_core::Error;
+use serde::{Deserialize, Serialize};
+
+use crate::cgroup::Bounds;
+use crate::guest::Guest;
+use crate::users::Users;
+
+/// Which backend runs the guests.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BackendKind {
+    /// The best that this machine has: bubblewrap, else Docker; a plain process only where that is allowed.
+    #[default]
+    Auto,
+    /// Namespaces, no capabilities, a narrow file system.
+    Bubblewrap,
+    /// A container.
+    Docker,
+    /// A plain process: no isolation at all.
+    Subprocess,
+    /// A Jupyter kernel: no isolation at all.
+    Jupyter,
+}
+
+impl BackendKind {
+    /// All there are.
+    pub const ALL: [Self; 5] = [
+        Self::Auto,
+        Self::Bubblewrap,
+        Self::Docker,
+        Self::Subprocess,
+        Self::Jupyter,
+    ];
+
+    /// Whether its guests can do whatever the host can. Such a backend is never taken that was not named.
+    pub fn isolates_nothing(self) -> bool {
+        matches!(self, Self::Subprocess | Self::Jupyter)
+    }
+
+    /// Its public name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Bubblewrap => "bubblewrap",
+            Self::Docker => "docker",
+            Self::Subprocess => "subprocess",
+            Self::Jupyter => "jupyter",
+        }
+    }
+}
+
+impl fmt::Display for BackendKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+impl FromStr for BackendKind {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
+            Error::invalid(
+                "backend",
+                format!("must be auto, bubblewrap, docker, subprocess or jupyter, not \"{name}\""),
+            )
+        })
+    }
+}
+
+/// What a guest may use of the machine.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Resources {
+    /// Bytes of memory, of all its processes together.
+    pub memory_bytes: u64,
+    /// Processes and threads.
+    pub pids: u32,
+    /// Processors, in parts of one.
+    pub cpus: f64,
+    /// Open files of a process.
+    pub open_files: u32,
+    /// Bytes of `/tmp`, and of `/dev/shm`.
+    pub tmp_bytes: u64,
+    /// Bytes of the workspace.
+    pub disk_bytes: u64,
+}
+
+impl Default for Resources {
+    fn default() -> Self {
+        Self {
+            memory_bytes: 2 << 30,
+            pids: 256,
+            cpus: 1.0,
+            open_files: 1024,
+            tmp_bytes: 256 << 20,
+            disk_bytes: 1 << 30,
+        }
+    }
+}
+
+impl Resources {
+    /// Those that a control group bounds.
+    pub fn bounds(&self) -> Bounds {
+        Bounds {
+            memory_bytes: self.memory_bytes,
+            pids: self.pids,
+            cpus: self.cpus,
+        }
+    }
+
+    /// As how many processors that is, for libraries that would look for them where a guest sees nothing (`LOKY_MAX_CPU_COUNT`).
+    pub(crate) fn processors(&self) -> String {
+        format!("{:.0}", self.cpus.ceil().max(1.0))
+    }
+
+    /// Bytes that a file may have: as many as the largest place for files.
+    pub fn file_bytes(&self) -> u64 {
+        self.disk_bytes.max(self.tmp_bytes)
+    }
+}
+
+/// What a backend plans from.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    /// The Python that runs guests (not in Docker); by default `/usr/bin/python3`, else the first on `PATH`.
+    pub python: Option<PathBuf>,
+    /// Docker's image.
+    pub image: Option<String>,
+    /// Docker's runtime, such as `runsc`.
+    pub runtime: Option<String>,
+    /// Which kernel runs guests (`jupyter` only).
+    pub kernel: KernelSettings,
+    /// What a guest may use.
+    pub resources: Resources,
+    /// The folder that the guest has as `/workspace`; without one it has an empty folder of its own.
+    pub workspace: Option<PathBuf>,
+    /// Modules that a guest imports before it says that it is ready.
+    pub preload: Vec<String>,
+    /// Whether the folder [`CELLS_FOLDER`](crate::workspace::CELLS_FOLDER) of the workspace is the host's: guests have an empty one in
+    /// its place, that they cannot write to.
+    pub hides_cells: bool,
+    /// Whether guests can make copies of themselves that run code ahead. In bubblewrap and plain processes only.
+    pub ahead: bool,
+    /// Whether `auto` may come down to a plain process.
+    pub allow_subprocess: bool,
+    /// The user ids that guests get, one each, where the host is root. In bubblewrap and Docker.
+    pub guest_users: Users,
+}
+
+/// Which Jupyter kernel runs guests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelSettings {
+    /// The kernelspec that each guest gets a kernel of: its name, or the folder that it is in. By default `python3`.
+    pub name: Option<String>,
+    /// The connection file of a kernel that runs, in the place of a kernelspec: it gets one guest at a time, and goes on after it.
+    pub connection_file: Option<PathBuf>,
+    /// Time that a kernel has to start, or to get to us.
+    pub patience: Duration,
+}
+
+impl Default for KernelSettings {
+    fn default() -> Self {
+        Self {
+            name: None,
+            connection_file: None,
+            patience: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Starts guests of one kind. It holds what they share: files, images, a plan.
+pub trait Launcher: Send + Sync + 'static {
+    /// Which backend it is.
+    fn kind(&self) -> BackendKind;
+
+    /// Whether its guests can make copies of themselves that run code ahead.
+    fn forks(&self) -> bool {
+        false
+    }
+
+    /// Starts one. It has not been sent anything yet, and is ended when it is dropped.
+    fn launch(&self) -> BoxFuture<'_, Result<Guest, Error>>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_kinds_belong_together() {
+        for kind in BackendKind::ALL {
+            assert_eq!(kind.to_string().parse::<BackendKind>(), Ok(kind));
+            assert_eq!(serde_json::to_value(kind).unwrap(), kind.name());
+        }
+        let error = "podman".parse::<BackendKind>().unwrap_err();
+        assert_eq!(error.code(), "invalid_option");
+        assert!(error.to_string().contains("podman"));
+    }
+}

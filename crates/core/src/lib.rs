@@ -17,7 +17,7 @@
 //! | [`error`] | what can go wrong |
 //! | [`guest`] | the Python runtime, embedded |
 //! | [`speculate`] | what is worth doing before anybody asks for it |
-//! | [`stats`], [`prometheus`] | what a session has done, in numbers |
+//! | [`stats`] | what a session has done, in numbers |
 
 pub mod budget;
 pub mod deadline;
@@ -28,7 +28,7 @@ pub mod guest;
 pub mod limits;
 pub mod output;
 pub mod packages;
-pub mod prometheus;
+mod prometheus;
 #[expect(
     missing_docs,
     reason = "the fields of messages are named after what the variants' docs explain"

@@ -1,7 +1,6 @@
 //! Making, listing and destroying sessions.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use axum::Extension;
 use axum::body::Body;
@@ -108,7 +107,7 @@ pub async fn create(
         let watching = storage::watch(app.clone(), Arc::clone(folder), Arc::downgrade(&session));
         tokio::spawn(watching);
     }
-    app.metrics.sessions_created.fetch_add(1, Ordering::Relaxed);
+    app.metrics.sessions_created.inc();
     tracing::info!(session = session.id, owner = %account.owner, backend = %session.backend(), "created");
     let told = json!({ "id": session.id, "backend": session.backend(), "capabilities": capabilities });
     bodies::json(StatusCode::CREATED, 0, told).await

@@ -1,11 +1,16 @@
 //! For whoever operates the server: whether it lives, what it has, what it has counted.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use sandglass_core::prometheus::{head, line};
+use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet, prometheus_text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
 use serde_json::{Value as Json, json};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
@@ -114,81 +119,110 @@ async fn run(app: &App) -> Result<Json, String> {
 }
 
 /// `GET /metrics`.
-pub async fn metrics(State(app): State<App>) -> Response {
-    let text = app.metrics.text(&[
-        ("sandglass_sessions", "Sessions that there are.", app.quotas.sessions()),
-        (
-            "sandglass_executions",
-            "Executions that run or wait.",
-            app.quotas.executions(),
-        ),
-    ]);
-    let text = text + &app.metrics.ahead_text(app.sessions.under_way());
-    let text = text + &app.warm.stats().map(|stats| pool_text(&stats)).unwrap_or_default();
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
+pub async fn metrics(State(app): State<App>) -> Result<Response, ApiError> {
+    let mut registry = Registry::with_prefix("sandglass");
+    for (name, help, value) in [
+        ("sessions", "Sessions that there are", app.quotas.sessions()),
+        ("executions", "Executions that run or wait", app.quotas.executions()),
+    ] {
+        registry.register(name, help, ConstGauge::new(value));
+    }
+    app.metrics.register(&mut registry);
+    if let Some(stats) = app.warm.stats() {
+        let zygotes = ConstCounter::new(stats.zygotes);
+        registry.register("zygotes", "Zygotes that were started", zygotes);
+        register_pool(registry.sub_registry_with_prefix("pool"), stats);
+    }
+    let mut text = app.metrics.ahead_text(app.sessions.under_way());
+    prometheus_text::encode(&mut text, &registry).map_err(|error| ApiError::internal(error.to_string()))?;
+    Ok(([(header::CONTENT_TYPE, prometheus_text::CONTENT_TYPE)], text).into_response())
 }
 
 /// The pool's part of the metrics.
-fn pool_text(stats: &PoolStats) -> String {
-    let mut text = String::new();
-    let gauges = [
-        ("sandglass_pool_spares", "Guests that wait.", stats.spares as f64),
-        ("sandglass_pool_level", "Guests that are to wait.", stats.level as f64),
-        (
-            "sandglass_pool_warmup_seconds",
-            "What the last zygote took to be ready.",
-            stats.warmup_ms / 1_000.0,
-        ),
-        (
-            "sandglass_pool_make_seconds",
-            "What the last guest took to make.",
-            stats.make_ms / 1_000.0,
-        ),
-    ];
-    for (name, help, value) in gauges {
-        head(&mut text, name, "gauge", help);
-        line(&mut text, name, "", &value);
+fn register_pool(registry: &mut Registry, stats: PoolStats) {
+    for (name, help, value) in [
+        ("spares", "Guests that wait", stats.spares),
+        ("level", "Guests that are to wait", stats.level),
+    ] {
+        registry.register(name, help, ConstGauge::new(value));
     }
-    let counters = [
-        ("sandglass_pool_made_total", "Guests that were made.", stats.made),
+    for (name, help, ms) in [
         (
-            "sandglass_pool_empty_total",
-            "How often somebody found no guest.",
-            stats.empty,
+            "warmup_seconds",
+            "Seconds that the last zygote took to be ready",
+            stats.warmup_ms,
         ),
         (
-            "sandglass_pool_refused_total",
-            "How often somebody was refused because of that.",
-            stats.refused,
+            "make_seconds",
+            "Seconds that the last guest took to make",
+            stats.make_ms,
         ),
-        (
-            "sandglass_pool_cold_total",
-            "Guests that were started cold because of that.",
-            stats.cold,
-        ),
-        (
-            "sandglass_pool_died_total",
-            "Guests that died while they waited.",
-            stats.died,
-        ),
-        (
-            "sandglass_pool_failed_total",
-            "Guests that could not be made.",
-            stats.failed,
-        ),
-        ("sandglass_zygotes_total", "Zygotes that were started.", stats.zygotes),
-    ];
-    for (name, help, value) in counters {
-        head(&mut text, name, "counter", help);
-        line(&mut text, name, "", &value);
+    ] {
+        registry.register(name, help, ConstGauge::new(ms / 1_000.0));
     }
-    let name = "sandglass_pool_acquire_seconds";
-    head(&mut text, name, "histogram", "How long it took to get a guest.");
-    for (bound, count) in &stats.acquire_seconds {
-        line(&mut text, &format!("{name}_bucket"), &format!("le=\"{bound}\""), count);
+    for (name, help, value) in [
+        ("made", "Guests that were made", stats.made),
+        ("empty", "Times that no guest waited", stats.empty),
+        ("refused", "Sessions and runs refused because of that", stats.refused),
+        ("cold", "Guests that were started cold because of that", stats.cold),
+        ("died", "Guests that died while they waited", stats.died),
+        ("failed", "Guests that could not be made", stats.failed),
+    ] {
+        registry.register(name, help, ConstCounter::new(value));
     }
-    line(&mut text, &format!("{name}_bucket"), "le=\"+Inf\"", &stats.acquired);
-    line(&mut text, &format!("{name}_sum"), "", &stats.acquire_seconds_sum);
-    line(&mut text, &format!("{name}_count"), "", &stats.acquired);
-    text
+    let help = "Seconds that it took to get a guest";
+    registry.register("acquire_seconds", help, Acquisitions(stats));
+}
+
+/// The pool's own histogram of the times that acquiring took.
+#[derive(Debug)]
+struct Acquisitions(PoolStats);
+
+impl EncodeMetric for Acquisitions {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        let Self(stats) = self;
+        let mut buckets = stats.acquire_seconds.clone();
+        // The pool counts what took at most so long. The library wants what each bucket has more than the one before.
+        for at in (1..buckets.len()).rev() {
+            buckets[at].1 -= buckets[at - 1].1;
+        }
+        encoder.encode_histogram::<NoLabelSet>(stats.acquire_seconds_sum, stats.acquired, &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pool_comes_out_in_the_text_format() {
+        let stats = PoolStats {
+            cold: 2,
+            acquired: 4,
+            warmup_ms: 250.0,
+            acquire_seconds: vec![(0.000_1, 1), (0.25, 3), (5.0, 3)],
+            acquire_seconds_sum: 10.5,
+            ..PoolStats::default()
+        };
+        let (mut registry, mut text) = (Registry::with_prefix("sandglass_pool"), String::new());
+        register_pool(&mut registry, stats);
+        prometheus_text::encode(&mut text, &registry).unwrap();
+        for line in [
+            "# TYPE sandglass_pool_cold_total counter",
+            "sandglass_pool_cold_total 2",
+            "sandglass_pool_warmup_seconds 0.25",
+            "sandglass_pool_acquire_seconds_bucket{le=\"0.0001\"} 1",
+            "sandglass_pool_acquire_seconds_bucket{le=\"0.25\"} 3",
+            "sandglass_pool_acquire_seconds_bucket{le=\"5\"} 3",
+            "sandglass_pool_acquire_seconds_bucket{le=\"+Inf\"} 4",
+            "sandglass_pool_acquire_seconds_sum 10.5",
+            "sandglass_pool_acquire_seconds_count 4",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n\n{text}");
+        }
+    }
 }

@@ -1,11 +1,14 @@
-//! Counters, in Prometheus' text format.
+//! Counters, as Prometheus reads them.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use sandglass_core::prometheus::{escaped, head, line};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
 use sandglass_core::stats::Stats;
 use tokio::sync::watch;
 
@@ -22,15 +25,34 @@ pub struct Metrics {
     /// WebSockets that are open.
     pub channels: Gauge,
     /// Sessions that were created.
-    pub sessions_created: AtomicU64,
+    pub sessions_created: Counter,
     /// Sessions that expired.
-    pub sessions_expired: AtomicU64,
-    guests_lost: AtomicU64,
-    requests: Mutex<BTreeMap<(String, &'static str, u16), u64>>,
-    refusals: Mutex<BTreeMap<&'static str, u64>>,
-    executions: Mutex<BTreeMap<String, Histogram>>,
-    llm_calls: Mutex<BTreeMap<&'static str, u64>>,
+    pub sessions_expired: Counter,
+    guests_lost: Counter,
+    requests: Family<Request, Counter>,
+    refusals: Family<Label, Counter>,
+    executions: Executions,
+    llm_calls: Family<Label, Counter>,
     ahead: Mutex<Stats>,
+}
+
+/// A label and its value.
+type Label = [(&'static str, String); 1];
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Request {
+    route: String,
+    method: &'static str,
+    status: u16,
+}
+
+#[derive(Debug)]
+struct Executions(Family<Label, Histogram>);
+
+impl Default for Executions {
+    fn default() -> Self {
+        Self(Family::new_with_constructor(|| Histogram::new(BUCKETS)))
+    }
 }
 
 /// What there is now. [`Gauge::up`] counts until its guard is dropped.
@@ -67,164 +89,81 @@ impl Drop for Up {
     }
 }
 
-#[derive(Debug, Default)]
-struct Histogram {
-    buckets: [u64; BUCKETS.len()],
-    count: u64,
-    seconds: f64,
-}
-
 impl Metrics {
     /// A request was answered, or given up by its client (status 499). `route` is a pattern of the router's, never the path itself.
     pub fn request(&self, route: &str, method: &'static str, status: u16) {
-        let mut requests = lock(&self.requests);
-        *requests.entry((route.to_owned(), method, status)).or_default() += 1;
+        let route = route.to_owned();
+        self.requests.get_or_create(&Request { route, method, status }).inc();
     }
 
     /// A request was refused with this code.
-    pub fn refusal(&self, code: &'static str) {
-        *lock(&self.refusals).entry(code).or_default() += 1;
+    pub fn refusal(&self, code: &str) {
+        self.refusals.get_or_create(&[("code", code.to_owned())]).inc();
     }
 
     /// An execution ended.
     pub fn execution(&self, outcome: &str, took: Duration) {
-        let mut executions = lock(&self.executions);
-        let histogram = executions.entry(outcome.to_owned()).or_default();
-        let seconds = took.as_secs_f64();
-        for (bucket, bound) in histogram.buckets.iter_mut().zip(BUCKETS) {
-            *bucket += u64::from(seconds <= bound);
-        }
-        histogram.count += 1;
-        histogram.seconds += seconds;
+        let outcome = [("outcome", outcome.to_owned())];
+        self.executions.0.get_or_create(&outcome).observe(took.as_secs_f64());
     }
 
     /// A guest was lost while its session lived.
     pub fn lost_guest(&self) {
-        self.guests_lost.fetch_add(1, Ordering::Relaxed);
+        self.guests_lost.inc();
     }
 
     /// A call of the model ended.
-    pub fn llm_call(&self, result: &'static str) {
-        *lock(&self.llm_calls).entry(result).or_default() += 1;
+    pub fn llm_call(&self, result: &str) {
+        self.llm_calls.get_or_create(&[("result", result.to_owned())]).inc();
     }
 
     /// Executions and code that ran ahead, which a session has had since the last time.
     pub fn ran_ahead(&self, new: &Stats) {
-        lock(&self.ahead).add(new);
+        self.ahead.lock().unwrap_or_else(PoisonError::into_inner).add(new);
     }
 
     /// The part of the text about code that ran ahead, of which so much is still under way.
     pub fn ahead_text(&self, under_way: u64) -> String {
-        lock(&self.ahead).metrics_with(under_way)
+        let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        ahead.metrics_with(under_way)
     }
 
-    /// The text that Prometheus reads; `gauges` are those that others know.
-    pub fn text(&self, gauges: &[(&str, &str, u64)]) -> String {
-        let mut text = String::new();
-        for (name, help, value) in gauges {
-            head(&mut text, name, "gauge", help);
-            line(&mut text, name, "", value);
+    /// Registers all but what ran ahead.
+    pub fn register(&self, registry: &mut Registry) {
+        for (name, help, gauge) in [
+            ("connections", "Open TCP connections", &self.connections),
+            ("channels", "Open WebSocket channels", &self.channels),
+        ] {
+            registry.register(name, help, ConstGauge::new(gauge.get()));
         }
-        let own = [
+        for (name, help, counter) in [
+            ("sessions_created", "Sessions created", &self.sessions_created),
+            ("sessions_expired", "Sessions that expired", &self.sessions_expired),
             (
-                "sandglass_connections",
-                "gauge",
-                "Open TCP connections.",
-                self.connections.get(),
-            ),
-            (
-                "sandglass_channels",
-                "gauge",
-                "Open WebSocket channels.",
-                self.channels.get(),
-            ),
-            (
-                "sandglass_sessions_created_total",
-                "counter",
-                "Sessions created.",
-                load(&self.sessions_created),
-            ),
-            (
-                "sandglass_sessions_expired_total",
-                "counter",
-                "Sessions that expired.",
-                load(&self.sessions_expired),
-            ),
-            (
-                "sandglass_guests_lost_total",
-                "counter",
-                "Guests lost while their session lived.",
-                load(&self.guests_lost),
-            ),
-        ];
-        for (name, kind, help, value) in own {
-            head(&mut text, name, kind, help);
-            line(&mut text, name, "", &value);
-        }
-        head(
-            &mut text,
-            "sandglass_requests_total",
-            "counter",
-            "Requests answered; 499: given up by the client.",
-        );
-        for ((route, method, status), count) in &*lock(&self.requests) {
-            let labels = format!("route=\"{}\",method=\"{method}\",status=\"{status}\"", escaped(route));
-            line(&mut text, "sandglass_requests_total", &labels, count);
-        }
-        for (name, help, label, counts) in [
-            (
-                "sandglass_refusals_total",
-                "Requests refused, by error code.",
-                "code",
-                &self.refusals,
-            ),
-            (
-                "sandglass_llm_calls_total",
-                "Calls of the model for guests.",
-                "result",
-                &self.llm_calls,
+                "guests_lost",
+                "Guests lost while their session lived",
+                &self.guests_lost,
             ),
         ] {
-            head(&mut text, name, "counter", help);
-            for (value, count) in &*lock(counts) {
-                line(&mut text, name, &format!("{label}=\"{value}\""), count);
-            }
+            registry.register(name, help, counter.clone());
         }
-        let name = "sandglass_execution_seconds";
-        head(&mut text, name, "histogram", "Wall time of executions, by outcome.");
-        for (outcome, histogram) in &*lock(&self.executions) {
-            let outcome = format!("outcome=\"{}\"", escaped(outcome));
-            for (bound, count) in BUCKETS.iter().zip(histogram.buckets) {
-                line(
-                    &mut text,
-                    &format!("{name}_bucket"),
-                    &format!("{outcome},le=\"{bound}\""),
-                    &count,
-                );
-            }
-            line(
-                &mut text,
-                &format!("{name}_bucket"),
-                &format!("{outcome},le=\"+Inf\""),
-                &histogram.count,
-            );
-            line(&mut text, &format!("{name}_sum"), &outcome, &histogram.seconds);
-            line(&mut text, &format!("{name}_count"), &outcome, &histogram.count);
+        let help = "Requests answered; 499: given up by the client";
+        registry.register("requests", help, self.requests.clone());
+        for (name, help, counts) in [
+            ("refusals", "Requests refused, by error code", &self.refusals),
+            ("llm_calls", "Calls of the model for guests", &self.llm_calls),
+        ] {
+            registry.register(name, help, counts.clone());
         }
-        text
+        let help = "Wall time of executions, by outcome";
+        registry.register("execution_seconds", help, self.executions.0.clone());
     }
-}
-
-fn load(counter: &AtomicU64) -> u64 {
-    counter.load(Ordering::Relaxed)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
+    use prometheus_client::encoding::prometheus_text;
+
     use super::*;
 
     #[test]
@@ -236,9 +175,10 @@ mod tests {
         metrics.execution("ok", Duration::from_millis(3));
         metrics.execution("ok", Duration::from_secs(500));
         let open = metrics.connections.up();
-        let text = metrics.text(&[("sandglass_sessions", "Sessions.", 7)]);
+        let (mut registry, mut text) = (Registry::with_prefix("sandglass"), String::new());
+        metrics.register(&mut registry);
+        prometheus_text::encode(&mut text, &registry).unwrap();
         for line in [
-            "sandglass_sessions 7",
             "# TYPE sandglass_requests_total counter",
             "sandglass_requests_total{route=\"/v1/sessions/{id}\",method=\"DELETE\",status=\"204\"} 2",
             "sandglass_refusals_total{code=\"unauthorized\"} 1",

@@ -310,7 +310,7 @@ pub(super) async fn expire(app: App) {
         let expired = app.sessions.idle_since(most);
         for id in &expired {
             tracing::info!(session = id, "expired");
-            app.metrics.sessions_expired.fetch_add(1, Ordering::Relaxed);
+            app.metrics.sessions_expired.inc();
         }
         join_all(expired.iter().map(|id| app.sessions.remove(id, Fate::Kept))).await;
     }

@@ -1,4 +1,4 @@
-"""Copies of a native guest that run code which nobody has asked for yet: forks of its process (`crates/core/src/session/ahead.rs`).
+"""Copies of a native guest that run code which nobody has asked for yet: forks of its process (`crates/core/src/session/shadow.rs`).
 
 The host asks for one on a control socket of type SOCK_SEQPACKET, between two turns. The packet is `{"epoch": n}` and
 comes with the copy's channel, its own control socket, and a socket on which there is a byte when its code has come. The

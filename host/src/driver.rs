@@ -1,8 +1,9 @@
 //! Carries out what the session wants: one task per sandbox, which is the only one that has its session and its guest.
 
-mod ahead;
-mod pump;
 mod receive;
+mod shadow;
+mod slots;
+mod task;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -88,7 +89,7 @@ impl Driver {
     ) -> Self {
         let (messages, inbox) = mpsc::unbounded_channel();
         let info = Arc::default();
-        let pump = pump::Pump::new(
+        let task = task::SandboxTask::new(
             session,
             max_value_bytes,
             launcher,
@@ -97,7 +98,7 @@ impl Driver {
             messages.downgrade(),
             Arc::clone(&info),
         );
-        tokio::spawn(pump.run(inbox));
+        tokio::spawn(task.run(inbox));
         Self {
             messages,
             last_ticket: AtomicU32::new(0),

@@ -1,6 +1,6 @@
 //! Native supervision for Sandglass: the same sandbox outside of the browser.
 //!
-//! [`Sandbox`] is the front door. Under it, a [driver](driver) pumps the core's `Session` over a byte channel to a
+//! [`Sandbox`] is the front door. Under it, a [driver](driver) carries out the core's `Session` over a byte channel to a
 //! [guest], which a [backend] started.
 //!
 //! | module | holds |

@@ -1,5 +1,5 @@
 //! Work ahead of code that is likely to come: a guest is there, the files of packages are, and code that was hinted at runs in a second
-//! guest, which takes over when that code comes (`crates/core/src/session/ahead.rs`).
+//! guest, which takes over when that code comes (`crates/core/src/session/shadow.rs`).
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
@@ -10,21 +10,18 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, future_to_promise, spawn_local};
 use web_sys::AbortController;
 
-use super::{Driver, Parts};
+use super::Driver;
 use crate::glue::{describe, thrown};
-use crate::guest_frame::Guest;
 use crate::options::ExecuteOptions;
 use crate::outbox::JsBody;
 use crate::packages::disregard;
 use crate::pieces::Pieces;
 use crate::rlm::stop::Stop;
 use crate::sandbox::source;
-use crate::spares::Claim;
 use sandglass_core::error::Error;
 use sandglass_core::limits::MAX_WRITTEN_BYTES;
 use sandglass_core::packages::imported_modules;
-use sandglass_core::protocol::{Event, Request};
-use sandglass_core::session::{Command, Effect, Input, Package, Wanted};
+use sandglass_core::session::{Command, Input, Package, Wanted};
 use sandglass_core::speculate::{Lines, Prediction, Source};
 use sandglass_core::stats::Stats;
 
@@ -174,18 +171,6 @@ impl Driver {
         self.feed(Input::Written(String::new(), None));
     }
 
-    /// A promise of what becomes of code.
-    pub(crate) fn execute(&self, code: String, options: ExecuteOptions) -> Promise {
-        self.load_imported(&code);
-        let (timeout_ms, budget) = (options.timeout_ms, options.budget);
-        let execute = Command::Execute {
-            code,
-            timeout_ms,
-            budget,
-        };
-        self.submit(execute, options)
-    }
-
     /// Prepares for code. Resolves when there is nothing more to prepare; what fails is for the code itself to tell.
     pub(crate) fn prepare(&self, code: &str) -> Promise {
         let started = self.submit(Command::Start, ExecuteOptions::default());
@@ -245,295 +230,6 @@ impl Driver {
             }
         }
     }
-
-    // ---- the second guest ----
-
-    /// Does what the session wants of the guest that runs code ahead.
-    pub(super) fn carry_out_ahead(&self, effect: Effect<JsBody>) {
-        match effect {
-            Effect::Boot => self.boot_ahead(),
-            Effect::Kill => {
-                if let Some(Second { guest: Some(guest), .. }) = self.second.take() {
-                    guest.end_soon(); // most often because code has come that something else ran ahead of
-                }
-                self.hold_rested();
-            }
-            Effect::Rest => {
-                let second = self.second.take();
-                self.keep(second.and_then(|second| second.guest));
-            }
-            Effect::Post(request, body) => {
-                let mut second = self.second.borrow_mut();
-                match second.as_mut() {
-                    Some(Second {
-                        guest: Some(guest),
-                        doubt,
-                        ..
-                    }) => {
-                        if let Request::Init { .. } = request {
-                            self.init_ahead.replace(Some(request.clone()));
-                            if let Some(init) = doubt {
-                                *init = Some(request.clone());
-                            }
-                        }
-                        // As with an interrupt: it takes the first that it hears.
-                        if matches!(request, Request::Promote { .. }) && self.guest_info().bridge == "atomics" {
-                            guest.post_blocked(&request, None);
-                        }
-                        guest.post(request, body);
-                    }
-                    Some(second) => {
-                        if let Request::Init { .. } = request {
-                            self.init_ahead.replace(Some(request.clone()));
-                        }
-                        second.unsent.push(request);
-                    }
-                    None => {}
-                }
-            }
-            Effect::Restore(request, blobs) | Effect::Install(request, blobs) => {
-                if let Some(Second { guest: Some(guest), .. }) = &*self.second.borrow() {
-                    guest.post_blobs(&request, blobs);
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// Takes the guest that has rested since, or a spare, or starts one like that.
-    fn boot_ahead(&self) {
-        let rested = self.take_rested();
-        let doubt = rested.is_some().then_some(None);
-        let guest = rested.or_else(|| self.claim.as_ref().and_then(Claim::take));
-        self.boot_second(guest, doubt, Vec::new());
-    }
-
-    fn boot_second(&self, guest: Option<Guest>, doubt: Option<Option<Request>>, unsent: Vec<Request>) {
-        self.last_generation.set(self.last_generation.get() + 1);
-        let generation = self.last_generation.get();
-        let is_there = guest.is_some();
-        self.second.replace(Some(Second {
-            generation,
-            guest,
-            unsent,
-            doubt,
-            parts: RefCell::default(),
-            blocked: HashSet::new(),
-        }));
-        self.hold_rested();
-        if is_there {
-            return self.adopt_second(generation);
-        }
-        let (this, fresh) = (self.of_generation(generation), self.claim.as_ref().map(Claim::start));
-        spawn_local(async move {
-            let guest = match fresh {
-                Some(fresh) => fresh.await,
-                None => None,
-            };
-            let guest = Cell::new(guest);
-            this(&|driver| match guest.take() {
-                Some(guest) => {
-                    if let Some(second) = &mut *driver.second.borrow_mut() {
-                        for request in second.unsent.drain(..) {
-                            guest.post(request, None);
-                        }
-                        second.guest = Some(guest);
-                    }
-                    driver.adopt_second(generation);
-                }
-                None => driver.second_failed("no guest can be had"),
-            });
-        });
-    }
-
-    fn adopt_second(&self, generation: u32) {
-        let (messages, failures) = (self.of_generation(generation), self.of_generation(generation));
-        if let Some(Second { guest: Some(guest), .. }) = &*self.second.borrow() {
-            guest.adopt(
-                move |data| messages(&|driver| driver.receive_from(generation, &data)),
-                move |why| failures(&|driver| driver.failed(generation, why.clone())),
-            );
-        }
-    }
-
-    /// A message from one of the two guests.
-    fn receive_from(&self, generation: u32, data: &JsValue) {
-        if self.generation.get() == generation {
-            return self.receive(data);
-        }
-        let events = match &*self.second.borrow() {
-            Some(second) => self.read_into(&second.parts, data),
-            None => return,
-        };
-        let events = match events {
-            Ok(events) => events,
-            Err(what) => return self.feed(Input::Ahead(Box::new(Input::BadMessage(what)))),
-        };
-        for (event, body) in events {
-            if let Some(Second {
-                doubt: doubt @ Some(_), ..
-            }) = &mut *self.second.borrow_mut()
-            {
-                match event {
-                    Event::Ready { .. } => *doubt = None,
-                    Event::BootFailed { .. } | Event::Fatal { .. } => {}
-                    _ => continue, // it has said so to the session that it was of
-                }
-            }
-            if self.is_doubted() {
-                return self.start_another();
-            }
-            if let (
-                Event::HostCall {
-                    call, blocking: true, ..
-                },
-                Some(second),
-            ) = (&event, &mut *self.second.borrow_mut())
-            {
-                second.blocked.insert(*call);
-            }
-            if self.is_second(generation) {
-                self.feed(Input::Ahead(Box::new(Input::Guest(event, body))));
-            } else if self.generation.get() == generation {
-                self.take_all(vec![(event, body)]); // it has taken over meanwhile
-            }
-        }
-    }
-
-    fn failed(&self, generation: u32, why: String) {
-        if self.generation.get() == generation {
-            self.guest_failed(Input::GuestLost(Error::GuestLost(why)));
-        } else if self.is_doubted() {
-            self.start_another();
-        } else {
-            self.second_failed(&why);
-        }
-    }
-
-    /// Whether the second guest has rested, and has not said yet that it can be used again.
-    fn is_doubted(&self) -> bool {
-        matches!(&*self.second.borrow(), Some(Second { doubt: Some(_), .. }))
-    }
-
-    /// It cannot: a guest that has run nothing takes its place.
-    fn start_another(&self) {
-        let Some(Second { guest, doubt, .. }) = self.second.take() else {
-            return;
-        };
-        if let Some(guest) = guest {
-            guest.end_soon();
-        }
-        let spare = self.claim.as_ref().and_then(Claim::take);
-        let init = doubt.flatten();
-        match (spare, init) {
-            (Some(spare), Some(init)) => {
-                self.boot_second(Some(spare), None, Vec::new());
-                if let Some(Second { guest: Some(guest), .. }) = &*self.second.borrow() {
-                    guest.post(init, None);
-                }
-            }
-            (_, init) => self.boot_second(None, None, init.into_iter().collect()),
-        }
-    }
-
-    // ---- guests at rest ----
-
-    /// Keeps a guest that is at rest for the next code that runs ahead: it is given the state in a tenth of the time that another takes
-    /// to start. It counts as a spare, and there is none where the user wants none. It is asked at once whether it can be used again; one
-    /// that says anything else, or anything later, is ended: it has run code.
-    fn keep(&self, guest: Option<Guest>) {
-        let may_rest = self.options.limits.spares > 0 && !self.session.borrow().has_packages();
-        let init = self.init_ahead.borrow().clone();
-        match (guest, init) {
-            (Some(guest), Some(init)) if may_rest && self.rested.borrow().is_none() => {
-                let (messages, failures) = (self.this.clone(), self.this.clone());
-                guest.adopt(
-                    move |data| {
-                        if let Some(driver) = messages.upgrade() {
-                            driver.hear_rested(&data);
-                        }
-                    },
-                    move |_| {
-                        if let Some(driver) = failures.upgrade() {
-                            driver.end_rested();
-                        }
-                    },
-                );
-                guest.post(init, None);
-                self.rested.replace(Some(Rested { guest, is_sure: false }));
-            }
-            (Some(guest), _) => guest.end_soon(),
-            (None, _) => {}
-        }
-        self.hold_rested();
-    }
-
-    fn hear_rested(&self, data: &JsValue) {
-        let events = self.read_into(&RefCell::default(), data);
-        let is_ready = matches!(events.as_deref(), Ok([(Event::Ready { .. }, None)]));
-        if let Some(rested) = &mut *self.rested.borrow_mut()
-            && is_ready
-            && !rested.is_sure
-        {
-            rested.is_sure = true;
-            return;
-        }
-        self.end_rested();
-    }
-
-    fn end_rested(&self) {
-        if let Some(Rested { guest, .. }) = self.rested.take() {
-            guest.end_soon();
-        }
-        self.hold_rested();
-    }
-
-    /// The guest that rests, if it can be used.
-    fn take_rested(&self) -> Option<Guest> {
-        let is_gone = |rested: &Rested| rested.guest.is_gone();
-        if self.session.borrow().has_packages() || self.rested.borrow().as_ref().is_some_and(is_gone) {
-            self.end_rested();
-        }
-        let rested = self.rested.borrow_mut().take_if(|rested| rested.is_sure);
-        rested.map(|rested| rested.guest)
-    }
-
-    /// A guest that rests, or runs ahead, stands for one of the spares.
-    fn hold_rested(&self) {
-        if let Some(claim) = &self.claim {
-            claim.hold(self.rested.borrow().is_some() || self.second.borrow().is_some());
-        }
-    }
-
-    fn second_failed(&self, why: &str) {
-        let lost = Input::GuestLost(Error::GuestLost(why.to_owned()));
-        self.feed(Input::Ahead(Box::new(lost)));
-    }
-
-    pub(super) fn is_second(&self, generation: u32) -> bool {
-        matches!(&*self.second.borrow(), Some(second) if second.generation == generation)
-    }
-
-    /// The second guest takes the place of the first.
-    pub(super) fn promote(&self) {
-        let Some(Second {
-            generation,
-            guest,
-            parts,
-            blocked,
-            ..
-        }) = self.second.take()
-        else {
-            return;
-        };
-        let replaced = self.guest.replace(None);
-        self.kill();
-        self.generation.set(generation);
-        self.guest.replace(guest);
-        self.keep(replaced);
-        self.parts.replace(parts.into_inner());
-        self.blocked.replace(blocked);
-    }
 }
 
 /// Code that is being written.
@@ -560,25 +256,4 @@ impl Written {
     pub(crate) fn end(&self) {
         self.is_over.set(true);
     }
-}
-
-/// A guest that has run code, and may run code ahead.
-pub(super) struct Rested {
-    guest: Guest,
-    /// Whether it has said that it can.
-    is_sure: bool,
-}
-
-/// The guest that runs code ahead.
-pub(super) struct Second {
-    generation: u32,
-    /// None while it is started.
-    guest: Option<Guest>,
-    /// What it is to be sent then.
-    unsent: Vec<Request>,
-    /// As long as it has rested, and not said that it can be used again: what it was sent first.
-    doubt: Option<Option<Request>>,
-    parts: RefCell<Parts>,
-    /// Its calls that it is blocked in.
-    blocked: HashSet<u32>,
 }

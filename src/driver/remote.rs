@@ -4,14 +4,16 @@ use std::rc::Rc;
 
 use js_sys::ArrayBuffer;
 
-use super::{Driver, parse};
+use super::Driver;
+use super::messages::parse;
+use super::slots::{GuestSlot, Held};
 use crate::glue::now;
 use crate::outbox::JsBody;
 use crate::remote::{Owner, Server, open_frame};
 use sandglass_core::error::Error;
 use sandglass_core::execution::Killer;
 use sandglass_core::protocol::{Encoding, Event, ReplyStatus, Request};
-use sandglass_core::session::{Body, Effect, Input, Reply};
+use sandglass_core::session::{Body, Effect, GuestInput, HostEffect, Input, Reply, Slot};
 
 impl Driver {
     /// What keeps guests from whoever runs them.
@@ -21,28 +23,32 @@ impl Driver {
     }
 
     pub(super) fn boot_remotely(&self, server: &Rc<Server>) {
-        let generation = self.next_generation();
+        let held = self.slots.place(Slot::Main, None, None);
+        let generation = held.generation;
         self.progress("backend");
         let (booted, frames) = (self.of_generation(generation), self.of_generation(generation));
         let (failures, unreadable) = (self.of_generation(generation), self.of_generation(generation));
         let guest = server.boot(Owner {
-            on_booted: Box::new(move || booted(&|driver| driver.progress("python"))),
-            on_frame: Box::new(move |frame| frames(&|driver| driver.receive_frame(frame))),
+            on_booted: Box::new(move || booted(&|driver, _| driver.progress("python"))),
+            on_frame: Box::new(move |frame| frames(&|driver, held| driver.receive_frame(held, frame))),
             on_failure: Box::new(move |error, killer| {
-                failures(&|driver| driver.lost(error.clone(), killer));
+                failures(&|driver, _| driver.lost(error.clone(), killer));
             }),
             on_unreadable: Rc::new(move |request, begun, why| {
-                unreadable(&|driver| driver.could_not_read(request, begun, why));
+                unreadable(&|driver, _| driver.could_not_read(request, begun, why));
             }),
         });
-        self.remote.replace(Some(guest));
+        held.guest.replace(Some(Held::OnServer(guest)));
     }
 
     /// The guest is gone; whatever runs is told by what.
     fn lost(&self, error: Error, killer: Option<Killer>) {
-        let mut effects = self.session.borrow_mut().handle(now(), Input::GuestLost(error));
+        let mut effects = self
+            .session
+            .borrow_mut()
+            .handle(now(), Input::Guest(Slot::Main, GuestInput::Lost(error)));
         for effect in &mut effects {
-            if let Effect::Resolve(_, Ok(Reply::Execution(run, _))) = effect {
+            if let Effect::Host(HostEffect::Resolve(_, Ok(Reply::Execution(run, _)))) = effect {
                 run.killer = killer;
             }
         }
@@ -57,38 +63,42 @@ impl Driver {
     }
 
     /// A frame from the guest; it is not to be trusted.
-    fn receive_frame(&self, frame: &ArrayBuffer) {
-        let events =
-            open_frame(frame).and_then(|(header, bodies)| self.with_bodies(&self.parts, parse(&header)?, &bodies));
+    fn receive_frame(&self, held: &GuestSlot, frame: &ArrayBuffer) {
+        let most = self.options.limits.max_value_bytes;
+        let events = open_frame(frame)
+            .and_then(|(header, bodies)| held.parts.borrow_mut().with_bodies(parse(&header)?, &bodies, most));
         let events = match events {
             Ok(events) => events,
-            Err(what) => return self.feed(Input::BadMessage(what)),
+            Err(what) => return self.hear(Slot::Main, GuestInput::BadMessage(what)),
         };
         let output: f64 = events
             .iter()
             .map(|(event, body)| output_bytes(event, body.as_ref()))
             .sum();
-        if self.take_all(events) {
+        if self.take_all(held.generation, events) {
             self.progress("ready");
         }
-        if let (true, Some(guest)) = (output > 0.0, &*self.remote.borrow()) {
+        if let (true, Some(Held::OnServer(guest))) = (output > 0.0, &*held.guest.borrow()) {
             guest.took(output);
         }
     }
 
     /// A file that was to be sent cannot be read. What waits for it is told; a guest that has a part of it is of no more use.
     fn could_not_read(&self, request: &Request, begun: bool, why: &str) {
-        let refused = |turn, message| Input::Guest(Event::Refused { turn, message }, None);
+        let refused = |turn, message| GuestInput::Event(Event::Refused { turn, message }, None);
         match request {
             _ if begun => {
                 let what = format!("a file could not be read to its end while it was sent: {why}");
-                self.feed(Input::GuestLost(Error::GuestLost(what)));
+                self.hear(Slot::Main, GuestInput::Lost(Error::GuestLost(what)));
             }
             Request::SetVariable { turn, .. } => {
-                self.feed(refused(*turn, format!("the file could not be read: {why}")));
+                self.hear(Slot::Main, refused(*turn, format!("the file could not be read: {why}")));
             }
             Request::WriteFile { turn, path, .. } => {
-                self.feed(refused(*turn, format!("{path}: the data could not be read: {why}")));
+                self.hear(
+                    Slot::Main,
+                    refused(*turn, format!("{path}: the data could not be read: {why}")),
+                );
             }
             Request::HostReply { call, .. } => {
                 let reply = Request::HostReply {
@@ -97,7 +107,7 @@ impl Driver {
                     encoding: Encoding::None,
                     message: Some(format!("what it returned could not be read: {why}")),
                 };
-                self.post(reply, None);
+                self.post(Slot::Main, reply, None);
             }
             _ => {}
         }

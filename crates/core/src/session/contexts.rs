@@ -1,7 +1,9 @@
 //! What the host keeps for every guest: `context`, and what was added to it.
 
-use super::turn::Task;
-use super::{Body, Encoded, Session, Ticket};
+use super::commands::Queued;
+use super::exchange::Job;
+use super::interpreter::Interpreter;
+use super::{Body, Encoded, Ticket};
 use crate::error::Error;
 
 /// Variables that grow by one with each that is added, and are numbered.
@@ -107,17 +109,22 @@ impl<B: Clone> Contexts<B> {
     }
 }
 
-impl<B: Body> Session<B> {
+impl<B: Body> Interpreter<B> {
     /// A value that a command waited for is there, or never will be.
     pub(super) fn arrived(&mut self, ticket: Ticket, value: Result<Encoded<B>, Error>) {
         let waits =
-            |(waiting, task): &(Ticket, Task<B>)| *waiting == ticket && matches!(task, Task::Set { value: None, .. });
+            |(waiting, queued): &(Ticket, Queued<B>)| *waiting == ticket && matches!(queued, Queued::Awaiting(_));
         let Some(at) = self.queue.iter().position(waits) else {
             return;
         };
-        match (value, &mut self.queue[at].1) {
-            (Ok(value), Task::Set { value: missing, .. }) => *missing = Some(value),
-            (Ok(_), _) => {}
+        match (value, self.queue.get_mut(at)) {
+            (Ok(value), Some((_, queued))) => {
+                if let Queued::Awaiting(target) = queued {
+                    let target = target.clone();
+                    *queued = Queued::Job(Job::Set { target, value });
+                }
+            }
+            (Ok(_), None) => {}
             (Err(error), _) => {
                 self.queue.remove(at);
                 self.resolve(ticket, Err(error));
@@ -127,18 +134,17 @@ impl<B: Body> Session<B> {
 
     /// Whether the next command still waits for its value.
     pub(super) fn waits_for_value(&self) -> bool {
-        matches!(self.queue.front(), Some((_, Task::Set { value: None, .. })))
+        matches!(self.front(), Some(Queued::Awaiting(_)))
     }
 
     /// Gives the guest the next of the kept values that it lacks.
     pub(super) fn restore_contexts(&mut self, now: f64) {
         while let Some(name) = self.lacking.first().cloned() {
-            let replaced = matches!(self.queue.front(), Some((_, task)) if name == "context" && task.initializes());
+            let replaced = name == "context" && self.front().is_some_and(Queued::initializes);
             match self.contexts.find(&name).cloned().filter(|_| !replaced) {
                 Some(value) => {
                     let target = Target::Variable(name);
-                    let value = Some(value);
-                    return self.begin(now, None, Task::Set { target, value });
+                    return self.begin(now, None, Job::Set { target, value });
                 }
                 None => self.lacking.retain(|lacking| *lacking != name),
             }

@@ -1,8 +1,8 @@
 //! Files of a guest: what may be asked, and whether the answer fits.
 
-use super::turn::{Task, Turn};
-use super::{Body, Encoded, Reply, Session};
-use crate::error::Error;
+use super::exchange::Ending;
+use super::oversized::kind;
+use super::{Body, Encoded};
 use crate::execution::FileChange;
 use crate::limits::{MAX_CHANGED_FILES, MAX_PATH_TEXT};
 use crate::protocol::{Encoding, Event, Request};
@@ -83,7 +83,7 @@ impl CellFile {
 }
 
 impl<B: Body> FileCommand<B> {
-    fn path(&self) -> &str {
+    pub(super) fn path(&self) -> &str {
         match self {
             Self::Write { path, .. } | Self::Read { path, .. } | Self::List(path) | Self::Remove(path) => path,
             Self::Cell { file, .. } => file.name(),
@@ -124,6 +124,26 @@ impl<B: Body> FileCommand<B> {
         (request, None)
     }
 
+    /// The ending of the exchange that an event of the guest is. An error is a violation.
+    pub(super) fn ending(&self, event: Event, body: Option<B>) -> Result<Ending<B>, String> {
+        Ok(match event {
+            Event::Refused { message, .. } => Ending::Refused(message),
+            Event::Done { .. } if self.changes().is_some() => Ending::Done,
+            Event::Value {
+                encoding: Encoding::Missing,
+                ..
+            } if !matches!(self, Self::Write { .. } | Self::Cell { .. } | Self::Look { .. }) => Ending::Missing,
+            Event::Value { encoding, .. } if self.takes(encoding) => {
+                let body = body.ok_or("a value without a body")?;
+                Ending::Value(Encoded { encoding, body })
+            }
+            Event::Done { .. } | Event::Value { .. } => {
+                return Err("an answer that does not fit what was asked of a file".to_owned());
+            }
+            event => return Err(format!("{} does not fit what was asked", kind(&event))),
+        })
+    }
+
     /// Whether a value so written answers it.
     fn takes(&self, encoding: Encoding) -> bool {
         match self {
@@ -133,43 +153,6 @@ impl<B: Body> FileCommand<B> {
             Self::List(_) => encoding == Encoding::Marshal,
             Self::Remove(_) => false,
         }
-    }
-}
-
-impl<B: Body> Session<B> {
-    /// The guest answers what it was asked of a file.
-    pub(super) fn file_event(&mut self, now: f64, event: Event, body: Option<B>) {
-        let Some(Turn {
-            task: Task::File(command),
-            ..
-        }) = &self.turn
-        else {
-            return;
-        };
-        let reply = match event {
-            Event::Refused { message, .. } => Err(Error::File(message)),
-            Event::Done { .. } if command.changes().is_some() => {
-                let path = command.changes().unwrap_or_default();
-                self.checkpoints.set(&format!("file {path}"));
-                Ok(Reply::Done)
-            }
-            Event::Value {
-                encoding: Encoding::Missing,
-                ..
-            } if !matches!(
-                command,
-                FileCommand::Write { .. } | FileCommand::Cell { .. } | FileCommand::Look { .. }
-            ) =>
-            {
-                Err(Error::FileNotFound(command.path().to_owned()))
-            }
-            Event::Value { encoding, .. } if command.takes(encoding) => match body {
-                Some(body) => Ok(Reply::Value(Encoded { encoding, body })),
-                None => return self.violation(now, "a value without a body"),
-            },
-            _ => return self.violation(now, "an answer that does not fit what was asked of a file"),
-        };
-        self.end_turn(now, reply);
     }
 }
 

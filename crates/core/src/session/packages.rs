@@ -2,8 +2,10 @@
 //!
 //! A command that loads packages waits in the queue like any other, while they are fetched from the moment that it is given.
 
-use super::turn::{Task, Turn};
-use super::{Body, Effect, Error, Reply, Session, Ticket};
+use super::commands::Queued;
+use super::exchange::Job;
+use super::interpreter::{Interpreter, Output};
+use super::{Body, Error, HostEffect, Reply, Ticket};
 use crate::limits::{MAX_UNPACKED_BYTES, VALUE_TIMEOUT_MS};
 use crate::packages::{Wheel, normalized};
 use crate::protocol::{Request, Stream, WheelFile};
@@ -70,18 +72,18 @@ impl<B: Body> Install<B> {
     }
 }
 
-impl<B: Body> Session<B> {
+impl<B: Body> Interpreter<B> {
     /// The driver has fetched what a command asked for, or not.
     pub(super) fn fetched(&mut self, ticket: Ticket, result: Result<Vec<Package<B>>, Error>) {
-        let task = self.queue.iter_mut().find(|(waiting, _)| *waiting == ticket);
-        if let Some((_, Task::Load(load))) = task {
+        let queued = self.queue.iter_mut().find(|(waiting, _)| *waiting == ticket);
+        if let Some((_, Queued::Load(load))) = queued {
             load.fetched = Some(result);
         }
     }
 
     /// Whether what comes next is not here yet.
     pub(super) fn waits_for_packages(&self) -> bool {
-        matches!(self.queue.front(), Some((_, Task::Load(load))) if load.fetched.is_none())
+        matches!(self.front(), Some(Queued::Load(load)) if load.fetched.is_none())
     }
 
     /// Gives the guest what was fetched.
@@ -94,7 +96,7 @@ impl<B: Body> Session<B> {
                 if packages.is_empty() {
                     self.resolve(ticket, Ok(Reply::Packages(Vec::new())));
                 } else {
-                    self.begin(now, Some(ticket), Task::Install(Install { packages, is_quiet }));
+                    self.begin(now, Some(ticket), Job::Install(Install { packages, is_quiet }));
                 }
             }
             Err(error) => self.not_loaded(ticket, is_quiet, error),
@@ -111,20 +113,13 @@ impl<B: Body> Session<B> {
             packages,
             is_quiet: false,
         };
-        self.begin(now, None, Task::Install(install));
+        self.begin(now, None, Job::Install(install));
         true
     }
 
     /// The guest has the packages that it was given.
-    pub(super) fn installed(&mut self, now: f64) {
-        let Some(Turn {
-            ticket,
-            task: Task::Install(Install { packages, .. }),
-            ..
-        }) = self.finish_turn(now)
-        else {
-            return;
-        };
+    pub(super) fn installed(&mut self, now: f64, ticket: Option<Ticket>, install: Install<B>) {
+        let Install { packages, .. } = install;
         match ticket {
             None => self.settle(now),
             Some(ticket) => {
@@ -136,14 +131,9 @@ impl<B: Body> Session<B> {
     }
 
     /// The guest refuses what somebody has asked for.
-    pub(super) fn not_installed(&mut self, now: f64, message: String) {
-        if let Some(Turn {
-            ticket: Some(ticket),
-            task: Task::Install(Install { is_quiet, .. }),
-            ..
-        }) = self.finish_turn(now)
-        {
-            self.not_loaded(ticket, is_quiet, Error::Integrity(message));
+    pub(super) fn not_installed(&mut self, ticket: Option<Ticket>, install: &Install<B>, message: String) {
+        if let Some(ticket) = ticket {
+            self.not_loaded(ticket, install.is_quiet, Error::Integrity(message));
         }
     }
 
@@ -152,31 +142,36 @@ impl<B: Body> Session<B> {
         if !is_quiet {
             return self.resolve(ticket, Err(error));
         }
-        if let Some((ticket, Task::Execute(execution))) = self.queue.front_mut() {
+        if let Some((ticket, Queued::Job(Job::Execute(execution)))) = self.queue.front_mut() {
             let text = format!("sandglass: a package that this code imports was not loaded: {error}\n");
             execution.note(&text);
-            self.effects.push(Effect::Print(*ticket, Stream::Stderr, text));
+            let print = HostEffect::Print(*ticket, Stream::Stderr, text);
+            self.emit(Output::Host(print));
         }
         self.resolve(ticket, Ok(Reply::Packages(Vec::new())));
     }
 
     /// The execution that would run next, if what runs or comes before is only its packages.
-    pub(super) fn take_next_execution(&mut self) -> Option<(Ticket, Task<B>)> {
-        if matches!(self.queue.front(), Some((_, Task::Load(load))) if load.is_quiet())
+    pub(super) fn take_next_execution(&mut self) -> Option<(Ticket, Job<B>)> {
+        if matches!(self.front(), Some(Queued::Load(load)) if load.is_quiet())
             && let Some((ticket, _)) = self.queue.pop_front()
         {
             self.resolve(ticket, Ok(Reply::Packages(Vec::new())));
         }
-        matches!(self.queue.front(), Some((_, Task::Execute(_))))
-            .then(|| self.queue.pop_front())
-            .flatten()
+        if !matches!(self.front(), Some(Queued::Job(Job::Execute(_)))) {
+            return None;
+        }
+        match self.queue.pop_front()? {
+            (ticket, Queued::Job(job)) => Some((ticket, job)),
+            _ => None,
+        }
     }
 
     /// Whether what the guest is at is something that somebody asked for by itself.
     pub(super) fn runs_for_somebody(&self) -> bool {
-        self.turn.as_ref().is_some_and(|turn| {
-            let is_quiet = matches!(&turn.task, Task::Install(install) if install.is_quiet);
-            turn.ticket.is_some() && !is_quiet
+        self.exchange.as_ref().is_some_and(|exchange| {
+            let is_quiet = matches!(&exchange.job, Job::Install(install) if install.is_quiet);
+            exchange.ticket.is_some() && !is_quiet
         })
     }
 }

@@ -9,11 +9,11 @@ use sandglass_core::protocol::{
     Encoding, Ended, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, Request, Stream, SurveyedVariable,
 };
 use sandglass_core::session::{
-    CellFile, Command, FileCommand, HostFailure, Input, Look, Series, Session, Target, Wanted,
+    CellFile, Command, FileCommand, GuestInput, HostFailure, Input, Look, Series, Session, Target, Wanted,
 };
 
 use crate::packages::package;
-use crate::world::{Bytes, World, limits, ok, output, text};
+use crate::world::{Bytes, World, bad_message, guest_lost, guest_says, limits, ok, output, text};
 
 /// Something that happens. Guests, calls and tickets are meant relative to what there is.
 #[derive(Debug, Clone)]
@@ -68,7 +68,7 @@ enum Step {
         written: bool,
     },
     /// The guest that runs it does what it was asked for, or says something.
-    Second(Second),
+    Shadow(Shadow),
     /// The session's own says whether it may have run so.
     Checks(bool),
     /// It tells what there is, if it was asked: a text of this length.
@@ -82,7 +82,7 @@ enum Step {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Second {
+enum Shadow {
     /// What ours would say next.
     Helps,
     Waits,
@@ -133,7 +133,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..9_u32).prop_map(Step::ReturnsUnknown),
         8 => any::<bool>().prop_map(|well| Step::Fetched { well }),
         4 => (0..50_usize, any::<bool>()).prop_map(|(length, written)| Step::Expects { length, written }),
-        24 => second().prop_map(Step::Second),
+        24 => shadow().prop_map(Step::Shadow),
         6 => prop::bool::weighted(0.8).prop_map(Step::Checks),
         6 => prop::sample::select(vec![10, 400_000_000]).prop_map(Step::Tells),
         6 => (0.0..2_000.0_f64).prop_map(Step::Wait),
@@ -159,7 +159,7 @@ fn step_ahead() -> impl Strategy<Value = Step> {
         8 => Just(Step::Rests),
         4 => Just(Step::Sends(ready(PROTOCOL_VERSION), None)),
         12 => (0..7_usize, any::<bool>()).prop_map(|(length, written)| Step::Expects { length, written }),
-        30 => second().prop_map(Step::Second),
+        30 => shadow().prop_map(Step::Shadow),
         8 => prop::bool::weighted(0.8).prop_map(Step::Checks),
         8 => prop::sample::select(vec![10, 400_000_000]).prop_map(Step::Tells),
         1 => prop::sample::select(vec!["", "find \"nothing\" in it"]).prop_map(Step::Talks),
@@ -175,16 +175,16 @@ fn step_ahead() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn second() -> impl Strategy<Value = Second> {
+fn shadow() -> impl Strategy<Value = Shadow> {
     prop_oneof![
-        40 => Just(Second::Helps),
-        4 => Just(Second::Waits),
-        3 => Just(Second::IsPromoted),
-        1 => Just(Second::Looks),
-        4 => Just(Second::Prints),
-        2 => Just(Second::Calls),
-        3 => Just(Second::Ends),
-        1 => Just(Second::IsLost),
+        40 => Just(Shadow::Helps),
+        4 => Just(Shadow::Waits),
+        3 => Just(Shadow::IsPromoted),
+        1 => Just(Shadow::Looks),
+        4 => Just(Shadow::Prints),
+        2 => Just(Shadow::Calls),
+        3 => Just(Shadow::Ends),
+        1 => Just(Shadow::IsLost),
     ]
 }
 
@@ -383,11 +383,11 @@ impl World {
             Step::Says { ahead, what } => self.says(ahead, what),
             // A guest that is ready says so once; what happens if it does not is in `violations`.
             Step::Sends(Event::Ready { .. }, _) if self.guest.as_ref().is_none_or(|guest| guest.ready) => {}
-            Step::Sends(event, body) => self.feed(Input::Guest(event, body)),
+            Step::Sends(event, body) => self.feed(guest_says(event, body)),
             Step::Saves(well) => drop(self.saves(well)),
             Step::SavesPart { spent } => drop(self.saves_but(if spent { &[] } else { &["x"] }, spent)),
-            Step::BadMessage => self.feed(Input::BadMessage("x".repeat(1_000))),
-            Step::GuestLost => self.feed(Input::GuestLost(Error::GuestLost("gone".to_owned()))),
+            Step::BadMessage => self.feed(bad_message("x".repeat(1_000))),
+            Step::GuestLost => self.feed(guest_lost(Error::GuestLost("gone".to_owned()))),
             Step::Returns { position, well } => {
                 let Some(&call) = self.under_way().get(position) else {
                     return;
@@ -407,10 +407,10 @@ impl World {
             }
             Step::Expects { length, written: true } => self.writes(&"x".repeat(length)),
             Step::Expects { length, .. } => self.hint(&[&"x".repeat(length)]),
-            Step::Second(what) => {
-                self.second_does(what);
-                if matches!(what, Second::Helps) {
-                    self.second_does(what); // it is ready, and has the state
+            Step::Shadow(what) => {
+                self.shadow_does(what);
+                if matches!(what, Shadow::Helps) {
+                    self.shadow_does(what); // it is ready, and has the state
                 }
             }
             Step::Checks(plain) => {
@@ -437,8 +437,8 @@ impl World {
     }
 
     /// What runs ahead says what it may, or never would.
-    fn second_does(&mut self, what: Second) {
-        let Some(guest) = &self.second else { return };
+    fn shadow_does(&mut self, what: Shadow) {
+        let Some(guest) = &self.shadow else { return };
         let asked = guest.inbox.iter().rev().map(|(request, _)| request);
         let asked = asked
             .clone()
@@ -449,21 +449,21 @@ impl World {
             .iter()
             .any(|(request, _)| matches!(request, Request::Execute { more: true, .. }));
         let event = match (what, asked) {
-            (Second::Helps, Some(Request::Init { .. })) => ready(PROTOCOL_VERSION),
-            (Second::Helps, Some(Request::Restore { .. })) => Event::Restored { turn, lost: Vec::new() },
-            (Second::Helps, Some(Request::Install { .. })) => Event::Done { turn },
-            (Second::Helps, _) if guest.promoting => Event::Promoted { turn },
-            (Second::Helps, _) if is_written && !guest.waiting => Event::Waiting { turn },
-            (Second::Waits, _) if is_written => Event::Waiting { turn },
-            (Second::IsPromoted, _) => Event::Promoted { turn },
-            (Second::Looks, _) => Event::External { turn },
-            (Second::Prints, _) => output(turn, Stream::Stdout, "ahead"),
-            (Second::Ends, _) => Event::Executed {
+            (Shadow::Helps, Some(Request::Init { .. })) => ready(PROTOCOL_VERSION),
+            (Shadow::Helps, Some(Request::Restore { .. })) => Event::Restored { turn, lost: Vec::new() },
+            (Shadow::Helps, Some(Request::Install { .. })) => Event::Done { turn },
+            (Shadow::Helps, _) if guest.promoting => Event::Promoted { turn },
+            (Shadow::Helps, _) if is_written && !guest.waiting => Event::Waiting { turn },
+            (Shadow::Waits, _) if is_written => Event::Waiting { turn },
+            (Shadow::IsPromoted, _) => Event::Promoted { turn },
+            (Shadow::Looks, _) => Event::External { turn },
+            (Shadow::Prints, _) => output(turn, Stream::Stdout, "ahead"),
+            (Shadow::Ends, _) => Event::Executed {
                 turn,
                 execution: ok(),
                 encoding: Encoding::None,
             },
-            (Second::Calls, _) => {
+            (Shadow::Calls, _) => {
                 let event = Event::HostCall {
                     turn,
                     call: self.fresh_call(),
@@ -472,15 +472,14 @@ impl World {
                     encoding: Encoding::Marshal,
                     blocking: false,
                 };
-                return self.second_says(event, Some(b"args"));
+                return self.shadow_says(event, Some(b"args"));
             }
-            (Second::IsLost, _) => {
-                let lost = Input::GuestLost(Error::GuestLost("gone".to_owned()));
-                return self.feed(Input::Ahead(Box::new(lost)));
+            (Shadow::IsLost, _) => {
+                return self.shadow_sends(GuestInput::Lost(Error::GuestLost("gone".to_owned())));
             }
-            (Second::Helps | Second::Waits, _) => return,
+            (Shadow::Helps | Shadow::Waits, _) => return,
         };
-        self.second_says(event, None);
+        self.shadow_says(event, None);
     }
 
     /// The guest ends its turn, as ours would.
@@ -547,7 +546,7 @@ impl World {
                 Some(b"value".to_vec()),
             ),
         };
-        self.feed(Input::Guest(event, body));
+        self.feed(guest_says(event, body));
     }
 
     fn says(&mut self, ahead: i32, what: Saying) {
@@ -607,7 +606,7 @@ impl World {
                 None,
             ),
         };
-        self.feed(Input::Guest(event, body));
+        self.feed(guest_says(event, body));
     }
 
     /// The packages of the first command that waits for some.
@@ -688,6 +687,6 @@ proptest! {
         }
         world.settle(guest_helps);
         prop_assert_eq!(world.answers.len(), world.tickets() as usize);
-        prop_assert!(world.calls.is_empty() && world.second.is_none());
+        prop_assert!(world.calls.is_empty() && world.shadow.is_none());
     }
 }

@@ -6,7 +6,7 @@ use sandglass_core::limits::Limits;
 use sandglass_core::protocol::{Encoding, Event, Profile, Request};
 use sandglass_core::session::{Command, Input, Reply, Session};
 
-use crate::world::{World, limits, ok, text};
+use crate::world::{World, guest_lost, limits, ok, text};
 
 /// A session whose guest has its context, and has saved it.
 fn ready() -> World {
@@ -19,7 +19,7 @@ fn ready() -> World {
 }
 
 fn crash() -> Input<Vec<u8>> {
-    Input::GuestLost(Error::GuestLost("exit status 139".to_owned()))
+    guest_lost(Error::GuestLost("exit status 139".to_owned()))
 }
 
 /// Runs a cell to its end, after which these are the user's variables.

@@ -5,10 +5,10 @@ use sandglass_core::limits::Limits;
 use sandglass_core::protocol::Event;
 use sandglass_core::session::{Command, Input, Reply, Series, Target, Ticket};
 
-use crate::world::{World, limits, ok, text};
+use crate::world::{World, guest_lost, limits, ok, text};
 
 fn crash() -> Input<Vec<u8>> {
-    Input::GuestLost(Error::GuestLost("exit status 139".to_owned()))
+    guest_lost(Error::GuestLost("exit status 139".to_owned()))
 }
 
 fn adds(world: &mut World, series: Series, name: &str) {

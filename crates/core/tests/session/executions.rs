@@ -5,10 +5,10 @@ use sandglass_core::budget::BudgetLimits;
 use sandglass_core::deadline::StopReason;
 use sandglass_core::execution::{Outcome, StateStatus};
 use sandglass_core::protocol::{Encoding, Ended, Event, ExecutionReport, Request, Stream};
-use sandglass_core::session::{Command, Input, Reply};
+use sandglass_core::session::{Command, Reply};
 use sandglass_core::stats::Outcomes;
 
-use crate::world::{World, limits, ok, output, raised};
+use crate::world::{World, guest_lost, limits, ok, output, raised};
 
 #[test]
 fn concurrent_executions_run_one_by_one_in_order() {
@@ -275,7 +275,7 @@ fn the_session_counts_what_it_has_done() {
     world.execute("1 / 0");
     world.ends(raised("ZeroDivisionError"));
     world.execute("while True: …");
-    world.feed(Input::GuestLost(Error::GuestLost("exit status 139".to_owned())));
+    world.feed(guest_lost(Error::GuestLost("exit status 139".to_owned())));
     let long = "x".repeat(limits().max_code_chars as usize + 1);
     world.execute(&long);
     let stats = world.session.stats();

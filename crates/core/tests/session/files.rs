@@ -5,7 +5,7 @@ use sandglass_core::limits::{LOOK_TIMEOUT_MS, Limits};
 use sandglass_core::protocol::{Encoding, Event, Request};
 use sandglass_core::session::{CellFile, Command, Encoded, FileCommand, Look, Reply, Ticket};
 
-use crate::world::{Bytes, World, limits, ok};
+use crate::world::{Bytes, World, guest_lost, limits, ok};
 
 fn write(world: &mut World, path: &str) -> Ticket {
     world.command(Command::File(FileCommand::Write {
@@ -130,18 +130,14 @@ fn a_file_that_no_checkpoint_holds_is_named_among_what_is_lost() {
     write(&mut world, "late");
     world.done();
     let ticket = world.execute("die()");
-    world.feed(sandglass_core::session::Input::GuestLost(Error::GuestLost(
-        "gone".to_owned(),
-    )));
+    world.feed(guest_lost(Error::GuestLost("gone".to_owned())));
     assert_eq!(world.lost(ticket), ["file late"]);
 
     let mut world = World::ready();
     write(&mut world, "unsaved");
     world.done();
     let ticket = world.execute("die()");
-    world.feed(sandglass_core::session::Input::GuestLost(Error::GuestLost(
-        "gone".to_owned(),
-    )));
+    world.feed(guest_lost(Error::GuestLost("gone".to_owned())));
     assert_eq!(world.lost(ticket), ["file unsaved"]);
 }
 

@@ -61,7 +61,7 @@ fn tally(world: &World, source: Source) -> Tally {
 
 /// The code that runs ahead.
 fn ahead(world: &World) -> Option<&str> {
-    let inbox = &world.second.as_ref()?.inbox;
+    let inbox = &world.shadow.as_ref()?.inbox;
     inbox.iter().find_map(|(request, _)| match request {
         Request::Execute { code, ahead: true, .. } => Some(code.as_str()),
         _ => None,
@@ -71,11 +71,11 @@ fn ahead(world: &World) -> Option<&str> {
 #[test]
 fn a_guess_that_comes_true_is_served() {
     let mut world = guessing(LONG, |_| {});
-    world.second_begins();
+    world.shadow_begins();
     let code = ahead(&world).expect("nothing runs ahead").to_owned();
     world.sleep(900.0);
-    world.second_says(output(world.second_turn(), Stream::Result, "7"), None);
-    world.second_ends(ok());
+    world.shadow_says(output(world.shadow_turn(), Stream::Result, "7"), None);
+    world.shadow_ends(ok());
     let ticket = world.execute(&code);
     let execution = world.execution(ticket);
     assert_eq!((execution.result.as_deref(), execution.duration), (Some("7"), 900.0));
@@ -98,7 +98,7 @@ fn nothing_is_asked_or_guessed_without_the_option() {
     assert!(world.saves(true));
     world.feed(Input::Conversation("describe it".to_owned()));
     world.wait(1_000.0);
-    assert!(world.second.is_none() && world.session.predictions().is_empty());
+    assert!(world.shadow.is_none() && world.session.predictions().is_empty());
     world.event(Event::Surveyed {
         survey: 1,
         variables: Vec::new(),
@@ -109,7 +109,7 @@ fn nothing_is_asked_or_guessed_without_the_option() {
 #[test]
 fn what_saves_nothing_does_not_run() {
     let world = guessing(1_000, |_| {});
-    assert!(world.second.is_none());
+    assert!(world.shadow.is_none());
     let predictions = world.session.predictions();
     assert!(
         predictions.iter().any(|guess| guess.code == "len(context)"),
@@ -156,29 +156,29 @@ fn each_state_is_asked_about_once_and_before_it_is_saved() {
 #[test]
 fn a_hint_or_code_that_is_written_displaces_it() {
     let mut world = guessing(LONG, |_| {});
-    world.second_begins();
+    world.shadow_begins();
     world.hint(&["something else"]);
     assert_eq!(tally(&world, Source::Pattern).wasted, 1);
-    world.second_begins();
+    world.shadow_begins();
     assert_eq!(ahead(&world), Some("something else"));
     world.feed(Input::Conversation("count the words".to_owned()));
     assert_eq!(ahead(&world), Some("something else"), "talk is not told code");
 
     let mut world = guessing(LONG, |_| {});
-    world.second_begins();
+    world.shadow_begins();
     world.writes("something else");
-    world.second_begins();
+    world.shadow_begins();
     assert_eq!(ahead(&world), Some("something else"));
     world.writes("");
-    assert!(world.second.is_none());
+    assert!(world.shadow.is_none());
     world.wait(1_000.0);
-    assert!(world.second.is_none(), "a guess is tried once in a state");
+    assert!(world.shadow.is_none(), "a guess is tried once in a state");
 }
 
 #[test]
 fn a_hint_of_the_same_code_goes_on_with_it() {
     let mut world = guessing(LONG, |_| {});
-    world.second_begins();
+    world.shadow_begins();
     let code = ahead(&world).expect("nothing runs ahead").to_owned();
     world.hint(&[&code]);
     assert_eq!(
@@ -195,16 +195,16 @@ fn what_is_talked_about_runs_instead() {
     world.ends(ok());
     world.tells(vec![table("sales", 6_000_000, &columns)]);
     assert!(world.saves(true));
-    world.second_begins();
+    world.shadow_begins();
     let before = ahead(&world).expect("nothing runs ahead").to_owned();
     world.feed(Input::Conversation("How many distinct values are there?".to_owned()));
-    world.second_begins();
+    world.shadow_begins();
     assert_ne!(before, "sales.nunique()");
     assert_eq!(ahead(&world), Some("sales.nunique()"));
     let ticket = world.execute("sales.nunique()");
-    world.second_says(
+    world.shadow_says(
         Event::Promoted {
-            turn: world.second_turn(),
+            turn: world.shadow_turn(),
         },
         None,
     );
@@ -217,18 +217,18 @@ fn what_is_talked_about_runs_instead() {
 fn a_guess_is_cut_off_when_its_share_of_the_time_is_over() {
     // A twentieth of a minute at first: 3 s.
     let mut world = guessing(LONG, |limits| limits.timeout_ms = 30_000.0);
-    world.second_begins();
+    world.shadow_begins();
     world.wait(2_900.0);
-    assert!(world.second.is_some());
+    assert!(world.shadow.is_some());
     world.wait(400.0);
-    assert!(world.second.is_none());
+    assert!(world.shadow.is_none());
     let wasted = tally(&world, Source::Pattern).time_wasted;
     assert!((3_000.0..3_300.0).contains(&wasted), "{wasted}");
     // There is a little again soon, and not enough for such a guess.
     world.execute("x = 1");
     world.ends(ok());
     world.tells(vec![a_text("context", LONG)]);
-    assert!(world.saves(true) && world.second.is_none());
+    assert!(world.saves(true) && world.shadow.is_none());
 }
 
 #[test]
@@ -236,9 +236,9 @@ fn what_never_comes_true_is_not_run_any_more() {
     let mut world = guessing(LONG, |limits| limits.max_ahead_share = 1.0);
     let mut ran = Vec::new();
     for round in 0..120 {
-        if world.second.is_some() {
-            world.second_begins();
-            world.second_ends(ok());
+        if world.shadow.is_some() {
+            world.shadow_begins();
+            world.shadow_ends(ok());
             ran.push(round);
         }
         world.execute(&format!("x = {round}"));
@@ -253,7 +253,7 @@ fn what_never_comes_true_is_not_run_any_more() {
 #[test]
 fn what_comes_true_is_run_again_and_again() {
     let mut world = guessing(20_000_000, |limits| limits.max_ahead_share = 1.0);
-    assert!(world.second.is_none(), "it might take 0.2 s, and is not likely enough");
+    assert!(world.shadow.is_none(), "it might take 0.2 s, and is not likely enough");
     for round in 0..6 {
         let ticket = world.execute(WORDS);
         if world.guest.as_ref().is_some_and(|guest| guest.turn.is_some()) {
@@ -267,11 +267,11 @@ fn what_comes_true_is_run_again_and_again() {
         world.ends(ok());
         world.tells(vec![a_text("context", 20_000_000)]);
         assert!(world.saves(true));
-        if world.second.is_some() {
-            world.second_begins();
+        if world.shadow.is_some() {
+            world.shadow_begins();
             assert_eq!(ahead(&world), Some(WORDS));
             world.sleep(300.0);
-            world.second_ends(ok());
+            world.shadow_ends(ok());
         }
     }
     assert!(
@@ -316,7 +316,7 @@ fn a_value_that_is_set_is_asked_about() {
     world.done();
     world.tells(vec![a_text("more", LONG), a_text("context", 1_000)]);
     assert!(world.saves(true));
-    world.second_begins();
+    world.shadow_begins();
     assert!(
         ahead(&world).is_some_and(|code| code.contains("more.split")),
         "{:?}",

@@ -6,7 +6,7 @@ use sandglass_core::limits::Limits;
 use sandglass_core::protocol::{ExecutionReport, ReplyStatus};
 use sandglass_core::session::Input;
 
-use crate::world::{World, limits, ok, raised};
+use crate::world::{World, bad_message, limits, ok, raised};
 
 #[test]
 fn a_call_is_answered_with_what_the_function_returned() {
@@ -164,7 +164,7 @@ fn a_return_from_a_guest_before_does_not_answer_this_one() {
     world.execute("ask()");
     world.calls("ask");
     let stale = world.under_way()[0];
-    world.feed(Input::BadMessage("what".to_owned()));
+    world.feed(bad_message("what".to_owned()));
     assert!(world.aborted.contains(&stale));
     world.fresh_guest();
     world.execute("ask()");

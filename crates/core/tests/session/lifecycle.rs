@@ -4,7 +4,7 @@ use sandglass_core::Error;
 use sandglass_core::protocol::{Encoding, Event, GuestInfo, PROTOCOL_VERSION, Profile, Request};
 use sandglass_core::session::{Command, Input, Reply};
 
-use crate::world::{World, limits, text};
+use crate::world::{World, bad_message, guest_lost, guest_says, limits, text};
 
 #[test]
 fn boots_once_and_answers_every_start() {
@@ -104,7 +104,7 @@ fn a_refused_context_leaves_the_one_before() {
         turn: world.turn(),
         message: "too deep".to_owned(),
     });
-    world.feed(Input::GuestLost(Error::GuestLost("gone".to_owned())));
+    world.feed(guest_lost(Error::GuestLost("gone".to_owned())));
     world.boot();
     let (_, body) = world
         .guest
@@ -120,7 +120,7 @@ fn a_context_that_ends_the_guest_is_not_tried_on_the_next() {
     let initialize = world.command(Command::Initialize(text("a deadly context")));
     let waiting = world.execute("1");
     world.boot();
-    world.feed(Input::GuestLost(Error::GuestLost("out of memory".to_owned())));
+    world.feed(guest_lost(Error::GuestLost("out of memory".to_owned())));
     assert_eq!(world.code_of(initialize), "guest_lost");
     let again = world.command(Command::Initialize(text("a smaller context")));
     world.boot();
@@ -183,7 +183,7 @@ fn a_guest_of_another_version_is_ended() {
 fn assets_that_are_missing_are_named() {
     let mut world = World::new(limits());
     let start = world.command(Command::Start);
-    world.feed(Input::GuestLost(Error::AssetFailed("pyodide.wasm: 404".to_owned())));
+    world.feed(guest_lost(Error::AssetFailed("pyodide.wasm: 404".to_owned())));
     assert_eq!(world.error(start), &Error::AssetFailed("pyodide.wasm: 404".to_owned()));
 }
 
@@ -196,10 +196,10 @@ fn a_context_that_cannot_be_restored_fails_the_boot() {
                 message: "no memory".to_owned(),
             })
         },
-        |world: &mut World| world.feed(Input::GuestLost(Error::GuestLost("no memory".to_owned()))),
+        |world: &mut World| world.feed(guest_lost(Error::GuestLost("no memory".to_owned()))),
     ] {
         let mut world = World::ready();
-        world.feed(Input::GuestLost(Error::GuestLost("gone".to_owned())));
+        world.feed(guest_lost(Error::GuestLost("gone".to_owned())));
         let execution = world.execute("1");
         world.boot();
         failure(&mut world);
@@ -249,15 +249,15 @@ fn after_destroy_nothing_happens_any_more() {
     for input in [
         Input::Interrupt,
         Input::Tick,
-        Input::Guest(
+        guest_says(
             Event::Part {
                 encoding: Encoding::Bytes,
             },
             None,
         ),
-        Input::GuestLost(Error::Destroyed),
+        guest_lost(Error::Destroyed),
         Input::HostReturned(1, Ok(text("late"))),
-        Input::BadMessage("what".to_owned()),
+        bad_message("what".to_owned()),
     ] {
         world.feed(input);
     }

@@ -2,7 +2,6 @@
 #![cfg(not(target_arch = "wasm32"))]
 #![expect(clippy::expect_used, clippy::panic, reason = "helpers of tests")]
 
-mod ahead;
 mod budgets;
 mod chaos;
 mod checkpoints;
@@ -14,6 +13,7 @@ mod guesses;
 mod host_calls;
 mod lifecycle;
 mod packages;
+mod shadows;
 mod stopping;
 mod violations;
 mod world;

@@ -5,7 +5,7 @@ use sandglass_core::packages::Wheel;
 use sandglass_core::protocol::{Event, Request};
 use sandglass_core::session::{Command, Input, Package, Reply, Wanted};
 
-use crate::world::{Bytes, World, limits, text};
+use crate::world::{Bytes, World, guest_lost, limits, text};
 
 pub(crate) fn package(name: &str) -> Package<Bytes> {
     let wheel = Wheel {
@@ -120,7 +120,7 @@ fn every_later_guest_has_them_first_of_all() {
         world.done();
     }
     world.execute("crash");
-    world.feed(Input::GuestLost(Error::GuestLost("it crashed".to_owned())));
+    world.feed(guest_lost(Error::GuestLost("it crashed".to_owned())));
     world.boot();
     assert_eq!(installs(&world), ["a-1-py3-none-any.whl", "b-1-py3-none-any.whl"]);
     world.done();
@@ -143,7 +143,7 @@ fn a_checkpoint_is_restored_where_its_packages_are() {
         panic!("no fork")
     };
     world.execute("crash");
-    world.feed(Input::GuestLost(Error::GuestLost("it crashed".to_owned())));
+    world.feed(guest_lost(Error::GuestLost("it crashed".to_owned())));
     world.boot();
     assert_eq!(installs(&world), ["a-1-py3-none-any.whl"]);
     world.done();
@@ -179,7 +179,7 @@ fn a_guest_may_refuse_a_wheel() {
     });
     assert_eq!(world.code_of(ticket), "integrity");
     world.execute("crash");
-    world.feed(Input::GuestLost(Error::GuestLost("it crashed".to_owned())));
+    world.feed(guest_lost(Error::GuestLost("it crashed".to_owned())));
     world.fresh_guest(); // which is not given it
 }
 
@@ -191,7 +191,7 @@ fn a_guest_that_refuses_what_the_session_has_does_not_start() {
     world.done();
     world.execute("crash");
     let next = world.get("x");
-    world.feed(Input::GuestLost(Error::GuestLost("it crashed".to_owned())));
+    world.feed(guest_lost(Error::GuestLost("it crashed".to_owned())));
     world.boot();
     let turn = world.turn();
     world.event(Event::Refused {

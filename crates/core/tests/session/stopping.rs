@@ -7,7 +7,7 @@ use sandglass_core::limits::Limits;
 use sandglass_core::protocol::{Event, ExecutionReport, Request};
 use sandglass_core::session::{Command, Input, Reply};
 
-use crate::world::{World, limits, ok, raised, text};
+use crate::world::{World, guest_lost, limits, ok, raised, text};
 
 /// An execution that was stopped as the host asked.
 pub(crate) fn stopped(reason: StopReason) -> ExecutionReport {
@@ -18,7 +18,7 @@ pub(crate) fn stopped(reason: StopReason) -> ExecutionReport {
 }
 
 fn crash() -> Input<Vec<u8>> {
-    Input::GuestLost(Error::GuestLost("exit status 139".to_owned()))
+    guest_lost(Error::GuestLost("exit status 139".to_owned()))
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn a_guest_whose_server_is_gone_is_replaced_when_somebody_asks_for_something() {
     let mut world = World::ready();
     world.execute("x = 1");
     world.ends_well(&["x"]);
-    world.feed(Input::GuestLost(Error::BackendUnavailable("it was idle".to_owned())));
+    world.feed(guest_lost(Error::BackendUnavailable("it was idle".to_owned())));
     assert!(world.guest.is_none());
     let (boots, next) = (world.boots, world.execute("1"));
     assert_eq!(world.boots, boots + 1);

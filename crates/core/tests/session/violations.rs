@@ -6,9 +6,9 @@ use sandglass_core::limits::{
     EVENT_BYTES, MAX_MESSAGE_BYTES, MAX_NAME_BYTES, MAX_NAMES, MAX_OUTPUT_EVENT_BYTES, OUTPUT_BURST_BYTES,
 };
 use sandglass_core::protocol::{Encoding, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, Stream};
-use sandglass_core::session::{Command, Input, Session};
+use sandglass_core::session::{Command, Session};
 
-use crate::world::{World, limits, ok, output, text};
+use crate::world::{World, bad_message, guest_says, limits, ok, output, text};
 
 /// The execution that runs is told that the guest broke the protocol by `what`; the next one runs on a fresh guest.
 fn is_a_violation(what: &str, forge: impl FnOnce(&mut World)) {
@@ -107,7 +107,7 @@ fn events_out_of_order() {
 #[test]
 fn messages_that_are_none() {
     is_a_violation("not JSON", |world| {
-        world.feed(Input::BadMessage(format!("not JSON: {}", "x".repeat(100_000))))
+        world.feed(bad_message(format!("not JSON: {}", "x".repeat(100_000))))
     });
 }
 
@@ -267,7 +267,7 @@ fn events_before_the_guest_is_ready_fail_the_boot() {
     ] {
         let mut world = World::new(limits());
         let start = world.command(Command::Start);
-        world.feed(Input::Guest(event, body));
+        world.feed(guest_says(event, body));
         assert_eq!(world.code_of(start), "boot_failed");
         let again = world.command(Command::Start);
         world.boot();

@@ -9,7 +9,10 @@ use sandglass_core::protocol::{
     Encoding, Ended, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, ReplyStatus, Request, Stream,
     SurveyedVariable,
 };
-use sandglass_core::session::{Command, Effect, Encoded, HostFailure, Input, Reply, Session, Ticket};
+use sandglass_core::session::{
+    Command, Effect, Encoded, GuestEffect, GuestInput, HostEffect, HostFailure, Input, Reply, Session, ShadowId, Slot,
+    Ticket,
+};
 use sandglass_core::speculate::{Prediction, Source};
 use sandglass_core::{Error, Profile};
 
@@ -48,7 +51,9 @@ pub(crate) struct World {
     pub(crate) now: f64,
     pub(crate) guest: Option<Guest>,
     /// The one that runs code ahead.
-    pub(crate) second: Option<Guest>,
+    pub(crate) shadow: Option<Guest>,
+    /// The number of the newest shadow.
+    last_shadow: ShadowId,
     pub(crate) boots: usize,
     pub(crate) answers: BTreeMap<Ticket, Answer>,
     /// Host calls under way: what was called with what.
@@ -101,7 +106,8 @@ impl World {
             session,
             now: 1_000.0,
             guest: None,
-            second: None,
+            shadow: None,
+            last_shadow: 0,
             boots: 0,
             answers: BTreeMap::new(),
             calls: BTreeMap::new(),
@@ -224,11 +230,11 @@ impl World {
     }
 
     pub(crate) fn event(&mut self, event: Event) {
-        self.feed(Input::Guest(event, None));
+        self.feed(guest_says(event, None));
     }
 
     pub(crate) fn event_with(&mut self, event: Event, body: &[u8]) {
-        self.feed(Input::Guest(event, Some(body.to_vec())));
+        self.feed(guest_says(event, Some(body.to_vec())));
     }
 
     /// The turn that the guest is in.
@@ -408,31 +414,31 @@ impl World {
     }
 
     /// What the guest that runs code ahead was last told.
-    pub(crate) fn second_told(&self) -> Option<&Request> {
-        let guest = self.second.as_ref().or(self.guest.as_ref())?;
+    pub(crate) fn shadow_told(&self) -> Option<&Request> {
+        let guest = self.shadow.as_ref().or(self.guest.as_ref())?;
         guest.inbox.last().map(|(request, _)| request)
     }
 
     /// It gets the state, and begins.
-    pub(crate) fn second_begins(&mut self) {
-        self.second_says(
+    pub(crate) fn shadow_begins(&mut self) {
+        self.shadow_says(
             Event::Ready {
                 version: PROTOCOL_VERSION,
                 guest: GuestInfo::default(),
             },
             None,
         );
-        let turn = self.second_turn();
-        self.second_says(Event::Restored { turn, lost: Vec::new() }, None);
+        let turn = self.shadow_turn();
+        self.shadow_says(Event::Restored { turn, lost: Vec::new() }, None);
     }
 
-    pub(crate) fn second_turn(&self) -> u32 {
-        let turn = self.second.as_ref().and_then(|guest| guest.turn);
+    pub(crate) fn shadow_turn(&self) -> u32 {
+        let turn = self.shadow.as_ref().and_then(|guest| guest.turn);
         turn.expect("nothing runs ahead")
     }
 
-    pub(crate) fn second_says(&mut self, event: Event, body: Option<&[u8]>) {
-        if let Some(guest) = &mut self.second {
+    pub(crate) fn shadow_says(&mut self, event: Event, body: Option<&[u8]>) {
+        if let Some(guest) = &mut self.shadow {
             match &event {
                 Event::Ready { .. } => guest.ready = true,
                 Event::Executed { .. } | Event::Restored { .. } | Event::Done { .. } => guest.turn = None,
@@ -442,17 +448,26 @@ impl World {
                 _ => {}
             }
         }
-        let input = Input::Guest(event, body.map(<[u8]>::to_vec));
-        self.feed(Input::Ahead(Box::new(input)));
+        self.shadow_sends(GuestInput::Event(event, body.map(<[u8]>::to_vec)));
     }
 
-    pub(crate) fn second_ends(&mut self, report: ExecutionReport) {
+    /// The number of the newest shadow.
+    pub(crate) fn last_shadow(&self) -> ShadowId {
+        self.last_shadow
+    }
+
+    /// The newest guest that ran code ahead does this, even when it is gone.
+    pub(crate) fn shadow_sends(&mut self, input: GuestInput<Bytes>) {
+        self.feed(Input::Guest(Slot::Shadow(self.last_shadow), input));
+    }
+
+    pub(crate) fn shadow_ends(&mut self, report: ExecutionReport) {
         let event = Event::Executed {
-            turn: self.second_turn(),
+            turn: self.shadow_turn(),
             execution: report,
             encoding: Encoding::None,
         };
-        self.second_says(event, None);
+        self.shadow_says(event, None);
     }
 
     // ---- the host functions ----
@@ -516,9 +531,12 @@ impl World {
             (Input::HostReturned(call, _), _) => drop(self.calls.remove(call)),
             (Input::Command(ticket, Command::Later(_)), _) => drop(self.awaited.insert(*ticket)),
             (Input::Arrived(ticket, _), _) => drop(self.awaited.remove(ticket)),
-            (Input::Guest(Event::HostCall { call, .. }, _), Some(guest)) => drop(guest.asked.insert(*call)),
-            (Input::Guest(Event::Ready { .. }, _), Some(guest)) => guest.ready = true,
-            (Input::Guest(Event::Saved { .. } | Event::NotSaved { .. }, _), Some(guest)) => guest.saving = None,
+            (Input::Guest(Slot::Main, GuestInput::Event(event, _)), Some(guest)) => match event {
+                Event::HostCall { call, .. } => drop(guest.asked.insert(*call)),
+                Event::Ready { .. } => guest.ready = true,
+                Event::Saved { .. } | Event::NotSaved { .. } => guest.saving = None,
+                _ => {}
+            },
             _ => {}
         }
         let effects = self.session.handle(self.now, input);
@@ -528,7 +546,7 @@ impl World {
         }
         for effect in effects {
             assert!(
-                !self.destroyed || matches!(effect, Effect::Resolve(_, Err(Error::Destroyed))),
+                !self.destroyed || matches!(effect, Effect::Host(HostEffect::Resolve(_, Err(Error::Destroyed)))),
                 "{effect:?}"
             );
             self.carry_out(effect);
@@ -549,8 +567,8 @@ impl World {
         let waits = idle && !saving && self.guest.as_ref().is_none_or(|guest| guest.ready);
         self.awaited.retain(|ticket| !self.answers.contains_key(ticket));
         let first = self.awaited.first().copied().unwrap_or(Ticket::MAX);
-        let joins = self.second.as_ref().is_some_and(|guest| guest.promoting)
-            || self.second.is_some() && self.guest.as_ref().is_some_and(|guest| !guest.checks.is_empty());
+        let joins = self.shadow.as_ref().is_some_and(|guest| guest.promoting)
+            || self.shadow.is_some() && self.guest.as_ref().is_some_and(|guest| !guest.checks.is_empty());
         assert!(
             !waits
                 || joins
@@ -564,12 +582,15 @@ impl World {
         let current = self.guest.as_ref().and_then(|guest| guest.turn);
         match input {
             Input::Guest(
-                Event::Executed { turn, .. }
-                | Event::Value { turn, .. }
-                | Event::Done { turn }
-                | Event::Restored { turn, .. }
-                | Event::Refused { turn, .. },
-                _,
+                Slot::Main,
+                GuestInput::Event(
+                    Event::Executed { turn, .. }
+                    | Event::Value { turn, .. }
+                    | Event::Done { turn }
+                    | Event::Restored { turn, .. }
+                    | Event::Refused { turn, .. },
+                    _,
+                ),
             ) => current == Some(*turn),
             _ => false,
         }
@@ -577,24 +598,80 @@ impl World {
 
     fn carry_out(&mut self, effect: Effect<Bytes>) {
         match effect {
-            Effect::Boot => {
+            Effect::Guest(Slot::Main, effect) => self.carry_out_main(effect),
+            Effect::Guest(Slot::Shadow(shadow), effect) => self.carry_out_shadow(shadow, effect),
+            Effect::Park(shadow) => {
+                assert_eq!(shadow, self.last_shadow, "another is to be parked");
+                let guest = self.shadow.take().expect("nobody can be parked");
+                assert!(guest.turn.is_none(), "a guest is parked in a turn");
+            }
+            Effect::Promote(shadow) => {
+                assert_eq!(shadow, self.last_shadow, "another is to take over");
+                assert!(self.calls.is_empty(), "host calls outlive their guest");
+                let guest = self.shadow.take();
+                self.guest = Some(guest.expect("promoted nobody"));
+            }
+            Effect::Host(effect) => self.carry_out_for_host(effect),
+        }
+    }
+
+    fn carry_out_for_host(&mut self, effect: HostEffect<Bytes>) {
+        match effect {
+            HostEffect::Fetch(ticket, _) => {
+                assert!(self.is_pending(ticket), "fetches for a command that is over");
+                self.fetching.insert(ticket);
+            }
+            HostEffect::CallHost { call, name, args, .. } => {
+                assert!(call > self.last_call, "a call's number is used twice");
+                self.last_call = call;
+                self.calls.insert(call, (name, args.body));
+            }
+            HostEffect::AbortHost(call) => {
+                assert!(
+                    self.calls.remove(&call).is_some(),
+                    "aborted a call that is not under way"
+                );
+                self.aborted.insert(call);
+            }
+            HostEffect::Display { ticket, mime, body, .. } => {
+                assert!(self.is_pending(ticket), "shown for a command that is over");
+                assert!(sandglass_core::display::kind(&mime).is_some(), "shown as {mime}");
+                self.shown.push((mime, body));
+            }
+            HostEffect::Progress(progress) => {
+                assert!(
+                    progress.failed <= progress.done && progress.done <= progress.total,
+                    "{progress:?}"
+                );
+                self.progress.push((progress.done, progress.failed, progress.total));
+            }
+            HostEffect::Print(ticket, _, text) => {
+                assert!(self.is_pending(ticket), "printed for a command that is over");
+                self.printed.push_str(&text);
+            }
+            HostEffect::Resolve(ticket, answer) => {
+                assert!(ticket <= self.tickets, "answered a command that was never given");
+                assert!(
+                    self.answers.insert(ticket, answer).is_none(),
+                    "answered a command twice"
+                );
+            }
+        }
+    }
+
+    fn carry_out_main(&mut self, effect: GuestEffect<Bytes>) {
+        match effect {
+            GuestEffect::Boot => {
                 assert!(self.guest.is_none(), "booted beside a guest that lives");
                 self.guest = Some(Guest::default());
                 self.boots += 1;
             }
-            Effect::Kill => {
+            GuestEffect::Kill => {
                 assert!(self.guest.take().is_some(), "killed a guest that was not there");
                 assert!(self.calls.is_empty(), "host calls outlive their guest");
             }
-            Effect::Rest => panic!("only a guest that ran ahead rests"),
-            Effect::Post(request, body) => self.deliver(request, body),
-            Effect::Ahead(effect) => self.carry_out_ahead(*effect),
-            Effect::Promote => {
-                assert!(self.calls.is_empty(), "host calls outlive their guest");
-                let second = self.second.take();
-                self.guest = Some(second.expect("promoted nobody"));
-            }
-            Effect::Restore(request, chain) => {
+            GuestEffect::Post(request, body) => self.deliver(request, body),
+            GuestEffect::Restore(request, chain) => {
                 let Request::Restore { checkpoint, .. } = request else {
                     panic!("restores by {request:?}")
                 };
@@ -608,68 +685,31 @@ impl World {
                 assert!(links.last() == Some(&full) || links.last() == Some(&last), "{links:?}");
                 self.deliver(request, None);
             }
-            Effect::Install(request, bodies) => {
+            GuestEffect::Install(request, bodies) => {
                 let Request::Install { wheels, .. } = &request else {
                     panic!("installs by {request:?}")
                 };
                 assert_eq!(wheels.len(), bodies.len());
                 self.deliver(request, None);
             }
-            Effect::Fetch(ticket, _) => {
-                assert!(self.is_pending(ticket), "fetches for a command that is over");
-                self.fetching.insert(ticket);
-            }
-            Effect::CallHost { call, name, args, .. } => {
-                assert!(call > self.last_call, "a call's number is used twice");
-                self.last_call = call;
-                self.calls.insert(call, (name, args.body));
-            }
-            Effect::AbortHost(call) => {
-                assert!(
-                    self.calls.remove(&call).is_some(),
-                    "aborted a call that is not under way"
-                );
-                self.aborted.insert(call);
-            }
-            Effect::Display { ticket, mime, body, .. } => {
-                assert!(self.is_pending(ticket), "shown for a command that is over");
-                assert!(sandglass_core::display::kind(&mime).is_some(), "shown as {mime}");
-                self.shown.push((mime, body));
-            }
-            Effect::Progress(progress) => {
-                assert!(
-                    progress.failed <= progress.done && progress.done <= progress.total,
-                    "{progress:?}"
-                );
-                self.progress.push((progress.done, progress.failed, progress.total));
-            }
-            Effect::Print(ticket, _, text) => {
-                assert!(self.is_pending(ticket), "printed for a command that is over");
-                self.printed.push_str(&text);
-            }
-            Effect::Resolve(ticket, answer) => {
-                assert!(ticket <= self.tickets, "answered a command that was never given");
-                assert!(
-                    self.answers.insert(ticket, answer).is_none(),
-                    "answered a command twice"
-                );
-            }
         }
     }
 
-    fn carry_out_ahead(&mut self, effect: Effect<Bytes>) {
+    fn carry_out_shadow(&mut self, shadow: ShadowId, effect: GuestEffect<Bytes>) {
         match effect {
-            Effect::Boot => {
-                assert!(self.second.is_none(), "two guests run code ahead");
-                self.second = Some(Guest::default());
+            GuestEffect::Boot => {
+                assert!(self.shadow.is_none(), "two guests run code ahead");
+                assert!(shadow > self.last_shadow, "a shadow's number is used twice");
+                self.last_shadow = shadow;
+                self.shadow = Some(Guest::default());
             }
-            Effect::Kill => assert!(self.second.take().is_some(), "killed nobody"),
-            Effect::Rest => {
-                let second = self.second.take().expect("nobody can rest");
-                assert!(second.turn.is_none(), "a guest rests that is in a turn");
+            GuestEffect::Kill => {
+                assert_eq!(shadow, self.last_shadow, "another is to end");
+                assert!(self.shadow.take().is_some(), "killed nobody");
             }
-            Effect::Post(request, _) | Effect::Restore(request, _) | Effect::Install(request, _) => {
-                let guest = self.second.as_mut().expect("posted to nobody");
+            GuestEffect::Post(request, _) | GuestEffect::Restore(request, _) | GuestEffect::Install(request, _) => {
+                assert_eq!(shadow, self.last_shadow, "posted to another");
+                let guest = self.shadow.as_mut().expect("posted to nobody");
                 match &request {
                     Request::Init { .. } => assert!(guest.inbox.is_empty()),
                     Request::Execute { turn, ahead, .. } => {
@@ -690,7 +730,6 @@ impl World {
                 }
                 guest.inbox.push((request, None));
             }
-            effect => panic!("what runs ahead did {effect:?}"),
         }
     }
 
@@ -770,6 +809,21 @@ impl World {
 }
 
 // ---- values and messages ----
+
+/// A message of the session's guest.
+pub(crate) fn guest_says(event: Event, body: Option<Bytes>) -> Input<Bytes> {
+    Input::Guest(Slot::Main, GuestInput::Event(event, body))
+}
+
+/// Something of the session's guest that is no message.
+pub(crate) fn bad_message(what: String) -> Input<Bytes> {
+    Input::Guest(Slot::Main, GuestInput::BadMessage(what))
+}
+
+/// The end of the session's guest.
+pub(crate) fn guest_lost(why: Error) -> Input<Bytes> {
+    Input::Guest(Slot::Main, GuestInput::Lost(why))
+}
 
 fn unsaved(names: &[&str]) -> Vec<LostVariable> {
     let lost = |name: &&str| LostVariable {

@@ -39,15 +39,15 @@ pub(super) struct Link<B> {
 
 /// All that are kept, in the order in which they were made.
 #[derive(Debug)]
-pub(super) struct History<B>(Vec<Link<B>>);
+pub(super) struct CheckpointChain<B>(Vec<Link<B>>);
 
-impl<B> Default for History<B> {
+impl<B> Default for CheckpointChain<B> {
     fn default() -> Self {
         Self(Vec::new())
     }
 }
 
-impl<B: Body> History<B> {
+impl<B: Body> CheckpointChain<B> {
     pub(super) fn find(&self, number: u32) -> Option<&Link<B>> {
         self.0.iter().rev().find(|link| link.number == number)
     }

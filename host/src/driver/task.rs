@@ -3,7 +3,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -14,45 +13,39 @@ use sandglass_core::budget::Budget;
 use sandglass_core::display::{Kind, kind as display_kind};
 use sandglass_core::execution::{CodeExecution, Display, Killer, Outcome};
 use sandglass_core::protocol::{Event, GuestInfo, Request, Stream};
-use sandglass_core::session::{Effect, Encoded, HostFailure, Input, Reply, Session, Ticket, ToResult};
-use tokio::net::unix::OwnedReadHalf;
+use sandglass_core::session::{
+    Effect, Encoded, GuestEffect, GuestInput, HostEffect, HostFailure, Input, Reply, Session, Slot, Ticket, ToResult,
+};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
-use super::receive::{Parts, output_bytes};
+use super::receive::output_bytes;
+use super::slots::{Happened, HeldGuest, Slots};
 use super::{Answered, Callbacks, Message, Watch, instant, lock, now};
 use crate::callbacks::{Functions, HostCall};
-use crate::frame::{Frame, FrameError, FrameReader};
-use crate::guest::fork::{Forker, Succession};
-use crate::guest::{Exit, Guest, GuestProcess, GuestWriter, Hits};
+use crate::frame::{Frame, FrameError};
+use crate::guest::{Guest, Hits};
 use crate::launcher::Launcher;
 use crate::value::{Payload, Value};
-use futures_util::future::BoxFuture;
 
 /// Bytes of output after which the guest is given credit for more; it has that for several times as many.
-pub(super) const CREDIT_BYTES: usize = 512 << 10;
+const CREDIT_BYTES: usize = 512 << 10;
 /// Frames of a guest that are taken before anybody else is heard.
 const FRAMES_AT_ONCE: usize = 64;
 /// How Python says that there is no room on a disk: `ENOSPC`, `EDQUOT` and `EFBIG`.
 const DISK_ERRORS: [&str; 3] = ["[Errno 28]", "[Errno 122]", "[Errno 27]"];
-/// Time that a guest has to be gone when it was killed.
-const GONE_WITHIN: Duration = Duration::from_secs(10);
 
 /// Everything around a session.
-pub(super) struct Pump {
+pub(super) struct SandboxTask {
     pub(super) session: Session<Payload>,
-    pub(super) max_value_bytes: usize,
+    max_value_bytes: usize,
     launcher: Arc<dyn Launcher>,
     functions: Functions,
     callbacks: Callbacks,
     messages: mpsc::WeakUnboundedSender<Message>,
     info: Arc<Mutex<GuestInfo>>,
-    pub(super) guest: Slot,
-    /// The copy of it that runs code ahead.
-    pub(super) ahead: Slot,
-    /// How often a copy has become the guest.
-    pub(super) promotions: u64,
+    pub(super) slots: Slots,
     /// What the guest's limits had counted when the execution under way began.
     pub(super) begun: Hits,
     pub(super) effects: VecDeque<Effect<Payload>>,
@@ -69,115 +62,7 @@ struct Waiter {
     displays: Vec<Display>,
 }
 
-/// Where a guest is.
-pub(super) enum Slot {
-    None,
-    /// It is being started; what is posted waits.
-    Launching(BoxFuture<'static, Result<Guest, Error>>, Vec<Frame>),
-    Running(Box<Running>),
-}
-
-pub(super) struct Running {
-    reader: FrameReader<OwnedReadHalf>,
-    writer: GuestWriter,
-    pub(super) process: GuestProcess,
-    /// Makes copies of it.
-    pub(super) forker: Option<Forker>,
-    /// Of a copy: has it become the guest.
-    pub(super) succession: Option<Succession>,
-    pub(super) parts: Parts,
-    /// Bytes of output that it has no credit for yet.
-    pub(super) owed: usize,
-    /// When it stopped speaking.
-    closed: Option<Instant>,
-    /// Whether it was killed for not ending after that.
-    given_up: bool,
-    /// How it ended.
-    exit: Option<Exit>,
-    /// What it was sent, as long as it is not ready and has waited in a pool: what died there unseen is replaced unseen.
-    begin: Option<Vec<Frame>>,
-}
-
-/// What happened to a guest.
-pub(super) enum Happened {
-    Launched(Result<Guest, Error>),
-    Frame(Result<Option<Frame>, FrameError>),
-    Written(std::io::Result<()>),
-    Exited(Exit),
-    /// It has had its time to end.
-    Overdue,
-}
-
-impl Running {
-    pub(super) fn of(mut guest: Guest, max_value_bytes: usize) -> Self {
-        let begin = guest.has_waited().then(Vec::new);
-        let (forker, succession) = guest.take_forks();
-        let (reader, writer, process) = guest.split(max_value_bytes);
-        Self {
-            reader,
-            writer,
-            process,
-            forker,
-            succession,
-            parts: Parts::default(),
-            owed: 0,
-            closed: None,
-            given_up: false,
-            exit: None,
-            begin,
-        }
-    }
-}
-
-impl Slot {
-    /// Sends a frame, as soon as there is a guest that could hear it.
-    pub(super) fn send(&mut self, frame: Frame) -> Result<(), FrameError> {
-        match self {
-            Self::None => Ok(()),
-            Self::Launching(_, waiting) => {
-                waiting.push(frame);
-                Ok(())
-            }
-            Self::Running(running) => {
-                if let Some(begin) = &mut running.begin {
-                    begin.push(frame.clone());
-                }
-                running.writer.push(&frame)
-            }
-        }
-    }
-
-    /// What happens to the guest next. A call that is dropped loses nothing.
-    async fn next(&mut self) -> Happened {
-        match self {
-            Self::None => std::future::pending().await,
-            Self::Launching(launch, _) => Happened::Launched(launch.await),
-            Self::Running(running) => {
-                let Running {
-                    reader,
-                    writer,
-                    process,
-                    closed,
-                    given_up,
-                    exit,
-                    ..
-                } = &mut **running;
-                let GuestWriter { stream, outbox, .. } = writer;
-                let time = if *given_up { GONE_WITHIN } else { process.patience() };
-                let overdue = closed.map(|at| at + time);
-                tokio::select! {
-                    biased;
-                    frame = reader.next(), if closed.is_none() || exit.is_some() => Happened::Frame(frame),
-                    written = outbox.write_more(stream), if closed.is_none() => Happened::Written(written),
-                    exit = process.wait(), if exit.is_none() => Happened::Exited(exit),
-                    () = tokio::time::sleep_until(overdue.unwrap_or_else(Instant::now)), if overdue.is_some() => Happened::Overdue,
-                }
-            }
-        }
-    }
-}
-
-impl Pump {
+impl SandboxTask {
     pub(super) fn new(
         session: Session<Payload>,
         max_value_bytes: f64,
@@ -201,9 +86,7 @@ impl Pump {
             callbacks,
             messages,
             info,
-            guest: Slot::None,
-            ahead: Slot::None,
-            promotions: 0,
+            slots: Slots::default(),
             begun: Hits::default(),
             effects: VecDeque::new(),
             waiters: HashMap::new(),
@@ -232,8 +115,7 @@ impl Pump {
                     None => self.feed(Input::Destroy),
                 },
                 () = &mut timer, if wake_at.is_some() => self.feed(Input::Tick),
-                happened = self.guest.next() => self.happened(happened),
-                happened = self.ahead.next() => self.ahead_happened(happened),
+                (slot, happened) = self.slots.next() => self.happened(slot, happened),
                 Some(_) = self.ending.join_next() => {}
             }
         }
@@ -284,9 +166,18 @@ impl Pump {
     }
 
     /// Gives the session an input and does what follows from it.
-    pub(super) fn feed(&mut self, input: Input<Payload>) {
+    fn feed(&mut self, input: Input<Payload>) {
+        self.tell(input);
+        self.follow();
+    }
+
+    /// Gives the session an input. What follows from it is done after what is being done.
+    pub(super) fn tell(&mut self, input: Input<Payload>) {
         let effects = self.session.handle(now(), input);
         self.effects.extend(effects);
+    }
+
+    fn follow(&mut self) {
         while let Some(effect) = self.effects.pop_front() {
             self.carry_out(effect);
         }
@@ -294,47 +185,43 @@ impl Pump {
 
     fn carry_out(&mut self, effect: Effect<Payload>) {
         match effect {
-            Effect::Boot => {
-                self.begun = Hits::default();
-                self.launch(Vec::new());
-            }
-            Effect::Kill => self.kill(),
-            Effect::Post(request, body) => {
-                if matches!(request, Request::Execute { .. }) {
-                    self.begun = self.hits();
-                }
-                self.post(&request, body.into_iter().collect());
-            }
-            Effect::Restore(request, bodies) | Effect::Install(request, bodies) => self.post(&request, bodies),
-            Effect::Fetch(ticket, _) => {
+            Effect::Guest(slot, effect) => self.carry_out_in(slot, effect),
+            // It has no other use: a new one is a fork away.
+            Effect::Park(shadow) => drop(self.slots.take(Slot::Shadow(shadow))),
+            Effect::Promote(shadow) => self.promote(shadow),
+            Effect::Host(effect) => self.carry_out_for_host(effect),
+        }
+    }
+
+    /// Does something for whoever uses the sandbox.
+    fn carry_out_for_host(&mut self, effect: HostEffect<Payload>) {
+        match effect {
+            HostEffect::Fetch(ticket, _) => {
                 let error = Error::PackageNotFound(
                     "native guests have the packages of their Python: install them there, or give another".to_owned(),
                 );
-                let effects = self.session.handle(now(), Input::Fetched(ticket, Err(error)));
-                self.effects.extend(effects);
+                self.tell(Input::Fetched(ticket, Err(error)));
             }
-            Effect::CallHost {
+            HostEffect::CallHost {
                 call,
                 name,
                 args,
                 budget,
             } => self.call_host(call, name, args, budget),
-            Effect::AbortHost(call) => {
+            HostEffect::AbortHost(call) => {
                 if let Some(task) = self.calls.remove(&call) {
                     task.abort();
                 }
             }
-            Effect::Ahead(effect) => self.carry_out_ahead(*effect),
-            Effect::Promote => self.promote(),
-            Effect::Progress(_) | Effect::Rest => {}
-            Effect::Print(ticket, stream, text) => self.print(ticket, stream, &text),
-            Effect::Display {
+            HostEffect::Progress(_) => {}
+            HostEffect::Print(ticket, stream, text) => self.print(ticket, stream, &text),
+            HostEffect::Display {
                 ticket,
                 mime,
                 body,
                 to_result,
             } => self.display(ticket, mime, &body, to_result),
-            Effect::Resolve(ticket, reply) => self.resolve(ticket, reply),
+            HostEffect::Resolve(ticket, reply) => self.resolve(ticket, reply),
         }
     }
 
@@ -374,25 +261,46 @@ impl Pump {
         }
     }
 
-    // ---- the guest ----
+    // ---- the guests ----
 
-    pub(super) fn hits(&self) -> Hits {
-        match &self.guest {
-            Slot::Running(running) => running.process.hits(),
-            _ => Hits::default(),
+    /// Does something with the guest in a slot.
+    fn carry_out_in(&mut self, slot: Slot, effect: GuestEffect<Payload>) {
+        match (effect, slot) {
+            (GuestEffect::Boot, Slot::Main) => {
+                self.begun = Hits::default();
+                self.launch(Vec::new());
+            }
+            (GuestEffect::Boot, Slot::Shadow(shadow)) => self.fork(shadow),
+            (GuestEffect::Kill, Slot::Main) => self.kill(),
+            (GuestEffect::Kill, Slot::Shadow(_)) => drop(self.slots.take(slot)),
+            (GuestEffect::Post(request, body), _) => {
+                if slot == Slot::Main && matches!(request, Request::Execute { .. }) {
+                    self.begun = self.hits();
+                }
+                self.post(slot, &request, body.into_iter().collect());
+            }
+            (GuestEffect::Restore(request, bodies) | GuestEffect::Install(request, bodies), _) => {
+                self.post(slot, &request, bodies);
+            }
         }
+    }
+
+    /// What the limits of the sandbox's own guest have counted.
+    pub(super) fn hits(&self) -> Hits {
+        let main = self.slots.running(Slot::Main);
+        main.map_or_else(Hits::default, |running| running.process.hits())
     }
 
     /// Starts a guest that is to be sent these frames first.
     fn launch(&mut self, begin: Vec<Frame>) {
         let launcher = Arc::clone(&self.launcher);
         let launch = Box::pin(async move { launcher.launch().await });
-        self.guest = Slot::Launching(launch, begin);
+        self.slots.launch(Slot::Main, launch, begin);
     }
 
     fn kill(&mut self) {
-        if let Slot::Running(running) = std::mem::replace(&mut self.guest, Slot::None) {
-            let Running { mut process, .. } = *running;
+        if let Some(HeldGuest::Running(running)) = self.slots.take(Slot::Main) {
+            let mut process = running.process;
             process.kill();
             self.ending.spawn(async move {
                 process.wait().await;
@@ -400,40 +308,44 @@ impl Pump {
         }
     }
 
-    fn post(&mut self, request: &Request, bodies: Vec<Payload>) {
+    fn post(&mut self, slot: Slot, request: &Request, bodies: Vec<Payload>) {
         let header = match serde_json::to_vec(request) {
             Ok(header) => Bytes::from(header),
-            Err(error) => return self.lost(&format!("a request could not be written: {error}")),
+            Err(error) => return self.lost(slot, &format!("a request could not be written: {error}")),
         };
         let bodies = bodies.into_iter().map(|body| body.0).collect();
-        self.send(Frame { header, bodies });
+        self.send(slot, Frame { header, bodies });
     }
 
-    fn send(&mut self, frame: Frame) {
-        if let Err(error) = self.guest.send(frame) {
-            self.lost(&error.to_string());
+    fn send(&mut self, slot: Slot, frame: Frame) {
+        if let Err(error) = self.slots.send(slot, frame) {
+            self.lost(slot, &error.to_string());
         }
     }
 
-    fn happened(&mut self, happened: Happened) {
-        match happened {
-            Happened::Launched(Ok(guest)) => self.launched(guest),
-            Happened::Launched(Err(error)) => {
-                self.guest = Slot::None;
-                self.feed(Input::GuestLost(error));
+    fn happened(&mut self, slot: Slot, happened: Happened) {
+        match (happened, slot) {
+            (Happened::Launched(Ok(guest)), _) => self.launched(slot, guest),
+            (Happened::Launched(Err(error)), Slot::Main) => {
+                self.slots.take(slot);
+                self.tell(Input::Guest(slot, GuestInput::Lost(error)));
             }
-            Happened::Frame(Ok(Some(frame))) => self.frames(frame),
-            Happened::Frame(Ok(None) | Err(FrameError::Io(_))) => self.closed(),
-            Happened::Frame(Err(error)) => self.feed(Input::BadMessage(error.to_string())),
-            Happened::Written(Ok(())) => {}
-            Happened::Written(Err(_)) => {
+            (Happened::Launched(Err(error)), Slot::Shadow(_)) => self.lost(slot, &error.to_string()),
+            (Happened::Frame(Ok(Some(frame))), _) => self.frames(slot, frame),
+            (Happened::Written(Ok(())), _) => {}
+            (_, Slot::Shadow(_)) => self.lost(slot, "it ended"),
+            (Happened::Frame(Ok(None) | Err(FrameError::Io(_))), _) => self.closed(),
+            (Happened::Frame(Err(error)), _) => {
+                self.tell(Input::Guest(slot, GuestInput::BadMessage(error.to_string())));
+            }
+            (Happened::Written(Err(_)), _) => {
                 // It hears no more, but what it has said before is still to be read: how it ended shows there.
-                if let Slot::Running(running) = &mut self.guest {
+                if let Some(running) = self.slots.running_mut(slot) {
                     running.writer.outbox.clear();
                 }
             }
-            Happened::Exited(exit) => {
-                if let Slot::Running(running) = &mut self.guest {
+            (Happened::Exited(exit), _) => {
+                if let Some(running) = self.slots.running_mut(slot) {
                     let is_closed = running.closed.is_some();
                     running.exit = Some(exit);
                     running.closed.get_or_insert_with(Instant::now);
@@ -442,72 +354,93 @@ impl Pump {
                     }
                 }
             }
-            Happened::Overdue => self.overdue(),
+            (Happened::Overdue, _) => self.overdue(),
         }
+        self.follow();
     }
 
-    fn launched(&mut self, guest: Guest) {
-        let running = Slot::Running(Box::new(Running::of(guest, self.max_value_bytes)));
-        if let Slot::Launching(_, waiting) = std::mem::replace(&mut self.guest, running) {
-            for frame in waiting {
-                self.send(frame);
-            }
+    fn launched(&mut self, slot: Slot, guest: Guest) {
+        for frame in self.slots.launched(slot, guest, self.max_value_bytes) {
+            self.send(slot, frame);
         }
     }
 
     /// Takes a frame, and those that have come with it.
-    fn frames(&mut self, frame: Frame) {
+    fn frames(&mut self, slot: Slot, frame: Frame) {
+        let Some(generation) = self.slots.generation(slot) else {
+            return;
+        };
         let mut next = Some(frame);
         for _ in 0..FRAMES_AT_ONCE {
             let Some(frame) = next.take() else { return };
-            self.frame(frame);
-            let Slot::Running(running) = &mut self.guest else {
+            self.frame(generation, frame);
+            let Some(slot) = self.slots.slot_of(generation) else {
+                return;
+            };
+            let Some(running) = self.slots.running_mut(slot) else {
                 return;
             };
             match running.reader.buffered() {
                 Ok(frame) => next = frame,
-                Err(error) => return self.feed(Input::BadMessage(error.to_string())),
+                Err(error) => return self.feed(Input::Guest(slot, GuestInput::BadMessage(error.to_string()))),
             }
         }
         if let Some(frame) = next {
-            self.frame(frame);
+            self.frame(generation, frame);
         }
     }
 
-    fn frame(&mut self, frame: Frame) {
-        let max_bytes = self.max_value_bytes;
-        let Slot::Running(running) = &mut self.guest else {
+    /// Takes a frame's events, as long as the guest is in a slot: each may end it, or move it to another.
+    fn frame(&mut self, generation: u64, frame: Frame) {
+        let Some(slot) = self.slots.slot_of(generation) else {
             return;
         };
-        let events = match running.parts.read(frame, max_bytes) {
+        let Some(running) = self.slots.running_mut(slot) else {
+            return;
+        };
+        let events = match running.parts.read(frame, self.max_value_bytes) {
             Ok(events) => events,
-            Err(what) => return self.feed(Input::BadMessage(what)),
+            Err(what) => return self.feed(Input::Guest(slot, GuestInput::BadMessage(what))),
         };
         for (event, body) in events {
+            let Some(slot) = self.slots.slot_of(generation) else {
+                return;
+            };
             let bytes = output_bytes(&event, body.as_ref());
             let is_ready = matches!(event, Event::Ready { .. });
-            self.feed(Input::Guest(event, body));
-            let Slot::Running(running) = &mut self.guest else {
+            self.feed(Input::Guest(slot, GuestInput::Event(event, body)));
+            let Some(slot) = self.slots.slot_of(generation) else {
+                return;
+            };
+            let Some(running) = self.slots.running_mut(slot) else {
                 return;
             };
             running.owed += bytes;
             if is_ready {
                 running.begin = None;
+            }
+            if is_ready && slot == Slot::Main {
                 lock(&self.info).clone_from(self.session.info());
             }
         }
-        if let Slot::Running(running) = &mut self.guest
+        self.credit(generation);
+    }
+
+    /// Has the guest send more output, when what it has sent is taken.
+    fn credit(&mut self, generation: u64) {
+        if let Some(slot) = self.slots.slot_of(generation)
+            && let Some(running) = self.slots.running_mut(slot)
             && running.owed >= CREDIT_BYTES
         {
             let bytes = std::mem::take(&mut running.owed);
             #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-            self.post(&Request::Credit { bytes: bytes as f64 }, Vec::new());
+            self.post(slot, &Request::Credit { bytes: bytes as f64 }, Vec::new());
         }
     }
 
     /// The guest says no more: either it has ended, or it will have to.
     fn closed(&mut self) {
-        if let Slot::Running(running) = &mut self.guest {
+        if let Some(running) = self.slots.running_mut(Slot::Main) {
             running.closed.get_or_insert_with(Instant::now);
             if running.exit.is_some() {
                 self.ended();
@@ -516,7 +449,7 @@ impl Pump {
     }
 
     fn overdue(&mut self) {
-        if let Slot::Running(running) = &mut self.guest {
+        if let Some(running) = self.slots.running_mut(Slot::Main) {
             match running.exit {
                 None if !running.given_up => {
                     running.process.kill();
@@ -528,7 +461,7 @@ impl Pump {
     }
 
     fn ended(&mut self) {
-        if let Slot::Running(running) = &mut self.guest {
+        if let Some(running) = self.slots.running_mut(Slot::Main) {
             let mut exit = running.exit.take().unwrap_or_default();
             // An earlier execution's child may have been killed for want of memory: that is no reason now. A group that is
             // gone has counted nothing.
@@ -537,37 +470,45 @@ impl Pump {
             }
             match exit.killer.or(exit.signal.map(|_| Killer::Signal)) {
                 // The signal was ours.
-                Some(Killer::Signal) | None if running.given_up => self.lost("it closed its channel"),
-                killer => self.lost_to(&exit.to_string(), killer),
+                Some(Killer::Signal) | None if running.given_up => self.main_lost("it closed its channel", None),
+                killer => self.main_lost(&exit.to_string(), killer),
             }
         }
     }
 
-    fn lost(&mut self, why: &str) {
-        self.lost_to(why, None);
+    /// The guest in a slot is gone.
+    pub(super) fn lost(&mut self, slot: Slot, why: &str) {
+        match slot {
+            Slot::Main => self.main_lost(why, None),
+            Slot::Shadow(_) => {
+                tracing::debug!(why, "code does not run ahead");
+                self.slots.take(slot);
+                self.tell(Input::Guest(slot, GuestInput::Lost(Error::GuestLost(why.to_owned()))));
+            }
+        }
     }
 
     /// The guest is gone: whatever runs is told by what.
-    fn lost_to(&mut self, why: &str, killer: Option<Killer>) {
-        if let Slot::Running(running) = &mut self.guest
-            && self.session.is_booting()
+    fn main_lost(&mut self, why: &str, killer: Option<Killer>) {
+        if self.session.is_booting()
+            && let Some(running) = self.slots.running_mut(Slot::Main)
             && let Some(begin) = running.begin.take()
         {
             self.kill();
             self.launch(begin);
             return;
         }
-        let why = format!("the guest ended: {why}");
-        let effects = self.session.handle(now(), Input::GuestLost(Error::GuestLost(why)));
+        let why = Error::GuestLost(format!("the guest ended: {why}"));
+        let effects = self
+            .session
+            .handle(now(), Input::Guest(Slot::Main, GuestInput::Lost(why)));
         for mut effect in effects {
-            if let Effect::Resolve(_, Ok(Reply::Execution(run, _))) = &mut effect {
+            if let Effect::Host(HostEffect::Resolve(_, Ok(Reply::Execution(run, _)))) = &mut effect {
                 run.killer = killer;
             }
             self.effects.push_back(effect);
         }
-        while let Some(effect) = self.effects.pop_front() {
-            self.carry_out(effect);
-        }
+        self.follow();
     }
 
     // ---- the user's functions ----
@@ -632,7 +573,7 @@ impl Pump {
     }
 }
 
-impl Drop for Pump {
+impl Drop for SandboxTask {
     fn drop(&mut self) {
         for task in self.calls.values() {
             task.abort();

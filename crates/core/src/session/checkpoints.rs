@@ -1,30 +1,17 @@
-//! When the state is saved, and what comes back: when a guest dies, or when the user asks for it.
-//!
-//! A save is no turn: the guest works at it while it has nothing else to do, and gives up when a request comes in. A command
-//! waits for it only when much is at stake: when the work that would be lost took [`WORTH`] times as long as a save does. So
-//! saving takes a twentieth of the time at most, and a guest that is never idle is saved as well.
+//! What comes back: when a guest dies, or when the user asks for it. `saves.rs` tells when the state is saved.
 
-use super::contexts::Contexts;
-use super::history::{History, Kept, Link};
+use super::checkpoint_chain::{CheckpointChain, Link};
+use super::exchange::{Exchange, Job};
+use super::files::FileCommand;
+use super::interpreter::{Config, Guest, Interpreter};
 use super::packages::Package;
-use super::turn::{Task, Turn};
-use super::{Body, Error, Guest, Reply, Session, Ticket};
+use super::saves::{LEAST_SAVE_MS, Saved, Saving};
+use super::{Body, Error, Reply, Ticket};
 use crate::execution::{LostVariable, StateReport};
 use crate::limits::{Limits, MAX_NAMES};
-use crate::protocol::{Profile, Request};
 
-/// How much longer than a save the work took that is worth waiting for it.
-const WORTH: f64 = 20.0;
-/// How long a save takes, in milliseconds, at least, and before one was seen.
-const LEAST_SAVE_MS: f64 = 20.0;
-/// How long there has been nothing to do before a save is begun, in milliseconds.
-const IDLE_MS: f64 = 50.0;
 /// Guests that crash before they have finished anything with a state that was restored, until it is given up.
 const MOST_CRASHES: u32 = 3;
-/// How long somebody may wait for a guest that saves, in milliseconds.
-const MAX_SAVE_MS: f64 = 20_000.0;
-/// How much longer, when that is over: the page may have been busy, and what the guest sent may be waiting in a queue.
-const LATE_MS: f64 = 500.0;
 
 /// What a user asks of the checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,10 +29,7 @@ pub(super) enum Ask {
 /// What another session needs to go on from the same state.
 #[derive(Debug, Clone)]
 pub struct Fork<B> {
-    limits: Limits,
-    host_functions: Vec<String>,
-    profile: Profile,
-    output_fields: Vec<String>,
+    config: Config,
     last_execution: u32,
     packages: Vec<Package<B>>,
     chain: Vec<Link<B>>,
@@ -61,16 +45,20 @@ impl<B> PartialEq for Fork<B> {
 /// What of the state is safe.
 #[derive(Debug)]
 pub(super) struct Checkpoints<B> {
-    history: History<B>,
+    /// Whether the state is saved at all.
+    pub(super) are_made: bool,
+    /// Bytes that a chain of them may take.
+    pub(super) max_bytes: f64,
+    pub(super) chain: CheckpointChain<B>,
     /// The one that the state comes from, or was last saved as.
-    base: Option<u32>,
+    pub(super) base: Option<u32>,
     /// The one that the last execution began with.
-    before: Option<u32>,
-    last_number: u32,
+    pub(super) before: Option<u32>,
+    pub(super) last_number: u32,
     /// The one under way.
-    saving: Option<Saving<B>>,
+    pub(super) saving: Option<Saving<B>>,
     /// Whether the guest has saved something that its next checkpoint can build upon.
-    growing: bool,
+    pub(super) growing: bool,
     /// A checkpoint that somebody asked for is being restored.
     reverting: Option<Reverting>,
     /// Whether nobody has been told yet what the checkpoint that is restored does not hold.
@@ -85,23 +73,23 @@ pub(super) struct Checkpoints<B> {
     /// The last execution whose effects the state has.
     pub(super) execution: u32,
     /// The variables that the host has set since the last checkpoint was begun.
-    set_since: Vec<String>,
-    /// Time that turns took since the last save that did not give way, in milliseconds.
-    unsaved_ms: f64,
+    pub(super) set_since: Vec<String>,
+    /// Time that exchanges took since the last save that did not give way, in milliseconds.
+    pub(super) unsaved_ms: f64,
     /// Why the state of this guest could not be saved when that was last tried.
-    unsavable: Option<String>,
+    pub(super) unsavable: Option<String>,
     /// Whether nothing has changed since: another try would end in the same way.
-    vain: bool,
+    pub(super) vain: bool,
     /// How many guests in a row have crashed before they had finished anything with the state that they were given.
     crashes: u32,
     /// Whether the guest has finished nothing yet with the state that it was given.
     pub(super) unproven: bool,
     /// A guest died of the last save: nobody waits for another.
-    failed: bool,
+    pub(super) failed: bool,
     /// How long the last one took, in milliseconds.
-    save_ms: f64,
-    /// When the last turn ended.
-    idle_since: f64,
+    pub(super) save_ms: f64,
+    /// When the last exchange ended.
+    pub(super) idle_since: f64,
 }
 
 /// Going back.
@@ -117,32 +105,13 @@ struct Reverting {
     loss: Option<StateReport>,
 }
 
-/// A checkpoint under way.
-#[derive(Debug)]
-struct Saving<B> {
-    number: u32,
-    full: bool,
-    /// Whether nothing has changed since the one before but what looking at it may have.
-    again: bool,
-    execution: u32,
-    names: Vec<String>,
-    contexts: Contexts<B>,
-    before: Option<u32>,
-    /// What the host had set after the checkpoint before.
-    news: Vec<String>,
-    begun_at: f64,
-    /// Since when somebody waits for it.
-    awaited_since: Option<f64>,
-    /// When that was first found to be too long.
-    late_since: Option<f64>,
-    /// Whether the guest was sent something else meanwhile, for which it may give up.
-    overtaken: bool,
-}
-
-impl<B> Default for Checkpoints<B> {
-    fn default() -> Self {
+impl<B> Checkpoints<B> {
+    /// None yet.
+    pub(super) fn within(limits: &Limits) -> Self {
         Self {
-            history: History::default(),
+            are_made: limits.checkpoints,
+            max_bytes: limits.max_checkpoint_bytes,
+            chain: CheckpointChain::default(),
             base: None,
             before: None,
             last_number: 0,
@@ -168,8 +137,20 @@ impl<B> Default for Checkpoints<B> {
 }
 
 impl<B: Body> Checkpoints<B> {
-    /// A turn begins that may change something.
-    pub(super) fn touched(&mut self, executes: bool) {
+    /// An exchange begins.
+    pub(super) fn begins(&mut self, job: &Job<B>) {
+        match job {
+            Job::Execute(_) => self.touched(true),
+            Job::Set { .. } | Job::OpenState(..) => self.touched(false),
+            Job::File(command) if command.changes().is_some() => self.touched(false),
+            Job::Get(_) | Job::CaptureState(_) => self.looked_at = true,
+            Job::File(FileCommand::Cell { .. } | FileCommand::Look { .. }) => self.looked_at = true,
+            Job::File(_) | Job::List | Job::Install(_) | Job::Restore { .. } => {}
+        }
+    }
+
+    /// The state may change.
+    fn touched(&mut self, executes: bool) {
         if executes {
             self.before = self.at();
         }
@@ -183,15 +164,10 @@ impl<B: Body> Checkpoints<B> {
         self.base.filter(|_| !self.dirty && !saves_changes)
     }
 
-    /// A turn took so long.
+    /// An exchange took so long.
     pub(super) fn worked(&mut self, now: f64, ms: f64) {
         self.unsaved_ms += ms;
         self.idle_since = now;
-    }
-
-    /// Whether the state as it is, is still to be saved.
-    pub(super) fn is_unsaved(&self) -> bool {
-        self.dirty && self.saving.is_none()
     }
 
     /// Which one a guest that starts is to become.
@@ -243,30 +219,7 @@ impl<B: Body> Checkpoints<B> {
         self.growing = false;
     }
 
-    /// A save that took so long failed: what was saved before stays, and the next turn may change what is in the way.
-    fn failed_to_save(&mut self, took: f64, news: Vec<String>, why: String) {
-        self.unsavable = Some(why);
-        self.vain = !self.dirty;
-        self.growing = false;
-        self.save_ms = LEAST_SAVE_MS.max(took);
-        self.unsaved_ms = 0.0;
-        self.gave_way(news);
-    }
-
-    /// What was to be saved is not.
-    fn gave_way(&mut self, news: Vec<String>) {
-        self.dirty = true;
-        self.set_since.extend(news);
-    }
-
-    /// The guest was sent something.
-    pub(super) fn sent(&mut self, request: &Request) {
-        if let Some(saving) = &mut self.saving {
-            saving.overtaken |= !matches!(request, Request::Save { .. });
-        }
-    }
-
-    /// A turn is over: the state that the guest was given is good.
+    /// An exchange is over: the state that the guest was given is good.
     pub(super) fn proved(&mut self) {
         self.unproven = false;
         self.crashes = 0;
@@ -274,22 +227,18 @@ impl<B: Body> Checkpoints<B> {
 
     /// There is nothing to go back to: the next guest's state is as before the first execution.
     fn forget(&mut self) {
-        self.history.clear();
+        self.chain.clear();
         self.base = None;
         self.before = None;
         self.execution = 0;
         self.crashes = 0;
     }
 
-    fn is_worth_waiting(&self) -> bool {
-        self.unsaved_ms >= WORTH * self.save_ms
-    }
-
     /// The checkpoint that somebody asks for.
     fn target(&self, ask: Ask) -> Result<u32, Error> {
         let found = match ask {
-            Ask::Undo => self.before.and_then(|number| self.history.find(number)),
-            Ask::Restore(execution) => self.history.newest(execution),
+            Ask::Undo => self.before.and_then(|number| self.chain.find(number)),
+            Ask::Restore(execution) => self.chain.newest(execution),
             Ask::Checkpoint | Ask::Fork => None,
         };
         found.map(|link| link.number).ok_or_else(|| {
@@ -298,7 +247,7 @@ impl<B: Body> Checkpoints<B> {
                 Ask::Restore(None) => "yet".to_owned(),
                 _ => format!("of the state before execution {}", self.execution),
             };
-            let mut known: Vec<String> = self.history.executions().iter().map(u32::to_string).collect();
+            let mut known: Vec<String> = self.chain.executions().iter().map(u32::to_string).collect();
             known.truncate(20);
             let known = match known[..] {
                 [] => "there is none at all".to_owned(),
@@ -310,58 +259,76 @@ impl<B: Body> Checkpoints<B> {
             ))
         })
     }
+
+    /// The checkpoint that holds all of the state as it is.
+    fn exact(&self) -> Option<&Link<B>> {
+        let link = self.chain.find(self.at()?)?;
+        let is_exact = link.lost.is_empty() && self.reverting.is_none() && !self.looked_at && self.saving.is_none();
+        is_exact.then_some(link)
+    }
+
+    /// The checkpoint of the state as it is.
+    fn newest(&self) -> Result<&Link<B>, Error> {
+        let saved = self.base.and_then(|number| self.chain.find(number));
+        match saved {
+            Some(link) if self.at() == Some(link.number) => Ok(link),
+            _ if self.failed => Err(Error::NotSerializable(
+                "the guest ended while it saved its state; variables are as the next execution says".to_owned(),
+            )),
+            _ if self.unsavable.is_some() => {
+                let why = self.unsavable.as_deref().unwrap_or_default();
+                Err(Error::NotSerializable(format!(
+                    "the state could not be saved: {why}; variables are kept"
+                )))
+            }
+            Some(link) => Ok(link),
+            None => Err(Error::NotInitialized),
+        }
+    }
+
+    /// The bodies of a checkpoint, each on top of the one before it.
+    fn bodies(&self, checkpoint: u32) -> Vec<B> {
+        let chain = self.chain.chain(checkpoint);
+        chain.iter().map(|link| link.body.clone()).collect()
+    }
 }
 
-impl<B: Body> Session<B> {
-    /// A session without a guest that goes on where another is.
-    pub fn forked(fork: Fork<B>) -> Self {
+impl<B: Body> Interpreter<B> {
+    /// One without a guest that goes on where another is.
+    pub(super) fn forked(fork: Fork<B>) -> Self {
         let Fork {
-            limits,
-            host_functions,
-            profile,
-            output_fields,
+            config,
             last_execution,
             packages,
             chain,
         } = fork;
-        let mut session = Self::new(limits, host_functions).with_profile(profile, output_fields);
-        session.last_execution = last_execution;
-        session.packages = packages;
+        let mut interpreter = Self::new(config);
+        interpreter.last_execution = last_execution;
+        interpreter.packages = packages;
         if let Some(link) = chain.last() {
-            session.contexts = link.contexts.clone();
-            session.checkpoints.base = Some(link.number);
-            session.checkpoints.last_number = link.number;
-            session.checkpoints.forked = true;
-            session.checkpoints.tells = true;
+            interpreter.contexts = link.contexts.clone();
+            interpreter.checkpoints.base = Some(link.number);
+            interpreter.checkpoints.last_number = link.number;
+            interpreter.checkpoints.forked = true;
+            interpreter.checkpoints.tells = true;
         }
-        session.checkpoints.history = History::from_chain(&chain);
-        session
-    }
-
-    pub(super) fn saves(&self) -> bool {
-        self.limits.checkpoints && !self.checkpoints.vain
-    }
-
-    /// Whether the next command has to wait until the state is saved.
-    pub(super) fn waits_for_save(&self) -> bool {
-        let checkpoints = &self.checkpoints;
-        let asked = matches!(self.queue.front(), Some((_, Task::State(Ask::Checkpoint | Ask::Fork))));
-        let unsaved = checkpoints.dirty || checkpoints.saving.is_some();
-        self.saves() && !checkpoints.failed && unsaved && (asked || checkpoints.is_worth_waiting())
+        interpreter.checkpoints.chain = CheckpointChain::from_chain(&chain);
+        interpreter
     }
 
     /// Does what somebody asks of the checkpoints, now that there is nothing to wait for.
-    pub(super) fn do_state(&mut self, now: f64, ticket: Ticket, ask: Ask) {
+    pub(super) fn answer_about_state(&mut self, now: f64, ticket: Ticket, ask: Ask) {
         let reply = match ask {
-            _ if !self.limits.checkpoints => Err(Error::invalid("checkpoints", "is \"off\": nothing is saved")),
-            Ask::Checkpoint => self.checkpointed().map(|link| Reply::State(link.execution)),
+            _ if !self.checkpoints.are_made => Err(Error::invalid("checkpoints", "is \"off\": nothing is saved")),
+            Ask::Checkpoint => self.checkpoints.newest().map(|link| Reply::State(link.execution)),
             Ask::Fork => self
-                .checkpointed()
+                .checkpoints
+                .newest()
                 .map(|link| Reply::Fork(Box::new(self.fork_of(link)))),
             Ask::Restore(_) | Ask::Undo => match self.checkpoints.target(ask) {
                 // As after an execution that crashed: what it had done is gone already.
                 Ok(number) if self.checkpoints.at() == Some(number) => {
-                    let link = self.checkpoints.history.find(number);
+                    let link = self.checkpoints.chain.find(number);
                     self.checkpoints.before = link.and_then(|link| link.before);
                     Ok(Reply::State(self.checkpoints.execution))
                 }
@@ -374,7 +341,7 @@ impl<B: Body> Session<B> {
 
     fn fork_of(&self, link: &Link<B>) -> Fork<B> {
         Fork {
-            chain: self.checkpoints.history.chain(link.number).to_vec(),
+            chain: self.checkpoints.chain.chain(link.number).to_vec(),
             ..self.bare_fork()
         }
     }
@@ -382,61 +349,43 @@ impl<B: Body> Session<B> {
     /// The same without a state.
     fn bare_fork(&self) -> Fork<B> {
         Fork {
-            limits: self.limits.clone(),
-            host_functions: self.host_functions.clone(),
-            profile: self.profile,
-            output_fields: self.output_fields.clone(),
+            config: self.config.clone(),
             last_execution: self.last_execution,
             packages: self.packages.clone(),
             chain: Vec::new(),
         }
     }
 
-    /// A session that goes on from the state as it is, saves nothing and needs no context; none where no checkpoint holds all of it, unless
-    /// guests can be forked.
+    /// One that goes on from the state as it is, saves nothing and needs no context. There is none where no checkpoint holds all of the
+    /// state, unless guests can be forked.
     pub(super) fn exact_copy(&self) -> Option<Self> {
-        if self.forks {
-            let mut fork = self.bare_fork();
-            fork.limits.checkpoints = false;
-            return Some(Self::forked(fork).without_context());
-        }
-        let link = self.checkpoints.history.find(self.checkpoints.at()?)?;
-        if !link.lost.is_empty()
-            || self.checkpoints.reverting.is_some()
-            || self.checkpoints.looked_at
-            || self.checkpoints.saving.is_some()
-        {
-            return None;
-        }
-        let mut fork = self.fork_of(link);
-        fork.limits.checkpoints = false;
-        Some(Self::forked(fork).without_context())
+        let mut fork = if self.forks {
+            self.bare_fork()
+        } else {
+            self.fork_of(self.checkpoints.exact()?)
+        };
+        fork.config.limits.checkpoints = false;
+        let mut copy = Self::forked(fork);
+        copy.contextless = true;
+        Some(copy)
     }
 
-    /// The checkpoint of the state as it is.
-    fn checkpointed(&self) -> Result<&Link<B>, Error> {
-        let checkpoints = &self.checkpoints;
-        let saved = checkpoints.base.and_then(|number| checkpoints.history.find(number));
-        match saved {
-            Some(link) if checkpoints.at() == Some(link.number) => Ok(link),
-            _ if checkpoints.failed => Err(Error::NotSerializable(
-                "the guest ended while it saved its state; variables are as the next execution says".to_owned(),
-            )),
-            _ if checkpoints.unsavable.is_some() => {
-                let why = checkpoints.unsavable.as_deref().unwrap_or_default();
-                Err(Error::NotSerializable(format!(
-                    "the state could not be saved: {why}; variables are kept"
-                )))
-            }
-            Some(link) => Ok(link),
-            None => Err(Error::NotInitialized),
-        }
+    /// Whether there may be a copy of the state, now or when it is saved.
+    pub(super) fn can_be_copied(&self) -> bool {
+        self.forks || self.checkpoints.are_saved()
+    }
+
+    /// Whether its guest may be asked what there is. It is asked before the state is saved, so that whatever that does to its memory is
+    /// saved, too.
+    pub(super) fn can_be_surveyed(&self) -> bool {
+        let is_before_save = self.checkpoints.is_unsaved();
+        self.is_at_rest() && (self.forks || is_before_save) // a fork is a copy whenever it is made
     }
 
     /// Has another guest take over with an earlier state.
     fn revert(&mut self, now: f64, ticket: Ticket, number: u32) {
         let (base, is_new) = (self.checkpoints.base, self.checkpoints.at().is_none());
-        let mut dropped = self.checkpoints.history.set_since(number, base);
+        let mut dropped = self.checkpoints.chain.set_since(number, base);
         dropped.extend(self.checkpoints.news().cloned());
         let loss = is_new.then(|| self.loss("going back failed", false));
         self.checkpoints.reverting = Some(Reverting {
@@ -467,163 +416,6 @@ impl<B: Body> Session<B> {
         }
     }
 
-    /// When a save is to begin, if nothing happens until then.
-    pub(super) fn saves_at(&self) -> Option<f64> {
-        let idle_ms = if self.ahead.waits() { 0.0 } else { IDLE_MS }; // what is to run ahead needs a copy, the sooner the better
-        self.can_save().then_some(self.checkpoints.idle_since + idle_ms)
-    }
-
-    fn can_save(&self) -> bool {
-        let idle = self.guest == Guest::Up && self.turn.is_none() && (self.queue.is_empty() || self.waits_for_save());
-        let differs = self.checkpoints.dirty || (self.checkpoints.looked_at && self.ahead.waits());
-        self.saves() && idle && differs && self.checkpoints.saving.is_none()
-    }
-
-    /// Looks whether somebody waits for the save under way.
-    pub(super) fn note_wait(&mut self, now: f64) {
-        let waits = self.turn.is_none() && !self.queue.is_empty() && self.waits_for_save();
-        if let Some(saving) = &mut self.checkpoints.saving {
-            if waits {
-                saving.awaited_since.get_or_insert(now);
-            } else {
-                (saving.awaited_since, saving.late_since) = (None, None);
-            }
-        }
-    }
-
-    /// When to look whether a guest has saved what somebody waits for.
-    pub(super) fn save_ends_at(&self) -> Option<f64> {
-        let saving = self.checkpoints.saving.as_ref()?;
-        let late = saving.late_since.map(|since| since + LATE_MS);
-        late.or(saving.awaited_since.map(|since| since + MAX_SAVE_MS))
-    }
-
-    /// When the guest was last free to save.
-    fn since(&self, saving: &Saving<B>) -> f64 {
-        saving.begun_at.max(self.checkpoints.idle_since)
-    }
-
-    /// Ends a guest that takes too long to save. A clock that is late says nothing yet: it may be the host that was busy.
-    pub(super) fn check_save(&mut self, now: f64) {
-        if self.save_ends_at().is_none_or(|ends_at| now < ends_at) {
-            return;
-        }
-        if let Some(saving) = &mut self.checkpoints.saving
-            && saving.late_since.is_none()
-        {
-            saving.late_since = Some(now);
-            return;
-        }
-        self.guest_gone(now, Error::GuestLost("it did not finish saving its state".to_owned()));
-    }
-
-    /// Begins a checkpoint when there is nothing else to do, or too much at stake.
-    pub(super) fn save(&mut self, now: f64) {
-        let due = self.saves_at().is_some_and(|at| now >= at || self.waits_for_save());
-        if !due {
-            return;
-        }
-        let checkpoints = &mut self.checkpoints;
-        let again = !std::mem::take(&mut checkpoints.dirty);
-        checkpoints.looked_at = false;
-        checkpoints.last_number += 1;
-        let number = checkpoints.last_number;
-        let full = !checkpoints.growing || checkpoints.history.is_long();
-        checkpoints.saving = Some(Saving {
-            number,
-            full,
-            again,
-            execution: checkpoints.execution,
-            names: self.names.clone(),
-            contexts: self.contexts.clone(),
-            before: checkpoints.before,
-            news: std::mem::take(&mut checkpoints.set_since),
-            begun_at: now,
-            awaited_since: None,
-            late_since: None,
-            overtaken: false,
-        });
-        let request = Request::Save {
-            checkpoint: number,
-            full,
-        };
-        self.post(request, None);
-    }
-
-    /// The guest has saved its state. A `spent` one has memory that its variables no longer need.
-    pub(super) fn saved(
-        &mut self,
-        now: f64,
-        number: u32,
-        full: bool,
-        body: Option<B>,
-        lost: Vec<LostVariable>,
-        spent: bool,
-    ) {
-        let Some((saving, body)) = self.take_saving(number).zip(body) else {
-            return self.violation(now, "a checkpoint that nobody asked for");
-        };
-        let took = now - self.since(&saving);
-        let link = Link {
-            number,
-            full: full || saving.full,
-            execution: saving.execution,
-            names: saving.names,
-            lost,
-            contexts: saving.contexts,
-            before: saving.before,
-            parent: self.checkpoints.base,
-            set: saving.news.clone(),
-            body,
-        };
-        let recycles = spent && link.lost.is_empty();
-        let checkpoints = &mut self.checkpoints;
-        match checkpoints.history.keep(link, self.limits.max_checkpoint_bytes) {
-            Kept::Yes => {}
-            Kept::NotOnTop => {
-                checkpoints.growing = false;
-                return checkpoints.gave_way(saving.news);
-            }
-            Kept::No => return checkpoints.failed_to_save(took, saving.news, "it was too large".to_owned()),
-        }
-        checkpoints.unsavable = None;
-        checkpoints.base = Some(number);
-        checkpoints.growing = true;
-        checkpoints.save_ms = LEAST_SAVE_MS.max(took);
-        checkpoints.failed = false;
-        if !checkpoints.dirty {
-            checkpoints.unsaved_ms = 0.0;
-        }
-        if recycles && self.turn.is_none() && self.queue.is_empty() && !self.checkpoints.dirty {
-            self.checkpoints.tells = true;
-            self.end_guest(Guest::Down);
-            self.boot(now);
-        }
-    }
-
-    /// It has not: there was something else to do, or there is a `reason`.
-    pub(super) fn not_saved(&mut self, now: f64, number: u32, reason: Option<String>) {
-        let Some(saving) = self.take_saving(number) else {
-            return self.violation(now, "a checkpoint that nobody asked for");
-        };
-        if reason.is_none() && !saving.overtaken {
-            return self.violation(now, "it gives up saving for nothing");
-        }
-        let took = now - self.since(&saving);
-        match reason {
-            None => self.checkpoints.gave_way(saving.news),
-            Some(why) => {
-                let why = why.chars().take(300).collect();
-                self.checkpoints.failed_to_save(took, saving.news, why);
-            }
-        }
-    }
-
-    fn take_saving(&mut self, number: u32) -> Option<Saving<B>> {
-        let saving = &mut self.checkpoints.saving;
-        saving.take_if(|saving| saving.number == number)
-    }
-
     /// What becomes of the variables now that the guest is gone. Takes their names.
     ///
     /// A state with which one guest after the other crashes at once is given up.
@@ -634,12 +426,12 @@ impl<B: Body> Session<B> {
             checkpoints.forget();
         }
         checkpoints.unproven = false;
-        checkpoints.failed |= checkpoints.saving.is_some() && self.turn.is_none();
+        checkpoints.failed |= checkpoints.saving.is_some() && self.exchange.is_none();
         // An execution that is gone with its guest has been taken back already.
         let executed = matches!(
-            &self.turn,
-            Some(Turn {
-                task: Task::Execute(_),
+            &self.exchange,
+            Some(Exchange {
+                job: Job::Execute(_),
                 ..
             })
         );
@@ -658,7 +450,7 @@ impl<B: Body> Session<B> {
         let why = why.map_or_else(String::new, |why| format!(", and its state could not be saved: {why}"));
         let reason = format!("{reason}{why}");
         let base = self.checkpoints.base;
-        let Some(saved) = base.and_then(|number| self.checkpoints.history.find(number)) else {
+        let Some(saved) = base.and_then(|number| self.checkpoints.chain.find(number)) else {
             let restored = |name: &String| self.contexts.has(name);
             self.checkpoints.forget();
             let files = news.into_iter().filter(|name| is_file(name));
@@ -684,19 +476,34 @@ impl<B: Body> Session<B> {
         let Some(checkpoint) = self.checkpoints.wanted() else {
             return false;
         };
-        self.begin(now, None, Task::Restore { checkpoint });
+        let chain = self.checkpoints.bodies(checkpoint);
+        self.begin(now, None, Job::Restore { checkpoint, chain });
         true
     }
 
-    /// The bodies of a checkpoint, each on top of the one before it.
-    pub(super) fn chain(&self, checkpoint: u32) -> Vec<B> {
-        let chain = self.checkpoints.history.chain(checkpoint);
-        chain.iter().map(|link| link.body.clone()).collect()
+    /// The guest has saved its state. One that has memory which its variables no longer need is replaced, when nobody waits for it.
+    pub(super) fn saved(&mut self, now: f64, save: Saved, body: Option<B>) {
+        match self.checkpoints.saved(now, save, body) {
+            Err(what) => self.violation(now, what),
+            Ok(true) if self.exchange.is_none() && self.queue.is_empty() => {
+                self.checkpoints.tells = true;
+                self.end_guest(Guest::Down);
+                self.boot(now);
+            }
+            Ok(_) => {}
+        }
+    }
+
+    /// It has not: there was something else to do, or there is a `reason`.
+    pub(super) fn not_saved(&mut self, now: f64, number: u32, reason: Option<String>) {
+        if let Err(what) = self.checkpoints.not_saved(now, number, reason) {
+            self.violation(now, what);
+        }
     }
 
     /// The guest has the state that was saved.
     pub(super) fn restored(&mut self, now: f64, lost: Vec<LostVariable>) {
-        self.finish_turn(now);
+        self.finish_exchange(now);
         let checkpoints = &mut self.checkpoints;
         checkpoints.unsaved_ms = 0.0;
         checkpoints.dirty = false;
@@ -708,7 +515,7 @@ impl<B: Body> Session<B> {
             checkpoints.base = Some(reverted.number);
         }
         let mut state = None;
-        if let Some(link) = checkpoints.base.and_then(|number| checkpoints.history.find(number)) {
+        if let Some(link) = checkpoints.base.and_then(|number| checkpoints.chain.find(number)) {
             checkpoints.execution = link.execution;
             if tells {
                 checkpoints.before = link.before;
@@ -751,7 +558,7 @@ impl<B: Body> Session<B> {
     /// It has not, and never will. Who had asked to go back is told so, and the state of before is restored; otherwise the next
     /// execution says that everything is lost.
     pub(super) fn not_restored_exactly(&mut self, now: f64, why: &Error) {
-        self.turn = None;
+        self.exchange = None;
         self.end_guest(Guest::Down);
         if self.checkpoints.forked {
             let what = format!("the copy could not be restored ({why}); the original goes on");
@@ -763,7 +570,7 @@ impl<B: Body> Session<B> {
             self.resolve(ticket, Err(Error::NoCheckpoint(what)));
         } else {
             let base = self.checkpoints.base;
-            let saved = base.and_then(|number| self.checkpoints.history.find(number));
+            let saved = base.and_then(|number| self.checkpoints.chain.find(number));
             let names = saved.map(|link| link.names.clone()).unwrap_or_default();
             self.checkpoints.forget();
             let reason = format!("the saved state could not be restored: {why}");

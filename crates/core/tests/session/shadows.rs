@@ -7,7 +7,7 @@ use sandglass_core::deadline::StopReason;
 use sandglass_core::execution::{CodeExecution, Outcome};
 use sandglass_core::limits::Limits;
 use sandglass_core::protocol::{Encoding, Event, GuestInfo, PROTOCOL_VERSION, Request, Stream};
-use sandglass_core::session::{Command, Input, Reply, Session, Ticket};
+use sandglass_core::session::{Command, GuestInput, Input, Reply, Session, Slot, Ticket};
 use sandglass_core::speculate::{Source, Tally};
 
 use crate::world::{World, limits, ok, output, raised, text};
@@ -42,7 +42,7 @@ fn ready_within(max_time: f64) -> World {
 fn running(code: &str) -> World {
     let mut world = ready();
     world.hint(&[code]);
-    world.second_begins();
+    world.shadow_begins();
     world
 }
 
@@ -50,13 +50,13 @@ fn running(code: &str) -> World {
 fn finished(code: &str) -> World {
     let mut world = running(code);
     world.sleep(30.0);
-    world.second_says(output(world.second_turn(), Stream::Stdout, "hello\n"), None);
-    world.second_ends(named(&["context", "x"]));
+    world.shadow_says(output(world.shadow_turn(), Stream::Stdout, "hello\n"), None);
+    world.shadow_ends(named(&["context", "x"]));
     world
 }
 
 /// What a guest at this turn sends, or what becomes of it.
-type Lie = fn(u32) -> Input<Vec<u8>>;
+type Lie = fn(u32) -> GuestInput<Vec<u8>>;
 
 fn named(names: &[&str]) -> sandglass_core::protocol::ExecutionReport {
     sandglass_core::protocol::ExecutionReport {
@@ -74,7 +74,7 @@ fn tally(world: &World) -> Tally {
 fn assert_forced(world: &mut World, code: &str) {
     let ticket = world.execute(code);
     assert_eq!(world.asked_for(), format!("execute {code}"));
-    assert!(world.second.is_none(), "it still runs ahead");
+    assert!(world.shadow.is_none(), "it still runs ahead");
     world.ends(ok());
     assert_eq!(world.execution(ticket).stdout, "");
     assert_eq!(tally(world).used, 0);
@@ -133,14 +133,14 @@ fn a_fork_needs_no_checkpoint() {
     world.ends(named(&["context", "y"]));
     assert_eq!(world.execution(before).outcome, Outcome::Ok);
     world.hint(&["x = 1"]);
-    world.second_says(
+    world.shadow_says(
         Event::Ready {
             version: PROTOCOL_VERSION,
             guest: GuestInfo::default(),
         },
         None,
     );
-    let asked = world.second.as_ref().and_then(|guest| guest.inbox.last());
+    let asked = world.shadow.as_ref().and_then(|guest| guest.inbox.last());
     assert!(
         matches!(
             asked,
@@ -155,7 +155,7 @@ fn a_fork_needs_no_checkpoint() {
         ),
         "it has the state already: {asked:?}"
     );
-    world.second_ends(named(&["context", "x", "y"]));
+    world.shadow_ends(named(&["context", "x", "y"]));
     let ticket = world.execute("x = 1");
     assert_eq!(world.execution(ticket).outcome, Outcome::Ok);
     assert_eq!(tally(&world).used, 1);
@@ -174,9 +174,9 @@ fn other_code_runs_as_if_nothing_had() {
 /// Lets code run ahead for so long, and other code come.
 fn waste(world: &mut World, ms: f64) {
     world.hint(&["x = 1"]);
-    world.second_begins();
+    world.shadow_begins();
     world.sleep(ms);
-    world.second_ends(ok());
+    world.shadow_ends(ok());
     world.wait(5_000.0); // while it is at rest, it costs nothing
     world.execute("y = 1");
     world.ends(ok());
@@ -198,13 +198,13 @@ fn no_more_than_a_share_of_the_time_is_spent_in_vain() {
     assert_eq!((started, wasted), (5, 5));
 
     world.hint(&["x = 1"]);
-    assert!(world.second.is_none(), "there is nothing left");
+    assert!(world.shadow.is_none(), "there is nothing left");
     world.writes("x = 1");
-    assert!(world.second.is_some(), "what is written comes for certain");
+    assert!(world.shadow.is_some(), "what is written comes for certain");
     world.writes("");
     world.wait(20_000.0);
     world.hint(&["x = 1"]);
-    assert!(world.second.is_some(), "the share is larger by now");
+    assert!(world.shadow.is_some(), "the share is larger by now");
 }
 
 #[test]
@@ -212,9 +212,9 @@ fn what_is_used_is_not_spent_in_vain() {
     let mut world = ready();
     for _ in 0..10 {
         world.hint(&["x = 1"]);
-        world.second_begins();
+        world.shadow_begins();
         world.sleep(900.0);
-        world.second_ends(ok());
+        world.shadow_ends(ok());
         world.execute("x = 1");
         assert!(world.saves(true));
     }
@@ -244,12 +244,12 @@ fn whatever_may_change_the_state_ends_it() {
     for change in changes {
         for mut world in [running("x = 1"), finished("x = 1")] {
             world.command(change());
-            assert!(world.second.is_none(), "{:?}", change());
+            assert!(world.shadow.is_none(), "{:?}", change());
         }
     }
     let mut world = finished("x = 1");
     world.command(Command::ListVariables);
-    assert!(world.second.is_some(), "a list changes nothing");
+    assert!(world.shadow.is_some(), "a list changes nothing");
 }
 
 #[test]
@@ -259,10 +259,10 @@ fn going_back_ends_it() {
     world.ends_well(&["context", "x"]);
     assert!(world.saves(true));
     world.hint(&["x"]);
-    world.second_begins();
-    world.second_ends(ok());
+    world.shadow_begins();
+    world.shadow_ends(ok());
     let ticket = world.command(Command::Undo);
-    assert!(world.second.is_none());
+    assert!(world.shadow.is_none());
     world.boot();
     world.restored(&[]);
     assert_eq!(world.answer(ticket), &Ok(Reply::State(0)));
@@ -272,22 +272,22 @@ fn going_back_ends_it() {
 #[test]
 fn what_only_the_world_can_tell_ends_it() {
     let mut world = running("import time; time.time()");
-    let turn = world.second_turn();
-    world.second_says(Event::External { turn }, None);
+    let turn = world.shadow_turn();
+    world.shadow_says(Event::External { turn }, None);
     assert_forced(&mut world, "import time; time.time()");
 }
 
 #[test]
 fn an_exception_is_what_the_code_comes_to_but_for_want_of_memory() {
     let mut world = running("1 / 0");
-    let turn = world.second_turn();
-    world.second_says(output(turn, Stream::Error, "ZeroDivisionError: division by zero"), None);
-    world.second_ends(raised("ZeroDivisionError"));
+    let turn = world.shadow_turn();
+    world.shadow_says(output(turn, Stream::Error, "ZeroDivisionError: division by zero"), None);
+    world.shadow_ends(raised("ZeroDivisionError"));
     let ticket = world.execute("1 / 0");
     assert_eq!(world.failure(ticket), "ZeroDivisionError: division by zero");
 
     let mut world = running("big()");
-    world.second_ends(raised("MemoryError"));
+    world.shadow_ends(raised("MemoryError"));
     assert_forced(&mut world, "big()");
 }
 
@@ -302,37 +302,56 @@ fn what_takes_too_long_is_ended() {
         stopped: Some(StopReason::Timeout),
         ..raised("KeyboardInterrupt")
     };
-    world.second_ends(stopped);
+    world.shadow_ends(stopped);
     assert_forced(&mut world, "while True: pass");
 }
 
 #[test]
 fn what_dies_or_lies_is_thrown_away() {
     let inputs: [Lie; 5] = [
-        |_| Input::GuestLost(Error::GuestLost("exit".to_owned())),
-        |_| Input::BadMessage("nonsense".to_owned()),
-        |turn| Input::Guest(Event::Done { turn }, None),
-        |turn| Input::Guest(output(turn + 1, Stream::Stdout, "of another turn"), None),
-        |turn| Input::Guest(output(turn, Stream::Stdout, &"x".repeat(300_000)), None),
+        |_| GuestInput::Lost(Error::GuestLost("exit".to_owned())),
+        |_| GuestInput::BadMessage("nonsense".to_owned()),
+        |turn| GuestInput::Event(Event::Done { turn }, None),
+        |turn| GuestInput::Event(output(turn + 1, Stream::Stdout, "of another turn"), None),
+        |turn| GuestInput::Event(output(turn, Stream::Stdout, &"x".repeat(300_000)), None),
     ];
     for input in inputs {
         let mut world = running("x = 1");
-        let turn = world.second_turn();
-        world.feed(Input::Ahead(Box::new(input(turn))));
+        let turn = world.shadow_turn();
+        world.shadow_sends(input(turn));
         assert_forced(&mut world, "x = 1");
         let mut world = finished("x = 1");
-        world.feed(Input::Ahead(Box::new(input(turn))));
+        world.shadow_sends(input(turn));
         assert_forced(&mut world, "x = 1");
     }
+}
+
+#[test]
+fn a_shadow_is_not_heard_in_the_place_of_another() {
+    let mut world = ready();
+    world.hint(&["x = 1"]);
+    let gone = world.last_shadow();
+    world.hint(&["x = 2"]);
+    assert_ne!(gone, world.last_shadow());
+    world.shadow_begins();
+    world.shadow_ends(ok());
+    let stale = [
+        GuestInput::Lost(Error::GuestLost("exit".to_owned())),
+        GuestInput::BadMessage("nonsense".to_owned()),
+        GuestInput::Event(Event::External { turn: 1 }, None),
+    ];
+    for input in stale {
+        world.feed(Input::Guest(Slot::Shadow(gone), input));
+    }
+    let ticket = world.execute("x = 2");
+    assert_eq!((world.execution(ticket).id, tally(&world).used), (1, 1));
 }
 
 #[test]
 fn a_guest_that_does_not_come_up_is_no_loss() {
     let mut world = ready();
     world.hint(&["x = 1"]);
-    world.feed(Input::Ahead(Box::new(Input::GuestLost(Error::GuestLost(
-        "none".to_owned(),
-    )))));
+    world.shadow_sends(GuestInput::Lost(Error::GuestLost("none".to_owned())));
     assert_forced(&mut world, "x = 1");
 }
 
@@ -342,13 +361,13 @@ fn nobody_waits_for_a_guest_that_has_not_begun() {
     world.hint(&["x = 1"]);
     world.execute("x = 1");
     assert_eq!(world.asked_for(), "execute x = 1");
-    assert!(world.second.is_none());
+    assert!(world.shadow.is_none());
 }
 
 #[test]
 fn a_host_call_waits_for_its_code() {
     let mut world = running("ask('?')");
-    let (turn, call) = (world.second_turn(), world.fresh_call());
+    let (turn, call) = (world.shadow_turn(), world.fresh_call());
     let event = Event::HostCall {
         turn,
         call,
@@ -357,7 +376,7 @@ fn a_host_call_waits_for_its_code() {
         encoding: Encoding::Marshal,
         blocking: false,
     };
-    world.second_says(event, Some(b"args"));
+    world.shadow_says(event, Some(b"args"));
     world.wait(10_000.0);
     assert_eq!(
         (world.under_way().len(), tally(&world).finished),
@@ -380,7 +399,7 @@ fn a_host_call_waits_for_its_code() {
 #[test]
 fn a_host_call_for_other_code_is_never_made() {
     let mut world = running("ask('?')");
-    let (turn, call) = (world.second_turn(), world.fresh_call());
+    let (turn, call) = (world.shadow_turn(), world.fresh_call());
     let event = Event::HostCall {
         turn,
         call,
@@ -389,24 +408,24 @@ fn a_host_call_for_other_code_is_never_made() {
         encoding: Encoding::Marshal,
         blocking: false,
     };
-    world.second_says(event, Some(b"args"));
+    world.shadow_says(event, Some(b"args"));
     world.execute("something else");
-    assert!(world.second.is_none() && world.under_way().is_empty());
+    assert!(world.shadow.is_none() && world.under_way().is_empty());
     assert_eq!(world.asked_for(), "execute something else");
 }
 
 #[test]
 fn code_that_comes_while_it_runs_ahead_goes_on_there() {
     let mut world = running("work()");
-    let turn = world.second_turn();
+    let turn = world.shadow_turn();
     world.sleep(400.0);
-    world.second_says(output(turn, Stream::Stdout, "half\n"), None);
+    world.shadow_says(output(turn, Stream::Stdout, "half\n"), None);
     let ticket = world.execute("work()");
     assert!(
         world.is_pending(ticket) && world.printed.is_empty(),
         "it is asked first"
     );
-    world.second_says(Event::Promoted { turn }, None);
+    world.shadow_says(Event::Promoted { turn }, None);
     assert_eq!(world.printed, "half\n");
     world.event(output(turn, Stream::Stdout, "more\n"));
     assert_eq!(world.printed, "half\nmore\n");
@@ -428,29 +447,29 @@ fn code_that_ends_while_it_is_asked_is_taken_too() {
     let mut world = running("work()");
     let ticket = world.execute("work()");
     world.sleep(20.0);
-    world.second_ends(ok());
+    world.shadow_ends(ok());
     assert_eq!(
         (world.execution(ticket).outcome, world.execution(ticket).duration),
         (Outcome::Ok, 20.0)
     );
-    assert!(world.second.is_none());
+    assert!(world.shadow.is_none());
 }
 
 #[test]
 fn a_guest_that_does_not_say_so_does_not_take_over() {
     let ends: [fn(&mut World); 3] = [
         |world| {
-            let turn = world.second_turn();
-            world.second_says(Event::External { turn }, None);
+            let turn = world.shadow_turn();
+            world.shadow_says(Event::External { turn }, None);
         },
         |world| world.wait(100.0),
-        |world| world.feed(Input::Ahead(Box::new(Input::BadMessage("nonsense".to_owned())))),
+        |world| world.shadow_sends(GuestInput::BadMessage("nonsense".to_owned())),
     ];
     for end in ends {
         let mut world = running("work()");
         let ticket = world.execute("work()");
         end(&mut world);
-        assert!(world.second.is_none());
+        assert!(world.shadow.is_none());
         assert_eq!(world.asked_for(), "execute work()");
         world.ends(ok());
         assert_eq!(world.execution(ticket).id, 1);
@@ -460,12 +479,12 @@ fn a_guest_that_does_not_say_so_does_not_take_over() {
 #[test]
 fn what_is_taken_back_while_it_is_asked_never_runs() {
     let mut world = running("work()");
-    let turn = world.second_turn();
+    let turn = world.shadow_turn();
     let ticket = world.execute("work()");
     world.feed(Input::Interrupt);
     assert!(world.failure(ticket).contains("nothing was run"));
-    assert!(world.second.is_none(), "nobody can ask for it any more");
-    world.feed(Input::Ahead(Box::new(Input::Guest(Event::Promoted { turn }, None))));
+    assert!(world.shadow.is_none(), "nobody can ask for it any more");
+    world.shadow_sends(GuestInput::Event(Event::Promoted { turn }, None));
     let ticket = world.execute("work()");
     assert_eq!(world.asked_for(), "execute work()");
     world.ends(ok());
@@ -503,7 +522,7 @@ fn a_budget_of_time_takes_only_what_was_quicker() {
         let mut world = finished("x = 1");
         let ticket = within(&mut world, "x = 1", max_time);
         assert_eq!(!world.is_pending(ticket), taken, "finished, {max_time} ms");
-        assert!(world.second.is_none());
+        assert!(world.shadow.is_none());
     }
     let mut world = running("x = 1");
     within(&mut world, "x = 1", 500.0);
@@ -512,7 +531,7 @@ fn a_budget_of_time_takes_only_what_was_quicker() {
         "execute x = 1",
         "it has done more than it may have, perhaps"
     );
-    assert!(world.second.is_none());
+    assert!(world.shadow.is_none());
 }
 
 #[test]
@@ -522,9 +541,9 @@ fn the_time_that_a_session_has_left_takes_only_what_was_quicker() {
         let ends_at = world.now + 10_000.0;
         assert!(world.saves(true));
         world.hint(&["x = 1"]);
-        world.second_begins();
+        world.shadow_begins();
         world.sleep(30.0);
-        world.second_ends(ok());
+        world.shadow_ends(ok());
         world.wait(ends_at - left - world.now);
         let ticket = world.execute("x = 1");
         assert_eq!(!world.is_pending(ticket), taken, "{left} ms are left");
@@ -540,12 +559,12 @@ fn a_guest_without_a_bridge_is_not_asked_at_work() {
         ..GuestInfo::default()
     };
     let version = PROTOCOL_VERSION;
-    world.second_says(Event::Ready { version, guest }, None);
-    let turn = world.second_turn();
-    world.second_says(Event::Restored { turn, lost: Vec::new() }, None);
+    world.shadow_says(Event::Ready { version, guest }, None);
+    let turn = world.shadow_turn();
+    world.shadow_says(Event::Restored { turn, lost: Vec::new() }, None);
     world.execute("work()");
     assert_eq!(world.asked_for(), "execute work()", "at once");
-    assert!(world.second.is_none());
+    assert!(world.shadow.is_none());
 }
 
 #[test]
@@ -563,10 +582,10 @@ fn a_look_at_the_state_is_saved_before_it_is_copied() {
     assert!(!world.is_pending(ticket));
     assert!(!world.saves(true), "nothing is to run ahead");
     world.hint(&["x"]);
-    assert!(world.second.is_none(), "the checkpoint may be another state");
+    assert!(world.shadow.is_none(), "the checkpoint may be another state");
     assert!(world.saves(true));
-    world.second_begins();
-    world.second_ends(ok());
+    world.shadow_begins();
+    world.shadow_ends(ok());
     let ticket = world.execute("x");
     assert_eq!((world.execution(ticket).id, tally(&world).used), (2, 1));
 }
@@ -604,7 +623,7 @@ fn a_look_at_the_state_does_not_keep_from_going_back() {
 fn what_breaks_the_protocol_when_it_takes_over_says_nothing_to_the_next_guest() {
     let mut world = running("work()");
     // Nobody looks at calls before they are made.
-    let (turn, calls) = (world.second_turn(), [world.fresh_call(), world.fresh_call()]);
+    let (turn, calls) = (world.shadow_turn(), [world.fresh_call(), world.fresh_call()]);
     for (call, size) in calls.into_iter().zip([2_000, 1]) {
         let event = Event::HostCall {
             turn,
@@ -614,7 +633,7 @@ fn what_breaks_the_protocol_when_it_takes_over_says_nothing_to_the_next_guest() 
             encoding: Encoding::Marshal,
             blocking: false,
         };
-        world.second_says(event, Some(&vec![0; size]));
+        world.shadow_says(event, Some(&vec![0; size]));
     }
     let (boots, ticket) = (world.boots, world.execute("work()"));
     let next = world.execute("x");
@@ -637,11 +656,11 @@ fn it_does_not_wait_for_ever() {
 #[test]
 fn it_does_not_say_without_end() {
     let mut world = running("x = 1");
-    let (turn, bytes) = (world.second_turn(), "x".repeat(200_000));
+    let (turn, bytes) = (world.shadow_turn(), "x".repeat(200_000));
     for _ in 0..90 {
-        if world.second.is_some() {
+        if world.shadow.is_some() {
             world.sleep(10.0);
-            world.second_says(output(turn, Stream::Stdout, &bytes), None);
+            world.shadow_says(output(turn, Stream::Stdout, &bytes), None);
         }
     }
     assert_forced(&mut world, "x = 1");
@@ -651,7 +670,7 @@ fn it_does_not_say_without_end() {
 fn destroying_ends_it() {
     let mut world = running("x = 1");
     world.feed(Input::Destroy);
-    assert!(world.second.is_none());
+    assert!(world.shadow.is_none());
 }
 
 #[test]
@@ -659,12 +678,12 @@ fn a_hint_during_an_execution_is_for_the_next() {
     let mut world = ready();
     world.execute("x = 1");
     world.hint(&["x"]);
-    assert!(world.second.is_none());
+    assert!(world.shadow.is_none());
     world.ends_well(&["context", "x"]);
-    assert!(world.second.is_none(), "the state is not safe yet");
+    assert!(world.shadow.is_none(), "the state is not safe yet");
     assert!(world.saves(true));
-    world.second_begins();
-    let asked = world.second.as_ref().and_then(|guest| guest.inbox.last());
+    world.shadow_begins();
+    let asked = world.shadow.as_ref().and_then(|guest| guest.inbox.last());
     assert!(matches!(asked, Some((Request::Execute { execution: 2, .. }, _))));
 }
 
@@ -676,15 +695,15 @@ fn a_state_that_cannot_be_copied_is_not() {
     world.wait(50.0);
     assert!(world.saves_but(&["x"], false));
     world.hint(&["x"]);
-    assert!(world.second.is_none());
+    assert!(world.shadow.is_none());
 }
 
 #[test]
 fn the_newest_hint_counts() {
     let mut world = finished("x = 1");
     world.hint(&["x = 2"]);
-    world.second_begins();
-    world.second_ends(ok());
+    world.shadow_begins();
+    world.shadow_ends(ok());
     world.hint(&["x = 2", "x = 3"]);
     assert_eq!(tally(&world).started, 2, "it is there already");
     let ticket = world.execute("x = 2");
@@ -713,9 +732,9 @@ fn streams(world: &World) -> Tally {
 fn written(code: &str) -> World {
     let mut world = ready();
     world.writes(code);
-    world.second_begins();
+    world.shadow_begins();
     assert!(matches!(
-        world.second_told(),
+        world.shadow_told(),
         Some(Request::Execute {
             ahead: true,
             more: true,
@@ -723,9 +742,9 @@ fn written(code: &str) -> World {
         })
     ));
     world.sleep(30.0);
-    let turn = world.second_turn();
-    world.second_says(output(turn, Stream::Stdout, "begun\n"), None);
-    world.second_says(Event::Waiting { turn }, None);
+    let turn = world.shadow_turn();
+    world.shadow_says(output(turn, Stream::Stdout, "begun\n"), None);
+    world.shadow_says(Event::Waiting { turn }, None);
     world
 }
 
@@ -745,7 +764,7 @@ fn assert_run_whole(world: &mut World, code: &str) {
         world.checks(false);
     }
     assert_eq!(world.asked_for(), format!("execute {code}"));
-    assert!(world.second.is_none(), "it still runs ahead");
+    assert!(world.shadow.is_none(), "it still runs ahead");
     world.ends(ok());
     assert_eq!((streams(world).used, world.printed.as_str()), (0, ""));
 }
@@ -755,9 +774,9 @@ fn code_that_is_being_written_runs_as_it_comes() {
     let mut world = written("a");
     world.wait(5_000.0);
     world.writes("a\nb");
-    let turn = world.second_turn();
+    let turn = world.shadow_turn();
     assert_eq!(
-        world.second_told(),
+        world.shadow_told(),
         Some(&Request::Extend {
             turn,
             text: "\nb".to_owned(),
@@ -765,7 +784,7 @@ fn code_that_is_being_written_runs_as_it_comes() {
         })
     );
     world.sleep(20.0);
-    world.second_says(Event::Waiting { turn }, None);
+    world.shadow_says(Event::Waiting { turn }, None);
     world.wait(3_000.0);
     let ticket = world.execute("a\nb\nc");
     assert_eq!(
@@ -776,7 +795,7 @@ fn code_that_is_being_written_runs_as_it_comes() {
     world.checks(true);
     assert_eq!(world.printed, "begun\n");
     assert_eq!(
-        world.second_told(),
+        world.shadow_told(),
         Some(&Request::Promote {
             turn,
             rest: Some("\nc".to_owned())
@@ -812,19 +831,19 @@ fn when_all_of_it_is_known_the_rest_runs_at_once() {
     let whole = "a\nfor x in y:\n    b";
     world.hint(&["something else"]);
     assert!(
-        !matches!(world.second_told(), Some(Request::Extend { .. })),
+        !matches!(world.shadow_told(), Some(Request::Extend { .. })),
         "it comes for certain"
     );
     world.hint(&[whole]);
-    let turn = world.second_turn();
+    let turn = world.shadow_turn();
     let rest = Request::Extend {
         turn,
         text: "\n    b".to_owned(),
         last: true,
     };
-    assert_eq!(world.second_told(), Some(&rest));
+    assert_eq!(world.shadow_told(), Some(&rest));
     world.sleep(20.0);
-    world.second_ends(ok());
+    world.shadow_ends(ok());
     assert_eq!(
         world.asked_for(),
         format!("check {whole}"),
@@ -845,12 +864,12 @@ fn what_goes_on_in_the_middle_of_a_line_is_other_code() {
         let mut world = written("a");
         world.writes(comes);
         assert!(
-            !matches!(world.second_told(), Some(Request::Extend { .. })),
+            !matches!(world.shadow_told(), Some(Request::Extend { .. })),
             "{comes} is no more of it"
         );
         world.hint(&[comes]);
         assert!(
-            !matches!(world.second_told(), Some(Request::Extend { .. })),
+            !matches!(world.shadow_told(), Some(Request::Extend { .. })),
             "{comes} is no more of it"
         );
         world.execute(comes);
@@ -869,7 +888,7 @@ fn what_was_told_of_the_rest_may_be_wrong() {
     ] {
         let mut world = written("a");
         world.hint(&[told]);
-        world.second_ends(ok());
+        world.shadow_ends(ok());
         world.checks(plain);
         assert_run_whole(&mut world, comes);
     }
@@ -891,11 +910,11 @@ fn what_has_waited_has_all_the_time_that_is_left() {
 fn what_took_too_long_before_is_not_waited_with() {
     let mut world = ready();
     world.writes("a");
-    world.second_begins();
-    let turn = world.second_turn();
+    world.shadow_begins();
+    let turn = world.shadow_turn();
     world.sleep(1_001.0); // nobody was told of the time
-    world.second_says(Event::Waiting { turn }, None);
-    assert!(world.second.is_none());
+    world.shadow_says(Event::Waiting { turn }, None);
+    assert!(world.shadow.is_none());
     assert_run_whole(&mut world, "a\nb");
 }
 
@@ -903,22 +922,22 @@ fn what_took_too_long_before_is_not_waited_with() {
 fn it_takes_a_little_at_a_time() {
     let mut world = ready();
     world.writes("a");
-    world.second_begins();
-    let turn = world.second_turn();
+    world.shadow_begins();
+    let turn = world.shadow_turn();
     world.writes("a\nb");
-    world.second_says(Event::Waiting { turn }, None);
-    assert!(matches!(world.second_told(), Some(Request::Execute { .. })), "too soon");
+    world.shadow_says(Event::Waiting { turn }, None);
+    assert!(matches!(world.shadow_told(), Some(Request::Execute { .. })), "too soon");
     world.writes("a\nb\nc");
     world.wait(100.0);
-    assert_eq!(world.second_told(), Some(&more(turn, "\nb\nc")));
+    assert_eq!(world.shadow_told(), Some(&more(turn, "\nb\nc")));
     world.writes("a\nb\nc\nd");
     world.wait(200.0);
     assert!(
-        matches!(world.second_told(), Some(Request::Extend { .. })),
+        matches!(world.shadow_told(), Some(Request::Extend { .. })),
         "it is at work"
     );
-    world.second_says(Event::Waiting { turn }, None);
-    assert_eq!(world.second_told(), Some(&more(turn, "\nd")));
+    world.shadow_says(Event::Waiting { turn }, None);
+    assert_eq!(world.shadow_told(), Some(&more(turn, "\nd")));
 }
 
 #[test]
@@ -930,15 +949,15 @@ fn what_waits_for_more_wakes_nobody_meanwhile() {
     let turn = world.turn();
     let encoding = Encoding::Marshal;
     world.event_with(Event::Value { turn, encoding }, b"[]");
-    assert!(matches!(world.second_told(), Some(Request::Extend { .. })));
-    let turn = world.second_turn();
-    world.second_says(Event::Waiting { turn }, None);
+    assert!(matches!(world.shadow_told(), Some(Request::Extend { .. })));
+    let turn = world.shadow_turn();
+    world.shadow_says(Event::Waiting { turn }, None);
     world.writes("a\nb\nc");
     world.execute("a\nb\nc\nd");
     world.wait(500.0);
     world.checks(true);
     let rest = Some("\nc\nd".to_owned());
-    assert_eq!(world.second_told(), Some(&Request::Promote { turn, rest }));
+    assert_eq!(world.shadow_told(), Some(&Request::Promote { turn, rest }));
 }
 
 #[test]
@@ -980,12 +999,12 @@ fn code_that_becomes_something_else_runs_whole() {
 fn a_change_of_the_state_ends_what_is_being_written() {
     let mut world = written("a");
     world.command(Command::SetVariable("y".to_owned(), text("1")));
-    assert!(world.second.is_none());
+    assert!(world.shadow.is_none());
     let turn = world.turn();
     world.event(Event::Done { turn });
     world.wait(50.0);
     world.writes("a\nb");
-    assert!(world.second.is_none(), "it is begun once");
+    assert!(world.shadow.is_none(), "it is begun once");
     assert_run_whole(&mut world, "a\nb\nc");
 }
 
@@ -993,7 +1012,7 @@ fn a_change_of_the_state_ends_what_is_being_written() {
 fn nobody_writes_any_more() {
     let mut world = written("a");
     world.writes("");
-    assert!(world.second.is_none());
+    assert!(world.shadow.is_none());
     assert_eq!(streams(&world).wasted, 1);
 }
 
@@ -1008,8 +1027,8 @@ fn it_does_not_wait_for_more_for_ever() {
 fn a_host_call_of_what_is_being_written_waits_for_all_of_it() {
     let mut world = ready();
     world.writes("ask('?')");
-    world.second_begins();
-    let (turn, call) = (world.second_turn(), world.fresh_call());
+    world.shadow_begins();
+    let (turn, call) = (world.shadow_turn(), world.fresh_call());
     let event = Event::HostCall {
         turn,
         call,
@@ -1018,15 +1037,15 @@ fn a_host_call_of_what_is_being_written_waits_for_all_of_it() {
         encoding: Encoding::Marshal,
         blocking: false,
     };
-    world.second_says(event, Some(b"args"));
+    world.shadow_says(event, Some(b"args"));
     world.writes("ask('?')\nb");
     world.wait(500.0);
     assert!(world.under_way().is_empty());
-    assert!(matches!(world.second_told(), Some(Request::Execute { .. })));
+    assert!(matches!(world.shadow_told(), Some(Request::Execute { .. })));
     let ticket = world.execute("ask('?')\nb\nc");
     world.checks(true);
     assert_eq!(
-        world.second_told(),
+        world.shadow_told(),
         Some(&Request::Promote {
             turn,
             rest: Some("\nb\nc".to_owned())
@@ -1044,16 +1063,16 @@ fn all_of_it_may_come_while_a_statement_runs() {
     for waits in [false, true] {
         let mut world = ready();
         world.writes("a");
-        world.second_begins();
+        world.shadow_begins();
         world.sleep(40.0);
-        let turn = world.second_turn();
+        let turn = world.shadow_turn();
         let ticket = world.execute("a\nb");
         world.checks(true);
         let rest = Some("\nb".to_owned());
-        assert_eq!(world.second_told(), Some(&Request::Promote { turn, rest }));
-        assert!(world.second.is_some(), "it is asked first");
+        assert_eq!(world.shadow_told(), Some(&Request::Promote { turn, rest }));
+        assert!(world.shadow.is_some(), "it is asked first");
         world.sleep(10.0);
-        world.second_says(
+        world.shadow_says(
             if waits {
                 Event::Waiting { turn }
             } else {
@@ -1061,7 +1080,7 @@ fn all_of_it_may_come_while_a_statement_runs() {
             },
             None,
         );
-        assert!(world.second.is_none());
+        assert!(world.shadow.is_none());
         world.sleep(5.0);
         world.ends(ok());
         assert_eq!(world.execution(ticket).duration, 55.0);
@@ -1074,7 +1093,7 @@ fn what_lies_about_code_that_is_being_written_is_thrown_away() {
     let inputs: [Lie; 4] = [
         |turn| {
             let (execution, encoding) = (ok(), Encoding::None);
-            Input::Guest(
+            GuestInput::Event(
                 Event::Executed {
                     turn,
                     execution,
@@ -1083,14 +1102,14 @@ fn what_lies_about_code_that_is_being_written_is_thrown_away() {
                 None,
             )
         },
-        |turn| Input::Guest(output(turn, Stream::Stdout, "at rest"), None),
-        |turn| Input::Guest(Event::Waiting { turn }, None),
-        |turn| Input::Guest(Event::External { turn }, None),
+        |turn| GuestInput::Event(output(turn, Stream::Stdout, "at rest"), None),
+        |turn| GuestInput::Event(Event::Waiting { turn }, None),
+        |turn| GuestInput::Event(Event::External { turn }, None),
     ];
     for input in inputs {
         let mut world = written("a");
-        let turn = world.second_turn();
-        world.feed(Input::Ahead(Box::new(input(turn))));
+        let turn = world.shadow_turn();
+        world.shadow_sends(input(turn));
         assert_run_whole(&mut world, "a\nb");
     }
     let mut world = ready();
@@ -1160,11 +1179,11 @@ fn run(steps: &[Step], fails: bool, place: Where) -> (CodeExecution, String, Vec
     let turn = if place == Where::Here {
         world.turn()
     } else {
-        world.second_begins();
-        world.second_turn()
+        world.shadow_begins();
+        world.shadow_turn()
     };
-    let say = |world: &mut World, event: Event, body: Option<&[u8]>| match (world.second.is_some(), body) {
-        (true, body) => world.second_says(event, body),
+    let say = |world: &mut World, event: Event, body: Option<&[u8]>| match (world.shadow.is_some(), body) {
+        (true, body) => world.shadow_says(event, body),
         (false, Some(body)) => world.event_with(event, body),
         (false, None) => world.event(event),
     };
@@ -1172,7 +1191,7 @@ fn run(steps: &[Step], fails: bool, place: Where) -> (CodeExecution, String, Vec
         if let Where::Written(ms, last) = place
             && at == last.min(steps.len())
         {
-            world.second_says(Event::Waiting { turn }, None);
+            world.shadow_says(Event::Waiting { turn }, None);
             world.wait(ms);
             world.execute("cell\nmore");
             world.checks(true);
@@ -1217,7 +1236,7 @@ fn run(steps: &[Step], fails: bool, place: Where) -> (CodeExecution, String, Vec
         world.wait(ms);
         world.execute("cell\nmore");
     }
-    assert!(world.second.is_none());
+    assert!(world.shadow.is_none());
     (world.execution(2).clone(), world.printed, world.shown)
 }
 

@@ -4,7 +4,8 @@
 //! it is answered no event of another turn counts, and a worker that does not answer is ended: it still computes. The numbers
 //! cannot be guessed, so that code which computes cannot answer in its place.
 
-use super::{Body, Guest, Session};
+use super::Body;
+use super::interpreter::{Guest, Interpreter};
 use crate::error::Error;
 use crate::protocol::Request;
 
@@ -21,6 +22,37 @@ pub(super) struct Pings {
 }
 
 impl Pings {
+    /// Pings whose numbers nobody can guess; `secret` is a random number.
+    pub(super) fn new(secret: u64) -> Self {
+        Self {
+            state: secret,
+            open: None,
+        }
+    }
+
+    /// Begins a ping.
+    fn open(&mut self, now: f64) -> Request {
+        let ping = self.next();
+        self.open = Some((ping, now + ANSWER_MS, false));
+        Request::Ping { ping }
+    }
+
+    /// Takes an answer; false when nobody has asked for it.
+    fn answered(&mut self, ping: u32) -> bool {
+        self.open.take_if(|(open, ..)| *open == ping).is_some()
+    }
+
+    /// Looks at the open ping; true when the worker has not answered in time.
+    fn is_late(&mut self, now: f64) -> bool {
+        match &mut self.open {
+            Some((_, at, is_second)) if now >= *at => {
+                *at = now + ANSWER_MS;
+                std::mem::replace(is_second, true)
+            }
+            _ => false,
+        }
+    }
+
     /// The next number, by splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
     fn next(&mut self) -> u32 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -31,34 +63,21 @@ impl Pings {
     }
 }
 
-impl<B: Body> Session<B> {
-    /// The same for guests that are workers: after each execution they prove that they are idle. `secret` is a random number.
-    #[must_use]
-    pub fn with_pings(mut self, secret: u64) -> Self {
-        self.pings = Some(Pings {
-            state: secret,
-            open: None,
-        });
-        self
-    }
-
+impl<B: Body> Interpreter<B> {
     /// Has the guest prove that it is idle.
     pub(super) fn ping(&mut self, now: f64) {
-        if self.guest != Guest::Up {
-            return;
-        }
-        if let Some(pings) = &mut self.pings {
-            let ping = pings.next();
-            pings.open = Some((ping, now + ANSWER_MS, false));
-            self.post(Request::Ping { ping }, None);
+        if self.guest == Guest::Up
+            && let Some(pings) = &mut self.pings
+        {
+            let ping = pings.open(now);
+            self.post(ping);
         }
     }
 
     /// The guest has answered.
     pub(super) fn ponged(&mut self, now: f64, ping: u32) {
-        match &mut self.pings {
-            Some(pings) if pings.open.is_some_and(|(open, ..)| open == ping) => pings.open = None,
-            _ => self.violation(now, "an answer to a ping that it did not get"),
+        if !self.pings.as_mut().is_some_and(|pings| pings.answered(ping)) {
+            self.violation(now, "an answer to a ping that it did not get");
         }
     }
 
@@ -82,17 +101,9 @@ impl<B: Body> Session<B> {
 
     /// Ends a guest that did not answer.
     pub(super) fn check_ping(&mut self, now: f64) {
-        let Some(open) = self.pings.as_mut().and_then(|pings| pings.open.as_mut()) else {
-            return;
-        };
-        if now < open.1 {
-            return;
+        if self.pings.as_mut().is_some_and(|pings| pings.is_late(now)) {
+            let why = "its worker went on computing after it had said that the execution was over";
+            self.guest_gone(now, Error::Protocol(why.to_owned()));
         }
-        if !open.2 {
-            (open.1, open.2) = (now + ANSWER_MS, true);
-            return;
-        }
-        let why = "its worker went on computing after it had said that the execution was over";
-        self.guest_gone(now, Error::Protocol(why.to_owned()));
     }
 }

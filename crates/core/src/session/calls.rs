@@ -1,0 +1,326 @@
+//! The host calls of an exchange: counted, a few at a time, each with its own timeout.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::exchange::{Exchange, Job};
+use super::interpreter::{Config, Output};
+use super::{Body, Encoded, GuestEffect, HostEffect, Progress};
+use crate::budget::Usage;
+use crate::protocol::{Encoding, QUERIES, ReplyStatus, Request};
+
+/// Why the user's function gave no result, as Python is to read it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostFailure(pub String);
+
+/// The host calls of one exchange that are not answered yet.
+#[derive(Debug)]
+pub(super) struct Calls<B> {
+    /// Waiting for a place, in order.
+    waiting: VecDeque<Waiting<B>>,
+    /// Under way, by the host's number.
+    running: BTreeMap<u32, Running>,
+    /// The highest number that the guest has used.
+    last: u32,
+    waiting_bytes: usize,
+    /// The batch that is coming in, where batches are admitted as a whole.
+    batch: Option<Batch>,
+    /// How far those are that Python made at once.
+    progress: Option<Progress>,
+}
+
+#[derive(Debug)]
+struct Waiting<B> {
+    guest_call: u32,
+    name: String,
+    args: Encoded<B>,
+    /// Whether the budget has counted it.
+    is_counted: bool,
+}
+
+/// Calls that are all refused when the budget has not enough for all of them.
+#[derive(Debug)]
+struct Batch {
+    /// How many of them are still to come.
+    missing: u32,
+    refusal: Option<String>,
+}
+
+#[derive(Debug)]
+struct Running {
+    guest_call: u32,
+    name: String,
+    expires_at: f64,
+}
+
+impl<B> Default for Calls<B> {
+    fn default() -> Self {
+        Self {
+            waiting: VecDeque::new(),
+            running: BTreeMap::new(),
+            last: 0,
+            waiting_bytes: 0,
+            batch: None,
+            progress: None,
+        }
+    }
+}
+
+impl<B> Calls<B> {
+    /// When the first call under way runs out of time.
+    pub(super) fn next_expiry(&self) -> Option<f64> {
+        self.running.values().map(|call| call.expires_at).reduce(f64::min)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+
+    /// Counts a call with those that Python made at once.
+    fn count(&mut self, name: &str) {
+        let progress = self.progress.get_or_insert_with(|| Progress {
+            name: name.to_owned(),
+            done: 0,
+            failed: 0,
+            total: 0,
+        });
+        progress.total += 1;
+    }
+}
+
+/// A call that the guest makes.
+#[derive(Debug)]
+pub(super) struct HostCall<B> {
+    /// The guest's number of it.
+    pub(super) call: u32,
+    /// How many calls it makes at once, this one among them.
+    pub(super) batch: u32,
+    pub(super) name: String,
+    pub(super) args: Option<Encoded<B>>,
+}
+
+impl<B: Body> Exchange<B> {
+    /// The guest made a call, and waits. An error is a violation.
+    pub(super) fn host_call(
+        &mut self,
+        now: f64,
+        made: HostCall<B>,
+        config: &Config,
+        last_call: &mut u32,
+    ) -> Result<Vec<Output<B>>, String> {
+        let HostCall {
+            call,
+            batch,
+            name,
+            args,
+        } = made;
+        let (Job::Execute(execution), calls) = (&mut self.job, &mut self.calls) else {
+            return Ok(Vec::new());
+        };
+        if call <= calls.last {
+            return Err(format!("host call {call} twice"));
+        }
+        let args = args.ok_or("a host call without arguments")?;
+        calls.last = call;
+        calls.count(&name);
+        let made = execution.count_host_call();
+        let most = config.limits.max_host_calls;
+        let is_counted = config.profile.has_whole_batches() && name == QUERIES[0];
+        #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+        let bytes = calls.waiting_bytes.saturating_add(args.body.size()) as f64;
+        let refusal = if self.deadline.stop_reason().is_some() {
+            Some((ReplyStatus::Error, "the execution is being stopped".to_owned()))
+        } else if !config.host_functions.contains(&name) {
+            Some((ReplyStatus::Error, format!("the host has no function {name}")))
+        } else if made > most {
+            Some((
+                ReplyStatus::Limit,
+                format!("the execution has used its {most} host calls (maxHostCalls)"),
+            ))
+        } else if bytes > config.limits.max_value_bytes {
+            Some((
+                ReplyStatus::Limit,
+                "the arguments of the calls that wait are too large (maxValueSize)".to_owned(),
+            ))
+        } else if is_counted {
+            // The guest says how many they are, and is believed as far as it may make so many.
+            let size = batch.clamp(1, most - made + 1);
+            let begun = calls.batch.take().filter(|batch| batch.missing > 0);
+            let mut batch = begun.unwrap_or_else(|| Batch {
+                missing: size,
+                refusal: execution
+                    .budget
+                    .admit_all(size, now)
+                    .err()
+                    .map(|why| why.told(config.profile)),
+            });
+            batch.missing -= 1;
+            let refusal = batch.refusal.clone();
+            calls.batch = Some(batch);
+            refusal.map(|why| (ReplyStatus::Limit, why))
+        } else {
+            None
+        };
+        let mut outputs = Vec::new();
+        if let Some((status, message)) = refusal {
+            calls.refuse(call, status, message, &mut outputs);
+        } else {
+            calls.waiting_bytes += args.body.size();
+            calls.waiting.push_back(Waiting {
+                guest_call: call,
+                name,
+                args,
+                is_counted,
+            });
+            self.deadline.pause(now);
+        }
+        self.start_calls(now, config, last_call, &mut outputs);
+        Ok(outputs)
+    }
+
+    /// The user's function has returned.
+    pub(super) fn host_returned(
+        &mut self,
+        now: f64,
+        call: u32,
+        result: Result<Encoded<B>, HostFailure>,
+        config: &Config,
+        last_call: &mut u32,
+    ) -> Vec<Output<B>> {
+        let mut outputs = Vec::new();
+        let Some(running) = self.calls.running.remove(&call) else {
+            return outputs;
+        };
+        match result {
+            Ok(value) => self.calls.answer(running.guest_call, value, &mut outputs),
+            Err(HostFailure(message)) => {
+                self.calls
+                    .refuse(running.guest_call, ReplyStatus::Error, message, &mut outputs);
+            }
+        }
+        self.start_calls(now, config, last_call, &mut outputs);
+        outputs
+    }
+
+    /// Answers the calls whose time is over.
+    pub(super) fn expire_calls(&mut self, now: f64, config: &Config, last_call: &mut u32) -> Vec<Output<B>> {
+        let ms = config.limits.host_call_timeout_ms;
+        let mut outputs = Vec::new();
+        let running = self.calls.running.iter();
+        let expired = running.filter(|(_, call)| now >= call.expires_at);
+        let expired: Vec<u32> = expired.map(|(number, _)| *number).collect();
+        for number in &expired {
+            let Some(call) = self.calls.running.remove(number) else {
+                continue;
+            };
+            outputs.push(Output::Host(HostEffect::AbortHost(*number)));
+            let message = format!("{} took longer than {ms} ms (hostCallTimeout)", call.name);
+            self.calls
+                .refuse(call.guest_call, ReplyStatus::Timeout, message, &mut outputs);
+        }
+        if !expired.is_empty() {
+            self.start_calls(now, config, last_call, &mut outputs);
+        }
+        outputs
+    }
+
+    /// Nobody waits for any of its calls any more.
+    pub(super) fn abort_calls(&mut self) -> Vec<Output<B>> {
+        let calls = &mut self.calls;
+        calls.waiting.clear();
+        calls.waiting_bytes = 0;
+        calls.progress = None;
+        let running = std::mem::take(&mut calls.running).into_keys();
+        running.map(|call| Output::Host(HostEffect::AbortHost(call))).collect()
+    }
+
+    /// What a call under way has used.
+    pub(super) fn host_used(&self, call: u32, usage: &Usage) {
+        if let Job::Execute(execution) = &self.job
+            && self.calls.running.contains_key(&call)
+        {
+            execution.budget.charge(usage);
+        }
+    }
+
+    /// Starts what has a place, and lets the guest's clock run when nothing is left to wait for.
+    fn start_calls(&mut self, now: f64, config: &Config, last_call: &mut u32, outputs: &mut Vec<Output<B>>) {
+        let calls = &mut self.calls;
+        while let Job::Execute(execution) = &self.job
+            && calls.running.len() < config.limits.max_concurrent_host_calls as usize
+            && let Some(Waiting {
+                guest_call,
+                name,
+                args,
+                is_counted,
+            }) = calls.waiting.pop_front()
+        {
+            calls.waiting_bytes = calls.waiting_bytes.saturating_sub(args.body.size());
+            let budget = execution.budget.clone();
+            let allowed = match QUERIES.iter().position(|query| *query == name) {
+                None => Ok(()),
+                Some(_) if is_counted => budget.go_on(now),
+                Some(0) => budget.admit(now),
+                Some(_) => budget.may_recurse().and_then(|()| budget.admit(now)),
+            };
+            if let Err(why) = allowed {
+                let why = why.told(config.profile);
+                calls.refuse(guest_call, ReplyStatus::Limit, why, outputs);
+                continue;
+            }
+            *last_call += 1;
+            let call = *last_call;
+            let running = Running {
+                guest_call,
+                name: name.clone(),
+                expires_at: now + config.limits.host_call_timeout_ms,
+            };
+            calls.running.insert(call, running);
+            outputs.push(Output::Host(HostEffect::CallHost {
+                call,
+                name,
+                args,
+                budget,
+            }));
+        }
+        if calls.is_empty() {
+            calls.progress = None;
+            self.deadline.resume(now);
+        }
+    }
+}
+
+impl<B: Body> Calls<B> {
+    /// Gives the guest what the user's function returned.
+    fn answer(&mut self, call: u32, value: Encoded<B>, outputs: &mut Vec<Output<B>>) {
+        self.answered(false, outputs);
+        let Encoded { encoding, body } = value;
+        outputs.push(reply(call, ReplyStatus::Ok, encoding, None, Some(body)));
+    }
+
+    /// Tells the guest why there is no result.
+    fn refuse(&mut self, call: u32, status: ReplyStatus, why: String, outputs: &mut Vec<Output<B>>) {
+        self.answered(true, outputs);
+        outputs.push(reply(call, status, Encoding::None, Some(why), None));
+    }
+
+    /// One of the calls that Python made at once is answered.
+    fn answered(&mut self, failed: bool, outputs: &mut Vec<Output<B>>) {
+        if let Some(progress) = &mut self.progress {
+            progress.done += 1;
+            progress.failed += u32::from(failed);
+            if progress.total > 1 {
+                outputs.push(Output::Host(HostEffect::Progress(progress.clone())));
+            }
+        }
+    }
+}
+
+fn reply<B>(call: u32, status: ReplyStatus, encoding: Encoding, message: Option<String>, body: Option<B>) -> Output<B> {
+    let request = Request::HostReply {
+        call,
+        status,
+        encoding,
+        message,
+    };
+    Output::Guest(GuestEffect::Post(request, body))
+}

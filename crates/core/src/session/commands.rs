@@ -1,0 +1,216 @@
+//! Commands: how they wait, and which comes next.
+
+use super::checkpoints::Ask;
+use super::contexts::Target;
+use super::exchange::{Execution, Job, nothing_changed};
+use super::interpreter::{Guest, Interpreter, Output};
+use super::packages::Load;
+use super::{Body, Command, HostEffect, Reply, Ticket};
+use crate::deadline::StopReason;
+use crate::error::Error;
+use crate::limits::MAX_QUEUED_COMMANDS;
+
+/// A command that waits.
+#[derive(Debug)]
+pub(super) enum Queued<B> {
+    /// A job for the guest.
+    Job(Job<B>),
+    /// An assignment whose value is on its way.
+    Awaiting(Target),
+    /// A question to the checkpoints: no exchange, but waited for like one.
+    State(Ask),
+    /// Packages; a `Job::Install` when they are there.
+    Load(Load<B>),
+}
+
+impl<B> Queued<B> {
+    pub(super) fn initializes(&self) -> bool {
+        match self {
+            Self::Job(job) => job.initializes(),
+            Self::Awaiting(target) => *target == Target::Context,
+            Self::State(_) | Self::Load(_) => false,
+        }
+    }
+
+    /// The answer to a command that is taken back before its turn.
+    fn never_ran(self) -> Result<Reply<B>, Error> {
+        match self {
+            Self::Job(job) => job.never_ran(),
+            _ => Err(nothing_changed()),
+        }
+    }
+}
+
+/// What comes next.
+#[derive(Debug)]
+pub(super) enum Next<B> {
+    /// Nothing, for now.
+    Nothing,
+    /// That needed no guest, and is done.
+    Done,
+    /// This is to begin.
+    Begin(Ticket, Job<B>),
+}
+
+impl<B: Body> Interpreter<B> {
+    /// Whether code may run.
+    pub(super) fn may_run(&self) -> bool {
+        self.contextless || self.contexts.is_initialized()
+    }
+
+    /// A user asks for something, and may have taken it back already.
+    pub(super) fn submit(&mut self, now: f64, ticket: Ticket, command: Command<B>, aborted: bool) {
+        let refusal = match &command {
+            _ if self.guest == Guest::Destroyed => Some(Error::Destroyed),
+            _ if self.queue.len() + self.starting.len() >= MAX_QUEUED_COMMANDS => Some(Error::invalid(
+                "execute",
+                format!("{MAX_QUEUED_COMMANDS} calls are waiting already; nothing was done"),
+            )),
+            Command::Start | Command::Initialize(_) | Command::Later(Target::Context) | Command::Load(_) => None,
+            _ if !self.has_or_awaits_context() => Some(Error::NotInitialized),
+            _ => None,
+        };
+        if let Some(error) = refusal {
+            return self.resolve(ticket, Err(error));
+        }
+        if matches!(command, Command::Start) {
+            if self.guest == Guest::Up {
+                return self.resolve(ticket, Ok(Reply::Done));
+            }
+            self.starting.push(ticket);
+        } else {
+            let queued = match self.queued(now, command) {
+                Ok(queued) => queued,
+                Err(reply) => return self.resolve(ticket, Ok(reply)),
+            };
+            if aborted {
+                return self.resolve(ticket, queued.never_ran());
+            }
+            if let Queued::Load(load) = &queued {
+                let fetch = HostEffect::Fetch(ticket, load.wanted.clone());
+                self.emit(Output::Host(fetch));
+            }
+            self.queue.push_back((ticket, queued));
+        }
+        if self.guest == Guest::Down {
+            self.boot(now);
+        }
+    }
+
+    /// What waits for a command's turn, or the reply to one that does not.
+    fn queued(&mut self, now: f64, command: Command<B>) -> Result<Queued<B>, Reply<B>> {
+        let job = match command {
+            Command::Start => return Err(Reply::Done),
+            Command::Checkpoint => return Ok(Queued::State(Ask::Checkpoint)),
+            Command::Restore(execution) => return Ok(Queued::State(Ask::Restore(execution))),
+            Command::Undo => return Ok(Queued::State(Ask::Undo)),
+            Command::Fork => return Ok(Queued::State(Ask::Fork)),
+            Command::Load(wanted) => return Ok(Queued::Load(Load::new(wanted))),
+            Command::Later(target) => return Ok(Queued::Awaiting(target)),
+            Command::GetVariable(name) => Job::Get(name),
+            Command::ListVariables => Job::List,
+            Command::OpenState(state, max_bytes) => Job::OpenState(state, max_bytes),
+            Command::CaptureState(max_bytes) => Job::CaptureState(max_bytes),
+            Command::File(command) => Job::File(command),
+            Command::SetVariable(name, value) => Job::Set {
+                target: Target::Variable(name),
+                value,
+            },
+            Command::Initialize(value) => Job::Set {
+                target: Target::Context,
+                value,
+            },
+            Command::Add(series, value) => Job::Set {
+                target: Target::Next(series),
+                value,
+            },
+            Command::Execute {
+                code,
+                timeout_ms,
+                budget,
+            } => {
+                self.last_execution += 1;
+                let limits = &self.config.limits;
+                let execution = Execution::new(now, self.last_execution, code, timeout_ms, budget, limits);
+                Job::Execute(Box::new(execution.within(limits)?))
+            }
+        };
+        Ok(Queued::Job(job))
+    }
+
+    fn has_or_awaits_context(&self) -> bool {
+        let comes = self.exchange.iter().any(|exchange| exchange.job.initializes());
+        self.may_run() || comes || self.queue.iter().any(|(_, queued)| queued.initializes())
+    }
+
+    pub(super) fn cancel(&mut self, now: f64, ticket: Ticket) {
+        if self
+            .exchange
+            .as_ref()
+            .is_some_and(|exchange| exchange.ticket == Some(ticket))
+        {
+            self.stop(now, StopReason::Interrupt);
+        } else if let Some(at) = self.queue.iter().position(|(waiting, _)| *waiting == ticket)
+            && let Some((_, queued)) = self.queue.remove(at)
+        {
+            self.resolve(ticket, queued.never_ran());
+        }
+    }
+
+    /// Stops the execution that runs. One that would run, were it not for the session's own affairs, never does.
+    pub(super) fn interrupt(&mut self, now: f64) {
+        let next = (!self.runs_for_somebody()).then(|| self.take_next_execution());
+        match next.flatten() {
+            Some((ticket, job)) => self.resolve(ticket, job.never_ran()),
+            None => self.stop(now, StopReason::Interrupt),
+        }
+    }
+
+    /// The command that comes first, with its ticket.
+    pub(super) fn front(&self) -> Option<&Queued<B>> {
+        self.queue.front().map(|(_, queued)| queued)
+    }
+
+    /// Takes the command that comes next, when its guest is free and nothing has to be waited for.
+    pub(super) fn next(&mut self, now: f64) -> Next<B> {
+        if !self.is_free()
+            || self.checkpoints.holds_up(self.demand(false))
+            || self.waits_for_value()
+            || self.waits_for_packages()
+        {
+            return Next::Nothing;
+        }
+        match self.queue.pop_front() {
+            None => return Next::Nothing,
+            Some((ticket, Queued::State(ask))) => self.answer_about_state(now, ticket, ask),
+            Some((ticket, Queued::Load(load))) => self.load(now, ticket, load),
+            Some((_, Queued::Awaiting(_))) => {} // `waits_for_value` lets none come here
+            Some((ticket, Queued::Job(job))) => match (&job, self.budget.overdue(now)) {
+                (Job::Execute(_), Some(why)) => self.resolve(ticket, job.unaffordable(&why)),
+                _ => return Next::Begin(ticket, job),
+            },
+        }
+        Next::Done
+    }
+
+    /// Begins a job that somebody asked for.
+    pub(super) fn begin_for(&mut self, now: f64, ticket: Ticket, job: Job<B>) {
+        if self.may_run() || job.initializes() {
+            self.begin(now, Some(ticket), job);
+        } else {
+            // The `initialize` that it waited for failed.
+            self.resolve(ticket, Err(Error::NotInitialized));
+        }
+    }
+
+    /// Does what comes next, as long as there is something.
+    pub(super) fn run_next(&mut self, now: f64) {
+        loop {
+            match self.next(now) {
+                Next::Nothing => return,
+                Next::Done => {}
+                Next::Begin(ticket, job) => self.begin_for(now, ticket, job),
+            }
+        }
+    }
+}

@@ -1,0 +1,604 @@
+//! One exchange with a guest: a job that it is given, all that it says of it, and the event that ends it.
+//!
+//! An [`Exchange`] judges the guest's events by itself. It returns what is to be done about each, and how the exchange ended; what does not
+//! fit is a violation.
+
+use super::calls::{Calls, HostCall};
+use super::contexts::{Contexts, Target};
+use super::display::{Shown, ToResult};
+use super::files::FileCommand;
+use super::interpreter::{Config, Output};
+use super::oversized::kind;
+use super::packages::Install;
+use super::{Body, Encoded, GuestEffect, HostEffect, Reply, Ticket};
+use crate::budget::{Budget, BudgetLimits, Exhausted, Usage};
+use crate::deadline::{Deadline, StopReason};
+use crate::error::Error;
+use crate::execution::{CodeExecution, LostVariable, Outcome, StateReport, StateStatus, Truncated};
+use crate::limits::{
+    EVENT_BYTES, LOOK_TIMEOUT_MS, Limits, OUTPUT_BURST_BYTES, OUTPUT_BURST_PER_CHAR, OUTPUT_BYTES_PER_SECOND,
+    OUTPUT_PER_SECOND_PER_CHAR, VALUE_TIMEOUT_MS,
+};
+use crate::output::{OutputBuffer, omission_notice};
+use crate::protocol::{Encoding, Ended, Event, ExecutionReport, Request, Stream};
+
+/// What a guest can be asked to do in an exchange.
+#[derive(Debug)]
+pub(super) enum Job<B> {
+    Execute(Box<Execution>),
+    Get(String),
+    Set {
+        target: Target,
+        value: Encoded<B>,
+    },
+    List,
+    OpenState(B, f64),
+    CaptureState(f64),
+    File(FileCommand<B>),
+    Install(Install<B>),
+    /// Only the session's own.
+    Restore {
+        checkpoint: u32,
+        /// The bodies of the checkpoint, each on top of the one before it, until they are sent.
+        chain: Vec<B>,
+    },
+}
+
+/// A job that the guest is at.
+#[derive(Debug)]
+pub(super) struct Exchange<B> {
+    pub(super) number: u32,
+    /// Nobody's for the session's own.
+    pub(super) ticket: Option<Ticket>,
+    pub(super) job: Job<B>,
+    pub(super) deadline: Deadline,
+    pub(super) calls: Calls<B>,
+    flow: Flow,
+}
+
+/// The event that ended an exchange.
+#[derive(Debug)]
+pub(super) enum Ending<B> {
+    /// Of an execution; the value is the final answer.
+    Executed(ExecutionReport, Option<Encoded<B>>),
+    /// A value, as it was asked for.
+    Value(Encoded<B>),
+    /// There is no such file.
+    Missing,
+    Done,
+    Restored(Vec<LostVariable>),
+    Refused(String),
+}
+
+/// What became of an event: what is to be done, and how the exchange ended, if it did.
+pub(super) type Heard<B> = (Vec<Output<B>>, Option<Ending<B>>);
+
+/// An execution under way.
+#[derive(Debug)]
+pub(super) struct Execution {
+    pub(super) id: u32,
+    pub(super) code: String,
+    pub(super) timeout_ms: f64,
+    /// Its part of the session's budget.
+    pub(super) budget: Budget,
+    host_calls: u32,
+    shown: Shown,
+    stdout: OutputBuffer,
+    stderr: OutputBuffer,
+    result: OutputBuffer,
+    error: OutputBuffer,
+    traceback: OutputBuffer,
+}
+
+/// How many bytes a guest has sent in a turn. Ours batches its output; one that floods is ended.
+#[derive(Debug)]
+struct Flow {
+    bytes: f64,
+    burst: f64,
+    per_second: f64,
+}
+
+impl Flow {
+    fn new(max_output_chars: u32) -> Self {
+        let kept = f64::from(max_output_chars);
+        Self {
+            bytes: 0.0,
+            burst: OUTPUT_BURST_BYTES + OUTPUT_BURST_PER_CHAR * kept,
+            per_second: OUTPUT_BYTES_PER_SECOND + OUTPUT_PER_SECOND_PER_CHAR * kept,
+        }
+    }
+
+    fn floods(&mut self, bytes: usize, elapsed_ms: f64) -> bool {
+        #[expect(clippy::cast_precision_loss, reason = "one event's size")]
+        let bytes = bytes as f64;
+        self.bytes += bytes + EVENT_BYTES;
+        self.bytes > self.burst + self.per_second * elapsed_ms / 1_000.0
+    }
+}
+
+impl<B> Job<B> {
+    /// Whether a copy of the state is still exact when it is done.
+    pub(super) fn keeps_state(&self) -> bool {
+        matches!(self, Self::List)
+    }
+
+    pub(super) fn initializes(&self) -> bool {
+        matches!(
+            self,
+            Self::Set {
+                target: Target::Context,
+                ..
+            }
+        )
+    }
+
+    /// The answer to a command that is not begun because of the budget.
+    pub(super) fn unaffordable(self, why: &Exhausted) -> Result<Reply<B>, Error> {
+        match self {
+            Self::Execute(execution) => {
+                let error = format!("LimitError: {why}; nothing was run");
+                Ok(execution.refused(Outcome::Limit, "LimitError", &error))
+            }
+            other => other.never_ran(),
+        }
+    }
+
+    /// The answer to a command that is taken back before its turn.
+    pub(super) fn never_ran(self) -> Result<Reply<B>, Error> {
+        match self {
+            Self::Execute(execution) => {
+                let error = "KeyboardInterrupt: interrupted before it began; nothing was run";
+                Ok(execution.refused(Outcome::Interrupted, "KeyboardInterrupt", error))
+            }
+            _ => Err(nothing_changed()),
+        }
+    }
+
+    /// The guest time that it may take.
+    fn timeout_ms(&self, config: &Config) -> f64 {
+        match self {
+            Self::Execute(execution) => execution.timeout_ms,
+            // Opening and capturing run the user's code.
+            Self::OpenState(..) | Self::CaptureState(_) => config.limits.timeout_ms,
+            Self::File(FileCommand::Look { .. }) => LOOK_TIMEOUT_MS,
+            _ => VALUE_TIMEOUT_MS,
+        }
+    }
+}
+
+/// The answer to a command, other than code, that is taken back before its turn.
+pub(super) fn nothing_changed() -> Error {
+    Error::Timeout("interrupted before it began; nothing was changed".to_owned())
+}
+
+impl<B: Body> Job<B> {
+    /// What the guest is asked.
+    fn request(&mut self, turn: u32, timeout_ms: f64, contexts: &Contexts<B>) -> GuestEffect<B> {
+        let (request, body) = match self {
+            Self::Restore { checkpoint, chain } => {
+                let checkpoint = *checkpoint;
+                let request = Request::Restore {
+                    turn,
+                    checkpoint,
+                    timeout_ms,
+                };
+                return GuestEffect::Restore(request, std::mem::take(chain));
+            }
+            Self::Install(install) => return GuestEffect::Install(install.request(turn), install.bodies()),
+            Self::Execute(execution) => {
+                let code = execution.code.clone();
+                (
+                    Request::Execute {
+                        turn,
+                        execution: execution.id,
+                        code,
+                        timeout_ms,
+                        ahead: false,
+                        more: false,
+                    },
+                    None,
+                )
+            }
+            Self::Get(name) => (
+                Request::GetVariable {
+                    turn,
+                    name: name.clone(),
+                    timeout_ms,
+                },
+                None,
+            ),
+            Self::OpenState(state, max_bytes) => (
+                Request::OpenState {
+                    turn,
+                    max_bytes: *max_bytes,
+                    timeout_ms,
+                },
+                Some(state.clone()),
+            ),
+            Self::CaptureState(max_bytes) => (
+                Request::CaptureState {
+                    turn,
+                    max_bytes: *max_bytes,
+                    timeout_ms,
+                },
+                None,
+            ),
+            Self::File(command) => command.request(turn, timeout_ms),
+            Self::List => (Request::ListVariables { turn, timeout_ms }, None),
+            Self::Set { target, value } => {
+                let request = Request::SetVariable {
+                    turn,
+                    name: contexts.name(target),
+                    encoding: value.encoding,
+                    timeout_ms,
+                };
+                (request, Some(value.body.clone()))
+            }
+        };
+        GuestEffect::Post(request, body)
+    }
+}
+
+impl<B> Exchange<B> {
+    /// Whether the user may stop it. An assignment cannot be stopped half-way: the guest may not even have all of it.
+    pub(super) fn can_be_stopped(&self) -> bool {
+        self.ticket.is_some() && !matches!(self.job, Job::Set { .. } | Job::File(_) | Job::Install(_))
+    }
+}
+
+impl<B: Body> Exchange<B> {
+    /// Begins one, and says what the guest is to be sent.
+    pub(super) fn begin(
+        now: f64,
+        number: u32,
+        ticket: Option<Ticket>,
+        mut job: Job<B>,
+        config: &Config,
+        contexts: &Contexts<B>,
+    ) -> (Self, GuestEffect<B>) {
+        let timeout_ms = job.timeout_ms(config);
+        let (wall_timeout_ms, budget_ends_at) = match &job {
+            Job::Execute(execution) => (config.limits.wall_timeout_ms, execution.budget.expires_at()),
+            _ => (None, None),
+        };
+        let request = job.request(number, timeout_ms, contexts);
+        let deadline = Deadline::start(now, timeout_ms, wall_timeout_ms, config.limits.grace_period_ms);
+        let exchange = Self {
+            number,
+            ticket,
+            job,
+            deadline: deadline.within(budget_ends_at),
+            calls: Calls::default(),
+            flow: Flow::new(config.limits.max_output_chars),
+        };
+        (exchange, request)
+    }
+
+    /// Takes an event that the guest sent. An error is a violation.
+    pub(super) fn heard(
+        &mut self,
+        now: f64,
+        event: Event,
+        body: Option<B>,
+        config: &Config,
+        last_call: &mut u32,
+    ) -> Result<Heard<B>, String> {
+        let bytes = match &event {
+            Event::Output { text, .. } => text.len(),
+            _ => 0,
+        };
+        // Calls have a limit of their own.
+        let is_allowed_call = matches!((&event, &self.job), (Event::HostCall { .. }, Job::Execute(execution))
+            if execution.host_calls < config.limits.max_host_calls);
+        if !is_allowed_call && self.flow.floods(bytes, self.deadline.wall_ms(now)) {
+            return Err("it flooded the host with messages".to_owned());
+        }
+        match (event, &mut self.job) {
+            (
+                Event::Output {
+                    stream, skipped, text, ..
+                },
+                Job::Execute(execution),
+            ) => {
+                execution.buffer(stream).push(skipped, &text);
+                let (Some(ticket), Stream::Stdout | Stream::Stderr) = (self.ticket, stream) else {
+                    return Ok((Vec::new(), None));
+                };
+                let text = if skipped > 0 {
+                    omission_notice(skipped) + &text
+                } else {
+                    text
+                };
+                let print = HostEffect::Print(ticket, stream, text);
+                Ok((vec![Output::Host(print)], None))
+            }
+            (Event::Waiting { .. }, Job::Execute(_)) => Ok((Vec::new(), None)), // for what is on its way already
+            (Event::Display { mime, is_result, .. }, Job::Execute(execution)) => {
+                let shown = execution.display(self.ticket, mime, is_result, body)?;
+                Ok((shown.into_iter().map(Output::Host).collect(), None))
+            }
+            (
+                Event::HostCall {
+                    call,
+                    batch,
+                    name,
+                    encoding,
+                    ..
+                },
+                Job::Execute(_),
+            ) => {
+                let args = body.map(|body| Encoded { encoding, body });
+                let made = HostCall {
+                    call,
+                    batch,
+                    name,
+                    args,
+                };
+                Ok((self.host_call(now, made, config, last_call)?, None))
+            }
+            (event, job) => Ok((Vec::new(), Some(job.ending(event, body)?))),
+        }
+    }
+
+    /// Whether it has been asked to stop.
+    pub(super) fn is_stopping(&self) -> bool {
+        self.deadline.stop_reason().is_some()
+    }
+}
+
+impl<B: Body> Job<B> {
+    /// The ending of the exchange that this event is.
+    fn ending(&self, event: Event, body: Option<B>) -> Result<Ending<B>, String> {
+        Ok(match (event, self) {
+            (
+                Event::Executed {
+                    execution: report,
+                    encoding,
+                    ..
+                },
+                Self::Execute(_),
+            ) => {
+                let last = body.filter(|_| report.has_final);
+                Ending::Executed(report, last.map(|body| Encoded { encoding, body }))
+            }
+            (event, Self::File(command)) => command.ending(event, body)?,
+            (Event::Value { encoding, .. }, Self::Get(_) | Self::List | Self::CaptureState(_)) => match body {
+                Some(_) if matches!(self, Self::CaptureState(_)) && encoding != Encoding::Bytes => {
+                    return Err("a state that is no bytes".to_owned());
+                }
+                None => return Err("a value without a body".to_owned()),
+                Some(body) => Ending::Value(Encoded { encoding, body }),
+            },
+            (Event::Done { .. }, Self::Set { .. } | Self::OpenState(..) | Self::Install(_)) => Ending::Done,
+            (Event::Restored { lost, .. }, Self::Restore { .. }) => Ending::Restored(lost),
+            (Event::Refused { message, .. }, job) if !matches!(job, Self::Execute(_)) => Ending::Refused(message),
+            (event, _) => return Err(format!("{} does not fit what was asked", kind(&event))),
+        })
+    }
+}
+
+impl Execution {
+    /// Code that nobody has begun to run. Its budget becomes a part of the session's when it begins.
+    pub(super) fn new(
+        now: f64,
+        id: u32,
+        code: String,
+        timeout_ms: Option<f64>,
+        budget: BudgetLimits,
+        limits: &Limits,
+    ) -> Self {
+        let buffer = || OutputBuffer::new(limits.max_output_chars);
+        Self {
+            id,
+            code,
+            timeout_ms: timeout_ms.unwrap_or(limits.timeout_ms),
+            budget: Budget::new(budget, now),
+            host_calls: 0,
+            shown: Shown::default(),
+            stdout: buffer(),
+            stderr: buffer(),
+            result: buffer(),
+            error: buffer(),
+            traceback: buffer(),
+        }
+    }
+
+    /// The same, or the reply to code that is longer than it may be.
+    pub(super) fn within<B>(self, limits: &Limits) -> Result<Self, Reply<B>> {
+        let (chars, most) = (self.code.chars().count(), limits.max_code_chars);
+        if chars <= most as usize {
+            return Ok(self);
+        }
+        let error = format!(
+            "LimitError: the code has {chars} characters, maxCodeLength is {most}; nothing was run. Pass data with setVariable",
+        );
+        Err(self.refused(Outcome::Limit, "LimitError", &error))
+    }
+
+    /// The reply for code that is not run at all.
+    fn refused<B>(self, outcome: Outcome, error_type: &str, error: &str) -> Reply<B> {
+        let mut execution = self.report(outcome, 0.0, 0.0, StateReport::kept());
+        execution.error_type = Some(error_type.to_owned());
+        execution.error = Some(error.to_owned());
+        Reply::Execution(Box::new(execution), None)
+    }
+
+    /// The execution that took the guest's life, or was there when it ended.
+    pub(super) fn lost(self, deadline: &Deadline, now: f64, why: &Error, loss: StateReport) -> CodeExecution {
+        let consequence = loss.consequence();
+        let (outcome, error_type, message) = match (deadline.stop_reason(), why) {
+            (Some(StopReason::Interrupt), Error::Timeout(why)) => (
+                Outcome::Interrupted,
+                "KeyboardInterrupt",
+                format!("{why}, so the guest was terminated"),
+            ),
+            (Some(StopReason::Budget), Error::Timeout(why)) => (
+                Outcome::Limit,
+                "LimitError",
+                format!("{why}, so the guest was terminated"),
+            ),
+            (Some(_), Error::Timeout(why)) => (
+                Outcome::Timeout,
+                "TimeoutError",
+                format!("{why}, so the guest was terminated"),
+            ),
+            (_, Error::Protocol(what)) => (
+                Outcome::Crashed,
+                "ProtocolError",
+                format!("the guest broke the protocol and was terminated ({what})"),
+            ),
+            (_, Error::GuestLost(why)) => (Outcome::Crashed, "GuestCrashed", why.clone()),
+            (_, why) => (Outcome::Crashed, "GuestCrashed", why.to_string()),
+        };
+        let mut execution = self.report(outcome, deadline.wall_ms(now), deadline.guest_ms(now), loss);
+        execution.error_type = Some(error_type.to_owned());
+        execution.error = Some(format!("{error_type}: {message}; {consequence}"));
+        execution
+    }
+
+    pub(super) fn ended(
+        self,
+        deadline: &Deadline,
+        now: f64,
+        report: &ExecutionReport,
+        state: StateReport,
+    ) -> CodeExecution {
+        let interrupted = report.ended != Ended::Ok && report.error_type.as_deref() == Some("KeyboardInterrupt");
+        // A guest may say that its own clock ran out, or that it delivered what the host asked for, and nothing else.
+        let stopped = match report.stopped {
+            Some(StopReason::Timeout) => deadline.stop_reason().or(report.stopped),
+            Some(_) => deadline.stop_reason(),
+            None if interrupted => deadline.stop_reason(),
+            None => None,
+        };
+        let (outcome, stop_error) = match (stopped, report.ended) {
+            (Some(StopReason::Interrupt), _) => (
+                Outcome::Interrupted,
+                Some(("KeyboardInterrupt", "interrupted; variables are kept".to_owned())),
+            ),
+            (Some(StopReason::Timeout), _) => {
+                let ms = self.timeout_ms;
+                (
+                    Outcome::Timeout,
+                    Some((
+                        "TimeoutError",
+                        format!("stopped after {ms} ms of guest time; variables are kept"),
+                    )),
+                )
+            }
+            (Some(StopReason::WallTimeout), _) => {
+                let ms = deadline.wall_ms(now).round();
+                (
+                    Outcome::Timeout,
+                    Some((
+                        "TimeoutError",
+                        format!("stopped after {ms} ms in all (wallTimeout); variables are kept"),
+                    )),
+                )
+            }
+            (Some(StopReason::Budget), _) => {
+                let why = self.budget.overdue(now).map_or_else(String::new, |why| why.to_string());
+                (
+                    Outcome::Limit,
+                    Some(("LimitError", format!("{why}; variables are kept"))),
+                )
+            }
+            (None, Ended::Ok) => (Outcome::Ok, None),
+            (None, Ended::Error) => (Outcome::Error, None),
+            (None, Ended::Limit) => (Outcome::Limit, None),
+        };
+        let mut execution = self.report(outcome, deadline.wall_ms(now), deadline.guest_ms(now), state);
+        execution.files.clone_from(&report.files);
+        execution.truncated.files = report.omitted_files;
+        execution.truncated.displays = report.omitted_displays;
+        if let Some((error_type, message)) = stop_error {
+            execution.error_type = Some(error_type.to_owned());
+            execution.error = Some(format!("{error_type}: {message}"));
+        } else if outcome == Outcome::Ok {
+            (execution.error, execution.traceback) = (None, None);
+        } else {
+            execution.error_type.clone_from(&report.error_type);
+            execution
+                .error
+                .get_or_insert_with(|| report.error_type.clone().unwrap_or_else(|| "Exception".to_owned()));
+        }
+        if execution.state.status == StateStatus::Lost
+            && let Some(error) = &mut execution.error
+        {
+            error.push_str(" (variables were lost before it began)");
+        }
+        execution
+    }
+
+    fn report(self, outcome: Outcome, duration: f64, guest_time: f64, state: StateReport) -> CodeExecution {
+        let text = |buffer: &OutputBuffer| if buffer.is_empty() { None } else { Some(buffer.text()) };
+        CodeExecution {
+            id: self.id,
+            stdout: self.stdout.text(),
+            stderr: self.stderr.text(),
+            error: text(&self.error),
+            error_type: None,
+            traceback: text(&self.traceback),
+            duration,
+            guest_time,
+            outcome,
+            state,
+            result: text(&self.result),
+            displays: Vec::new(), // the driver has them
+            files: Vec::new(),
+            truncated: Truncated {
+                stdout: self.stdout.omitted(),
+                stderr: self.stderr.omitted(),
+                ..Truncated::default()
+            },
+            host_calls: self.host_calls,
+            killer: None, // the driver knows
+            usage: Some(self.budget.spent()).filter(|usage| *usage != Usage::default()),
+            code: self.code,
+        }
+    }
+
+    fn buffer(&mut self, stream: Stream) -> &mut OutputBuffer {
+        match stream {
+            Stream::Stdout => &mut self.stdout,
+            Stream::Stderr => &mut self.stderr,
+            Stream::Result => &mut self.result,
+            Stream::Error => &mut self.error,
+            Stream::Traceback => &mut self.traceback,
+        }
+    }
+
+    /// Shows something, to whoever asked for the execution. An error is a violation.
+    fn display<B: Body>(
+        &mut self,
+        ticket: Option<Ticket>,
+        mime: String,
+        is_result: bool,
+        body: Option<B>,
+    ) -> Result<Option<HostEffect<B>>, String> {
+        let body = body.ok_or("a display without a body")?;
+        let to_result = match (self.result.is_empty(), is_result) {
+            (true, _) => ToResult::Before,
+            (false, true) => ToResult::Same,
+            (false, false) => ToResult::After,
+        };
+        self.shown.add(&mime, body.size())?;
+        Ok(ticket.map(|ticket| HostEffect::Display {
+            ticket,
+            mime,
+            body,
+            to_result,
+        }))
+    }
+
+    /// Says something on `stderr` before the code does.
+    pub(super) fn note(&mut self, text: &str) {
+        self.stderr.push(0, text);
+    }
+
+    /// Counts a host call; the number so far.
+    pub(super) fn count_host_call(&mut self) -> u32 {
+        self.host_calls = self.host_calls.saturating_add(1);
+        self.host_calls
+    }
+}

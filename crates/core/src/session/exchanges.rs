@@ -1,0 +1,220 @@
+//! The exchanges of an interpreter: how one begins, what the guest says in it, and what comes of its end.
+
+use super::contexts::Target;
+use super::exchange::{Ending, Exchange, Job};
+use super::interpreter::{Interpreter, Note, Output};
+use super::oversized::kind;
+use super::shadow::Promotion;
+use super::{Body, Encoded, HostFailure, Reply, Ticket};
+use crate::budget::Usage;
+use crate::deadline::StopReason;
+use crate::error::Error;
+use crate::execution::StateReport;
+use crate::protocol::{Event, ExecutionReport, Request};
+
+impl<B: Body> Interpreter<B> {
+    pub(super) fn begin(&mut self, now: f64, ticket: Option<Ticket>, job: Job<B>) {
+        self.begin_as(now, ticket, job, None);
+    }
+
+    /// The same; the guest may be at it already, under the number `begun`.
+    fn begin_as(&mut self, now: f64, ticket: Option<Ticket>, mut job: Job<B>, begun: Option<u32>) {
+        if !job.keeps_state() {
+            self.emit(Output::Note(Note::Changes));
+        }
+        self.last_exchange += 1;
+        if let Job::Execute(execution) = &mut job {
+            execution.budget = self.budget.scope(execution.budget.limits(), now);
+        }
+        self.checkpoints.begins(&job);
+        let number = begun.unwrap_or(self.last_exchange);
+        let (exchange, request) = Exchange::begin(now, number, ticket, job, &self.config, &self.contexts);
+        self.exchange = Some(exchange);
+        if begun.is_none() {
+            self.emit(Output::Guest(request));
+        }
+    }
+
+    /// A guest takes over that was a copy of this one and is at a job already. What it has said since then is heard as if it came now.
+    pub(super) fn take_over(&mut self, ticket: Ticket, job: Job<B>, promotion: Promotion<B>) {
+        let Promotion {
+            info,
+            exchange,
+            begun_at,
+            said,
+        } = promotion;
+        self.forget_ping();
+        self.stats.guests += 1;
+        self.info = info;
+        self.checkpoints.promoted();
+        self.begin_as(begun_at, Some(ticket), job, Some(exchange));
+        for (at, event, body) in said {
+            let is_at_it = |exchange: &Exchange<B>| exchange.ticket == Some(ticket);
+            if !self.exchange.as_ref().is_some_and(is_at_it) {
+                break; // what it said ended it, and the next guest has not said the rest
+            }
+            self.guest_event(at, event, body);
+        }
+    }
+
+    /// An event of a guest that is up. Whatever does not fit its exchange is a violation.
+    pub(super) fn exchange_event(&mut self, now: f64, event: Event, body: Option<B>) {
+        let number = match &event {
+            Event::Output { turn, .. }
+            | Event::HostCall { turn, .. }
+            | Event::Display { turn, .. }
+            | Event::Executed { turn, .. }
+            | Event::Waiting { turn }
+            | Event::Value { turn, .. }
+            | Event::Done { turn }
+            | Event::Restored { turn, .. }
+            | Event::Refused { turn, .. } => *turn,
+            _ => return self.violation(now, &format!("{} out of order", kind(&event))),
+        };
+        let Some(exchange) = self.exchange.as_mut().filter(|exchange| exchange.number == number) else {
+            return self.violation(
+                now,
+                &format!("{} for turn {number}, which is not under way", kind(&event)),
+            );
+        };
+        match exchange.heard(now, event, body, &self.config, &mut self.last_call) {
+            Err(what) => self.violation(now, &what),
+            Ok((outputs, ending)) => {
+                self.emit_all(outputs);
+                if let Some(ending) = ending {
+                    self.ended(now, ending);
+                }
+            }
+        }
+    }
+
+    /// The exchange is over.
+    fn ended(&mut self, now: f64, ending: Ending<B>) {
+        let is_own = |exchange: &Exchange<B>| exchange.ticket.is_none();
+        match ending {
+            Ending::Refused(message) if self.exchange.as_ref().is_some_and(is_own) => {
+                return self.not_restored(now, &Error::GuestLost(message));
+            }
+            Ending::Restored(lost) => return self.restored(now, lost),
+            _ => {}
+        }
+        let Some(exchange) = self.finish_exchange(now) else {
+            return;
+        };
+        let is_stopping = exchange.is_stopping();
+        let Exchange {
+            ticket, job, deadline, ..
+        } = exchange;
+        let reply = match (ending, job) {
+            (Ending::Executed(report, last), Job::Execute(execution)) => {
+                let state = self.untold_loss.take().unwrap_or_else(StateReport::kept);
+                self.checkpoints.execution = execution.id;
+                self.emit(Output::Note(Note::Ran {
+                    code: execution.code.clone(),
+                    ms: deadline.guest_ms(now),
+                }));
+                let ended = execution.ended(&deadline, now, &report, state);
+                let ExecutionReport { names, .. } = report;
+                if let Some(names) = names {
+                    self.names = names;
+                }
+                if let Some(ticket) = ticket {
+                    self.resolve(ticket, Ok(Reply::Execution(Box::new(ended), last)));
+                }
+                return self.ping(now);
+            }
+            (Ending::Done, Job::Set { target, value }) => return self.assigned(now, ticket, &target, value),
+            (Ending::Done, Job::Install(install)) => return self.installed(now, ticket, install),
+            (Ending::Refused(message), Job::Install(install)) => {
+                return self.not_installed(ticket, &install, message);
+            }
+            (Ending::Done, Job::File(command)) => {
+                let path = command.changes().unwrap_or_default();
+                self.checkpoints.set(&format!("file {path}"));
+                Ok(Reply::Done)
+            }
+            (Ending::Missing, Job::File(command)) => Err(Error::FileNotFound(command.path().to_owned())),
+            (Ending::Refused(message), Job::File(_)) => Err(Error::File(message)),
+            (Ending::Refused(message), _) if is_stopping => Err(Error::Timeout(format!(
+                "stopped before it was done; variables are kept: {message}"
+            ))),
+            (Ending::Refused(message), Job::Set { .. }) => Err(Error::invalid("setVariable", message)),
+            (Ending::Refused(message), Job::OpenState(..)) => Err(Error::invalid("state", message)),
+            (Ending::Refused(message), _) => Err(Error::NotSerializable(message)),
+            (Ending::Value(value), _) => Ok(Reply::Value(value)),
+            _ => Ok(Reply::Done),
+        };
+        if let Some(ticket) = ticket {
+            self.resolve(ticket, reply);
+        }
+    }
+
+    /// The guest has the variable that it was given.
+    fn assigned(&mut self, now: f64, ticket: Option<Ticket>, target: &Target, value: Encoded<B>) {
+        let name = self.contexts.name(target);
+        self.lacking.retain(|lacking| *lacking != name);
+        self.checkpoints.set(&name);
+        if !self.names.contains(&name) {
+            self.names.push(name.clone());
+        }
+        if target.is_kept() {
+            self.contexts.keep(&name, value);
+        }
+        match (ticket, target) {
+            (None, _) => self.restore_contexts(now),
+            (Some(ticket), Target::Next(_)) => self.resolve(ticket, Ok(Reply::Name(name))),
+            (Some(ticket), _) => self.resolve(ticket, Ok(Reply::Done)),
+        }
+    }
+
+    /// Takes the exchange, and its host calls back.
+    pub(super) fn finish_exchange(&mut self, now: f64) -> Option<Exchange<B>> {
+        self.abort_calls();
+        let exchange = self.exchange.take()?;
+        self.checkpoints.worked(now, exchange.deadline.guest_ms(now));
+        if exchange.ticket.is_some() {
+            self.checkpoints.proved();
+            self.proven = true;
+        }
+        Some(exchange)
+    }
+
+    pub(super) fn stop(&mut self, now: f64, reason: StopReason) {
+        if self
+            .exchange
+            .as_mut()
+            .is_some_and(|exchange| exchange.can_be_stopped() && exchange.deadline.stop(now, reason))
+        {
+            self.ask_to_stop(now, reason);
+        }
+    }
+
+    pub(super) fn ask_to_stop(&mut self, now: f64, reason: StopReason) {
+        self.abort_calls();
+        if let Some(exchange) = &mut self.exchange {
+            exchange.deadline.resume(now);
+            let turn = exchange.number;
+            self.post(Request::Interrupt { turn, reason });
+        }
+    }
+
+    pub(super) fn host_returned(&mut self, now: f64, call: u32, result: Result<Encoded<B>, HostFailure>) {
+        if let Some(exchange) = &mut self.exchange {
+            let outputs = exchange.host_returned(now, call, result, &self.config, &mut self.last_call);
+            self.emit_all(outputs);
+        }
+    }
+
+    pub(super) fn host_used(&self, call: u32, usage: &Usage) {
+        if let Some(exchange) = &self.exchange {
+            exchange.host_used(call, usage);
+        }
+    }
+
+    pub(super) fn abort_calls(&mut self) {
+        if let Some(exchange) = &mut self.exchange {
+            let outputs = exchange.abort_calls();
+            self.emit_all(outputs);
+        }
+    }
+}

@@ -1,0 +1,500 @@
+//! An interpreter, as the host sees it: a line of states, and whichever guest has the newest.
+//!
+//! Guests come and go: one that dies is replaced by a fresh one, which is given what was saved. Commands wait in a queue, and become
+//! exchanges one at a time. An interpreter knows nothing of slots, nor of copies of it that run code ahead: it only notes what they have to
+//! know.
+
+use std::collections::VecDeque;
+
+use super::checkpoints::{Ask, Checkpoints};
+use super::commands::Queued;
+use super::contexts::Contexts;
+use super::exchange::{Exchange, Job};
+use super::oversized::{kind, oversized};
+use super::packages::Package;
+use super::pings::Pings;
+use super::saves::{Demand, Saved};
+use super::{Body, GuestEffect, GuestInput, HostEffect, Reply, Ticket};
+use crate::budget::{Budget, BudgetLimits};
+use crate::deadline::{StopReason, Verdict, earliest};
+use crate::error::Error;
+use crate::execution::StateReport;
+use crate::limits::{
+    Limits, MAX_DISPLAY_BYTES, MAX_DISPLAYS, MAX_DISPLAYS_BYTES, MAX_FILES, MAX_SOURCE_CACHE_CHARS, MAX_VALUE_DEPTH,
+};
+use crate::protocol::{Event, GuestConfig, GuestInfo, PROTOCOL_VERSION, Profile, Request, SurveyedVariable};
+use crate::stats::Stats;
+
+/// What is to be done about an interpreter, in this order.
+#[derive(Debug)]
+pub(super) enum Output<B> {
+    /// With its guest.
+    Guest(GuestEffect<B>),
+    /// For whoever uses it.
+    Host(HostEffect<B>),
+    /// Something that copies of it have to know.
+    Note(Note),
+}
+
+/// What copies of an interpreter have to know of it.
+#[derive(Debug)]
+pub(super) enum Note {
+    /// The state may be another from now on.
+    Changes,
+    /// The guest is gone, and its state with it.
+    Ended,
+    /// Code has run, for so many milliseconds.
+    Ran { code: String, ms: f64 },
+    /// The guest has answered a `Check`.
+    Checked { check: u32, plain: bool },
+    /// The guest has answered a `Survey`.
+    Surveyed {
+        survey: u32,
+        variables: Vec<SurveyedVariable>,
+    },
+}
+
+/// What does not change.
+#[derive(Debug, Clone)]
+pub(super) struct Config {
+    pub(super) limits: Limits,
+    /// The names that Python may call.
+    pub(super) host_functions: Vec<String>,
+    pub(super) profile: Profile,
+    /// The names of the values that `SUBMIT` takes.
+    pub(super) output_fields: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Guest {
+    /// There is none; the next command boots one.
+    Down,
+    /// Booting, until this time at most.
+    Booting(f64),
+    /// Ready, or in an exchange.
+    Up,
+    /// The user is done with the sandbox.
+    Destroyed,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct Interpreter<B> {
+    pub(super) config: Config,
+    pub(super) budget: Budget,
+    pub(super) guest: Guest,
+    pub(super) info: GuestInfo,
+    /// Whether a guest has finished an exchange since the last loss.
+    pub(super) proven: bool,
+    pub(super) exchange: Option<Exchange<B>>,
+    pub(super) queue: VecDeque<(Ticket, Queued<B>)>,
+    pub(super) starting: Vec<Ticket>,
+    /// What this guest and every later one is given.
+    pub(super) contexts: Contexts<B>,
+    /// Whether code may run before there is a `context`.
+    pub(super) contextless: bool,
+    /// Those of them that the guest does not have, or not in their newest form.
+    pub(super) lacking: Vec<String>,
+    /// The user's variables as last reported.
+    pub(super) names: Vec<String>,
+    /// A loss of state that no execution has told of yet.
+    pub(super) untold_loss: Option<StateReport>,
+    pub(super) checkpoints: Checkpoints<B>,
+    /// Whether a guest can be forked, so that a copy of it needs no checkpoint.
+    pub(super) forks: bool,
+    /// For guests that are workers.
+    pub(super) pings: Option<Pings>,
+    /// What was loaded, in this order.
+    pub(super) packages: Vec<Package<B>>,
+    /// The number of the newest exchange.
+    pub(super) last_exchange: u32,
+    pub(super) last_execution: u32,
+    pub(super) last_call: u32,
+    pub(super) stats: Stats,
+    outputs: VecDeque<Output<B>>,
+}
+
+impl<B: Body> Interpreter<B> {
+    pub(super) fn new(config: Config) -> Self {
+        Self {
+            checkpoints: Checkpoints::within(&config.limits),
+            config,
+            budget: Budget::new(BudgetLimits::default(), 0.0),
+            guest: Guest::Down,
+            info: GuestInfo::default(),
+            proven: false,
+            exchange: None,
+            queue: VecDeque::new(),
+            starting: Vec::new(),
+            contexts: Contexts::default(),
+            contextless: false,
+            lacking: Vec::new(),
+            names: Vec::new(),
+            untold_loss: None,
+            forks: false,
+            pings: None,
+            packages: Vec::new(),
+            last_exchange: 0,
+            last_execution: 0,
+            last_call: 0,
+            stats: Stats::default(),
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// Whether its guest has nothing to do, and nobody waits for it.
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.is_free() && self.queue.is_empty()
+    }
+
+    /// Whether its guest could begin something.
+    pub(super) fn is_free(&self) -> bool {
+        self.guest == Guest::Up && self.exchange.is_none()
+    }
+
+    /// What is to be done next. Nothing else may be asked of it before that is done.
+    pub(super) fn next_output(&mut self) -> Option<Output<B>> {
+        self.outputs.pop_front()
+    }
+
+    pub(super) fn emit(&mut self, output: Output<B>) {
+        if let Output::Guest(GuestEffect::Post(request, _) | GuestEffect::Install(request, _)) = &output {
+            self.checkpoints.sent(request);
+        }
+        self.outputs.push_back(output);
+    }
+
+    pub(super) fn emit_all(&mut self, outputs: Vec<Output<B>>) {
+        for output in outputs {
+            self.emit(output);
+        }
+    }
+
+    /// Sends the guest a message.
+    pub(super) fn post(&mut self, request: Request) {
+        self.emit(Output::Guest(GuestEffect::Post(request, None)));
+    }
+
+    pub(super) fn resolve(&mut self, ticket: Ticket, reply: Result<Reply<B>, Error>) {
+        if let Ok(Reply::Execution(execution, _)) = &reply {
+            self.stats.count(execution);
+        }
+        self.emit(Output::Host(HostEffect::Resolve(ticket, reply)));
+    }
+
+    // ---- the guest's life ----
+
+    pub(super) fn destroy(&mut self) {
+        if self.guest == Guest::Destroyed {
+            return;
+        }
+        self.end_guest(Guest::Destroyed);
+        let current = self.exchange.take().and_then(|exchange| exchange.ticket);
+        let queued = std::mem::take(&mut self.queue).into_iter().map(|(ticket, _)| ticket);
+        let starting = std::mem::take(&mut self.starting).into_iter();
+        let reverting = self.take_reverting();
+        for ticket in current.into_iter().chain(queued).chain(starting).chain(reverting) {
+            self.resolve(ticket, Err(Error::Destroyed));
+        }
+        self.contexts.clear();
+    }
+
+    pub(super) fn boot(&mut self, now: f64) {
+        self.guest = Guest::Booting(now + self.config.limits.boot_timeout_ms);
+        self.emit(Output::Guest(GuestEffect::Boot));
+        self.stats.guests += 1;
+        let Config {
+            limits,
+            host_functions,
+            profile,
+            output_fields,
+        } = &self.config;
+        let config = GuestConfig {
+            max_output_chars: limits.max_output_chars,
+            max_value_bytes: limits.max_value_bytes,
+            max_memory_bytes: limits.max_memory_bytes,
+            max_value_depth: MAX_VALUE_DEPTH,
+            max_source_cache: MAX_SOURCE_CACHE_CHARS,
+            max_displays: MAX_DISPLAYS,
+            max_display_bytes: MAX_DISPLAY_BYTES.min(limits.max_value_bytes),
+            max_displays_bytes: MAX_DISPLAYS_BYTES,
+            max_file_bytes: limits.max_file_bytes,
+            max_files: MAX_FILES,
+            host_functions: host_functions.clone(),
+            max_host_calls: limits.max_host_calls,
+            profile: *profile,
+            output_fields: output_fields.clone(),
+        };
+        self.post(Request::Init {
+            version: PROTOCOL_VERSION,
+            config,
+            restores: self.checkpoints.is_saved(),
+        });
+    }
+
+    fn ready(&mut self, now: f64, version: u32, info: GuestInfo) {
+        if version != PROTOCOL_VERSION {
+            let what =
+                format!("it speaks protocol {version}, this host {PROTOCOL_VERSION}; install both from one release");
+            return self.boot_failed(Error::BootFailed(what));
+        }
+        self.guest = Guest::Up;
+        self.info = info;
+        for ticket in std::mem::take(&mut self.starting) {
+            self.resolve(ticket, Ok(Reply::Done));
+        }
+        if !self.install_again(now) {
+            self.settle(now);
+        }
+    }
+
+    /// Gives a fresh guest that has its packages the state of the session.
+    pub(super) fn settle(&mut self, now: f64) {
+        if !self.restore(now) {
+            self.lacking = self.contexts.names().collect();
+            self.restore_contexts(now);
+        }
+    }
+
+    /// Without a guest that starts, everything that waits for one is refused; the next command tries again.
+    pub(super) fn boot_failed(&mut self, error: Error) {
+        self.end_guest(Guest::Down);
+        self.exchange = None;
+        let waiting = std::mem::take(&mut self.queue);
+        let starting = std::mem::take(&mut self.starting).into_iter();
+        let reverting = self.take_reverting();
+        for ticket in waiting
+            .into_iter()
+            .map(|(ticket, _)| ticket)
+            .chain(starting)
+            .chain(reverting)
+        {
+            self.resolve(ticket, Err(error.clone()));
+        }
+    }
+
+    pub(super) fn guest_gone(&mut self, now: f64, error: Error) {
+        let restoring = self.exchange.as_ref().is_some_and(|exchange| exchange.ticket.is_none());
+        match self.guest {
+            Guest::Down | Guest::Destroyed => {}
+            Guest::Booting(_) => self.boot_failed(match error {
+                Error::GuestLost(why) => Error::BootFailed(why),
+                error => error,
+            }),
+            Guest::Up if restoring => self.not_restored(now, &error),
+            Guest::Up => self.lose_guest(now, &error),
+        }
+    }
+
+    pub(super) fn not_restored(&mut self, now: f64, why: &Error) {
+        let job = self.exchange.as_ref().map(|exchange| &exchange.job);
+        if let Some(Job::Restore { .. }) = job {
+            return self.not_restored_exactly(now, why);
+        }
+        let what = match job {
+            Some(Job::Install(_)) => "its packages were not installed again",
+            _ => "context was not restored",
+        };
+        let why = if let Error::GuestLost(why) = why {
+            why.clone()
+        } else {
+            why.to_string()
+        };
+        self.boot_failed(Error::BootFailed(format!("{what}: {why}")));
+    }
+
+    /// Ends the guest and resolves the exchange that it was in, then boots a fresh one.
+    fn lose_guest(&mut self, now: f64, error: &Error) {
+        let reason = match error {
+            Error::Timeout(_) => "the guest did not stop and was terminated",
+            Error::Protocol(_) => "the guest broke the protocol and was terminated",
+            _ => "the guest crashed",
+        };
+        let mut loss = self.loss(reason, !matches!(error, Error::Timeout(_)));
+        loss.add_earlier(self.untold_loss.take());
+        self.end_guest(Guest::Down);
+        match self.exchange.take() {
+            Some(Exchange {
+                job: Job::Execute(execution),
+                deadline,
+                ticket: Some(ticket),
+                ..
+            }) => {
+                let execution = execution.lost(&deadline, now, error, loss);
+                self.resolve(ticket, Ok(Reply::Execution(Box::new(execution), None)));
+            }
+            exchange => {
+                let consequence = loss.consequence();
+                self.untold_loss = Some(loss);
+                if let Some(ticket) = exchange.and_then(|exchange| exchange.ticket) {
+                    let error = match error {
+                        Error::Protocol(why) => Error::Protocol(format!("{why}; {consequence}")),
+                        Error::GuestLost(why) => Error::GuestLost(format!("{why}; {consequence}")),
+                        _ => Error::GuestLost(format!("{error}; {consequence}")),
+                    };
+                    self.resolve(ticket, Err(error));
+                }
+            }
+        }
+        // A guest that dies before it has done anything would do so again: then the next command boots one. So it does where a server
+        // has gone away, or has had enough of a sandbox that nobody uses.
+        let is_proven = std::mem::take(&mut self.proven) && !matches!(error, Error::BackendUnavailable(_));
+        if is_proven || !self.queue.is_empty() {
+            self.boot(now);
+        }
+    }
+
+    pub(super) fn end_guest(&mut self, next: Guest) {
+        self.abort_calls();
+        self.emit(Output::Note(Note::Ended));
+        if matches!(self.guest, Guest::Booting(_) | Guest::Up) {
+            self.emit(Output::Guest(GuestEffect::Kill));
+        }
+        self.guest = next;
+        self.forget_ping();
+        self.names.clear();
+        self.checkpoints.guest_ended();
+    }
+
+    /// The guest said what it may not.
+    pub(super) fn violation(&mut self, now: f64, what: &str) {
+        let what: String = what.chars().take(300).collect();
+        match self.guest {
+            Guest::Booting(_) => self.boot_failed(Error::BootFailed(format!("it broke the protocol: {what}"))),
+            _ => self.guest_gone(now, Error::Protocol(what)),
+        }
+    }
+
+    // ---- time ----
+
+    pub(super) fn check_time(&mut self, now: f64) {
+        if let Guest::Booting(ends_at) = self.guest
+            && now >= ends_at
+        {
+            let ms = self.config.limits.boot_timeout_ms;
+            self.boot_failed(Error::BootFailed(format!(
+                "it was not ready after {ms} ms (bootTimeout)"
+            )));
+        }
+        if self.checkpoints.is_late(now) {
+            self.guest_gone(now, Error::GuestLost("it did not finish saving its state".to_owned()));
+        }
+        self.check_ping(now);
+        if let Some(exchange) = &mut self.exchange {
+            let outputs = exchange.expire_calls(now, &self.config, &mut self.last_call);
+            self.emit_all(outputs);
+        }
+        match self.exchange.as_mut().map(|exchange| exchange.deadline.check(now)) {
+            Some(Verdict::Interrupt(reason)) => self.ask_to_stop(now, reason),
+            Some(Verdict::Kill(reason)) => {
+                let why = match reason {
+                    StopReason::Interrupt => "it was interrupted",
+                    StopReason::Timeout => "its guest time was over",
+                    StopReason::WallTimeout => "its total time was over",
+                    StopReason::Budget => "the time of its budget was over",
+                };
+                let ms = self.config.limits.grace_period_ms;
+                self.guest_gone(
+                    now,
+                    Error::Timeout(format!("it did not stop within {ms} ms after {why}")),
+                );
+            }
+            _ => {}
+        }
+    }
+
+    /// When to look at the clock again, if nothing else happens. `copies`: somebody waits for a copy of the state.
+    pub(super) fn wake_at(&self, copies: bool) -> Option<f64> {
+        let boot = if let Guest::Booting(ends_at) = self.guest {
+            Some(ends_at)
+        } else {
+            None
+        };
+        let exchange = self
+            .exchange
+            .as_ref()
+            .and_then(|exchange| earliest(exchange.deadline.wake_at(), exchange.calls.next_expiry()));
+        let saves = earliest(
+            self.checkpoints.saves_at(self.demand(copies)),
+            self.checkpoints.save_ends_at(),
+        );
+        earliest(earliest(boot, exchange), earliest(saves, self.ping_ends_at()))
+    }
+
+    /// Who waits, and for what.
+    pub(super) fn demand(&self, copies: bool) -> Demand {
+        Demand {
+            is_free: self.is_free(),
+            is_awaited: !self.queue.is_empty(),
+            asks: matches!(self.front(), Some(Queued::State(Ask::Checkpoint | Ask::Fork))),
+            copies,
+        }
+    }
+
+    /// Saves the state when there is nothing else to do, or too much at stake. `copies`: somebody waits for a copy of it.
+    pub(super) fn save(&mut self, now: f64, copies: bool) {
+        let demand = self.demand(copies);
+        if let Some(request) = self.checkpoints.begin_save(now, demand, &self.names, &self.contexts) {
+            self.post(request);
+        }
+        self.checkpoints.note_wait(now, demand);
+    }
+
+    /// Something comes from the guest.
+    pub(super) fn guest_input(&mut self, now: f64, input: GuestInput<B>) {
+        match input {
+            GuestInput::Event(event, body) => self.guest_event(now, event, body),
+            GuestInput::BadMessage(what) => self.violation(now, &what),
+            GuestInput::Lost(error) => self.guest_gone(now, error),
+        }
+    }
+
+    pub(super) fn guest_event(&mut self, now: f64, event: Event, body: Option<B>) {
+        let is_value = !matches!(event, Event::Saved { .. });
+        #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+        if body
+            .as_ref()
+            .is_some_and(|body| is_value && body.size() as f64 > self.config.limits.max_value_bytes)
+        {
+            return self.violation(now, "a body larger than maxValueSize");
+        }
+        if let Some(what) = oversized(&event) {
+            return self.violation(now, what);
+        }
+        match (self.guest, event) {
+            (Guest::Down | Guest::Destroyed, _) => {}
+            (Guest::Booting(_), Event::Ready { version, guest }) => self.ready(now, version, guest),
+            (Guest::Booting(_), Event::BootFailed { message } | Event::Fatal { message }) => {
+                self.boot_failed(Error::BootFailed(message));
+            }
+            (
+                Guest::Up,
+                Event::Saved {
+                    checkpoint,
+                    full,
+                    lost,
+                    spent,
+                },
+            ) => {
+                let save = Saved {
+                    number: checkpoint,
+                    full,
+                    lost,
+                    spent,
+                };
+                self.saved(now, save, body);
+            }
+            (Guest::Up, Event::NotSaved { checkpoint, reason }) => self.not_saved(now, checkpoint, reason),
+            (Guest::Up, Event::Checked { check, plain }) => self.emit(Output::Note(Note::Checked { check, plain })),
+            (Guest::Up, Event::Surveyed { survey, variables }) => {
+                self.emit(Output::Note(Note::Surveyed { survey, variables }));
+            }
+            (Guest::Up, Event::Pong { ping }) => self.ponged(now, ping),
+            (Guest::Up, Event::Waiting { .. }) if self.forks && self.exchange.is_some() => {} // the rest is on its way
+            (Guest::Up, Event::Fatal { message }) => self.guest_gone(now, Error::GuestLost(message)),
+            (Guest::Up, _) if self.awaits_pong() => self.violation(now, "an event of a turn before it was idle"),
+            (Guest::Up, event) => self.exchange_event(now, event, body),
+            (Guest::Booting(_), event) => self.violation(now, &format!("{} before it was ready", kind(&event))),
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! The first look at what a guest says: its size.
+
+use super::files::oversized_report;
+use crate::limits::{
+    MAX_MESSAGE_BYTES, MAX_NAME_BYTES, MAX_NAMES, MAX_OUTPUT_EVENT_BYTES, MAX_SAMPLED_TEXTS, MAX_SURVEYED,
+    MAX_SURVEYED_COLUMNS, MAX_SURVEYED_NAME_BYTES,
+};
+use crate::protocol::{Event, SurveyedVariable};
+
+/// An event's name, for messages.
+pub(super) fn kind(event: &Event) -> &'static str {
+    match event {
+        Event::Ready { .. } => "`ready`",
+        Event::BootFailed { .. } => "`bootFailed`",
+        Event::Output { .. } => "`output`",
+        Event::Display { .. } => "`display`",
+        Event::HostCall { .. } => "`hostCall`",
+        Event::Executed { .. } => "`executed`",
+        Event::Value { .. } => "`value`",
+        Event::Done { .. } => "`done`",
+        Event::Restored { .. } => "`restored`",
+        Event::Refused { .. } => "`refused`",
+        Event::Fatal { .. } => "`fatal`",
+        Event::Part { .. } => "`part`",
+        Event::Saved { .. } => "`saved`",
+        Event::NotSaved { .. } => "`notSaved`",
+        Event::Snapshot { .. } => "`snapshot`",
+        Event::External { .. } => "`external`",
+        Event::Promoted { .. } => "`promoted`",
+        Event::Waiting { .. } => "`waiting`",
+        Event::Checked { .. } => "`checked`",
+        Event::Surveyed { .. } => "`surveyed`",
+        Event::Pong { .. } => "`pong`",
+    }
+}
+
+/// What in an event is larger than a guest of ours would ever make it.
+pub(super) fn oversized(event: &Event) -> Option<&'static str> {
+    let too_long = match event {
+        Event::Output { text, .. } => text.len() > MAX_OUTPUT_EVENT_BYTES,
+        Event::HostCall { name, .. } | Event::Display { mime: name, .. } => name.len() > MAX_NAME_BYTES,
+        Event::BootFailed { message }
+        | Event::Fatal { message }
+        | Event::Refused { message, .. }
+        | Event::NotSaved {
+            reason: Some(message), ..
+        } => message.len() > MAX_MESSAGE_BYTES,
+        Event::Ready { guest, .. } => {
+            let texts = [
+                &guest.bridge,
+                &guest.python,
+                guest.pyodide.as_ref().unwrap_or(&guest.python),
+            ];
+            texts.iter().any(|text| text.len() > MAX_NAME_BYTES)
+        }
+        Event::Executed { execution, .. } => {
+            let names = execution.names.as_deref().unwrap_or_default();
+            execution
+                .error_type
+                .as_ref()
+                .is_some_and(|name| name.len() > MAX_NAME_BYTES)
+                || names.len() > MAX_NAMES
+                || names.iter().any(|name| name.len() > MAX_NAME_BYTES)
+                || oversized_report(&execution.files)
+        }
+        Event::Value { .. }
+        | Event::Done { .. }
+        | Event::Part { .. }
+        | Event::Snapshot { .. }
+        | Event::External { .. }
+        | Event::Promoted { .. }
+        | Event::Waiting { .. }
+        | Event::Checked { .. }
+        | Event::Pong { .. }
+        | Event::NotSaved { .. } => false,
+        Event::Surveyed { variables, .. } => {
+            variables.len() > MAX_SURVEYED || variables.iter().any(is_oversized_variable)
+        }
+        Event::Saved { lost, .. } | Event::Restored { lost, .. } => {
+            lost.len() > MAX_NAMES
+                || lost
+                    .iter()
+                    .any(|lost| lost.name.len() > MAX_NAME_BYTES || lost.reason.len() > MAX_NAME_BYTES)
+        }
+    };
+    too_long.then_some("an oversized event")
+}
+
+fn is_oversized_variable(variable: &SurveyedVariable) -> bool {
+    let columns = variable.columns.iter().map(|column| &column.name);
+    let samples = || variable.columns.iter().filter_map(|column| column.sample.as_ref());
+    let texts = samples().flat_map(|sample| &sample.texts);
+    variable.columns.len() > MAX_SURVEYED_COLUMNS
+        || samples().any(|sample| sample.texts.len() > MAX_SAMPLED_TEXTS)
+        || [&variable.name, &variable.type_name]
+            .into_iter()
+            .chain(columns)
+            .chain(texts)
+            .any(|name| name.len() > MAX_SURVEYED_NAME_BYTES)
+}

@@ -1,0 +1,266 @@
+//! When the state is saved.
+//!
+//! A save is no exchange: the guest works at it while it has nothing else to do, and gives up when a request comes in. A command
+//! waits for it only when much is at stake: when the work that would be lost took [`WORTH`] times as long as a save does. So
+//! saving takes a twentieth of the time at most, and a guest that is never idle is saved as well.
+
+use super::Body;
+use super::checkpoint_chain::{Kept, Link};
+use super::checkpoints::Checkpoints;
+use super::contexts::Contexts;
+use crate::execution::LostVariable;
+use crate::protocol::Request;
+
+/// How much longer than a save the work took that is worth waiting for it.
+const WORTH: f64 = 20.0;
+/// How long a save takes, in milliseconds, at least, and before one was seen.
+pub(super) const LEAST_SAVE_MS: f64 = 20.0;
+/// How long there has been nothing to do before a save is begun, in milliseconds.
+const IDLE_MS: f64 = 50.0;
+/// How long somebody may wait for a guest that saves, in milliseconds.
+const MAX_SAVE_MS: f64 = 20_000.0;
+/// How much longer, when that is over: the page may have been busy, and what the guest sent may be waiting in a queue.
+const LATE_MS: f64 = 500.0;
+
+/// Who waits, and for what.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Demand {
+    /// Whether the guest could begin something.
+    pub(super) is_free: bool,
+    /// Whether a command waits for the guest.
+    pub(super) is_awaited: bool,
+    /// Whether that one asks for the state to be saved.
+    pub(super) asks: bool,
+    /// Whether somebody waits for a copy of the state, the sooner the better.
+    pub(super) copies: bool,
+}
+
+/// What a guest says of a checkpoint that it has made.
+#[derive(Debug)]
+pub(super) struct Saved {
+    pub(super) number: u32,
+    pub(super) full: bool,
+    pub(super) lost: Vec<LostVariable>,
+    /// Whether it has memory that its variables no longer need.
+    pub(super) spent: bool,
+}
+
+/// A checkpoint under way.
+#[derive(Debug)]
+pub(super) struct Saving<B> {
+    number: u32,
+    full: bool,
+    /// Whether nothing has changed since the one before but what looking at it may have.
+    pub(super) again: bool,
+    execution: u32,
+    names: Vec<String>,
+    contexts: Contexts<B>,
+    before: Option<u32>,
+    /// What the host had set after the checkpoint before.
+    pub(super) news: Vec<String>,
+    begun_at: f64,
+    /// Since when somebody waits for it.
+    awaited_since: Option<f64>,
+    /// When that was first found to be too long.
+    late_since: Option<f64>,
+    /// Whether the guest was sent something else meanwhile, for which it may give up.
+    overtaken: bool,
+}
+
+impl<B: Body> Checkpoints<B> {
+    /// Whether the state is saved, as far as that is of any use.
+    pub(super) fn are_saved(&self) -> bool {
+        self.are_made && !self.vain
+    }
+
+    /// Whether the state as it is, is still to be saved.
+    pub(super) fn is_unsaved(&self) -> bool {
+        self.are_saved() && self.dirty && self.saving.is_none()
+    }
+
+    /// Whether the next command has to wait until the state is saved.
+    pub(super) fn holds_up(&self, demand: Demand) -> bool {
+        let unsaved = self.dirty || self.saving.is_some();
+        self.are_saved() && !self.failed && unsaved && (demand.asks || self.is_worth_waiting())
+    }
+
+    fn is_worth_waiting(&self) -> bool {
+        self.unsaved_ms >= WORTH * self.save_ms
+    }
+
+    /// When a save is to begin, if nothing happens until then.
+    pub(super) fn saves_at(&self, demand: Demand) -> Option<f64> {
+        let idle_ms = if demand.copies { 0.0 } else { IDLE_MS };
+        self.can_save(demand).then_some(self.idle_since + idle_ms)
+    }
+
+    fn can_save(&self, demand: Demand) -> bool {
+        let idle = demand.is_free && (!demand.is_awaited || self.holds_up(demand));
+        let differs = self.dirty || (self.looked_at && demand.copies);
+        self.are_saved() && idle && differs && self.saving.is_none()
+    }
+
+    /// Begins a save when there is nothing else to do, or too much at stake.
+    pub(super) fn begin_save(
+        &mut self,
+        now: f64,
+        demand: Demand,
+        names: &[String],
+        contexts: &Contexts<B>,
+    ) -> Option<Request> {
+        let at = self.saves_at(demand)?;
+        if now < at && !self.holds_up(demand) {
+            return None;
+        }
+        let again = !std::mem::take(&mut self.dirty);
+        self.looked_at = false;
+        self.last_number += 1;
+        let checkpoint = self.last_number;
+        let full = !self.growing || self.chain.is_long();
+        self.saving = Some(Saving {
+            number: checkpoint,
+            full,
+            again,
+            execution: self.execution,
+            names: names.to_vec(),
+            contexts: contexts.clone(),
+            before: self.before,
+            news: std::mem::take(&mut self.set_since),
+            begun_at: now,
+            awaited_since: None,
+            late_since: None,
+            overtaken: false,
+        });
+        Some(Request::Save { checkpoint, full })
+    }
+
+    /// Looks whether somebody waits for the save under way.
+    pub(super) fn note_wait(&mut self, now: f64, demand: Demand) {
+        let waits = demand.is_free && demand.is_awaited && self.holds_up(demand);
+        if let Some(saving) = &mut self.saving {
+            if waits {
+                saving.awaited_since.get_or_insert(now);
+            } else {
+                (saving.awaited_since, saving.late_since) = (None, None);
+            }
+        }
+    }
+
+    /// When to look whether a guest has saved what somebody waits for.
+    pub(super) fn save_ends_at(&self) -> Option<f64> {
+        let saving = self.saving.as_ref()?;
+        let late = saving.late_since.map(|since| since + LATE_MS);
+        late.or(saving.awaited_since.map(|since| since + MAX_SAVE_MS))
+    }
+
+    /// Returns true when a guest takes too long to save. A clock that is late says nothing yet: it may be the host that was busy.
+    pub(super) fn is_late(&mut self, now: f64) -> bool {
+        if self.save_ends_at().is_none_or(|ends_at| now < ends_at) {
+            return false;
+        }
+        match &mut self.saving {
+            Some(saving) if saving.late_since.is_none() => {
+                saving.late_since = Some(now);
+                false
+            }
+            _ => true,
+        }
+    }
+
+    /// The guest was sent something.
+    pub(super) fn sent(&mut self, request: &Request) {
+        if let Some(saving) = &mut self.saving {
+            saving.overtaken |= !matches!(request, Request::Save { .. });
+        }
+    }
+
+    /// The guest has saved its state; true when it is better replaced by one that is given that. An error is a violation.
+    pub(super) fn saved(&mut self, now: f64, save: Saved, body: Option<B>) -> Result<bool, &'static str> {
+        let Saved {
+            number,
+            full,
+            lost,
+            spent,
+        } = save;
+        let Some((saving, body)) = self.take_saving(number).zip(body) else {
+            return Err("a checkpoint that nobody asked for");
+        };
+        let took = self.took(now, &saving);
+        let link = Link {
+            number,
+            full: full || saving.full,
+            execution: saving.execution,
+            names: saving.names,
+            lost,
+            contexts: saving.contexts,
+            before: saving.before,
+            parent: self.base,
+            set: saving.news.clone(),
+            body,
+        };
+        let recycles = spent && link.lost.is_empty();
+        match self.chain.keep(link, self.max_bytes) {
+            Kept::Yes => {}
+            Kept::NotOnTop => {
+                self.growing = false;
+                self.gave_way(saving.news);
+                return Ok(false);
+            }
+            Kept::No => {
+                self.failed_to_save(took, saving.news, "it was too large".to_owned());
+                return Ok(false);
+            }
+        }
+        self.unsavable = None;
+        self.base = Some(number);
+        self.growing = true;
+        self.save_ms = LEAST_SAVE_MS.max(took);
+        self.failed = false;
+        if !self.dirty {
+            self.unsaved_ms = 0.0;
+        }
+        Ok(recycles && !self.dirty)
+    }
+
+    /// It has not: there was something else to do, or there is a `reason`. An error is a violation.
+    pub(super) fn not_saved(&mut self, now: f64, number: u32, reason: Option<String>) -> Result<(), &'static str> {
+        let saving = self.take_saving(number).ok_or("a checkpoint that nobody asked for")?;
+        if reason.is_none() && !saving.overtaken {
+            return Err("it gives up saving for nothing");
+        }
+        let took = self.took(now, &saving);
+        match reason {
+            None => self.gave_way(saving.news),
+            Some(why) => {
+                let why = why.chars().take(300).collect();
+                self.failed_to_save(took, saving.news, why);
+            }
+        }
+        Ok(())
+    }
+
+    fn take_saving(&mut self, number: u32) -> Option<Saving<B>> {
+        self.saving.take_if(|saving| saving.number == number)
+    }
+
+    /// How long a save has taken since the guest was last free for it.
+    fn took(&self, now: f64, saving: &Saving<B>) -> f64 {
+        now - saving.begun_at.max(self.idle_since)
+    }
+
+    /// A save that took so long failed: what was saved before stays, and the next exchange may change what is in the way.
+    fn failed_to_save(&mut self, took: f64, news: Vec<String>, why: String) {
+        self.unsavable = Some(why);
+        self.vain = !self.dirty;
+        self.growing = false;
+        self.save_ms = LEAST_SAVE_MS.max(took);
+        self.unsaved_ms = 0.0;
+        self.gave_way(news);
+    }
+
+    /// What was to be saved is not.
+    fn gave_way(&mut self, news: Vec<String>) {
+        self.dirty = true;
+        self.set_since.extend(news);
+    }
+}

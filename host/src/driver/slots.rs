@@ -1,0 +1,218 @@
+//! The guests of a sandbox, each in its slot.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures_util::future::select_all;
+use sandglass_core::Error;
+use sandglass_core::session::Slot;
+use tokio::net::unix::OwnedReadHalf;
+use tokio::time::Instant;
+
+use super::receive::Parts;
+use crate::frame::{Frame, FrameError, FrameReader};
+use crate::guest::fork::{Forker, Succession};
+use crate::guest::{Exit, Guest, GuestProcess, GuestWriter};
+use futures_util::future::BoxFuture;
+
+/// Time that a guest has to be gone when it was killed.
+const GONE_WITHIN: Duration = Duration::from_secs(10);
+
+/// The guests of a sandbox: its own, and its shadows'.
+#[derive(Default)]
+pub(super) struct Slots {
+    held: BTreeMap<Slot, Held>,
+    last_generation: u64,
+}
+
+/// A guest in a slot. It keeps its generation when it moves to another, and no other guest has the same.
+struct Held {
+    generation: u64,
+    guest: HeldGuest,
+}
+
+pub(super) enum HeldGuest {
+    /// It is being started; what is posted waits.
+    Launching(BoxFuture<'static, Result<Guest, Error>>, Vec<Frame>),
+    Running(Box<Running>),
+}
+
+pub(super) struct Running {
+    pub(super) reader: FrameReader<OwnedReadHalf>,
+    pub(super) writer: GuestWriter,
+    pub(super) process: GuestProcess,
+    /// Makes copies of it.
+    pub(super) forker: Option<Forker>,
+    /// Of a copy: has it become the guest.
+    pub(super) succession: Option<Succession>,
+    pub(super) parts: Parts,
+    /// Bytes of output that it has no credit for yet.
+    pub(super) owed: usize,
+    /// When it stopped speaking.
+    pub(super) closed: Option<Instant>,
+    /// Whether it was killed for not ending after that.
+    pub(super) given_up: bool,
+    /// How it ended.
+    pub(super) exit: Option<Exit>,
+    /// What it was sent, as long as it is not ready and has waited in a pool: what died there unseen is replaced unseen.
+    pub(super) begin: Option<Vec<Frame>>,
+}
+
+/// What happened to a guest.
+pub(super) enum Happened {
+    Launched(Result<Guest, Error>),
+    Frame(Result<Option<Frame>, FrameError>),
+    Written(std::io::Result<()>),
+    Exited(Exit),
+    /// It has had its time to end.
+    Overdue,
+}
+
+impl Slots {
+    /// Has a guest started for a slot. It is to be sent these frames first.
+    pub(super) fn launch(&mut self, slot: Slot, launch: BoxFuture<'static, Result<Guest, Error>>, begin: Vec<Frame>) {
+        self.last_generation += 1;
+        let held = Held {
+            generation: self.last_generation,
+            guest: HeldGuest::Launching(launch, begin),
+        };
+        self.held.insert(slot, held);
+    }
+
+    /// Puts a guest that was started into its slot; the frames that have waited for it.
+    pub(super) fn launched(&mut self, slot: Slot, guest: Guest, max_value_bytes: usize) -> Vec<Frame> {
+        let running = HeldGuest::Running(Box::new(Running::of(guest, max_value_bytes)));
+        let before = self
+            .held
+            .get_mut(&slot)
+            .map(|held| std::mem::replace(&mut held.guest, running));
+        match before {
+            Some(HeldGuest::Launching(_, waiting)) => waiting,
+            _ => Vec::new(),
+        }
+    }
+
+    /// Takes the guest out of a slot.
+    pub(super) fn take(&mut self, slot: Slot) -> Option<HeldGuest> {
+        Some(self.held.remove(&slot)?.guest)
+    }
+
+    /// Moves a guest to another slot, whose guest is taken out.
+    pub(super) fn replace(&mut self, slot: Slot, by: Slot) -> Option<HeldGuest> {
+        let before = self.take(slot);
+        if let Some(held) = self.held.remove(&by) {
+            self.held.insert(slot, held);
+        }
+        before
+    }
+
+    /// The generation of the guest in a slot.
+    pub(super) fn generation(&self, slot: Slot) -> Option<u64> {
+        Some(self.held.get(&slot)?.generation)
+    }
+
+    /// The slot of a guest, if it is still in one.
+    pub(super) fn slot_of(&self, generation: u64) -> Option<Slot> {
+        let mut held = self.held.iter();
+        held.find_map(|(slot, held)| (held.generation == generation).then_some(*slot))
+    }
+
+    /// The guest in a slot, when it runs.
+    pub(super) fn running(&self, slot: Slot) -> Option<&Running> {
+        match &self.held.get(&slot)?.guest {
+            HeldGuest::Running(running) => Some(running),
+            HeldGuest::Launching(..) => None,
+        }
+    }
+
+    /// The same, to be changed.
+    pub(super) fn running_mut(&mut self, slot: Slot) -> Option<&mut Running> {
+        match &mut self.held.get_mut(&slot)?.guest {
+            HeldGuest::Running(running) => Some(running),
+            HeldGuest::Launching(..) => None,
+        }
+    }
+
+    /// Sends a frame, as soon as there is a guest that could hear it.
+    pub(super) fn send(&mut self, slot: Slot, frame: Frame) -> Result<(), FrameError> {
+        match self.held.get_mut(&slot).map(|held| &mut held.guest) {
+            None => Ok(()),
+            Some(HeldGuest::Launching(_, waiting)) => {
+                waiting.push(frame);
+                Ok(())
+            }
+            Some(HeldGuest::Running(running)) => {
+                if let Some(begin) = &mut running.begin {
+                    begin.push(frame.clone());
+                }
+                running.writer.push(&frame)
+            }
+        }
+    }
+
+    /// What happens to a guest next; the sandbox's own is looked at first. A call that is dropped loses nothing.
+    pub(super) async fn next(&mut self) -> (Slot, Happened) {
+        if self.held.is_empty() {
+            return std::future::pending().await;
+        }
+        let held = self.held.iter_mut();
+        select_all(held.map(|(slot, held)| Box::pin(held.next(*slot)))).await.0
+    }
+}
+
+impl Held {
+    async fn next(&mut self, slot: Slot) -> (Slot, Happened) {
+        (slot, self.guest.next().await)
+    }
+}
+
+impl HeldGuest {
+    /// What happens to the guest next. A call that is dropped loses nothing.
+    async fn next(&mut self) -> Happened {
+        match self {
+            Self::Launching(launch, _) => Happened::Launched(launch.await),
+            Self::Running(running) => {
+                let Running {
+                    reader,
+                    writer,
+                    process,
+                    closed,
+                    given_up,
+                    exit,
+                    ..
+                } = &mut **running;
+                let GuestWriter { stream, outbox, .. } = writer;
+                let time = if *given_up { GONE_WITHIN } else { process.patience() };
+                let overdue = closed.map(|at| at + time);
+                tokio::select! {
+                    biased;
+                    frame = reader.next(), if closed.is_none() || exit.is_some() => Happened::Frame(frame),
+                    written = outbox.write_more(stream), if closed.is_none() => Happened::Written(written),
+                    exit = process.wait(), if exit.is_none() => Happened::Exited(exit),
+                    () = tokio::time::sleep_until(overdue.unwrap_or_else(Instant::now)), if overdue.is_some() => Happened::Overdue,
+                }
+            }
+        }
+    }
+}
+
+impl Running {
+    fn of(mut guest: Guest, max_value_bytes: usize) -> Self {
+        let begin = guest.has_waited().then(Vec::new);
+        let (forker, succession) = guest.take_forks();
+        let (reader, writer, process) = guest.split(max_value_bytes);
+        Self {
+            reader,
+            writer,
+            process,
+            forker,
+            succession,
+            parts: Parts::default(),
+            owed: 0,
+            closed: None,
+            given_up: false,
+            exit: None,
+            begin,
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! How guests start and end.
+
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+
+use gloo_timers::callback::Timeout;
+use sandglass_core::error::Error;
+use sandglass_core::session::{GuestInput, ShadowId, Slot};
+use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::spawn_local;
+
+use super::Driver;
+use super::slots::{GuestSlot, Held, UnconfirmedInit};
+use crate::assets::{self, Assets};
+use crate::glue::{Glue, describe};
+use crate::guest_frame::Guest;
+use crate::options::Isolation;
+use crate::snapshot;
+use crate::spares::Claim;
+
+/// Time that a guest that was started before may take to answer, in milliseconds: the page may have done something to it.
+const SPARE_MS: u32 = 2_000;
+
+impl Driver {
+    /// Starts a guest for a slot.
+    pub(super) fn boot(&self, slot: Slot) {
+        match (slot, &self.server) {
+            (Slot::Main, Some(server)) => self.boot_remotely(server),
+            (Slot::Main, None) => match self.take_spare() {
+                Some(spare) => self.boot_spare(spare),
+                None => self.boot_anew(),
+            },
+            (Slot::Shadow(_), _) => match self.take_parked() {
+                Some(parked) => {
+                    let unconfirmed = UnconfirmedInit {
+                        was_parked: true,
+                        ..UnconfirmedInit::default()
+                    };
+                    self.boot_shadow(slot, Some(parked), Some(unconfirmed));
+                }
+                None => self.boot_shadow(slot, self.take_spare(), None),
+            },
+        }
+    }
+
+    fn take_spare(&self) -> Option<Guest> {
+        self.claim.as_ref().and_then(Claim::take)
+    }
+
+    /// Uses a guest that was started before.
+    fn boot_spare(&self, spare: Guest) {
+        let unconfirmed = Some(UnconfirmedInit::default());
+        let held = self.slots.place(Slot::Main, Some(Held::Here(spare)), unconfirmed);
+        let (this, generation) = (self.of_generation(held.generation), held.generation);
+        let watch = Timeout::new(SPARE_MS, move || {
+            let silent = || GuestInput::BadMessage("a spare that does not answer".to_owned());
+            this(&|driver, _| driver.failed(generation, silent()));
+        });
+        if let Some(unconfirmed) = &mut *held.unconfirmed_init.borrow_mut() {
+            unconfirmed.watch = Some(watch);
+        }
+        self.adopt(&held);
+    }
+
+    /// Starts the sandbox's own guest from its files.
+    fn boot_anew(&self) {
+        let guest = match Guest::open(&self.glue, self.options.isolation) {
+            Ok(guest) => guest,
+            Err(error) => {
+                let error = Error::BootFailed(describe(&error));
+                return self.hear(Slot::Main, GuestInput::Lost(error));
+            }
+        };
+        let held = self.slots.place(Slot::Main, Some(Held::Here(guest)), None);
+        self.progress("assets");
+        let this = self.of_generation(held.generation);
+        let isolation = self.options.isolation;
+        let base = self.options.assets_url(&self.glue);
+        let glue = self.glue.clone();
+        spawn_local(async move {
+            let started = start(&base, &glue, isolation, &this).await;
+            this(&|driver, held| match &started {
+                Ok(()) => driver.adopt(held),
+                Err(error) => driver.hear(Slot::Main, GuestInput::Lost(error.clone())),
+            });
+        });
+    }
+
+    /// Uses a guest to run code ahead, or starts one like a spare.
+    fn boot_shadow(&self, slot: Slot, guest: Option<Guest>, unconfirmed: Option<UnconfirmedInit>) {
+        let is_there = guest.is_some();
+        let held = self.slots.place(slot, guest.map(Held::Here), unconfirmed);
+        self.hold_a_spare();
+        if is_there {
+            return self.adopt(&held);
+        }
+        let generation = held.generation;
+        let (this, fresh) = (self.of_generation(generation), self.claim.as_ref().map(Claim::start));
+        spawn_local(async move {
+            let guest = match fresh {
+                Some(fresh) => fresh.await,
+                None => None,
+            };
+            let guest = Cell::new(guest);
+            this(&|driver, held| match guest.take() {
+                Some(guest) => {
+                    for (request, body) in held.unsent.take() {
+                        guest.post(request, body);
+                    }
+                    held.guest.replace(Some(Held::Here(guest)));
+                    driver.adopt(held);
+                }
+                None => {
+                    let none = Error::GuestLost("no guest can be had".to_owned());
+                    driver.failed(generation, GuestInput::Lost(none));
+                }
+            });
+        });
+    }
+
+    /// Has a guest that has run nothing take the place of one that cannot be used.
+    pub(super) fn start_another(&self, slot: Slot, held: &GuestSlot) {
+        let unconfirmed = held.unconfirmed_init.take();
+        if let Some(Held::Here(guest)) = self.slots.take(slot) {
+            guest.end_soon();
+        }
+        match slot {
+            Slot::Main => self.boot_anew(),
+            Slot::Shadow(_) => self.boot_shadow(slot, self.take_spare(), None),
+        }
+        if let Some(init) = unconfirmed.and_then(|unconfirmed| unconfirmed.init) {
+            self.post(slot, init, None);
+        }
+    }
+
+    /// Ends the guest in a slot.
+    pub(super) fn kill(&self, slot: Slot) {
+        match (self.slots.take(slot), slot) {
+            (Some(Held::Here(guest)), Slot::Main) => {
+                if !guest.is_adopted() {
+                    assets::forget(); // a fetch that hangs must not hold up the next sandbox
+                }
+            }
+            (Some(Held::Here(guest)), Slot::Shadow(_)) => {
+                guest.end_soon(); // most often because code has come that something else ran ahead of
+            }
+            (Some(Held::OnServer(_)) | None, _) => {}
+        }
+        if slot != Slot::Main {
+            self.hold_a_spare();
+        }
+    }
+
+    /// A shadow's guest takes the place of the sandbox's own.
+    pub(super) fn promote(&self, shadow: ShadowId) {
+        if let Some(Held::Here(replaced)) = self.slots.replace(Slot::Main, Slot::Shadow(shadow)) {
+            self.keep(replaced);
+        }
+    }
+}
+
+impl GuestSlot {
+    /// Does something with the guest, which is being started.
+    fn with_guest(&self, driver: &Driver, act: impl FnOnce(&mut Guest) -> Result<(), JsValue>) {
+        let done = match &mut *self.guest.borrow_mut() {
+            Some(Held::Here(guest)) => act(guest),
+            _ => Ok(()),
+        };
+        if let Err(error) = done {
+            let error = Error::BootFailed(describe(&error));
+            driver.hear(Slot::Main, GuestInput::Lost(error));
+        }
+    }
+}
+
+/// Starts a guest in the place that it has. Within a frame, Python starts while its files are still being checked: it hears and
+/// says nothing until they are.
+async fn start(
+    base: &str,
+    glue: &Glue,
+    isolation: Isolation,
+    on_guest: &impl Fn(&dyn Fn(&Driver, &GuestSlot)),
+) -> Result<(), Error> {
+    let assets = Assets::load(base, glue);
+    let launched = async {
+        let script = assets.script().await?;
+        on_guest(&|driver, held| held.with_guest(driver, |guest| guest.launch(glue, &script)));
+        if isolation == Isolation::Worker {
+            assets.verified().await?;
+        }
+        assets.pyodide().await
+    };
+    let (pyodide, (snapshot, maker)) = both(launched, snapshot::find(base, glue)).await;
+    let pyodide = pyodide?;
+    let maker = Cell::new(maker);
+    on_guest(&|driver, held| {
+        held.maker.replace(maker.take());
+        driver.progress("python");
+        held.with_guest(driver, |guest| guest.furnish(&pyodide, snapshot.as_ref()));
+    });
+    assets.verified().await
+}
+
+/// What both come to, at the same time.
+async fn both<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> (A, B) {
+    let (mut a, mut b) = (pin!(a), pin!(b));
+    let (mut first, mut second) = (None, None);
+    poll_fn(|context| {
+        if first.is_none()
+            && let Poll::Ready(value) = a.as_mut().poll(context)
+        {
+            first = Some(value);
+        }
+        if second.is_none()
+            && let Poll::Ready(value) = b.as_mut().poll(context)
+        {
+            second = Some(value);
+        }
+        match (first.take(), second.take()) {
+            (Some(a), Some(b)) => Poll::Ready((a, b)),
+            (a, b) => {
+                (first, second) = (a, b);
+                Poll::Pending
+            }
+        }
+    })
+    .await
+}

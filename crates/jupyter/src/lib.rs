@@ -5,7 +5,6 @@
 //! | module | holds |
 //! |---|---|
 //! | `install` | the file by which notebooks find it |
-//! | `gate` | bounds what strangers may send, before anything reads it |
 //! | `wire` | sockets and messages |
 //! | `run` | requests, one after the other, and those that may overtake |
 //! | `cell` | an execution, as the outputs of a notebook's cell |
@@ -14,7 +13,6 @@
 //! | `history` | the cells of this session |
 
 mod cell;
-mod gate;
 mod history;
 mod input;
 mod install;

@@ -74,7 +74,7 @@ async fn a_length_is_not_believed() {
     for length in [MAX_BYTES + 1, u64::MAX] {
         let rest = [&[LONG][..], &length.to_be_bytes(), b"x"].concat();
         assert!(matches!(hears(router(), &rest).await, Err(ZmtpError::TooLarge(_))));
-        let rest = [&[LONG | COMMAND][..], &(length + 24).to_be_bytes(), b"x"].concat();
+        let rest = [&[LONG | COMMAND][..], &length.saturating_add(24).to_be_bytes(), b"x"].concat();
         assert!(matches!(hears(router(), &rest).await, Err(ZmtpError::Malformed(_))));
     }
     // A message of many parts, each of which would do, with commands between them.
@@ -100,13 +100,13 @@ async fn peers_of_another_kind_are_named() {
 }
 
 /// All that is read of these bytes, as they come in pieces of a size; and the end of it.
-fn read(bytes: &[u8], size: usize) -> (Vec<Incoming>, ZmtpError, Receiver) {
+fn read(bytes: &[u8], size: usize, max_bytes: u64) -> (Vec<Incoming>, ZmtpError, Receiver) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {
         let (ours, mut theirs) = tokio::io::duplex(size);
         let socket: Socket = Box::new(ours);
         let (reads, _writes) = tokio::io::split(socket);
-        let mut receiver = Receiver::new(reads, MAX_BYTES);
+        let mut receiver = Receiver::new(reads, max_bytes);
         let reading = async move {
             let mut all = Vec::new();
             loop {
@@ -129,11 +129,26 @@ fn read(bytes: &[u8], size: usize) -> (Vec<Incoming>, ZmtpError, Receiver) {
     })
 }
 
+#[test]
+fn memory_is_taken_as_bytes_arrive() {
+    // More than there is of it, and more than may be asked for.
+    for length in [1_u64 << 50, u64::MAX] {
+        let claims = [&[LONG][..], &length.to_be_bytes(), b"x"].concat();
+        let (all, error, _) = read(&claims, 100, u64::MAX);
+        assert!(all.is_empty() && matches!(error, ZmtpError::Io(_)), "{error}");
+    }
+}
+
+/// A short or a long one.
+fn body() -> impl Strategy<Value = Vec<u8>> {
+    (any::<u8>(), 0..330_usize).prop_map(|(byte, length)| vec![byte; length])
+}
+
 /// Something like a frame: mostly with a length of its own, and flags that there are.
 fn frame() -> impl Strategy<Value = Vec<u8>> {
     let flags = prop_oneof![4 => 0_u8..8, 1 => any::<u8>()];
     let body = prop_oneof![
-        3 => vec(any::<u8>(), 0..400),
+        3 => body(),
         1 => Just(b"\x04PING\0\0abc".to_vec()),
         1 => Just(b"\x09SUBSCRIBEtopic".to_vec()),
     ];
@@ -154,21 +169,21 @@ fn frame() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #[test]
     fn what_is_sent_is_what_comes(
-        messages in vec(vec(vec(any::<u8>(), 0..300), 1..4), 0..5),
+        messages in vec(vec(body(), 1..4), 0..5),
         size in 1..100_usize,
     ) {
         let messages: Vec<Vec<Bytes>> =
             messages.into_iter().map(|parts| parts.into_iter().map(Bytes::from).collect()).collect();
         let pong = encode_pong(b"x");
         let bytes: Vec<u8> = messages.iter().flat_map(|parts| [encode(parts), pong.clone()].concat()).collect();
-        let (all, error, _) = read(&bytes, size);
+        let (all, error, _) = read(&bytes, size, MAX_BYTES);
         prop_assert_eq!(all, messages.into_iter().map(Incoming::Message).collect::<Vec<_>>());
         prop_assert!(matches!(error, ZmtpError::Io(_)), "{}", error);
     }
 
     #[test]
-    fn no_bytes_are_too_much(frames in vec(frame(), 0..30), size in 1..5_000_usize) {
-        let (all, _, receiver) = read(&frames.concat(), size);
+    fn no_bytes_are_too_much(frames in vec(frame(), 0..20), size in 10..5_000_usize) {
+        let (all, _, receiver) = read(&frames.concat(), size, MAX_BYTES);
         let bytes = |parts: &[Bytes]| parts.iter().map(|part| part.len() as u64).sum::<u64>();
         for incoming in &all {
             match incoming {

@@ -21,10 +21,10 @@ const MAX_REQUEST_BYTES: u64 = 8 << 20;
 const MAX_ANSWER_BYTES: u64 = 1 << 20;
 const MAX_SIGN_BYTES: u64 = 64 << 10;
 
-/// What keeps the sockets open.
+/// The open sockets.
 pub(super) struct Wire(Server);
 
-/// What goes over them.
+/// The channels that go over them.
 pub(super) struct Channels {
     pub shell: Channel,
     pub control: Channel,
@@ -32,7 +32,7 @@ pub(super) struct Channels {
     pub iopub: Publisher,
 }
 
-/// One with replies. What comes in waits in the receiver.
+/// A channel with replies. Requests wait in the receiver.
 pub(super) struct Channel {
     pub requests: mpsc::Receiver<JupyterMessage>,
     pub replies: Sender,
@@ -179,7 +179,7 @@ fn defaults(kind: &str) -> Value {
     }
 }
 
-/// What everybody sees.
+/// Sends to everybody who has subscribed.
 #[derive(Clone)]
 pub(super) struct Publisher {
     socket: zmtp::Publisher,
@@ -219,7 +219,7 @@ impl Sender {
         }
     }
 
-    /// Sends what [`made`] has made; whether there was somebody to send it to.
+    /// Sends what [`made`] has made. False when its receiver is gone.
     pub(super) fn send_made(&self, message: &JupyterMessage) -> bool {
         sealed(&self.signer, message).is_some_and(|parts| self.router.send(&parts))
     }

@@ -26,7 +26,7 @@ const READS_WITHIN: Duration = Duration::from_secs(60);
 const PIECE_BYTES: usize = 64 << 10;
 /// Bytes that wait for a peer which reads slower than they are sent.
 const MAX_BEHIND: usize = 64 << 20;
-/// The same of echoes, which anybody can ask for.
+/// The same for echoes, which anybody can ask for.
 const MAX_ECHOES_BEHIND: usize = 1 << 20;
 /// Bytes that a message takes in a queue besides its own.
 const ENTRY_BYTES: usize = 64;
@@ -103,7 +103,7 @@ impl Default for Server {
 }
 
 impl Server {
-    /// One that is less patient with who says nothing.
+    /// A server that is less patient with peers that say nothing.
     #[cfg(test)]
     pub(super) fn with_patience(introduced_within: Duration) -> Self {
         Self {
@@ -161,14 +161,6 @@ impl Server {
     }
 }
 
-#[cfg(test)]
-impl Router {
-    /// Connections that have introduced themselves.
-    pub(super) fn connections(&self) -> usize {
-        self.0.lock().entries.len()
-    }
-}
-
 /// Sends to one peer of a ROUTER.
 pub struct Router(Arc<Peers>);
 
@@ -184,11 +176,9 @@ impl Router {
         let peer = peers.entries.iter().rfind(|peer| peer.identity == identity);
         peer.is_some_and(|peer| peer.outbox.push(bytes))
     }
-}
 
-#[cfg(test)]
-impl Publisher {
     /// Connections that have introduced themselves.
+    #[cfg(test)]
     pub(super) fn connections(&self) -> usize {
         self.0.lock().entries.len()
     }
@@ -208,6 +198,12 @@ impl Publisher {
                 peer.outbox.push(bytes.clone());
             }
         }
+    }
+
+    /// Connections that have introduced themselves.
+    #[cfg(test)]
+    pub(super) fn connections(&self) -> usize {
+        self.0.lock().entries.len()
     }
 }
 
@@ -298,7 +294,7 @@ impl Drop for Peer {
     }
 }
 
-/// What waits for a peer.
+/// The messages that wait for a peer.
 #[derive(Clone)]
 struct Outbox {
     queue: mpsc::UnboundedSender<Bytes>,
@@ -319,8 +315,8 @@ impl Outbox {
         (outbox, waiting)
     }
 
-    /// False when the connection has ended, or ends because this is too much. A message before which nothing waits is taken whatever
-    /// its size, which its sender bounds.
+    /// Puts a message into the queue. False when the connection has ended, or ends because this is too much. If nothing waits yet, any
+    /// size is taken: the caller bounds it.
     fn push(&self, bytes: Bytes) -> bool {
         let size = bytes.len() + ENTRY_BYTES;
         let before = self.behind.fetch_add(size, Ordering::Relaxed);
@@ -343,7 +339,7 @@ impl Outbox {
     }
 }
 
-/// What a socket does with what its peers send.
+/// The use that a socket makes of the messages of its peers.
 trait Role: Send + Sync + 'static {
     const TYPE: SocketType;
     const MAX_BEHIND: usize = MAX_BEHIND;
@@ -391,7 +387,7 @@ impl<F: Fn(&Bytes) -> Vec<Bytes> + Send + Sync + 'static> Role for Publishing<F>
                 peer.cancel(&topic);
                 return Ok(());
             }
-            // As 3.0 has it.
+            // In ZMTP 3.0 subscriptions are messages.
             Incoming::Message(parts) => match parts.as_slice() {
                 [part] if part.first() == Some(&1) => part.slice(1..),
                 [part] if part.first() == Some(&0) => {

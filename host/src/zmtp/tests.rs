@@ -117,14 +117,11 @@ fn read(bytes: &[u8], size: usize, max_bytes: u64) -> (Vec<Incoming>, ZmtpError,
             }
         };
         let writing = async move { theirs.write_all(bytes).await };
-        tokio::pin!(reading, writing);
+        tokio::pin!(reading);
         tokio::select! {
             read = &mut reading => read,
             // All was written.
-            _ = &mut writing => {
-                drop(writing);
-                reading.await
-            }
+            _ = writing => reading.await,
         }
     })
 }

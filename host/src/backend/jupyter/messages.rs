@@ -24,7 +24,7 @@ pub struct Opened {
 }
 
 impl Signer {
-    /// With the key of a connection file; an empty one stands for no signatures at all.
+    /// A signer with the key of a connection file. An empty key stands for no signatures at all.
     #[must_use]
     pub fn new(key: &str) -> Self {
         Self((!key.is_empty()).then(|| hmac::Key::new(hmac::HMAC_SHA256, key.as_bytes())))
@@ -75,7 +75,7 @@ impl Signer {
     }
 }
 
-/// What hexadecimal digits stand for.
+/// The bytes that hexadecimal digits stand for.
 pub(super) fn bytes_of(digits: &[u8]) -> Option<Vec<u8>> {
     let digit = |digit: &u8| char::from(*digit).to_digit(16);
     let byte = |pair: &[u8]| match pair {

@@ -31,6 +31,7 @@
 //! | [`complete`] | whether Python that is typed goes on |
 //! | [`html`] | HTML of guests, for those who show it |
 //! | [`log`] | what the program logs |
+//! | [`zmtp`] | ZeroMQ's protocol, as Jupyter kernels and front ends speak it |
 
 pub mod args;
 pub mod backend;
@@ -58,6 +59,7 @@ pub mod stateless;
 pub mod users;
 pub mod value;
 pub mod workspace;
+pub mod zmtp;
 pub mod zygote;
 
 pub use guest::{Exit, Guest};

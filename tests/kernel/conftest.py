@@ -82,8 +82,8 @@ class Cell:
 class Kernel:
     """A kernel that runs, and a client of it."""
 
-    def __init__(self, name: str, environment: dict[str, str] | None = None) -> None:
-        self.manager = KernelManager(kernel_name=name)
+    def __init__(self, name: str, environment: dict[str, str] | None = None, **options: Any) -> None:
+        self.manager = KernelManager(kernel_name=name, **options)
         self.manager.start_kernel(env={**os.environ, **(environment or {})})
         self.client: BlockingKernelClient = self.manager.client()
         self.client.start_channels()

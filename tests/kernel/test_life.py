@@ -133,6 +133,37 @@ def test_signs_of_life_come_back_as_they_are(shared: Kernel) -> None:
             assert heart.recv() == sign
 
 
+def test_who_subscribes_is_welcomed(shared: Kernel) -> None:
+    info = shared.manager.get_connection_info()
+    with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
+        subscriber.linger = 0
+        # It asks for signs of life on this socket, too.
+        subscriber.heartbeat_ivl = 5
+        subscriber.heartbeat_timeout = int(PATIENCE * 1000)
+        subscriber.connect(f"tcp://{info['ip']}:{info['iopub_port']}")
+        for topic in (b"", b"status"):
+            subscriber.subscribe(topic)
+            assert subscriber.poll(PATIENCE * 1000), "no welcome"
+            identities, parts = shared.client.session.feed_identities(subscriber.recv_multipart())
+            message = shared.client.session.deserialize(parts)
+            assert identities == [topic] and message["header"]["msg_type"] == "iopub_welcome"
+            assert message["content"] == {"subscription": topic.decode()}
+
+
+def test_sockets_may_be_files(spec: Spec, tmp_path: Path) -> None:
+    kernel = Kernel(spec(), transport="ipc", ip=str(tmp_path / "kernel"))
+    try:
+        sockets = {f"kernel-{number}" for number in range(1, 6)}
+        assert sockets <= {path.name for path in tmp_path.iterdir()}
+        assert kernel.ok("6 * 7").data == {"text/plain": "42"}
+        assert kernel.client.hb_channel.is_beating()
+        kernel.client.shutdown()
+        assert kernel.client.get_control_msg(timeout=PATIENCE)["content"]["status"] == "ok"
+        until(lambda: not sockets & {path.name for path in tmp_path.iterdir()}, "sockets are left")
+    finally:
+        kernel.end()
+
+
 def test_requests_that_say_nothing_are_told_so(shared: Kernel) -> None:
     client = shared.client
     for kind, content in (("execute_request", {"code": 7}), ("complete_request", {"cursor_pos": "x"})):

@@ -61,7 +61,7 @@ impl Input {
         let id = question.header.msg_id.clone();
         // First, for the answer may come at once.
         *lock(&self.open) = Some(Question { id, cell, answer });
-        if !self.sender.send_made(question).await {
+        if !self.sender.send_made(&question) {
             lock(&self.open).take();
         }
         answered.await.map(Value::Str).map_err(|_| NOBODY.to_owned())

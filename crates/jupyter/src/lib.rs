@@ -5,20 +5,18 @@
 //! | module | holds |
 //! |---|---|
 //! | `install` | the file by which notebooks find it |
-//! | `gate` | bounds what strangers may send, before anything reads it |
 //! | `wire` | sockets and messages |
 //! | `run` | requests, one after the other, and those that may overtake |
 //! | `cell` | an execution, as the outputs of a notebook's cell |
 //! | `input` | `input()`, asked of the front end |
-//! | `looks` | completion and inspection |
-//! | `history` | the cells of this session |
+//! | `completion` | completion and inspection |
+//! | `cell_history` | the cells of this session |
 
 mod cell;
-mod gate;
-mod history;
+mod cell_history;
+mod completion;
 mod input;
 mod install;
-mod looks;
 mod run;
 mod wire;
 

@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::Receiver;
 
 use super::cell::{Cell, Ended, Failure, evaluate};
-use super::history::History;
+use super::cell_history::History;
 use super::input::Input;
 use super::wire::{Channels, Publisher, Sender, Wire, problem};
 use super::{CellsArgs, RunArgs, looks};
@@ -58,8 +58,6 @@ pub(super) async fn run(args: RunArgs) -> Result<u8, String> {
         _ = terminated.recv() => {}
     }
     kernel.end().await;
-    // The sockets are closed when nobody can send to them any more.
-    drop((kernel, shell.replies, control.replies));
     wire.close().await;
     Ok(0)
 }
@@ -274,7 +272,7 @@ async fn serve_shell(kernel: &Kernel, mut requests: Receiver<JupyterMessage>, re
                     if matches!(request.content, Content::ExecuteRequest(_)) {
                         kernel.is_busy(true, &request);
                         let content = json!({ "status": "aborted", "execution_count": session.count });
-                        replies.send("execute_reply", content, &request).await;
+                        replies.send("execute_reply", content, &request);
                         kernel.is_busy(false, &request);
                     } else {
                         waiting.push_back(request);
@@ -291,9 +289,7 @@ async fn serve_control(kernel: &Kernel, mut requests: Receiver<JupyterMessage>, 
         let next = match &request.content {
             Content::InterruptRequest(_) => {
                 kernel.interrupt();
-                replies
-                    .send("interrupt_reply", json!({ "status": "ok" }), &request)
-                    .await;
+                replies.send("interrupt_reply", json!({ "status": "ok" }), &request);
                 Next::GoOn
             }
             Content::DebugRequest(_) => {
@@ -302,7 +298,7 @@ async fn serve_control(kernel: &Kernel, mut requests: Receiver<JupyterMessage>, 
                 if let Value::Object(content) = &mut content {
                     content.extend(failure);
                 }
-                replies.send("debug_reply", content, &request).await;
+                replies.send("debug_reply", content, &request);
                 Next::GoOn
             }
             _ => anywhere(kernel, &request, replies).await,
@@ -332,11 +328,11 @@ async fn answer(
             Some(("execute_reply", reply))
         }
         Content::CompleteRequest(asked) => {
-            let found = looks::complete(kernel.sandbox().as_ref(), asked).await;
+            let found = completion::complete(kernel.sandbox().as_ref(), asked).await;
             Some(("complete_reply", found))
         }
         Content::InspectRequest(asked) => {
-            let found = looks::inspect(kernel.sandbox().as_ref(), asked).await;
+            let found = completion::inspect(kernel.sandbox().as_ref(), asked).await;
             Some(("inspect_reply", found))
         }
         Content::IsCompleteRequest(asked) => Some(("is_complete_reply", completeness(&asked.code))),
@@ -360,7 +356,7 @@ async fn answer(
         collect();
     }
     if let Some((kind, content)) = reply {
-        replies.send(kind, content, &request).await;
+        replies.send(kind, content, &request);
     }
     kernel.is_busy(false, &request);
     next
@@ -370,13 +366,13 @@ async fn answer(
 async fn anywhere(kernel: &Kernel, request: &JupyterMessage, replies: &Sender) -> Next {
     match &request.content {
         Content::KernelInfoRequest(_) => {
-            replies.send("kernel_info_reply", kernel.info(), request).await;
+            replies.send("kernel_info_reply", kernel.info(), request);
             Next::GoOn
         }
         Content::ShutdownRequest(asked) => {
             kernel.end().await;
             let content = json!({ "status": "ok", "restart": asked.restart });
-            replies.send("shutdown_reply", content.clone(), request).await;
+            replies.send("shutdown_reply", content.clone(), request);
             // For front ends that have not asked.
             kernel.iopub.send("shutdown_reply", content, request);
             Next::End
@@ -385,7 +381,7 @@ async fn anywhere(kernel: &Kernel, request: &JupyterMessage, replies: &Sender) -
             if let Some((kind, why)) = malformed(unknown) {
                 let mut content = Failure::of_request(&why).content();
                 content.insert("status".to_owned(), json!("error"));
-                replies.send(&kind, content.into(), request).await;
+                replies.send(&kind, content.into(), request);
             }
             Next::GoOn
         }

@@ -6,7 +6,7 @@
 //! | [`access`] | keys, and what `Host` and `Origin` may be |
 //! | [`quotas`] | what a key may have, and how often it may ask |
 //! | [`connections`], [`write_timeout`] | TCP connections and their deadlines |
-//! | [`gate`] | what every request passes first |
+//! | [`middleware`] | what every request passes first |
 //! | [`routes`] | the table of routes, and what answers them |
 //! | [`bodies`] | bodies, bounded and in time; JSON |
 //! | [`sessions`] | the sessions that there are, and when they expire |
@@ -27,10 +27,10 @@ mod create;
 pub mod errors;
 mod execute;
 mod files;
-mod gate;
 mod health;
 pub mod llm;
 pub mod metrics;
+mod middleware;
 mod pieces;
 pub mod quotas;
 pub mod routes;

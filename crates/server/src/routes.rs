@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, delete, get, post, put};
 
 use super::errors::ApiError;
-use super::{App, channel, create, execute, files, gate, health, stateless, variables};
+use super::{App, channel, create, execute, files, health, middleware, stateless, variables};
 
 /// The description of the routes.
 pub const OPENAPI: &str = include_str!("openapi.json");
@@ -97,7 +97,7 @@ pub fn is_open(route: &str) -> bool {
     matches!(route, "/health" | "/openapi.json")
 }
 
-/// The router of all routes, behind the gate.
+/// The router of all routes, behind the middleware.
 pub fn router(app: App) -> Router {
     let mut router = Router::new();
     for (endpoint, _, path) in ROUTES {
@@ -105,7 +105,7 @@ pub fn router(app: App) -> Router {
     }
     router
         .fallback(|| async { axum::http::StatusCode::NOT_FOUND })
-        .layer(from_fn_with_state(app.clone(), gate::pass))
+        .layer(from_fn_with_state(app.clone(), middleware::pass))
         .with_state(app)
 }
 

@@ -5,9 +5,9 @@
 //! others can use the kernel between turns.
 
 mod client;
+pub mod messages;
 mod package;
 mod spec;
-mod zmtp;
 
 use std::ffi::OsString;
 use std::fmt;
@@ -28,7 +28,8 @@ use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use self::client::{Client, KernelError, Ran, bytes_of, execute, gone, ran, random};
+use self::client::{Client, KernelError, Ran, execute, gone, ran, random};
+use self::messages::bytes_of;
 use self::package::{Package, call};
 use self::spec::{Connection, Spec};
 use crate::frame::Frame;

@@ -10,16 +10,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::TryFutureExt;
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use ring::hmac;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
+use super::messages::Signer;
 use super::spec::Connection;
-use super::zmtp::{self, Endpoint, Receiver, Sender, ZmtpError};
+use crate::zmtp::{self, Endpoint, Incoming, Receiver, Sender, ZmtpError};
 
-const DELIMITER: &[u8] = b"<IDS|MSG>";
+/// Bytes of a message. The answers that are waited for have a few hundred.
+const MAX_MESSAGE_BYTES: u64 = 8 << 20;
 const PROTOCOL: &str = "5.3";
 /// How soon a request is sent again.
 const AGAIN: Duration = Duration::from_millis(300);
@@ -67,10 +68,12 @@ impl Client {
         let ends = Arc::new(ends);
         let session = random()?;
         let channel = async |endpoint: Endpoint| {
-            let link = zmtp::connect(&endpoint).await.map_err(|error| match error {
-                ZmtpError::Io(error) => KernelError::Unreachable(error.to_string()),
-                error => KernelError::Broken(error.to_string()),
-            })?;
+            let link = zmtp::connect(&endpoint, MAX_MESSAGE_BYTES)
+                .await
+                .map_err(|error| match error {
+                    ZmtpError::Io(error) => KernelError::Unreachable(error.to_string()),
+                    error => KernelError::Broken(error.to_string()),
+                })?;
             Ok::<_, KernelError>(Channel::new(link, &connection.key, &session, Arc::clone(&ends)))
         };
         let (control, shell) = futures_util::try_join!(channel(connection.control()), channel(connection.shell()))?;
@@ -99,9 +102,9 @@ type Waiting = Arc<Mutex<HashMap<String, oneshot::Sender<Value>>>>;
 
 /// One of its channels. It ends when it is dropped.
 pub(super) struct Channel {
-    sender: tokio::sync::Mutex<(Sender, u64)>,
+    sender: Arc<tokio::sync::Mutex<(Sender, u64)>>,
     waiting: Waiting,
-    key: Option<hmac::Key>,
+    signer: Signer,
     session: String,
     reader: JoinHandle<()>,
 }
@@ -113,13 +116,20 @@ impl Channel {
         session: &str,
         ended: Arc<watch::Sender<Option<String>>>,
     ) -> Self {
-        let key = (!key.is_empty()).then(|| hmac::Key::new(hmac::HMAC_SHA256, key.as_bytes()));
+        let signer = Signer::new(key);
         let waiting = Waiting::default();
-        let reader = listen(receiver, key.clone(), Arc::clone(&waiting), ended);
+        let sender = Arc::new(tokio::sync::Mutex::new((sender, 0)));
+        let reader = listen(
+            receiver,
+            Arc::clone(&sender),
+            signer.clone(),
+            Arc::clone(&waiting),
+            ended,
+        );
         Self {
-            sender: tokio::sync::Mutex::new((sender, 0)),
+            sender,
             waiting,
-            key,
+            signer,
             session: session.to_owned(),
             reader: tokio::spawn(reader),
         }
@@ -149,9 +159,7 @@ impl Channel {
             content.to_string(),
         ]
         .map(Bytes::from);
-        let signature = self.key.as_ref().map_or_else(String::new, |key| sign(key, &parts));
-        let mut message = vec![Bytes::from_static(DELIMITER), signature.into()];
-        message.extend(parts);
+        let message = self.signer.seal(Vec::new(), parts);
         let (answer, answered) = oneshot::channel();
         lock(&self.waiting).insert(id.clone(), answer);
         if let Err(error) = sender.send(&message).await {
@@ -234,31 +242,27 @@ pub(super) fn ran(reply: &Value) -> Result<Ran, KernelError> {
     }
 }
 
-fn sign(key: &hmac::Key, parts: &[Bytes]) -> String {
-    use std::fmt::Write;
-    let mut context = hmac::Context::with_key(key);
-    parts.iter().for_each(|part| context.update(part));
-    let tag = context.sign();
-    tag.as_ref().iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
 /// Hands out replies until the channel ends.
 async fn listen(
     mut receiver: Receiver,
-    key: Option<hmac::Key>,
+    sender: Arc<tokio::sync::Mutex<(Sender, u64)>>,
+    signer: Signer,
     waiting: Waiting,
     ended: Arc<watch::Sender<Option<String>>>,
 ) {
     let why = loop {
         let parts = match receiver.receive().await {
-            Ok(parts) => parts,
+            Ok(Incoming::Message(parts)) => parts,
+            Ok(Incoming::Ping(context)) => match sender.lock().await.0.pong(&context).await {
+                Ok(()) => continue,
+                Err(error) => break format!("the kernel has died or was restarted ({error})"),
+            },
+            // To a socket that publishes nothing.
+            Ok(Incoming::Subscribe(_) | Incoming::Cancel(_)) => continue,
             Err(ZmtpError::Io(error)) => break format!("the kernel has died or was restarted ({error})"),
             Err(error) => break format!("the kernel broke the protocol: {error}"),
         };
-        match reply(&parts, key.as_ref()) {
+        match reply(parts, &signer) {
             Ok((id, content)) => {
                 if let Some(answer) = lock(&waiting).remove(&id) {
                     let _ = answer.send(content);
@@ -282,32 +286,11 @@ struct Parent {
 }
 
 /// To which request a message replies, and what.
-fn reply(parts: &[Bytes], key: Option<&hmac::Key>) -> Result<(String, Value), &'static str> {
-    let delimiter = parts.iter().position(|part| part == DELIMITER);
-    let rest = delimiter.and_then(|at| parts.get(at + 1..)).unwrap_or_default();
-    let [signature, signed @ ..] = rest else {
-        return Err("a message without a signature");
-    };
-    let Some(signed @ [_, parent, _, content]) = signed.get(..4) else {
-        return Err("a message that lacks parts");
-    };
-    if let Some(key) = key {
-        let tag = bytes_of(signature).ok_or("a message with an odd signature")?;
-        hmac::verify(key, &signed.concat(), &tag).map_err(|_| "a message with a wrong signature")?;
-    }
-    let parent: Parent = serde_json::from_slice(parent).map_err(|_| "a message with an odd parent")?;
-    let content = serde_json::from_slice(content).map_err(|_| "a message that is no JSON")?;
+fn reply(parts: Vec<Bytes>, signer: &Signer) -> Result<(String, Value), &'static str> {
+    let [_, parent, _, content] = signer.open(parts)?.json;
+    let parent: Parent = serde_json::from_slice(&parent).map_err(|_| "a message with an odd parent")?;
+    let content = serde_json::from_slice(&content).map_err(|_| "a message that is no JSON")?;
     Ok((parent.msg_id, content))
-}
-
-/// What hexadecimal digits stand for.
-pub(super) fn bytes_of(digits: &[u8]) -> Option<Vec<u8>> {
-    let digit = |digit: &u8| char::from(*digit).to_digit(16);
-    let byte = |pair: &[u8]| match pair {
-        [high, low] => u8::try_from(digit(high)? * 16 + digit(low)?).ok(),
-        _ => None,
-    };
-    digits.chunks(2).map(byte).collect()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -318,33 +301,20 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    fn message(key: &hmac::Key) -> Vec<Bytes> {
-        let parts = [
-            r#"{"msg_type": "execute_reply"}"#,
-            r#"{"msg_id": "7"}"#,
-            "{}",
-            r#"{"status": "ok"}"#,
-        ];
-        let parts = parts.map(Bytes::from);
-        let mut message = vec![Bytes::from("route"), Bytes::from(DELIMITER), sign(key, &parts).into()];
-        message.extend(parts);
-        message
-    }
-
     #[test]
-    fn a_reply_is_believed_by_its_signature() {
-        let key = hmac::Key::new(hmac::HMAC_SHA256, b"ours");
-        let (id, content) = reply(&message(&key), Some(&key)).unwrap();
+    fn a_reply_says_what_it_replies_to() {
+        let signer = Signer::new("ours");
+        let message = |parent: &str, content: &str| {
+            let header = r#"{"msg_type": "execute_reply"}"#;
+            let json = [header, parent, "{}", content].map(|part| Bytes::from(part.to_owned()));
+            signer.seal(vec!["route".into()], json)
+        };
+        let ours = message(r#"{"msg_id": "7"}"#, r#"{"status": "ok"}"#);
+        let (id, content) = reply(ours.clone(), &signer).unwrap();
         assert_eq!((id.as_str(), ran(&content).unwrap()), ("7", Ran::Well));
-        let theirs = hmac::Key::new(hmac::HMAC_SHA256, b"theirs");
-        assert!(reply(&message(&theirs), Some(&key)).is_err());
-        let mut forged = message(&key);
-        forged[6] = r#"{"status": "error"}"#.into();
-        assert!(reply(&forged, Some(&key)).is_err());
-        for length in 0..7 {
-            assert!(reply(&message(&key)[..length], Some(&key)).is_err());
-            assert!(reply(&message(&key)[..length], None).is_err());
-        }
+        assert!(reply(ours, &Signer::new("theirs")).is_err());
+        assert!(reply(message("7", "{}"), &signer).is_err());
+        assert!(reply(message("{}", "{"), &signer).is_err());
     }
 
     #[test]
@@ -358,12 +328,5 @@ mod tests {
         assert!(error.to_string().starts_with("it answered KeyError: xxx"));
         assert!(error.to_string().len() < 3_000);
         assert!(ran(&json!([1])).is_err());
-    }
-
-    #[test]
-    fn digits_stand_for_bytes() {
-        assert_eq!(bytes_of(b"00fF"), Some(vec![0, 255]));
-        assert_eq!(bytes_of(b"0"), None);
-        assert_eq!(bytes_of(b"0g"), None);
     }
 }

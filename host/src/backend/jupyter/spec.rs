@@ -8,9 +8,9 @@ use sandglass_core::Error;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::zmtp::Endpoint;
 use crate::launcher::Settings;
 use crate::runtime::which;
+use crate::zmtp::Endpoint;
 
 /// Bytes that such a file may have.
 const MAX_FILE_BYTES: u64 = 1 << 20;

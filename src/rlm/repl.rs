@@ -50,7 +50,7 @@ impl Repl {
         let queries = (llm_query(Rc::downgrade(run)), rlm_query(Rc::downgrade(run)));
         options.on_llm_query = Some(queries.0.as_ref().clone().unchecked_into());
         options.on_rlm_query = Some(queries.1.as_ref().clone().unchecked_into());
-        options.budget = Given::Shared(run.budget.clone());
+        options.budget = Given::Shared(run.budget());
         let print = ["stdout", "stderr"].map(|stream| printer(Rc::downgrade(run), stream));
 
         let driver = Driver::new(tree.glue.clone(), options);

@@ -16,7 +16,8 @@ use super::repl::Repl;
 use super::stop::{Stop, Waited};
 use super::tree::Tree;
 use super::writing::{Work as Ahead, Writing};
-use crate::glue::{exact, now, object, readable};
+use crate::driver::Asked;
+use crate::glue::{exact, now, readable};
 use sandglass_core::budget::Budget;
 use sandglass_rlm::Message;
 use sandglass_rlm::controller::Finish;
@@ -133,7 +134,7 @@ impl Run {
         self.writes(Writing::begin);
         self.draft.replace(self.draft(model, messages, turn));
         let answered = self
-            .answer(model, messages, Purpose::Turn(turn), None, &self.stop)
+            .ask_model(model, messages, Purpose::Turn(turn), None, &self.stop)
             .await;
         self.end_draft();
         match answered {
@@ -143,7 +144,7 @@ impl Run {
         }
     }
 
-    async fn answer(
+    async fn ask_model(
         self: &Rc<Self>,
         model: &Model,
         messages: &[Message],
@@ -182,48 +183,36 @@ impl Run {
 
     // ---- what Python asks ----
 
-    /// Answers `llm_query`: `{ text, usage }`.
-    pub(super) async fn llm_query(
-        self: &Rc<Self>,
-        prompt: &JsValue,
-        model: &JsValue,
-        signal: &JsValue,
-    ) -> Result<JsValue, String> {
-        // A name of any length, from Python; no model has one longer than this.
-        let model = model.dyn_ref::<JsString>().map(|name| String::from(name.slice(0, 200)));
-        let prompt = self.prompt(prompt);
-        let query = self.state.borrow_mut().llm_query(now(), prompt, model);
-        self.answer_query(query, &JsValue::NULL, signal).await
-    }
-
-    /// Answers `rlm_query`.
-    pub(super) async fn rlm_query(
-        self: &Rc<Self>,
-        task: &JsValue,
-        context: &JsValue,
-        budget: Budget,
-        signal: &JsValue,
-    ) -> Result<JsValue, String> {
-        let task = self.prompt(task);
-        let as_text = |most| context_text(context, most);
-        let query = self.state.borrow_mut().rlm_query(now(), task, budget, as_text);
-        self.answer_query(query, context, signal).await
-    }
-
-    async fn answer_query(
-        self: &Rc<Self>,
-        query: Query,
-        context: &JsValue,
-        signal: &JsValue,
-    ) -> Result<JsValue, String> {
+    /// Answers `llm_query` or `rlm_query`.
+    pub(super) async fn answer(self: Rc<Self>, asked: Asked) -> Result<Answer, String> {
+        let Asked {
+            prompt,
+            context,
+            model,
+            budget,
+            signal,
+        } = asked;
+        let prompt = self.prompt(&prompt);
+        let query = match budget {
+            Some(budget) => {
+                let as_text = |most| context_text(&context, most);
+                let mut state = self.state.borrow_mut();
+                state.rlm_query(now(), prompt, budget, as_text)
+            }
+            None => {
+                // A name of any length, from Python; no model has one longer than this.
+                let model = model.dyn_ref::<JsString>().map(|name| String::from(name.slice(0, 200)));
+                self.state.borrow_mut().llm_query(now(), prompt, model)
+            }
+        };
         let Query { call, started, work } = query;
         self.tree.emit(&started);
-        let came = match (work, self.stop_with(signal)) {
+        let came = match (work, self.stop_with(&signal)) {
             (Work::Refuse(why), _) | (_, Err(why)) => Came::Failed(why),
             (Work::Ask(messages, model), Ok(stop)) => {
                 let sub_model = &self.tree.options.sub_model;
                 let purpose = Purpose::Query(call);
-                match self.answer(sub_model, &messages, purpose, model, &stop).await {
+                match self.ask_model(sub_model, &messages, purpose, model, &stop).await {
                     Ok(reply) => Came::Reply(reply),
                     Err(NoAnswer::Stopped) => Came::Stopped,
                     Err(NoAnswer::Failed(error) | NoAnswer::NotRecorded(error)) => Came::Failed(error),
@@ -232,32 +221,23 @@ impl Run {
             (Work::Recurse(child), Ok(stop)) => {
                 let child = Self::new(self.tree.clone(), *child, stop);
                 // A future that holds itself needs a place of its own.
-                let work: Pin<Box<dyn Future<Output = Finish>>> = Box::pin(child.work(vec![context.clone()]));
+                let work: Pin<Box<dyn Future<Output = Finish>>> = Box::pin(child.work(vec![context]));
                 Came::Finish(work.await)
             }
         };
         let (answer, next) = self.state.borrow_mut().answered(now(), call, came);
         self.follow(next);
-        let Answer { text, usage } = answer?;
-        let usage = object(&[
-            ("inputTokens", &usage.input_tokens.into()),
-            ("outputTokens", &usage.output_tokens.into()),
-            ("cost", &usage.cost.into()),
-        ]);
-        Ok(object(&[("text", &text.into()), ("usage", &usage)]).into())
+        answer
     }
 
     /// Ends with the run, and when nobody waits for the call.
-    fn stop_with(&self, signal: &JsValue) -> Result<Stop, String> {
-        let call = signal.dyn_ref::<AbortSignal>();
-        let signals: Vec<&AbortSignal> = call.into_iter().chain([self.stop.signal()]).collect();
-        Stop::on(&signals).map_err(|error| crate::glue::describe(&error))
+    fn stop_with(&self, signal: &AbortSignal) -> Result<Stop, String> {
+        Stop::on(&[signal, self.stop.signal()]).map_err(|error| crate::glue::describe(&error))
     }
 
     /// A prompt of Python's, when it fits; one that does not is not even copied.
-    fn prompt(&self, prompt: &JsValue) -> Result<String, Refused> {
+    fn prompt(&self, text: &JsString) -> Result<String, Refused> {
         let most = self.tree.options.max_prompt_tokens;
-        let text: &JsString = prompt.unchecked_ref();
         let refuse = |why| {
             let start = text.slice(0, u32::try_from(MAX_EVENT_CHARS).unwrap_or(u32::MAX));
             let start = readable(&start);

@@ -37,10 +37,6 @@ impl JsBudget {
     pub(super) fn new(budget: Budget) -> Self {
         Self(budget)
     }
-
-    pub(super) fn into_budget(self) -> Budget {
-        self.0
-    }
 }
 
 #[wasm_bindgen(js_class = Budget)]

@@ -21,6 +21,7 @@ use web_sys::AbortController;
 
 use self::ahead::Ahead;
 pub(crate) use self::ahead::Written;
+pub(crate) use self::host_calls::{Asked, OnQuery};
 use self::parked::Parked;
 use self::slots::Slots;
 use super::budget;
@@ -31,7 +32,7 @@ use super::outbox::JsBody;
 use super::remote::Server;
 use super::sandbox::Sandbox;
 use super::spares::Claim;
-use sandglass_core::budget::Budget;
+use sandglass_core::budget::{Budget, BudgetLimits};
 use sandglass_core::error::Error;
 use sandglass_core::execution::{CodeExecution, Killer, Outcome};
 use sandglass_core::protocol::{GuestInfo, Request, Stream};
@@ -68,12 +69,23 @@ pub(super) struct Driver {
     ended: RefCell<Option<AbortController>>,
     /// How much code is being read that comes piece by piece.
     reading: Cell<u32>,
+    /// Answers Python's queries, where the page does not.
+    on_query: Option<OnQuery>,
 }
+
+/// Takes what became of a command, with what the execution has shown.
+type Settle = Box<dyn FnOnce(&Driver, Result<Reply<JsBody>, Error>, &Array)>;
+
+/// Hears what an execution prints.
+pub(crate) type OnOutput = Rc<dyn Fn(Stream, &str)>;
+
+/// An execution that has ended, and the value that it declared final.
+pub(crate) type Ran = (Box<CodeExecution>, Option<JsValue>);
 
 /// Who waits for a command.
 struct Waiter {
-    resolve: Function,
-    reject: Function,
+    settle: Settle,
+    on_output: Option<OnOutput>,
     on_stdout: Option<Function>,
     on_stderr: Option<Function>,
     on_display: Option<Function>,
@@ -84,9 +96,15 @@ struct Waiter {
 
 impl Driver {
     pub(super) fn new(glue: Glue, options: Options) -> Rc<Self> {
+        Self::with_queries(glue, options, None)
+    }
+
+    /// One whose queries are answered by `on_query`, where that is given, and not by functions of the page.
+    pub(super) fn with_queries(glue: Glue, options: Options, on_query: Option<OnQuery>) -> Rc<Self> {
         let mut names: Vec<String> = options.host_functions.iter().map(|(name, _)| name.clone()).collect();
-        names.extend(options.on_llm_query.is_some().then(|| "llm_query".to_owned()));
-        names.extend(options.on_rlm_query.is_some().then(|| "rlm_query".to_owned()));
+        let answers_all = on_query.is_some();
+        names.extend((answers_all || options.on_llm_query.is_some()).then(|| "llm_query".to_owned()));
+        names.extend((answers_all || options.on_rlm_query.is_some()).then(|| "rlm_query".to_owned()));
         let budget = match &options.budget {
             budget::Given::Limits(limits) => Budget::new(*limits, now()),
             budget::Given::Shared(budget) => budget.clone(),
@@ -94,10 +112,10 @@ impl Driver {
         let session = Session::new(options.limits.clone(), names)
             .with_budget(budget)
             .with_profile(options.profile, options.output_fields.clone());
-        Self::with_session(glue, Rc::new(options), session)
+        Self::with_session(glue, Rc::new(options), session, on_query)
     }
 
-    fn with_session(glue: Glue, options: Rc<Options>, session: Session<JsBody>) -> Rc<Self> {
+    fn with_session(glue: Glue, options: Rc<Options>, session: Session<JsBody>, on_query: Option<OnQuery>) -> Rc<Self> {
         let server = options
             .backend
             .as_ref()
@@ -133,6 +151,7 @@ impl Driver {
             ahead: RefCell::default(),
             ended: RefCell::default(),
             reading: Cell::default(),
+            on_query,
         })
     }
 
@@ -154,8 +173,7 @@ impl Driver {
 
     /// A promise of what becomes of a command.
     pub(super) fn submit(&self, command: Command<JsBody>, options: ExecuteOptions) -> Promise {
-        let ticket = self.last_ticket.get() + 1;
-        self.last_ticket.set(ticket);
+        let ticket = self.next_ticket();
         let ExecuteOptions {
             signal,
             on_stdout,
@@ -167,9 +185,15 @@ impl Driver {
         let (mut on_stdout, mut on_stderr) = (on_stdout, on_stderr);
         let (mut on_display, mut on_progress) = (on_display, on_progress);
         let promise = Promise::new(&mut |resolve, reject| {
+            let settle: Settle = Box::new(move |driver, reply, displays| {
+                let _ = match reply.and_then(|reply| driver.present(reply, displays)) {
+                    Ok(value) => resolve.call1(&JsValue::UNDEFINED, &value),
+                    Err(error) => reject.call1(&JsValue::UNDEFINED, &thrown(&driver.glue, &error)),
+                };
+            });
             let waiter = Waiter {
-                resolve,
-                reject,
+                settle,
+                on_output: None,
                 on_stdout: on_stdout.take(),
                 on_stderr: on_stderr.take(),
                 on_display: on_display.take(),
@@ -199,6 +223,46 @@ impl Driver {
             budget,
         };
         self.submit(execute, options)
+    }
+
+    fn next_ticket(&self) -> Ticket {
+        let ticket = self.last_ticket.get() + 1;
+        self.last_ticket.set(ticket);
+        ticket
+    }
+
+    /// Has code run for Rust. `ended` is told what became of it.
+    pub(super) fn run(
+        &self,
+        code: String,
+        on_output: Option<OnOutput>,
+        ended: impl FnOnce(Result<Ran, Error>) + 'static,
+    ) {
+        self.load_imported(&code);
+        let ticket = self.next_ticket();
+        let settle: Settle = Box::new(move |driver, reply, displays| {
+            ended(match reply {
+                Ok(Reply::Execution(execution, last)) => driver.ran(execution, last, displays),
+                Ok(_) => Err(Error::NotSerializable("the execution could not be read".to_owned())),
+                Err(error) => Err(error),
+            });
+        });
+        let waiter = Waiter {
+            settle,
+            on_output,
+            on_stdout: None,
+            on_stderr: None,
+            on_display: None,
+            displays: Array::new(),
+            on_progress: None,
+        };
+        self.waiters.borrow_mut().insert(ticket, waiter);
+        let execute = Command::Execute {
+            code,
+            timeout_ms: None,
+            budget: BudgetLimits::default(),
+        };
+        self.feed(Input::Command(ticket, execute));
     }
 
     /// The same for a command whose value is still on its way.
@@ -368,17 +432,8 @@ impl Driver {
             HostEffect::Display { ticket, mime, body, .. } => self.display(ticket, &mime, &body),
             HostEffect::Resolve(ticket, reply) => {
                 let waiter = self.waiters.borrow_mut().remove(&ticket);
-                if let Some(Waiter {
-                    resolve,
-                    reject,
-                    displays,
-                    ..
-                }) = waiter
-                {
-                    let _ = match reply.and_then(|reply| self.present(reply, &displays)) {
-                        Ok(value) => resolve.call1(&JsValue::UNDEFINED, &value),
-                        Err(error) => reject.call1(&JsValue::UNDEFINED, &thrown(&self.glue, &error)),
-                    };
+                if let Some(Waiter { settle, displays, .. }) = waiter {
+                    settle(self, reply, &displays);
                 }
             }
         }
@@ -395,14 +450,13 @@ impl Driver {
             Reply::Value(value) => decode(&value),
             Reply::Packages(wheels) => Ok(super::packages::show(&wheels)),
             Reply::Execution(mut execution, last) => {
-                if self.server.is_some() && execution.outcome == Outcome::Timeout {
-                    execution.killer = execution.killer.or(Some(Killer::Timeout));
-                }
-                show(execution, last, displays)
+                let last = self.complete(&mut execution, last);
+                show(&execution, last, displays)
             }
             Reply::Fork(fork) => {
                 let session = Session::forked(*fork).with_budget(self.budget());
-                let driver = Self::with_session(self.glue.clone(), self.options.clone(), session);
+                let driver =
+                    Self::with_session(self.glue.clone(), self.options.clone(), session, self.on_query.clone());
                 // Resolved when another guest has the state.
                 let ready = driver.submit(Command::Checkpoint, ExecuteOptions::default());
                 let sandbox = Sandbox::new(driver);
@@ -415,9 +469,40 @@ impl Driver {
         }
     }
 
+    /// What an execution comes to in Rust.
+    fn ran(
+        &self,
+        mut execution: Box<CodeExecution>,
+        last: Option<Encoded<JsBody>>,
+        displays: &Array,
+    ) -> Result<Ran, Error> {
+        let last = self.complete(&mut execution, last);
+        if displays.length() > 0 {
+            execution.displays = js_sys::JSON::stringify(displays)
+                .ok()
+                .and_then(|json| serde_json::from_str(&String::from(json)).ok())
+                .ok_or_else(|| Error::NotSerializable("the displays could not be read".to_owned()))?;
+        }
+        Ok((execution, last))
+    }
+
+    /// Completes what an execution says; the value that it declared final.
+    fn complete(&self, execution: &mut CodeExecution, last: Option<Encoded<JsBody>>) -> Option<JsValue> {
+        if self.server.is_some() && execution.outcome == Outcome::Timeout {
+            execution.killer = execution.killer.or(Some(Killer::Timeout));
+        }
+        last.map(|last| decode(&last)).transpose().unwrap_or_else(|error| {
+            execution.outcome = Outcome::Error;
+            execution.error_type = Some("NotSerializable".to_owned());
+            execution.error = Some(format!("NotSerializable: the final value: {error}"));
+            None
+        })
+    }
+
     fn print(&self, ticket: Ticket, stream: Stream, text: &str) {
         let waiters = self.waiters.borrow();
         let waiter = waiters.get(&ticket);
+        let on_output = waiter.and_then(|waiter| waiter.on_output.clone());
         let (own, all) = match stream {
             Stream::Stderr => (
                 waiter.and_then(|waiter| waiter.on_stderr.clone()),
@@ -429,6 +514,9 @@ impl Driver {
             ),
         };
         drop(waiters);
+        if let Some(on_output) = on_output {
+            on_output(stream, text);
+        }
         for callback in own.iter().chain(all) {
             notify(callback, &text.into());
         }
@@ -455,15 +543,9 @@ impl Driver {
 }
 
 /// What an execution resolves to.
-fn show(mut execution: Box<CodeExecution>, last: Option<Encoded<JsBody>>, displays: &Array) -> Result<JsValue, Error> {
-    let last = last.map(|last| decode(&last)).transpose().unwrap_or_else(|error| {
-        execution.outcome = Outcome::Error;
-        execution.error_type = Some("NotSerializable".to_owned());
-        execution.error = Some(format!("NotSerializable: the final value: {error}"));
-        None
-    });
+fn show(execution: &CodeExecution, last: Option<JsValue>, displays: &Array) -> Result<JsValue, Error> {
     // One text and one parse cross faster than a property at a time.
-    let object = serde_json::to_string(&execution)
+    let object = serde_json::to_string(execution)
         .ok()
         .and_then(|json| js_sys::JSON::parse(&json).ok())
         .ok_or_else(|| Error::NotSerializable("the execution could not be shown".to_owned()))?;

@@ -2,7 +2,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`run`] | one run: carries out what [`sandglass_rlm::controller`] wants |
+//! | [`run`] | one run: carries out what [`sandglass_rlm::tree`] wants |
 //! | [`repl`] | its sandbox |
 //! | [`draft`] | what another model thinks the reply will be |
 //! | [`model`] | who answers: an endpoint or a function |
@@ -27,7 +27,6 @@ use wasm_bindgen_futures::future_to_promise;
 
 use self::model::NOT_RECORDED;
 use self::options::Options;
-use self::run::Run;
 use self::stop::{Stop, after};
 use self::tree::Tree;
 use super::glue::{Glue, get, now, object, thrown};
@@ -176,16 +175,15 @@ pub fn start_rlm(glue: Glue, options: RlmOptionsValue) -> RlmRunPromise {
         let signals: Vec<_> = options.signal.iter().collect();
         let stop = Stop::on(&signals)?;
         let budget = Budget::new(options.budget, now());
-        let _timer = budget.expires_at().zip(options.budget.max_time).map(|(at, most)| {
-            let stop = stop.clone();
+        let (most, contexts) = (options.budget.max_time, options.contexts.clone());
+        let tree = Tree::new(glue, options, stop);
+        let _timer = budget.expires_at().zip(most).map(|(at, most)| {
+            let tree = tree.clone();
             let why = sandglass_core::budget::Exhausted::Time(most).to_string();
-            after(at - now(), move || stop.end(RunOutcome::Limit, why))
+            after(at - now(), move || tree.end(RunOutcome::Limit, why))
         });
-        let (task, contexts) = (options.task.clone(), options.contexts.clone());
-        let tree = Tree::new(glue, options, stop.clone());
-        let root = Run::new(tree.clone(), "0".to_owned(), 0, stop.clone(), budget.clone());
-        let finish = root.work(task, contexts).await;
-        stop.end(RunOutcome::Aborted, "the run is over".to_owned());
+        let finish = tree.root(budget.clone()).work(contexts).await;
+        tree.end(RunOutcome::Aborted, "the run is over");
         Ok(show(&finish, &budget, &tree).into())
     };
     future_to_promise(run).unchecked_into()

@@ -4,7 +4,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `run` | one run: carries out what the controller wants |
+//! | `run` | one run: carries out what [`sandglass_rlm::tree`] wants |
 //! | `repl` | its sandbox |
 //! | `endpoint` | asks models |
 //! | `draft` | a draft of a reply, whose code runs ahead |
@@ -29,7 +29,9 @@ use sandglass_rlm::limits::{
     HOST_CALL_TIMEOUT_MS, MAX_CALLS, MAX_CONCURRENT_RUNS, MAX_DEPTH, MAX_ITERATIONS, MAX_OUTPUT_CHARS,
     MAX_PROMPT_TOKENS,
 };
+use sandglass_rlm::query;
 use sandglass_rlm::schema::Schema;
+use sandglass_rlm::tree::Rules;
 
 pub use endpoint::Endpoint;
 pub use stop::Stop;
@@ -125,6 +127,20 @@ impl RlmOptions {
             on_event: Arc::new(|_| {}),
         })
     }
+
+    fn rules(&self) -> Rules {
+        Rules {
+            schema: self.schema.clone(),
+            max_iterations: self.max_iterations,
+            max_prompt_tokens: self.max_prompt_tokens,
+            max_depth: self.max_depth,
+            output_chars: self.limits.max_output_chars as usize,
+            functions: Vec::new(),
+            packages: self.packages.clone(),
+            models: query::offered(&self.sub_model.model, &self.sub_model.models),
+            instructions: self.instructions.clone(),
+        }
+    }
 }
 
 /// What became of a tree of runs.
@@ -143,7 +159,7 @@ pub struct Rlm {
 /// too all sandboxes are gone when it returns.
 pub async fn run(options: RlmOptions, launcher: Arc<dyn Launcher>, stop: &Stop) -> Rlm {
     let budget = Budget::new(options.budget, now());
-    let (task, mut contexts) = (options.task.clone(), vec![options.context.clone()]);
+    let mut contexts = vec![options.context.clone()];
     contexts.extend(options.more_contexts.iter().cloned());
     let most = options.budget.max_time;
     let tree = Tree::new(options, launcher);
@@ -165,20 +181,20 @@ pub async fn run(options: RlmOptions, launcher: Arc<dyn Launcher>, stop: &Stop) 
             match stop.wait(time_is_over).await {
                 Some(most) => {
                     let why = sandglass_core::budget::Exhausted::Time(most).to_string();
-                    tree.stopping(RunOutcome::Limit, why);
+                    tree.runs.stop(RunOutcome::Limit, why);
                 }
-                None => tree.stopping(RunOutcome::Aborted, "it was stopped from outside".to_owned()),
+                None => tree.runs.stop(RunOutcome::Aborted, "it was stopped from outside"),
             }
             own.end();
             std::future::pending().await
         }
     };
-    let root = Run::new(tree.clone(), "0".to_owned(), 0, own, budget.clone());
+    let root = Run::root(&tree, budget.clone(), own);
     let finish = tokio::select! {
         // It gives the reason before anybody asks for it.
         biased;
         never = watching => never,
-        finish = root.work(task, contexts) => finish,
+        finish = root.work(contexts) => finish,
     };
     Rlm {
         finish,

@@ -1,9 +1,12 @@
 //! Python's calls of the user's functions.
 
-use js_sys::{Array, Promise};
+use std::pin::Pin;
+use std::rc::Rc;
+
+use js_sys::{Array, JsString, Promise};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, spawn_local};
-use web_sys::AbortController;
+use web_sys::{AbortController, AbortSignal};
 
 use super::{Driver, notify};
 use crate::budget::{JsBudget, usage};
@@ -11,7 +14,26 @@ use crate::convert::{decode, encode};
 use crate::glue::{describe, get, now, object};
 use crate::outbox::JsBody;
 use sandglass_core::budget::{Budget, BudgetLimits};
+use sandglass_core::protocol::QUERIES;
 use sandglass_core::session::{Encoded, HostFailure, Input, Progress};
+use sandglass_rlm::tree::Answer;
+
+/// A query of Python's.
+pub(crate) struct Asked {
+    /// The prompt, or the task.
+    pub(crate) prompt: JsString,
+    /// What `rlm_query` gives to the child.
+    pub(crate) context: JsValue,
+    /// The name of a model, where that is a string.
+    pub(crate) model: JsValue,
+    /// What the child of an `rlm_query` may spend; there is none for `llm_query`.
+    pub(crate) budget: Option<Budget>,
+    /// Aborted when nobody waits for the answer any more.
+    pub(crate) signal: AbortSignal,
+}
+
+/// Answers queries. An answer goes on when nobody waits for it any more, until it ends by itself.
+pub(crate) type OnQuery = Rc<dyn Fn(Asked) -> Pin<Box<dyn Future<Output = Result<Answer, String>>>>>;
 
 impl Driver {
     pub(super) fn call_host(&self, call: u32, name: &str, args: &Encoded<JsBody>, budget: &Budget) {
@@ -23,6 +45,9 @@ impl Driver {
             }
             Err(error) => return self.returned(call, Err(HostFailure(describe(&error)))),
         };
+        if let Some(on_query) = self.on_query.as_ref().filter(|_| QUERIES.contains(&name)) {
+            return self.query(call, name, args, budget, signal, on_query.clone());
+        }
         let promise = decode(args)
             .map_err(|error| JsValue::from_str(&error.to_string()))
             .and_then(|args| {
@@ -48,6 +73,57 @@ impl Driver {
             };
             let result = result.map_err(|error| HostFailure(describe(&error)));
             let result = result.and_then(|value| driver.result(call, &name, &value));
+            driver.returned(call, result);
+        });
+    }
+
+    /// Has a query answered in Rust.
+    fn query(
+        &self,
+        call: u32,
+        name: &str,
+        args: &Encoded<JsBody>,
+        budget: &Budget,
+        signal: AbortSignal,
+        on_query: OnQuery,
+    ) {
+        let asked = decode(args).map_err(|error| error.to_string()).and_then(|args| {
+            let args = args.dyn_into::<Array>().unwrap_or_else(|only| Array::of1(&only));
+            let prompt = args.get(0).dyn_into::<JsString>();
+            let prompt = prompt.map_err(|_| "the first argument must be a str".to_owned())?;
+            let signal = signal.clone();
+            Ok(match name {
+                "llm_query" => Asked {
+                    prompt,
+                    context: JsValue::NULL,
+                    model: args.get(1),
+                    budget: None,
+                    signal,
+                },
+                _ => Asked {
+                    prompt,
+                    context: args.get(1),
+                    model: args.get(2),
+                    budget: Some(budget.child(BudgetLimits::default(), now())),
+                    signal,
+                },
+            })
+        });
+        let what = format!("the result of {name}");
+        let this = self.this.clone();
+        spawn_local(async move {
+            let answered = match asked {
+                Ok(asked) => on_query(asked).await,
+                Err(error) => Err(error),
+            };
+            let Some(driver) = this.upgrade().filter(|_| !signal.aborted()) else {
+                return;
+            };
+            let result = answered.map_err(HostFailure).and_then(|Answer { text, usage }| {
+                driver.feed(Input::Used(call, usage));
+                let most = driver.options.limits.max_value_bytes;
+                encode(&text.into(), &what, most).map_err(|error| HostFailure(error.to_string()))
+            });
             driver.returned(call, result);
         });
     }

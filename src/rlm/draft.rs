@@ -10,7 +10,6 @@ use super::run::Run;
 use super::stop::Stop;
 use crate::glue::now;
 use sandglass_core::budget::Budget;
-use sandglass_rlm::event::RunOutcome;
 use sandglass_rlm::openai::Reply;
 use sandglass_rlm::{Message, draft};
 
@@ -34,7 +33,7 @@ impl Draft {
                 price: self.price,
                 ..Reply::default()
             });
-            self.stop.end(RunOutcome::Aborted, "the reply has begun".to_owned());
+            self.stop.end();
         }
     }
 
@@ -60,7 +59,7 @@ impl Run {
         let model = self.tree.options.draft.clone().filter(|model| !model.is(asked))?;
         let draft = Rc::new(Draft {
             stop: Stop::on(&[self.stop.signal()]).ok()?,
-            budget: self.budget.clone(),
+            budget: self.budget(),
             messages: messages.to_vec(),
             price: match &model {
                 Model::Endpoint(endpoint) => endpoint.price,
@@ -76,15 +75,15 @@ impl Run {
     }
 
     async fn wait_for(&self, draft: &Rc<Draft>, model: &Model, turn: u32) {
-        let own_calls = self.tree.options.max_iterations.saturating_sub(turn) + 1;
-        if draft.is_over.get() || !draft::admit(&draft.budget, own_calls, now()) {
+        let of = self.tree.options.max_iterations;
+        if draft.is_over.get() || !draft::admit(&draft.budget, turn, of, now()) {
             return;
         }
         draft.is_asked.set(true);
         let question = Question {
             messages: &draft.messages,
-            run: &self.id,
-            depth: self.depth,
+            run: &self.id(),
+            depth: self.depth(),
             purpose: Purpose::Draft(turn),
             model: None,
         };

@@ -234,12 +234,12 @@ impl Endpoint {
             let (own, timed_out) = (own.clone(), timed_out.clone());
             after(self.timeout_ms, move || {
                 timed_out.set(true);
-                own.end(sandglass_rlm::event::RunOutcome::Failed, String::new());
+                own.end();
             })
         };
         let reply = self.exchange(body, &own, listener).await;
         // Whatever is still under way, such as the rest of a body that is not read.
-        own.end(sandglass_rlm::event::RunOutcome::Answered, String::new());
+        own.end();
         match reply {
             Err(_) if timed_out.get() => Err(Failure::TimedOut(self.timeout_ms)),
             reply => reply,

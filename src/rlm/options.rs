@@ -17,7 +17,9 @@ use sandglass_rlm::limits::{
     ATTEMPT_TIMEOUT_MS, HOST_CALL_TIMEOUT_MS, LEAST_PROMPT_TOKENS, MAX_CALLS, MAX_CONCURRENT_RUNS, MAX_CONTEXTS,
     MAX_DEPTH, MAX_ITERATIONS, MAX_OUTPUT_CHARS, MAX_PROMPT_TOKENS, MAX_RETRIES,
 };
+use sandglass_rlm::query;
 use sandglass_rlm::schema::Schema;
+use sandglass_rlm::tree::Rules;
 
 /// What a tree of runs was asked to be.
 pub(super) struct Options {
@@ -130,6 +132,30 @@ impl Options {
                 .collect();
         }
         Ok(options)
+    }
+
+    /// The rules of the runs.
+    pub(super) fn rules(&self) -> Rules {
+        let sandbox = self.sandbox().ok();
+        Rules {
+            schema: self.schema.clone(),
+            max_iterations: self.max_iterations,
+            max_prompt_tokens: self.max_prompt_tokens,
+            max_depth: self.max_depth,
+            output_chars: sandbox
+                .as_ref()
+                .map_or(0, |sandbox| sandbox.limits.max_output_chars as usize),
+            functions: sandbox
+                .iter()
+                .flat_map(|sandbox| sandbox.host_functions.iter().map(|(name, _)| name.clone()))
+                .collect(),
+            packages: self.packages.clone(),
+            models: match &self.sub_model {
+                Model::Endpoint(endpoint) => query::offered(&endpoint.model, &endpoint.models),
+                Model::Function(_) => Vec::new(),
+            },
+            instructions: self.instructions.clone(),
+        }
     }
 
     /// The options of a run's sandbox, without what answers its queries.

@@ -1,33 +1,28 @@
 //! The sandbox of one run.
 
+use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
-use js_sys::{Object, Promise, Reflect};
+use js_sys::Promise;
 use serde_json::Value;
-use wasm_bindgen::convert::TryFromJsValue;
 use wasm_bindgen::prelude::*;
-use wasm_bindgen_futures::future_to_promise;
 
 use super::run::Run;
 use super::stop::Waited;
 use super::writing::Writing;
-use crate::budget::{Given, JsBudget};
+use crate::budget::Given;
 use crate::convert::encode;
-use crate::driver::Driver;
-use crate::glue::{describe, exact, get, object};
+use crate::driver::{Driver, OnOutput, OnQuery};
+use crate::glue::{describe, exact, thrown};
 use crate::options::ExecuteOptions;
 use crate::outbox::JsBody;
 use crate::sandbox::Sandbox;
 use sandglass_core::execution::CodeExecution;
+use sandglass_core::protocol::Stream;
 use sandglass_core::session::Command;
 use sandglass_rlm::answer::{fits, to_json};
 use sandglass_rlm::event::RlmEventKind;
 use sandglass_rlm::prompt::{ContextFacts, describe_code, read_facts};
-
-/// A query's callback: prompt and information.
-type LlmQuery = Closure<dyn FnMut(JsValue, JsValue) -> Promise>;
-/// The same: task, context and information.
-type RlmQuery = Closure<dyn FnMut(JsValue, JsValue, JsValue) -> Promise>;
 
 /// A sandbox that ends with this, whatever it does.
 pub(super) struct Repl {
@@ -35,10 +30,6 @@ pub(super) struct Repl {
     sandbox: Sandbox,
     driver: Rc<Driver>,
     max_value_bytes: f64,
-    print: [JsValue; 2],
-    /// What Python's queries come to; the sandbox has them as functions.
-    _queries: (LlmQuery, RlmQuery),
-    _print: [Closure<dyn FnMut(JsValue)>; 2],
 }
 
 impl Repl {
@@ -47,21 +38,13 @@ impl Repl {
         let tree = &run.tree;
         let mut options = tree.options.sandbox().map_err(|error| tree.thrown(&error))?;
         let max_value_bytes = options.limits.max_value_bytes;
-        let queries = (llm_query(Rc::downgrade(run)), rlm_query(Rc::downgrade(run)));
-        options.on_llm_query = Some(queries.0.as_ref().clone().unchecked_into());
-        options.on_rlm_query = Some(queries.1.as_ref().clone().unchecked_into());
-        options.budget = Given::Shared(run.budget.clone());
-        let print = ["stdout", "stderr"].map(|stream| printer(Rc::downgrade(run), stream));
-
-        let driver = Driver::new(tree.glue.clone(), options);
+        options.budget = Given::Shared(run.budget());
+        let driver = Driver::with_queries(tree.glue.clone(), options, Some(on_query(Rc::downgrade(run))));
         let repl = Self {
             run: run.clone(),
             sandbox: Sandbox::new(driver.clone()),
             driver: driver.clone(),
             max_value_bytes,
-            print: [0, 1].map(|index: usize| print[index].as_ref().clone()),
-            _queries: queries,
-            _print: print,
         };
         let started = driver.submit(Command::Start, ExecuteOptions::default());
         run.stop.wait(started).await?;
@@ -89,23 +72,22 @@ impl Repl {
         code: &str,
         shown: bool,
     ) -> Result<(CodeExecution, Option<Result<Value, String>>), Waited> {
-        let [stdout, stderr] = &self.print;
-        let options = if shown {
-            object(&[("onStdout", stdout), ("onStderr", stderr)])
-        } else {
-            object(&[])
-        };
-        let execution = self.sandbox.execute(&code.into(), &options);
+        let on_output = shown.then(|| on_output(Rc::downgrade(&self.run)));
+        let outcome = Rc::new(RefCell::new(None));
+        let mut is_there = None;
+        let there = Promise::new(&mut |resolve, _| is_there = Some(resolve));
+        let told = outcome.clone();
+        self.driver.run(code.to_owned(), on_output, move |ended| {
+            told.replace(Some(ended));
+            if let Some(is_there) = is_there {
+                let _ = is_there.call0(&JsValue::UNDEFINED);
+            }
+        });
         self.run.writes(Writing::end);
-        let execution = self.run.stop.wait(execution.unchecked_into()).await?;
-        let declared = get(&execution, "final");
-        let declared = declared.is_object().then(|| self.value(&get(&declared, "value")));
-        let _ = Reflect::delete_property(execution.unchecked_ref::<Object>(), &"final".into());
-        let execution = js_sys::JSON::stringify(&execution)
-            .ok()
-            .and_then(|json| serde_json::from_str(&String::from(json)).ok())
-            .ok_or_else(|| Waited::Rejected("the execution could not be read".into()))?;
-        Ok((execution, declared))
+        self.run.stop.wait(there).await?;
+        let ended = outcome.take().ok_or(Waited::Stopped)?;
+        let (execution, declared) = ended.map_err(|error| thrown(&self.run.tree.glue, &error))?;
+        Ok((*execution, declared.map(|value| self.value(&value))))
     }
 
     /// A value that Python declared, as JSON.
@@ -131,44 +113,26 @@ impl Drop for Repl {
     }
 }
 
-fn llm_query(run: Weak<Run>) -> LlmQuery {
-    Closure::new(move |prompt: JsValue, info: JsValue| {
-        let run = run.clone();
-        future_to_promise(async move {
-            let run = run.upgrade().ok_or("the run is over")?;
-            let (model, signal) = (get(&info, "model"), get(&info, "signal"));
-            run.llm_query(&prompt, &model, &signal).await.map_err(error)
-        })
+fn on_query(run: Weak<Run>) -> OnQuery {
+    Rc::new(move |asked| {
+        let run = run.upgrade();
+        Box::pin(async move { run.ok_or("the run is over")?.answer(asked).await })
     })
 }
 
-fn rlm_query(run: Weak<Run>) -> RlmQuery {
-    Closure::new(move |task: JsValue, context: JsValue, info: JsValue| {
-        let run = run.clone();
-        future_to_promise(async move {
-            let run = run.upgrade().ok_or("the run is over")?;
-            let budget = JsBudget::try_from_js_value(get(&info, "budget")).map(JsBudget::into_budget);
-            let budget = budget.map_err(|_| "there is no budget")?;
-            let signal = get(&info, "signal");
-            run.rlm_query(&task, &context, budget, &signal).await.map_err(error)
-        })
-    })
-}
-
-fn printer(run: Weak<Run>, stream: &'static str) -> Closure<dyn FnMut(JsValue)> {
-    Closure::new(move |text: JsValue| {
-        if let (Some(run), Some(text)) = (run.upgrade(), text.as_string()) {
+fn on_output(run: Weak<Run>) -> OnOutput {
+    Rc::new(move |stream, text| {
+        if let Some(run) = run.upgrade() {
+            let stream = match stream {
+                Stream::Stderr => "stderr",
+                _ => "stdout",
+            };
             run.emit(RlmEventKind::Output {
                 stream: stream.to_owned(),
-                text,
+                text: text.to_owned(),
             });
         }
     })
-}
-
-/// What Python gets as the message of its exception.
-fn error(message: String) -> JsValue {
-    js_sys::Error::new(&message).into()
 }
 
 impl From<JsValue> for Waited {

@@ -1,6 +1,6 @@
-//! One run of the tree: carries out what its controller wants.
+//! One run of the tree: carries out what [`sandglass_rlm::tree`] wants.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -15,29 +15,27 @@ use super::model::{Listener, Model, NoAnswer, Purpose, Question};
 use super::repl::Repl;
 use super::stop::{Stop, Waited};
 use super::tree::Tree;
-use super::writing::{Work, Writing};
-use crate::glue::{exact, now, object, readable};
-use sandglass_core::budget::{Budget, Usage};
-use sandglass_rlm::answer::text;
-use sandglass_rlm::controller::{Controller, Effect, Finish, Input, Task};
+use super::writing::{Work as Ahead, Writing};
+use crate::driver::Asked;
+use crate::glue::{exact, now, readable};
+use sandglass_core::budget::Budget;
+use sandglass_rlm::Message;
+use sandglass_rlm::controller::Finish;
 use sandglass_rlm::event::{RlmEventKind, RunOutcome};
 use sandglass_rlm::limits::MAX_EVENT_CHARS;
 use sandglass_rlm::openai::Reply;
-use sandglass_rlm::{Message, Role, query};
+use sandglass_rlm::query::{self, Refused};
+use sandglass_rlm::tree::{self, Answer, Came, Input, Next, Query, Step, Work};
 
-/// One run, and what its children share with it.
+/// One run of a tree, with what carries it out.
 pub(super) struct Run {
     pub(super) tree: Rc<Tree>,
-    /// Its path in the tree.
-    pub(super) id: String,
-    pub(super) depth: u32,
+    /// Decides what the run does.
+    state: RefCell<tree::Run>,
     pub(super) stop: Stop,
-    pub(super) budget: Budget,
-    calls: Cell<u32>,
-    children: Cell<u32>,
-    /// Calls of Python's that are under way, and who waits for the last of them.
-    open_calls: Cell<u32>,
-    when_quiet: RefCell<Option<Function>>,
+    /// What it is to do next, and who waits for that.
+    step: RefCell<Option<Step>>,
+    when_step: RefCell<Option<Function>>,
     /// The model's newest reply, while it comes.
     writing: RefCell<Writing>,
     /// The draft of it.
@@ -45,50 +43,33 @@ pub(super) struct Run {
 }
 
 impl Run {
-    pub(super) fn new(tree: Rc<Tree>, id: String, depth: u32, stop: Stop, budget: Budget) -> Rc<Self> {
+    pub(super) fn new(tree: Rc<Tree>, state: tree::Run, stop: Stop) -> Rc<Self> {
         Rc::new(Self {
             tree,
-            id,
-            depth,
+            state: RefCell::new(state),
             stop,
-            budget,
-            calls: Cell::default(),
-            children: Cell::default(),
-            open_calls: Cell::default(),
-            when_quiet: RefCell::default(),
+            step: RefCell::default(),
+            when_step: RefCell::default(),
             writing: RefCell::default(),
             draft: RefCell::default(),
         })
     }
 
-    /// Does a task with contexts.
-    pub(super) async fn work(self: Rc<Self>, task: String, contexts: Vec<JsValue>) -> Finish {
-        let options = &self.tree.options;
-        let is_root = self.depth == 0;
-        let sandbox = options.sandbox().ok();
-        let task = Task {
-            task,
-            schema: options.schema.clone().filter(|_| is_root),
-            max_iterations: options.max_iterations,
-            max_prompt_tokens: options.max_prompt_tokens as usize,
-            output_chars: sandbox
-                .as_ref()
-                .map_or(0, |sandbox| sandbox.limits.max_output_chars as usize),
-            depth: self.depth,
-            max_depth: options.max_depth,
-            functions: sandbox
-                .iter()
-                .flat_map(|sandbox| sandbox.host_functions.iter().map(|(name, _)| name.clone()))
-                .collect(),
-            packages: options.packages.clone(),
-            models: match &options.sub_model {
-                Model::Endpoint(endpoint) => query::offered(&endpoint.model, &endpoint.models),
-                Model::Function(_) => Vec::new(),
-            },
-            instructions: options.instructions.clone(),
-        };
-        let mut controller = Controller::new(task, self.budget.clone(), now());
-        let place = match self.tree.places(self.depth) {
+    pub(super) fn id(&self) -> String {
+        self.state.borrow().id().to_owned()
+    }
+
+    pub(super) fn depth(&self) -> u32 {
+        self.state.borrow().depth()
+    }
+
+    pub(super) fn budget(&self) -> Budget {
+        self.state.borrow().budget().clone()
+    }
+
+    /// Does its task with contexts.
+    pub(super) async fn work(self: Rc<Self>, contexts: Vec<JsValue>) -> Finish {
+        let place = match self.tree.places(self.depth()) {
             Some(places) => places.take(&self.stop).await.map(Some),
             None => Ok(None),
         };
@@ -107,51 +88,63 @@ impl Run {
             Err(waited) => (None, self.stopped(&waited)),
         };
         loop {
-            let mut next = None;
-            for effect in controller.handle(now(), input) {
-                match effect {
-                    Effect::Emit(kind) => self.emit(kind),
-                    Effect::Finish(finish) => return finish,
-                    effect => next = Some(effect),
-                }
+            if input.is_end() {
+                repl = None;
             }
-            input = match (next, &repl) {
-                (Some(Effect::Ask(messages)), _) => self.ask(&messages, controller.turn()).await,
-                (Some(Effect::Execute(code)), Some((repl, _))) => match repl.execute(&code, true).await {
+            input = match (self.next_step(input).await, &repl) {
+                (Step::Finish(finish), _) => return finish,
+                (Step::Ask(turn, messages), _) => self.ask(&messages, turn).await,
+                (Step::Execute(code), Some((repl, _))) => match repl.execute(&code, true).await {
                     Ok((execution, declared)) => Input::Executed(Box::new(execution), declared),
                     Err(waited) => self.stopped(&waited),
                 },
-                _ => Input::Stop(RunOutcome::Failed, "the run came to a standstill".to_owned()),
+                (Step::Execute(_), None) => Input::Failed("its sandbox is gone".to_owned()),
             };
-            if matches!(input, Input::Stop(..)) {
-                repl = None;
+        }
+    }
+
+    /// Waits for what follows from an input.
+    async fn next_step(&self, input: Input) -> Step {
+        let next = self.state.borrow_mut().handle(now(), input);
+        self.follow(next);
+        loop {
+            if let Some(step) = self.step.take() {
+                return step;
             }
-            // Calls that nobody waits for any more are over before anything else happens.
-            self.quiet().await;
+            let comes = Promise::new(&mut |resolve, _| drop(self.when_step.replace(Some(resolve))));
+            let _ = JsFuture::from(comes).await;
+        }
+    }
+
+    fn follow(&self, next: Next) {
+        next.events.into_iter().for_each(|event| self.tree.emit(&event));
+        if let Some(step) = next.step {
+            self.step.replace(Some(step));
+            if let Some(resolve) = self.when_step.take() {
+                let _ = resolve.call0(&JsValue::UNDEFINED);
+            }
         }
     }
 
     async fn ask(self: &Rc<Self>, messages: &[Message], turn: u32) -> Input {
-        let model = if self.depth == 0 {
-            &self.tree.options.model
-        } else {
-            &self.tree.options.sub_model
+        let model = match self.depth() {
+            0 => &self.tree.options.model,
+            _ => &self.tree.options.sub_model,
         };
-        let began_at = now();
         self.writes(Writing::begin);
         self.draft.replace(self.draft(model, messages, turn));
         let answered = self
-            .answer(model, messages, Purpose::Turn(turn), None, &self.stop)
+            .ask_model(model, messages, Purpose::Turn(turn), None, &self.stop)
             .await;
         self.end_draft();
         match answered {
-            Ok(reply) => Input::Replied(Ok(reply), now() - began_at),
+            Ok(reply) => Input::Replied(Ok(reply)),
             Err(NoAnswer::Stopped) => self.stopped(&Waited::Stopped),
-            Err(NoAnswer::Failed(error) | NoAnswer::NotRecorded(error)) => Input::Replied(Err(error), now() - began_at),
+            Err(NoAnswer::Failed(error) | NoAnswer::NotRecorded(error)) => Input::Replied(Err(error)),
         }
     }
 
-    async fn answer(
+    async fn ask_model(
         self: &Rc<Self>,
         model: &Model,
         messages: &[Message],
@@ -165,15 +158,15 @@ impl Run {
         });
         let question = Question {
             messages,
-            run: &self.id,
-            depth: self.depth,
+            run: &self.id(),
+            depth: self.depth(),
             purpose,
             model: named,
         };
         match model.ask(&question, stop, &listener).await {
             // Nothing that code makes of it would be what was recorded.
             Err(NoAnswer::NotRecorded(error)) => {
-                self.tree.fail(error);
+                self.tree.end(RunOutcome::Failed, error);
                 Err(NoAnswer::Stopped)
             }
             answered => answered,
@@ -183,194 +176,68 @@ impl Run {
     /// Why the run does not go on.
     fn stopped(&self, waited: &Waited) -> Input {
         match waited {
-            Waited::Rejected(_) if !self.stop.is_stopped() => Input::Stop(RunOutcome::Failed, waited.text()),
-            _ => {
-                let (outcome, why) = self.tree.why_stopped().unwrap_or_else(|| {
-                    let why = "nobody waits for its answer any more";
-                    (RunOutcome::Aborted, why.to_owned())
-                });
-                Input::Stop(outcome, why)
-            }
+            Waited::Rejected(_) if !self.stop.is_stopped() => Input::Failed(waited.text()),
+            _ => self.tree.stopped(),
         }
     }
 
     // ---- what Python asks ----
 
-    /// Answers `llm_query`: `{ text, usage }`.
-    pub(super) async fn llm_query(
-        self: &Rc<Self>,
-        prompt: &JsValue,
-        model: &JsValue,
-        signal: &JsValue,
-    ) -> Result<JsValue, String> {
-        // A name of any length, from Python; no model has one longer than this.
-        let model = model.dyn_ref::<JsString>().map(|name| String::from(name.slice(0, 200)));
-        let (call, began_at) = (self.next_call(), now());
-        let prompt = self.prompt(prompt);
-        let shown = prompt
-            .as_ref()
-            .map_or_else(|refused| refused.start.as_str(), String::as_str);
-        self.emit(RlmEventKind::call_started(
-            call,
-            "llm_query",
-            shown,
-            model.clone(),
-            None,
-        ));
-        let answered = match prompt {
-            Ok(prompt) => self.query(call, prompt, model, signal).await,
-            Err(refused) => Err(refused.why),
-        };
-        self.called(call, began_at, answered)
-    }
-
-    /// Answers `rlm_query`: by a run one level deeper, or by the sub-model where there is no deeper level.
-    pub(super) async fn rlm_query(
-        self: &Rc<Self>,
-        task: &JsValue,
-        context: &JsValue,
-        budget: Budget,
-        signal: &JsValue,
-    ) -> Result<JsValue, String> {
-        let (call, began_at) = (self.next_call(), now());
-        let task = self.prompt(task);
-        let shown = task
-            .as_ref()
-            .map_or_else(|refused| refused.start.as_str(), String::as_str);
-        let recurses = self.depth < self.tree.options.max_depth;
-        let child = (recurses && task.is_ok()).then(|| {
-            let number = self.children.get();
-            self.children.set(number + 1);
-            format!("{}.{number}", self.id)
-        });
-        self.emit(RlmEventKind::call_started(
-            call,
-            "rlm_query",
-            shown,
-            None,
-            child.clone(),
-        ));
-        let answered = match (task, child) {
-            (Ok(task), Some(child)) => self.recurse(child, task, context, budget, signal).await,
-            (Ok(task), None) => match self.with_context(&task, context) {
-                Ok(prompt) => self.query(call, prompt, None, signal).await,
-                Err(error) => Err(error),
-            },
-            (Err(refused), _) => Err(refused.why),
-        };
-        self.called(call, began_at, answered)
-    }
-
-    async fn recurse(
-        self: &Rc<Self>,
-        id: String,
-        task: String,
-        context: &JsValue,
-        budget: Budget,
-        signal: &JsValue,
-    ) -> Result<(String, Option<Usage>), String> {
-        let stop = self.stop_with(signal)?;
-        let child = Self::new(self.tree.clone(), id, self.depth + 1, stop, budget);
-        // A future that holds itself needs a place of its own.
-        let work: Pin<Box<dyn Future<Output = Finish>>> = Box::pin(child.work(task, vec![context.clone()]));
-        let Finish {
-            answer, outcome, error, ..
-        } = work.await;
-        match answer {
-            Some(answer) => Ok((text(&answer), None)),
-            None => Err(query::child_failed(outcome, error)),
-        }
-    }
-
-    /// Asks the sub-model.
-    async fn query(
-        self: &Rc<Self>,
-        call: u32,
-        prompt: String,
-        model: Option<String>,
-        signal: &JsValue,
-    ) -> Result<(String, Option<Usage>), String> {
-        let stop = self.stop_with(signal)?;
-        let messages = [Message::new(Role::User, prompt)];
-        let sub_model = &self.tree.options.sub_model;
-        let answered = self
-            .answer(sub_model, &messages, Purpose::Query(call), model, &stop)
-            .await;
-        match answered {
-            Ok(reply) => {
-                let usage = reply.used(&messages);
-                Ok((reply.text, Some(Usage { calls: 0.0, ..usage })))
+    /// Answers `llm_query` or `rlm_query`.
+    pub(super) async fn answer(self: Rc<Self>, asked: Asked) -> Result<Answer, String> {
+        let Asked {
+            prompt,
+            context,
+            model,
+            budget,
+            signal,
+        } = asked;
+        let prompt = self.prompt(&prompt);
+        let query = match budget {
+            Some(budget) => {
+                let as_text = |most| context_text(&context, most);
+                let mut state = self.state.borrow_mut();
+                state.rlm_query(now(), prompt, budget, as_text)
             }
-            Err(NoAnswer::Stopped) => Err("nobody waits for the answer any more".to_owned()),
-            Err(NoAnswer::Failed(error) | NoAnswer::NotRecorded(error)) => Err(error),
-        }
-    }
-
-    fn next_call(&self) -> u32 {
-        let call = self.calls.get() + 1;
-        self.calls.set(call);
-        self.open_calls.set(self.open_calls.get() + 1);
-        call
-    }
-
-    /// A call is over.
-    fn called(
-        &self,
-        call: u32,
-        began_at: f64,
-        answered: Result<(String, Option<Usage>), String>,
-    ) -> Result<JsValue, String> {
-        let (answer, error, usage) = match &answered {
-            Ok((answer, usage)) => (Some(answer.clone()), None, *usage),
-            Err(error) => (None, Some(error.clone()), None),
+            None => {
+                // A name of any length, from Python; no model has one longer than this.
+                let model = model.dyn_ref::<JsString>().map(|name| String::from(name.slice(0, 200)));
+                self.state.borrow_mut().llm_query(now(), prompt, model)
+            }
         };
-        self.emit(RlmEventKind::CallEnded {
-            call,
-            answer,
-            error,
-            usage,
-            duration: now() - began_at,
-        });
-        self.open_calls.set(self.open_calls.get() - 1);
-        if self.open_calls.get() == 0
-            && let Some(resolve) = self.when_quiet.take()
-        {
-            let _ = resolve.call0(&JsValue::UNDEFINED);
-        }
-        let (text, usage) = answered?;
-        let Usage {
-            input_tokens,
-            output_tokens,
-            cost,
-            ..
-        } = usage.unwrap_or_default();
-        let usage = object(&[
-            ("inputTokens", &input_tokens.into()),
-            ("outputTokens", &output_tokens.into()),
-            ("cost", &cost.into()),
-        ]);
-        Ok(object(&[("text", &text.into()), ("usage", &usage)]).into())
-    }
-
-    /// Waits until no call is under way.
-    async fn quiet(&self) {
-        if self.open_calls.get() > 0 {
-            let quiet = Promise::new(&mut |resolve, _| drop(self.when_quiet.replace(Some(resolve))));
-            let _ = JsFuture::from(quiet).await;
-        }
+        let Query { call, started, work } = query;
+        self.tree.emit(&started);
+        let came = match (work, self.stop_with(&signal)) {
+            (Work::Refuse(why), _) | (_, Err(why)) => Came::Failed(why),
+            (Work::Ask(messages, model), Ok(stop)) => {
+                let sub_model = &self.tree.options.sub_model;
+                let purpose = Purpose::Query(call);
+                match self.ask_model(sub_model, &messages, purpose, model, &stop).await {
+                    Ok(reply) => Came::Reply(reply),
+                    Err(NoAnswer::Stopped) => Came::Stopped,
+                    Err(NoAnswer::Failed(error) | NoAnswer::NotRecorded(error)) => Came::Failed(error),
+                }
+            }
+            (Work::Recurse(child), Ok(stop)) => {
+                let child = Self::new(self.tree.clone(), *child, stop);
+                // A future that holds itself needs a place of its own.
+                let work: Pin<Box<dyn Future<Output = Finish>>> = Box::pin(child.work(vec![context]));
+                Came::Finish(work.await)
+            }
+        };
+        let (answer, next) = self.state.borrow_mut().answered(now(), call, came);
+        self.follow(next);
+        answer
     }
 
     /// Ends with the run, and when nobody waits for the call.
-    fn stop_with(&self, signal: &JsValue) -> Result<Stop, String> {
-        let call = signal.dyn_ref::<AbortSignal>();
-        let signals: Vec<&AbortSignal> = call.into_iter().chain([self.stop.signal()]).collect();
-        Stop::on(&signals).map_err(|error| crate::glue::describe(&error))
+    fn stop_with(&self, signal: &AbortSignal) -> Result<Stop, String> {
+        Stop::on(&[signal, self.stop.signal()]).map_err(|error| crate::glue::describe(&error))
     }
 
     /// A prompt of Python's, when it fits; one that does not is not even copied.
-    fn prompt(&self, prompt: &JsValue) -> Result<String, Refused> {
+    fn prompt(&self, text: &JsString) -> Result<String, Refused> {
         let most = self.tree.options.max_prompt_tokens;
-        let text: &JsString = prompt.unchecked_ref();
         let refuse = |why| {
             let start = text.slice(0, u32::try_from(MAX_EVENT_CHARS).unwrap_or(u32::MAX));
             let start = readable(&start);
@@ -387,25 +254,8 @@ impl Run {
         }
     }
 
-    /// A task and its context as one prompt.
-    fn with_context(&self, task: &str, context: &JsValue) -> Result<String, String> {
-        let context = match context.dyn_ref::<JsString>() {
-            Some(text) => Ok(text.clone()),
-            None if context.is_null() => Ok("".into()),
-            None => JSON::stringify(context),
-        };
-        let most = self.tree.options.max_prompt_tokens;
-        let context = context
-            .ok()
-            .filter(|context| context.length() <= 4 * most)
-            .map(|context| exact("the context", &context))
-            .transpose()?;
-        let prompt = context.and_then(|context| query::with_context(task, &context, most));
-        prompt.ok_or_else(|| query::no_deeper(self.tree.options.max_depth, most))
-    }
-
     /// The model's reply goes on, or not.
-    pub(super) fn writes(&self, how: impl FnOnce(&mut Writing) -> Option<Work>) {
+    pub(super) fn writes(&self, how: impl FnOnce(&mut Writing) -> Option<Ahead>) {
         let work = how(&mut self.writing.borrow_mut());
         if let Some(work) = work {
             work.begin();
@@ -427,14 +277,20 @@ impl Run {
     }
 
     pub(super) fn emit(&self, kind: RlmEventKind) {
-        self.tree.emit(&self.id, self.depth, kind);
+        let event = self.state.borrow().event(now(), kind);
+        self.tree.emit(&event);
     }
 }
 
-/// A prompt that is too long, or no text.
-struct Refused {
-    start: String,
-    why: String,
+/// A context as text, if that is no longer than `most` units.
+fn context_text(context: &JsValue, most: usize) -> Result<Option<String>, String> {
+    let text = match context.dyn_ref::<JsString>() {
+        Some(text) => Ok(text.clone()),
+        None if context.is_null() => Ok("".into()),
+        None => JSON::stringify(context),
+    };
+    let text = text.ok().filter(|text| text.length() as usize <= most);
+    text.map(|text| exact("the context", &text)).transpose()
 }
 
 /// Tells a run's listeners how far an answer is.

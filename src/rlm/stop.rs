@@ -10,8 +10,6 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
 use web_sys::{AbortController, AbortSignal};
 
-use sandglass_rlm::event::RunOutcome;
-
 #[wasm_bindgen]
 extern "C" {
     #[wasm_bindgen(catch, js_namespace = AbortSignal, js_name = any)]
@@ -27,7 +25,6 @@ struct Inner {
     signal: AbortSignal,
     /// Resolves when the signal is aborted.
     aborted: Promise,
-    reason: RefCell<Option<(RunOutcome, String)>>,
 }
 
 /// Why waiting brought nothing.
@@ -58,7 +55,6 @@ impl Stop {
             controller,
             signal,
             aborted,
-            reason: RefCell::default(),
         })))
     }
 
@@ -70,17 +66,9 @@ impl Stop {
         self.0.signal.aborted()
     }
 
-    /// Ends it; the first reason counts.
-    pub(super) fn end(&self, outcome: RunOutcome, reason: String) {
-        if !self.is_stopped() {
-            self.0.reason.replace(Some((outcome, reason)));
-            self.0.controller.abort();
-        }
-    }
-
-    /// Why it was ended; without a reason of its own, that of the signals.
-    pub(super) fn reason(&self) -> Option<(RunOutcome, String)> {
-        self.0.reason.borrow().clone()
+    /// Ends it.
+    pub(super) fn end(&self) {
+        self.0.controller.abort();
     }
 
     /// Waits for a promise, but no longer than until the end.

@@ -1,23 +1,28 @@
 //! What all runs of a tree share.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use js_sys::{Array, JSON};
 use wasm_bindgen::prelude::*;
 
 use super::options::Options;
+use super::run::Run;
 use super::stop::{Places, Stop};
 use crate::driver::notify;
 use crate::glue::{Glue, now, thrown};
+use sandglass_core::budget::Budget;
 use sandglass_core::error::Error;
-use sandglass_rlm::event::{RlmEvent, RlmEventKind, RunOutcome};
+use sandglass_rlm::event::{RlmEvent, RunOutcome};
+use sandglass_rlm::tree::{self, Input};
 
 /// The whole of a run and its children.
 pub(super) struct Tree {
     pub(super) glue: Glue,
     pub(super) options: Options,
+    /// Knows the rules of its runs, and why they are ended.
+    runs: Arc<tree::Tree>,
     stop: Stop,
-    began_at: f64,
     /// Where runs of one depth, from 1, get their places: each depth waits for the next one only.
     places: Vec<Rc<Places>>,
     /// The trajectory.
@@ -29,10 +34,10 @@ impl Tree {
         let count = options.max_concurrent_runs;
         Rc::new(Self {
             glue,
+            runs: tree::Tree::new(options.rules(), now()),
             places: (0..options.max_depth).map(|_| Places::new(count)).collect(),
             options,
             stop,
-            began_at: now(),
             events: Array::new(),
         })
     }
@@ -42,18 +47,27 @@ impl Tree {
         self.places.get(usize::try_from(depth.checked_sub(1)?).ok()?)
     }
 
-    /// Why everything was ended.
-    pub(super) fn why_stopped(&self) -> Option<(RunOutcome, String)> {
-        if !self.stop.is_stopped() {
-            return None;
-        }
-        let aborted = || (RunOutcome::Aborted, "its signal was aborted".to_owned());
-        Some(self.stop.reason().unwrap_or_else(aborted))
+    /// Makes the first run.
+    pub(super) fn root(self: &Rc<Self>, budget: Budget) -> Rc<Run> {
+        let root = self.runs.root(self.options.task.clone(), budget, now());
+        Run::new(self.clone(), root, self.stop.clone())
     }
 
-    /// Ends all runs, because one of them cannot go on.
-    pub(super) fn fail(&self, why: String) {
-        self.stop.end(RunOutcome::Failed, why);
+    /// Ends all runs; the first reason counts.
+    pub(super) fn end(&self, outcome: RunOutcome, why: impl Into<String>) {
+        if !self.stop.is_stopped() {
+            self.runs.stop(outcome, why);
+            self.stop.end();
+        }
+    }
+
+    /// A run was ended, by itself or with all of them.
+    pub(super) fn stopped(&self) -> Input {
+        if self.stop.is_stopped() {
+            // The reason, where nobody has given one.
+            self.runs.stop(RunOutcome::Aborted, "its signal was aborted");
+        }
+        Input::Stopped
     }
 
     pub(super) fn thrown(&self, error: &Error) -> JsValue {
@@ -66,21 +80,14 @@ impl Tree {
     }
 
     /// Tells whoever listens, and keeps it.
-    pub(super) fn emit(&self, run: &str, depth: u32, kind: RlmEventKind) {
-        let is_live = kind.is_live();
-        let event = RlmEvent {
-            run: run.to_owned(),
-            depth,
-            time: ((now() - self.began_at) * 10.0).round() / 10.0,
-            kind,
-        };
-        let json = serde_json::to_string(&event).unwrap_or_default();
-        let Ok(event) = JSON::parse(&json) else { return };
-        if !is_live {
-            self.events.push(&event);
+    pub(super) fn emit(&self, event: &RlmEvent) {
+        let json = serde_json::to_string(event).unwrap_or_default();
+        let Ok(told) = JSON::parse(&json) else { return };
+        if !event.kind.is_live() {
+            self.events.push(&told);
         }
         if let Some(callback) = &self.options.on_event {
-            notify(callback, &event);
+            notify(callback, &told);
         }
     }
 }

@@ -5,8 +5,9 @@ use super::openai::Reply;
 use super::parse::parse;
 use sandglass_core::budget::{Budget, Usage};
 
-/// Counts the call of a draft, if there may be one: never one of the `own_calls` that the run itself may need.
-pub fn admit(budget: &Budget, own_calls: u32, now: f64) -> bool {
+/// Counts the call of a draft for this turn, if there may be one: never one of the calls that the run itself may need.
+pub fn admit(budget: &Budget, turn: u32, max_iterations: u32, now: f64) -> bool {
+    let own_calls = max_iterations.saturating_sub(turn) + 1;
     let left = budget.left(now).calls;
     left.is_none_or(|left| left > f64::from(own_calls)) && budget.admit(now).is_ok()
 }

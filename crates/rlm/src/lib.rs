@@ -4,6 +4,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`controller`] | the state machine of one run |
+//! | [`tree`] | runs and their children: numbers, queries, events and why they end |
 //! | [`prompt`] | everything that a model reads |
 //! | [`parse`] | the code in a model's reply |
 //! | [`answer`] | final values as JSON, and as what was asked for |
@@ -35,6 +36,7 @@ pub mod prompt;
 pub mod query;
 pub mod replay;
 pub mod schema;
+pub mod tree;
 pub mod writing;
 
 use serde::{Deserialize, Serialize};

@@ -9,6 +9,27 @@ pub fn fits(prompt: &str, most: u32) -> bool {
     prompt.len() <= 4 * most as usize && estimate_tokens(prompt) <= most as usize
 }
 
+/// A prompt that is not answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// Its beginning, which is told.
+    pub start: String,
+    /// Why it is not.
+    pub why: String,
+}
+
+/// A prompt, if it fits into `most` tokens.
+///
+/// # Errors
+/// [`Refused`] when it does not.
+pub fn checked(prompt: String, most: u32) -> Result<String, Refused> {
+    if fits(&prompt, most) {
+        return Ok(prompt);
+    }
+    let why = too_long(prompt.chars().count(), most);
+    Err(Refused { start: prompt, why })
+}
+
 /// What Python is told of a prompt of `chars` characters that does not fit.
 pub fn too_long(chars: usize, most: u32) -> String {
     format!(

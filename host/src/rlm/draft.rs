@@ -9,15 +9,16 @@ use sandglass_rlm::{Message, draft};
 use super::Endpoint;
 use crate::driver::now;
 
-/// Asks for a draft of a reply, where the budget has more than the `own_calls` that the run itself may need; the code that it has. Whoever drops
+/// Asks for a draft of this turn's reply, where the budget has more calls than the run itself may need; the code that it has. Whoever drops
 /// this early pays for what it was sent and has said so far.
 pub(super) async fn draft(
     endpoint: &Endpoint,
     messages: &[Message],
     budget: &Budget,
-    own_calls: u32,
+    turn: u32,
+    max_iterations: u32,
 ) -> Option<Vec<String>> {
-    if !draft::admit(budget, own_calls, now()) {
+    if !draft::admit(budget, turn, max_iterations, now()) {
         return None;
     }
     let mut asked = Asked {

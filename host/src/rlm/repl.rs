@@ -33,10 +33,10 @@ impl Repl {
             .launcher(run.tree.launcher.clone())
             .limits(run.tree.options.limits.clone())
             .resources(run.tree.options.resources)
-            .shared_budget(run.budget.clone())
+            .shared_budget(run.budget())
             .predictions(run.tree.options.predictions)
-            .on_llm_query(move |query| answer(llm.clone(), query, Run::llm_query))
-            .on_rlm_query(move |query| answer(rlm.clone(), query, Run::rlm_query))
+            .on_llm_query(move |query| answer(llm.clone(), query, false))
+            .on_rlm_query(move |query| answer(rlm.clone(), query, true))
             .build()
             .await
             .map_err(|error| error.to_string())?;
@@ -157,11 +157,7 @@ fn build(value: Value, to: &mut ToJson) -> serde_json::Value {
     }
 }
 
-async fn answer<W, F>(run: Weak<Run>, query: Query, work: W) -> Result<Answer, String>
-where
-    W: FnOnce(Arc<Run>, Query, super::stop::Stop) -> F,
-    F: Future<Output = Result<Answer, String>> + Send + 'static,
-{
+async fn answer(run: Weak<Run>, query: Query, is_recursive: bool) -> Result<Answer, String> {
     let run = run.upgrade().ok_or("the run is over")?;
-    run.answer_query(query, work).await
+    run.answer(query, is_recursive).await
 }

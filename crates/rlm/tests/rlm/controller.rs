@@ -27,7 +27,7 @@ fn task() -> Task {
     }
 }
 
-fn execution(outcome: Outcome, stdout: &str) -> CodeExecution {
+pub(super) fn execution(outcome: Outcome, stdout: &str) -> CodeExecution {
     serde_json::from_value(json!({
         "id": 1, "code": "", "stdout": stdout, "stderr": "", "duration": 1, "guestTime": 1, "outcome": outcome,
         "state": { "status": "kept" }, "truncated": Truncated::default(), "hostCalls": 0, "displays": [], "files": []
@@ -35,7 +35,7 @@ fn execution(outcome: Outcome, stdout: &str) -> CodeExecution {
     .unwrap()
 }
 
-fn said(text: &str) -> Reply {
+pub(super) fn said(text: &str) -> Reply {
     Reply {
         text: text.to_owned(),
         usage: Some(Usage {
@@ -115,7 +115,7 @@ fn script(task: Task, replies: &[&str]) -> Ran {
     })
 }
 
-fn cell(code: &str) -> String {
+pub(super) fn cell(code: &str) -> String {
     format!("```repl\n{code}\n```")
 }
 

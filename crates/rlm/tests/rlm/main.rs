@@ -5,3 +5,4 @@
 mod controller;
 mod events;
 mod openai;
+mod tree;

@@ -1,0 +1,411 @@
+//! A tree of runs: the first one, and those that its code starts by `rlm_query`.
+//!
+//! A [`Run`] is a [`Controller`] with its place in the tree: it numbers the queries of its code, says how each is answered, and goes on when
+//! all of them are. The driver gives it [`Input`]s and queries, and carries out the [`Step`]s: it asks models, runs code and waits.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde_json::Value;
+
+use super::answer::text;
+use super::controller::{self, Controller, Effect, Finish, Task};
+use super::event::{RlmEvent, RlmEventKind, RunOutcome};
+use super::openai::Reply;
+use super::prompt::ContextFacts;
+use super::query::{self, Refused};
+use super::schema::Schema;
+use super::{Message, Role};
+use sandglass_core::budget::{Budget, Usage};
+use sandglass_core::execution::CodeExecution;
+
+/// Characters of a model's name that Python gives. No model has a longer one.
+const MAX_NAME_CHARS: usize = 200;
+
+/// The rules that hold for all runs of a tree.
+#[derive(Debug, Clone)]
+pub struct Rules {
+    /// The schema of the first run's answer; children answer with texts.
+    pub schema: Option<Schema>,
+    /// Replies of the model that a run may take.
+    pub max_iterations: u32,
+    /// Tokens of one prompt, by estimate.
+    pub max_prompt_tokens: u32,
+    /// Levels of runs below the first.
+    pub max_depth: u32,
+    /// Characters that are shown of each output.
+    pub output_chars: usize,
+    /// The user's functions that Python may call.
+    pub functions: Vec<String>,
+    /// Packages that Python can import beside its standard library.
+    pub packages: Vec<String>,
+    /// Models that Python may name; none when it has no choice.
+    pub models: Vec<String>,
+    /// The user's addition to the system prompt.
+    pub instructions: Option<String>,
+}
+
+/// The part that all runs of a tree share.
+#[derive(Debug)]
+pub struct Tree {
+    rules: Rules,
+    began_at: f64,
+    why_stopped: Mutex<Option<(RunOutcome, String)>>,
+}
+
+/// What happens to a run.
+#[derive(Debug, Clone)]
+pub enum Input {
+    /// The sandbox has its contexts, which are these.
+    Ready(Vec<ContextFacts>),
+    /// The model replied, or failed.
+    Replied(Result<Reply, String>),
+    /// A block has ended. With the value that it declared final, or why that is none.
+    Executed(Box<CodeExecution>, Option<Result<Value, String>>),
+    /// The sandbox failed.
+    Failed(String),
+    /// The run was ended: with its tree, for the reason that [`Tree::stop`] was given, or because nobody waits for its answer.
+    Stopped,
+}
+
+impl Input {
+    /// Whether the run needs its sandbox no more. The sandbox has to be gone first: the run waits for the queries of its code.
+    pub fn is_end(&self) -> bool {
+        matches!(self, Self::Failed(_) | Self::Stopped)
+    }
+}
+
+/// What the driver is to do for a run.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Step {
+    /// Ask the model for the reply of this turn; the answer is [`Input::Replied`].
+    Ask(u32, Vec<Message>),
+    /// Run code; the answer is [`Input::Executed`].
+    Execute(String),
+    /// The run is over.
+    Finish(Finish),
+}
+
+/// What follows from an input: events that are to be told, then a step. Without a step, the run waits for its queries.
+#[derive(Debug, Default)]
+pub struct Next {
+    /// To be told in this order.
+    pub events: Vec<RlmEvent>,
+    /// To be done after that.
+    pub step: Option<Step>,
+}
+
+/// A query of Python's.
+#[derive(Debug)]
+pub struct Query {
+    /// Its number in the run, from 1. [`Run::answered`] has to be told what came of it.
+    pub call: u32,
+    /// To be told before it is answered.
+    pub started: RlmEvent,
+    /// How it is answered.
+    pub work: Work,
+}
+
+/// The way to the answer of a query.
+#[derive(Debug)]
+pub enum Work {
+    /// The sub-model is asked, by the name that Python gave.
+    Ask(Vec<Message>, Option<String>),
+    /// A child run does it.
+    Recurse(Box<Run>),
+    /// It is not answered, for this reason.
+    Refuse(String),
+}
+
+/// What came of the work for a query.
+#[derive(Debug)]
+pub enum Came {
+    /// The model replied.
+    Reply(Reply),
+    /// The child is over.
+    Finish(Finish),
+    /// There is no answer, for this reason.
+    Failed(String),
+    /// Nobody waits for the answer any more.
+    Stopped,
+}
+
+/// The answer that Python gets.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer {
+    /// The text.
+    pub text: String,
+    /// What the model used; the calls of a child are counted by themselves.
+    pub usage: Usage,
+}
+
+/// A query that is being answered.
+#[derive(Debug)]
+struct Open {
+    began_at: f64,
+    asked: Vec<Message>,
+}
+
+/// One run.
+#[derive(Debug)]
+pub struct Run {
+    tree: Arc<Tree>,
+    id: String,
+    depth: u32,
+    budget: Budget,
+    controller: Controller,
+    asked_at: f64,
+    calls: u32,
+    children: u32,
+    open: HashMap<u32, Open>,
+    /// What happened while queries were open.
+    held: Option<controller::Input>,
+}
+
+impl Tree {
+    /// A tree whose first run begins at `now`.
+    pub fn new(rules: Rules, now: f64) -> Arc<Self> {
+        Arc::new(Self {
+            rules,
+            began_at: now,
+            why_stopped: Mutex::default(),
+        })
+    }
+
+    /// The rules of its runs.
+    pub fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// Says why all runs are about to be ended; the first reason counts.
+    pub fn stop(&self, outcome: RunOutcome, why: impl Into<String>) {
+        let mut stopped = self.why_stopped.lock().unwrap_or_else(PoisonError::into_inner);
+        stopped.get_or_insert_with(|| (outcome, why.into()));
+    }
+
+    fn why_stopped(&self) -> Option<(RunOutcome, String)> {
+        let stopped = self.why_stopped.lock().unwrap_or_else(PoisonError::into_inner);
+        stopped.clone()
+    }
+
+    /// The first run.
+    pub fn root(self: &Arc<Self>, task: String, budget: Budget, now: f64) -> Run {
+        self.run("0".to_owned(), 0, task, budget, now)
+    }
+
+    fn run(self: &Arc<Self>, id: String, depth: u32, task: String, budget: Budget, now: f64) -> Run {
+        let Rules {
+            schema,
+            max_iterations,
+            max_prompt_tokens,
+            max_depth,
+            output_chars,
+            functions,
+            packages,
+            models,
+            instructions,
+        } = self.rules.clone();
+        let task = Task {
+            task,
+            schema: schema.filter(|_| depth == 0),
+            max_iterations,
+            max_prompt_tokens: max_prompt_tokens as usize,
+            output_chars,
+            depth,
+            max_depth,
+            functions,
+            packages,
+            models,
+            instructions,
+        };
+        Run {
+            tree: self.clone(),
+            id,
+            depth,
+            controller: Controller::new(task, budget.clone(), now),
+            budget,
+            asked_at: now,
+            calls: 0,
+            children: 0,
+            open: HashMap::new(),
+            held: None,
+        }
+    }
+}
+
+impl Run {
+    /// Its path in the tree: `"0"` is the first run, `"0.1"` the second of its children.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Its level in the tree; 0 is the first run.
+    pub fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    /// What it may spend.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// An event of this run.
+    pub fn event(&self, now: f64, kind: RlmEventKind) -> RlmEvent {
+        RlmEvent {
+            run: self.id.clone(),
+            depth: self.depth,
+            time: ((now - self.tree.began_at) * 10.0).round() / 10.0,
+            kind,
+        }
+    }
+
+    /// Takes an input. While queries are open, it waits for the last of them: what they did is told before anything else happens.
+    pub fn handle(&mut self, now: f64, input: Input) -> Next {
+        self.held = Some(match input {
+            Input::Ready(facts) => controller::Input::Ready(facts),
+            Input::Replied(reply) => controller::Input::Replied(reply, now - self.asked_at),
+            Input::Executed(execution, declared) => controller::Input::Executed(execution, declared),
+            Input::Failed(why) => controller::Input::Stop(RunOutcome::Failed, why),
+            Input::Stopped => {
+                let (outcome, why) = self.tree.why_stopped().unwrap_or_else(|| {
+                    let why = "nobody waits for its answer any more";
+                    (RunOutcome::Aborted, why.to_owned())
+                });
+                controller::Input::Stop(outcome, why)
+            }
+        });
+        self.go_on(now)
+    }
+
+    fn go_on(&mut self, now: f64) -> Next {
+        let mut next = Next::default();
+        if !self.open.is_empty() {
+            return next;
+        }
+        let Some(input) = self.held.take() else { return next };
+        let mut effects = self.controller.handle(now, input);
+        if effects.is_empty() && !self.controller.is_done() {
+            let stop = controller::Input::Stop(RunOutcome::Failed, "the run came to a standstill".to_owned());
+            effects = self.controller.handle(now, stop);
+        }
+        for effect in effects {
+            match effect {
+                Effect::Emit(kind) => next.events.push(self.event(now, kind)),
+                Effect::Ask(messages) => {
+                    self.asked_at = now;
+                    next.step = Some(Step::Ask(self.controller.turn(), messages));
+                }
+                Effect::Execute(code) => next.step = Some(Step::Execute(code)),
+                Effect::Finish(finish) => next.step = Some(Step::Finish(finish)),
+            }
+        }
+        next
+    }
+
+    /// Code calls `llm_query`, with the name of a model where it gives one.
+    pub fn llm_query(&mut self, now: f64, prompt: Result<String, Refused>, model: Option<String>) -> Query {
+        let model: Option<String> = model.map(|name| name.chars().take(MAX_NAME_CHARS).collect());
+        let call = self.begin(now);
+        let started = RlmEventKind::call_started(call, "llm_query", shown(&prompt), model.clone(), None);
+        let work = match prompt {
+            Ok(prompt) => self.ask(call, prompt, model),
+            Err(refused) => Work::Refuse(refused.why),
+        };
+        Query {
+            call,
+            started: self.event(now, started),
+            work,
+        }
+    }
+
+    /// Code calls `rlm_query`. A run one level deeper answers it, or the sub-model where there is no deeper level: then `context` gives the
+    /// context as text, or none when that is longer than so many bytes, or why it is no text.
+    pub fn rlm_query(
+        &mut self,
+        now: f64,
+        task: Result<String, Refused>,
+        budget: Budget,
+        context: impl FnOnce(usize) -> Result<Option<String>, String>,
+    ) -> Query {
+        let call = self.begin(now);
+        let (most, max_depth) = (self.tree.rules.max_prompt_tokens, self.tree.rules.max_depth);
+        let recurses = self.depth < max_depth && task.is_ok();
+        let child = recurses.then(|| format!("{}.{}", self.id, self.children));
+        let started = RlmEventKind::call_started(call, "rlm_query", shown(&task), None, child.clone());
+        let work = match (task, child) {
+            (Ok(task), Some(id)) => {
+                self.children += 1;
+                Work::Recurse(Box::new(self.tree.run(id, self.depth + 1, task, budget, now)))
+            }
+            (Ok(task), None) => match context(4 * most as usize) {
+                Ok(context) => match context.and_then(|context| query::with_context(&task, &context, most)) {
+                    Some(prompt) => self.ask(call, prompt, None),
+                    None => Work::Refuse(query::no_deeper(max_depth, most)),
+                },
+                Err(why) => Work::Refuse(why),
+            },
+            (Err(refused), _) => Work::Refuse(refused.why),
+        };
+        Query {
+            call,
+            started: self.event(now, started),
+            work,
+        }
+    }
+
+    fn begin(&mut self, began_at: f64) -> u32 {
+        self.calls += 1;
+        let asked = Vec::new();
+        self.open.insert(self.calls, Open { began_at, asked });
+        self.calls
+    }
+
+    fn ask(&mut self, call: u32, prompt: String, model: Option<String>) -> Work {
+        let messages = vec![Message::new(Role::User, prompt)];
+        if let Some(open) = self.open.get_mut(&call) {
+            open.asked.clone_from(&messages);
+        }
+        Work::Ask(messages, model)
+    }
+
+    /// The work for a query is over: what Python is told, and what follows for the run.
+    pub fn answered(&mut self, now: f64, call: u32, came: Came) -> (Result<Answer, String>, Next) {
+        let Some(Open { began_at, asked }) = self.open.remove(&call) else {
+            return (Err("the run is over".to_owned()), Next::default());
+        };
+        let answered = match came {
+            Came::Reply(reply) => {
+                let usage = reply.used(&asked);
+                Ok((reply.text, Some(Usage { calls: 0.0, ..usage })))
+            }
+            Came::Finish(Finish {
+                answer: Some(answer), ..
+            }) => Ok((text(&answer), None)),
+            Came::Finish(Finish { outcome, error, .. }) => Err(query::child_failed(outcome, error)),
+            Came::Failed(why) => Err(why),
+            Came::Stopped => Err("nobody waits for the answer any more".to_owned()),
+        };
+        let ended = RlmEventKind::CallEnded {
+            call,
+            answer: answered.as_ref().ok().map(|(text, _)| text.clone()),
+            error: answered.as_ref().err().cloned(),
+            usage: answered.as_ref().ok().and_then(|(_, usage)| *usage),
+            duration: now - began_at,
+        };
+        let ended = self.event(now, ended);
+        let mut next = self.go_on(now);
+        next.events.insert(0, ended);
+        let answer = answered.map(|(text, usage)| Answer {
+            text,
+            usage: usage.unwrap_or_default(),
+        });
+        (answer, next)
+    }
+}
+
+fn shown(prompt: &Result<String, Refused>) -> &str {
+    match prompt {
+        Ok(prompt) => prompt,
+        Err(refused) => &refused.start,
+    }
+}

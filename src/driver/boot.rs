@@ -12,7 +12,7 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::spawn_local;
 
 use super::Driver;
-use super::slots::{GuestSlot, Held, UnconfirmedInit};
+use super::slots::{Act, GuestSlot, Held, UnconfirmedInit};
 use crate::assets::{self, Assets};
 use crate::glue::{Glue, describe};
 use crate::guest_frame::Guest;
@@ -177,12 +177,7 @@ impl GuestSlot {
 
 /// Starts a guest in the place that it has. Within a frame, Python starts while its files are still being checked: it hears and
 /// says nothing until they are.
-async fn start(
-    base: &str,
-    glue: &Glue,
-    isolation: Isolation,
-    on_guest: &impl Fn(&dyn Fn(&Driver, &GuestSlot)),
-) -> Result<(), Error> {
+async fn start(base: &str, glue: &Glue, isolation: Isolation, on_guest: &impl Fn(&Act<'_>)) -> Result<(), Error> {
     let assets = Assets::load(base, glue);
     let launched = async {
         let script = assets.script().await?;

@@ -43,6 +43,9 @@ pub(super) struct GuestSlot {
     pub(super) maker: RefCell<Option<Maker>>,
 }
 
+/// Something to do with the driver and a guest of its.
+pub(super) type Act<'a> = dyn Fn(&Driver, &GuestSlot) + 'a;
+
 /// A guest, as it is reached.
 pub(super) enum Held {
     Here(Guest),
@@ -179,7 +182,7 @@ impl Driver {
     }
 
     /// Runs something on the driver and a guest, as long as both are there.
-    pub(super) fn of_generation(&self, generation: u32) -> impl Fn(&dyn Fn(&Self, &GuestSlot)) + 'static {
+    pub(super) fn of_generation(&self, generation: u32) -> impl Fn(&Act<'_>) + 'static {
         let this = self.this.clone();
         move |act| {
             if let Some(driver) = this.upgrade()

@@ -14,7 +14,7 @@ use super::cell::{Cell, Ended, Failure, evaluate};
 use super::cell_history::History;
 use super::input::Input;
 use super::wire::{Channels, Publisher, Sender, Wire, problem};
-use super::{CellsArgs, RunArgs, looks};
+use super::{CellsArgs, RunArgs, completion};
 use sandglass_host::complete::{State, state};
 use sandglass_host::sandbox::Sandbox;
 

@@ -50,10 +50,6 @@ export interface SandboxOptions {
   /** Bytes that all files in the sandbox may have together; writing more is an `OSError` in Python. Default 256 MiB. */
   maxFileBytes?: number;
   /**
-   * Bytes of results that are kept, so that code which is known to change nothing is answered at once when it comes again and all
-   * that it depends on is as it was. Default 0: none are.
-   */
-  /**
    * The part of the sandbox's time, from 0 to 1, that may be spent on code that ran ahead and was then not asked for, as if the sandbox were
    * a minute older. Beyond it, nothing but code that is being written runs ahead. Default 0.05.
    */

@@ -85,7 +85,11 @@ async fn assert_harmless(sandbox: &Sandbox, code: &str) {
     assert_ne!(run.outcome, Outcome::Timeout, "{code}: {run:?}");
     // A guest may end after its code has been told of: the next execution says so.
     let next = sandbox.execute("print('here')").await.unwrap();
-    assert_eq!((next.outcome, next.stdout.as_str()), (Outcome::Ok, "here\n"), "{code}: {next:?}");
+    assert_eq!(
+        (next.outcome, next.stdout.as_str()),
+        (Outcome::Ok, "here\n"),
+        "{code}: {next:?}"
+    );
     assert_works(sandbox).await;
     text(sandbox, PRELUDE).await;
 }

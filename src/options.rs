@@ -1,4 +1,5 @@
-//! `createSandbox`'s options, checked: an unknown or ill-typed one is an error that names it.
+//! `createSandbox`'s options, checked: an unknown or ill-typed one is an error that names it. Options that are plain numbers are
+//! [limits](sandglass_core::limits), and are added there.
 
 use js_sys::{Array, Function};
 use wasm_bindgen::prelude::*;

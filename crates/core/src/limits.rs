@@ -1,4 +1,8 @@
-//! Every default, with its unit and its range. Neither JavaScript nor Python holds numbers of its own.
+//! Every number that a user may set, with its default, unit and range, and every bound that host and guest share. A number that one
+//! file alone needs stands in that file.
+//!
+//! A new limit is a field of [`Limits`] with a name in `Limits::NAMES`: the options of pages and of the server read it by that name. It is
+//! described in `src/sandbox.rs` (TypeScript) and `crates/server/src/openapi.json`.
 
 use crate::error::Error;
 

@@ -192,8 +192,8 @@ pub enum Input<B> {
     HostReturned(u32, Result<Encoded<B>, HostFailure>),
     /// Code that is likely to come next, instead of what was told before.
     Hint(Vec<Prediction>),
-    /// What there is so far of code that is being written, and the `timeout` that it will come with: whole lines, after which another
-    /// statement begins. Empty when nobody writes any more.
+    /// Code that is being written, as far as it is there, and the `timeout` that it will have. It is whole lines, up to where another
+    /// statement begins; it is empty when nobody writes any more.
     Written(String, Option<f64>),
     /// The newest of what is talked about; guesses are made of it, where there are any.
     Conversation(String),
@@ -332,7 +332,7 @@ impl<B: Body> Session<B> {
         self
     }
 
-    /// One whose driver forks the main guest for the boot of a shadow, so that a copy needs no checkpoint to be what the guest is.
+    /// For drivers that boot a shadow by forking the main guest: no checkpoint is needed for a copy.
     #[must_use]
     pub fn with_forks(mut self) -> Self {
         self.interpreter.forks = true;
@@ -450,7 +450,8 @@ impl<B: Body> Session<B> {
         std::mem::take(&mut self.effects)
     }
 
-    /// Does what comes next: what was asked for, then what keeps it safe, then what may be asked for.
+    /// Does what comes next: first queued commands, then a save, then code ahead of time. After each step shadows hear of changes
+    /// (`follow`), before the next step reads them.
     fn run_next(&mut self, now: f64) {
         while self.interpreter.is_free() {
             let joins = self.shadows.are_joined(now, &self.interpreter);

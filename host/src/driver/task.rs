@@ -1,4 +1,8 @@
-//! The task of a sandbox.
+//! The task of a sandbox. It hears users, guests and the timer, gives each to the session as an input, and carries out the effects in
+//! order.
+//!
+//! `feed` gives an input and does all that follows from it. `tell` gives an input whose effects wait in the queue: it is for whatever
+//! happens while effects are carried out. A guest is known by its generation, since it may change slots while its frames are read.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
@@ -29,7 +33,7 @@ use crate::guest::{Guest, Hits};
 use crate::launcher::Launcher;
 use crate::value::{Payload, Value};
 
-/// Bytes of output after which the guest is given credit for more; it has that for several times as many.
+/// After so many bytes of output are taken, the guest may send as many more. It begins with credit for several times that.
 const CREDIT_BYTES: usize = 512 << 10;
 /// Frames of a guest that are taken before anybody else is heard.
 const FRAMES_AT_ONCE: usize = 64;
@@ -488,7 +492,8 @@ impl SandboxTask {
         }
     }
 
-    /// The guest is gone: whatever runs is told by what.
+    /// The main guest is gone. One from the pool that died before it was ready is replaced unseen. Otherwise the session hears of it, and
+    /// the execution under way is told what killed it.
     fn main_lost(&mut self, why: &str, killer: Option<Killer>) {
         if self.session.is_booting()
             && let Some(running) = self.slots.running_mut(Slot::Main)

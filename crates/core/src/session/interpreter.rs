@@ -3,6 +3,9 @@
 //! Guests come and go: one that dies is replaced by a fresh one, which is given what was saved. Commands wait in a queue, and become
 //! exchanges one at a time. An interpreter knows nothing of slots, nor of copies of it that run code ahead: it only notes what they have to
 //! know.
+//!
+//! Its methods stand where their subject is: `commands.rs` (the queue), `exchanges.rs`, `saves.rs`, `contexts.rs`, `packages.rs`,
+//! `pings.rs`. Here are its life, its clock, and what sorts what its guest says.
 
 use std::collections::VecDeque;
 
@@ -93,7 +96,7 @@ pub(super) struct Interpreter<B> {
     pub(super) contexts: Contexts<B>,
     /// Whether code may run before there is a `context`.
     pub(super) contextless: bool,
-    /// Those of them that the guest does not have, or not in their newest form.
+    /// Names of the contexts that the guest does not have, or not in their newest form.
     pub(super) lacking: Vec<String>,
     /// The user's variables as last reported.
     pub(super) names: Vec<String>,
@@ -439,6 +442,8 @@ impl<B: Body> Interpreter<B> {
         }
         self.checkpoints.note_wait(now, demand);
     }
+
+    // ---- what the guest says ----
 
     /// Something comes from the guest.
     pub(super) fn guest_input(&mut self, now: f64, input: GuestInput<B>) {

@@ -4,7 +4,7 @@
 - `bridge.py`     `Bridge`, what a backend provides: output, host calls, sleep
 - `compiling.py`  a cell as code objects;  `running.py` runs them;  `sources.py` keeps their text for tracebacks
 - `namespace.py`  the user's `__main__`, reserved names, the final answer
-- `helpers.py`    `llm_query`, `FINAL`, `chunk_text`, …: what user code can call;  `reading.py` those that read a text
+- `helpers.py`    `llm_query`, `FINAL`, …: what user code can call;  `reading.py` `chunk_text`, … that read a text
 - `profiles.py`   the names, texts and conventions of other projects that `helpers.py` can take on
 - `output.py`     stdout and stderr, bounded;  `loop.py` asyncio on top of `Bridge.sleep`
 - `displays.py`   rich outputs;  `figures.py` those of matplotlib;  `ipython.py` what code of notebooks imports for them

@@ -1,4 +1,6 @@
-"""What user code can call: sub-model queries, final answers, and tools for reading a large context.
+"""What user code can call: sub-model queries and final answers. Tools for reading a large context are in `reading.py`.
+
+A new helper also needs a name in `profiles.py` and a line in the controller's prompt (`crates/rlm/src/prompt.rs`).
 
 Which of it there is, under which names and with which texts, is said by the profile (`profiles.py`).
 

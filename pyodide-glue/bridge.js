@@ -184,7 +184,7 @@ export function createBridge(post, mailbox, detector) {
       holdUntil = time + HOLD_MS;
     },
 
-    /** Whether Python is in a turn. */
+    /** Returns true when Python is in a turn. */
     busy: () => turn !== 0,
 
     /** Nothing is known of what the guest was told before, which may not have been heard yet; calls are numbered from 1 again. */
@@ -377,7 +377,7 @@ export function createBridge(post, mailbox, detector) {
 
       canBlock: mailbox !== undefined,
 
-      /** Whether Python is to stop now; asked by its signal handler. */
+      /** Returns true when Python is to stop now; asked by its signal handler. */
       overdue() {
         const time = now();
         if (time >= deadline) stopping ??= "timeout";

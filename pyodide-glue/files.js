@@ -85,7 +85,7 @@ export function createFiles({ FS }) {
     if (!(bytes + more <= mostBytes)) refuse(ENOSPC);
   };
 
-  /** Whether there is room for one more, so named in this folder. @param {Node} parent @param {string} name */
+  /** Checks that there is room for one more, so named in this folder. @param {Node} parent @param {string} name */
   const needPlace = (parent, name) => {
     const bytes = encodeName(name);
     if (bytes.length > LONGEST_NAME) refuse(ENAMETOOLONG);

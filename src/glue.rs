@@ -12,7 +12,7 @@ extern "C" {
     #[derive(Clone)]
     pub type Glue;
 
-    /// Where the assets are, unless `assetsUrl` says otherwise.
+    /// The address of the assets, unless `assetsUrl` says otherwise.
     #[wasm_bindgen(method, getter, js_name = assetsUrl)]
     pub(super) fn assets_url(this: &Glue) -> String;
     /// The SHA-256 of every asset, as subresource integrity metadata, by its name.
@@ -131,7 +131,7 @@ pub(super) fn thrown(glue: &Glue, error: &Error) -> JsValue {
     Reflect::construct(&glue.sandbox_error(), &arguments).unwrap_or_else(|failure| failure)
 }
 
-/// Whether a string has no lone surrogates.
+/// Returns true when a string has no lone surrogates.
 pub(super) fn well_formed(text: &JsString) -> bool {
     text.unchecked_ref::<Text>().is_well_formed()
 }
@@ -157,7 +157,7 @@ pub(super) fn exact(what: &str, text: &JsString) -> Result<String, String> {
     Err(ill_formed(what, lone.unwrap_or_default()))
 }
 
-/// Whether a value is an object that is nobody's instance: a literal, `JSON.parse`d, or of `Object.create(null)`, of
+/// Returns true when a value is an object that is nobody's instance: a literal, `JSON.parse`d, or of `Object.create(null)`, of
 /// this realm or another.
 pub(super) fn is_plain(value: &JsValue) -> bool {
     if !value.is_object() {

@@ -31,7 +31,7 @@ const MAX_NOTICE: u32 = 1 << 16;
 /// Output that the guest was not yet told is taken, in bytes.
 const MOST_UNTOLD: f64 = 256.0 * 1024.0;
 
-/// Where a server is, and what opens it.
+/// A server's address, and what opens it.
 #[derive(Debug, Clone)]
 pub(super) struct Backend {
     /// Absolute; ends with a slash.
@@ -112,7 +112,7 @@ struct Line {
     seat: RefCell<Weak<Seat>>,
 }
 
-/// Who is told of a guest: its frames, why it is gone, and that a file that was to be sent cannot be read.
+/// The one who is told of a guest: its frames, why it is gone, and that a file that was to be sent cannot be read.
 pub(super) struct Owner {
     pub(super) on_booted: Box<dyn Fn()>,
     pub(super) on_frame: Box<dyn Fn(&ArrayBuffer)>,

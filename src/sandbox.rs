@@ -100,7 +100,7 @@ export interface SandboxOptions {
    * no checkpoints, so `checkpoint`, `undo`, `restore` and `fork` reject.
    */
   backend?: Backend;
-  /** Where the package's `dist/` is served. Default: beside the package's entry. */
+  /** The address that the package's `dist/` is served at. Default: beside the package's entry. */
   assetsUrl?: string;
   /** Gets what is printed, as it comes. */
   onStdout?: (text: string) => void;
@@ -112,7 +112,7 @@ export interface SandboxOptions {
   onProgress?: (progress: Progress) => void;
 }
 
-/** Where a server is. */
+/** A server's address. */
 export interface Backend {
   /** Its `http` or `https` address, as `sandglass-host serve` tells it. */
   url: string | URL;
@@ -148,7 +148,7 @@ export interface ExecuteOptions {
 
 /** What `feedback` takes. */
 export interface FeedbackOptions {
-  /** Whose texts. Default: those of the sandbox's `profile`. */
+  /** The profile whose texts they are. Default: those of the sandbox's `profile`. */
   format?: Profile | "rlm-minimal";
   /** The number of the code block, from 1, when the reply had several. */
   block?: number;
@@ -181,7 +181,7 @@ export interface FileEntry {
   path: string;
   /** Bytes; 0 for a folder. */
   size: number;
-  /** When it was last written, in milliseconds since 1970. */
+  /** The time at which it was last written, in milliseconds since 1970. */
   modified: number;
   type: "file" | "directory";
 }
@@ -209,9 +209,9 @@ export interface Sandbox {
 /** What a sandbox is and can do. */
 export interface Capabilities {
   isolation: "frame" | "worker" | "bubblewrap" | "docker" | "subprocess" | "jupyter";
-  /** How Python waits for the host: `atomics`, `jspi` or `none`; `native` on a server. */
+  /** The way Python waits for the host: `atomics`, `jspi` or `none`; `native` on a server. */
   bridge: string;
-  /** Whether running code can be stopped with its state kept. */
+  /** True when running code can be stopped with its state kept. */
   softInterrupt: boolean;
   /** Bytes. */
   memoryLimit: number;
@@ -355,7 +355,7 @@ impl Sandbox {
         shown(&self.driver.stats()).unchecked_into()
     }
 
-    /// How much ran ahead and what came of it, in Prometheus' text format.
+    /// Counts of what ran ahead and what came of it, in Prometheus' text format.
     pub fn metrics(&self) -> String {
         self.driver.stats().metrics()
     }

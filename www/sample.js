@@ -39,7 +39,7 @@ export async function harbourLogSlowly(lines = 5000, seed = 1) {
   return written.join("");
 }
 
-/** How it begins. */
+/** Its beginning. */
 export function harbourLogPeek(lines = 5000, seed = 1) {
   const pages = book(lines, seed);
   return Array.from({ length: 6 }, () => pages.next().value ?? "").join("");

@@ -1,4 +1,4 @@
-//! What the host is asked by Python, and what it is shown.
+//! Python's questions to the host, and what the host is shown.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use crate::launcher::{BackendKind, Settings};
 pub struct Finding {
     /// Which backend.
     pub backend: BackendKind,
-    /// Whether it can run guests, or why not and what to do.
+    /// Ok when it can run guests; else why not and what to do.
     pub usable: Result<(), String>,
 }
 

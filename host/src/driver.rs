@@ -28,7 +28,7 @@ pub fn now() -> f64 {
     CLOCK.elapsed().as_secs_f64() * 1_000.0
 }
 
-/// When that will be.
+/// The time at which that will be.
 fn instant(at: f64) -> Instant {
     let most = 86_400_000.0 * 365.0;
     *CLOCK + std::time::Duration::from_secs_f64(at.clamp(0.0, now() + most) / 1_000.0)

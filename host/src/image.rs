@@ -38,7 +38,7 @@ const PROXY: [&str; 6] = [
     "https_proxy",
     "no_proxy",
 ];
-/// Where systems keep the certificates that they trust, the first that is there is used.
+/// The place where systems keep the certificates that they trust, the first that is there is used.
 const CERTIFICATES: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
 
 /// Which packages.
@@ -73,7 +73,7 @@ impl Packages {
     }
 }
 
-/// How an image is to be built.
+/// The way an image is to be built.
 #[derive(Debug, Clone, Default)]
 pub struct Build {
     /// The image that it starts from. Without one it is [`BASE`] where the engine has that, else [`REGISTRY_BASE`].
@@ -140,7 +140,7 @@ fn failed(why: &dyn std::fmt::Display) -> Error {
     unavailable(format!("the image was not built: {why}"))
 }
 
-/// Whether the engine has an image of this name.
+/// Returns true when the engine has an image of this name.
 ///
 /// # Errors
 /// [`Error::BackendUnavailable`] when it does not say.

@@ -1,6 +1,6 @@
 //! The controller of a Recursive Language Model on native sandboxes: [`run`].
 //!
-//! What a run does is decided in [`sandglass_rlm`]; here it is carried out.
+//! [`sandglass_rlm`] decides what a run does; here it is carried out.
 //!
 //! | module | holds |
 //! |---|---|
@@ -50,9 +50,9 @@ pub struct RlmOptions {
     pub context: Value,
     /// More of it: `context_1`, `context_2`, … The model is told of 19 at most.
     pub more_contexts: Vec<Value>,
-    /// Who writes the code.
+    /// The model that writes the code.
     pub model: Endpoint,
-    /// Who answers `llm_query`, and writes the code of children.
+    /// The model that answers `llm_query`, and writes the code of children.
     pub sub_model: Endpoint,
     /// Levels of children.
     pub max_depth: u32,
@@ -72,9 +72,9 @@ pub struct RlmOptions {
     pub packages: Vec<String>,
     /// What each sandbox lives under.
     pub limits: Limits,
-    /// Whether code is guessed, where nothing better is known ([`SandboxBuilder::predictions`](crate::SandboxBuilder::predictions)).
+    /// True when code is guessed, where nothing better is known ([`SandboxBuilder::predictions`](crate::SandboxBuilder::predictions)).
     pub predictions: bool,
-    /// Who drafts each reply while the model thinks: the code of the draft runs ahead, where guests can make [copies](Launcher::forks) of
+    /// The model that drafts each reply while the model thinks: the code of the draft runs ahead, where guests can make [copies](Launcher::forks) of
     /// themselves. It spends the budget as well, but never the calls that the run itself may need.
     pub draft: Option<Endpoint>,
     /// What each sandbox may use of the machine.
@@ -146,7 +146,7 @@ impl RlmOptions {
 /// What became of a tree of runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rlm {
-    /// How the first run ended.
+    /// The way the first run ended.
     pub finish: Finish,
     /// What the whole tree has spent.
     pub usage: Usage,

@@ -22,7 +22,7 @@ pub struct Python {
     /// The program that was asked: a virtual environment's is a link, and has to be started by this name.
     #[serde(skip)]
     pub executable: PathBuf,
-    /// Where that leads.
+    /// The path that it leads to.
     pub real: PathBuf,
     /// Its folder, or that of the virtual environment.
     pub prefix: PathBuf,
@@ -182,7 +182,7 @@ impl Runtime {
         }
     }
 
-    /// Whether somebody has compiled them.
+    /// Returns true when somebody has compiled them.
     pub fn is_compiled(&self) -> bool {
         self.path().join("sandglass/__pycache__").exists()
     }

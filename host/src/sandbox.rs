@@ -59,7 +59,7 @@ impl fmt::Debug for ExecuteOptions {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Execution {
-    /// How it went.
+    /// The outcome.
     #[serde(flatten)]
     pub run: CodeExecution,
     /// The final answer.
@@ -94,7 +94,7 @@ pub struct FileEntry {
     pub path: String,
     /// Its size in bytes.
     pub size: i64,
-    /// When it was last written, in milliseconds since 1970.
+    /// The time at which it was last written, in milliseconds since 1970.
     pub modified: f64,
     /// `file` or `folder`.
     #[serde(rename = "type")]
@@ -107,7 +107,7 @@ pub struct FileEntry {
 pub struct Capabilities {
     /// What runs the guest.
     pub backend: BackendKind,
-    /// Whether running code can be stopped with its state kept.
+    /// True when running code can be stopped with its state kept.
     pub soft_interrupt: bool,
     /// Python's version, or nothing.
     pub python: String,

@@ -36,7 +36,7 @@ pub struct Request {
     /// The state of an earlier run: base64 of an LZ4 frame of a cloudpickle. It is opened in the guest only.
     #[serde(default)]
     pub state: Option<String>,
-    /// Whether the response is to hold the state.
+    /// True when the response is to hold the state.
     #[serde(default)]
     pub capture_state: bool,
     /// Seconds of guest time, opening the state included, where it is not the server's `timeout`.
@@ -44,7 +44,7 @@ pub struct Request {
     pub timeout: Option<f64>,
 }
 
-/// How it went.
+/// The outcome.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Response {
     /// What was printed.
@@ -208,7 +208,7 @@ async fn answer(sandbox: &Sandbox, bounds: &Bounds, request: Request) -> Result<
     Ok((response, files))
 }
 
-/// Whether the run's guest has ended.
+/// Returns true when the run's guest has ended.
 fn is_gone(error: &Error) -> bool {
     matches!(error, Error::GuestLost(_) | Error::Protocol(_) | Error::BootFailed(_))
 }

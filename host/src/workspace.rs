@@ -11,7 +11,7 @@
 //! | `beneath` | paths that lead down only, and what may be opened |
 //! | `tree` | walking, measuring, comparing and removing |
 //! | `names` | names that are not UTF-8 |
-//! | `held` | files without a name that somebody still has open |
+//! | `unlinked_files` | files without a name that somebody still has open |
 
 mod beneath;
 mod names;
@@ -233,7 +233,7 @@ impl Workspaces {
         Err(WorkspaceError::InUse(label))
     }
 
-    /// Where they are.
+    /// Their folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -360,7 +360,7 @@ pub struct Entry {
     pub kind: EntryKind,
     /// Its size in bytes.
     pub size: u64,
-    /// When it was last written to: milliseconds since 1970.
+    /// The time at which it was last written to: milliseconds since 1970.
     pub modified_ms: i64,
 }
 
@@ -403,7 +403,7 @@ impl EntryKind {
 pub struct Listing {
     /// Sorted by path.
     pub entries: Vec<Entry>,
-    /// Whether there is more.
+    /// True when there is more.
     pub truncated: bool,
 }
 
@@ -419,20 +419,20 @@ pub struct Mark {
 pub struct Changes {
     /// By path.
     pub files: Vec<FileChange>,
-    /// How many more there are.
+    /// The number of those that are left out.
     pub omitted: u32,
-    /// Whether there were too many files to know of all.
+    /// True when there were too many files to know of all.
     pub complete: bool,
 }
 
 /// Everything here may take as long as the disk does: on tokio, use `spawn_blocking`.
 impl Workspace {
-    /// Where it is on the host.
+    /// Its path on the host.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whose it is.
+    /// Its owner.
     pub fn user(&self) -> &str {
         &self.user
     }

@@ -20,7 +20,7 @@ const recordings = join(root, "tests/sessions");
 const folder = join(root, ".setup/session-data");
 const LOG = join(root, ".setup/logs/session-data.log");
 
-/** Where a recording's data is, once {@link prepare} has run. @param {Data} data */
+/** The place where a recording's data is, once {@link prepare} has run. @param {Data} data */
 export const dataFile = (data) => join(folder, data.package, data.version, basename(data.file));
 
 /** Downloads what is missing, and checks all of it. */

@@ -39,7 +39,7 @@ struct Session {
     backend: String,
 }
 
-/// How a server says what is wrong.
+/// The way a server says what is wrong.
 #[derive(Deserialize)]
 struct Problem {
     error: Words,

@@ -28,7 +28,7 @@ pub(super) struct Options {
     pub(super) contexts: Vec<JsValue>,
     pub(super) model: Model,
     pub(super) sub_model: Model,
-    /// Who drafts what the models may reply.
+    /// The model that drafts what the models may reply.
     pub(super) draft: Option<Model>,
     pub(super) max_depth: u32,
     pub(super) max_iterations: u32,

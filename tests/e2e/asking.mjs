@@ -31,7 +31,7 @@ export function asking({ includes, name, page, results }, modelServer) {
     return page.$$eval(".run-row", (rows) => rows.map((row) => row.getAttribute("data-run")));
   }
 
-  /** How each of them is. */
+  /** The state of each of them. */
   function statuses() {
     return page.$$eval(".run-status", (all) => all.map((it) => it.textContent));
   }

@@ -132,7 +132,7 @@ function describe(value, depth) {
     .map(([key, item]) => `${key}: ${inner(item)}`)}}`;
 }
 
-/** Whether two values are the same, types included. @param {any} a @param {any} b @returns {boolean} */
+/** Returns true when two values are the same, types included. @param {any} a @param {any} b @returns {boolean} */
 function same(a, b) {
   if (Object.is(a, b)) return true;
   if (typeof a !== "object" || typeof b !== "object" || !a || !b) return false;
@@ -472,7 +472,7 @@ async function runSteps(test, world) {
   return [];
 }
 
-/** Whether nothing can be run after a case. @param {any} test */
+/** Returns true when nothing can be run after a case. @param {any} test */
 const isOver = (test) => JSON.stringify(test.step).includes('"destroy');
 
 // ---- cases ----

@@ -162,7 +162,7 @@ async function onlyAllowed(page, sanitize) {
         return problems;
       });
 
-      /** Whether a style sheet, as the browser reads it, has an address that is not its own. @param {string} css */
+      /** Returns true when a style sheet, as the browser reads it, has an address that is not its own. @param {string} css */
       function reaches(css) {
         const sheet = new CSSStyleSheet();
         sheet.replaceSync(css);

@@ -341,7 +341,7 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
   await within(sandbox.destroy(), "destroy", 5000);
 }
 
-/** Whether an execution cost the guest its life. @param {import("../../pkg/sandglass.js").CodeExecution} result */
+/** Returns true when an execution cost the guest its life. @param {import("../../pkg/sandglass.js").CodeExecution} result */
 const tookGuest = ({ outcome, error }) => outcome === "crashed" || !!error?.includes("the guest was terminated");
 
 /** What a copy of the state does not hold, and says so. @param {Model | undefined} model @param {{ name: string }[]} [lost] */

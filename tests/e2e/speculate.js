@@ -367,7 +367,7 @@ def search(masked, key=0x5A, piece=1 << 20):
     return found
 search(bytes([${[...secret].map((letter) => letter.charCodeAt(0) ^ 0x5a).join(", ")}]))`;
 
-/** What a guest that rests remembers stays in its sandbox, and ends with it. */
+/** Checks that what a guest that rests remembers stays in its sandbox, and ends with it. */
 async function remembered() {
   const problems = [];
   const frames = () => [...document.querySelectorAll("iframe")];

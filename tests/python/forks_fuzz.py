@@ -232,7 +232,7 @@ class Served:
 
 
 def different(one: list[Any], other: list[Any], what: str) -> list[str]:
-    """Where the two differ first."""
+    """The place where the two differ first."""
     a, b = repr(one), repr(other)
     if a == b:
         return []

@@ -26,7 +26,7 @@ pub enum ImageCommand {
     },
 }
 
-/// How an image is to be built.
+/// The way an image is to be built.
 #[derive(Debug, Args)]
 pub struct ImageArgs {
     /// The image that it starts from, with Python 3.11 or newer.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-/// How long anything may take, on a machine that is busy with other things.
+/// The time that anything may take, on a machine that is busy with other things.
 const LONG: Duration = Duration::from_secs(90);
 
 fn program(args: &[&str]) -> Output {

@@ -37,7 +37,7 @@ pub struct CodeExecution {
     pub duration: f64,
     /// The part of it that the timeout counts, in milliseconds.
     pub guest_time: f64,
-    /// How it ended.
+    /// The way it ended.
     pub outcome: Outcome,
     /// What became of the variables.
     pub state: StateReport,
@@ -50,9 +50,9 @@ pub struct CodeExecution {
     pub displays: Vec<Display>,
     /// The files of the working folder that it changed, by path.
     pub files: Vec<FileChange>,
-    /// How much was left out.
+    /// The amount left out.
     pub truncated: Truncated,
-    /// How many host calls it made.
+    /// The number of host calls that it made.
     pub host_calls: u32,
     /// Which limit ended it, or the guest with it, where that is known; only native guests have all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -101,7 +101,7 @@ pub enum Change {
     Deleted,
 }
 
-/// How an execution ended.
+/// An execution's outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -142,7 +142,7 @@ pub enum Killer {
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct StateReport {
-    /// Whether they are as the code left them.
+    /// The state of the variables after the code.
     pub status: StateStatus,
     /// The execution after which the restored state was saved; 0 is before the first.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -154,7 +154,7 @@ pub struct StateReport {
     pub lost: Option<Vec<LostVariable>>,
 }
 
-/// Whether the variables survived.
+/// The fate of the variables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]

@@ -30,7 +30,7 @@ pub struct Stats {
     pub ahead: Ahead,
 }
 
-/// How many ended so.
+/// The number of executions that ended so.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct Outcomes {
@@ -52,9 +52,9 @@ pub struct Outcomes {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct Ahead {
-    /// How many were fetched.
+    /// The number of those fetched.
     pub fetched: u32,
-    /// How many of those code has imported since.
+    /// The number of those that code has imported since.
     pub used: u32,
     /// Code that ran before it was asked for, by what had predicted it.
     #[cfg_attr(target_arch = "wasm32", tsify(type = "Partial<Record<Source, Tally>>"))]

@@ -1,4 +1,4 @@
-//! How Python values are written as bytes: CPython's `marshal` format, version 2, because both of its ends are fast and
+//! The way Python values are written as bytes: CPython's `marshal` format, version 2, because both of its ends are fast and
 //! small: the guest has it in C, and the host needs the few tags below.
 //!
 //! | tag | then | value |
@@ -429,12 +429,12 @@ impl Writer {
         self.bytes
     }
 
-    /// How much was written.
+    /// The number of bytes written.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Whether nothing was written.
+    /// Returns true when nothing was written.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }

@@ -23,19 +23,19 @@ const MOST_NAMES: usize = 50;
 /// Messages that wait for a cell which can show them.
 const MOST_NOTES: usize = 50;
 
-/// Where outputs go.
+/// The place where outputs go.
 pub(super) struct Cell {
     pub iopub: Publisher,
     pub request: Arc<JupyterMessage>,
     /// The number that people see.
     pub count: u32,
-    /// Whether nothing is to be seen.
+    /// True when nothing is to be seen.
     pub silent: bool,
-    /// Whether outputs go to the notebook as the guest has made them.
+    /// True when outputs go to the notebook as the guest has made them.
     pub trusted: bool,
 }
 
-/// How it ended.
+/// The way it ended.
 #[derive(Default)]
 pub(super) struct Ended {
     pub failure: Option<Failure>,

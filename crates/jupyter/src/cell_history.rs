@@ -92,7 +92,7 @@ impl Cell {
     }
 }
 
-/// Whether a text is as a pattern of shells says: `*` is any text, `?` any character.
+/// Returns true when a text is as a pattern of shells says: `*` is any text, `?` any character.
 fn matches(pattern: &[char], text: &str) -> bool {
     let text: Vec<char> = text.chars().collect();
     let (mut at, mut in_text) = (0, 0);

@@ -27,7 +27,7 @@ pub struct InstallArgs {
     pub cells: CellsArgs,
 }
 
-/// Where a kernel is installed.
+/// The place where a kernel is installed.
 #[derive(Debug, Clone, Args)]
 pub struct PlaceArgs {
     /// The name that programs know it by.
@@ -61,7 +61,7 @@ impl PlaceArgs {
     }
 }
 
-/// Where Jupyter looks for what is a user's.
+/// The place where Jupyter looks for what is a user's.
 fn user_data(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, String> {
     if let Some(folder) = variable("JUPYTER_DATA_DIR") {
         return Ok(folder.into());

@@ -34,9 +34,9 @@ pub struct Task {
     pub max_prompt_tokens: usize,
     /// Characters that are shown of each output.
     pub output_chars: usize,
-    /// How deep it is; 0 is the first run.
+    /// Its depth; 0 is the first run.
     pub depth: u32,
-    /// How deep runs may be.
+    /// The greatest depth of runs.
     pub max_depth: u32,
     /// The user's functions that Python may call.
     pub functions: Vec<String>,
@@ -74,10 +74,10 @@ pub enum Effect {
     Finish(Finish),
 }
 
-/// How a run ended.
+/// A run's outcome.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finish {
-    /// How.
+    /// The outcome.
     pub outcome: RunOutcome,
     /// The answer.
     pub answer: Option<Value>,
@@ -178,7 +178,7 @@ impl Controller {
         }
     }
 
-    /// Whether it is over.
+    /// Returns true when it is over.
     pub fn is_done(&self) -> bool {
         matches!(self.step, Step::Done)
     }
@@ -297,7 +297,7 @@ impl Controller {
         self.run(now, reply, parsed);
     }
 
-    /// Whether the turns are used up, and the model was asked for its answer only.
+    /// Returns true when the turns are used up, and the model was asked for its answer only.
     fn is_over_time(&self) -> bool {
         self.turn > self.task.max_iterations
     }
@@ -539,7 +539,7 @@ fn variable_code(name: &str) -> String {
     }
 }
 
-/// Whether a text may be the name of a variable in Python.
+/// Returns true when a text may be the name of a variable in Python.
 fn is_name(text: &str) -> bool {
     let starts = |char: char| char.is_alphabetic() || char == '_';
     text.starts_with(starts)

@@ -20,7 +20,7 @@ pub const TRAJECTORY_VERSION: u32 = 1;
 pub struct RlmEvent {
     /// The run: `"0"` is the first, `"0.1"` the second of its children.
     pub run: String,
-    /// How deep it is.
+    /// Its depth.
     pub depth: u32,
     /// Milliseconds since the first run began.
     pub time: f64,
@@ -44,7 +44,7 @@ pub enum RlmEventKind {
         contexts: Vec<ContextFacts>,
         /// Replies that it may take.
         max_iterations: u32,
-        /// How deep runs may be.
+        /// The greatest depth of runs.
         max_depth: u32,
         /// The schema of its answer.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -55,9 +55,9 @@ pub enum RlmEventKind {
     TurnStarted {
         /// From 1; the last one, beyond `of`, asks for the answer only.
         turn: u32,
-        /// How many there may be.
+        /// The number that there may be.
         of: u32,
-        /// How many messages it is sent.
+        /// The number of messages that it is sent.
         messages: usize,
         /// About how many tokens they take.
         prompt_tokens: usize,
@@ -81,9 +81,9 @@ pub enum RlmEventKind {
         text: String,
         /// What it used.
         usage: Usage,
-        /// Whether that is an estimate, because nobody said.
+        /// True when that is an estimate, because nobody said.
         estimated: bool,
-        /// Whether the reply was cut by a limit of tokens.
+        /// True when the reply was cut by a limit of tokens.
         cut: bool,
         /// Milliseconds, repetitions included.
         duration: f64,
@@ -121,7 +121,7 @@ pub enum RlmEventKind {
         /// The [`CodeExecution`](crate::CodeExecution), as it was when this was recorded.
         #[cfg_attr(target_arch = "wasm32", tsify(type = "CodeExecution"))]
         execution: Value,
-        /// Whether it declared a final answer.
+        /// True when it declared a final answer.
         declared: bool,
     },
     /// Python asks a model.
@@ -132,7 +132,7 @@ pub enum RlmEventKind {
         name: String,
         /// The prompt or task, cut in the middle when it is long.
         prompt: String,
-        /// How many characters it has.
+        /// The number of characters that it has.
         prompt_chars: usize,
         /// What identifies it, so that a replay finds it whatever the order.
         prompt_hash: String,
@@ -178,7 +178,7 @@ pub enum RlmEventKind {
     },
     /// The run is over.
     RunEnded {
-        /// How.
+        /// The outcome.
         outcome: RunOutcome,
         /// The answer.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -209,7 +209,7 @@ pub enum RlmEventKind {
     },
 }
 
-/// How a run ended.
+/// A run's outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -227,7 +227,7 @@ pub enum RunOutcome {
 }
 
 impl RlmEventKind {
-    /// Whether it is no line of a trajectory.
+    /// Returns true when it is no line of a trajectory.
     pub fn is_live(&self) -> bool {
         matches!(self, Self::Text { .. } | Self::Output { .. })
     }

@@ -14,7 +14,7 @@ pub struct Reply {
     pub text: String,
     /// What it used, where the endpoint says so.
     pub usage: Option<Usage>,
-    /// Whether the text ends where the endpoint's limit of tokens was reached.
+    /// True when the text ends where the endpoint's limit of tokens was reached.
     pub cut: bool,
     /// What a token of the prompt costs, and one of the text, where the user has said it.
     pub price: Option<[f64; 2]>,
@@ -41,7 +41,7 @@ pub enum Failure {
         status: u16,
         /// What its body says.
         message: String,
-        /// Whether the same request may succeed later.
+        /// True when the same request may succeed later.
         passing: bool,
         /// Milliseconds that it asks to wait.
         retry_after_ms: Option<f64>,
@@ -74,7 +74,7 @@ pub fn request_body(model: &str, messages: &[Message], stream: bool, extra: &Map
     Value::Object(body).to_string()
 }
 
-/// Where requests go.
+/// The address that requests go to.
 pub fn completions_url(base_url: &str) -> String {
     let base = base_url.trim_end_matches('/');
     if base.ends_with("/chat/completions") {
@@ -99,7 +99,7 @@ pub fn read_reply(body: &[u8]) -> Result<Reply, Failure> {
 #[derive(Debug, Default)]
 pub struct StreamReader {
     line: Vec<u8>,
-    /// Whether the last byte was a carriage return, after which a line feed ends nothing.
+    /// True when the last byte was a carriage return, after which a line feed ends nothing.
     after_return: bool,
     data: String,
     seen: usize,
@@ -134,7 +134,7 @@ impl StreamReader {
         Ok(self.reading.text[before..].to_owned())
     }
 
-    /// Whether the endpoint has said that nothing more comes.
+    /// Returns true when the endpoint has said that nothing more comes.
     pub fn is_done(&self) -> bool {
         self.done
     }

@@ -45,7 +45,7 @@ pub struct Parsed {
 pub struct Block {
     /// What is in it.
     pub code: String,
-    /// Whether its end is there; a reply that was cut lacks it.
+    /// True when its end is there; a reply that was cut lacks it.
     pub closed: bool,
 }
 

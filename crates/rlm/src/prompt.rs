@@ -21,7 +21,7 @@ pub struct ContextFacts {
     /// Its class.
     #[serde(rename = "type")]
     pub kind: String,
-    /// How long it is, in `unit`s.
+    /// Its length, in `unit`s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional, type = "number"))]
     pub length: Option<u64>,
@@ -29,11 +29,11 @@ pub struct ContextFacts {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional))]
     pub unit: Option<String>,
-    /// How many characters its items have together, when all are texts.
+    /// The number of characters that its items have together, when all are texts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional, type = "number"))]
     pub characters: Option<u64>,
-    /// How it begins.
+    /// Its beginning.
     #[serde(default)]
     pub peek: String,
 }
@@ -64,9 +64,9 @@ pub fn read_facts(value: Option<Value>) -> Vec<ContextFacts> {
 /// What the rules depend on.
 #[derive(Debug, Clone)]
 pub struct Setting<'a> {
-    /// How many contexts there are.
+    /// The number of contexts that there are.
     pub contexts: usize,
-    /// Whether `rlm_query` starts runs, or asks the sub-model only.
+    /// True when `rlm_query` starts runs; else it asks the sub-model only.
     pub recurses: bool,
     /// Characters that fit into a prompt for the sub-model.
     pub prompt_chars: usize,

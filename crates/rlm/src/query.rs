@@ -3,7 +3,7 @@
 use super::estimate_tokens;
 use super::event::RunOutcome;
 
-/// Whether a prompt fits into `most` tokens.
+/// Returns true when a prompt fits into `most` tokens.
 pub fn fits(prompt: &str, most: u32) -> bool {
     // A token has at most four bytes, so this is often known without looking at all of them.
     prompt.len() <= 4 * most as usize && estimate_tokens(prompt) <= most as usize

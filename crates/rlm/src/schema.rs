@@ -167,7 +167,7 @@ impl Check<'_> {
         }
     }
 
-    /// Whether a value is right, without saying why it is not.
+    /// Returns true when a value is right, without saying why it is not.
     fn is_right(&self, schema: &Value, value: &Value, depth: usize) -> bool {
         let mut check = Check {
             root: self.root,

@@ -32,7 +32,7 @@ pub struct BodyLimits {
 pub struct Taken<T> {
     /// What it is.
     pub value: T,
-    /// How long it was, in bytes.
+    /// Its length, in bytes.
     pub size: usize,
     /// To be kept for as long as the value, or what is made of it, lives.
     pub held: Vec<Held>,

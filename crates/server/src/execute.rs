@@ -28,7 +28,7 @@ use sandglass_host::{Sandbox, Stream};
 
 /// Bytes of events that wait for a client; more are left out.
 const MOST_WAITING_BYTES: usize = 8 << 20;
-/// How often a stream without news says that it lives.
+/// The interval at which a stream without news says that it lives.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// What is to be run.
@@ -267,7 +267,7 @@ fn event(name: &str, data: &Json) -> Bytes {
     format!("event: {name}\ndata: {data}\n\n").into()
 }
 
-/// Where an execution's events go.
+/// The place where an execution's events go.
 #[derive(Clone)]
 struct Events {
     sender: UnboundedSender<Bytes>,

@@ -92,7 +92,7 @@ pub const ROUTES: [(Endpoint, &str, &str); 24] = {
     ]
 };
 
-/// Whether a route answers without a key.
+/// Returns true when a route answers without a key.
 pub fn is_open(route: &str) -> bool {
     matches!(route, "/health" | "/openapi.json")
 }

@@ -15,8 +15,8 @@ use sandglass_host::log::LogFormat;
 use sandglass_host::pool::WhenEmpty;
 use sandglass_host::{Resources, Settings};
 
-/// What is imported before anybody asks where the settings do not say: what data science begins with. What is not installed is left
-/// out.
+/// The modules that are imported before anybody asks where the settings do not say: what data science begins with. What is
+/// not installed is left out.
 const PRELOAD: &str = "numpy,pandas,scipy.stats,scipy.optimize,scipy.interpolate,sklearn.linear_model,sklearn.tree,\
     sklearn.ensemble,sklearn.cluster,sklearn.preprocessing,sklearn.model_selection,sklearn.metrics,statsmodels.api,\
     matplotlib.pyplot,seaborn,cloudpickle,lz4.frame,\

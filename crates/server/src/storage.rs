@@ -25,11 +25,11 @@ use sandglass_host::{Execution, Outcome, Sandbox, StateStatus};
 
 /// Files and folders that a session's folder may hold.
 const MOST_FILES: u64 = 100_000;
-/// How long is waited between two looks at the folder of a session that is used, at least.
+/// The time that is waited between two looks at the folder of a session that is used, at least.
 const LOOK: Duration = Duration::from_secs(1);
 /// The same for one that nobody uses: threads can be left that write.
 const IDLE_LOOK: Duration = Duration::from_secs(10);
-/// How many times as long as a look takes is waited until the next one.
+/// The pause until the next look, as a multiple of the time that a look takes.
 const REST: u32 = 20;
 
 /// The folders of all sessions.
@@ -117,7 +117,7 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Where it is.
+    /// The place where it is.
     pub fn workspace(&self) -> &Workspace {
         &self.workspace
     }

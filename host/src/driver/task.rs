@@ -33,7 +33,7 @@ use crate::value::{Payload, Value};
 const CREDIT_BYTES: usize = 512 << 10;
 /// Frames of a guest that are taken before anybody else is heard.
 const FRAMES_AT_ONCE: usize = 64;
-/// How Python says that there is no room on a disk: `ENOSPC`, `EDQUOT` and `EFBIG`.
+/// The way Python says that there is no room on a disk: `ENOSPC`, `EDQUOT` and `EFBIG`.
 const DISK_ERRORS: [&str; 3] = ["[Errno 28]", "[Errno 122]", "[Errno 27]"];
 
 /// Everything around a session.
@@ -55,7 +55,7 @@ pub(super) struct SandboxTask {
     ending: JoinSet<()>,
 }
 
-/// Who waits for a command.
+/// The one who waits for a command.
 struct Waiter {
     answer: oneshot::Sender<Answered>,
     watch: Watch,
@@ -285,7 +285,7 @@ impl SandboxTask {
         }
     }
 
-    /// What the limits of the sandbox's own guest have counted.
+    /// The counts of the limits of the sandbox's own guest.
     pub(super) fn hits(&self) -> Hits {
         let main = self.slots.running(Slot::Main);
         main.map_or_else(Hits::default, |running| running.process.hits())

@@ -33,7 +33,7 @@ pub(super) struct Tree {
     pub(super) launcher: Arc<dyn Launcher>,
     /// Knows the rules of its runs, and why they are ended.
     pub(super) runs: Arc<tree::Tree>,
-    /// Where runs of one depth, from 1, get their places: each depth waits for the next one only.
+    /// The place where runs of one depth, from 1, get their places: each depth waits for the next one only.
     places: Vec<Semaphore>,
     /// What the sandboxes that are gone have done.
     stats: Mutex<Stats>,
@@ -68,7 +68,7 @@ pub(super) struct Run {
     /// Decides what the run does.
     state: Mutex<tree::Run>,
     stop: Stop,
-    /// What it is to do next; the notification is for who waits for that.
+    /// Its next step; the notification is for who waits for that.
     step: Mutex<Option<Step>>,
     has_step: Notify,
 }

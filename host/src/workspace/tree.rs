@@ -24,7 +24,7 @@ pub(super) enum Next {
     Stop,
 }
 
-/// How a walk ended.
+/// The way a walk ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Walked {
     /// Everything was seen.
@@ -133,7 +133,7 @@ pub struct Usage {
     /// True when descriptors wait in sockets of guests. They may keep files on the disk that have no names any more. Such files
     /// cannot be counted, so that a guest with waiting descriptors is over any quota.
     pub in_flight: bool,
-    /// Whether all was seen: a tree can be deeper, or have more in it, than is looked at. One like that is over any quota.
+    /// True when all was seen: a tree can be deeper, or have more in it, than is looked at. One like that is over any quota.
     pub complete: bool,
 }
 
@@ -187,7 +187,7 @@ pub(super) fn give(folder: BorrowedFd<'_>, from: u32, to: u32) -> Result<Walked>
     failed.map(|()| walked)
 }
 
-/// Whether all names of a file lie in the tree: another one may be anywhere on the disk.
+/// Returns true when all names of a file lie in the tree: another one may be anywhere on the disk.
 pub(super) fn has_all_names(folder: &OwnedFd, hidden: Option<&CStr>, file: &Stat) -> Result<bool> {
     let most = u64::from(u32::try_from(file.st_nlink).unwrap_or(u32::MAX));
     let mut found = 0;

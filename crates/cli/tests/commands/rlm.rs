@@ -48,7 +48,7 @@ impl Asked {
         }
     }
 
-    /// How often the model has replied already.
+    /// The number of times that the model has replied already.
     fn turn(&self) -> usize {
         self.messages.iter().filter(|(role, _)| role == "assistant").count()
     }
@@ -238,7 +238,7 @@ fn writes(pieces: &[(u64, &str)]) -> Response {
     ([("content-type", "text/event-stream")], body).into_response()
 }
 
-/// How much code ran ahead, and how much of it was used.
+/// The amount of code that ran ahead, and of that which was used.
 fn tally(done: &Rlm, source: Source) -> (u32, u32) {
     done.ahead
         .get(&source)

@@ -20,7 +20,7 @@ pub struct Requirement {
     pub(super) marker: Option<Marker>,
 }
 
-/// Where a package is to come from.
+/// The place where a package is to come from.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Source {
     /// The lock file, in one of these versions.
@@ -55,12 +55,12 @@ impl Requirement {
         }
     }
 
-    /// Whether it is asked for at all, in this environment.
+    /// Returns true when it is asked for at all, in this environment.
     pub(super) fn applies(&self, environment: &Environment<'_>) -> bool {
         self.marker.as_ref().is_none_or(|marker| marker.holds(environment))
     }
 
-    /// Whether a version will do.
+    /// Returns true when a version will do.
     pub(super) fn fits(&self, version: &str) -> bool {
         match &self.source {
             Source::Wheel { url, .. } => WheelName::of_url(url).is_ok_and(|wheel| wheel.version == version),
@@ -133,7 +133,7 @@ fn read(text: &str) -> Result<Requirement, String> {
     })
 }
 
-/// Whether a requirement is an address rather than a name.
+/// Returns true when a requirement is an address rather than a name.
 fn is_address(text: &str) -> bool {
     let path = text.split(['#', '?']).next().unwrap_or(text);
     let scheme = text.split_once(':').map(|(scheme, _)| scheme);

@@ -18,7 +18,7 @@ pub struct Resolver<'a> {
     there: &'a [(String, String)],
     todo: VecDeque<Need>,
     chosen: Vec<Wheel>,
-    /// Whose METADATA has to be read: its place in `chosen`, the extras, and whether the lock file knows the rest.
+    /// The package whose METADATA has to be read: its place in `chosen`, the extras, and whether the lock file knows the rest.
     reading: Option<(usize, Vec<String>, bool)>,
     /// Extras that have been looked at.
     seen: Vec<(String, Vec<String>)>,
@@ -27,7 +27,7 @@ pub struct Resolver<'a> {
 #[derive(Debug)]
 struct Need {
     requirement: Requirement,
-    /// Who requires it; nobody but the user when empty.
+    /// The package that requires it; nobody but the user when empty.
     by: String,
 }
 

@@ -45,7 +45,7 @@ impl WheelName {
         })
     }
 
-    /// Whether Python there can use it; else why not.
+    /// Checks that Python there can use it; else says why not.
     pub(super) fn check(&self, target: &Target) -> Result<(), String> {
         let (major, minor) = target.version();
         let (own, any) = (format!("cp{major}{minor}"), format!("py{major}"));
@@ -105,7 +105,7 @@ pub(super) fn named(metadata: &str) -> Option<(String, String)> {
     Some((header("Name:")?, header("Version:")?))
 }
 
-/// Whether METADATA is that of a package.
+/// Returns true when METADATA is that of a package.
 pub(super) fn is_of(metadata: &str, name: &str) -> bool {
     named(metadata).is_some_and(|(found, _)| normalized(&found) == normalized(name))
 }

@@ -18,7 +18,7 @@ const EARLIER_BYTES: f64 = 256.0 * 1024.0 * 1024.0;
 pub(super) struct Link<B> {
     /// Its number, which grows.
     pub(super) number: u32,
-    /// Whether it needs no earlier one.
+    /// True when it needs no earlier one.
     pub(super) full: bool,
     /// The last execution whose effects it has; 0 is before the first.
     pub(super) execution: u32,
@@ -87,7 +87,7 @@ impl<B: Body> CheckpointChain<B> {
         &self.0[start..=end]
     }
 
-    /// Whether the last chain is long enough.
+    /// Returns true when the last chain is long enough.
     pub(super) fn is_long(&self) -> bool {
         let chain = &self.0[self.last_full()..];
         let first = chain.first().map_or(0.0, size);

@@ -17,7 +17,7 @@ pub enum Series {
     History,
 }
 
-/// Where a value is to go.
+/// The place where a value is to go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
     /// `context`.
@@ -48,7 +48,7 @@ impl Series {
 }
 
 impl Target {
-    /// Whether the host keeps what goes there.
+    /// Returns true when the host keeps what goes there.
     pub(super) fn is_kept(&self) -> bool {
         !matches!(self, Self::Variable(_))
     }
@@ -132,7 +132,7 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// Whether the next command still waits for its value.
+    /// Returns true when the next command still waits for its value.
     pub(super) fn waits_for_value(&self) -> bool {
         matches!(self.front(), Some(Queued::Awaiting(_)))
     }

@@ -21,7 +21,7 @@ pub enum FileCommand<B> {
     Read {
         /// Which file.
         path: String,
-        /// Whether it has to be UTF-8.
+        /// True when it has to be UTF-8.
         text: bool,
     },
     /// List a folder, and those in it.
@@ -144,7 +144,7 @@ impl<B: Body> FileCommand<B> {
         })
     }
 
-    /// Whether a value so written answers it.
+    /// Returns true when a value so written answers it.
     fn takes(&self, encoding: Encoding) -> bool {
         match self {
             Self::Write { .. } => false,
@@ -156,7 +156,7 @@ impl<B: Body> FileCommand<B> {
     }
 }
 
-/// Whether a guest tells of more changed files, or longer paths, than one of ours would.
+/// Returns true when a guest tells of more changed files, or longer paths, than one of ours would.
 pub(super) fn oversized_report(files: &[FileChange]) -> bool {
     files.len() > MAX_CHANGED_FILES
         || files

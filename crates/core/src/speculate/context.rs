@@ -31,7 +31,7 @@ pub struct Context {
     preferences: Preferences,
 }
 
-/// How whoever writes the code likes to write it, as far as the code that ran last shows.
+/// The style of whoever writes the code, as far as the code that ran last shows.
 #[derive(Debug, Clone, Copy, Default)]
 struct Preferences {
     prints: bool,
@@ -44,7 +44,7 @@ struct Preferences {
 pub struct Frame<'a> {
     /// The variable.
     pub name: &'a str,
-    /// How many rows it has.
+    /// The number of rows that it has.
     pub rows: f64,
     /// Its columns.
     pub variable: &'a SurveyedVariable,
@@ -108,7 +108,7 @@ impl<'a> Frame<'a> {
         bytes
     }
 
-    /// How many values it holds.
+    /// The number of values that it holds.
     pub fn cells(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "a guest tells of few columns")]
         let columns = self.variable.columns.len() as f64;
@@ -149,12 +149,12 @@ impl Context {
         is_new
     }
 
-    /// Whether one of these words was said.
+    /// Returns true when one of these words was said.
     pub fn says(&self, words: &[&str]) -> bool {
         words.iter().any(|word| self.words.contains(*word))
     }
 
-    /// Whether the conversation has this text, by its words.
+    /// Returns true when the conversation has this text, by its words.
     pub fn talks_of(&self, text: &str) -> bool {
         let mut parts = words(text).peekable();
         parts.peek().is_some() && parts.all(|part| self.words.contains(&part.to_lowercase()))
@@ -165,7 +165,7 @@ impl Context {
         &self.quoted
     }
 
-    /// Whether the conversation, or the code that ran last, names this variable or column.
+    /// Returns true when the conversation, or the code that ran last, names this variable or column.
     pub fn names(&self, name: &str) -> bool {
         let mut parts = words(name).peekable();
         parts.peek().is_some()

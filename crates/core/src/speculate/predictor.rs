@@ -28,13 +28,13 @@ pub struct Predictor {
 /// Guesses that are learned of together: their source and description.
 type Kind = (Source, &'static str);
 
-/// How guesses of a kind came true in this session.
+/// The success of guesses of a kind in this session.
 #[derive(Debug, Clone, Default)]
 struct Learned {
     /// In how many states there were any, and in how many of those one of them was what came.
     offered: f64,
     came: f64,
-    /// How long those took, in milliseconds, and how many of them are known.
+    /// The time that those took, in milliseconds, and how many of them are known.
     ms: f64,
     measured: f64,
 }
@@ -52,7 +52,7 @@ impl Predictor {
             .collect();
     }
 
-    /// Whether this is among what may come next.
+    /// Returns true when this is among what may come next.
     pub fn expects(&self, code: &str) -> bool {
         self.waiting.iter().any(|known| known.code == code)
     }
@@ -67,7 +67,7 @@ impl Predictor {
         self.waiting.retain(|waiting| !waiting.source.is_guess());
     }
 
-    /// Whether there is anything to try.
+    /// Returns true when there is anything to try.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
@@ -82,7 +82,7 @@ impl Predictor {
         self.estimated_ms(prediction).unwrap_or(UNKNOWN_MS) + COST_MS
     }
 
-    /// How likely a prediction is, as far as it is safe to say.
+    /// A prediction's probability, as far as it is safe to say.
     fn probability(&self, prediction: &Prediction) -> f64 {
         let (won, lost) = prediction.source.prior();
         let trust = if prediction.source.is_guess() {
@@ -95,7 +95,7 @@ impl Predictor {
         prediction.probability.clamp(0.0, 1.0) * trust
     }
 
-    /// How long it would take: what its kind has taken in this session, where that is known.
+    /// The time that it would take: what its kind has taken in this session, where that is known.
     fn estimated_ms(&self, prediction: &Prediction) -> Option<f64> {
         let Learned { ms, measured, .. } = self.learned(prediction);
         let known = (prediction.source.is_guess() && measured > 0.0).then(|| ms / measured);
@@ -183,7 +183,7 @@ impl Predictor {
         Some(self.waiting.remove(at))
     }
 
-    /// How it went so far.
+    /// The outcome so far.
     pub fn tallies(&self) -> &BTreeMap<Source, Tally> {
         &self.tallies
     }

@@ -10,7 +10,7 @@ use crate::protocol::{ColumnKind, SurveyedVariable};
 /// Tables and columns of each that something is predicted of.
 const MOST_FRAMES: usize = 5;
 const MOST_COLUMNS: usize = 12;
-/// How much likelier what is named is than what is not.
+/// The factor by which what is named is likelier than what is not.
 const NAMED: f64 = 4.0;
 
 /// Milliseconds that showing something takes, and what pandas takes for a value or a row: of a table of a million rows and five columns,

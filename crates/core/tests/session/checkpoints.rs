@@ -1,4 +1,4 @@
-//! When the state is saved, and what comes back when a guest dies.
+//! Times at which the state is saved, and what comes back when a guest dies.
 
 use sandglass_core::Error;
 use sandglass_core::execution::StateStatus;

@@ -1157,7 +1157,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..12)
 }
 
-/// Where a cell runs.
+/// The place where a cell runs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Where {
     /// In the session's own guest.

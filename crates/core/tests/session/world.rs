@@ -33,9 +33,9 @@ pub(crate) struct Guest {
     /// Its calls that are not answered.
     pub(crate) asked: BTreeSet<u32>,
     pub(crate) ready: bool,
-    /// Whether it was asked if it may take over.
+    /// True when it was asked if it may take over.
     pub(crate) promoting: bool,
-    /// Whether it waits for more of its code.
+    /// True when it waits for more of its code.
     pub(crate) waiting: bool,
     /// The checks that it was asked for and has not answered.
     pub(crate) checks: VecDeque<u32>,
@@ -177,7 +177,7 @@ impl World {
         self.command(Command::GetVariable(name.to_owned()))
     }
 
-    /// How many commands were given.
+    /// The number of commands that were given.
     pub(crate) fn tickets(&self) -> Ticket {
         self.tickets
     }
@@ -365,7 +365,7 @@ impl World {
         }
     }
 
-    /// How the session answered a call of the guest's.
+    /// The session's answer to a call of the guest's.
     pub(crate) fn reply(&self, to: u32) -> Option<(ReplyStatus, &str)> {
         self.guest
             .as_ref()?

@@ -61,7 +61,7 @@ impl Endpoint {
             .unwrap()
     }
 
-    /// How many requests came that were not looked at, when all of the script was played.
+    /// The number of requests that came and were not looked at, when all of the script was played.
     fn requests(&mut self) -> usize {
         assert!(
             self.script.lock().unwrap().is_empty(),

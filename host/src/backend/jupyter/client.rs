@@ -22,7 +22,7 @@ use crate::zmtp::{self, Endpoint, Incoming, Receiver, Sender, ZmtpError};
 /// Bytes of a message. The answers that are waited for have a few hundred.
 const MAX_MESSAGE_BYTES: u64 = 8 << 20;
 const PROTOCOL: &str = "5.3";
-/// How soon a request is sent again.
+/// The time after which a request is sent again.
 const AGAIN: Duration = Duration::from_millis(300);
 /// Bytes of what a kernel says that go into an error.
 const MAX_TOLD_CHARS: usize = 2_000;
@@ -219,7 +219,7 @@ pub(super) fn execute(code: &str) -> Value {
     })
 }
 
-/// How an execution has ended.
+/// The way an execution has ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Ran {
     Well,

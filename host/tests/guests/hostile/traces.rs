@@ -27,7 +27,7 @@ on!(
     sandboxes_end_with_their_handle
 );
 
-/// How many processes of this machine have this in their command line.
+/// The number of processes of this machine that have this in their command line.
 fn with_argument(mark: &str) -> usize {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let lines = processes.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());

@@ -226,7 +226,7 @@ def _is_in_c(value: object) -> bool:
 
 
 def _is_text(name: str) -> bool:
-    """Whether it can be told: a lone surrogate is no text."""
+    """Returns true when it can be told: a lone surrogate is no text."""
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -144,7 +144,7 @@ _CLOCKS = (
     time.clock_gettime,
     time.clock_gettime_ns,
 )
-#: Where an object of a function of C has its description, and that the function: `PyCFunctionObject`, `PyMethodDef`.
+#: Offsets of the description in a C function's object, and of the function in that: `PyCFunctionObject`, `PyMethodDef`.
 _AT_DESCRIPTION, _AT_FUNCTION = 16, 8
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -156,7 +156,7 @@ _read, _write = ctypes.string_at, ctypes.memmove
 
 
 def is_possible() -> bool:
-    """Whether this machine can do it, as far as that can be told before it is tried."""
+    """Returns true when this machine can do it, as far as that can be told before it is tried."""
     return machine() == "x86_64" and ctypes.sizeof(ctypes.c_void_p) == 8
 
 

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-#: Whether threads can be started: not in JupyterLite.
+#: True when threads can be started: not in JupyterLite.
 HAS_THREADS = sys.platform != "emscripten"
-#: How long the end of a cell waits for its background tasks to be cancelled.
+#: The time that the end of a cell waits for its background tasks to be cancelled.
 _CANCEL_SECONDS = 1.0
 _STREAMS = ("stdout", "stderr")
-#: How long an execution waits for the one before it.
+#: The time that an execution waits for the one before it.
 TURN_SECONDS = 600.0
 _POLL_SECONDS = 0.05
 #: Seconds between interrupts of code whose time is over.
@@ -98,7 +98,7 @@ class Turn:
 
     @property
     def is_orphan(self) -> bool:
-        """Whether what it is part of has ended before it."""
+        """Returns true when what it is part of has ended before it."""
         return self.parent is not None and (self.parent.over or self.parent.is_orphan)
 
     @property
@@ -108,7 +108,7 @@ class Turn:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether what runs here and now is a callback, and not this execution's code."""
+        """Returns true when what runs here and now is a callback, and not this execution's code."""
         turn = serving.get()
         while turn is not None and turn is not self:
             turn = turn.parent

@@ -214,7 +214,7 @@ class JupyterREPL:
         return max(self._histories, default=-1) + 1
 
     def update_handler_address(self, address: tuple[str, int]) -> None:
-        """Where the models of the next turn are asked, unless `on_llm_query` answers."""
+        """The place where the models of the next turn are asked, unless `on_llm_query` answers."""
         self.lm_handler_address = address
         if "llm_query" not in self._answered:
             self._callbacks.functions["llm_query"] = ask_handler(self)

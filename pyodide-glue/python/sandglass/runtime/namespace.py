@@ -218,7 +218,7 @@ class Namespace:
         return rows
 
     def is_ours(self, name: str) -> bool:
-        """Whether it names something reserved, or an alias that nobody has taken."""
+        """Returns true when it names something reserved, or an alias that nobody has taken."""
         if name in self.helpers or (name == "answer" and self.has_answer):
             return True
         return name in self.aliases and self.globals.get(name) is self.aliases[name]
@@ -265,6 +265,6 @@ class LastResult:
 
 
 def _is_numbered(name: Any, series: str) -> bool:
-    """Whether a name is one of `history_0`, `history_1`, … (as numbers are written: not `history_01`)."""
+    """Returns true when a name is one of `history_0`, `history_1`, … (as numbers are written: not `history_01`)."""
     number = name[len(series) + 1 :] if type(name) is str and name.startswith(f"{series}_") else ""
     return number.isascii() and number.isdecimal() and len(number) < 6 and number == str(int(number))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FLUSH_CHARS = 32 * 1024
 FLUSH_SECONDS = 0.05
-#: How soon after another flush of user code the next one counts.
+#: The time after a flush of user code from which the next one counts.
 HURRY_SECONDS = 0.001
 MAX_MESSAGE_CHARS = 64 * 1024
 #: Texts that wait to be taken together, and the characters of each: longer ones are taken at once.
@@ -170,7 +170,7 @@ class SharedEmitter(Emitter):
 
     @property
     def is_silenced(self) -> Callable[[int], bool] | None:
-        """Whether a thread is a leftover of an earlier execution, which prints nothing; None when there are no such."""
+        """Tells whether a thread is an earlier execution's leftover, which prints nothing; None when there are none."""
         return self._is_silenced
 
     @is_silenced.setter

@@ -23,7 +23,7 @@ class Reserve:
 
     def __init__(self) -> None:
         self._held: list[bytes] = []
-        #: Whether user code has taken most of it after all, a little in each cell: another might not even begin.
+        #: True when user code has taken most of it after all, a little in each cell: another might not even begin.
         self.is_spent = False
         self.hold()
 

@@ -197,7 +197,7 @@ class _Parsed:
 
 
 class _Needs:
-    """Whether an import is still there: the names that it binds, or the module."""
+    """Returns true when an import is still there: the names that it binds, or the module."""
 
     def __init__(self, node: Any) -> None:
         self._module = getattr(node, "module", None)

@@ -85,14 +85,14 @@ def _lookup(kind: type, name: str) -> Any:
 
 
 def _is_native(kind: type) -> bool:
-    """Whether a class is written in C."""
+    """Returns true when a class is written in C."""
     return not kind.__flags__ & _HEAP_TYPE or any(
         type(value) in _NATIVE_METHODS and value.__objclass__ is kind for value in list(_VARS(kind).values())
     )
 
 
 def is_importable(value: Any) -> bool:
-    """Whether a function or class is found under its name in an interpreter that imports its module."""
+    """Returns true when a function or class is found under its name in an interpreter that imports its module."""
     get: Any = type.__getattribute__ if issubclass(type(value), type) else object.__getattribute__
     name, path = get(value, "__module__"), get(value, "__qualname__")
     module = sys.modules.get(name) if type(name) is str and name != "__main__" else None
@@ -153,7 +153,7 @@ class Saver(pickle.Pickler):
         return plan(value) if plan else NotImplemented
 
     def _plan(self, kind: type) -> Callable[[Any], Any] | None:
-        """How instances of a class are reduced; None for pickle's way."""
+        """The way instances of a class are reduced; None for pickle's way."""
         if issubclass(kind, type):
             return self._class
         if issubclass(kind, types.ModuleType):

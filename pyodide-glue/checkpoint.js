@@ -75,7 +75,7 @@ const AT_ONCE = 64;
 const SHORT = 1 << 18;
 /** The longest time that the event loop waits, in milliseconds. */
 const SLICE_MS = 1;
-/** What holds no files of anybody's. */
+/** Folders that hold no files of anybody's. */
 const NOT_FILES = new Set(["/proc"]);
 /** Stands for an object of JavaScript that was only in the other guest. */
 const GONE = (() => {
@@ -127,7 +127,7 @@ export function createCheckpoints({
   const standard = FS.streams.slice(0, 3);
   /** Folders with files that are taken for granted. @type {Set<string | number>} */
   const given = new Set();
-  /** What can be done with a descriptor of what was only in the other guest: to close it. */
+  /** The one thing that can be done with a descriptor of what was only in the other guest: to close it. */
   const dead = (() => {
     const fail = () => {
       throw new FS.ErrnoError(EIO);

@@ -46,9 +46,9 @@ export function createDetector() {
   let usedJavaScript = false;
   /** True when the state is exactly that of the guest that it comes from. */
   let exact = true;
-  /** What Python may hold of the glue's. @type {Set<unknown>} */
+  /** Objects of the glue's that Python may hold. @type {Set<unknown>} */
   let own = new Set();
-  /** What JavaScript is to call once and has not: callbacks of Pyodide's event loop. */
+  /** Functions that JavaScript is to call once and has not: callbacks of Pyodide's event loop. */
   let callbacks = 0;
   /** Descriptors that were opened since, and not looked at: the first look is the interpreter's own, which opens the file. */
   const fresh = new Set();

@@ -1,4 +1,4 @@
-//! What `pyodide-glue/index.js` gives, and small things that web-sys lacks.
+//! Functions that `pyodide-glue/index.js` gives, and small things that web-sys lacks.
 
 use js_sys::{Array, Function, JsString, Object, Promise, Reflect, Uint8Array};
 use wasm_bindgen::prelude::*;
@@ -18,7 +18,7 @@ extern "C" {
     /// The SHA-256 of every asset, as subresource integrity metadata, by its name.
     #[wasm_bindgen(method, getter)]
     pub(super) fn integrity(this: &Glue) -> Object;
-    /// What identifies the files that guests are made of.
+    /// The hash that identifies the files that guests are made of.
     #[wasm_bindgen(method, getter)]
     pub(super) fn build(this: &Glue) -> String;
     /// A frame for a guest: `{ element, loaded }`.

@@ -32,7 +32,7 @@ pub(super) struct Guest {
     /// The ends that go to the worker and to who starts it.
     far_ends: Array,
     outbox: Outbox,
-    /// What is to be posted once somebody has adopted it.
+    /// Messages that are to be posted once somebody has adopted it.
     held: RefCell<Option<Posts>>,
     home: Home,
     inbox: Rc<Inbox>,
@@ -109,7 +109,7 @@ enum Home {
     Page(Option<web_sys::Worker>),
 }
 
-/// What a frame's script is to get, once it can take messages.
+/// The message that a frame's script is to get, once it can take messages.
 #[derive(Default)]
 struct Gate {
     is_open: Cell<bool>,

@@ -30,7 +30,7 @@ impl Isolation {
     }
 }
 
-/// What a sandbox was asked to be.
+/// The options of a sandbox.
 #[derive(Debug)]
 pub(super) struct Options {
     pub(super) limits: Limits,
@@ -255,7 +255,7 @@ fn profile(name: &str, value: &JsValue) -> Result<Profile, Error> {
     profile.ok_or_else(|| Error::invalid(name, one_of(Profile::ALL.map(Profile::name))))
 }
 
-/// What an option that takes one of these names has to be.
+/// A text that says what an option that takes one of these names has to be.
 pub(super) fn one_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let names: Vec<String> = names.into_iter().map(|name| format!("\"{name}\"")).collect();
     format!("must be one of {}", names.join(", "))

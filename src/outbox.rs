@@ -188,7 +188,7 @@ async fn read(blob: &Blob, start: u32) -> Result<Piece, JsValue> {
     })
 }
 
-/// What messages leave by.
+/// The way by which messages leave.
 #[derive(Clone)]
 enum Way {
     Port(MessagePort),

@@ -16,7 +16,7 @@ use super::snapshot;
 /// The time without work in a sandbox before a spare is started, in milliseconds: starting one takes a processor.
 const IDLE_MS: u32 = 100;
 
-/// What guests have in common that can replace each other.
+/// The options that guests have in common which can replace each other.
 type Kind = (Isolation, String);
 
 #[derive(Default)]

@@ -61,7 +61,7 @@ enum Stop {
 
 type Read = Result<(), Stop>;
 
-/// What one can be inside of.
+/// A thing that one can be inside of.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Inside {
     /// Brackets, and what closes them.
@@ -70,7 +70,7 @@ enum Inside {
     Text(Quote),
     /// The code of one of its fields, `{…}`.
     Field(Quote),
-    /// What stands after the colon in a field.
+    /// The part after the colon in a field.
     Format(Quote),
 }
 

@@ -1,11 +1,11 @@
-//! What each backend can do on this machine.
+//! Reports what each backend can do on this machine.
 
 use std::fmt;
 
 use crate::backend::{jupyter, launcher, subprocess};
 use crate::launcher::{BackendKind, Settings};
 
-/// What is to be said of a backend.
+/// The report of a backend.
 #[derive(Debug, Clone)]
 pub struct Finding {
     /// Which backend.

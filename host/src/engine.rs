@@ -53,7 +53,7 @@ pub(crate) fn unavailable(why: impl Display) -> Error {
     Error::BackendUnavailable(why.to_string())
 }
 
-/// What the engine said, without the client's words around it.
+/// The engine's message, without the client's words around it.
 pub(crate) fn said(error: &EngineError) -> String {
     match error {
         EngineError::DockerResponseServerError { message, .. } => message.trim().to_owned(),

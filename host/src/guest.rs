@@ -35,7 +35,7 @@ pub struct Plan {
     pub cwd: Option<PathBuf>,
     /// The user and group that it is started as, when that is not who the host is.
     pub user: Option<(u32, u32)>,
-    /// What all its processes may use together, where there are control groups.
+    /// The bounds of all its processes together, where there are control groups.
     pub bounds: Bounds,
     /// Open files of each of its processes.
     pub open_files: u32,
@@ -92,7 +92,7 @@ impl fmt::Display for Exit {
     }
 }
 
-/// What the limits have counted so far.
+/// The counts of the limits so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Hits {
     /// Processes that were killed because memory was used up.
@@ -114,7 +114,7 @@ pub trait Process: Send + Sync + 'static {
         None
     }
 
-    /// What its limits have counted.
+    /// The counts of its limits.
     fn hits(&self) -> Hits {
         Hits::default()
     }
@@ -178,7 +178,7 @@ impl Guest {
         self
     }
 
-    /// What makes copies of it, and what makes it the guest.
+    /// Takes the part that makes copies of it, and the one that makes it the guest.
     pub(crate) fn take_forks(&mut self) -> (Option<Forker>, Option<Succession>) {
         (self.forker.take(), self.succession.take())
     }
@@ -266,7 +266,7 @@ impl Guest {
 pub struct GuestWriter {
     /// The stream.
     pub stream: OwnedWriteHalf,
-    /// What is still to be written on it.
+    /// The frames that are still to be written on it.
     pub outbox: Outbox,
     on_sent: Option<OnSent>,
 }
@@ -331,7 +331,7 @@ impl GuestProcess {
         self.process.wait().await
     }
 
-    /// What its limits have counted.
+    /// The counts of its limits.
     pub fn hits(&self) -> Hits {
         self.process.hits()
     }

@@ -1,4 +1,4 @@
-//! What guests find installed: the image for Docker, and the same packages as a virtual environment for bubblewrap.
+//! The packages that guests find installed: the image for Docker, and the same packages as a virtual environment for bubblewrap.
 //!
 //! Everything that is needed for it is in this program; `docker/repl/` of the repository is where it is written.
 
@@ -63,7 +63,7 @@ impl Packages {
         }
     }
 
-    /// What an image of them is called unless it is named.
+    /// The name of an image of them unless another is given.
     pub fn tag(&self) -> String {
         match self {
             Self::All => IMAGE.to_owned(),
@@ -78,7 +78,7 @@ impl Packages {
 pub struct Build {
     /// The image that it starts from. Without one it is [`BASE`] where the engine has that, else [`REGISTRY_BASE`].
     pub base: Option<String>,
-    /// What goes in.
+    /// The packages that go in.
     pub packages: Packages,
     /// Its name; without one that of the packages.
     pub tag: Option<String>,
@@ -170,7 +170,7 @@ async fn pull(docker: &Docker, name: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// What the engine gets to build from, as a tar archive.
+/// The files that the engine builds from, as a tar archive.
 fn context(packages: &Packages, certificates: &[u8]) -> std::io::Result<Vec<u8>> {
     let mut archive = tar::Builder::new(Vec::new());
     for (name, content) in [

@@ -1,4 +1,4 @@
-//! What the program logs: to standard error, as far as `RUST_LOG` says.
+//! The program's log: to standard error, as far as `RUST_LOG` says.
 
 use std::io::{self, IsTerminal};
 

@@ -44,7 +44,7 @@ pub struct Notebook {
 /// A cell.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cell {
-    /// What its files are called by.
+    /// The name that its files are called by.
     pub id: String,
     /// Its source.
     pub code: String,
@@ -101,7 +101,7 @@ impl Notebook {
         self.cells.iter().find(|cell| cell.id == id)
     }
 
-    /// What runs its cells; made when there is none.
+    /// The sandbox that runs its cells; made when there is none.
     ///
     /// # Errors
     /// As [`SandboxBuilder::build`].

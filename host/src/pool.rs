@@ -19,7 +19,7 @@ use crate::launcher::{BackendKind, Launcher, Resources};
 use crate::zygote::{Zygote, ZygoteLauncher};
 use futures_util::future::BoxFuture;
 
-/// What somebody gets who finds the pool empty.
+/// The answer to somebody who finds the pool empty.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WhenEmpty {
@@ -55,7 +55,7 @@ pub struct PoolSettings {
     pub min_spares: usize,
     /// Guests that wait at most.
     pub max_spares: usize,
-    /// What to do when there is none.
+    /// The way out when there is none.
     pub when_empty: WhenEmpty,
     /// The time that somebody waits for one at most.
     pub max_wait: Duration,
@@ -65,7 +65,7 @@ pub struct PoolSettings {
     pub max_zygote_age: Duration,
     /// The same for how many guests it has forked.
     pub max_zygote_forks: u64,
-    /// What a guest may use.
+    /// A guest's share of the machine.
     pub resources: Resources,
 }
 
@@ -113,7 +113,7 @@ pub enum Source {
     Fresh(Arc<dyn Launcher>),
 }
 
-/// What a pool has seen.
+/// The counts of a pool.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolStats {
@@ -169,7 +169,7 @@ pub struct Pool {
 struct Shared {
     settings: PoolSettings,
     source: Source,
-    /// What starts a guest when there is none.
+    /// The launcher of a guest when there is none.
     cold: Arc<dyn Launcher>,
     state: Mutex<State>,
     /// Held by who starts a zygote; when the last one could not be started, and why.
@@ -352,7 +352,7 @@ impl Pool {
         matches!(&self.shared.source, Source::Zygote(launcher) if launcher.has_workspaces())
     }
 
-    /// What it has seen so far.
+    /// The counts so far.
     pub fn stats(&self) -> PoolStats {
         let state = self.shared.state();
         let mut sum = 0;

@@ -27,7 +27,7 @@ pub const KILLED: i32 = 137;
 /// Milliseconds that code has at least, where opening its state took all.
 const LEAST_MS: f64 = 1.0;
 
-/// What to run.
+/// The code to run.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Request {
@@ -47,9 +47,9 @@ pub struct Request {
 /// The outcome.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Response {
-    /// What was printed.
+    /// The text printed.
     pub stdout: String,
-    /// What was written to `sys.stderr`, and the traceback.
+    /// The text written to `sys.stderr`, and the traceback.
     pub stderr: String,
     /// 0 when the code ran to its end; 1 after an exception, 124 after a timeout, 137 when the guest was killed.
     pub exit_code: i32,
@@ -70,7 +70,7 @@ pub struct RunFile {
     pub data: Vec<u8>,
 }
 
-/// What bounds a run.
+/// The bounds of a run.
 #[derive(Debug, Clone)]
 pub struct Bounds {
     /// The limits of its session.

@@ -69,7 +69,7 @@ pub enum WorkspaceError {
     Name {
         /// Which of the two.
         what: &'static str,
-        /// What it is called.
+        /// Its name.
         name: String,
     },
     /// Another session has it.
@@ -83,7 +83,7 @@ pub enum WorkspaceError {
     Refused {
         /// The path as it was given.
         path: String,
-        /// What is wrong with it.
+        /// A text that says what is wrong with it.
         problem: String,
     },
     /// There is no room for it.
@@ -92,9 +92,9 @@ pub enum WorkspaceError {
     /// The system failed.
     #[error("{what}: {error}")]
     System {
-        /// What was to be done.
+        /// The operation.
         what: String,
-        /// What the system says.
+        /// The system's error.
         error: io::Error,
     },
 }
@@ -125,7 +125,7 @@ impl WorkspaceError {
         }
     }
 
-    /// What a failure at a path within a workspace means.
+    /// The meaning of a failure at a path within a workspace.
     fn at(path: &str, error: Errno) -> Self {
         match error {
             Errno::NOENT | Errno::NOTDIR => Self::NotFound(path.to_owned()),
@@ -137,7 +137,7 @@ impl WorkspaceError {
     }
 }
 
-/// What a workspace may hold.
+/// The bounds of a workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quota {
     /// Bytes on the disk.
@@ -147,7 +147,7 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// What there is too much of, if anything.
+    /// Names what there is too much of, if anything.
     pub fn exceeded(&self, usage: &Usage) -> Option<String> {
         if usage.in_flight {
             let why = "code has sent file descriptors that nobody has received, and what they keep on the disk cannot be counted";
@@ -356,7 +356,7 @@ pub struct Entry {
     /// Its path beneath the workspace, for the other functions to find it by. A byte that is not UTF-8 is `\udcff`, as Python escapes
     /// it; a backslash that would be read so is `\x5c`.
     pub path: String,
-    /// What it is.
+    /// Its kind.
     pub kind: EntryKind,
     /// Its size in bytes.
     pub size: u64,
@@ -364,7 +364,7 @@ pub struct Entry {
     pub modified_ms: i64,
 }
 
-/// What something in a workspace is.
+/// The kind of something in a workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EntryKind {
     /// A file.
@@ -398,7 +398,7 @@ impl EntryKind {
     }
 }
 
-/// What is in a folder and below.
+/// The contents of a folder and below.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing {
     /// Sorted by path.
@@ -414,7 +414,7 @@ pub struct Mark {
     complete: bool,
 }
 
-/// What happened to files since a [`Mark`].
+/// Changes of files since a [`Mark`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Changes {
     /// By path.
@@ -442,7 +442,7 @@ impl Workspace {
         &self.session
     }
 
-    /// What it may hold.
+    /// Its bounds.
     pub fn quota(&self) -> Option<Quota> {
         self.quota
     }
@@ -622,7 +622,7 @@ impl Workspace {
         tree::remove(parent, &name).map_err(|error| WorkspaceError::at(path, error))
     }
 
-    /// What it takes on its disk.
+    /// The space that it takes on its disk.
     ///
     /// # Errors
     /// [`WorkspaceError::System`], when it cannot be read.
@@ -672,7 +672,7 @@ impl Workspace {
         Ok(Mark { versions, complete })
     }
 
-    /// What happened since a mark, and the mark for the next time.
+    /// The changes since a mark, and the mark for the next time.
     ///
     /// # Errors
     /// [`WorkspaceError::System`], when it cannot be read.

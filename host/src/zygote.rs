@@ -32,7 +32,7 @@ const FORK_TIMEOUT: Duration = Duration::from_secs(20);
 /// The time that the status of a guest that is gone may take to arrive.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What the host says.
+/// The host's messages.
 #[derive(Debug, Serialize)]
 #[serde(untagged, rename_all_fields = "camelCase")]
 enum Order<'a> {
@@ -52,7 +52,7 @@ enum Order<'a> {
     },
 }
 
-/// What the zygote says.
+/// The zygote's messages.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Report {
@@ -218,7 +218,7 @@ impl Zygote {
         Ok(zygote)
     }
 
-    /// What could not be imported, and why.
+    /// Modules that could not be imported, and why.
     pub fn missing(&self) -> &HashMap<String, String> {
         &self.missing
     }

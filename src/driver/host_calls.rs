@@ -179,7 +179,7 @@ impl Driver {
         }
     }
 
-    /// What a host function returned, as Python gets it. What a model's answer took is charged to the budget.
+    /// The value that a host function returned, as Python gets it. What a model's answer took is charged to the budget.
     fn result(&self, call: u32, name: &str, value: &JsValue) -> Result<Encoded<JsBody>, HostFailure> {
         let callback = match name {
             "llm_query" => Some("onLLMQuery"),

@@ -1,4 +1,4 @@
-//! What the session wants fetched.
+//! Fetches what the session wants.
 
 use std::future::Future;
 use std::rc::Rc;

@@ -49,7 +49,7 @@ pub(super) struct Endpoint {
     pub(super) price: Option<[f64; 2]>,
 }
 
-/// What is asked, and for whom.
+/// The purpose of a question: what is asked, and for whom.
 pub(super) struct Question<'a> {
     pub(super) messages: &'a [Message],
     pub(super) run: &'a str,

@@ -21,7 +21,7 @@ use sandglass_rlm::query;
 use sandglass_rlm::schema::Schema;
 use sandglass_rlm::tree::Rules;
 
-/// What a tree of runs was asked to be.
+/// The options of a tree of runs.
 pub(super) struct Options {
     pub(super) task: String,
     /// The data: one value at least.

@@ -1,4 +1,4 @@
-//! What all runs of a tree share.
+//! The state that all runs of a tree share.
 
 use std::rc::Rc;
 use std::sync::Arc;

@@ -18,7 +18,7 @@ pub enum StopReason {
     Interrupt,
 }
 
-/// What is to be done now.
+/// The thing to do now.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Verdict {
     /// Nothing; look again at this time, if any.
@@ -97,7 +97,7 @@ impl Deadline {
         first
     }
 
-    /// What to do now. An `Interrupt` is said once, and starts the grace period.
+    /// Tells what to do now. An `Interrupt` is said once, and starts the grace period.
     pub fn check(&mut self, now: f64) -> Verdict {
         let wake_at = self.wake_at();
         if wake_at.is_none_or(|at| now < at) {

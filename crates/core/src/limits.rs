@@ -60,7 +60,7 @@ pub const MAX_NAMES: usize = 10_000;
 pub const MAX_NAME_BYTES: usize = 1_000;
 /// Bytes of a message (a failure's text) in an event.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
-/// What an output event counts beyond its text, in bytes.
+/// The bytes that an output event counts beyond its text, in bytes.
 pub const EVENT_BYTES: f64 = 512.0;
 /// Bytes of output that one exchange may send at once, and per second after that, whatever is kept of it. Per character that is
 /// kept (`maxOutputLength`) come [`OUTPUT_BURST_PER_CHAR`] and [`OUTPUT_PER_SECOND_PER_CHAR`]: a guest of ours sends the tail
@@ -102,7 +102,7 @@ pub const MAX_OFFERED: usize = 256;
 pub const MAX_CONVERSATION_BYTES: usize = 16 * 1024;
 /// Bytes of code that others are predicted from.
 pub const MAX_PREDICTED_FROM_BYTES: usize = 4_000;
-/// What a guest may tell of what there is: variables, columns of each, and bytes of a name.
+/// The most that a guest may tell of what there is: variables, columns of each, and bytes of a name.
 pub const MAX_SURVEYED: usize = 100;
 /// See [`MAX_SURVEYED`].
 pub const MAX_SURVEYED_COLUMNS: usize = 50;

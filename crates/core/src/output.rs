@@ -1,6 +1,6 @@
 //! All truncation. A buffer keeps the head and the tail of what was printed, in bounded memory.
 
-/// What stands for `omitted` characters that are not shown.
+/// The notice that stands for `omitted` characters that are not shown.
 pub fn omission_notice(omitted: u64) -> String {
     format!("\n... [{omitted} characters omitted] ...\n")
 }

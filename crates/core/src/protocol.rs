@@ -155,7 +155,7 @@ pub enum Request {
     Credit { bytes: f64 },
 }
 
-/// What a guest has to know before it runs anything.
+/// The settings that a guest has to know before it runs anything.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -178,7 +178,7 @@ pub struct GuestConfig {
     /// Bytes that all files may have, and how many there may be; those that Python itself needs do not count.
     pub max_file_bytes: f64,
     pub max_files: u32,
-    /// What the host answers: [`QUERIES`] as far as it has them, and the user's own functions.
+    /// The functions that the host answers: [`QUERIES`] as far as it has them, and the user's own functions.
     pub host_functions: Vec<String>,
     /// Host calls of one execution.
     pub max_host_calls: u32,
@@ -336,11 +336,11 @@ pub enum Event {
     },
     /// The body is the value asked for.
     Value { turn: u32, encoding: Encoding },
-    /// What was asked for is done.
+    /// The request is carried out.
     Done { turn: u32 },
     /// The guest has the state of the checkpoint, but for the variables `lost`.
     Restored { turn: u32, lost: Vec<LostVariable> },
-    /// What was asked for cannot be done; nothing was changed.
+    /// The request cannot be carried out; nothing was changed.
     Refused { turn: u32, message: String },
     /// Code that runs ahead wants to know what only the world can tell, such as the time: it may come to something else when it is run
     /// later.
@@ -429,12 +429,12 @@ pub struct SurveyedVariable {
 pub struct SurveyedColumn {
     pub name: String,
     pub kind: ColumnKind,
-    /// What is in some rows of it, where that can be told without running code of the user's.
+    /// The contents of some rows of it, where that can be told without running code of the user's.
     #[serde(default)]
     pub sample: Option<ColumnSample>,
 }
 
-/// What is in the first rows of a column, and in others that are as far apart as they can be.
+/// The contents of the first rows of a column, and of others that are as far apart as they can be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -449,7 +449,7 @@ pub struct ColumnSample {
     pub texts: Vec<String>,
 }
 
-/// What a column holds, as far as that matters to what is asked of it.
+/// A column's kind of contents, as far as that matters to what is asked of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -461,7 +461,7 @@ pub enum ColumnKind {
     Other,
 }
 
-/// What a guest is and can do.
+/// A guest's facts and abilities.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -481,9 +481,9 @@ pub struct GuestInfo {
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub enum Stream {
-    /// What was printed.
+    /// The text printed.
     Stdout,
-    /// What was written to `sys.stderr`.
+    /// The text written to `sys.stderr`.
     Stderr,
     /// The `repr` of the last expression.
     Result,

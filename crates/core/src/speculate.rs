@@ -1,4 +1,4 @@
-//! What is worth doing before anybody asks for it: predictions of code, which of them to run, and how well that went. No clock, no
+//! Work that is worth doing before anybody asks for it: predictions of code, which of them to run, and how well that went. No clock, no
 //! guest: [`crate::session`] runs what is chosen here.
 
 mod context;
@@ -25,7 +25,7 @@ pub use tally::{Tally, lower_bound};
 pub enum Source {
     /// Words of the conversation.
     Conversation,
-    /// What usually follows such code.
+    /// Code that usually follows such code.
     Pattern,
     /// The tables that there are.
     Dataframe,
@@ -83,7 +83,7 @@ impl Source {
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct Prediction {
-    /// What who made it calls it by.
+    /// The name that its maker calls it by.
     pub id: u32,
     /// The code, exactly as it would come.
     pub code: String,

@@ -42,7 +42,7 @@ pub fn is_date(ms: f64) -> bool {
 
 /// Builds a driver's own values while bytes are read.
 pub trait Build {
-    /// What is built.
+    /// The value that is built.
     type Value;
     /// `None`.
     fn none(&mut self) -> Self::Value;
@@ -424,7 +424,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// What was written.
+    /// The bytes written.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }

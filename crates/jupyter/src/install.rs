@@ -10,7 +10,7 @@ use jupyter_protocol::JupyterKernelspec;
 use super::CellsArgs;
 
 const FILE: &str = "kernel.json";
-/// What tells kernels of ours from others.
+/// The mark that tells kernels of ours from others.
 const COMMAND: [&str; 2] = ["kernel", "run"];
 
 /// `sandglass-host kernel install`
@@ -41,7 +41,7 @@ pub struct PlaceArgs {
     pub prefix: Option<PathBuf>,
 }
 
-/// What Jupyter allows as a name.
+/// Checks that Jupyter allows a name.
 fn kernel_name(text: &str) -> Result<String, String> {
     let fits = |char: char| char.is_ascii_lowercase() || char.is_ascii_digit() || "._-".contains(char);
     if text.is_empty() || text.starts_with('.') || !text.chars().all(fits) {

@@ -73,16 +73,16 @@ struct Kernel {
     ends: AtomicBool,
 }
 
-/// What the shell remembers.
+/// The shell's state.
 #[derive(Default)]
 struct Session {
     count: u32,
     history: History,
-    /// What became of the state, where no output of a cell has told it yet.
+    /// The fate of the state, where no output of a cell has told it yet.
     untold: Vec<String>,
 }
 
-/// What follows from a request.
+/// The consequence of a request.
 #[derive(PartialEq, Eq)]
 enum Next {
     GoOn,

@@ -53,7 +53,7 @@ impl Form {
     }
 }
 
-/// What compacting has saved.
+/// The tokens that compacting has saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Compaction {
     /// Tokens before.

@@ -43,7 +43,7 @@ pub struct Parsed {
 /// One fenced block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
-    /// What is in it.
+    /// Its contents.
     pub code: String,
     /// True when its end is there; a reply that was cut lacks it.
     pub closed: bool,

@@ -16,7 +16,7 @@ const LEAST_KEY_CHARS: usize = 16;
 const MOST_KEY_CHARS: usize = 512;
 /// Characters of an owner's name.
 const MOST_NAME_CHARS: usize = 64;
-/// What the WebSocket subprotocol that carries a key begins with.
+/// The beginning of the WebSocket subprotocol that carries a key.
 pub const KEY_PROTOCOL: &str = "sandglass.key.";
 /// Whom sessions belong to when there are no keys.
 pub const LOCAL: &str = "local";
@@ -246,7 +246,7 @@ impl Origins {
         self.any
     }
 
-    /// What to make of the `Origin` of a request.
+    /// Judges the `Origin` of a request.
     pub fn judge(&self, headers: &HeaderMap, uri: &Uri) -> Origin {
         if !headers.contains_key(header::ORIGIN) {
             return Origin::None;
@@ -268,7 +268,7 @@ impl Origins {
     }
 }
 
-/// What a request's `Origin` means.
+/// The meaning of a request's `Origin`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     /// No page of another origin sent it.

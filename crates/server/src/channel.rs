@@ -154,7 +154,7 @@ struct Relay {
     used_at: Instant,
 }
 
-/// What the loop does next.
+/// The event that the loop handles next.
 enum Happened {
     Message(Option<Result<Message, axum::Error>>),
     Sent(Result<(), axum::Error>),
@@ -480,7 +480,7 @@ impl Running {
         Ok(())
     }
 
-    /// What comes of it next. Can be dropped and called again.
+    /// The next thing that comes of it. Can be dropped and called again.
     async fn next(&mut self, socket_is_free: bool) -> FromGuest {
         loop {
             if self.writer.outbox.is_empty() {

@@ -29,7 +29,7 @@ use super::write_timeout::WriteTimeout;
 const MOST_HEAD_BYTES: usize = 64 << 10;
 /// Headers of a request.
 const MOST_HEADERS: usize = 64;
-/// What is waited after `accept` failed, for example because no file descriptors are left.
+/// The pause after `accept` failed, for example because no file descriptors are left.
 const AFTER_FAILURE: Duration = Duration::from_millis(100);
 /// The interval at which the system asks whether a silent client is still there.
 const ASKING: Duration = Duration::from_secs(15);
@@ -241,7 +241,7 @@ async fn serve(
     }
 }
 
-/// What cannot be set is done without.
+/// Sets options of a connection; those that cannot be set are done without.
 fn prepare(stream: &TcpStream, patience: Duration) {
     // Small answers must not wait for more to come.
     let _ = stream.set_nodelay(true);

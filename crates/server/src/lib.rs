@@ -68,7 +68,7 @@ const SPARES_END: Duration = Duration::from_secs(10);
 /// The time that answers have to leave once everything was ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// What all requests share.
+/// The state that all requests share.
 #[derive(Debug, Clone)]
 pub struct App(Arc<Shared>);
 

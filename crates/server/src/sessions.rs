@@ -36,18 +36,18 @@ pub struct Session {
     pub id: String,
     /// The name of the key that made it.
     pub owner: Arc<str>,
-    /// What is in it.
+    /// Its contents.
     pub kind: Kind,
     uses: Mutex<Uses>,
     attached: AtomicBool,
     destroyed: watch::Sender<bool>,
     folder: Option<Arc<Folder>>,
-    /// What the server's metrics have of it.
+    /// The counts of it that the server's metrics have.
     counted: Mutex<Stats>,
     _held: Held,
 }
 
-/// What becomes of the folder of a session that ends.
+/// The fate of the folder of a session that ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     /// It is removed.
@@ -56,13 +56,13 @@ pub enum Fate {
     Kept,
 }
 
-/// What is in a session.
+/// A session's contents.
 pub enum Kind {
     /// A sandbox that requests use.
     Sandbox(Sandbox),
     /// Guests that a client supervises over its channel.
     Channel {
-        /// What starts them.
+        /// The launcher that starts them.
         launcher: Arc<dyn Launcher>,
         /// Bytes of the bodies of a frame from them.
         most_value_bytes: usize,
@@ -149,7 +149,7 @@ impl Session {
         counted.clone_from(stats);
     }
 
-    /// What runs its guests.
+    /// The backend that runs its guests.
     pub fn backend(&self) -> sandglass_host::BackendKind {
         match &self.kind {
             Kind::Sandbox(sandbox) => sandbox.capabilities().backend,

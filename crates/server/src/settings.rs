@@ -217,7 +217,7 @@ impl ServeArgs {
         Ok(origins)
     }
 
-    /// What every session's backend plans from.
+    /// The settings that every session's backend plans from.
     pub fn guest_settings(&self) -> Settings {
         Settings {
             allow_subprocess: self.allow_subprocess,
@@ -226,7 +226,7 @@ impl ServeArgs {
         }
     }
 
-    /// What a session may use of the machine when it does not say.
+    /// A session's share of the machine when it does not say.
     pub fn resources(&self) -> Resources {
         Resources {
             memory_bytes: self.max_memory_mib << 20,
@@ -251,7 +251,7 @@ impl ServeArgs {
         }
     }
 
-    /// What bodies are held to.
+    /// The limits of bodies.
     pub fn body_limits(&self) -> BodyLimits {
         BodyLimits {
             most_bytes: usize::try_from(self.max_body_mib * MIB).unwrap_or(usize::MAX),

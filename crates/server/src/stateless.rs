@@ -26,7 +26,7 @@ const RUN_BYTES: u64 = 16 << 20;
 const ALL_BYTES: usize = 256 << 20;
 /// The time for the state and the files of a run to be fetched.
 const AFTERWARDS: Duration = Duration::from_secs(20);
-/// What a run's files count beyond their contents.
+/// The bytes that a run's files count beyond their contents.
 const FILE_BYTES: usize = 512;
 
 /// The files of runs, oldest first.
@@ -83,7 +83,7 @@ fn drop_old(runs: &mut VecDeque<Run>) {
     }
 }
 
-/// What a run is answered.
+/// The answer to a run.
 #[derive(Serialize)]
 struct Answer {
     /// The place where its files are: `GET /execute/{id}/files/{path}`. Nothing when there are none.

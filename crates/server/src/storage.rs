@@ -108,7 +108,7 @@ impl Storage {
 pub struct Folder {
     storage: Arc<Storage>,
     workspace: Arc<Workspace>,
-    /// What there is too much of, as of the last look.
+    /// A text that says what there is too much of, as of the last look.
     over: watch::Sender<Option<String>>,
     /// Somebody begins to use it.
     used: Notify,
@@ -122,7 +122,7 @@ impl Folder {
         &self.workspace
     }
 
-    /// What becomes of it at the end.
+    /// Decides what becomes of it at the end.
     pub fn decide(&self, fate: Fate) {
         self.is_forgotten.store(fate == Fate::Removed, Ordering::Release);
     }
@@ -252,7 +252,7 @@ impl Excess {
         Self(None)
     }
 
-    /// What the next look that finds too much says. Can be dropped and called again.
+    /// The finding of the next look that finds too much. Can be dropped and called again.
     pub async fn next(&mut self) -> String {
         let Some(over) = &mut self.0 else {
             return pending().await;

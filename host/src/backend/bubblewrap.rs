@@ -40,7 +40,7 @@ const ZYGOTE_FILES: u32 = 1 << 16;
 /// The time that it may take to say whether bubblewrap works here.
 const TRIAL: Duration = Duration::from_secs(30);
 
-/// What starts guests in bubblewrap here.
+/// The launcher of guests in bubblewrap here.
 ///
 /// # Errors
 /// [`Error::BackendUnavailable`] says what is missing.
@@ -56,7 +56,7 @@ pub async fn launcher(settings: &Settings) -> Result<Arc<dyn Launcher>, Error> {
     }))
 }
 
-/// What starts zygotes in bubblewrap here, whose guests are as isolated as those of [`launcher`]. The workspaces that its guests
+/// The launcher of zygotes in bubblewrap here, whose guests are as isolated as those of [`launcher`]. The workspaces that its guests
 /// can have are the folders in `workspaces`.
 ///
 /// # Errors
@@ -92,7 +92,7 @@ pub async fn zygote_launcher(
     }))
 }
 
-/// What there is here, and whether it works.
+/// Finds what there is here, and whether it works.
 async fn look(settings: &Settings) -> Result<(View, Arc<Runtime>), Error> {
     let bwrap = which("bwrap")
         .ok_or_else(|| Error::BackendUnavailable("bubblewrap is not installed: apt install bubblewrap".to_owned()))?;
@@ -204,7 +204,7 @@ async fn to_the_end<T: Send + 'static>(
     started.unwrap_or_else(|error| Err(Error::BootFailed(format!("starting a process was given up: {error}"))))
 }
 
-/// What there is on this machine to plan from.
+/// The parts of this machine to plan from.
 #[derive(Debug, Clone)]
 pub struct View {
     /// bubblewrap itself.
@@ -361,7 +361,7 @@ fn finish(mut args: Args, view: &View, settings: &Settings, more: &[&str]) -> Pl
 struct Args(Vec<OsString>);
 
 impl Args {
-    /// What is around guests and zygotes: all but the workspace.
+    /// The surroundings of guests and zygotes: all but the workspace.
     fn around(view: &View, settings: &Settings) -> Self {
         let resources = &settings.resources;
         let mut args = Self::default();

@@ -54,7 +54,7 @@ const MOST_TRIES: usize = 100;
 /// Bytes of what a kernel lists.
 const MAX_LIST_BYTES: usize = 4 << 20;
 
-/// What starts guests in kernels. It warns, every time.
+/// The launcher of guests in kernels. It warns, every time.
 ///
 /// # Errors
 /// [`Error::BackendUnavailable`] when there is no such kernelspec or connection file.
@@ -501,7 +501,7 @@ impl Kernel {
     }
 }
 
-/// What a guest's kernel holds.
+/// The resources of a guest's kernel.
 struct Life {
     /// Its process, when it was started here.
     started: Option<Box<dyn Process>>,

@@ -11,7 +11,7 @@ use crate::launcher::{BackendKind, Launcher, Settings};
 use crate::runtime::{Python, Runtime, guest_args};
 use futures_util::future::BoxFuture;
 
-/// What starts guests as plain processes. It warns, every time.
+/// The launcher of guests as plain processes. It warns, every time.
 ///
 /// # Errors
 /// [`Error::BackendUnavailable`] when there is no usable Python.

@@ -46,7 +46,7 @@ pub(super) struct SandboxTask {
     messages: mpsc::WeakUnboundedSender<Message>,
     info: Arc<Mutex<GuestInfo>>,
     pub(super) slots: Slots,
-    /// What the guest's limits had counted when the execution under way began.
+    /// The counts of the guest's limits when the execution under way began.
     pub(super) begun: Hits,
     pub(super) effects: VecDeque<Effect<Payload>>,
     waiters: HashMap<Ticket, Waiter>,

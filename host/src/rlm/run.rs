@@ -27,7 +27,7 @@ use crate::sandbox::{Answer, Query};
 use crate::value::Value;
 use futures_util::future::BoxFuture;
 
-/// What all runs of a tree share.
+/// The part that all runs of a tree share.
 pub(super) struct Tree {
     pub(super) options: RlmOptions,
     pub(super) launcher: Arc<dyn Launcher>,
@@ -35,7 +35,7 @@ pub(super) struct Tree {
     pub(super) runs: Arc<tree::Tree>,
     /// The place where runs of one depth, from 1, get their places: each depth waits for the next one only.
     places: Vec<Semaphore>,
-    /// What the sandboxes that are gone have done.
+    /// The counts of the sandboxes that are gone.
     stats: Mutex<Stats>,
 }
 
@@ -79,7 +79,7 @@ pub(super) enum NoAnswer {
     Failed(String),
 }
 
-/// What a model is asked for.
+/// The purpose of a question to a model.
 #[derive(Clone, Copy)]
 enum Ask<'a> {
     /// A reply: who hears it as it comes, and what is to be done when it begins again.

@@ -46,7 +46,7 @@ impl fmt::Debug for SandboxBuilder {
 }
 
 impl SandboxBuilder {
-    /// What runs the guest; by default the best that there is.
+    /// Sets the backend that runs the guest; by default the best that there is.
     #[must_use]
     pub fn backend(mut self, kind: BackendKind) -> Self {
         self.backend = kind;
@@ -104,7 +104,7 @@ impl SandboxBuilder {
         self
     }
 
-    /// What the guest may use of the machine.
+    /// Sets the guest's share of the machine.
     #[must_use]
     pub fn resources(mut self, resources: Resources) -> Self {
         self.settings.resources = resources;
@@ -147,7 +147,7 @@ impl SandboxBuilder {
         self
     }
 
-    /// What the session lives under.
+    /// Sets the session's limits.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
@@ -175,7 +175,7 @@ impl SandboxBuilder {
         self
     }
 
-    /// What its executions may spend, all together.
+    /// Sets the budget of all its executions together.
     #[must_use]
     pub fn budget(mut self, limits: BudgetLimits) -> Self {
         self.budget_limits = limits;

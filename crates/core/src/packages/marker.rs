@@ -23,7 +23,7 @@ pub(super) enum Operand {
     Text(String),
 }
 
-/// What conditions are about.
+/// The environment that conditions are about.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Environment<'a> {
     pub(super) target: &'a Target,

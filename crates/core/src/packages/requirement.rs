@@ -1,4 +1,4 @@
-//! What a user writes to ask for a package: PEP 508, and the addresses of wheels.
+//! Requirements, by which a user asks for a package: PEP 508, and the addresses of wheels.
 
 use std::str::FromStr;
 
@@ -14,7 +14,7 @@ use crate::error::Error;
 pub struct Requirement {
     /// Its name, normalized.
     pub(super) name: String,
-    /// What of it is wanted beyond the usual; normalized.
+    /// The extras that are wanted; normalized.
     pub(super) extras: Vec<String>,
     pub(super) source: Source,
     pub(super) marker: Option<Marker>,

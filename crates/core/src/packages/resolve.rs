@@ -14,7 +14,7 @@ use crate::error::Error;
 pub struct Resolver<'a> {
     lock: &'a Lock,
     target: &'a Target,
-    /// What is there already, and so is not fetched: names, normalized, and versions.
+    /// Packages that are there already, and so are not fetched: names, normalized, and versions.
     there: &'a [(String, String)],
     todo: VecDeque<Need>,
     chosen: Vec<Wheel>,
@@ -31,7 +31,7 @@ struct Need {
     by: String,
 }
 
-/// What comes next.
+/// The next step.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
     /// Give the METADATA of this wheel to [`Resolver::take_metadata`].
@@ -81,7 +81,7 @@ impl<'a> Resolver<'a> {
         Ok(wheel.map_or(Step::Done(Vec::new()), |wheel| Step::Read(wheel.clone())))
     }
 
-    /// What the wheel of the last [`Step::Read`] says of itself.
+    /// Takes what the wheel of the last [`Step::Read`] says of itself.
     ///
     /// # Errors
     /// [`Error::Integrity`] when it is another package's; [`Error::InvalidOption`] when what it requires cannot be read.

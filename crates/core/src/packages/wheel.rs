@@ -1,4 +1,4 @@
-//! What a wheel's name says, and its METADATA.
+//! Reads a wheel's name, and its METADATA.
 
 use super::marker::Environment;
 use super::{Requirement, Target, is_name, normalized};
@@ -80,7 +80,7 @@ impl WheelName {
     }
 }
 
-/// What the METADATA of a wheel says that it requires, with these extras. Lines that cannot be read are for somebody else.
+/// The requirements in the METADATA of a wheel, with these extras. Lines that cannot be read are for somebody else.
 pub(super) fn requires(metadata: &str, environment: &Environment<'_>) -> Result<Vec<Requirement>, Error> {
     let headers = metadata.lines().take_while(|line| !line.trim().is_empty());
     let lines = headers.filter_map(|line| line.strip_prefix("Requires-Dist:"));

@@ -13,7 +13,7 @@ use crate::limits::{Limits, MAX_NAMES};
 /// Guests that crash before they have finished anything with a state that was restored, until it is given up.
 const MOST_CRASHES: u32 = 3;
 
-/// What a user asks of the checkpoints.
+/// A request of the user's about checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ask {
     /// To have the state saved.
@@ -26,7 +26,7 @@ pub(super) enum Ask {
     Fork,
 }
 
-/// What another session needs to go on from the same state.
+/// All that another session needs to go on from the same state.
 #[derive(Debug, Clone)]
 pub struct Fork<B> {
     config: Config,
@@ -42,7 +42,7 @@ impl<B> PartialEq for Fork<B> {
     }
 }
 
-/// What of the state is safe.
+/// The part of the state that is safe.
 #[derive(Debug)]
 pub(super) struct Checkpoints<B> {
     /// True when the state is saved at all.
@@ -98,9 +98,9 @@ struct Reverting {
     ticket: Ticket,
     /// The place that it goes to.
     number: u32,
-    /// What the host has set since then.
+    /// The variables that the host has set since then.
     dropped: Vec<String>,
-    /// What the state came from until then, and what of it is lost if it has to be gone back to.
+    /// The origin of the state until then, and what of it is lost if it has to be gone back to.
     base: Option<u32>,
     loss: Option<StateReport>,
 }
@@ -189,7 +189,7 @@ impl<B: Body> Checkpoints<B> {
         }
     }
 
-    /// What the host has set since the last complete checkpoint.
+    /// The variables that the host has set since the last complete checkpoint.
     fn news(&self) -> impl Iterator<Item = &String> {
         let saving = self.saving.iter().flat_map(|saving| &saving.news);
         self.set_since.iter().chain(saving)
@@ -416,7 +416,7 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// What becomes of the variables now that the guest is gone. Takes their names.
+    /// Decides what becomes of the variables now that the guest is gone. Takes their names.
     ///
     /// A state with which one guest after the other crashes at once is given up.
     pub(super) fn loss(&mut self, reason: &str, crashed: bool) -> StateReport {
@@ -540,7 +540,7 @@ impl<B: Body> Interpreter<B> {
         self.restore_contexts(now); // those that came after the checkpoint
     }
 
-    /// What is to be told of a state that was gone back to: what the checkpoint does not hold, and what the host had set since.
+    /// The report of a state that was gone back to: what the checkpoint does not hold, and what the host had set since.
     fn reverted_loss(&self, loss: Option<StateReport>, mut dropped: Vec<String>) -> Option<StateReport> {
         dropped.sort_unstable();
         dropped.dedup();

@@ -1,4 +1,4 @@
-//! What the host keeps for every guest: `context`, and what was added to it.
+//! Values that the host keeps for every guest: `context`, and what was added to it.
 
 use super::commands::Queued;
 use super::exchange::Job;
@@ -29,7 +29,7 @@ pub enum Target {
 }
 
 impl Series {
-    /// What the names of its variables begin with.
+    /// The beginning of its variables' names.
     pub fn name(self) -> &'static str {
         match self {
             Self::Context => "context",

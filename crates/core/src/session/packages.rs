@@ -10,19 +10,19 @@ use crate::limits::{MAX_UNPACKED_BYTES, VALUE_TIMEOUT_MS};
 use crate::packages::{Wheel, normalized};
 use crate::protocol::{Request, Stream, WheelFile};
 
-/// What is to be loaded.
+/// The packages that are to be loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
-    /// What these requirements come down to.
+    /// The wheels that these requirements come down to.
     Requirements(Vec<String>),
-    /// What of these modules the driver knows packages for.
+    /// The packages that the driver knows for these modules.
     Modules(Vec<String>),
 }
 
 /// A package and its file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Package<B> {
-    /// What it is.
+    /// The wheel.
     pub wheel: Wheel,
     /// Its bytes, which the driver has verified.
     pub body: B,

@@ -1,4 +1,4 @@
-//! What predictions are made of: what there is in the session, what ran last, and what is talked about.
+//! The material of predictions: what there is in the session, what ran last, and what is talked about.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ const MOST_QUOTED: usize = 3;
 const ENOUGH_ROWS: u32 = 20;
 const MOST_GROUPS: u32 = 12;
 
-/// What there is, what ran last, and what is talked about.
+/// The session's variables, what ran last, and what is talked about.
 #[derive(Debug, Clone, Default)]
 pub struct Context {
     /// The newest variables, the newest first.
@@ -24,7 +24,7 @@ pub struct Context {
     pub last: Option<(String, f64)>,
     /// Words of the conversation, in lower case.
     words: BTreeSet<String>,
-    /// What stands in quotes there, the newest first.
+    /// The texts in quotes there, the newest first.
     quoted: Vec<String>,
     /// Words of the code that ran last, as they are.
     mentioned: BTreeSet<String>,
@@ -160,7 +160,7 @@ impl Context {
         parts.peek().is_some() && parts.all(|part| self.words.contains(&part.to_lowercase()))
     }
 
-    /// What was said in quotes, the newest first.
+    /// The texts said in quotes, the newest first.
     pub fn quoted(&self) -> &[String] {
         &self.quoted
     }
@@ -211,7 +211,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
         .filter(|word| !word.is_empty() && word.len() <= WORD_CHARS)
 }
 
-/// What stands between quotes on one line, the newest first.
+/// The texts between quotes on one line, the newest first.
 fn quoted(text: &str) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     for line in text.lines().rev() {

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Prediction, Source, Tally, lower_bound};
 use crate::limits::{MAX_PREDICTED_CHARS, MAX_PREDICTIONS};
 
-/// What a run ahead costs, in milliseconds: a guest that has to be replaced, and the state that it is given.
+/// The cost of a run ahead, in milliseconds: a guest that has to be replaced, and the state that it is given.
 const COST_MS: f64 = 30.0;
-/// What code is thought to take that nobody has an estimate of, in milliseconds.
+/// The time assumed for code that nobody has an estimate of, in milliseconds.
 const UNKNOWN_MS: f64 = 200.0;
 /// One of so many that would be refused is run all the same: whether predictions have become better shows no other way.
 const PROBE: u32 = 16;
@@ -18,10 +18,10 @@ pub struct Predictor {
     waiting: Vec<Prediction>,
     tallies: BTreeMap<Source, Tally>,
     refused: u32,
-    /// What was guessed for the state as it is, whether it ran or not: so what comes teaches something about all of them.
+    /// The guesses for the present state, whether it ran or not: so what comes teaches something about all of them.
     offered: Vec<Prediction>,
     learned: BTreeMap<Kind, Learned>,
-    /// What has come true by what runs now.
+    /// The guesses that have come true by what runs now.
     came: BTreeSet<Kind>,
 }
 
@@ -40,7 +40,7 @@ struct Learned {
 }
 
 impl Predictor {
-    /// What may come next, instead of what was thought before. What is too much is left out.
+    /// Takes the code that may come next, instead of what was thought before. What is too much is left out.
     pub fn predict(&mut self, predictions: Vec<Prediction>) {
         let mut known = std::collections::HashSet::new();
         self.waiting = predictions
@@ -72,12 +72,12 @@ impl Predictor {
         self.waiting.is_empty()
     }
 
-    /// What a prediction is expected to save, in milliseconds.
+    /// The time that a prediction is expected to save, in milliseconds.
     pub fn expected_saving(&self, prediction: &Prediction) -> f64 {
         self.probability(prediction) * self.estimated_ms(prediction).unwrap_or(UNKNOWN_MS) - COST_MS
     }
 
-    /// What it costs when it does not come true, in milliseconds.
+    /// The time that it costs when it does not come true, in milliseconds.
     pub fn cost_ms(&self, prediction: &Prediction) -> f64 {
         self.estimated_ms(prediction).unwrap_or(UNKNOWN_MS) + COST_MS
     }
@@ -109,8 +109,8 @@ impl Predictor {
 
     // ---- guesses ----
 
-    /// What may come next by the names that there are, instead of what was guessed before. The best of it waits to be tried, where it is worth
-    /// that and nothing that was told does.
+    /// Takes guesses by the names that there are, instead of those before. The best of them waits to be tried, where it is
+    /// worth that and nothing that was told does.
     pub fn offer(&mut self, guesses: Vec<Prediction>) {
         self.offered = guesses;
         let best = self.best_guess().cloned();
@@ -126,7 +126,7 @@ impl Predictor {
         best.filter(|(saving, _)| *saving > 0.0).map(|(_, guess)| guess)
     }
 
-    /// What is guessed for the state as it is, the most worthwhile first, as likely and as slow as this session has shown.
+    /// The guesses for the present state, the most worthwhile first, as likely and as slow as this session has shown.
     pub fn offered(&self) -> Vec<Prediction> {
         let mut offered: Vec<_> = self
             .offered

@@ -31,7 +31,7 @@ impl Tally {
         self.started.saturating_sub(self.used.saturating_add(self.wasted))
     }
 
-    /// What has come since `before`.
+    /// The counts that have come since `before`.
     pub fn since(&self, before: &Self) -> Self {
         Self {
             started: self.started.saturating_sub(before.started),

@@ -38,7 +38,7 @@ pub(super) struct Container {
     limits: Option<Watched>,
     /// The first process closes its side when the guest has ended, and ends itself when ours is closed.
     watcher: Option<UnixStream>,
-    /// What the control group had counted by then.
+    /// The counts of the control group by then.
     counted: Option<Events>,
     was_killed: bool,
     exit: Option<Exit>,

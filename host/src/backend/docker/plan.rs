@@ -32,7 +32,7 @@ pub const EMPTY: &str = "empty";
 /// Bytes of what a guest writes where nobody looks that the engine keeps.
 const KEPT_LOG: &str = "64k";
 
-/// What the engine hides from containers anyway, and with it all of `/sys`: it tells of the machine, and nothing needs it.
+/// The paths that the engine hides from containers anyway, and with it all of `/sys`: it tells of the machine, and nothing needs it.
 const HIDDEN: [&str; 12] = [
     "/dev/mqueue",
     "/proc/asound",

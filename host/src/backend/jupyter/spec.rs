@@ -56,7 +56,7 @@ fn unusable(why: String) -> Error {
     Error::BackendUnavailable(why)
 }
 
-/// What a file says, which may be anybody's.
+/// The contents of a file, which may be anybody's.
 fn read<T: for<'a> Deserialize<'a>>(path: &Path, what: &str) -> Result<T, Error> {
     let wrong = |why: String| unusable(format!("the {what} {} cannot be used: {why}", path.display()));
     let size = std::fs::metadata(path).map_err(|error| wrong(error.to_string()))?;
@@ -182,7 +182,7 @@ fn data_folders(settings: &Settings) -> impl Iterator<Item = PathBuf> {
 }
 
 impl Connection {
-    /// What a connection file says.
+    /// The contents of a connection file.
     pub(super) fn read(path: &Path) -> Result<Self, Error> {
         let connection: Self = read(path, "connection file")?;
         let wrong = |why: &str| unusable(format!("the connection file {} cannot be used: {why}", path.display()));

@@ -43,7 +43,7 @@ _load_tzdata = time_zones.load_tzdata
 
 
 class Guest:
-    """What `worker.js` calls. Results are JavaScript values, refusals too: whatever is raised here is fatal."""
+    """Functions that `worker.js` calls. Results are JavaScript values, refusals too: what is raised here is fatal."""
 
     _js: Any
 
@@ -94,7 +94,7 @@ class Guest:
         return header if encoding == "none" else to_js([header, encoding, body])
 
     def extend(self, execution: int, text: str, is_last: bool) -> None:
-        """What `execute` runs next of a cell whose text is still being written."""
+        """The code that `execute` runs next of a cell whose text is still being written."""
         self._runtime.extend(execution, text, is_last)
 
     def is_plain(self, source: str) -> bool:

@@ -105,7 +105,7 @@ class JupyterREPL:
         self._call_lock = Lock()
         #: Held while a context or history is added: several threads may.
         self._adding = RLock()
-        #: What the last execution came to, also where an interrupt has ended it.
+        #: The result of the last execution, also where an interrupt has ended it.
         self.last_result: Result | None = None
         self._sync_options = bool(sync_from_user_ns), bool(sync_to_user_ns), names
         self._max_output_length = max_output_length

@@ -33,10 +33,10 @@ RETRY_SECONDS = 0.002
 BREATH_SECONDS = 0.05
 #: The interval at which an event loop that has nothing to do looks whether there still is a thread that could wake it.
 LOOK_SECONDS = 0.25
-#: What the reader gets to take what has arrived.
+#: The time that the reader gets to take what has arrived.
 _BREATH_LENGTH_SECONDS = 0.002
 _FOREVER = float("inf")
-#: What a thread that waits is told when the turn is stopped.
+#: The answer to a thread that waits when the turn is stopped.
 STOPPING = "the execution is being stopped"
 _SIGINT, _SIGVTALRM = _signal.SIGINT, _signal.SIGVTALRM
 _CPU_TIMER, _set_timer = _signal.ITIMER_VIRTUAL, _signal.setitimer
@@ -278,7 +278,7 @@ class NativeBridge:
         _signal_thread(self._main, _SIGINT)
 
     def asked_for(self) -> None:
-        """What has run ahead until now goes on as what the host waits for, and has its time from now on."""
+        """Has what ran ahead until now go on as what the host waits for, and has its time from now on."""
         with self._lock:
             if not self._channel.turn:
                 return

@@ -212,7 +212,7 @@ class KernelGuest(Guest):
             close(kept)
 
     def _publish(self, data: Any = None, metadata: Any = None, **_options: Any) -> None:
-        """What IPython's `display` calls, for one."""
+        """The method that IPython's `display` calls, for one."""
         if isinstance(data, dict):
             self._runtime.show_bundle(data)
 

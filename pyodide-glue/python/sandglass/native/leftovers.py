@@ -63,7 +63,7 @@ def adopt_orphans() -> None:
 
 
 class Leftovers:
-    """What cells left running. `end_waits` ends what threads wait for."""
+    """Threads and processes that cells left running. `end_waits` ends what threads wait for."""
 
     def __init__(self, ours: set[int], end_waits: Callable[[Collection[int]], object], all_processes: bool) -> None:
         self._ours = ours

@@ -40,7 +40,7 @@ class Bridge(Output, Protocol):
 
 
 class Threads(Protocol):
-    """What a backend whose user code has threads gives the event loops as well."""
+    """Functions that a backend whose user code has threads gives the event loops as well."""
 
     @property
     def loop(self) -> type[CellLoop]:

@@ -49,9 +49,9 @@ _OF_THE_WHOLE = ("await", "async", "global", "__future__")
 _MOST_STATEMENTS = 2000
 #: From here on, the annotations of a module are a function of its code: of that of the last statement that has some.
 _ANNOTATIONS_ARE_CODE = sys.version_info >= (3, 14)
-#: What has statements of the same module in it.
+#: Statements that have others of the same module in them.
 _COMPOUND = (If, For, While, With, Try, TryStar, Match, AsyncFor, AsyncWith)
-#: What the line after it may go on with.
+#: Statements that the line after them may go on with.
 _OPEN = (*_COMPOUND, FunctionDef, AsyncFunctionDef, ClassDef)
 _find_line_ends = to_pattern(r"\r\n|\r|\n").finditer
 
@@ -156,7 +156,7 @@ def _compile_each(body: list[stmt], filename: str, flags: int, *, is_first: bool
 
 
 class Warnings:
-    """What becomes of the compiler's warnings. Not by `catch_warnings`: all that were told once would be told again.
+    """Handles the compiler's warnings. Not by `catch_warnings`: all that were told once would be told again.
 
     Nor is it one of contextlib's: those need builtins that a cell may have replaced.
     """

@@ -134,7 +134,7 @@ class Displays:
         return found
 
     def _call(self, value: object, name: str, *args: Any, **options: Any) -> Any:
-        """What a method returns; None where the class has none, or when it fails."""
+        """The value that a method returns; None where the class has none, or when it fails."""
         try:
             # On the class: an instance may have an answer to every name, and a class is no instance of itself.
             method = getattr(type(value), name, None)

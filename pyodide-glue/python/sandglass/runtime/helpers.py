@@ -1,4 +1,4 @@
-"""What user code can call: sub-model queries, final answers, and tools for reading a large context.
+"""Helpers that user code can call: sub-model queries, final answers, and tools for reading a large context.
 
 Which of it there is, under which names and with which texts, is said by the profile (`profiles.py`).
 
@@ -83,7 +83,7 @@ class Helpers:
         self.configure(PROFILES["default"], [], 0)
 
     def table(self, profile: Profile, answered: list[str], fields: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What the reserved names stand for, and the aliases. ValueError for a name that cannot be used.
+        """The objects that the reserved names stand for, and the aliases. ValueError for a name that cannot be used.
 
         `answered` are the names that the host answers, `fields` those of the values that `SUBMIT` takes.
         """
@@ -297,7 +297,7 @@ class Helpers:
         self._made += calls
 
     def _failure(self, name: str, error: Exception) -> str:
-        """What a query returns that failed, where it does not raise."""
+        """The value of a query that failed, where it does not raise."""
         returned = self._profile.returned
         if returned is None:
             raise error

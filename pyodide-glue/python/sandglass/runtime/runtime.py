@@ -54,12 +54,12 @@ if TYPE_CHECKING:
     from sandglass.runtime.reserve import Reserve
 
 _OK = to_json({"ended": "ok", "errorType": None, "final": False, "names": None})
-#: What `execute` returns as long as the cell waits for more of its text.
+#: The value that `execute` returns as long as the cell waits for more of its text.
 UNFINISHED = ("", "none", b"")
 _NAME_LIMIT = 200
 #: The number of frames that the compiler and what leads there may need.
 _COMPILER_FRAMES = 1000
-#: What code has in it that may hear of the compiler for good.
+#: Text in code that may hear of the compiler for good.
 _HOOKS = "addaudithook"
 #: Of `sys.monitoring`.
 _MONITORING_TOOLS = 6
@@ -331,7 +331,7 @@ class Runtime:
         return bool(gettrace() or getprofile() or tools or self._has_hooks)
 
     def asked_for(self) -> None:
-        """What has run ahead until now is what the host waits for."""
+        """The host waits from now on for what has run ahead until now."""
         self._is_ahead(False)
 
     def _is_ahead(self, ahead: bool) -> None:
@@ -584,7 +584,7 @@ class Runtime:
         self._write("traceback", full)
 
     def _hint(self, error: BaseException) -> str:
-        """What to do about a module that is not there."""
+        """Advice about a module that is not there."""
         name = error.name if type(error) is ModuleNotFoundError else None
         if not self.package_hint or type(name) is not str or len(name) > _NAME_LIMIT:
             return ""

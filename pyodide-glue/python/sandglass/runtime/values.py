@@ -312,7 +312,7 @@ class _Writer:
 
 
 def _steps(value: Any) -> Iterable[tuple[str, object]]:
-    """What a container holds, each with how it is reached; never calls overridden methods."""
+    """The items of a container, each with how it is reached; never calls overridden methods."""
     if issubclass(type(value), dict):
         for key, item in list(dict.items(value)):
             if type(key) not in _SCALARS:

@@ -280,7 +280,7 @@ def _native_base(kind: Any) -> Any:
 
 
 def _halves(state: Any) -> tuple[Any, Any]:
-    """What goes in an instance's dictionary, and what in its slots."""
+    """The parts of an instance's state: those of its dictionary, and those of its slots."""
     return state if type(state) is tuple and len(state) == 2 else (state, None)
 
 

@@ -149,7 +149,7 @@ export function createBridge(post, mailbox, detector) {
 
   const read = mailbox && readMailbox(mailbox);
 
-  /** What runs ahead has been asked for. @param {number} number @param {string} [more]  the rest of its text */
+  /** Code that runs ahead has been asked for. @param {number} number @param {string} [more]  the rest of its text */
   const promote = (number, more) => {
     if (number !== turn) return;
     rest = more;

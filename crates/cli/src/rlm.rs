@@ -108,7 +108,7 @@ pub struct RlmArgs {
     /// Write every step to this file, a JSON object a line.
     #[arg(long, value_name = "OUT.jsonl")]
     pub trajectory: Option<PathBuf>,
-    /// Where the code runs.
+    /// The place where the code runs.
     #[command(flatten)]
     pub guest: GuestArgs,
     /// In which kernel.

@@ -294,7 +294,7 @@ impl<W: Write> Show<W> {
     }
 }
 
-/// Where the lines of a run begin.
+/// The margin at which the lines of a run begin.
 fn margin(depth: usize) -> String {
     "│ ".repeat(depth)
 }

@@ -16,13 +16,13 @@ const COMMAND: [&str; 2] = ["kernel", "run"];
 /// `sandglass-host kernel install`
 #[derive(Debug, Clone, Args)]
 pub struct InstallArgs {
-    /// Where it goes.
+    /// The place where it goes.
     #[command(flatten)]
     pub place: PlaceArgs,
     /// The name that people see.
     #[arg(long, value_name = "TEXT", default_value = "Python (Sandglass)")]
     pub display_name: String,
-    /// What its cells will run in.
+    /// The sandbox that its cells will run in.
     #[command(flatten)]
     pub cells: CellsArgs,
 }

@@ -52,21 +52,21 @@ pub enum KernelCommand {
     Run(Box<RunArgs>),
 }
 
-/// What runs a kernel.
+/// Options that run a kernel.
 #[derive(Debug, Clone, Args)]
 pub struct RunArgs {
     /// The file with ports and key that Jupyter has written.
     #[arg(long, value_name = "FILE")]
     pub connection_file: PathBuf,
-    /// What its cells run in.
+    /// The sandbox that its cells run in.
     #[command(flatten)]
     pub cells: CellsArgs,
 }
 
-/// What the cells of a kernel run in.
+/// Options of the sandbox that the cells of a kernel run in.
 #[derive(Debug, Clone, Args)]
 pub struct CellsArgs {
-    /// Where it runs.
+    /// The place where it runs.
     #[command(flatten)]
     pub guest: GuestArgs,
     /// The folder that the code has as /workspace, and works in; without it, an empty one.

@@ -1,4 +1,4 @@
-//! What an operator can set, from the command line or the environment.
+//! Settings of an operator, from the command line or the environment.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ pub struct ServeArgs {
     /// Address and port; port 0 takes a free one. Elsewhere than on loopback, keys are needed.
     #[arg(long, env = "SANDGLASS_LISTEN", default_value = "127.0.0.1:8788")]
     pub listen: SocketAddr,
-    /// Where guests run when a session does not say.
+    /// The place where guests run when a session does not say.
     #[command(flatten)]
     pub guest: GuestArgs,
     /// In which kernels.
@@ -58,7 +58,7 @@ pub struct ServeArgs {
     #[arg(long, env = "REPL_HEALTH_CHECK_TIMEOUT_SECONDS", default_value = "10", value_parser = seconds)]
     pub health_timeout_seconds: f64,
 
-    /// What waits before anybody asks.
+    /// Guests that wait before anybody asks.
     #[command(flatten)]
     pub warm: WarmArgs,
 
@@ -132,7 +132,7 @@ pub struct ServeArgs {
     pub log_format: LogFormat,
 }
 
-/// What waits before anybody asks, and `POST /execute`.
+/// Guests that wait before anybody asks, and `POST /execute`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct WarmArgs {
     /// Modules that guests have imported; by default what data science begins with, as far as it is installed.

@@ -505,7 +505,7 @@ impl Kernel {
 struct Life {
     /// Its process, when it was started here.
     started: Option<Box<dyn Process>>,
-    /// That nobody else uses it, when it was not.
+    /// The permit by which nobody else uses it, when it was not.
     permit: Option<OwnedSemaphorePermit>,
 }
 

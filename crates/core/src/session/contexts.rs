@@ -38,7 +38,7 @@ impl Series {
         }
     }
 
-    /// That of a name, with the number that it stands for.
+    /// The series of a name, with the number that it stands for.
     fn of(name: &str) -> Option<(Self, usize)> {
         let (series, number) = name.rsplit_once('_')?;
         let all = [Self::Context, Self::SessionContext, Self::History];

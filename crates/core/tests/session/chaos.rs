@@ -35,12 +35,12 @@ enum Step {
         stopped: Option<StopReason>,
         names: Option<Vec<String>>,
     },
-    /// The guest says something about the turn that is `ahead` of its own.
+    /// The guest says something about the exchange that is `ahead` of its own.
     Says {
         ahead: i32,
         what: Saying,
     },
-    /// Something that is about no turn.
+    /// Something that is about no exchange.
     Sends(Event, Option<Bytes>),
     /// The guest ends the save that it was asked for.
     Saves(bool),
@@ -289,7 +289,7 @@ fn saying() -> impl Strategy<Value = Saying> {
     ]
 }
 
-/// What belongs to no turn, or is nothing that a guest of ours would send.
+/// Events that belong to no exchange, or are nothing that a guest of ours would send.
 fn aside() -> impl Strategy<Value = (Event, Option<Bytes>)> {
     let message = || "x".repeat(100);
     let event = prop::sample::select(vec![
@@ -482,7 +482,7 @@ impl World {
         self.shadow_says(event, None);
     }
 
-    /// The guest ends its turn, as ours would.
+    /// The guest ends its exchange, as ours would.
     fn answers_its_turn(&mut self, ended: Ended, stopped: Option<StopReason>, names: Option<Vec<String>>) {
         let Some(guest) = &self.guest else { return };
         let asked = guest.inbox.iter().rev().map(|(request, _)| request);

@@ -55,7 +55,7 @@ fn finished(code: &str) -> World {
     world
 }
 
-/// What a guest at this turn sends, or what becomes of it.
+/// Events that a guest at this exchange sends, or what becomes of it.
 type Lie = fn(u32) -> GuestInput<Vec<u8>>;
 
 fn named(names: &[&str]) -> sandglass_core::protocol::ExecutionReport {

@@ -28,7 +28,7 @@ pub(crate) struct Guest {
     pub(crate) turn: Option<u32>,
     /// The checkpoint that it was asked for, and whether it has to be a full one.
     pub(crate) saving: Option<(u32, bool)>,
-    /// The turn that it was asked to stop.
+    /// The exchange that it was asked to stop.
     pub(crate) interrupted: Option<u32>,
     /// Its calls that are not answered.
     pub(crate) asked: BTreeSet<u32>,
@@ -237,7 +237,7 @@ impl World {
         self.feed(guest_says(event, Some(body.to_vec())));
     }
 
-    /// The turn that the guest is in.
+    /// The exchange that the guest is in.
     pub(crate) fn turn(&self) -> u32 {
         self.guest
             .as_ref()

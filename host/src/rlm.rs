@@ -74,8 +74,8 @@ pub struct RlmOptions {
     pub limits: Limits,
     /// True when code is guessed, where nothing better is known ([`SandboxBuilder::predictions`](crate::SandboxBuilder::predictions)).
     pub predictions: bool,
-    /// The model that drafts each reply while the model thinks: the code of the draft runs ahead, where guests can make [copies](Launcher::forks) of
-    /// themselves. It spends the budget as well, but never the calls that the run itself may need.
+    /// The model that drafts each reply while the model thinks: the code of the draft runs ahead, where guests can make
+    /// [copies](Launcher::forks) of themselves. It spends the budget as well, but never the calls that the run itself may need.
     pub draft: Option<Endpoint>,
     /// Each sandbox's share of the machine.
     pub resources: Resources,

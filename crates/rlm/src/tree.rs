@@ -69,7 +69,7 @@ pub enum Input {
 }
 
 impl Input {
-    /// True when the run needs its sandbox no more. The sandbox has to be gone first: the run waits for the queries of its code.
+    /// Returns true when the run needs its sandbox no more. The sandbox has to be gone first: the run waits for the queries of its code.
     pub fn is_end(&self) -> bool {
         matches!(self, Self::Failed(_) | Self::Stopped)
     }

@@ -49,7 +49,7 @@ export async function prepare() {
   for (const wanted of sources().values()) for (const data of wanted) check(data, dataFile(data));
 }
 
-/** What the recordings name, by package: each file once. @returns {Map<string, Data[]>} */
+/** The data that the recordings name, by package: each file once. @returns {Map<string, Data[]>} */
 function sources() {
   /** @type {Map<string, Map<string, Data>>} */
   const found = new Map();

@@ -88,7 +88,7 @@ export function asking({ includes, name, page, results }, modelServer) {
     await page.waitForSelector("#answer:not([hidden])");
   }
 
-  /** What Export would save. */
+  /** The text that Export would save. */
   async function exported() {
     return page.evaluate(async () => {
       const [make, click] = [URL.createObjectURL, HTMLAnchorElement.prototype.click];

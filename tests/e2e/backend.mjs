@@ -209,7 +209,7 @@ async function createInTime(backend, ms) {
   }
 }
 
-/** What of `wanted` is not in a text. @param {string} text @param {string[]} wanted */
+/** The parts of `wanted` that are not in a text. @param {string} text @param {string[]} wanted */
 function differs(text, ...wanted) {
   return wanted.filter((part) => !text.includes(part)).map((part) => `expected ${part} in ${text}`);
 }

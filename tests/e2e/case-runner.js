@@ -276,7 +276,7 @@ const BEHAVIOURS = {
   function: () => () => () => 1,
 };
 
-/** What is thrown that is no `Error` of the page, by name. @type {Record<string, () => unknown>} */
+/** Things thrown that are no `Error` of the page, by name. @type {Record<string, () => unknown>} */
 const THROWN = {
   object: () => ({ status: 429, retryAfter: 5 }),
   "object with a message": () => ({ code: "E_BUSY", message: "the table is locked" }),
@@ -335,7 +335,7 @@ function makeOptions({ options = {}, host }, world) {
   return made;
 }
 
-/** What two cases that can share a sandbox have in common. @param {any} test */
+/** The options that two cases which can share a sandbox have in common. @param {any} test */
 function keyOf({ name, options, host, fresh, context }) {
   const alone = fresh || context === false;
   const callbacks = host && (Object.keys(host).length === 0 ? "none" : Object.keys(host.functions ?? {}));

@@ -10,7 +10,7 @@ import { count, time } from "../format.js";
 const PAUSE_MS = 800;
 /** Nothing tells when a run ahead begins or ends. */
 const SHOW_MS = 500;
-/** What people call the sources. @type {Record<Source, string>} */
+/** The names that people have for the sources. @type {Record<Source, string>} */
 const NAMES = {
   explicit: "Cells being written",
   stream: "Streamed code",

@@ -37,7 +37,7 @@ fn run(args: &[&str]) -> (Option<i32>, String, String) {
     )
 }
 
-/// What else there is to be read.
+/// The rest that there is to be read.
 fn without_warnings(stderr: &str) -> String {
     let lines = stderr.split_inclusive('\n');
     lines.filter(|line| !line.starts_with(" WARN ")).collect()

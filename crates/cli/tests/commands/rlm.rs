@@ -29,7 +29,7 @@ on_both!(a_question_goes_two_levels_down, code_runs_while_its_reply_comes);
 
 const KEY: &str = "a-key-of-nobody";
 
-/// What the endpoint was asked.
+/// The requests to the endpoint.
 #[derive(Clone)]
 struct Asked {
     model: String,
@@ -53,7 +53,7 @@ impl Asked {
         self.messages.iter().filter(|(role, _)| role == "assistant").count()
     }
 
-    /// What came of the last reply's code.
+    /// The outcome of the last reply's code.
     fn told(&self) -> &str {
         &self.messages.last().unwrap().1
     }

@@ -73,7 +73,7 @@ enum Step {
     Checks(bool),
     /// It tells what there is, if it was asked: a text of this length.
     Tells(u32),
-    /// What is talked about.
+    /// The conversation.
     Talks(&'static str),
     Wait(f64),
     /// The clock jumps, and nobody is told.
@@ -83,7 +83,7 @@ enum Step {
 
 #[derive(Debug, Clone, Copy)]
 enum Shadow {
-    /// What ours would say next.
+    /// The event that ours would send next.
     Helps,
     Waits,
     IsPromoted,
@@ -142,7 +142,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What has to do with code that runs ahead, mostly.
+/// Steps about code that runs ahead, mostly.
 fn step_ahead() -> impl Strategy<Value = Step> {
     let execute = (4..8_usize, prop::bool::weighted(0.1)).prop_map(|(length, is_short)| Command::Execute {
         code: "x".repeat(length),
@@ -436,7 +436,7 @@ impl World {
         }
     }
 
-    /// What runs ahead says what it may, or never would.
+    /// Code that runs ahead says what it may, or never would.
     fn shadow_does(&mut self, what: Shadow) {
         let Some(guest) = &self.shadow else { return };
         let asked = guest.inbox.iter().rev().map(|(request, _)| request);

@@ -424,7 +424,7 @@ fn goes_back(world: &mut World, command: Command<Vec<u8>>, checkpoint: u32) {
     world.restored(&[]);
 }
 
-/// What the next execution says of the state: the execution that it is as after, and what is lost.
+/// The next execution's report of the state: the execution that it is as after, and what is lost.
 fn told(world: &mut World) -> (Option<u32>, Vec<String>) {
     let next = world.execute("1");
     world.ends(ok());

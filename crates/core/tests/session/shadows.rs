@@ -1134,7 +1134,7 @@ fn less_time_than_it_began_with_is_another_execution() {
     assert_eq!(world.execution(ticket).id, 1);
 }
 
-/// What a cell does, in the order in which it does it.
+/// A step of a cell, in the order in which it does it.
 #[derive(Debug, Clone)]
 enum Step {
     Says(Stream, String),
@@ -1168,7 +1168,7 @@ enum Where {
     Written(f64, usize),
 }
 
-/// What became of a cell.
+/// The outcome of a cell.
 fn run(steps: &[Step], fails: bool, place: Where) -> (CodeExecution, String, Vec<(String, Vec<u8>)>) {
     let mut world = ready();
     match place {

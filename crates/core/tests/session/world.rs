@@ -19,10 +19,10 @@ use sandglass_core::{Error, Profile};
 pub(crate) type Bytes = Vec<u8>;
 pub(crate) type Answer = Result<Reply<Bytes>, Error>;
 
-/// What the world knows of the guest that lives.
+/// The world's view of the guest that lives.
 #[derive(Debug, Default)]
 pub(crate) struct Guest {
-    /// What the session sent it, in order.
+    /// The requests that the session sent it, in order.
     pub(crate) inbox: Vec<(Request, Option<Bytes>)>,
     /// The number of the request that it has to answer.
     pub(crate) turn: Option<u32>,
@@ -39,7 +39,7 @@ pub(crate) struct Guest {
     pub(crate) waiting: bool,
     /// The checks that it was asked for and has not answered.
     pub(crate) checks: VecDeque<u32>,
-    /// What it was asked to tell.
+    /// The survey that it was asked for.
     pub(crate) survey: Option<u32>,
     ping: Option<u32>,
 }
@@ -63,7 +63,7 @@ pub(crate) struct World {
     pub(crate) awaited: BTreeSet<Ticket>,
     pub(crate) printed: String,
     pub(crate) shown: Vec<(String, Bytes)>,
-    /// What was told of the calls that Python made at once: done, failed, total.
+    /// The progress of the calls that Python made at once: done, failed, total.
     pub(crate) progress: Vec<(u32, u32, u32)>,
     pub(crate) destroyed: bool,
     /// Commands whose packages are being fetched.
@@ -413,7 +413,7 @@ impl World {
         self.event(Event::Surveyed { survey, variables });
     }
 
-    /// What the guest that runs code ahead was last told.
+    /// The last request to the guest that runs code ahead.
     pub(crate) fn shadow_told(&self) -> Option<&Request> {
         let guest = self.shadow.as_ref().or(self.guest.as_ref())?;
         guest.inbox.last().map(|(request, _)| request)

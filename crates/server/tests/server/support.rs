@@ -117,7 +117,7 @@ impl TestServer {
         body["id"].as_str().unwrap().to_owned()
     }
 
-    /// What an execution resolves to.
+    /// The value that an execution resolves to.
     pub async fn execute(&self, id: &str, code: &str) -> Value {
         let (status, body) = answer(self.post(&format!("/v1/sessions/{id}/execute"), &json!({ "code": code }))).await;
         assert_eq!(status, StatusCode::OK, "{body}");

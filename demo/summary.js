@@ -66,7 +66,7 @@ function row({ depth, label, title, reasoning, run, peak }, longest) {
   );
 }
 
-/** What a step printed first, which says most. @param {Ran} [run] */
+/** The line that a step printed first, which says most. @param {Ran} [run] */
 function firstLine(run) {
   return run?.stdout.split("\n")[0]?.replace(/:$/, "") || run?.error || "";
 }

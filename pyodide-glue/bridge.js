@@ -26,7 +26,7 @@ const SIGNAL = 64;
 
 const canSuspend = "Suspending" in WebAssembly;
 const now = performance.now.bind(performance);
-/** What C code writes within one cell beyond this is dropped. */
+/** The most that C code may write within one cell; the rest is dropped. */
 const MAX_WRITTEN_BYTES = 16_000_000;
 const SHORT_TEXT = 10_000;
 const encoder = new TextEncoder();
@@ -78,7 +78,7 @@ export function createBridge(post, mailbox, detector) {
   /** @type {(() => void) | null} */
   let allAnswered = null;
 
-  /** What came of a cell whose text is being written, and was not taken yet. @type {{ text: string, isLast: boolean }[]} */
+  /** The text that came for a cell which is being written, and was not taken yet. @type {{ text: string, isLast: boolean }[]} */
   let texts = [];
   /** All that is left of it, when somebody has asked for it. @type {string | undefined} */
   let rest;
@@ -111,7 +111,7 @@ export function createBridge(post, mailbox, detector) {
       };
     });
 
-  /** What a wait comes back with when Python is to stop. That is an interrupt of its own, so the next one has time. */
+  /** The value that a wait comes back with when Python is to stop. That is an interrupt of its own, so the next one has time. */
   const interrupted = () => {
     nextLook = now() + REPEAT_MS;
     return undefined;
@@ -149,7 +149,7 @@ export function createBridge(post, mailbox, detector) {
 
   const read = mailbox && readMailbox(mailbox);
 
-  /** What runs ahead has been asked for. @param {number} number @param {string} [more]  the rest of its text */
+  /** Code that runs ahead has been asked for. @param {number} number @param {string} [more]  the rest of its text */
   const promote = (number, more) => {
     if (number !== turn) return;
     rest = more;
@@ -184,7 +184,7 @@ export function createBridge(post, mailbox, detector) {
       holdUntil = time + HOLD_MS;
     },
 
-    /** Whether Python is in a turn. */
+    /** Returns true when Python is in a turn. */
     busy: () => turn !== 0,
 
     /** Nothing is known of what the guest was told before, which may not have been heard yet; calls are numbered from 1 again. */
@@ -369,7 +369,7 @@ export function createBridge(post, mailbox, detector) {
         return stopping ? interrupted() : true;
       },
 
-      /** What is left of the text that is being written. Before it is there, only the world can tell. */
+      /** The rest of the text that is being written. Before it is there, only the world can tell. */
       rest() {
         if (rest === undefined) detector.report();
         return rest ?? "";
@@ -377,7 +377,7 @@ export function createBridge(post, mailbox, detector) {
 
       canBlock: mailbox !== undefined,
 
-      /** Whether Python is to stop now; asked by its signal handler. */
+      /** Returns true when Python is to stop now; asked by its signal handler. */
       overdue() {
         const time = now();
         if (time >= deadline) stopping ??= "timeout";

@@ -73,9 +73,9 @@ const MOST_REUSED = 128 << 20;
 const AT_ONCE = 64;
 /** Parts of a `Blob` that are shorter are joined first, in bytes: each costs some time. */
 const SHORT = 1 << 18;
-/** How long the event loop waits at most, in milliseconds. */
+/** The longest time that the event loop waits, in milliseconds. */
 const SLICE_MS = 1;
-/** What holds no files of anybody's. */
+/** Folders that hold no files of anybody's. */
 const NOT_FILES = new Set(["/proc"]);
 /** Stands for an object of JavaScript that was only in the other guest. */
 const GONE = (() => {
@@ -86,7 +86,7 @@ const GONE = (() => {
 })();
 /** Emscripten's number of an input or output error. */
 const EIO = 29;
-/** Where Pyodide's interned strings begin; before it are constants. */
+/** The place where Pyodide's interned strings begin; before it are constants. */
 const FIRST_STRING = 7;
 
 /** @typedef {{ cancelled: boolean, cancel?: () => void }} Job */
@@ -127,7 +127,7 @@ export function createCheckpoints({
   const standard = FS.streams.slice(0, 3);
   /** Folders with files that are taken for granted. @type {Set<string | number>} */
   const given = new Set();
-  /** What can be done with a descriptor of what was only in the other guest: to close it. */
+  /** The one thing that can be done with a descriptor of what was only in the other guest: to close it. */
   const dead = (() => {
     const fail = () => {
       throw new FS.ErrnoError(EIO);
@@ -210,7 +210,7 @@ export function createCheckpoints({
       cancel();
     },
 
-    /** Whether all that code has left here is memory and files, which `restore` puts others in place of. */
+    /** Returns true when all that code has left here is memory and files, which `restore` puts others in place of. */
     get isReusable() {
       if (detector.usedJavaScript || detector.hasCallbacks || !libraries.isEmpty || libraries.hasOthers) return false;
       // Memory is not given back.
@@ -454,7 +454,7 @@ export function createCheckpoints({
     return { streams, hidden };
   }
 
-  /** Where the file of a descriptor is now. @param {any} stream @returns {string | undefined} */
+  /** The place where the file of a descriptor is now. @param {any} stream @returns {string | undefined} */
   function pathOf({ node, stream_ops }) {
     if (stream_ops === dead) return undefined;
     try {
@@ -465,7 +465,7 @@ export function createCheckpoints({
     }
   }
 
-  /** Whether a checkpoint holds the contents of what a descriptor leads to. @param {any} stream */
+  /** Returns true when a checkpoint holds the contents of what a descriptor leads to. @param {any} stream */
   function isKept({ node, stream_ops }) {
     return stream_ops !== dead && FS.isFile(node.mode) && node.node_ops === FS.filesystems.MEMFS.ops_table.file.node;
   }
@@ -487,7 +487,7 @@ export function createCheckpoints({
     if (listAll().some(({ line }) => !boot.has(line))) throw new Error("a file of another state cannot be removed");
   }
 
-  /** Whether all are open again. @param {Open[]} streams @param {Map<number, any>} files  those without a path */
+  /** Returns true when all are open again. @param {Open[]} streams @param {Map<number, any>} files  those without a path */
   function putOpen(streams, files) {
     let all = true;
     const { O_CREAT, O_EXCL, O_TRUNC } = { O_CREAT: 64, O_EXCL: 128, O_TRUNC: 512 };
@@ -579,7 +579,7 @@ export function createCheckpoints({
   }
 }
 
-/** How many pages are in use. @param {Float64Array} hashes */
+/** The number of pages that are in use. @param {Float64Array} hashes */
 function count(hashes) {
   let used = 0;
   for (let page = 0; page < hashes.length; page++) if (hashes[page] !== 0) used += 1;
@@ -603,7 +603,7 @@ function changes(after, before) {
   return runs;
 }
 
-/** How many pages there are in runs. @param {[first: number, count: number][]} runs */
+/** The number of pages in runs. @param {[first: number, count: number][]} runs */
 const sum = (runs) => runs.reduce((sum, [, count]) => sum + count, 0);
 
 /** The same bytes in fewer parts. @param {Uint8Array[]} parts */

@@ -30,7 +30,7 @@ const LARGEST_PIPE = 9;
 /** Changed files that are told of, and characters of their paths. */
 const MOST_CHANGES = 1000;
 const MOST_CHARS = 100_000;
-/** What Python leaves beside modules that it imports. */
+/** Files that Python leaves beside modules that it imports. */
 const IGNORED = "__pycache__";
 
 /** @param {any} module  Pyodide's `_module`, in the working folder */
@@ -43,7 +43,7 @@ export function createFiles({ FS }) {
 
   let mostBytes = Infinity;
   let mostFiles = Infinity;
-  /** What does not count: the files that Python itself needs. */
+  /** Sizes that do not count: those of the files that Python itself needs. */
   let free = { bytes: 0, files: 0 };
   /** At most so much there is; what was removed is only taken off when it matters. */
   let bytes = 0;
@@ -85,7 +85,7 @@ export function createFiles({ FS }) {
     if (!(bytes + more <= mostBytes)) refuse(ENOSPC);
   };
 
-  /** Whether there is room for one more, so named in this folder. @param {Node} parent @param {string} name */
+  /** Checks that there is room for one more, so named in this folder. @param {Node} parent @param {string} name */
   const needPlace = (parent, name) => {
     const bytes = encodeName(name);
     if (bytes.length > LONGEST_NAME) refuse(ENAMETOOLONG);
@@ -237,7 +237,7 @@ export function createFiles({ FS }) {
     /** Differs whenever a file has other contents, whatever its times say. @param {Node} node */
     version: (node) => versions.get(node) ?? 0,
 
-    /** What does not count. */
+    /** Files that do not count. */
     free: () => free,
 
     /**

@@ -30,7 +30,7 @@ const ABOUT_FILES = /** @type {const} */ ([
   ["__syscall_lstat64", 1],
   ["__syscall_newfstatat", 2],
 ]);
-/** Where in what they tell the seconds are of when the file was last written, and changed; the nanoseconds follow. */
+/** Offsets, in what they tell, of the seconds at which the file was last written, and changed; the nanoseconds follow. */
 const TIMES = [56, 72];
 // Taken before any guest code runs: it may replace them.
 const { DataView, Promise, Set, TextDecoder, Uint8Array } = self;
@@ -42,13 +42,13 @@ export function createDetector() {
   /** Hears of nondeterminism, once; there is none while nothing runs ahead. @type {(() => void) | undefined} */
   let listener;
   let begunAt = 0;
-  /** Whether code has used JavaScript, in this guest or in one that its state comes from. */
+  /** True when code has used JavaScript, in this guest or in one that its state comes from. */
   let usedJavaScript = false;
-  /** Whether the state is exactly that of the guest that it comes from. */
+  /** True when the state is exactly that of the guest that it comes from. */
   let exact = true;
-  /** What Python may hold of the glue's. @type {Set<unknown>} */
+  /** Objects of the glue's that Python may hold. @type {Set<unknown>} */
   let own = new Set();
-  /** What JavaScript is to call once and has not: callbacks of Pyodide's event loop. */
+  /** Functions that JavaScript is to call once and has not: callbacks of Pyodide's event loop. */
   let callbacks = 0;
   /** Descriptors that were opened since, and not looked at: the first look is the interpreter's own, which opens the file. */
   const fresh = new Set();
@@ -79,7 +79,7 @@ export function createDetector() {
     report();
   };
 
-  /** Whether this is of what the glue gives Python, and not of what every object has. @param {any} object @param {number} key */
+  /** Returns true when this is of what the glue gives Python, and not of what every object has. @param {any} object @param {number} key */
   const isOwn = (object, key) => typeof object !== "function" && own.has(object) && hasOwn(object, textAt(key));
 
   /** @param {any} callback  no function where it could not be made */
@@ -197,7 +197,7 @@ export function createDetector() {
       return usedJavaScript;
     },
 
-    /** Whether JavaScript will come back to Python by itself. */
+    /** Returns true when JavaScript will come back to Python by itself. */
     get hasCallbacks() {
       return callbacks > 0;
     },

@@ -313,9 +313,9 @@ function createCalls(calls, module, bridge) {
      * @type {(execution: number, text: string, isLast: boolean) => void}
      */
     extend: (execution, text, isLast) => extend(execution, text, isLast),
-    /** Whether statements of this code may run before all of it is there. @type {(code: string) => boolean} */
+    /** Returns true when statements of this code may run before all of it is there. @type {(code: string) => boolean} */
     isPlain: (code) => isPlain(code),
-    /** What the next code may be about. @returns {SurveyedVariable[]} */
+    /** The variables that the next code may be about. @returns {SurveyedVariable[]} */
     survey: () => parse(survey()),
     /** @type {(name: string) => Promise<Answer>} */
     getVariable: waiting(named("get_variable")),

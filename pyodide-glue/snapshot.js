@@ -27,7 +27,7 @@ const PREFIX = 24;
 const MAX_HEAD = 1 << 20;
 const hashing = new WebAssembly.Module(hasher);
 
-/** How a memory is hashed. @param {WebAssembly.Memory} memory */
+/** The way a memory is hashed. @param {WebAssembly.Memory} memory */
 export function createHash(memory) {
   const { exports } = new WebAssembly.Instance(hashing, { env: { memory } });
   return /** @type {Hash} */ (exports.hash);
@@ -123,7 +123,7 @@ export function copySnapshot({ hashes, pages }, memory, hash) {
   clear(hashes.length);
 }
 
-/** Whether the memory is as it was when its snapshot was made. @param {Image} image @param {Hash} hash */
+/** Returns true when the memory is as it was when its snapshot was made. @param {Image} image @param {Hash} hash */
 export const isIntact = ({ hashes }, hash) => hashes.every((known, page) => hash(page * PAGE, PAGE) === known);
 
 /**

@@ -6,7 +6,7 @@ import { ASSETS_URL, openFrame, takeRequest } from "./prefetch.js";
 import { startWorker } from "./start-worker.js";
 import { readMetadata } from "./wheel.js";
 
-/** What is thrown when a sandbox cannot do what it was asked to; `code` never changes for a kind of error. */
+/** An error that is thrown when a sandbox cannot do what it was asked to; `code` never changes for a kind of error. */
 export class SandboxError extends Error {
   name = "SandboxError";
 
@@ -17,7 +17,7 @@ export class SandboxError extends Error {
   }
 }
 
-/** What the supervisor needs of JavaScript. */
+/** Functions that the supervisor needs of JavaScript. */
 const glue = {
   SandboxError,
   build,

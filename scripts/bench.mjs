@@ -167,7 +167,7 @@ function table(title, samples, baseline) {
   console.log();
 }
 
-/** What sandboxes at rest take: the proportional set size of all of the browser's processes, and its growth. */
+/** The memory that sandboxes at rest take: the proportional set size of all of the browser's processes, and its growth. */
 async function memory() {
   const page = await browser.newPage();
   await page.goto(`${server.url}/scripts/bench/index.html`);

@@ -11,7 +11,7 @@ import { importsOfModules } from "./rust-layers.mjs";
 const output = (/** @type {string} */ program, /** @type {string[]} */ ...args) =>
   execFileSync(program, args, { cwd: root, env: environment, encoding: "utf8", maxBuffer: 1 << 26 });
 
-/** What is committed or about to be. */
+/** The files that are committed or about to be. */
 const files = output("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
   .split("\0")
   .filter((file) => file && existsSync(join(root, file)));

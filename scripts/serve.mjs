@@ -21,7 +21,7 @@ const MIME = {
   ".zip": "application/zip",
 };
 
-/** What makes a page cross-origin isolated, and so gives it SharedArrayBuffer. */
+/** Headers that make a page cross-origin isolated, and so gives it SharedArrayBuffer. */
 export const CROSS_ORIGIN_ISOLATED = {
   "Cross-Origin-Opener-Policy": "same-origin",
   "Cross-Origin-Embedder-Policy": "require-corp",

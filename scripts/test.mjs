@@ -229,7 +229,7 @@ function showRunning() {
   if (colour) process.stdout.write(`\r\x1b[K${line.slice(0, process.stdout.columns - 1)}`);
 }
 
-/** What chooses the tests of Rust that start no guests. */
+/** Arguments that choose the tests of Rust which start no guests. */
 function otherRustTests() {
   const command = ["metadata", "--no-deps", "--format-version", "1"];
   const { packages } = JSON.parse(execFileSync("cargo", command, { cwd: root, env: environment, encoding: "utf8" }));

@@ -128,7 +128,7 @@ fn promise(url: &str, work: impl Future<Output = Result<JsValue, JsValue>> + 'st
     promise
 }
 
-/// What hashes; there is none where the page's context is not secure.
+/// The browser's hashing; there is none where the page's context is not secure.
 pub(super) fn subtle() -> Option<SubtleCrypto> {
     get(&get(&js_sys::global(), "crypto"), "subtle").dyn_into().ok()
 }

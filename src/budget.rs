@@ -28,7 +28,7 @@ extern "C" {
     pub type UsageValue;
 }
 
-/// What a tree of sandboxes may spend. Sandboxes that are created with the same one share it; what is spent in a child is spent
+/// The budget of a tree of sandboxes. Sandboxes that are created with the same one share it; what is spent in a child is spent
 /// in its parents, too.
 #[wasm_bindgen(js_name = Budget)]
 pub struct JsBudget(Budget);
@@ -41,19 +41,19 @@ impl JsBudget {
 
 #[wasm_bindgen(js_class = Budget)]
 impl JsBudget {
-    /// What was spent so far.
+    /// The amounts spent so far.
     #[wasm_bindgen(getter)]
     pub fn spent(&self) -> UsageValue {
         shown(&self.0.spent()).unchecked_into()
     }
 
-    /// What is left; what is not limited is not there.
+    /// The amounts left; what is not limited is not there.
     #[wasm_bindgen(getter)]
     pub fn left(&self) -> BudgetLeftValue {
         shown(&self.0.left(now())).unchecked_into()
     }
 
-    /// How many levels of recursion it is below its root.
+    /// The number of levels of recursion that it is below its root.
     #[wasm_bindgen(getter)]
     pub fn depth(&self) -> f64 {
         self.0.depth()
@@ -123,7 +123,7 @@ pub(super) fn limits(value: &JsValue) -> Result<BudgetLimits, Error> {
     Ok(limits)
 }
 
-/// What a callback says that its answer took.
+/// The usage that a callback reports for its answer.
 pub(super) fn usage(value: &JsValue) -> Usage {
     let amount = |name| super::glue::get(value, name).as_f64().unwrap_or_default();
     Usage {

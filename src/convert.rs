@@ -44,7 +44,7 @@ pub(super) fn encode(value: &JsValue, what: &str, max_bytes: f64) -> Result<Enco
     }
 }
 
-/// What is written as it is.
+/// The bytes of a value that is written as it is.
 pub(super) fn simple(value: &JsValue) -> Option<Encoded<JsBody>> {
     let (encoding, body) = if let Some(text) = value.dyn_ref::<JsString>() {
         (Encoding::Text, JsBody::Text(text.clone()))
@@ -139,7 +139,7 @@ fn from_utf16(utf16: &[u16]) -> JsValue {
     pieces.join("").into()
 }
 
-/// What a value is made of that takes too long to write at once, or cannot be.
+/// A part of a value that takes too long to write at once, or cannot be.
 pub(super) enum Segment {
     /// Marshalled already.
     Bytes(Vec<u8>),
@@ -163,7 +163,7 @@ pub(super) struct Encoder {
     tagged: bool,
 }
 
-/// What a container holds: items, or pairs.
+/// The contents of a container: items, or pairs.
 pub(super) struct Children {
     kind: Kind,
     items: Array,

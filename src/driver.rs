@@ -48,9 +48,9 @@ pub(super) struct Driver {
     slots: Slots,
     /// A guest that ran code, and can run code ahead.
     parked: RefCell<Option<Parked>>,
-    /// What a guest was sent first that runs code ahead.
+    /// The first messages to a guest that runs code ahead.
     shadow_init: RefCell<Option<Request>>,
-    /// Where guests run instead of here.
+    /// The server that guests run on instead of here.
     server: Option<Rc<Server>>,
     effects: RefCell<VecDeque<Effect<JsBody>>>,
     busy: Cell<bool>,
@@ -62,12 +62,12 @@ pub(super) struct Driver {
     abandoned: RefCell<Option<Rc<Self>>>,
     /// Its share of the page's spare guests; none where guests run on a server.
     claim: Option<Claim>,
-    /// What was prepared for code that had not come yet.
+    /// The preparations for code that had not come yet.
     ahead: RefCell<Ahead>,
     /// Aborted when the user is done with the sandbox. There is one only where something waits for that: Chromium keeps one that was
     /// made for nothing.
     ended: RefCell<Option<AbortController>>,
-    /// How much code is being read that comes piece by piece.
+    /// The number of reads under way of code that comes piece by piece.
     reading: Cell<u32>,
     /// Answers Python's queries, where the page does not.
     on_query: Option<OnQuery>,
@@ -82,14 +82,14 @@ pub(crate) type OnOutput = Rc<dyn Fn(Stream, &str)>;
 /// An execution that has ended, and the value that it declared final.
 pub(crate) type Ran = (Box<CodeExecution>, Option<JsValue>);
 
-/// Who waits for a command.
+/// The one who waits for a command.
 struct Waiter {
     settle: Settle,
     on_output: Option<OnOutput>,
     on_stdout: Option<Function>,
     on_stderr: Option<Function>,
     on_display: Option<Function>,
-    /// What the execution has shown so far.
+    /// The outputs that the execution has shown so far.
     displays: Array,
     on_progress: Option<Function>,
 }
@@ -364,7 +364,7 @@ impl Driver {
         }
     }
 
-    /// Whether somebody waits for an answer.
+    /// Returns true when somebody waits for an answer.
     fn is_awaited(&self) -> bool {
         !self.waiters.borrow().is_empty() || self.reading.get() > 0
     }
@@ -441,7 +441,7 @@ impl Driver {
 
     // ---- the user's functions ----
 
-    /// What a reply resolves to.
+    /// The value that a reply resolves to.
     fn present(&self, reply: Reply<JsBody>, displays: &Array) -> Result<JsValue, Error> {
         match reply {
             Reply::Done => Ok(JsValue::UNDEFINED),
@@ -469,7 +469,7 @@ impl Driver {
         }
     }
 
-    /// What an execution comes to in Rust.
+    /// The outcome of an execution in Rust.
     fn ran(
         &self,
         mut execution: Box<CodeExecution>,
@@ -542,7 +542,7 @@ impl Driver {
     }
 }
 
-/// What an execution resolves to.
+/// The value that an execution resolves to.
 fn show(execution: &CodeExecution, last: Option<JsValue>, displays: &Array) -> Result<JsValue, Error> {
     // One text and one parse cross faster than a property at a time.
     let object = serde_json::to_string(execution)

@@ -11,7 +11,7 @@ use sandglass_core::execution::CodeExecution;
 use sandglass_core::protocol::Profile;
 use sandglass_rlm::feedback::{Format, feedback, rlm_turn};
 
-/// What is to be told, and how.
+/// The execution to be told of, and how.
 #[derive(Debug)]
 pub(super) struct FeedbackOptions {
     format: Format,

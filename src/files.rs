@@ -82,7 +82,7 @@ fn file_path(value: &JsValue) -> Result<String, Error> {
     Err(Error::invalid("path", problem))
 }
 
-/// What a file is to hold.
+/// The bytes that a file is to hold.
 fn contents(data: &JsValue, most: f64) -> Result<JsBody, Error> {
     let body = if let Some(text) = data.dyn_ref::<JsString>() {
         if !well_formed(text) {

@@ -1,4 +1,4 @@
-//! What `pyodide-glue/index.js` gives, and small things that web-sys lacks.
+//! Functions that `pyodide-glue/index.js` gives, and small things that web-sys lacks.
 
 use js_sys::{Array, Function, JsString, Object, Promise, Reflect, Uint8Array};
 use wasm_bindgen::prelude::*;
@@ -12,13 +12,13 @@ extern "C" {
     #[derive(Clone)]
     pub type Glue;
 
-    /// Where the assets are, unless `assetsUrl` says otherwise.
+    /// The address of the assets, unless `assetsUrl` says otherwise.
     #[wasm_bindgen(method, getter, js_name = assetsUrl)]
     pub(super) fn assets_url(this: &Glue) -> String;
     /// The SHA-256 of every asset, as subresource integrity metadata, by its name.
     #[wasm_bindgen(method, getter)]
     pub(super) fn integrity(this: &Glue) -> Object;
-    /// What identifies the files that guests are made of.
+    /// The hash that identifies the files that guests are made of.
     #[wasm_bindgen(method, getter)]
     pub(super) fn build(this: &Glue) -> String;
     /// A frame for a guest: `{ element, loaded }`.
@@ -131,7 +131,7 @@ pub(super) fn thrown(glue: &Glue, error: &Error) -> JsValue {
     Reflect::construct(&glue.sandbox_error(), &arguments).unwrap_or_else(|failure| failure)
 }
 
-/// Whether a string has no lone surrogates.
+/// Returns true when a string has no lone surrogates.
 pub(super) fn well_formed(text: &JsString) -> bool {
     text.unchecked_ref::<Text>().is_well_formed()
 }
@@ -157,7 +157,7 @@ pub(super) fn exact(what: &str, text: &JsString) -> Result<String, String> {
     Err(ill_formed(what, lone.unwrap_or_default()))
 }
 
-/// Whether a value is an object that is nobody's instance: a literal, `JSON.parse`d, or of `Object.create(null)`, of
+/// Returns true when a value is an object that is nobody's instance: a literal, `JSON.parse`d, or of `Object.create(null)`, of
 /// this realm or another.
 pub(super) fn is_plain(value: &JsValue) -> bool {
     if !value.is_object() {

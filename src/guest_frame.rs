@@ -18,7 +18,7 @@ use sandglass_core::protocol::Request;
 
 /// Time that the frame may take to run its script, in milliseconds.
 const FRAME_MS: u32 = 20_000;
-/// How much longer a guest is there that nobody hears any more: most answers are there by then.
+/// The time for which a guest is kept that nobody hears any more: most answers are there by then.
 const SOON_MS: u32 = 30;
 const FRAME_IS_BLOCKED: &str = "its frame does not run. Does the page have a Content-Security-Policy? The frame inherits \
     it: allow its script in script-src (its hash is `frameHash` in dist/assets.js) with 'wasm-unsafe-eval', and worker-src blob:";
@@ -32,7 +32,7 @@ pub(super) struct Guest {
     /// The ends that go to the worker and to who starts it.
     far_ends: Array,
     outbox: Outbox,
-    /// What is to be posted once somebody has adopted it.
+    /// Messages that are to be posted once somebody has adopted it.
     held: RefCell<Option<Posts>>,
     home: Home,
     inbox: Rc<Inbox>,
@@ -45,7 +45,7 @@ pub(super) struct Guest {
 
 type Posts = Vec<(Request, Option<JsBody>)>;
 
-/// Where a guest's messages arrive; they wait there until somebody wants them.
+/// The place where a guest's messages arrive; they wait there until somebody wants them.
 #[derive(Default)]
 struct Inbox {
     owner: RefCell<Option<Owner>>,
@@ -53,7 +53,7 @@ struct Inbox {
     early: RefCell<VecDeque<Letter>>,
 }
 
-/// Who is told of a guest: what it posts, and why its worker failed.
+/// The one who is told of a guest: what it posts, and why its worker failed.
 #[derive(Clone)]
 struct Owner {
     on_message: Rc<dyn Fn(JsValue)>,
@@ -109,7 +109,7 @@ enum Home {
     Page(Option<web_sys::Worker>),
 }
 
-/// What a frame's script is to get, once it can take messages.
+/// The message that a frame's script is to get, once it can take messages.
 #[derive(Default)]
 struct Gate {
     is_open: Cell<bool>,
@@ -216,14 +216,14 @@ impl Guest {
         ]))
     }
 
-    /// Whether it has failed already, or its frame was removed.
+    /// Returns true when it has failed already, or its frame was removed.
     pub(super) fn is_gone(&self) -> bool {
         let failed = |letter: &Letter| matches!(letter, Letter::Failure(_));
         self.inbox.early.borrow().iter().any(failed)
             || matches!(&self.home, Home::Frame { element, .. } if !element.is_connected())
     }
 
-    /// Whether messages go through.
+    /// Returns true when messages go through.
     pub(super) fn is_adopted(&self) -> bool {
         self.held.borrow().is_none()
     }

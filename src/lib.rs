@@ -1,4 +1,23 @@
 //! Sandglass in browsers: the front door of the npm package, and the only crate that knows a browser.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `sandbox` | the public API: what `createSandbox` returns |
+//! | `driver` | carries out what the session wants: guests, messages, timers, host calls |
+//! | `guest_frame` | the frame and the worker of a guest |
+//! | `outbox` | messages on their way to a guest, a piece at a time |
+//! | `spares`, `snapshot` | guests that wait to be needed, and the memory that all of them start from |
+//! | `remote` | guests on a server, by a WebSocket |
+//! | `options` | what `createSandbox` takes |
+//! | `convert` | values of JavaScript as Python's, and back |
+//! | `source` | values on their way to Python |
+//! | `files` | the public methods about files |
+//! | `packages`, `wheels` | packages, and their files: found, fetched and verified |
+//! | `pieces` | code that is being written |
+//! | `budget`, `feedback` | `createBudget`, and `feedback` of a sandbox |
+//! | `rlm` | `runRlm` |
+//! | `assets` | the files of `dist/`, checked |
+//! | `glue` | functions of JavaScript that Rust needs |
 #![cfg(target_arch = "wasm32")]
 
 mod assets;
@@ -21,7 +40,7 @@ mod source;
 mod spares;
 mod wheels;
 
-/// What `tests/web.rs` looks at; no part of the API.
+/// Functions that `tests/web.rs` looks at; no part of the API.
 #[doc(hidden)]
 pub mod testing {
     use wasm_bindgen::JsValue;
@@ -39,7 +58,7 @@ pub mod testing {
     /// The header of a server's frame, and how long its bodies are.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A text that says what is wrong with it.
     pub fn open_frame(frame: &js_sys::ArrayBuffer) -> Result<(String, Vec<u32>), String> {
         let (header, bodies) = super::remote::open_frame(frame)?;
         let length = |body: JsValue| js_sys::Uint8Array::from(body).length();

@@ -13,7 +13,7 @@ use sandglass_core::error::Error;
 use sandglass_core::limits::Limits;
 use sandglass_core::protocol::{Profile, QUERIES};
 
-/// How far a guest is kept from the page.
+/// A guest's isolation from the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Isolation {
     /// A worker in a frame of an opaque origin, without network or storage.
@@ -31,7 +31,7 @@ impl Isolation {
     }
 }
 
-/// What a sandbox was asked to be.
+/// The options of a sandbox.
 #[derive(Debug)]
 pub(super) struct Options {
     pub(super) limits: Limits,
@@ -40,7 +40,7 @@ pub(super) struct Options {
     /// The server that runs the guest, where it is not the page.
     pub(super) backend: Option<Backend>,
     pub(super) profile: Profile,
-    /// Whether code is guessed, and runs ahead.
+    /// True when code is guessed, and runs ahead.
     pub(super) predictions: bool,
     pub(super) output_fields: Vec<String>,
     pub(super) assets_url: Option<String>,
@@ -89,7 +89,7 @@ impl Options {
         Ok(options)
     }
 
-    /// Where the assets are.
+    /// The address of the assets.
     pub(super) fn assets_url(&self, glue: &Glue) -> String {
         self.assets_url.clone().unwrap_or_else(|| glue.assets_url())
     }
@@ -241,7 +241,7 @@ pub(super) fn function(name: &str, value: &JsValue) -> Result<Function, Error> {
         .ok_or_else(|| Error::invalid(name, "must be a function"))
 }
 
-/// Whether something is `"auto"`, and not `"off"`.
+/// Returns true when something is `"auto"`, and not `"off"`.
 fn is_on(name: &str, value: &JsValue) -> Result<bool, Error> {
     match value.as_string().as_deref() {
         Some("auto") => Ok(true),
@@ -256,7 +256,7 @@ fn profile(name: &str, value: &JsValue) -> Result<Profile, Error> {
     profile.ok_or_else(|| Error::invalid(name, one_of(Profile::ALL.map(Profile::name))))
 }
 
-/// What an option that takes one of these names has to be.
+/// A text that says what an option that takes one of these names has to be.
 pub(super) fn one_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let names: Vec<String> = names.into_iter().map(|name| format!("\"{name}\"")).collect();
     format!("must be one of {}", names.join(", "))
@@ -291,7 +291,7 @@ fn python_names(name: &str, value: &JsValue) -> Result<Vec<String>, Error> {
     Ok(names)
 }
 
-/// Whether Python code can name something so.
+/// Returns true when Python code can name something so.
 fn is_python_name(name: &str) -> bool {
     let mut chars = name.chars();
     chars.next().is_some_and(|first| first.is_alphabetic() || first == '_')

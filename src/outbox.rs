@@ -66,9 +66,9 @@ impl JsBody {
 /// A piece of a body on its way out.
 struct Piece {
     bytes: Uint8Array,
-    /// Where the next piece begins.
+    /// The place where the next piece begins.
     next: u32,
-    /// Whether `bytes` are nobody else's, and may be moved instead of copied.
+    /// True when `bytes` are nobody else's, and may be moved instead of copied.
     owned: bool,
 }
 
@@ -188,21 +188,21 @@ async fn read(blob: &Blob, start: u32) -> Result<Piece, JsValue> {
     })
 }
 
-/// What messages leave by.
+/// The way by which messages leave.
 #[derive(Clone)]
 enum Way {
     Port(MessagePort),
     Socket(Wire),
 }
 
-/// Where messages to one guest leave, in order. One without a body may overtake.
+/// The place where messages to one guest leave, in order. One without a body may overtake.
 #[derive(Clone)]
 pub(super) struct Outbox {
     way: Way,
     waiting: Rc<RefCell<VecDeque<(Request, JsBody)>>>,
-    /// Whether a task works at what waits: there is one at most, also while it lets the page do other things.
+    /// True when a task works at what waits: there is one at most, also while it lets the page do other things.
     pumping: Rc<Cell<bool>>,
-    /// How often what waits was forgotten: a task of before has nothing more to do.
+    /// The number of times that what waits was forgotten: a task of before has nothing more to do.
     cleared: Rc<Cell<u32>>,
     cutter: Cutter,
 }

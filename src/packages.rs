@@ -26,15 +26,15 @@ export interface SandboxOptions {
    * had, it does not.
    */
   packages?: string[];
-  /** Whether packages of the lock file are loaded when code imports them. Default false. */
+  /** Loads packages of the lock file when code imports them. Default false. */
   autoImport?: boolean;
   /** A lock file in the format of `pyodide-lock.json`. Default: Pyodide's own, whose wheels this package does not bring. */
   lockFileUrl?: string;
-  /** Where the wheels of the lock file are. Default: beside it. */
+  /** The folder of the lock file's wheels. Default: beside it. */
   packageBaseUrl?: string;
 }
 
-/** What one `loadPackages` takes. */
+/** The options of `loadPackages`. */
 export interface LoadOptions {
   /** Stops waiting; what is fetched by then is kept for the next time. */
   signal?: AbortSignal;
@@ -42,7 +42,7 @@ export interface LoadOptions {
   onProgress?: (progress: PackageProgress) => void;
 }
 
-/** How far the file of a package is, in bytes. `total` is null as long as it is not known. */
+/** The progress of a package's file, in bytes. `total` is null as long as it is not known. */
 export type PackageProgress = { stage: "packages"; package: string; loaded: number; total: number | null };
 
 /** A package that was loaded. */
@@ -52,7 +52,7 @@ export interface LoadedPackage {
 }
 "#;
 
-/// What the sandbox was told of packages.
+/// The sandbox's options about packages.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Settings {
     /// Requirements that are there from the beginning.
@@ -112,7 +112,7 @@ pub(super) fn load_options(value: &JsValue) -> Result<ExecuteOptions, Error> {
     Ok(options)
 }
 
-/// What the user is told of packages that were loaded.
+/// The user's view of packages that were loaded.
 pub(super) fn show(wheels: &[Wheel]) -> JsValue {
     let row = |wheel: &Wheel| object(&[("name", &(&*wheel.name).into()), ("version", &(&*wheel.version).into())]);
     wheels.iter().map(row).collect::<Array>().into()

@@ -9,7 +9,7 @@ use super::packages::disregard;
 use super::rlm::stop::{Stop, Waited};
 use sandglass_core::error::Error;
 
-/// Where the pieces come from: a stream's reader or an async iterator, which differ in their names only.
+/// The place where the pieces come from: a stream's reader or an async iterator, which differ in their names only.
 pub(super) struct Pieces {
     from: JsValue,
     next: Function,

@@ -31,7 +31,7 @@ const MAX_NOTICE: u32 = 1 << 16;
 /// Output that the guest was not yet told is taken, in bytes.
 const MOST_UNTOLD: f64 = 256.0 * 1024.0;
 
-/// Where a server is, and what opens it.
+/// A server's address, and what opens it.
 #[derive(Debug, Clone)]
 pub(super) struct Backend {
     /// Absolute; ends with a slash.
@@ -96,10 +96,10 @@ fn server_url(value: &JsValue) -> Result<String, Error> {
 /// A sandbox's session on a server. It lasts as long as its connection; the next guest begins another then.
 pub(super) struct Server {
     backend: Backend,
-    /// What the session is asked to be, as JSON.
+    /// The session's options, as JSON.
     wanted: String,
     line: RefCell<Option<Rc<Line>>>,
-    /// What runs the guests there.
+    /// The backend that runs the guests there.
     isolation: RefCell<Option<&'static str>>,
 }
 
@@ -112,7 +112,7 @@ struct Line {
     seat: RefCell<Weak<Seat>>,
 }
 
-/// Who is told of a guest: its frames, why it is gone, and that a file that was to be sent cannot be read.
+/// The one who is told of a guest: its frames, why it is gone, and that a file that was to be sent cannot be read.
 pub(super) struct Owner {
     pub(super) on_booted: Box<dyn Fn()>,
     pub(super) on_frame: Box<dyn Fn(&ArrayBuffer)>,
@@ -120,7 +120,7 @@ pub(super) struct Owner {
     pub(super) on_unreadable: OnUnreadable,
 }
 
-/// What a guest and its connection share.
+/// The state that a guest and its connection share.
 struct Seat {
     owner: Owner,
     /// Its number on the connection, from 1; 0 as long as there is none.
@@ -129,7 +129,7 @@ struct Seat {
 }
 
 enum Mail {
-    /// What is to be posted once it runs.
+    /// Messages that are to be posted once it runs.
     Held(Vec<(Request, Option<JsBody>)>),
     Open(Outbox),
 }
@@ -145,7 +145,7 @@ pub(super) struct RemoteGuest {
     untold: Cell<f64>,
 }
 
-/// What the server says of guests.
+/// The server's messages about guests.
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase")]
 enum Notice {
@@ -184,7 +184,7 @@ impl Server {
         })
     }
 
-    /// What keeps the guest from the server's own, once there was a guest.
+    /// The isolation of the guest from the server's own, once there was a guest.
     pub(super) fn isolation(&self) -> Option<&'static str> {
         *self.isolation.borrow()
     }

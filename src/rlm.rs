@@ -41,7 +41,7 @@ use sandglass_rlm::replay::{Replay, read_trajectory};
 const TYPES: &str = r#"
 /** An OpenAI-compatible endpoint. Its key is sent to it, and to nobody else: it is in no event, and Python cannot see it. */
 export interface RlmEndpoint {
-  /** What `/chat/completions` is appended to, such as `https://api.example.com/v1`. It has to allow requests of the page (CORS). */
+  /** The address that `/chat/completions` is appended to, such as `https://api.example.com/v1`. It has to allow requests of the page (CORS). */
   baseUrl: string;
   apiKey?: string;
   model: string;
@@ -51,7 +51,7 @@ export interface RlmEndpoint {
   headers?: Record<string, string>;
   /** More fields of every request, such as `temperature`. */
   body?: Record<string, unknown>;
-  /** Whether replies come piece by piece. Default true. */
+  /** Has replies come piece by piece. Default true. */
   stream?: boolean;
   /** Attempts after the first when it is busy, fails or breaks off. Default 5, with growing pauses or as `Retry-After` says. */
   maxRetries?: number;
@@ -81,17 +81,17 @@ export type RlmModelFunction = (
   },
 ) => string | Answer | Promise<string | Answer>;
 
-/** What `runRlm` takes. An unknown or ill-typed option rejects with code `invalid_option`. */
+/** The options of `runRlm`. An unknown or ill-typed option rejects with code `invalid_option`. */
 export interface RlmOptions {
-  /** What is to be found out. */
+  /** The question to be answered. */
   task: string;
   /** The data, as `initialize` takes it. Default null. */
   context?: unknown;
   /** The data, instead of `context`, when it is several values: the variables `context`, `context_1`, `context_2`, … 20 at most. */
   contexts?: unknown[];
-  /** Who writes the code. */
+  /** The model that writes the code. */
   model: RlmEndpoint | RlmModelFunction;
-  /** Who answers `llm_query`, and writes the code of children. Default: `model`. */
+  /** The model that answers `llm_query`, and writes the code of children. Default: `model`. */
   subModel?: RlmEndpoint | RlmModelFunction;
   /**
    * Drafts replies: whenever a model is asked for one, this is asked the same, and the blocks of code in its answer run ahead, the likeliest
@@ -107,9 +107,9 @@ export interface RlmOptions {
   maxPromptTokens?: number;
   /** Children of one depth that have a sandbox at the same time. Default 4. */
   maxConcurrentRuns?: number;
-  /** What the whole tree may spend. `maxCalls` is 500 unless you say otherwise. */
+  /** The budget of the whole tree. `maxCalls` is 500 unless you say otherwise. */
   budget?: Omit<BudgetLimits, "maxDepth">;
-  /** What the answer has to be: a JSON Schema. Keywords that are not checked are refused. */
+  /** The answer's type: a JSON Schema. Keywords that are not checked are refused. */
   answerSchema?: unknown;
   /** Added to the system prompt. */
   instructions?: string;
@@ -125,13 +125,13 @@ export interface RlmOptions {
 export type RlmEvent = {
   /** The run: `"0"` is the first, `"0.1"` the second of its children. */
   run: string;
-  /** How deep it is. */
+  /** Its depth. */
   depth: number;
   /** Milliseconds since the first run began. */
   time: number;
 } & RlmEventKind;
 
-/** What `runRlm` resolves to. */
+/** The value that `runRlm` resolves to. */
 export interface RlmRun {
   /** The answer: a string, or what `answerSchema` asks for, where ints past 2^53 are `BigInt`s; undefined when there is none. */
   answer: any;
@@ -140,7 +140,7 @@ export interface RlmRun {
   error?: string;
   /** Turns that the model of the first run was asked for, the one after `maxIterations` included. */
   iterations: number;
-  /** What the whole tree has spent. */
+  /** The usage of the whole tree. */
   usage: Usage;
   /** The trajectory: every event that is not live. */
   events: RlmEvent[];

@@ -23,7 +23,7 @@ const MOST_MESSAGES: usize = 4;
 
 #[wasm_bindgen(typescript_custom_section)]
 const TYPES: &str = r#"
-/** What `createSandbox` takes. An unknown or ill-typed option rejects with code `invalid_option`. */
+/** The options of `createSandbox`. An unknown or ill-typed option rejects with code `invalid_option`. */
 export interface SandboxOptions {
   /** Milliseconds of guest time per execution: Python running, not waiting for the host. Default 30 000. */
   timeout?: number;
@@ -100,7 +100,7 @@ export interface SandboxOptions {
    * no checkpoints, so `checkpoint`, `undo`, `restore` and `fork` reject.
    */
   backend?: Backend;
-  /** Where the package's `dist/` is served. Default: beside the package's entry. */
+  /** The address that the package's `dist/` is served at. Default: beside the package's entry. */
   assetsUrl?: string;
   /** Gets what is printed, as it comes. */
   onStdout?: (text: string) => void;
@@ -112,7 +112,7 @@ export interface SandboxOptions {
   onProgress?: (progress: Progress) => void;
 }
 
-/** Where a server is. */
+/** A server's address. */
 export interface Backend {
   /** Its `http` or `https` address, as `sandglass-host serve` tells it. */
   url: string | URL;
@@ -130,11 +130,11 @@ export type Progress =
   | PackageProgress
   | { stage: "calls"; name: string; done: number; failed: number; total: number };
 
-/** What one `execute` takes. */
+/** The options of one `execute`. */
 export interface ExecuteOptions {
   /** Milliseconds of guest time, instead of the sandbox's `timeout`. */
   timeout?: number;
-  /** What this execution may spend of the sandbox's budget. */
+  /** This execution's share of the sandbox's budget. */
   budget?: BudgetLimits;
   /** Interrupts the execution, or keeps it from beginning. */
   signal?: AbortSignal;
@@ -146,9 +146,9 @@ export interface ExecuteOptions {
   onDisplay?: (display: Display) => void;
 }
 
-/** What `feedback` takes. */
+/** The options of `feedback`. */
 export interface FeedbackOptions {
-  /** Whose texts. Default: those of the sandbox's `profile`. */
+  /** The profile whose texts they are. Default: those of the sandbox's `profile`. */
   format?: Profile | "rlm-minimal";
   /** The number of the code block, from 1, when the reply had several. */
   block?: number;
@@ -181,7 +181,7 @@ export interface FileEntry {
   path: string;
   /** Bytes; 0 for a folder. */
   size: number;
-  /** When it was last written, in milliseconds since 1970. */
+  /** The time at which it was last written, in milliseconds since 1970. */
   modified: number;
   type: "file" | "directory";
 }
@@ -206,12 +206,12 @@ export interface Sandbox {
   readFile(path: string, options: { encoding: "utf-8" }): Promise<string>;
 }
 
-/** What a sandbox is and can do. */
+/** A sandbox's facts and abilities. */
 export interface Capabilities {
   isolation: "frame" | "worker" | "bubblewrap" | "docker" | "subprocess" | "jupyter";
-  /** How Python waits for the host: `atomics`, `jspi` or `none`; `native` on a server. */
+  /** The way Python waits for the host: `atomics`, `jspi` or `none`; `native` on a server. */
   bridge: string;
-  /** Whether running code can be stopped with its state kept. */
+  /** True when running code can be stopped with its state kept. */
   softInterrupt: boolean;
   /** Bytes. */
   memoryLimit: number;
@@ -350,12 +350,12 @@ impl Sandbox {
         shown(&self.driver.predictions()).unchecked_into()
     }
 
-    /// What the sandbox has done so far.
+    /// The counts of what the sandbox has done so far.
     pub fn stats(&self) -> StatsValue {
         shown(&self.driver.stats()).unchecked_into()
     }
 
-    /// How much ran ahead and what came of it, in Prometheus' text format.
+    /// Counts of what ran ahead and what came of it, in Prometheus' text format.
     pub fn metrics(&self) -> String {
         self.driver.stats().metrics()
     }
@@ -475,13 +475,13 @@ impl Sandbox {
         Promise::resolve(&JsValue::UNDEFINED).unchecked_into()
     }
 
-    /// What the sandbox may spend on models, and has spent. Another sandbox that is created with it shares it.
+    /// The budget of what the sandbox may spend on models, and has spent. Another sandbox that is created with it shares it.
     #[wasm_bindgen(getter)]
     pub fn budget(&self) -> JsBudget {
         JsBudget::new(self.driver.budget())
     }
 
-    /// What the sandbox is and can do.
+    /// The sandbox's facts and abilities.
     #[wasm_bindgen(getter)]
     pub fn capabilities(&self) -> CapabilitiesValue {
         let info = self.driver.guest_info();

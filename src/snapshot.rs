@@ -28,7 +28,7 @@ thread_local! {
 #[derive(Clone)]
 pub(super) struct Snapshot {
     pub(super) blob: Blob,
-    /// Whether a guest of this page has started from it: then no other checks it again.
+    /// True when a guest of this page has started from it: then no other checks it again.
     pub(super) proven: bool,
 }
 

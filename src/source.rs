@@ -99,7 +99,7 @@ impl Container {
     }
 }
 
-/// What the browser has to get first: the answer's content, a URL's, or a stream's.
+/// A value that the browser has to get first: the answer's content, a URL's, or a stream's.
 fn content(value: &JsValue, what: &str) -> Result<Option<impl Future<Output = Result<Blob, Error>> + use<>>, Error> {
     let failed = {
         let what = what.to_owned();
@@ -193,8 +193,8 @@ impl Pieces {
 /// A `Blob` in the making.
 struct Parts {
     finished: Array,
-    /// What is in no `Blob` yet. It is used again and again: buffers for each piece would have the browser collect garbage all the time,
-    /// and that holds the page up.
+    /// The bytes that are in no `Blob` yet. It is used again and again: buffers for each piece would have the browser collect
+    /// garbage all the time, and that holds the page up.
     buffer: Uint8Array,
     filled: u32,
 }

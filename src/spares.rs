@@ -13,16 +13,16 @@ use super::guest_frame::Guest;
 use super::options::{Isolation, Options};
 use super::snapshot;
 
-/// How long a sandbox has had nothing to do before a spare is started, in milliseconds: starting one takes a processor.
+/// The time without work in a sandbox before a spare is started, in milliseconds: starting one takes a processor.
 const IDLE_MS: u32 = 100;
 
-/// What guests have in common that can replace each other.
+/// The options that guests have in common which can replace each other.
 type Kind = (Isolation, String);
 
 #[derive(Default)]
 struct Pool {
     ready: Vec<Guest>,
-    /// How many each sandbox wants.
+    /// The number that each sandbox wants.
     wanted: HashMap<u32, u32>,
     filling: bool,
     /// Goes off when the page's sandboxes have been idle for a while.
@@ -70,7 +70,7 @@ impl Claim {
         POOLS.with_borrow_mut(|pools| act(pools.entry(self.kind.clone()).or_default()))
     }
 
-    /// Whether the sandbox has a guest of its own in the place of one of them.
+    /// Takes note of whether the sandbox has a guest of its own in the place of one of them.
     pub(super) fn hold(&self, holds: bool) {
         if !self.released.get() {
             let wanted = self.spares.saturating_sub(u32::from(holds));

@@ -32,7 +32,7 @@ thread_local! {
     static WAITING: RefCell<VecDeque<Function>> = RefCell::default();
 }
 
-/// What became of a download; nothing as long as it is under way.
+/// The outcome of a download; nothing as long as it is under way.
 type Outcome = Rc<RefCell<Option<Result<Blob, Error>>>>;
 
 /// A file on its way, or here.

@@ -21,7 +21,7 @@ const dice = randomness(Number(values.seed));
 const random = (/** @type {number} */ below) => Math.floor(dice() * below);
 const word = () => random(WORDS);
 
-/** What programs do to memory. Each leaves a page that differs from the one before. @type {Record<string, () => void>} */
+/** Things that programs do to memory. Each leaves a page that differs from the one before. @type {Record<string, () => void>} */
 const CHANGES = {
   "a bit": () => (page[word()] ^= 1 << random(32)),
   "two words by one": () => {

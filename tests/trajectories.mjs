@@ -30,7 +30,7 @@ function stateOf(events) {
   return state;
 }
 
-/** What is to be seen of a run, without what comes live. @param {State} state @param {string} id */
+/** The view of a run, without what comes live. @param {State} state @param {string} id */
 function seen(state, id) {
   const run = state.runs.get(id);
   const plain = (/** @type {string} */ key, /** @type {unknown} */ value) =>
@@ -207,7 +207,7 @@ function equal(actual, expected) {
   if (a !== b) throw new Error(`${a?.slice(0, 500)}\n    is not\n    ${b?.slice(0, 500)}`);
 }
 
-/** What two states show of all runs. @param {State} one @param {State} other @returns {[string[], string[]]} */
+/** The views that two states show of all runs. @param {State} one @param {State} other @returns {[string[], string[]]} */
 function both(one, other) {
   const ids = [...one.runs.keys()].sort();
   return [ids.map((id) => seen(other, id)), ids.map((id) => seen(one, id))];

@@ -23,7 +23,7 @@ fn refusal(options: &str) -> String {
     error.to_string()
 }
 
-/// Whether two values are the same, types included.
+/// Returns true when two values are the same, types included.
 fn same(a: &JsValue, b: &JsValue) -> bool {
     let compare = js("function same(a, b) {
             if (Object.is(a, b)) return true;

@@ -7,7 +7,7 @@ const CARGO = ["oranges", "hourglasses", "slate", "linen", "lamp oil", "tea", "r
 const PEOPLE = ["Ada", "Bram", "Chidi", "Dorte", "Elif", "Farid", "Greta", "Hana"];
 const WIND = ["calm", "a light breeze", "fresh wind", "half a gale"];
 
-/** What there is to find. */
+/** The facts that there are to find. */
 const NEEDLES = [
   [0.31, "warn", "One crate of hourglasses is missing from the Petrel's manifest; Hana begins a search."],
   [0.74, "note", "The missing crate of hourglasses was found aboard the Meridian, under the sailcloth in hold 3."],
@@ -39,7 +39,7 @@ export async function harbourLogSlowly(lines = 5000, seed = 1) {
   return written.join("");
 }
 
-/** How it begins. */
+/** Its beginning. */
 export function harbourLogPeek(lines = 5000, seed = 1) {
   const pages = book(lines, seed);
   return Array.from({ length: 6 }, () => pages.next().value ?? "").join("");

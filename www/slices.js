@@ -1,6 +1,6 @@
 // Long work, a slice at a time, so that the page is not held up.
 
-/** How long the page may be held up at a time. */
+/** The time that the page may be held up at once. */
 const SLICE_MS = 8;
 
 export class Slices {

@@ -10,7 +10,7 @@ pub const KEYS_VARIABLE: &str = "SANDGLASS_KEYS";
 /// The variable of the environment that may hold the key of the model's endpoint.
 const LLM_KEY_VARIABLE: &str = "SANDGLASS_LLM_KEY";
 
-/// Where guests run, the same for all commands.
+/// Options that say where guests run, the same for all commands.
 #[derive(Debug, Clone, clap::Args)]
 pub struct GuestArgs {
     /// Where the code runs: auto, bubblewrap, docker; or subprocess or jupyter, which isolate nothing, and which auto never takes.
@@ -32,7 +32,7 @@ pub struct GuestArgs {
 }
 
 impl GuestArgs {
-    /// What a backend plans from.
+    /// The settings that a backend plans from.
     pub fn settings(&self) -> Settings {
         Settings {
             python: self.python.clone(),
@@ -71,10 +71,10 @@ impl KernelChoice {
     }
 }
 
-/// What describes a sandbox.
+/// Options that describe a sandbox.
 #[derive(Debug, Clone, clap::Args)]
 pub struct SandboxArgs {
-    /// Where it runs.
+    /// The backend that it runs in.
     #[command(flatten)]
     pub guest: GuestArgs,
     /// In which kernel.
@@ -91,7 +91,7 @@ pub struct SandboxArgs {
     pub context: Option<PathBuf>,
 }
 
-/// How long code may run where nobody says.
+/// The time that code may run where nobody says.
 pub fn timeout_seconds() -> f64 {
     Limits::default().timeout_ms / 1_000.0
 }
@@ -107,7 +107,7 @@ impl SandboxArgs {
     /// A sandbox with its context, whose guest has started.
     ///
     /// # Errors
-    /// What cannot be read, or why there is no guest.
+    /// The file that cannot be read, or why there is no guest.
     pub async fn sandbox(&self) -> Result<Sandbox, String> {
         let context = self.context.as_deref().map(context).transpose()?.unwrap_or_default();
         let mut limits = Limits::default();
@@ -155,7 +155,7 @@ pub fn text_of(path: &Path) -> Result<String, String> {
     text.map_err(|error| format!("{} cannot be read: {error}", path.display()))
 }
 
-/// What is secret, and comes from the environment.
+/// Secrets, which come from the environment.
 #[derive(Default, Clone)]
 pub struct Secrets {
     /// `SANDGLASS_KEYS`.

@@ -1,4 +1,4 @@
-//! What starts guests. A backend makes a [`Plan`](crate::guest::Plan), which is data and tested as such; starting it is
+//! Backends, which start guests. A backend makes a [`Plan`](crate::guest::Plan), which is data and tested as such; starting it is
 //! another matter.
 
 pub mod bubblewrap;
@@ -12,7 +12,7 @@ use sandglass_core::Error;
 
 use crate::launcher::{BackendKind, Launcher, Settings};
 
-/// What starts the guests of `kind` here.
+/// The launcher for guests of `kind` here.
 ///
 /// # Errors
 /// [`Error::BackendUnavailable`] says why there is none, and what to do.

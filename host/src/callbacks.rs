@@ -1,4 +1,4 @@
-//! What the host is asked by Python, and what it is shown.
+//! Python's questions to the host, and what the host is shown.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,9 +22,9 @@ pub type OnDisplay = Arc<dyn Fn(&Display, ToResult) + Send + Sync>;
 pub struct HostCall {
     /// The function's name.
     pub name: String,
-    /// What it was called with.
+    /// Its arguments.
     pub args: Vec<Value>,
-    /// What the execution may spend; a recursion is given a child of it.
+    /// The execution's budget; a recursion is given a child of it.
     pub budget: Budget,
 }
 
@@ -48,11 +48,11 @@ impl HostCall {
 pub struct Query {
     /// The prompt, or the task.
     pub prompt: String,
-    /// What `rlm_query` gives to the recursion; `None` in `llm_query`.
+    /// The context that `rlm_query` gives to the recursion; `None` in `llm_query`.
     pub context: Value,
     /// The model that was asked for.
     pub model: Option<String>,
-    /// What the execution may spend; a recursion is given a child of it.
+    /// The execution's budget; a recursion is given a child of it.
     pub budget: Budget,
 }
 
@@ -61,7 +61,7 @@ pub struct Query {
 pub struct Answer {
     /// The text that Python gets.
     pub text: String,
-    /// What it took, for the budget. The call itself is counted already.
+    /// Its usage, for the budget. The call itself is counted already.
     pub usage: Usage,
 }
 
@@ -80,7 +80,7 @@ impl From<&str> for Answer {
     }
 }
 
-/// What a host function gives, and what it used of the budget.
+/// The value that a host function gives, and what it used of the budget.
 pub(crate) type Returned = Result<(Value, Option<Usage>), String>;
 
 /// A host function.

@@ -1,4 +1,4 @@
-//! Whether Python source that is being typed goes on: what Python's own REPL (`codeop`) says, found by looking at its tokens.
+//! Tells whether Python source that is being typed goes on: what Python's own REPL (`codeop`) says, found by looking at its tokens.
 
 use std::iter::Peekable;
 use std::str::Chars;
@@ -6,7 +6,7 @@ use std::str::Chars;
 /// The columns that a tab goes on to, as Python counts.
 const TAB: usize = 8;
 
-/// Whether more lines must follow before this can be run: something is open, a block has not ended, a decorator has nothing to
+/// Returns true when more lines must follow before this can be run: something is open, a block has not ended, a decorator has nothing to
 /// decorate, or a `try` nothing that catches. What Python refuses does not go on, so that the user hears of it.
 ///
 /// An empty line ends a block. What follows without indentation does so, too: several statements can be pasted at once.
@@ -14,7 +14,7 @@ pub fn goes_on(source: &str) -> bool {
     state(source) == State::Incomplete
 }
 
-/// How far a source has come.
+/// The progress through a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// It can be run.
@@ -61,7 +61,7 @@ enum Stop {
 
 type Read = Result<(), Stop>;
 
-/// What one can be inside of.
+/// A thing that one can be inside of.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Inside {
     /// Brackets, and what closes them.
@@ -70,7 +70,7 @@ enum Inside {
     Text(Quote),
     /// The code of one of its fields, `{…}`.
     Field(Quote),
-    /// What stands after the colon in a field.
+    /// The part after the colon in a field.
     Format(Quote),
 }
 
@@ -89,7 +89,7 @@ struct Line {
     words: [String; 2],
     tokens: usize,
     decorates: bool,
-    /// Whether there is a colon outside of brackets.
+    /// True when there is a colon outside of brackets.
     has_colon: bool,
     ends_in_colon: bool,
 }
@@ -102,7 +102,7 @@ impl Line {
         }
     }
 
-    /// Whether it begins a block, or is one.
+    /// Returns true when it begins a block, or is one.
     fn heads(&self) -> bool {
         match self.keyword() {
             "if" | "elif" | "else" | "for" | "while" | "with" | "try" | "except" | "finally" | "def" | "class" => {
@@ -114,12 +114,12 @@ impl Line {
         }
     }
 
-    /// Whether nothing can end after it.
+    /// Returns true when nothing can end after it.
     fn needs_more(&self) -> bool {
         self.decorates || self.heads() && self.ends_in_colon
     }
 
-    /// Whether more may belong to the same block.
+    /// Returns true when more may belong to the same block.
     fn in_block(&self) -> bool {
         self.indent > 0 || self.heads()
     }
@@ -132,7 +132,7 @@ struct Scan<'a> {
     line: Option<Line>,
     /// The one before it.
     last: Option<Line>,
-    /// How far each `try` is indented that has neither `except` nor `finally` yet.
+    /// The indentation of each `try` that has neither `except` nor `finally` yet.
     tries: Vec<usize>,
 }
 
@@ -267,7 +267,7 @@ impl Scan<'_> {
         Err(if quote.triple { Stop::Open } else { Stop::Refused })
     }
 
-    /// Whether a string ends with this character, and those after it, which are read then.
+    /// Returns true when a string ends with this character, and those after it, which are read then.
     fn ends(&mut self, quote: Quote, char: char) -> bool {
         if char != quote.char || !quote.triple {
             return char == quote.char;
@@ -329,7 +329,7 @@ fn is_of_word(char: char) -> bool {
     char.is_alphanumeric() || char == '_' || !char.is_ascii()
 }
 
-/// Whether a string may have this before its quote.
+/// Returns true when a string may have this before its quote.
 fn is_prefix(word: &str) -> bool {
     let word = word.to_ascii_lowercase();
     matches!(

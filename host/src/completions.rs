@@ -11,7 +11,7 @@ use sandglass_rlm::query;
 
 /// Bytes of the body of a response that refuses.
 const MAX_REFUSAL_BYTES: usize = 64 << 10;
-/// How long connecting may take.
+/// The time that connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// An endpoint. Its key is in requests, and nowhere else.
@@ -60,7 +60,7 @@ impl Completions {
         })
     }
 
-    /// Where requests go.
+    /// The address that requests go to.
     pub fn url(&self) -> &str {
         self.url.as_str()
     }
@@ -134,7 +134,7 @@ impl Completions {
         })
     }
 
-    /// How many bytes at the end of a text may be the begin of the key.
+    /// The number of bytes at the end of a text that may be the begin of the key.
     fn begins_key(&self, text: &str) -> usize {
         let key = self.key.as_deref().unwrap_or_default();
         let mut begins = (1..key.len()).rev().filter_map(|len| key.get(..len));

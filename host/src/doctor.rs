@@ -1,16 +1,16 @@
-//! What each backend can do on this machine.
+//! Reports what each backend can do on this machine.
 
 use std::fmt;
 
 use crate::backend::{jupyter, launcher, subprocess};
 use crate::launcher::{BackendKind, Settings};
 
-/// What is to be said of a backend.
+/// The report of a backend.
 #[derive(Debug, Clone)]
 pub struct Finding {
     /// Which backend.
     pub backend: BackendKind,
-    /// Whether it can run guests, or why not and what to do.
+    /// Ok when it can run guests; else why not and what to do.
     pub usable: Result<(), String>,
 }
 

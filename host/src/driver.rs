@@ -28,7 +28,7 @@ pub fn now() -> f64 {
     CLOCK.elapsed().as_secs_f64() * 1_000.0
 }
 
-/// When that will be.
+/// The time at which that will be.
 fn instant(at: f64) -> Instant {
     let most = 86_400_000.0 * 365.0;
     *CLOCK + std::time::Duration::from_secs_f64(at.clamp(0.0, now() + most) / 1_000.0)
@@ -37,14 +37,14 @@ fn instant(at: f64) -> Instant {
 /// Is shown text.
 pub(crate) type OnText = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// What a sandbox tells of all its executions.
+/// The news of all executions of a sandbox.
 #[derive(Clone, Default)]
 pub(crate) struct Callbacks {
     pub(crate) on_stdout: Option<OnText>,
     pub(crate) on_stderr: Option<OnText>,
 }
 
-/// What one execution tells.
+/// The news of one execution.
 #[derive(Default)]
 pub(crate) struct Watch {
     pub(crate) on_output: Option<OnOutput>,
@@ -54,7 +54,7 @@ pub(crate) struct Watch {
 /// The answer to a command.
 type Answered = Result<Reply<Payload>, Error>;
 
-/// What the task is told.
+/// A message to the task.
 enum Message {
     Command(Ticket, Command<Payload>, Watch, oneshot::Sender<Answered>),
     Cancel(Ticket),
@@ -106,7 +106,7 @@ impl Driver {
         }
     }
 
-    /// What becomes of a command. When the future is dropped, the command is taken back.
+    /// The outcome of a command. When the future is dropped, the command is taken back.
     pub(crate) async fn submit(&self, command: Command<Payload>, watch: Watch) -> Answered {
         let ticket = self.last_ticket.fetch_add(1, Ordering::Relaxed) + 1;
         let (answer, answered) = oneshot::channel();
@@ -142,14 +142,14 @@ impl Driver {
         let _ = self.messages.send(Message::Conversation(text));
     }
 
-    /// What code is guessed to come next.
+    /// The code that is guessed to come next.
     pub(crate) async fn predictions(&self) -> Result<Vec<Prediction>, Error> {
         let (answer, answered) = oneshot::channel();
         let _ = self.messages.send(Message::Predictions(answer));
         answered.await.map_err(|_| Error::Destroyed)
     }
 
-    /// What the session has done so far.
+    /// The counts of what the session has done so far.
     pub(crate) async fn stats(&self) -> Result<Stats, Error> {
         let (answer, answered) = oneshot::channel();
         let _ = self.messages.send(Message::Stats(answer));
@@ -164,7 +164,7 @@ impl Driver {
         }
     }
 
-    /// What the guest last said of itself.
+    /// The guest's facts about itself, as it last told them.
     pub(crate) fn info(&self) -> GuestInfo {
         lock(&self.info).clone()
     }

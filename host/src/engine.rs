@@ -7,7 +7,7 @@ use bollard::Docker;
 use bollard::errors::Error as EngineError;
 use sandglass_core::Error;
 
-/// Where the engine listens unless `DOCKER_HOST` says otherwise.
+/// The place where the engine listens unless `DOCKER_HOST` says otherwise.
 const SOCKET: &str = "unix:///var/run/docker.sock";
 
 /// The engine that `DOCKER_HOST` names, else this machine's; it has answered, and its version of the interface is spoken.
@@ -53,7 +53,7 @@ pub(crate) fn unavailable(why: impl Display) -> Error {
     Error::BackendUnavailable(why.to_string())
 }
 
-/// What the engine said, without the client's words around it.
+/// The engine's message, without the client's words around it.
 pub(crate) fn said(error: &EngineError) -> String {
     match error {
         EngineError::DockerResponseServerError { message, .. } => message.trim().to_owned(),
@@ -63,7 +63,7 @@ pub(crate) fn said(error: &EngineError) -> String {
     }
 }
 
-/// Whether the engine said that it has no such thing.
+/// Returns true when the engine said that it has no such thing.
 pub(crate) fn is_missing(error: &EngineError) -> bool {
     matches!(error, EngineError::DockerResponseServerError { status_code: 404, .. })
 }

@@ -22,7 +22,7 @@ pub(crate) mod fork;
 pub(crate) mod process;
 mod rlimits;
 
-/// How a guest is to be started, as data.
+/// The way to start a guest, as data.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     /// The program.
@@ -35,13 +35,13 @@ pub struct Plan {
     pub cwd: Option<PathBuf>,
     /// The user and group that it is started as, when that is not who the host is.
     pub user: Option<(u32, u32)>,
-    /// What all its processes may use together, where there are control groups.
+    /// The bounds of all its processes together, where there are control groups.
     pub bounds: Bounds,
     /// Open files of each of its processes.
     pub open_files: u32,
     /// Bytes of each file that they write.
     pub file_bytes: u64,
-    /// Whether it is told on [`CONTROL_FD`] to make copies of itself.
+    /// True when it is told on [`CONTROL_FD`] to make copies of itself.
     pub forks: bool,
     /// The ids of the user namespace that the program makes, as the kernel reads them: it tells on [`INFO_FD`] of the process that is in
     /// it, and waits on [`MAPPED_FD`] until it has them. Without these the program sees to it itself.
@@ -50,13 +50,13 @@ pub struct Plan {
     pub filter: Option<Vec<u8>>,
 }
 
-/// Where a guest finds its channel.
+/// The place where a guest finds its channel.
 pub const CHANNEL_FD: i32 = 3;
-/// Where a guest is asked for copies of itself.
+/// The place where a guest is asked for copies of itself.
 pub const CONTROL_FD: i32 = 6;
-/// Where bubblewrap finds the filter of system calls.
+/// The place where bubblewrap finds the filter of system calls.
 pub const FILTER_FD: i32 = 4;
-/// Where the program waits for the word to begin, before it is the program.
+/// The place where the program waits for the word to begin, before it is the program.
 const GATE_FD: i32 = 5;
 
 /// The descriptor on which bubblewrap tells which process is in its user namespace.
@@ -64,7 +64,7 @@ pub const INFO_FD: i32 = 7;
 /// The descriptor on which bubblewrap waits until that namespace has ids.
 pub const MAPPED_FD: i32 = 8;
 
-/// How a guest ended.
+/// The way a guest ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Exit {
     /// Its exit status, where it had one.
@@ -92,7 +92,7 @@ impl fmt::Display for Exit {
     }
 }
 
-/// What the limits have counted so far.
+/// The counts of the limits so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Hits {
     /// Processes that were killed because memory was used up.
@@ -106,7 +106,7 @@ pub trait Process: Send + Sync + 'static {
     /// Ends it with all its processes, now. It does not wait for that.
     fn kill(&mut self);
 
-    /// How it ended, when it has, and all its processes with it. Can be dropped and called again.
+    /// The way it ended, when it has, and all its processes with it. Can be dropped and called again.
     fn wait(&mut self) -> BoxFuture<'_, Exit>;
 
     /// The number of the process that was started for it, where that is one of this machine's that still runs.
@@ -114,7 +114,7 @@ pub trait Process: Send + Sync + 'static {
         None
     }
 
-    /// What its limits have counted.
+    /// The counts of its limits.
     fn hits(&self) -> Hits {
         Hits::default()
     }
@@ -178,7 +178,7 @@ impl Guest {
         self
     }
 
-    /// What makes copies of it, and what makes it the guest.
+    /// Takes the part that makes copies of it, and the one that makes it the guest.
     pub(crate) fn take_forks(&mut self) -> (Option<Forker>, Option<Succession>) {
         (self.forker.take(), self.succession.take())
     }
@@ -197,7 +197,7 @@ impl Guest {
         self
     }
 
-    /// Whether it was made before it was wanted.
+    /// Returns true when it was made before it was wanted.
     pub fn has_waited(&self) -> bool {
         self.has_waited
     }
@@ -227,7 +227,7 @@ impl Guest {
         self
     }
 
-    /// Whether it still runs, as far as that shows without waiting.
+    /// Returns true when it still runs, as far as that shows without waiting.
     pub fn is_alive(&mut self) -> bool {
         self.exit().is_none()
     }
@@ -266,7 +266,7 @@ impl Guest {
 pub struct GuestWriter {
     /// The stream.
     pub stream: OwnedWriteHalf,
-    /// What is still to be written on it.
+    /// The frames that are still to be written on it.
     pub outbox: Outbox,
     on_sent: Option<OnSent>,
 }
@@ -326,12 +326,12 @@ impl GuestProcess {
         self.process.kill();
     }
 
-    /// How it ended, when it has. Can be dropped and called again.
+    /// The way it ended, when it has. Can be dropped and called again.
     pub async fn wait(&mut self) -> Exit {
         self.process.wait().await
     }
 
-    /// What its limits have counted.
+    /// The counts of its limits.
     pub fn hits(&self) -> Hits {
         self.process.hits()
     }

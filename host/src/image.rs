@@ -1,4 +1,4 @@
-//! What guests find installed: the image for Docker, and the same packages as a virtual environment for bubblewrap.
+//! The packages that guests find installed: the image for Docker, and the same packages as a virtual environment for bubblewrap.
 //!
 //! Everything that is needed for it is in this program; `docker/repl/` of the repository is where it is written.
 
@@ -38,7 +38,7 @@ const PROXY: [&str; 6] = [
     "https_proxy",
     "no_proxy",
 ];
-/// Where systems keep the certificates that they trust, the first that is there is used.
+/// The place where systems keep the certificates that they trust, the first that is there is used.
 const CERTIFICATES: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
 
 /// Which packages.
@@ -63,7 +63,7 @@ impl Packages {
         }
     }
 
-    /// What an image of them is called unless it is named.
+    /// The name of an image of them unless another is given.
     pub fn tag(&self) -> String {
         match self {
             Self::All => IMAGE.to_owned(),
@@ -73,12 +73,12 @@ impl Packages {
     }
 }
 
-/// How an image is to be built.
+/// The way an image is to be built.
 #[derive(Debug, Clone, Default)]
 pub struct Build {
     /// The image that it starts from. Without one it is [`BASE`] where the engine has that, else [`REGISTRY_BASE`].
     pub base: Option<String>,
-    /// What goes in.
+    /// The packages that go in.
     pub packages: Packages,
     /// Its name; without one that of the packages.
     pub tag: Option<String>,
@@ -140,7 +140,7 @@ fn failed(why: &dyn std::fmt::Display) -> Error {
     unavailable(format!("the image was not built: {why}"))
 }
 
-/// Whether the engine has an image of this name.
+/// Returns true when the engine has an image of this name.
 ///
 /// # Errors
 /// [`Error::BackendUnavailable`] when it does not say.
@@ -170,7 +170,7 @@ async fn pull(docker: &Docker, name: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// What the engine gets to build from, as a tar archive.
+/// The files that the engine builds from, as a tar archive.
 fn context(packages: &Packages, certificates: &[u8]) -> std::io::Result<Vec<u8>> {
     let mut archive = tar::Builder::new(Vec::new());
     for (name, content) in [

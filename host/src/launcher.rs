@@ -1,4 +1,4 @@
-//! What every backend is asked for: guests of one kind, started from the same settings.
+//! The request that every backend answers: guests of one kind, started from the same settings.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -40,7 +40,7 @@ impl BackendKind {
         Self::Jupyter,
     ];
 
-    /// Whether its guests can do whatever the host can. Such a backend is never taken that was not named.
+    /// Returns true when its guests can do whatever the host can. Such a backend is never taken that was not named.
     pub fn isolates_nothing(self) -> bool {
         matches!(self, Self::Subprocess | Self::Jupyter)
     }
@@ -76,7 +76,7 @@ impl FromStr for BackendKind {
     }
 }
 
-/// What a guest may use of the machine.
+/// A guest's share of the machine.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Resources {
     /// Bytes of memory, of all its processes together.
@@ -127,7 +127,7 @@ impl Resources {
     }
 }
 
-/// What a backend plans from.
+/// The settings that a backend plans from.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
     /// The Python that runs guests (not in Docker); by default `/usr/bin/python3`, else the first on `PATH`.
@@ -138,18 +138,18 @@ pub struct Settings {
     pub runtime: Option<String>,
     /// Which kernel runs guests (`jupyter` only).
     pub kernel: KernelSettings,
-    /// What a guest may use.
+    /// A guest's share of the machine.
     pub resources: Resources,
     /// The folder that the guest has as `/workspace`; without one it has an empty folder of its own.
     pub workspace: Option<PathBuf>,
     /// Modules that a guest imports before it says that it is ready.
     pub preload: Vec<String>,
-    /// Whether the folder [`CELLS_FOLDER`](crate::workspace::CELLS_FOLDER) of the workspace is the host's: guests have an empty one in
+    /// True when the folder [`CELLS_FOLDER`](crate::workspace::CELLS_FOLDER) of the workspace is the host's: guests have an empty one in
     /// its place, that they cannot write to.
     pub hides_cells: bool,
-    /// Whether guests can make copies of themselves that run code ahead. In bubblewrap and plain processes only.
+    /// True when guests can make copies of themselves that run code ahead. In bubblewrap and plain processes only.
     pub ahead: bool,
-    /// Whether `auto` may come down to a plain process.
+    /// True when `auto` may come down to a plain process.
     pub allow_subprocess: bool,
     /// The user ids that guests get, one each, where the host is root. In bubblewrap and Docker.
     pub guest_users: Users,
@@ -181,7 +181,7 @@ pub trait Launcher: Send + Sync + 'static {
     /// Which backend it is.
     fn kind(&self) -> BackendKind;
 
-    /// Whether its guests can make copies of themselves that run code ahead.
+    /// Returns true when its guests can make copies of themselves that run code ahead.
     fn forks(&self) -> bool {
         false
     }

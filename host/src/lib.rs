@@ -20,6 +20,7 @@
 //! | [`runtime`] | the Python package as files, and what a Python needs |
 //! | [`zygote`] | a process that forks guests in milliseconds |
 //! | [`pool`] | guests that wait to be needed |
+//! | `seqpacket` | JSON with descriptors, to processes that fork guests |
 //! | [`stateless`] | runs that leave nothing behind |
 //! | [`completions`] | the endpoints of models |
 //! | [`notebook`] | cells, and the files that describe them |

@@ -1,10 +1,10 @@
-//! What the program logs: to standard error, as far as `RUST_LOG` says.
+//! The program's log: to standard error, as far as `RUST_LOG` says.
 
 use std::io::{self, IsTerminal};
 
 use tracing_subscriber::EnvFilter;
 
-/// How a server's log is written.
+/// The way a server's log is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
     /// Lines for people.

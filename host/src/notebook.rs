@@ -44,13 +44,13 @@ pub struct Notebook {
 /// A cell.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cell {
-    /// What its files are called by.
+    /// The name that its files are called by.
     pub id: String,
     /// Its source.
     pub code: String,
-    /// How its last run went; `None` when the sandbox could not run it.
+    /// The outcome of its last run; `None` when the sandbox could not run it.
     pub execution: Option<Execution>,
-    /// How often it was run.
+    /// The number of times that it was run.
     pub runs: u32,
     /// Which of its files there are not, and why.
     pub missing: Vec<String>,
@@ -86,7 +86,7 @@ impl Notebook {
         })
     }
 
-    /// Where its files are.
+    /// The folder of its files.
     pub fn workspace(&self) -> &Workspace {
         &self.workspace
     }
@@ -101,7 +101,7 @@ impl Notebook {
         self.cells.iter().find(|cell| cell.id == id)
     }
 
-    /// What runs its cells; made when there is none.
+    /// The sandbox that runs its cells; made when there is none.
     ///
     /// # Errors
     /// As [`SandboxBuilder::build`].

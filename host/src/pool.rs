@@ -19,7 +19,7 @@ use crate::launcher::{BackendKind, Launcher, Resources};
 use crate::zygote::{Zygote, ZygoteLauncher};
 use futures_util::future::BoxFuture;
 
-/// What somebody gets who finds the pool empty.
+/// The answer to somebody who finds the pool empty.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WhenEmpty {
@@ -48,16 +48,16 @@ impl FromStr for WhenEmpty {
     }
 }
 
-/// How many guests wait, and how old what they come from may get.
+/// The number of guests that wait, and the age that what they come from may reach.
 #[derive(Debug, Clone)]
 pub struct PoolSettings {
     /// Guests that wait at least.
     pub min_spares: usize,
     /// Guests that wait at most.
     pub max_spares: usize,
-    /// What to do when there is none.
+    /// The way out when there is none.
     pub when_empty: WhenEmpty,
-    /// How long somebody waits for one at most.
+    /// The time that somebody waits for one at most.
     pub max_wait: Duration,
     /// Without demand for so long, one less waits.
     pub calm: Duration,
@@ -65,7 +65,7 @@ pub struct PoolSettings {
     pub max_zygote_age: Duration,
     /// The same for how many guests it has forked.
     pub max_zygote_forks: u64,
-    /// What a guest may use.
+    /// A guest's share of the machine.
     pub resources: Resources,
 }
 
@@ -104,7 +104,7 @@ impl From<Unavailable> for Error {
     }
 }
 
-/// Where the guests of a pool come from.
+/// The source of a pool's guests.
 #[derive(Clone)]
 pub enum Source {
     /// They are forked from a zygote, which this starts.
@@ -113,21 +113,21 @@ pub enum Source {
     Fresh(Arc<dyn Launcher>),
 }
 
-/// What a pool has seen.
+/// The counts of a pool.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolStats {
     /// Guests that wait.
     pub spares: usize,
-    /// How many are to wait.
+    /// The number that is to wait.
     pub level: usize,
     /// Guests that were made.
     pub made: u64,
     /// Guests that were handed out.
     pub acquired: u64,
-    /// How often there was none.
+    /// The number of times that there was none.
     pub empty: u64,
-    /// How often somebody was refused because of that.
+    /// The number of times that somebody was refused because of that.
     pub refused: u64,
     /// Guests that were started cold because of that.
     pub cold: u64,
@@ -146,13 +146,13 @@ pub struct PoolStats {
     pub make_ms: f64,
     /// Upper bounds in seconds, and how many acquisitions took at most so long; then all of them.
     pub acquire_seconds: Vec<(f64, u64)>,
-    /// How long all acquisitions took, in seconds.
+    /// The time that all acquisitions took, in seconds.
     pub acquire_seconds_sum: f64,
 }
 
 /// Upper bounds of the times that acquiring takes, in seconds.
 const BOUNDS: [f64; 10] = [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.01, 0.05, 0.25, 1.0, 5.0];
-/// How often the pool is looked after when nobody wants anything.
+/// The interval at which the pool is looked after when nobody wants anything.
 const TICK: Duration = Duration::from_secs(1);
 /// Another guest is made so long after one was taken while others wait: making it takes a processor from the first one's work.
 const HEAD_START: Duration = Duration::from_millis(25);
@@ -169,7 +169,7 @@ pub struct Pool {
 struct Shared {
     settings: PoolSettings,
     source: Source,
-    /// What starts a guest when there is none.
+    /// The launcher of a guest when there is none.
     cold: Arc<dyn Launcher>,
     state: Mutex<State>,
     /// Held by who starts a zygote; when the last one could not be started, and why.
@@ -352,7 +352,7 @@ impl Pool {
         matches!(&self.shared.source, Source::Zygote(launcher) if launcher.has_workspaces())
     }
 
-    /// What it has seen so far.
+    /// The counts so far.
     pub fn stats(&self) -> PoolStats {
         let state = self.shared.state();
         let mut sum = 0;

@@ -1,6 +1,6 @@
 //! The controller of a Recursive Language Model on native sandboxes: [`run`].
 //!
-//! What a run does is decided in [`sandglass_rlm`]; here it is carried out.
+//! [`sandglass_rlm`] decides what a run does; here it is carried out.
 //!
 //! | module | holds |
 //! |---|---|
@@ -41,18 +41,18 @@ use crate::driver::now;
 use crate::launcher::{Launcher, Resources};
 use crate::value::Value;
 
-/// What a tree of runs is asked to be.
+/// The options of a tree of runs.
 #[derive(Clone)]
 pub struct RlmOptions {
-    /// What is to be found out.
+    /// The question to be answered.
     pub task: String,
     /// The data.
     pub context: Value,
     /// More of it: `context_1`, `context_2`, … The model is told of 19 at most.
     pub more_contexts: Vec<Value>,
-    /// Who writes the code.
+    /// The model that writes the code.
     pub model: Endpoint,
-    /// Who answers `llm_query`, and writes the code of children.
+    /// The model that answers `llm_query`, and writes the code of children.
     pub sub_model: Endpoint,
     /// Levels of children.
     pub max_depth: u32,
@@ -62,22 +62,22 @@ pub struct RlmOptions {
     pub max_prompt_tokens: u32,
     /// Children of one depth that have a sandbox at the same time.
     pub max_concurrent_runs: u32,
-    /// What the whole tree may spend.
+    /// The budget of the whole tree.
     pub budget: BudgetLimits,
-    /// What the answer has to be.
+    /// The answer's type.
     pub schema: Option<Schema>,
     /// Added to the system prompt.
     pub instructions: Option<String>,
     /// Packages that Python can import beside its standard library, as the model is told.
     pub packages: Vec<String>,
-    /// What each sandbox lives under.
+    /// The limits of each sandbox.
     pub limits: Limits,
-    /// Whether code is guessed, where nothing better is known ([`SandboxBuilder::predictions`](crate::SandboxBuilder::predictions)).
+    /// True when code is guessed, where nothing better is known ([`SandboxBuilder::predictions`](crate::SandboxBuilder::predictions)).
     pub predictions: bool,
-    /// Who drafts each reply while the model thinks: the code of the draft runs ahead, where guests can make [copies](Launcher::forks) of
-    /// themselves. It spends the budget as well, but never the calls that the run itself may need.
+    /// The model that drafts each reply while the model thinks: the code of the draft runs ahead, where guests can make
+    /// [copies](Launcher::forks) of themselves. It spends the budget as well, but never the calls that the run itself may need.
     pub draft: Option<Endpoint>,
-    /// What each sandbox may use of the machine.
+    /// Each sandbox's share of the machine.
     pub resources: Resources,
     /// Hears every step.
     pub on_event: Arc<dyn Fn(&RlmEvent) + Send + Sync>,
@@ -143,12 +143,12 @@ impl RlmOptions {
     }
 }
 
-/// What became of a tree of runs.
+/// The outcome of a tree of runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rlm {
-    /// How the first run ended.
+    /// The way the first run ended.
     pub finish: Finish,
-    /// What the whole tree has spent.
+    /// The usage of the whole tree.
     pub usage: Usage,
     /// Code that ran before it was asked for, by what had predicted it.
     pub ahead: BTreeMap<Source, Tally>,

@@ -16,13 +16,13 @@ use tokio::process::Command;
 /// The oldest Python that guests run on.
 const OLDEST: (u32, u32) = (3, 11);
 
-/// What a Python says of itself.
+/// A Python's facts about itself.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Python {
     /// The program that was asked: a virtual environment's is a link, and has to be started by this name.
     #[serde(skip)]
     pub executable: PathBuf,
-    /// Where that leads.
+    /// The path that it leads to.
     pub real: PathBuf,
     /// Its folder, or that of the virtual environment.
     pub prefix: PathBuf,
@@ -85,7 +85,7 @@ fn known_pythons() -> MutexGuard<'static, HashMap<PathBuf, Python>> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a Python is to be started with to be a guest, if `package` is the folder of the package. In isolated mode: neither its
+/// The arguments that make a Python a guest, if `package` is the folder of the package. In isolated mode: neither its
 /// environment nor the folder that it starts in says what it imports.
 pub fn guest_args(package: &Path, preload: &[String]) -> Vec<OsString> {
     const START: &str = "import sys; sys.path.insert(0, sys.argv.pop(1)); from sandglass.__main__ import main; main()";
@@ -182,7 +182,7 @@ impl Runtime {
         }
     }
 
-    /// Whether somebody has compiled them.
+    /// Returns true when somebody has compiled them.
     pub fn is_compiled(&self) -> bool {
         self.path().join("sandglass/__pycache__").exists()
     }

@@ -32,12 +32,12 @@ pub struct Sandbox {
     limits: Limits,
 }
 
-/// What is said of one execution.
+/// The options of one execution.
 #[derive(Clone, Default)]
 pub struct ExecuteOptions {
     /// Guest time in milliseconds, where it is not the sandbox's `timeout`.
     pub timeout_ms: Option<f64>,
-    /// What it may spend of the sandbox's budget.
+    /// Its share of the sandbox's budget.
     pub budget: BudgetLimits,
     /// Is shown what is printed, as it comes.
     pub on_output: Option<OnOutput>,
@@ -55,11 +55,11 @@ impl fmt::Debug for ExecuteOptions {
     }
 }
 
-/// What an execution resolves to: a [`CodeExecution`], and the final answer where the code declared one.
+/// The value that an execution resolves to: a [`CodeExecution`], and the final answer where the code declared one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Execution {
-    /// How it went.
+    /// The outcome.
     #[serde(flatten)]
     pub run: CodeExecution,
     /// The final answer.
@@ -78,7 +78,7 @@ impl Deref for Execution {
 /// A final answer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Final {
-    /// What was declared; as JSON it is as [`Value::to_json`] writes it.
+    /// The value that was declared; as JSON it is as [`Value::to_json`] writes it.
     #[serde(serialize_with = "as_json")]
     pub value: Value,
 }
@@ -94,20 +94,20 @@ pub struct FileEntry {
     pub path: String,
     /// Its size in bytes.
     pub size: i64,
-    /// When it was last written, in milliseconds since 1970.
+    /// The time at which it was last written, in milliseconds since 1970.
     pub modified: f64,
     /// `file` or `folder`.
     #[serde(rename = "type")]
     pub kind: String,
 }
 
-/// What a sandbox is and can do. Python's version is known when a guest has started.
+/// A sandbox's facts and abilities. Python's version is known when a guest has started.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Capabilities {
-    /// What runs the guest.
+    /// The backend that runs the guest.
     pub backend: BackendKind,
-    /// Whether running code can be stopped with its state kept.
+    /// True when running code can be stopped with its state kept.
     pub soft_interrupt: bool,
     /// Python's version, or nothing.
     pub python: String,
@@ -244,7 +244,7 @@ impl Sandbox {
         self.driver.predictions().await
     }
 
-    /// What it has done so far; in `ahead.code`, how well what was predicted came true.
+    /// The counts of what it has done so far; in `ahead.code`, how well what was predicted came true.
     ///
     /// # Errors
     /// [`Error::Destroyed`].
@@ -381,7 +381,7 @@ impl Sandbox {
         self.driver.destroy().await;
     }
 
-    /// What it is and can do.
+    /// Its facts and abilities.
     pub fn capabilities(&self) -> Capabilities {
         let info = self.driver.info();
         Capabilities {

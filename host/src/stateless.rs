@@ -27,7 +27,7 @@ pub const KILLED: i32 = 137;
 /// Milliseconds that code has at least, where opening its state took all.
 const LEAST_MS: f64 = 1.0;
 
-/// What to run.
+/// The code to run.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Request {
@@ -36,7 +36,7 @@ pub struct Request {
     /// The state of an earlier run: base64 of an LZ4 frame of a cloudpickle. It is opened in the guest only.
     #[serde(default)]
     pub state: Option<String>,
-    /// Whether the response is to hold the state.
+    /// True when the response is to hold the state.
     #[serde(default)]
     pub capture_state: bool,
     /// Seconds of guest time, opening the state included, where it is not the server's `timeout`.
@@ -44,12 +44,12 @@ pub struct Request {
     pub timeout: Option<f64>,
 }
 
-/// How it went.
+/// The outcome.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Response {
-    /// What was printed.
+    /// The text printed.
     pub stdout: String,
-    /// What was written to `sys.stderr`, and the traceback.
+    /// The text written to `sys.stderr`, and the traceback.
     pub stderr: String,
     /// 0 when the code ran to its end; 1 after an exception, 124 after a timeout, 137 when the guest was killed.
     pub exit_code: i32,
@@ -70,7 +70,7 @@ pub struct RunFile {
     pub data: Vec<u8>,
 }
 
-/// What bounds a run.
+/// The bounds of a run.
 #[derive(Debug, Clone)]
 pub struct Bounds {
     /// The limits of its session.
@@ -208,7 +208,7 @@ async fn answer(sandbox: &Sandbox, bounds: &Bounds, request: Request) -> Result<
     Ok((response, files))
 }
 
-/// Whether the run's guest has ended.
+/// Returns true when the run's guest has ended.
 fn is_gone(error: &Error) -> bool {
     matches!(error, Error::GuestLost(_) | Error::Protocol(_) | Error::BootFailed(_))
 }

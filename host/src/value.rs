@@ -1,4 +1,4 @@
-//! What Python values are here; as bodies, and as JSON.
+//! Python values as they are here; as bodies, and as JSON.
 //!
 //! | Python | [`Value`] | JSON |
 //! |---|---|---|
@@ -286,7 +286,7 @@ impl Value {
         }
     }
 
-    /// What a dict has under a str.
+    /// The value that a dict has under a str.
     pub fn get(&self, key: &str) -> Option<&Self> {
         match self {
             Self::Dict(entries) => entries
@@ -307,7 +307,7 @@ fn object(entries: &[(Value, Value)]) -> Option<serde_json::Value> {
     (!is_special && object.len() == entries.len()).then_some(serde_json::Value::Object(object))
 }
 
-/// What `{kind: content}` is.
+/// The value of `{kind: content}`.
 fn special(kind: &str, content: serde_json::Value) -> Result<Value, Error> {
     let wrong = |what: &str| Error::NotSerializable(format!("{{\"{kind}\": …}} needs {what}; nothing was done"));
     let list = |content: serde_json::Value| match Value::from_json(content)? {

@@ -11,7 +11,7 @@
 //! | `beneath` | paths that lead down only, and what may be opened |
 //! | `tree` | walking, measuring, comparing and removing |
 //! | `names` | names that are not UTF-8 |
-//! | `held` | files without a name that somebody still has open |
+//! | `unlinked_files` | files without a name that somebody still has open |
 
 mod beneath;
 mod names;
@@ -69,7 +69,7 @@ pub enum WorkspaceError {
     Name {
         /// Which of the two.
         what: &'static str,
-        /// What it is called.
+        /// Its name.
         name: String,
     },
     /// Another session has it.
@@ -83,7 +83,7 @@ pub enum WorkspaceError {
     Refused {
         /// The path as it was given.
         path: String,
-        /// What is wrong with it.
+        /// A text that says what is wrong with it.
         problem: String,
     },
     /// There is no room for it.
@@ -92,9 +92,9 @@ pub enum WorkspaceError {
     /// The system failed.
     #[error("{what}: {error}")]
     System {
-        /// What was to be done.
+        /// The operation.
         what: String,
-        /// What the system says.
+        /// The system's error.
         error: io::Error,
     },
 }
@@ -125,7 +125,7 @@ impl WorkspaceError {
         }
     }
 
-    /// What a failure at a path within a workspace means.
+    /// The meaning of a failure at a path within a workspace.
     fn at(path: &str, error: Errno) -> Self {
         match error {
             Errno::NOENT | Errno::NOTDIR => Self::NotFound(path.to_owned()),
@@ -137,7 +137,7 @@ impl WorkspaceError {
     }
 }
 
-/// What a workspace may hold.
+/// The bounds of a workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quota {
     /// Bytes on the disk.
@@ -147,7 +147,7 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// What there is too much of, if anything.
+    /// Names what there is too much of, if anything.
     pub fn exceeded(&self, usage: &Usage) -> Option<String> {
         if usage.in_flight {
             let why = "code has sent file descriptors that nobody has received, and what they keep on the disk cannot be counted";
@@ -233,7 +233,7 @@ impl Workspaces {
         Err(WorkspaceError::InUse(label))
     }
 
-    /// Where they are.
+    /// Their folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -356,15 +356,15 @@ pub struct Entry {
     /// Its path beneath the workspace, for the other functions to find it by. A byte that is not UTF-8 is `\udcff`, as Python escapes
     /// it; a backslash that would be read so is `\x5c`.
     pub path: String,
-    /// What it is.
+    /// Its kind.
     pub kind: EntryKind,
     /// Its size in bytes.
     pub size: u64,
-    /// When it was last written to: milliseconds since 1970.
+    /// The time at which it was last written to: milliseconds since 1970.
     pub modified_ms: i64,
 }
 
-/// What something in a workspace is.
+/// The kind of something in a workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EntryKind {
     /// A file.
@@ -398,12 +398,12 @@ impl EntryKind {
     }
 }
 
-/// What is in a folder and below.
+/// The contents of a folder and below.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing {
     /// Sorted by path.
     pub entries: Vec<Entry>,
-    /// Whether there is more.
+    /// True when there is more.
     pub truncated: bool,
 }
 
@@ -414,25 +414,25 @@ pub struct Mark {
     complete: bool,
 }
 
-/// What happened to files since a [`Mark`].
+/// Changes of files since a [`Mark`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Changes {
     /// By path.
     pub files: Vec<FileChange>,
-    /// How many more there are.
+    /// The number of those that are left out.
     pub omitted: u32,
-    /// Whether there were too many files to know of all.
+    /// True when there were too many files to know of all.
     pub complete: bool,
 }
 
 /// Everything here may take as long as the disk does: on tokio, use `spawn_blocking`.
 impl Workspace {
-    /// Where it is on the host.
+    /// Its path on the host.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whose it is.
+    /// Its owner.
     pub fn user(&self) -> &str {
         &self.user
     }
@@ -442,7 +442,7 @@ impl Workspace {
         &self.session
     }
 
-    /// What it may hold.
+    /// Its bounds.
     pub fn quota(&self) -> Option<Quota> {
         self.quota
     }
@@ -622,7 +622,7 @@ impl Workspace {
         tree::remove(parent, &name).map_err(|error| WorkspaceError::at(path, error))
     }
 
-    /// What it takes on its disk.
+    /// The space that it takes on its disk.
     ///
     /// # Errors
     /// [`WorkspaceError::System`], when it cannot be read.
@@ -672,7 +672,7 @@ impl Workspace {
         Ok(Mark { versions, complete })
     }
 
-    /// What happened since a mark, and the mark for the next time.
+    /// The changes since a mark, and the mark for the next time.
     ///
     /// # Errors
     /// [`WorkspaceError::System`], when it cannot be read.

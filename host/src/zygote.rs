@@ -27,12 +27,12 @@ use crate::seqpacket::{self, receive, send, watched};
 use crate::users::{User, Users};
 use futures_util::future::BoxFuture;
 
-/// How long it may take to fork a guest.
+/// The time that it may take to fork a guest.
 const FORK_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long the status of a guest that is gone may take to arrive.
+/// The time that the status of a guest that is gone may take to arrive.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What the host says.
+/// The host's messages.
 #[derive(Debug, Serialize)]
 #[serde(untagged, rename_all_fields = "camelCase")]
 enum Order<'a> {
@@ -52,7 +52,7 @@ enum Order<'a> {
     },
 }
 
-/// What the zygote says.
+/// The zygote's messages.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Report {
@@ -218,17 +218,17 @@ impl Zygote {
         Ok(zygote)
     }
 
-    /// What could not be imported, and why.
+    /// Modules that could not be imported, and why.
     pub fn missing(&self) -> &HashMap<String, String> {
         &self.missing
     }
 
-    /// How many guests it has forked.
+    /// The number of guests that it has forked.
     pub fn forks(&self) -> u64 {
         self.last.load(Ordering::Relaxed)
     }
 
-    /// How long it has been ready.
+    /// The time that it has been ready.
     pub fn age(&self) -> Duration {
         self.born.elapsed()
     }
@@ -238,7 +238,7 @@ impl Zygote {
         self.is_dead() || self.at_fault.load(Ordering::Acquire)
     }
 
-    /// Whether it is gone.
+    /// Returns true when it is gone.
     pub fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
     }

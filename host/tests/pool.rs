@@ -565,7 +565,7 @@ async fn a_stateless_run_has_one_deadline() {
     assert!(files.is_empty(), "{files:?}");
 }
 
-/// Whether there is such a process, which has not just to be collected.
+/// Returns true when there is such a process, which has not just to be collected.
 fn runs(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ")

@@ -11,10 +11,10 @@ import { mustRun, root } from "../project.mjs";
 const KERNEL = "@jupyterlite/pyodide-kernel@0.8.6";
 const DAY = "2026-11-01";
 
-/** What the kernel's worker installs that is neither in its own package nor needed by something that is. */
+/** Packages that the kernel's worker installs and that are neither in its own package nor needed by something that is. */
 const INSTALLED = ["micropip", "ipython", "jedi"];
 
-/** What Pyodide's lock file does not know: JupyterLite has it from PyPI. */
+/** Packages that Pyodide's lock file does not know: JupyterLite has them from PyPI. */
 const ADDED = { comm: { version: "0.2.3", imports: ["comm"] } };
 
 const folder = join(root, ".setup/bench/jupyterlite");

@@ -20,7 +20,7 @@ const recordings = join(root, "tests/sessions");
 const folder = join(root, ".setup/session-data");
 const LOG = join(root, ".setup/logs/session-data.log");
 
-/** Where a recording's data is, once {@link prepare} has run. @param {Data} data */
+/** The place where a recording's data is, once {@link prepare} has run. @param {Data} data */
 export const dataFile = (data) => join(folder, data.package, data.version, basename(data.file));
 
 /** Downloads what is missing, and checks all of it. */
@@ -49,7 +49,7 @@ export async function prepare() {
   for (const wanted of sources().values()) for (const data of wanted) check(data, dataFile(data));
 }
 
-/** What the recordings name, by package: each file once. @returns {Map<string, Data[]>} */
+/** The data that the recordings name, by package: each file once. @returns {Map<string, Data[]>} */
 function sources() {
   /** @type {Map<string, Map<string, Data>>} */
   const found = new Map();

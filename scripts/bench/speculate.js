@@ -11,7 +11,7 @@ import { createSandbox } from "../../pyodide-glue/index.js";
  * @typedef {{ latency: number, duration: number, outcome: string, served: boolean, saved: number }} Operation
  */
 
-/** What somebody would try who knows nothing of the session but the name of its variable. */
+/** Code that somebody would try who knows nothing of the session but the name of its variable. */
 const LIST = ["print(len(context))", "print(type(context))", "print(context[:500])", "print(context[:1000])"];
 /** Characters of a token: a reply grows by one at a time, and that it ends is one more. */
 const TOKEN = 4;
@@ -110,7 +110,7 @@ function stream(sandbox) {
   };
 }
 
-/** What ran ahead so far, of all sources. @param {Sandbox} sandbox */
+/** Counts of what ran ahead so far, of all sources. @param {Sandbox} sandbox */
 function tallies(sandbox) {
   const sum = { started: 0, finished: 0, used: 0, wasted: 0, saved: 0 };
   for (const tally of Object.values(sandbox.stats().ahead.code)) {

@@ -25,7 +25,7 @@ use sandglass_core::session::{Command, Input, Package, Wanted};
 use sandglass_core::speculate::{Lines, Prediction, Source};
 use sandglass_core::stats::Stats;
 
-/// What was done ahead.
+/// Work that was done ahead.
 #[derive(Default)]
 pub(super) struct Ahead {
     /// Modules that were looked for.
@@ -56,12 +56,12 @@ impl Ahead {
 }
 
 impl Driver {
-    /// Whether the user is done with the sandbox.
+    /// Returns true when the user is done with the sandbox.
     pub(crate) fn is_destroyed(&self) -> bool {
         self.session.borrow().is_destroyed()
     }
 
-    /// What it has done so far.
+    /// The counts of all that it has done so far.
     pub(crate) fn stats(&self) -> Stats {
         let mut stats = self.session.borrow().stats();
         let Ahead { fetched, used, .. } = *self.ahead.borrow();
@@ -69,7 +69,7 @@ impl Driver {
         stats
     }
 
-    /// What code is guessed to come next.
+    /// The code that is guessed to come next.
     pub(crate) fn predictions(&self) -> Vec<Prediction> {
         self.session.borrow().predictions()
     }
@@ -219,7 +219,7 @@ impl Driver {
         })
     }
 
-    /// Whether code imports nothing that would have to be loaded first.
+    /// Returns true when code imports nothing that would have to be loaded first.
     fn has_packages_of(&self, code: &str) -> impl Future<Output = bool> + use<> {
         let modules = imported_modules(code);
         let found = (!modules.is_empty()).then(|| self.find(None, Wanted::Modules(modules)));
@@ -235,7 +235,7 @@ impl Driver {
 /// Code that is being written.
 pub(crate) struct Written {
     timeout_ms: Option<f64>,
-    /// What there is of it, while it is looked whether its packages are there.
+    /// The part of it that is there, while it is looked whether its packages are there.
     newest: RefCell<Option<String>>,
     is_looking: Cell<bool>,
     is_over: Cell<bool>,

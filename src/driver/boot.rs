@@ -1,4 +1,4 @@
-//! How guests start and end.
+//! Starts and ends guests.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -198,7 +198,7 @@ async fn start(base: &str, glue: &Glue, isolation: Isolation, on_guest: &impl Fn
     assets.verified().await
 }
 
-/// What both come to, at the same time.
+/// The results of both, at the same time.
 async fn both<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> (A, B) {
     let (mut a, mut b) = (pin!(a), pin!(b));
     let (mut first, mut second) = (None, None);

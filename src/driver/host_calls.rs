@@ -22,11 +22,11 @@ use sandglass_rlm::tree::Answer;
 pub(crate) struct Asked {
     /// The prompt, or the task.
     pub(crate) prompt: JsString,
-    /// What `rlm_query` gives to the child.
+    /// The context that `rlm_query` gives to the child.
     pub(crate) context: JsValue,
     /// The name of a model, where that is a string.
     pub(crate) model: JsValue,
-    /// What the child of an `rlm_query` may spend; there is none for `llm_query`.
+    /// The budget of the child of an `rlm_query`; there is none for `llm_query`.
     pub(crate) budget: Option<Budget>,
     /// Aborted when nobody waits for the answer any more.
     pub(crate) signal: AbortSignal,
@@ -179,7 +179,7 @@ impl Driver {
         }
     }
 
-    /// What a host function returned, as Python gets it. What a model's answer took is charged to the budget.
+    /// The value that a host function returned, as Python gets it. What a model's answer took is charged to the budget.
     fn result(&self, call: u32, name: &str, value: &JsValue) -> Result<Encoded<JsBody>, HostFailure> {
         let callback = match name {
             "llm_query" => Some("onLLMQuery"),

@@ -1,4 +1,4 @@
-//! What a guest's messages say. Nothing of it is to be trusted.
+//! Decodes a guest's messages. Nothing of them is to be trusted.
 
 use js_sys::{Array, JsString, Uint8Array};
 use sandglass_core::protocol::{Encoding, Event};

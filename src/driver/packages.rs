@@ -1,4 +1,4 @@
-//! What the session wants fetched.
+//! Fetches what the session wants.
 
 use std::future::Future;
 use std::rc::Rc;
@@ -29,7 +29,7 @@ impl Driver {
         }
     }
 
-    /// Whether packages that code imports are loaded, and the code is not too long to be read for that.
+    /// Returns true when packages that code imports are loaded, and the code is not too long to be read for that.
     pub(super) fn may_load_imports(&self, code: &str) -> bool {
         self.options.packages.auto_import && code.len() <= 4 * self.options.limits.max_code_chars as usize
     }

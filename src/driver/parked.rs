@@ -12,7 +12,7 @@ use crate::guest_frame::Guest;
 /// A guest that has run code, and may run code ahead.
 pub(super) struct Parked {
     guest: Guest,
-    /// Whether it has said that it can.
+    /// True when it has said that it can.
     is_sure: bool,
 }
 

@@ -16,7 +16,7 @@ use sandglass_core::protocol::{Encoding, Event, ReplyStatus, Request};
 use sandglass_core::session::{Body, Effect, GuestInput, HostEffect, Input, Reply, Slot};
 
 impl Driver {
-    /// What keeps guests from whoever runs them.
+    /// The isolation that keeps guests from whoever runs them.
     pub(crate) fn isolation(&self) -> &'static str {
         let there = self.server.as_ref().and_then(|server| server.isolation());
         there.unwrap_or_else(|| self.options.isolation.name())
@@ -114,7 +114,7 @@ impl Driver {
     }
 }
 
-/// What an event counts of the guest's credit.
+/// The amount that an event counts of the guest's credit.
 fn output_bytes(event: &Event, body: Option<&JsBody>) -> f64 {
     let bytes = match event {
         Event::Output { text, .. } => text.len(),

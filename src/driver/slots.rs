@@ -32,7 +32,7 @@ pub(super) struct GuestSlot {
     pub(super) generation: u32,
     /// None while it is started.
     pub(super) guest: RefCell<Option<Held>>,
-    /// What it is to be sent then.
+    /// The messages that it is to be sent then.
     pub(super) unsent: RefCell<Vec<(Request, Option<JsBody>)>>,
     pub(super) parts: RefCell<Parts>,
     /// The guest's numbers of calls that it is blocked in.
@@ -52,11 +52,11 @@ pub(super) enum Held {
     OnServer(RemoteGuest),
 }
 
-/// What a guest that was started before was sent first.
+/// The first messages to a guest that was started before.
 #[derive(Default)]
 pub(super) struct UnconfirmedInit {
     pub(super) init: Option<Request>,
-    /// Whether it has run code already: it may still say something to the session that it was of.
+    /// True when it has run code already: it may still say something to the session that it was of.
     pub(super) was_parked: bool,
     /// Goes off when it takes too long to answer.
     pub(super) watch: Option<Timeout>,
@@ -110,7 +110,7 @@ impl Slots {
         before
     }
 
-    /// Whether any guest runs code ahead, or is to.
+    /// Returns true when any guest runs code ahead, or is to.
     pub(super) fn has_shadows(&self) -> bool {
         self.held.borrow().keys().any(|slot| *slot != Slot::Main)
     }
@@ -132,7 +132,7 @@ impl GuestSlot {
         }
     }
 
-    /// Whether the guest hears this in its mailbox only. What it may hear in either way is in the mailbox then.
+    /// Returns true when the guest hears this in its mailbox only. What it may hear in either way is in the mailbox then.
     fn is_blocked(&self, guest: &Guest, request: &Request, is_blocking: bool) -> bool {
         match request {
             Request::HostReply { call, .. } => return self.blocked.borrow_mut().remove(call),

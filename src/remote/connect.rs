@@ -13,7 +13,7 @@ use crate::glue::{base64, bytes, describe, fetch, object};
 use sandglass_core::error::Error;
 use sandglass_core::protocol::PROTOCOL_VERSION;
 
-/// What can run guests on a server.
+/// The backends that can run guests on a server.
 const BACKENDS: [&str; 4] = ["bubblewrap", "docker", "subprocess", "jupyter"];
 /// Characters of a server's words that are repeated.
 const MAX_WORDS: usize = 500;
@@ -39,7 +39,7 @@ struct Session {
     backend: String,
 }
 
-/// How a server says what is wrong.
+/// The way a server says what is wrong.
 #[derive(Deserialize)]
 struct Problem {
     error: Words,
@@ -138,7 +138,7 @@ fn give_back(backend: &Backend, id: &str) {
     }
 }
 
-/// What every request has.
+/// The headers that every request has.
 fn headers(backend: &Backend) -> Object {
     let headers = object(&[("content-type", &"application/json".into())]);
     if let Some(key) = &backend.api_key {
@@ -204,7 +204,7 @@ fn stranger(backend: &Backend, why: &str) -> Error {
     ))
 }
 
-/// What a server's refusal means.
+/// The meaning of a server's refusal.
 fn refusal(backend: &Backend, status: u16, text: &str) -> Error {
     let url = &backend.url;
     let words = match serde_json::from_str(text) {

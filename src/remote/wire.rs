@@ -15,7 +15,7 @@ use sandglass_core::protocol::Request;
 
 /// Bytes that may wait in the socket before more of a body is added.
 const HIGH_WATER: u32 = 4 << 20;
-/// How long until the socket is looked at again, in milliseconds: it does not tell when it has sent something.
+/// The time until the socket is looked at again, in milliseconds: it does not tell when it has sent something.
 const POLL_MS: u32 = 5;
 /// Bytes of a header that comes from the server.
 const MAX_HEADER_BYTES: u32 = 16 << 20;

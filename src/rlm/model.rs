@@ -1,4 +1,4 @@
-//! Who answers: an endpoint, or a function of the user's.
+//! The one that answers: an endpoint, or a function of the user's.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -22,7 +22,7 @@ use sandglass_rlm::{Message, query};
 /// Bytes of the body of a response that refuses.
 const MAX_REFUSAL_BYTES: usize = 64 * 1024;
 
-/// Who answers.
+/// The one that answers.
 #[derive(Clone)]
 pub(super) enum Model {
     /// An OpenAI-compatible endpoint.
@@ -49,7 +49,7 @@ pub(super) struct Endpoint {
     pub(super) price: Option<[f64; 2]>,
 }
 
-/// What is asked, and for whom.
+/// The purpose of a question: what is asked, and for whom.
 pub(super) struct Question<'a> {
     pub(super) messages: &'a [Message],
     pub(super) run: &'a str,
@@ -69,7 +69,7 @@ pub(super) enum Purpose {
     Query(u32),
 }
 
-/// Who listens while a model answers.
+/// The listener while a model answers.
 pub(super) trait Listener {
     /// Text has come.
     fn text(&self, text: &str);
@@ -103,7 +103,7 @@ impl From<Waited> for NoAnswer {
 }
 
 impl Model {
-    /// Whether it is the same one.
+    /// Returns true when it is the same one.
     pub(super) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Endpoint(one), Self::Endpoint(other)) => one.model == other.model && one.base_url == other.base_url,

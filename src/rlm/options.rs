@@ -21,14 +21,14 @@ use sandglass_rlm::query;
 use sandglass_rlm::schema::Schema;
 use sandglass_rlm::tree::Rules;
 
-/// What a tree of runs was asked to be.
+/// The options of a tree of runs.
 pub(super) struct Options {
     pub(super) task: String,
     /// The data: one value at least.
     pub(super) contexts: Vec<JsValue>,
     pub(super) model: Model,
     pub(super) sub_model: Model,
-    /// Who drafts what the models may reply.
+    /// The model that drafts what the models may reply.
     pub(super) draft: Option<Model>,
     pub(super) max_depth: u32,
     pub(super) max_iterations: u32,

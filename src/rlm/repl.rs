@@ -61,7 +61,7 @@ impl Repl {
         Ok((repl, read_facts(facts.and_then(Result::ok))))
     }
 
-    /// Where the model's next reply is heard while it comes.
+    /// The place where the model's next reply is heard while it comes.
     pub(super) fn writing(&self) -> Writing {
         Writing::to(&self.driver)
     }
@@ -142,7 +142,7 @@ impl From<JsValue> for Waited {
 }
 
 impl Waited {
-    /// What a person is told.
+    /// The text that a person is told.
     pub(super) fn text(&self) -> String {
         match self {
             Self::Stopped => "it was ended".to_owned(),

@@ -33,7 +33,7 @@ pub(super) struct Run {
     /// Decides what the run does.
     state: RefCell<tree::Run>,
     pub(super) stop: Stop,
-    /// What it is to do next, and who waits for that.
+    /// Its next step, and who waits for that.
     step: RefCell<Option<Step>>,
     when_step: RefCell<Option<Function>>,
     /// The model's newest reply, while it comes.

@@ -1,4 +1,4 @@
-//! How work is ended from outside.
+//! Ends work from outside.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -106,7 +106,7 @@ pub(super) struct Places {
     waiting: RefCell<VecDeque<Rc<Ticket>>>,
 }
 
-/// Who waits for a place.
+/// The one who waits for a place.
 struct Ticket {
     state: RefCell<State>,
 }

@@ -1,4 +1,4 @@
-//! What all runs of a tree share.
+//! The state that all runs of a tree share.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) struct Tree {
     /// Knows the rules of its runs, and why they are ended.
     runs: Arc<tree::Tree>,
     stop: Stop,
-    /// Where runs of one depth, from 1, get their places: each depth waits for the next one only.
+    /// The place where runs of one depth, from 1, get their places: each depth waits for the next one only.
     places: Vec<Rc<Places>>,
     /// The trajectory.
     events: Array,
@@ -42,7 +42,7 @@ impl Tree {
         })
     }
 
-    /// Where a run of this depth waits for its turn; the first does not.
+    /// The place where a run of this depth waits for its turn; the first does not.
     pub(super) fn places(&self, depth: u32) -> Option<&Rc<Places>> {
         self.places.get(usize::try_from(depth.checked_sub(1)?).ok()?)
     }

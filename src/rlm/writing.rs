@@ -10,7 +10,7 @@ use sandglass_rlm::writing::{self, Step};
 /// A reply that is being written.
 #[derive(Default)]
 pub(super) struct Writing {
-    /// Who is to run its code.
+    /// The sandbox that is to run its code.
     driver: Weak<Driver>,
     reply: writing::Writing,
     /// Its first block.

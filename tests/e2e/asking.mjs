@@ -31,7 +31,7 @@ export function asking({ includes, name, page, results }, modelServer) {
     return page.$$eval(".run-row", (rows) => rows.map((row) => row.getAttribute("data-run")));
   }
 
-  /** How each of them is. */
+  /** The state of each of them. */
   function statuses() {
     return page.$$eval(".run-status", (all) => all.map((it) => it.textContent));
   }
@@ -88,7 +88,7 @@ export function asking({ includes, name, page, results }, modelServer) {
     await page.waitForSelector("#answer:not([hidden])");
   }
 
-  /** What Export would save. */
+  /** The text that Export would save. */
   async function exported() {
     return page.evaluate(async () => {
       const [make, click] = [URL.createObjectURL, HTMLAnchorElement.prototype.click];

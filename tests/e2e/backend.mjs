@@ -3,7 +3,7 @@ import { createServer } from "node:net";
 import { KEY, startHost } from "./host.mjs";
 import { listen } from "../../scripts/serve.mjs";
 
-/** How long the server may take to see that somebody has left. */
+/** The time that the server may take to see that somebody has left. */
 const IN_TIME_MS = 60_000;
 
 /** @typedef {{ outcome: string, result?: string, error?: string, stdout: string, state: { status: string, lost?: { name: string }[] } }} Run */
@@ -209,7 +209,7 @@ async function createInTime(backend, ms) {
   }
 }
 
-/** What of `wanted` is not in a text. @param {string} text @param {string[]} wanted */
+/** The parts of `wanted` that are not in a text. @param {string} text @param {string[]} wanted */
 function differs(text, ...wanted) {
   return wanted.filter((part) => !text.includes(part)).map((part) => `expected ${part} in ${text}`);
 }

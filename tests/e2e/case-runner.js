@@ -132,7 +132,7 @@ function describe(value, depth) {
     .map(([key, item]) => `${key}: ${inner(item)}`)}}`;
 }
 
-/** Whether two values are the same, types included. @param {any} a @param {any} b @returns {boolean} */
+/** Returns true when two values are the same, types included. @param {any} a @param {any} b @returns {boolean} */
 function same(a, b) {
   if (Object.is(a, b)) return true;
   if (typeof a !== "object" || typeof b !== "object" || !a || !b) return false;
@@ -276,7 +276,7 @@ const BEHAVIOURS = {
   function: () => () => () => 1,
 };
 
-/** What is thrown that is no `Error` of the page, by name. @type {Record<string, () => unknown>} */
+/** Things thrown that are no `Error` of the page, by name. @type {Record<string, () => unknown>} */
 const THROWN = {
   object: () => ({ status: 429, retryAfter: 5 }),
   "object with a message": () => ({ code: "E_BUSY", message: "the table is locked" }),
@@ -335,7 +335,7 @@ function makeOptions({ options = {}, host }, world) {
   return made;
 }
 
-/** What two cases that can share a sandbox have in common. @param {any} test */
+/** The options that two cases which can share a sandbox have in common. @param {any} test */
 function keyOf({ name, options, host, fresh, context }) {
   const alone = fresh || context === false;
   const callbacks = host && (Object.keys(host).length === 0 ? "none" : Object.keys(host.functions ?? {}));
@@ -472,7 +472,7 @@ async function runSteps(test, world) {
   return [];
 }
 
-/** Whether nothing can be run after a case. @param {any} test */
+/** Returns true when nothing can be run after a case. @param {any} test */
 const isOver = (test) => JSON.stringify(test.step).includes('"destroy');
 
 // ---- cases ----

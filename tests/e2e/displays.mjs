@@ -162,7 +162,7 @@ async function onlyAllowed(page, sanitize) {
         return problems;
       });
 
-      /** Whether a style sheet, as the browser reads it, has an address that is not its own. @param {string} css */
+      /** Returns true when a style sheet, as the browser reads it, has an address that is not its own. @param {string} css */
       function reaches(css) {
         const sheet = new CSSStyleSheet();
         sheet.replaceSync(css);
@@ -179,7 +179,7 @@ async function onlyAllowed(page, sanitize) {
   );
 }
 
-/** What libraries make, and people write. @param {Page} page @param {Sanitize} sanitize */
+/** HTML that libraries make, and people write. @param {Page} page @param {Sanitize} sanitize */
 async function shows(page, sanitize) {
   const red = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg==";
   const htmls = await sanitize([

@@ -12,7 +12,7 @@ const END_SECONDS = 60;
 export const program =
   process.env.SANDGLASS_HOST ?? join(process.env.CARGO_TARGET_DIR ?? join(root, "target"), "debug/sandglass-host");
 
-/** What guests on Docker run in; scripts/setup makes it. */
+/** The image that guests on Docker run in; scripts/setup makes it. */
 const TEST_IMAGE = "sandglass-base";
 
 /** The key that the server knows, of a user with a name. */
@@ -72,7 +72,7 @@ export async function startHost({ backend, origin, port = 0, settings = [] }) {
   };
 }
 
-/** What each thread of a process does, in the kernel's letters. @param {number | undefined} pid */
+/** The state of each thread of a process, in the kernel's letters. @param {number | undefined} pid */
 function threadStates(pid) {
   const tasks = `/proc/${pid}/task`;
   return readdirSync(tasks).map((task) => {

@@ -442,7 +442,7 @@ async function openPage(site = host.site.url) {
   return page;
 }
 
-/** What an attack might have changed. @param {Page} page @returns {Promise<Record<string, any>>} */
+/** The things that an attack might have changed. @param {Page} page @returns {Promise<Record<string, any>>} */
 async function snapshot(page) {
   const state = await page.evaluate(async () => {
     const window = /** @type {any} */ (globalThis);

@@ -9,7 +9,7 @@ import { pause, randomness, unequal, until, within } from "./tools.js";
 const page = /** @type {any} */ (globalThis);
 const { setTimeout: wait } = globalThis;
 
-/** What the page's supervisor has begun and not ended; counted from before it is imported. */
+/** Counts of what the page's supervisor has begun and not ended; counted from before it is imported. */
 const meter = countLeftovers();
 
 /** Every frame that was ever opened. @type {HTMLIFrameElement[]} */
@@ -31,7 +31,7 @@ const LARGE = 60_000_000;
 
 // ---- tools ----
 
-/** What a test has made. @type {Set<Sandbox>} */
+/** Sandboxes that a test has made. @type {Set<Sandbox>} */
 const alive = new Set();
 
 /** @param {SandboxOptions} [options] @returns {Promise<Sandbox>} a sandbox without a spare, unless told otherwise */
@@ -50,7 +50,7 @@ async function createReady(options) {
 
 const frames = () => document.querySelectorAll("iframe").length;
 
-/** How a promise ended: `destroyed` and the like when it was rejected. @param {Promise<any>} promise */
+/** The way a promise ended: `destroyed` and the like when it was rejected. @param {Promise<any>} promise */
 const endOf = (promise) =>
   promise.then(
     (value) => `resolved: ${JSON.stringify(value)?.slice(0, 200)}`,
@@ -89,7 +89,7 @@ function countLeftovers() {
   return { ports: () => ports.size, timers };
 }
 
-/** What the supervisor holds: values of JavaScript, and memory. */
+/** Counts of what the supervisor holds: values of JavaScript, and memory. */
 export function figures() {
   opened.length = 0;
   return { references: countReferences(supervisor), supervisorBytes: supervisor.memory.buffer.byteLength };
@@ -251,7 +251,7 @@ async function destroyDuring({ options, raw, mayEnd, calls = 0, begin }) {
   return [...problems, ...(await leftovers()), ...late];
 }
 
-/** What a destroyed sandbox does that it must not. @param {Sandbox} sandbox */
+/** Things that a destroyed sandbox does and must not. @param {Sandbox} sandbox */
 async function refusals(sandbox) {
   const calls = {
     initialize: () => sandbox.initialize("x"),
@@ -911,7 +911,7 @@ export async function runTest(name) {
 
 // ---- many of them ----
 
-/** What a sandbox of `churn` is destroyed at. */
+/** The moments at which a sandbox of `churn` is destroyed. */
 const CUT_OFF = "in its boot, which is cut off";
 const KINDS = ["at once", "after an execute", "during an execute", "during a host call", CUT_OFF, CUT_OFF];
 
@@ -995,7 +995,7 @@ const flipBit = (at) => async (blob) => {
   return new Blob([bytes]);
 };
 
-/** What may become of a snapshot. @type {Record<string, (blob: Blob) => Blob | Promise<Blob>>} */
+/** Changes that a snapshot may meet. @type {Record<string, (blob: Blob) => Blob | Promise<Blob>>} */
 export const DAMAGE = {
   "with a bit flipped in the middle": flipBit(0.5),
   "cut short to half": (blob) => blob.slice(0, blob.size >> 1),

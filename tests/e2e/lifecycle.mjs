@@ -26,7 +26,7 @@ const cycles = Number(values.cycles);
 
 /** A test that takes longer hangs. */
 const TEST_MS = 90_000;
-/** What a worker's thread is called, in the processes that pages live in. */
+/** The name of a worker's thread, in the processes that pages live in. */
 const WORKER_THREADS = { chromium: "DedicatedWorker", firefox: "DOM Worker" };
 
 /**
@@ -40,7 +40,7 @@ const BOUNDS = {
   ...{ browserMB: 40, pagesMB: 80 },
 };
 
-/** What browsers give back when they like, so that it counts only when it grows in every round. */
+/** Counts of what browsers give back when they like, so that it counts only when it grows in every round. */
 const LATE = new Set(["browserMB", "pagesMB"]);
 const ROUNDS = 3;
 
@@ -239,7 +239,7 @@ function countWorkers() {
   return count;
 }
 
-/** What the page and the browser hold, when garbage has been collected. @param {Page} page */
+/** Counts of what the page and the browser hold, when garbage has been collected. @param {Page} page */
 async function measure(page) {
   /** @type {Record<string, number>} */
   let least = {};

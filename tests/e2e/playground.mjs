@@ -367,7 +367,7 @@ async function run(n, code) {
   return ended(n);
 }
 
-/** What a cell shows when it is done. @param {number} n */
+/** The text that a cell shows when it is done. @param {number} n */
 async function ended(n) {
   await page.waitForSelector(`${cell(n)}[data-state="idle"] .badge`);
   return page.$eval(cell(n), (it) => {

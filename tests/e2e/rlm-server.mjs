@@ -14,7 +14,7 @@ import { listen } from "../../scripts/serve.mjs";
  * @typedef {{ kind: string, wait?: number, status?: number, headers?: Record<string, string>, body?: string, times?: number, match?: string }} Fault
  */
 
-/** What each model says. @type {Record<string, (asked: Asked) => string>} */
+/** The replies of each model. @type {Record<string, (asked: Asked) => string>} */
 const POLICIES = {
   // Adds up over three levels: each run cuts its context into parts, by whole lines, for runs one level deeper.
   tree: ({ turn, task, last }) => {
@@ -98,7 +98,7 @@ const POLICIES = {
 export async function startModelServer() {
   /** @type {Fault[]} */
   let faults = [];
-  /** What was asked so far, and how the connections ended. */
+  /** The requests so far, and how the connections ended. */
   const log = { requests: 0, faults: 0, closed: 0, open: 0, longest: 0, keys: /** @type {Set<string>} */ (new Set()) };
   /** @type {Set<NodeJS.Timeout>} */
   const timers = new Set();

@@ -49,7 +49,7 @@ const script = (replies, options) =>
 /** @param {string} code */
 const cell = (code) => `\`\`\`repl\n${code}\n\`\`\``;
 
-/** What must hold of a trajectory. @param {RlmRun} result @param {RlmEvent[]} live */
+/** Checks what must hold of a trajectory. @param {RlmRun} result @param {RlmEvent[]} live */
 function wellFormed(result, live) {
   const { events } = result;
   const problems = [];

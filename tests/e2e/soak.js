@@ -208,7 +208,7 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
   await sandbox.initialize("context");
   /** @type {Model} */
   let model = new Map();
-  /** What the model was after each execution. @type {Map<number, Model>} */
+  /** The model after each execution. @type {Map<number, Model>} */
   const history = new Map([[0, new Map()]]);
   let prepared = false;
   /** The newest cells, for messages. @type {string[]} */
@@ -341,15 +341,15 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
   await within(sandbox.destroy(), "destroy", 5000);
 }
 
-/** Whether an execution cost the guest its life. @param {import("../../pkg/sandglass.js").CodeExecution} result */
+/** Returns true when an execution cost the guest its life. @param {import("../../pkg/sandglass.js").CodeExecution} result */
 const tookGuest = ({ outcome, error }) => outcome === "crashed" || !!error?.includes("the guest was terminated");
 
-/** What a copy of the state does not hold, and says so. @param {Model | undefined} model @param {{ name: string }[]} [lost] */
+/** Variables that a copy of the state does not hold, and says so. @param {Model | undefined} model @param {{ name: string }[]} [lost] */
 function lose(model, lost = []) {
   for (const { name } of lost) if (name.startsWith("js_") && model?.has(name)) model.set(name, "gone");
 }
 
-/** What some pages do. @param {number} ms */
+/** The work that some pages do. @param {number} ms */
 function block(ms) {
   for (const ends = performance.now() + ms; performance.now() < ends;);
 }

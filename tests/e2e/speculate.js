@@ -15,7 +15,7 @@ export function configure(given) {
 
 // ---- tools ----
 
-/** What a test has made. @type {Set<Sandbox>} */
+/** Sandboxes that a test has made. @type {Set<Sandbox>} */
 const alive = new Set();
 
 /**
@@ -232,7 +232,7 @@ async function fuzz() {
 
 // ---- what never runs ahead, or not to its end ----
 
-/** What Python has of the glue. */
+/** The objects of the glue that Python has. */
 const GLUE = "import gc; next(o for o in gc.get_objects() if type(o).__name__ == 'BrowserBridge')._js";
 
 /** Cells whose result is another one later, or elsewhere. */
@@ -300,7 +300,7 @@ async function touched() {
 
 // ---- guests that take turns ----
 
-/** What leaves something in a guest that is neither memory nor a file of its own. JavaScript comes last: nothing runs ahead after it. */
+/** Code that leaves something in a guest, neither memory nor a file of its own. JavaScript comes last: nothing runs ahead after it. */
 const TRACES = {
   "a callback that calls itself again":
     "from pyodide.webloop import WebLoop\nloop = WebLoop()\ndef again(): loop.call_soon(again)\nagain()",
@@ -367,7 +367,7 @@ def search(masked, key=0x5A, piece=1 << 20):
     return found
 search(bytes([${[...secret].map((letter) => letter.charCodeAt(0) ^ 0x5a).join(", ")}]))`;
 
-/** What a guest that rests remembers stays in its sandbox, and ends with it. */
+/** Checks that what a guest that rests remembers stays in its sandbox, and ends with it. */
 async function remembered() {
   const problems = [];
   const frames = () => [...document.querySelectorAll("iframe")];
@@ -497,7 +497,7 @@ async function joining() {
 
 // ---- code that runs while it is written ----
 
-/** What ends a cell so that nothing of it, or not this part, may have run before it was there. */
+/** Code that ends a cell so that nothing of it, or not this part, may have run before it was there. */
 const LAST = ["if value", "await asyncio.sleep(0)", "value is 5", "from __future__ import annotations", "return 1"];
 
 async function writing() {
@@ -883,7 +883,7 @@ async function share() {
 /** So long a text that it takes a while to look through. */
 const LONG = `${"x".repeat(99)} `.repeat(500_000);
 
-/** What nobody has told, made of the variables that there are. */
+/** Guesses that nobody has told, made of the variables that there are. */
 async function guesses() {
   const problems = [];
   const [guesser, plain] = [await create({ predictions: "auto" }, LONG), await create({}, LONG)];
@@ -917,7 +917,7 @@ counted, dumps, json.dumps = 0, json.dumps, count`;
   return { problems, said: `${Math.round(timeSaved)} ms of a guess were done before it came` };
 }
 
-/** What is talked about comes next. */
+/** The code that is talked about comes next. */
 async function conversation() {
   const problems = [];
   const [guesser, plain] = [await create({ predictions: "auto" }, LONG), await create({}, LONG)];
@@ -938,7 +938,7 @@ async function conversation() {
   return { problems };
 }
 
-/** What another model thinks that the reply will be runs while that is thought about. */
+/** The code of another model's draft runs while that is thought about. */
 async function drafts() {
   const problems = [];
   const code = 'import time\ntime.sleep(1.5)\nprint("slept")';

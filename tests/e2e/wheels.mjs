@@ -101,7 +101,7 @@ export async function serveFiles(/** @type {Map<string, Buffer | string>} */ fil
   const asked = [];
   /** @type {((value?: unknown) => void)[]} */
   const held = [];
-  /** What waits until it is released: every answer, or the second half of each wheel. @type {"answers" | "halves" | undefined} */
+  /** The bodies that wait to be released: every answer, or the second half of each wheel. @type {"answers" | "halves" | undefined} */
   const holding = undefined;
   const state = { asked, held, holding, url: "", close: async () => {} };
   const server = createServer(async (request, response) => {

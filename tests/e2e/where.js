@@ -21,10 +21,10 @@ const WAITS =
 /** @param {Case} test @param {string[]} places  files, or cases */
 const isOf = ({ name }, places) => places.includes(name.split("/")[0]) || places.includes(name);
 
-/** Whether Python may wait in it, or be stopped. @param {Case} test */
+/** Returns true when Python may wait in it, or be stopped. @param {Case} test */
 const mayWait = (test) => test.host !== undefined || WAITS.test(JSON.stringify([test.options, test.step]));
 
-/** Whether a case only runs code, and nothing but Python is asked. @param {Case} test */
+/** Returns true when a case only runs code, and nothing but Python is asked. @param {Case} test */
 function isPythonAlone(test) {
   const isPlain = (/** @type {any} */ step) =>
     typeof step.execute === "string" && Object.keys(step).every((key) => ["execute", "expect"].includes(key));

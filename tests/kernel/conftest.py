@@ -28,7 +28,7 @@ Spec = Callable[..., str]
 
 
 def host(*arguments: str, **environment: str) -> str:
-    """What the program prints."""
+    """The text that the program prints."""
     done = subprocess.run(
         [PROGRAM, *arguments], capture_output=True, text=True, env={**os.environ, **environment}, timeout=PATIENCE
     )

@@ -1,4 +1,4 @@
-"""How kernels begin and end, and who may talk to them."""
+"""The begin and end of kernels, and who may talk to them."""
 
 from __future__ import annotations
 

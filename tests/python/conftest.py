@@ -46,7 +46,7 @@ CONFIG = {
 
 _STREAMS = ("stdin", "stdout", "stderr")
 _SYS = ("excepthook", "displayhook", "unraisablehook", "breakpointhook", *_STREAMS, *(f"__{n}__" for n in _STREAMS))
-#: What sandglass takes over, or could; audit hooks and those of os.fork cannot be looked at, nor given back.
+#: The places that sandglass takes over, or could; audit hooks and those of os.fork cannot be looked at, nor given back.
 _PLACES: list[tuple[Any, str]] = [
     *((sys, name) for name in _SYS),
     (builtins, "input"),
@@ -64,7 +64,7 @@ _PLACES: list[tuple[Any, str]] = [
 
 
 def hooks() -> dict[str, object]:
-    """What stands in all those places, by name."""
+    """The objects in all those places, by name."""
     return {
         **{f"{module.__name__}.{name}": getattr(module, name) for module, name in _PLACES},
         **{f"the handler of {number.name}": signal.getsignal(number) for number in _SIGNALS},
@@ -164,7 +164,7 @@ class FakeBridge:
 
 
 class Cell:
-    """What the host learned of one execution."""
+    """All that the host learned of one execution."""
 
     def __init__(self, header: str, encoding: str, body: bytes, bridge: FakeBridge) -> None:
         assert len(header) < 10_000_000

@@ -166,7 +166,7 @@ def answer(name: str, argument: Any) -> tuple[str, bytes]:
 
 
 def seen(execution: Execution) -> list[Any]:
-    """What can be told of an execution."""
+    """All that can be told of an execution."""
     report = dict(execution.report)
     files = [{**row, "size": row["size"]} for row in report.pop("files", None) or ()]
     streams = {name: _ADDRESS.sub("", text) for name, text in sorted(execution.streams.items())}
@@ -232,7 +232,7 @@ class Served:
 
 
 def different(one: list[Any], other: list[Any], what: str) -> list[str]:
-    """Where the two differ first."""
+    """The place where the two differ first."""
     a, b = repr(one), repr(other)
     if a == b:
         return []

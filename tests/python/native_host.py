@@ -21,7 +21,7 @@ from sandglass.runtime import values
 
 FOLDER = str(Path(__file__).parents[2] / "pyodide-glue" / "python")
 BOOTSTRAP = "import sys; sys.path.insert(0, sys.argv.pop(1)); from sandglass.__main__ import main; main()"
-#: What a zygote does, without the privileges that namespaces need.
+#: The work of a zygote, without the privileges that namespaces need.
 FORKED = """import os, sys
 sys.path.insert(0, sys.argv.pop(1))
 from sandglass.native import guest as native, zygote
@@ -57,7 +57,7 @@ def text(value: str) -> tuple[str, bytes]:
 
 
 class Execution:
-    """What the host learned of one execution."""
+    """All that the host learned of one execution."""
 
     def __init__(self) -> None:
         self.streams: dict[str, str] = {}
@@ -293,7 +293,7 @@ class Copy(Host):
         self.send({"type": "extend", "turn": self.turn, "text": text, "last": last})
 
     def waits(self) -> dict[str, str]:
-        """What it has printed until it waits for more code."""
+        """The text that it has printed until it waits for more code."""
         streams: dict[str, str] = {}
         while True:
             for event in self.receive()[0]:

@@ -1,4 +1,4 @@
-"""What an editor asks about code, on native Python."""
+"""Questions of an editor about code, on native Python."""
 
 from __future__ import annotations
 

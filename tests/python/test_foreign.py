@@ -1,4 +1,4 @@
-"""What a copy of the interpreter's memory cannot hold is found by name, without a call of the user's code."""
+"""Tests that what a copy of the memory cannot hold is found by name, without a call of the user's code."""
 
 import ctypes
 from pathlib import Path

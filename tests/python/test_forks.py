@@ -28,7 +28,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 
 def take_over(copy: Copy) -> None:
-    """What a host does when a copy that has ended its code becomes the guest."""
+    """The steps of a host when a copy that has ended its code becomes the guest."""
     copy.end_origin()
     copy.promote()
 

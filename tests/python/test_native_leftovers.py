@@ -1,4 +1,4 @@
-"""What cells leave running, break or close in a native guest, and what later cells see of that."""
+"""Tests of what cells leave running, break or close in a native guest, and what later cells see of that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a session for predictions: the newest variables and the columns of DataFrames, without running code."""
+"""The survey of a session for predictions: the newest variables, and columns of DataFrames, without running code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a zygote does before its first fork: after that it needs a boundary, where host/tests/pool.rs tests it."""
+"""Tests of a zygote before its first fork: after that it needs a boundary, where host/tests/pool.rs tests it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a zygote needs 
 
 
 def ready(folder: Path, preload: list[str]) -> dict[str, Any]:
-    """What a zygote says that is to preload modules of a folder."""
+    """The report of a zygote that is to preload modules of a folder."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     path = os.pathsep.join([str(folder), str(Path(sandglass.__file__).parents[1])])
     fd = str(theirs.fileno())

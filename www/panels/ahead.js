@@ -6,11 +6,11 @@ import { count, time } from "../format.js";
 /** @import { Source, Tally } from "../../pkg/sandglass.js" */
 /** @import { Session } from "../session.js" */
 
-/** How long nobody types before what is written may be meant. */
+/** The time without typing before what is written may be meant. */
 const PAUSE_MS = 800;
 /** Nothing tells when a run ahead begins or ends. */
 const SHOW_MS = 500;
-/** What people call the sources. @type {Record<Source, string>} */
+/** The names that people have for the sources. @type {Record<Source, string>} */
 const NAMES = {
   explicit: "Cells being written",
   stream: "Streamed code",

@@ -84,7 +84,7 @@ class CallView {
     this.#fill();
   }
 
-  /** What is folded is filled in when it is opened. */
+  /** Fills in what is folded when it is opened. */
   #fill() {
     if (!this.#details.open) return;
     const { prompt, promptChars, model, answer, error, retries } = this.#call;

@@ -10,7 +10,7 @@ export function segments(reply) {
   /** @type {Segment[]} */
   const found = [];
   let [prose, code] = ["", ""];
-  /** What ends the code. @type {string | undefined} */
+  /** The mark that ends the code. @type {string | undefined} */
   let fence;
   const add = (/** @type {Segment["kind"]} */ kind, /** @type {string} */ text) => {
     if (text.trim()) found.push({ kind, text: text.replace(/^\n+|\s+$/g, "") });

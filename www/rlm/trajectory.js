@@ -58,7 +58,7 @@ const execution = object({
   displays: maybe(list(display)),
 });
 
-/** What each event has to have. @type {Record<string, Record<string, Check>>} */
+/** The fields that each event has to have. @type {Record<string, Record<string, Check>>} */
 const EVENTS = {
   runStarted: { version: whole, task: text, contexts: list(facts), maxIterations: whole, maxDepth: whole },
   turnStarted: { turn: whole, of: whole, messages: whole, promptTokens: number, left },
@@ -83,7 +83,7 @@ const EVENTS = {
   output: { stream: oneOf("stdout", "stderr"), text },
 };
 
-/** What is wrong with an event; undefined when nothing is. @param {unknown} event */
+/** The fault of an event; undefined when nothing is. @param {unknown} event */
 export function problemOf(event) {
   const { type, run, time } = /** @type {Partial<RunEvent>} */ (event ?? {});
   const fields = Object.hasOwn(EVENTS, String(type)) && EVENTS[String(type)];

@@ -15,7 +15,7 @@ use sandglass_host::value::Value;
 
 /// Bytes of a file that is shown.
 const MAX_FILE_BYTES: u64 = 256 << 20;
-/// What runs in the sandbox. Loading a pickle may do anything, there.
+/// The code that runs in the sandbox. Loading a pickle may do anything, there.
 const SHOW: &str = "from sandglass.state.cell_files import show; show('cell.pkl')";
 
 /// Show what is in a file of a notebook's cell. It is opened in a sandbox: whatever it does, it does there.
@@ -23,7 +23,7 @@ const SHOW: &str = "from sandglass.state.cell_files import show; show('cell.pkl'
 pub struct CellArgs {
     /// The file: `<cell>_input.pkl` or `<cell>_output.pkl`.
     pub file: PathBuf,
-    /// Where it is opened. Values of packages can be loaded only where those are installed, as they were for the notebook.
+    /// The place where it is opened. Values of packages can be loaded only where those are installed, as they were for the notebook.
     #[command(flatten)]
     pub guest: GuestArgs,
 }

@@ -26,7 +26,7 @@ pub enum ImageCommand {
     },
 }
 
-/// How an image is to be built.
+/// The way an image is to be built.
 #[derive(Debug, Args)]
 pub struct ImageArgs {
     /// The image that it starts from, with Python 3.11 or newer.
@@ -39,7 +39,7 @@ pub struct ImageArgs {
     tag: Option<String>,
 }
 
-/// What is to be installed; without any of it the full list.
+/// Packages that are to be installed; without any of it the full list.
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 pub struct PackagesArgs {
@@ -58,7 +58,7 @@ pub enum VenvCommand {
     Build {
         /// Its folder, which all users have to be able to read when the host is root.
         folder: PathBuf,
-        /// What goes in.
+        /// The packages that go in.
         #[command(flatten)]
         packages: PackagesArgs,
         /// The Python that it is made with.

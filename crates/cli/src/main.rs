@@ -1,4 +1,14 @@
 //! The program `sandglass-host`.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `run` | the commands `run` and `doctor` |
+//! | `repl` | the command `repl` |
+//! | `rlm`, `show` | the command `rlm`, and what it shows of a run |
+//! | `cell` | the command `cell` |
+//! | `image` | the commands `image` and `venv` |
+//!
+//! `serve` is the crate `sandglass-server`, `kernel` the crate `sandglass-jupyter`.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -60,7 +70,7 @@ enum Command {
     Venv(VenvCommand),
 }
 
-/// How long the end waits for what guests leave behind to be removed.
+/// The time that the end waits for what guests leave behind to be removed.
 const TIDYING: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {

@@ -26,7 +26,7 @@ use sandglass_host::value::Value;
 
 /// The file that stands for standard input.
 const STDIN: &str = "-";
-/// What a user who pressed Ctrl-C expects of a shell.
+/// The exit status that a user who pressed Ctrl-C expects of a shell.
 const INTERRUPTED: u8 = 130;
 
 /// Let a model answer a task about a file: it writes Python, which runs in sandboxes.
@@ -108,7 +108,7 @@ pub struct RlmArgs {
     /// Write every step to this file, a JSON object a line.
     #[arg(long, value_name = "OUT.jsonl")]
     pub trajectory: Option<PathBuf>,
-    /// Where the code runs.
+    /// The place where the code runs.
     #[command(flatten)]
     pub guest: GuestArgs,
     /// In which kernel.
@@ -215,7 +215,7 @@ async fn on_interrupt(stop: Stop) {
     }
 }
 
-/// What the arguments ask for.
+/// The options that the arguments ask for.
 fn options(args: &RlmArgs) -> Result<RlmOptions, Error> {
     if args.task.trim().is_empty() {
         return Err(Error::invalid("task", "must say what is to be found out"));

@@ -91,7 +91,7 @@ pub async fn execute(sandbox: &Sandbox, code: String) -> Result<Execution, Strin
     Ok(run)
 }
 
-/// Who reads it may be gone, which is no reason to fail.
+/// Its reader may be gone, which is no reason to fail.
 fn show(stream: Stream, text: &str) {
     let _ = match stream {
         Stream::Stdout => write(io::stdout(), text),
@@ -124,7 +124,7 @@ pub fn status(run: &Execution) -> u8 {
 /// `sandglass-host doctor`
 #[derive(Debug, Clone, clap::Args)]
 pub struct DoctorArgs {
-    /// Where guests would run.
+    /// The backend that guests would run in.
     #[command(flatten)]
     pub guest: GuestArgs,
     /// In which kernel.

@@ -1,4 +1,4 @@
-//! What is printed while a tree of runs works: for people at a terminal, and plain for whatever else reads it.
+//! Prints while a tree of runs works: for people at a terminal, and plain for whatever else reads it.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -26,9 +26,9 @@ const RESET: &str = "\u{1b}[0m";
 pub(super) struct Show<W> {
     out: W,
     coloured: bool,
-    /// What each run has printed since its last cell began, whether a line is open, and how much there was.
+    /// The output of each run since its last cell began, whether a line is open, and how much there was.
     printed: HashMap<String, Printed>,
-    /// What all runs have spent, by the calls and replies that were told.
+    /// The spending of all runs, by the calls and replies that were told.
     spent: Usage,
     /// The run whose output ends without a newline.
     open: Option<String>,
@@ -51,7 +51,7 @@ impl<W: Write> Show<W> {
         }
     }
 
-    /// What was spent so far, by all runs.
+    /// The spending of all runs so far.
     fn in_all(&self) -> String {
         let Usage { calls, cost: spent, .. } = self.spent;
         let cost = if spent > 0.0 {
@@ -294,7 +294,7 @@ impl<W: Write> Show<W> {
     }
 }
 
-/// Where the lines of a run begin.
+/// The margin at which the lines of a run begin.
 fn margin(depth: usize) -> String {
     "│ ".repeat(depth)
 }
@@ -323,7 +323,7 @@ fn one_line(text: &str) -> String {
     clean(&middle_cut(&text, MAX_LINE).replace('\n', " "), usize::MAX)
 }
 
-/// What others wrote, without what would control the terminal.
+/// Text that others wrote, without what would control the terminal.
 pub(crate) fn clean(text: &str, most: usize) -> String {
     let shown = text.chars().take(most).map(|char| match char {
         '\t' | '\n' => char,

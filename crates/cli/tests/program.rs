@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-/// How long anything may take, on a machine that is busy with other things.
+/// The time that anything may take, on a machine that is busy with other things.
 const LONG: Duration = Duration::from_secs(90);
 
 fn program(args: &[&str]) -> Output {
@@ -37,7 +37,7 @@ fn run(args: &[&str]) -> (Option<i32>, String, String) {
     )
 }
 
-/// What else there is to be read.
+/// The rest that there is to be read.
 fn without_warnings(stderr: &str) -> String {
     let lines = stderr.split_inclusive('\n');
     lines.filter(|line| !line.starts_with(" WARN ")).collect()

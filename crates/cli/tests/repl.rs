@@ -12,7 +12,7 @@ struct Terminal {
     python: Child,
     keys: ChildStdin,
     screen: Receiver<Vec<u8>>,
-    /// What was shown and has not been looked at.
+    /// The text that was shown and has not been looked at.
     shown: String,
 }
 

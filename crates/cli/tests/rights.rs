@@ -15,12 +15,12 @@ use sandglass_host::Users;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// How long anything may take, on a machine that is busy with other things.
+/// The time that anything may take, on a machine that is busy with other things.
 const LONG: Duration = Duration::from_secs(90);
 /// A user that nobody is.
 const PLAIN: &str = "2147400001";
 
-/// What a guest finds out about itself, and what it can do that no guest may. All of it is the same in every guest.
+/// Code by which a guest finds out about itself, and tries what no guest may do. All of it is the same in every guest.
 const PROBE: &str = r#"
 import ctypes, json, os, socket
 libc = ctypes.CDLL(None, use_errno=True)
@@ -81,7 +81,7 @@ fn is_root() -> bool {
 
 /// A host of some kind.
 struct Host {
-    /// What takes the rights from the program.
+    /// The command that takes the rights from the program.
     prefix: Vec<&'static str>,
     /// A folder that it can read and its guests must not.
     folder: TempDir,
@@ -135,7 +135,7 @@ impl Host {
         format!("folder = {:?}\n{PROBE}", self.folder.path())
     }
 
-    /// What it has said so far.
+    /// The text that it has printed so far.
     fn said(&self) -> String {
         std::fs::read_to_string(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&self.log))).unwrap()
     }
@@ -199,7 +199,7 @@ impl Served {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
     }
 
-    /// What some code of a session printed.
+    /// The text that some code of a session printed.
     async fn printed(&self, session: &str, code: &str) -> String {
         let run = self
             .post(&format!("/v1/sessions/{session}/execute"), json!({ "code": code }))
@@ -229,7 +229,7 @@ impl Served {
     }
 }
 
-/// Who a process is, by its folder in `/proc`.
+/// The owner of a process, by its folder in `/proc`.
 fn user_of(process: &Path) -> u32 {
     let status = std::fs::read_to_string(process.join("status")).unwrap();
     let users = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap();
@@ -240,7 +240,7 @@ fn install_crypto() {
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
-/// What a host of this kind starts and forks is as isolated as any guest; the users outside of two forked ones, and what it said.
+/// Checks that what a host of this kind starts and forks is as isolated as any guest. Returns the users outside of two, and what it said.
 async fn guests_are_isolated(host: &Host) -> (Vec<u32>, String) {
     install_crypto();
     let (succeeded, out) = host.run(&host.probe());

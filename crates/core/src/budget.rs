@@ -1,4 +1,4 @@
-//! What a tree of sandboxes may spend on models: calls, tokens, cost, time and depth.
+//! Budgets of models for a tree of sandboxes: calls, tokens, cost, time and depth.
 //!
 //! A budget is a node of a tree: what is spent in one is spent in all that it belongs to, so a limit of the root holds for all
 //! children together. [`Budget::scope`] is a part at the same depth (an execution), [`Budget::child`] one level deeper (a
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::protocol::Profile;
 
-/// What may be spent; what is not given is not limited.
+/// The limits of a budget; what is not given is not limited.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -39,12 +39,12 @@ pub struct BudgetLimits {
     pub max_depth: Option<f64>,
 }
 
-/// What calls of models have used.
+/// The use that calls of models have made of a budget.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct Usage {
-    /// How many calls.
+    /// The number of calls.
     pub calls: f64,
     /// Tokens of the prompts, as far as callbacks reported them.
     pub input_tokens: f64,
@@ -54,7 +54,7 @@ pub struct Usage {
     pub cost: f64,
 }
 
-/// What is left, of the budget itself and of all that it belongs to; what is not limited is not there.
+/// The rest that is left, of the budget itself and of all that it belongs to; what is not limited is not there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -81,7 +81,7 @@ pub struct BudgetLeft {
     pub depth: Option<f64>,
 }
 
-/// What there is no more of, and how much there was.
+/// The limit that is reached, and how much there was.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum Exhausted {
     /// Calls.
@@ -109,7 +109,7 @@ pub enum Exhausted {
 }
 
 impl Exhausted {
-    /// What Python is told. dspy's `_LLMCallBudget` (`dspy/predict/rlm.py`, 3.4.1) has a text of its own for calls.
+    /// The text that Python is told. dspy's `_LLMCallBudget` (`dspy/predict/rlm.py`, 3.4.1) has a text of its own for calls.
     pub fn told(&self, profile: Profile) -> String {
         match self {
             Self::Calls { made, more, most } if profile == Profile::Dspy => format!(
@@ -210,17 +210,17 @@ impl Budget {
         }))
     }
 
-    /// What may be spent at this node.
+    /// The limits of this node.
     pub fn limits(&self) -> BudgetLimits {
         self.0.limits
     }
 
-    /// How many levels the budget is below its root.
+    /// The number of levels that the budget is below its root.
     pub fn depth(&self) -> f64 {
         self.0.depth
     }
 
-    /// What was spent here and below.
+    /// The use made here and below.
     pub fn spent(&self) -> Usage {
         *self.lock()
     }
@@ -258,7 +258,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Whether a call that is counted already may still begin.
+    /// Checks that a call which is counted already may still begin.
     ///
     /// # Errors
     /// [`Exhausted`], when time, tokens or cost are used up by now.
@@ -275,7 +275,7 @@ impl Budget {
         }
     }
 
-    /// Whether there may be a level below.
+    /// Checks that there may be a level below.
     ///
     /// # Errors
     /// [`Exhausted::Depth`], when there may not.
@@ -288,7 +288,7 @@ impl Budget {
             .unwrap_or(Ok(()))
     }
 
-    /// What is left.
+    /// The rest that is left.
     pub fn left(&self, now: f64) -> BudgetLeft {
         let mut left = BudgetLeft::default();
         let lower = |left: &mut Option<f64>, most: Option<f64>, used: f64| {
@@ -309,14 +309,14 @@ impl Budget {
         left
     }
 
-    /// When its time is over, if ever.
+    /// The time at which the budget ends, if ever.
     pub fn expires_at(&self) -> Option<f64> {
         self.chain()
             .filter_map(|budget| Some(budget.0.began_at + budget.0.limits.max_time?))
             .reduce(f64::min)
     }
 
-    /// What there is none of, at this node, calls aside.
+    /// The limit that is reached at this node, calls aside.
     fn exhausted(&self, now: f64) -> Option<Exhausted> {
         let (limits, spent) = (self.0.limits, self.spent());
         let over = |most: Option<f64>, used: f64| most.filter(|most| used >= *most);

@@ -1,9 +1,9 @@
-//! The timeout policy of one turn: `(now, state) -> Continue | Interrupt | Kill`. All times are milliseconds on the
+//! The timeout policy of one exchange: `(now, state) -> Continue | Interrupt | Kill`. All times are milliseconds on the
 //! driver's monotonic clock.
 
 use serde::{Deserialize, Serialize};
 
-/// Why a turn is being stopped.
+/// Why an exchange is being stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -18,7 +18,7 @@ pub enum StopReason {
     Interrupt,
 }
 
-/// What is to be done now.
+/// The thing to do now.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Verdict {
     /// Nothing; look again at this time, if any.
@@ -29,7 +29,7 @@ pub enum Verdict {
     Kill(StopReason),
 }
 
-/// The clock of one turn. It counts guest time only: [`Deadline::pause`] it while the guest waits for the host.
+/// The clock of one exchange. It counts guest time only: [`Deadline::pause`] it while the guest waits for the host.
 #[derive(Debug, Clone)]
 pub struct Deadline {
     timeout_ms: f64,
@@ -85,7 +85,7 @@ impl Deadline {
         (now - self.started_at).max(0.0)
     }
 
-    /// Why the turn is being stopped, if it is.
+    /// Why the exchange is being stopped, if it is.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.stopping.map(|(reason, _)| reason)
     }
@@ -97,7 +97,7 @@ impl Deadline {
         first
     }
 
-    /// What to do now. An `Interrupt` is said once, and starts the grace period.
+    /// Tells what to do now. An `Interrupt` is said once, and starts the grace period.
     pub fn check(&mut self, now: f64) -> Verdict {
         let wake_at = self.wake_at();
         if wake_at.is_none_or(|at| now < at) {
@@ -118,7 +118,7 @@ impl Deadline {
         Verdict::Interrupt(reason)
     }
 
-    /// When [`Deadline::check`] will next have something to say.
+    /// The time at which [`Deadline::check`] will next have something to say.
     pub fn wake_at(&self) -> Option<f64> {
         match self.stopping {
             Some((_, since)) => Some(since + self.grace_ms),

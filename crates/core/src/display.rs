@@ -4,7 +4,7 @@
 /// `sandglass_host::sanitize_html` and by `pyodide-glue/display.js`. Its `policy` is that of the frame which shows it.
 pub const HTML_ALLOWED: &str = include_str!("display/html.json");
 
-/// How a rich output is written, on the wire and for users.
+/// The way a rich output is written, on the wire and for users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// UTF-8 on the wire; users get it as it is.

@@ -1,4 +1,4 @@
-//! What can go wrong, each with a code that never changes.
+//! Errors, each with a code that never changes.
 
 /// Why a sandbox refused or could not finish a call. What Python code does wrong is not an [`Error`]: that is a
 /// [`CodeExecution`](crate::CodeExecution) with an `error`.
@@ -9,7 +9,7 @@ pub enum Error {
     InvalidOption {
         /// The option or argument at fault.
         name: String,
-        /// What is wrong with it, and what would be right.
+        /// A text that says what is wrong with it, and what would be right.
         problem: String,
     },
     /// `initialize` has not been called. Nothing was done.

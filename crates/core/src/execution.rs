@@ -1,4 +1,4 @@
-//! What an execution resolves to.
+//! The value that an execution resolves to.
 
 use std::collections::HashSet;
 
@@ -16,9 +16,9 @@ pub struct CodeExecution {
     pub id: u32,
     /// Its source.
     pub code: String,
-    /// What was printed, even before an error, a timeout or a crash; truncated with a notice.
+    /// The text printed, even before an error, a timeout or a crash; truncated with a notice.
     pub stdout: String,
-    /// What was written to `sys.stderr`, likewise.
+    /// The text written to `sys.stderr`, likewise.
     pub stderr: String,
     /// Present when it did not end well: the exception's last line as Python prints it; a timeout's begins with
     /// `TimeoutError:`.
@@ -37,9 +37,9 @@ pub struct CodeExecution {
     pub duration: f64,
     /// The part of it that the timeout counts, in milliseconds.
     pub guest_time: f64,
-    /// How it ended.
+    /// The way it ended.
     pub outcome: Outcome,
-    /// What became of the variables.
+    /// The fate of the variables.
     pub state: StateReport,
     /// The last expression's value as text (`repr`), when it is not `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -50,15 +50,15 @@ pub struct CodeExecution {
     pub displays: Vec<Display>,
     /// The files of the working folder that it changed, by path.
     pub files: Vec<FileChange>,
-    /// How much was left out.
+    /// The amount left out.
     pub truncated: Truncated,
-    /// How many host calls it made.
+    /// The number of host calls that it made.
     pub host_calls: u32,
     /// Which limit ended it, or the guest with it, where that is known; only native guests have all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional))]
     pub killer: Option<Killer>,
-    /// What its calls of models have used, recursions included, when there were any.
+    /// The usage of its calls of models, recursions included, when there were any.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional))]
     pub usage: Option<Usage>,
@@ -69,7 +69,7 @@ pub struct CodeExecution {
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct Display {
-    /// What it is: `text/html`, `image/png`, …
+    /// Its mime type: `text/html`, `image/png`, …
     pub mime: String,
     /// Text (HTML, Markdown, SVG, JSON) as it is; everything else in base64.
     pub data: String,
@@ -82,13 +82,13 @@ pub struct Display {
 pub struct FileChange {
     /// Its path, relative to the working folder.
     pub path: String,
-    /// What happened to it.
+    /// The change.
     pub change: Change,
     /// Its size now, in bytes.
     pub size: f64,
 }
 
-/// What happened to a file.
+/// A change of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -101,7 +101,7 @@ pub enum Change {
     Deleted,
 }
 
-/// How an execution ended.
+/// An execution's outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -120,7 +120,7 @@ pub enum Outcome {
     Limit,
 }
 
-/// What ended a native guest, or the code in it.
+/// The cause that ended a native guest, or the code in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -137,12 +137,12 @@ pub enum Killer {
     Signal,
 }
 
-/// What became of the variables.
+/// The fate of the variables.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct StateReport {
-    /// Whether they are as the code left them.
+    /// The state of the variables after the code.
     pub status: StateStatus,
     /// The execution after which the restored state was saved; 0 is before the first.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -154,7 +154,7 @@ pub struct StateReport {
     pub lost: Option<Vec<LostVariable>>,
 }
 
-/// Whether the variables survived.
+/// The fate of the variables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -179,7 +179,7 @@ pub struct LostVariable {
     pub reason: String,
 }
 
-/// What was left out of an execution: characters of the two output streams, and items of the lists.
+/// The parts left out of an execution: characters of the two output streams, and items of the lists.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]

@@ -18,6 +18,7 @@
 //! | [`guest`] | the Python runtime, embedded |
 //! | [`speculate`] | what is worth doing before anybody asks for it |
 //! | [`stats`] | what a session has done, in numbers |
+//! | `prometheus` | the counts of running ahead, in Prometheus' text format |
 
 pub mod budget;
 pub mod deadline;

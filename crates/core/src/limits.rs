@@ -34,7 +34,7 @@ pub struct Limits {
     pub max_memory_bytes: f64,
     /// Bytes that the files of a guest may have in all (`maxFileBytes`).
     pub max_file_bytes: f64,
-    /// Whether the state is saved between executions (`checkpoints`).
+    /// True when the state is saved between executions (`checkpoints`).
     pub checkpoints: bool,
     /// Bytes that the saved state may take.
     pub max_checkpoint_bytes: f64,
@@ -64,9 +64,9 @@ pub const MAX_NAMES: usize = 10_000;
 pub const MAX_NAME_BYTES: usize = 1_000;
 /// Bytes of a message (a failure's text) in an event.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
-/// What an output event counts beyond its text, in bytes.
+/// The bytes that an output event counts beyond its text, in bytes.
 pub const EVENT_BYTES: f64 = 512.0;
-/// Bytes of output that one turn may send at once, and per second after that, whatever is kept of it. Per character that is
+/// Bytes of output that one exchange may send at once, and per second after that, whatever is kept of it. Per character that is
 /// kept (`maxOutputLength`) come [`OUTPUT_BURST_PER_CHAR`] and [`OUTPUT_PER_SECOND_PER_CHAR`]: a guest of ours sends the tail
 /// of two streams twenty times a second at most.
 pub const OUTPUT_BURST_BYTES: f64 = 32.0 * 1024.0 * 1024.0;
@@ -106,7 +106,7 @@ pub const MAX_OFFERED: usize = 256;
 pub const MAX_CONVERSATION_BYTES: usize = 16 * 1024;
 /// Bytes of code that others are predicted from.
 pub const MAX_PREDICTED_FROM_BYTES: usize = 4_000;
-/// What a guest may tell of what there is: variables, columns of each, and bytes of a name.
+/// The most that a guest may tell of what there is: variables, columns of each, and bytes of a name.
 pub const MAX_SURVEYED: usize = 100;
 /// See [`MAX_SURVEYED`].
 pub const MAX_SURVEYED_COLUMNS: usize = 50;
@@ -116,12 +116,12 @@ pub const MAX_SURVEYED_NAME_BYTES: usize = 400;
 pub const MAX_SAMPLED_TEXTS: usize = 10;
 /// Bytes that code which runs ahead may send.
 pub const MAX_AHEAD_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
-/// How much earlier a session is thought to have begun, in milliseconds, for its share of time that may be spent in vain
+/// The time by which a session is thought to have begun earlier, in milliseconds, for its share of time that may be spent in vain
 /// (`maxAheadShare`): at its begin, that is all there is.
 pub const AHEAD_CREDIT_MS: f64 = 60_000.0;
-/// How long what ran ahead waits for its code to come, in milliseconds: it holds a guest.
+/// The time that what ran ahead waits for its code to come, in milliseconds: it holds a guest.
 pub const AHEAD_TTL_MS: f64 = 60_000.0;
-/// How long code that has come waits for a guest that runs it already to say that it may take over, in milliseconds. A guest that computes
+/// The time that code that has come waits for a guest that runs it already to say that it may take over, in milliseconds. A guest that computes
 /// hears of it within 50.
 pub const PROMOTION_MS: f64 = 100.0;
 /// The longest code, in bytes, that runs while it is written. When all of it is there, the guest has to compile it once more, which takes
@@ -129,7 +129,7 @@ pub const PROMOTION_MS: f64 = 100.0;
 pub const MAX_WRITTEN_BYTES: usize = 20_000;
 /// The least time between two pieces of code that is being written, for the guest that runs it as it comes, in milliseconds.
 pub const EXTEND_MS: f64 = 30.0;
-/// How long a guest may take to say whether such code may run piece by piece, in milliseconds. It only compiles it.
+/// The time that a guest may take to say whether such code may run piece by piece, in milliseconds. It only compiles it.
 pub const CHECK_MS: f64 = 1_000.0;
 /// Calls that may wait in a session's queue.
 pub const MAX_QUEUED_COMMANDS: usize = 10_000;

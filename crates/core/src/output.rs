@@ -1,6 +1,6 @@
 //! All truncation. A buffer keeps the head and the tail of what was printed, in bounded memory.
 
-/// What stands for `omitted` characters that are not shown.
+/// The notice that stands for `omitted` characters that are not shown.
 pub fn omission_notice(omitted: u64) -> String {
     format!("\n... [{omitted} characters omitted] ...\n")
 }
@@ -62,13 +62,13 @@ impl OutputBuffer {
         format!("{}{}{tail}", self.head, omission_notice(omitted))
     }
 
-    /// How many characters [`OutputBuffer::text`] leaves out.
+    /// The number of characters that [`OutputBuffer::text`] leaves out.
     pub fn omitted(&self) -> u64 {
         let kept = self.head.chars().count() + self.tail_chars.min(self.tail_limit);
         self.total - kept as u64
     }
 
-    /// Whether nothing was pushed.
+    /// Returns true when nothing was pushed.
     pub fn is_empty(&self) -> bool {
         self.total == 0
     }

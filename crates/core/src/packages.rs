@@ -53,11 +53,11 @@ pub struct Wheel {
     pub version: String,
     /// The file's name.
     pub file_name: String,
-    /// Where it is: an address, or one relative to the page.
+    /// Its address, whole or relative to the page.
     pub url: String,
-    /// What its SHA-256 has to be, in lower-case hexadecimal digits.
+    /// The SHA-256 that it has to have, in lower-case hexadecimal digits.
     pub sha256: Option<String>,
-    /// Whether it holds libraries for other packages, and goes where these look for them.
+    /// True when it holds libraries for other packages, and goes where these look for them.
     pub is_library: bool,
 }
 
@@ -73,7 +73,7 @@ pub fn normalized(name: &str) -> String {
     normal
 }
 
-/// Whether a text is a package's name.
+/// Returns true when a text is a package's name.
 fn is_name(name: &str) -> bool {
     let ends_well = |char: Option<char>| char.is_some_and(|char| char.is_ascii_alphanumeric());
     ends_well(name.chars().next())

@@ -19,12 +19,12 @@ fn line(text: &mut String, name: &str, labels: &str, value: &dyn Display) {
 }
 
 impl Stats {
-    /// How often code ran before it was asked for, and what came of that. An execution whose code had not run ahead is a miss.
+    /// Counts of code that ran before it was asked for, and of what came of that. An execution whose code had not run ahead is a miss.
     pub fn metrics(&self) -> String {
         self.metrics_with(self.under_way())
     }
 
-    /// How much code runs ahead, or did and is kept.
+    /// The amount of code that runs ahead, or did and is kept.
     pub fn under_way(&self) -> u64 {
         let tallies = self.ahead.code.values();
         tallies.map(|tally| u64::from(tally.under_way())).sum()

@@ -7,14 +7,14 @@
 //! Ordering rules:
 //!
 //! 1. The host sends [`Request::Init`] first; the guest answers [`Event::Ready`] or [`Event::BootFailed`].
-//! 2. Then one *turn* at a time: a request with a `turn` number, answered by exactly one event that carries the number
-//!    ([`Event::Executed`], [`Event::Value`], [`Event::Done`], [`Event::Restored`] or [`Event::Refused`]) and ends the turn. Numbers grow.
-//! 3. During an `Execute` turn the guest sends [`Event::Output`], [`Event::Display`] and [`Event::HostCall`]s with fresh, growing numbers; the
+//! 2. Then one *exchange* at a time: a request with its number, `turn`, answered by exactly one event that carries the number
+//!    ([`Event::Executed`], [`Event::Value`], [`Event::Done`], [`Event::Restored`] or [`Event::Refused`]) and ends the exchange. Numbers grow.
+//! 3. During an `Execute` the guest sends [`Event::Output`], [`Event::Display`] and [`Event::HostCall`]s with fresh, growing numbers; the
 //!    host answers each call by one [`Request::HostReply`]. A guest is suspended while it has calls pending.
-//! 4. [`Request::Interrupt`] may come at any time and may overtake; one for a turn that is over has no effect.
+//! 4. [`Request::Interrupt`] may come at any time and may overtake; one for an exchange that is over has no effect.
 //! 5. A body may be cut: any number of `Part` messages precede the message it belongs to, and the message's first body is the
 //!    concatenation of their bodies and its own. A message without a body may come between.
-//! 6. Between turns the host may ask for a checkpoint ([`Request::Save`]); the guest works at it while nothing else comes in,
+//! 6. Between exchanges the host may ask for a checkpoint ([`Request::Save`]); the guest works at it while nothing else comes in,
 //!    and says how that ended at any time, once.
 //! 7. [`Event::Fatal`] is a guest's last word.
 //!
@@ -45,7 +45,7 @@ pub enum Request {
     },
     /// Run `code` as `<cell {execution}>`; the guest interrupts itself after `timeout_ms` of guest time. `ahead`: nobody has asked for it
     /// yet, so that it is told (`External`) when the code looks at what only the world can tell. `more`: this is the begin of code that is
-    /// still being written, whole lines after which another statement begins; when it has run, the guest says `Waiting`, and the turn
+    /// still being written, whole lines after which another statement begins; when it has run, the guest says `Waiting`, and the exchange
     /// goes on with `Extend`, at last with `Promote`.
     Execute {
         turn: u32,
@@ -67,12 +67,12 @@ pub enum Request {
         #[cfg_attr(target_arch = "wasm32", tsify(optional))]
         last: bool,
     },
-    /// Whether statements of this code may run before all of it is there: it compiles without a warning, and awaits nothing. No turn,
-    /// and only between turns; answered by `Checked`.
+    /// Ask whether statements of this code may run before all of it is there: it compiles without a warning, and awaits nothing. No
+    /// exchange, and only between exchanges; answered by `Checked`.
     Check { check: u32, code: String },
-    /// What the next code may be about. No turn, and only between turns; answered by `Surveyed`. It runs no code of the user's.
+    /// Ask what the next code may be about. No exchange, and only between exchanges; answered by `Surveyed`. It runs no code of the user's.
     Survey { survey: u32 },
-    /// Prove that no code runs. To workers only, and only between turns; answered by `Pong`, from the event loop.
+    /// Prove that no code runs. To workers only, and only between exchanges; answered by `Pong`, from the event loop.
     Ping { ping: u32 },
     /// Answered by `Value`.
     GetVariable { turn: u32, name: String, timeout_ms: f64 },
@@ -130,7 +130,7 @@ pub enum Request {
         #[cfg_attr(target_arch = "wasm32", tsify(optional))]
         message: Option<String>,
     },
-    /// Save the state when there is nothing else to do; a `full` checkpoint needs no earlier one. No turn: answered by
+    /// Save the state when there is nothing else to do; a `full` checkpoint needs no earlier one. No exchange: answered by
     /// `Saved`, or by `NotSaved` when another request comes first.
     Save { checkpoint: u32, full: bool },
     /// Become the guest that made a checkpoint. Answered by `Restored`.
@@ -147,7 +147,7 @@ pub enum Request {
         max_bytes: f64,
         timeout_ms: f64,
     },
-    /// Stop the turn: a pending wait is rejected, running code gets a `KeyboardInterrupt`.
+    /// Stop the exchange: a pending wait is rejected, running code gets a `KeyboardInterrupt`.
     Interrupt { turn: u32, reason: StopReason },
     /// A piece of a body. `Text` says that it is a variable's, which a guest may decode while the rest is on its way.
     Part { encoding: Encoding },
@@ -155,7 +155,7 @@ pub enum Request {
     Credit { bytes: f64 },
 }
 
-/// What a guest has to know before it runs anything.
+/// The settings that a guest has to know before it runs anything.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -178,17 +178,17 @@ pub struct GuestConfig {
     /// Bytes that all files may have, and how many there may be; those that Python itself needs do not count.
     pub max_file_bytes: f64,
     pub max_files: u32,
-    /// What the host answers: [`QUERIES`] as far as it has them, and the user's own functions.
+    /// The functions that the host answers: [`QUERIES`] as far as it has them, and the user's own functions.
     pub host_functions: Vec<String>,
     /// Host calls of one execution.
     pub max_host_calls: u32,
-    /// Whose names and texts Python gets.
+    /// The profile whose names and texts Python gets.
     pub profile: Profile,
     /// The names of the values that `SUBMIT` takes; none: it takes any.
     pub output_fields: Vec<String>,
 }
 
-/// Whose prompts and controllers a sandbox is for: the names in Python, their signatures, and what failures look like.
+/// The project whose prompts and controllers a sandbox is for: the names in Python, their signatures, and what failures look like.
 /// `python/sandglass/runtime/profiles.py` holds what each is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -227,7 +227,7 @@ impl Profile {
         Self::ALL.into_iter().find(|profile| profile.name() == name)
     }
 
-    /// Whether a batch of queries that would exceed the budget is refused as a whole.
+    /// Returns true when a batch of queries that would exceed the budget is refused as a whole.
     pub fn has_whole_batches(self) -> bool {
         self == Self::Dspy
     }
@@ -237,7 +237,7 @@ impl Profile {
         matches!(self, Self::Rlm | Self::RlmLegacy)
     }
 
-    /// Whether Python has `SUBMIT`.
+    /// Returns true when Python has `SUBMIT`.
     pub fn has_submit(self) -> bool {
         matches!(self, Self::Default | Self::RlmCore | Self::Dspy)
     }
@@ -250,11 +250,11 @@ impl Profile {
 pub struct WheelFile {
     /// For messages.
     pub file_name: String,
-    /// Whether it goes where the libraries are that packages share.
+    /// True when it goes where the libraries are that packages share.
     pub is_library: bool,
 }
 
-/// How a host call went.
+/// The outcome of a host call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -269,7 +269,7 @@ pub enum ReplyStatus {
     Limit,
 }
 
-/// How a value is written in a body. [`crate::value`] describes the last two.
+/// The way a value is written in a body. [`crate::value`] describes the last two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -336,11 +336,11 @@ pub enum Event {
     },
     /// The body is the value asked for.
     Value { turn: u32, encoding: Encoding },
-    /// What was asked for is done.
+    /// The request is carried out.
     Done { turn: u32 },
     /// The guest has the state of the checkpoint, but for the variables `lost`.
     Restored { turn: u32, lost: Vec<LostVariable> },
-    /// What was asked for cannot be done; nothing was changed.
+    /// The request cannot be carried out; nothing was changed.
     Refused { turn: u32, message: String },
     /// Code that runs ahead wants to know what only the world can tell, such as the time: it may come to something else when it is run
     /// later.
@@ -388,7 +388,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// Whether a body belongs to it.
+    /// Returns true when a body belongs to it.
     pub fn has_body(&self) -> bool {
         match self {
             Self::Display { .. }
@@ -429,27 +429,27 @@ pub struct SurveyedVariable {
 pub struct SurveyedColumn {
     pub name: String,
     pub kind: ColumnKind,
-    /// What is in some rows of it, where that can be told without running code of the user's.
+    /// The contents of some rows of it, where that can be told without running code of the user's.
     #[serde(default)]
     pub sample: Option<ColumnSample>,
 }
 
-/// What is in the first rows of a column, and in others that are as far apart as they can be.
+/// The contents of the first rows of a column, and of others that are as far apart as they can be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct ColumnSample {
-    /// How many rows were looked at.
+    /// The number of rows that were looked at.
     pub rows: u32,
     /// In how many of them there is no value.
     pub nulls: u32,
-    /// How many different values there are in the others.
+    /// The number of different values in the others.
     pub distinct: u32,
     /// The most frequent of these, as far as they are texts.
     pub texts: Vec<String>,
 }
 
-/// What a column holds, as far as that matters to what is asked of it.
+/// A column's kind of contents, as far as that matters to what is asked of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -461,14 +461,14 @@ pub enum ColumnKind {
     Other,
 }
 
-/// What a guest is and can do.
+/// A guest's facts and abilities.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct GuestInfo {
-    /// How Python waits for the host: `atomics`, `jspi` or `none`.
+    /// The way Python waits for the host: `atomics`, `jspi` or `none`.
     pub bridge: String,
-    /// Whether running code can be stopped with its state kept.
+    /// True when running code can be stopped with its state kept.
     pub soft_interrupt: bool,
     /// Python's version.
     pub python: String,
@@ -481,9 +481,9 @@ pub struct GuestInfo {
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub enum Stream {
-    /// What was printed.
+    /// The text printed.
     Stdout,
-    /// What was written to `sys.stderr`.
+    /// The text written to `sys.stderr`.
     Stderr,
     /// The `repr` of the last expression.
     Result,
@@ -493,18 +493,18 @@ pub enum Stream {
     Traceback,
 }
 
-/// How an execution ended, as the guest tells it.
+/// The way an execution ended, as the guest tells it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct ExecutionReport {
-    /// Whether an exception ended it, and of what kind.
+    /// The way it ended: by an exception or not, and of what kind.
     pub ended: Ended,
     /// The exception's class name.
     pub error_type: Option<String>,
     /// Why the guest interrupted it, if it did.
     pub stopped: Option<StopReason>,
-    /// Whether a final answer was declared; it is the body.
+    /// True when a final answer was declared; it is the body.
     #[serde(rename = "final")]
     pub has_final: bool,
     /// The user's variables, when they are not the same as the last time.
@@ -515,12 +515,12 @@ pub struct ExecutionReport {
     /// The files of the working folder that it changed.
     #[serde(default)]
     pub files: Vec<FileChange>,
-    /// How many more it changed.
+    /// The number of those that it changed beyond these.
     #[serde(default)]
     pub omitted_files: u32,
 }
 
-/// How the code of an execution ended.
+/// The way the code of an execution ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]

@@ -72,19 +72,19 @@ impl Body for Vec<u8> {
     }
 }
 
-/// What the driver calls a command by; it never uses one twice.
+/// The driver's number for a command; it never uses one twice.
 pub type Ticket = u32;
 
 /// A value in a body.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Encoded<B> {
-    /// How it is written.
+    /// The way it is written.
     pub encoding: Encoding,
     /// Its bytes.
     pub body: B,
 }
 
-/// What a user asks for.
+/// A request of the user's.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Command<B> {
     /// Start the guest; resolved when it is ready.
@@ -97,7 +97,7 @@ pub enum Command<B> {
         code: String,
         /// Guest time in milliseconds, where it is not the session's `timeout`.
         timeout_ms: Option<f64>,
-        /// What it may spend of the session's budget.
+        /// Its share of the session's budget.
         budget: BudgetLimits,
     },
     /// Read a variable.
@@ -167,7 +167,7 @@ pub enum GuestEffect<B> {
     Install(Request, Vec<B>),
 }
 
-/// What happens to a session.
+/// An input of a session: something has happened.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Input<B> {
     /// The user asks for something.
@@ -186,7 +186,7 @@ pub enum Input<B> {
     Guest(Slot, GuestInput<B>),
     /// A host call has used something up.
     Used(u32, Usage),
-    /// What [`Effect::Fetch`] asked for.
+    /// The answer to [`Effect::Fetch`].
     Fetched(Ticket, Result<Vec<Package<B>>, Error>),
     /// A host call came back.
     HostReturned(u32, Result<Encoded<B>, HostFailure>),
@@ -201,7 +201,7 @@ pub enum Input<B> {
     Tick,
 }
 
-/// What the driver is to do, in this order.
+/// A step for the driver, to be done in order.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Effect<B> {
     /// Do something with the guest in a slot.
@@ -226,7 +226,7 @@ pub enum HostEffect<B> {
         name: String,
         /// The list of arguments, or the only one when that is a str.
         args: Encoded<B>,
-        /// What the execution may spend: a recursion is given a child of it.
+        /// The execution's budget: a recursion is given a child of it.
         budget: Budget,
     },
     /// Nobody waits for this host call any more: abort it.
@@ -239,29 +239,29 @@ pub enum HostEffect<B> {
     Print(Ticket, Stream, String),
     /// Show a rich output to whoever asked for it, and keep it for the execution.
     Display {
-        /// Whose execution it is.
+        /// The command whose execution it is.
         ticket: Ticket,
-        /// What it is.
+        /// Its mime type.
         mime: String,
         /// Its bytes.
         body: B,
-        /// How it stands to the last expression's value.
+        /// Its relation to the last expression's value.
         to_result: ToResult,
     },
     /// The one answer to a command.
     Resolve(Ticket, Result<Reply<B>, Error>),
 }
 
-/// How far the calls are that Python made at once.
+/// The progress of calls that Python made at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
     /// The function that they call.
     pub name: String,
-    /// How many are answered, well or badly.
+    /// The number of those answered, well or badly.
     pub done: u32,
-    /// How many of those failed.
+    /// The number of those that failed.
     pub failed: u32,
-    /// How many there are.
+    /// The number of all.
     pub total: u32,
 }
 
@@ -280,7 +280,7 @@ pub enum Reply<B> {
     State(u32),
     /// The packages that were not there before.
     Packages(Vec<Wheel>),
-    /// What [`Session::forked`] takes.
+    /// The argument of [`Session::forked`].
     Fork(Box<Fork<B>>),
 }
 
@@ -353,13 +353,13 @@ impl<B: Body> Session<B> {
         self
     }
 
-    /// What its executions may spend, all together.
+    /// The budget of all its executions together.
     pub fn with_budget(mut self, budget: Budget) -> Self {
         self.interpreter.budget = budget;
         self
     }
 
-    /// What its executions may spend.
+    /// The budget of its executions.
     pub fn budget(&self) -> &Budget {
         &self.interpreter.budget
     }
@@ -370,49 +370,49 @@ impl<B: Body> Session<B> {
         self.interpreter.packages.iter().map(known).collect()
     }
 
-    /// How many executions it was asked for.
+    /// The number of executions that it was asked for.
     pub fn last_execution(&self) -> u32 {
         self.interpreter.last_execution
     }
 
-    /// What it has done so far.
+    /// The counts of all that it has done so far.
     pub fn stats(&self) -> Stats {
         let mut stats = self.interpreter.stats.clone();
         stats.ahead.code = self.shadows.tallies();
         stats
     }
 
-    /// What is guessed for the state as it is, the most worthwhile first.
+    /// The guesses for the present state, the most worthwhile first.
     pub fn predictions(&self) -> Vec<Prediction> {
         self.shadows.predictions()
     }
 
-    /// What the guest said of itself when it was last ready.
+    /// The guest's facts about itself, as it told them when it was last ready.
     pub fn info(&self) -> &GuestInfo {
         &self.interpreter.info
     }
 
-    /// Whether there is a guest that is not ready yet, and so has run none of the user's code.
+    /// Returns true when there is a guest that is not ready yet, and so has run none of the user's code.
     pub fn is_booting(&self) -> bool {
         matches!(self.interpreter.guest, Guest::Booting(_))
     }
 
-    /// Whether the user is done with the sandbox.
+    /// Returns true when the user is done with the sandbox.
     pub fn is_destroyed(&self) -> bool {
         self.interpreter.guest == Guest::Destroyed
     }
 
-    /// Whether its guests have packages that were installed.
+    /// Returns true when its guests have packages that were installed.
     pub fn has_packages(&self) -> bool {
         !self.interpreter.packages.is_empty()
     }
 
-    /// Whether a guest that has run something has nothing to do.
+    /// Returns true when a guest that has run something has nothing to do.
     pub fn is_idle(&self) -> bool {
         self.interpreter.is_at_rest() && self.interpreter.last_execution > 0
     }
 
-    /// When the driver has to feed [`Input::Tick`], if nothing else happens.
+    /// The time at which the driver has to feed [`Input::Tick`], if nothing else happens.
     pub fn wake_at(&self) -> Option<f64> {
         let interpreter = self.interpreter.wake_at(self.shadows.want_a_copy());
         earliest(interpreter, self.shadows.wake_at(self.interpreter.is_at_rest()))

@@ -1,4 +1,4 @@
-//! What is worth doing before anybody asks for it: predictions of code, which of them to run, and how well that went. No clock, no
+//! Work that is worth doing before anybody asks for it: predictions of code, which of them to run, and how well that went. No clock, no
 //! guest: [`crate::session`] runs what is chosen here.
 
 mod context;
@@ -18,14 +18,14 @@ pub use predictor::Predictor;
 pub use share::Share;
 pub use tally::{Tally, lower_bound};
 
-/// Where a prediction comes from.
+/// A prediction's source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub enum Source {
     /// Words of the conversation.
     Conversation,
-    /// What usually follows such code.
+    /// Code that usually follows such code.
     Pattern,
     /// The tables that there are.
     Dataframe,
@@ -51,7 +51,7 @@ impl Source {
         Self::Model,
     ];
 
-    /// Whether nobody has told it: it is made of the names that there are.
+    /// Returns true when nobody has told it: it is made of the names that there are.
     pub fn is_guess(self) -> bool {
         matches!(self, Self::Conversation | Self::Pattern | Self::Dataframe | Self::Code)
     }
@@ -83,18 +83,18 @@ impl Source {
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct Prediction {
-    /// What who made it calls it by.
+    /// The name that its maker calls it by.
     pub id: u32,
     /// The code, exactly as it would come.
     pub code: String,
     /// What kind of code it is: how often it comes true is learned for each kind.
     #[cfg_attr(target_arch = "wasm32", tsify(type = "string"))]
     pub description: &'static str,
-    /// Where it comes from.
+    /// Its source.
     pub source: Source,
-    /// How likely it is, from 0 to 1.
+    /// Its probability, from 0 to 1.
     pub probability: f64,
-    /// How long it would take, in milliseconds, where that is known.
+    /// The time that it would take, in milliseconds, where that is known.
     #[serde(rename = "estimatedTime", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional))]
     pub estimated_ms: Option<f64>,

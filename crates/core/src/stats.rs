@@ -1,4 +1,4 @@
-//! What a session has done so far, in numbers.
+//! Counts of what a session has done so far.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::execution::{CodeExecution, Outcome, StateStatus};
 use crate::speculate::{Source, Tally};
 
-/// What a sandbox has done so far. A fork begins anew.
+/// Counts of what a sandbox has done so far. A fork begins anew.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -26,11 +26,11 @@ pub struct Stats {
     pub restored: u32,
     /// Executions that said that the state was lost.
     pub lost: u32,
-    /// What `hint`, `updateConversation` and `executeStream` brought.
+    /// The gains of `hint`, `updateConversation` and `executeStream` brought.
     pub ahead: Ahead,
 }
 
-/// How many ended so.
+/// The number of executions that ended so.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct Outcomes {
@@ -48,13 +48,13 @@ pub struct Outcomes {
     pub limit: u32,
 }
 
-/// What was done before code asked for it. `fetched` and `used` are packages.
+/// Work that was done before code asked for it. `fetched` and `used` are packages.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct Ahead {
-    /// How many were fetched.
+    /// The number of those fetched.
     pub fetched: u32,
-    /// How many of those code has imported since.
+    /// The number of those that code has imported since.
     pub used: u32,
     /// Code that ran before it was asked for, by what had predicted it.
     #[cfg_attr(target_arch = "wasm32", tsify(type = "Partial<Record<Source, Tally>>"))]
@@ -62,7 +62,7 @@ pub struct Ahead {
 }
 
 impl Stats {
-    /// What of executions and code that ran ahead has come since `before`. The rest is left out.
+    /// The counts of executions and of code that ran ahead that have come since `before`. The rest is left out.
     pub fn since(&self, before: &Self) -> Self {
         let mut new = Self::default();
         let count = self.executions.total().saturating_sub(before.executions.total());

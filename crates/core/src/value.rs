@@ -1,4 +1,4 @@
-//! How Python values are written as bytes: CPython's `marshal` format, version 2, because both of its ends are fast and
+//! The way Python values are written as bytes: CPython's `marshal` format, version 2, because both of its ends are fast and
 //! small: the guest has it in C, and the host needs the few tags below.
 //!
 //! | tag | then | value |
@@ -42,7 +42,7 @@ pub fn is_date(ms: f64) -> bool {
 
 /// Builds a driver's own values while bytes are read.
 pub trait Build {
-    /// What is built.
+    /// The value that is built.
     type Value;
     /// `None`.
     fn none(&mut self) -> Self::Value;
@@ -424,17 +424,17 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// What was written.
+    /// The bytes written.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }
 
-    /// How much was written.
+    /// The number of bytes written.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Whether nothing was written.
+    /// Returns true when nothing was written.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }

@@ -1,4 +1,4 @@
-//! What is worth doing before anybody asks for it.
+//! Work that is worth doing before anybody asks for it.
 #![cfg(not(target_arch = "wasm32"))]
 
 use proptest::prelude::*;

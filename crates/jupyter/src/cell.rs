@@ -23,28 +23,28 @@ const MOST_NAMES: usize = 50;
 /// Messages that wait for a cell which can show them.
 const MOST_NOTES: usize = 50;
 
-/// Where outputs go.
+/// The place where outputs go.
 pub(super) struct Cell {
     pub iopub: Publisher,
     pub request: Arc<JupyterMessage>,
     /// The number that people see.
     pub count: u32,
-    /// Whether nothing is to be seen.
+    /// True when nothing is to be seen.
     pub silent: bool,
-    /// Whether outputs go to the notebook as the guest has made them.
+    /// True when outputs go to the notebook as the guest has made them.
     pub trusted: bool,
 }
 
-/// How it ended.
+/// The way it ended.
 #[derive(Default)]
 pub(super) struct Ended {
     pub failure: Option<Failure>,
     pub result: Option<String>,
-    /// What else is to be told.
+    /// Notes that are to be told besides.
     pub notes: Vec<String>,
 }
 
-/// What failed, as notebooks show it.
+/// An error, as notebooks show it.
 pub(super) struct Failure {
     name: String,
     value: String,
@@ -192,7 +192,7 @@ impl Cell {
     }
 }
 
-/// What an expression stands for, as the front end has asked for it with a cell, and what is to be told besides.
+/// The value of an expression, as the front end has asked for it with a cell, and notes that are to be told besides.
 pub(super) async fn evaluate(sandbox: &Sandbox, expression: &str) -> (Value, Vec<String>) {
     let run = sandbox.execute(expression).await;
     let notes = run.as_ref().map(notes).unwrap_or_default();
@@ -279,7 +279,7 @@ fn framed(html: &str) -> String {
     )
 }
 
-/// What became of the variables, and what was left out: things that a cell's other outputs do not show.
+/// The fate of the variables, and what was left out: things that a cell's other outputs do not show.
 fn notes(run: &Execution) -> Vec<String> {
     let mut notes = Vec::new();
     let lost = run.state.lost.as_deref().unwrap_or_default();

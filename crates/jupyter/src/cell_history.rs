@@ -37,7 +37,7 @@ impl History {
         }
     }
 
-    /// What was asked for, as Jupyter writes it.
+    /// The cells that were asked for, as Jupyter writes them.
     pub(super) fn find(&self, request: &HistoryRequest) -> Vec<Value> {
         let newest = |cells: Vec<&Cell>, n: i32, output: bool| {
             let skipped = cells.len().saturating_sub(usize::try_from(n).unwrap_or(0));
@@ -92,7 +92,7 @@ impl Cell {
     }
 }
 
-/// Whether a text is as a pattern of shells says: `*` is any text, `?` any character.
+/// Returns true when a text is as a pattern of shells says: `*` is any text, `?` any character.
 fn matches(pattern: &[char], text: &str) -> bool {
     let text: Vec<char> = text.chars().collect();
     let (mut at, mut in_text) = (0, 0);

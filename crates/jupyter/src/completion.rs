@@ -59,7 +59,7 @@ pub(super) async fn inspect(sandbox: Option<&Sandbox>, request: &InspectRequest)
     json!({ "status": "ok", "found": text.is_some(), "data": data, "metadata": {} })
 }
 
-/// What the guest says; nothing where that is rubbish.
+/// The guest's answer; nothing where that is rubbish.
 async fn look<T: DeserializeOwned>(sandbox: Option<&Sandbox>, look: Look, about: &Value) -> Option<T> {
     let answer = sandbox?.look(look, about.to_string().into_bytes()).await;
     let answer = answer.inspect_err(|error| tracing::debug!(%error, "the guest did not look"));

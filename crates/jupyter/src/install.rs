@@ -10,24 +10,24 @@ use jupyter_protocol::JupyterKernelspec;
 use super::CellsArgs;
 
 const FILE: &str = "kernel.json";
-/// What tells kernels of ours from others.
+/// The mark that tells kernels of ours from others.
 const COMMAND: [&str; 2] = ["kernel", "run"];
 
 /// `sandglass-host kernel install`
 #[derive(Debug, Clone, Args)]
 pub struct InstallArgs {
-    /// Where it goes.
+    /// The place where it goes.
     #[command(flatten)]
     pub place: PlaceArgs,
     /// The name that people see.
     #[arg(long, value_name = "TEXT", default_value = "Python (Sandglass)")]
     pub display_name: String,
-    /// What its cells will run in.
+    /// The sandbox that its cells will run in.
     #[command(flatten)]
     pub cells: CellsArgs,
 }
 
-/// Where a kernel is installed.
+/// The place where a kernel is installed.
 #[derive(Debug, Clone, Args)]
 pub struct PlaceArgs {
     /// The name that programs know it by.
@@ -41,7 +41,7 @@ pub struct PlaceArgs {
     pub prefix: Option<PathBuf>,
 }
 
-/// What Jupyter allows as a name.
+/// Checks that Jupyter allows a name.
 fn kernel_name(text: &str) -> Result<String, String> {
     let fits = |char: char| char.is_ascii_lowercase() || char.is_ascii_digit() || "._-".contains(char);
     if text.is_empty() || text.starts_with('.') || !text.chars().all(fits) {
@@ -61,7 +61,7 @@ impl PlaceArgs {
     }
 }
 
-/// Where Jupyter looks for what is a user's.
+/// The place where Jupyter looks for what is a user's.
 fn user_data(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, String> {
     if let Some(folder) = variable("JUPYTER_DATA_DIR") {
         return Ok(folder.into());

@@ -34,11 +34,11 @@ use sandglass_host::args::{GuestArgs, context, seconds};
 use sandglass_host::rlm::Endpoint;
 use sandglass_host::sandbox::{Answer, Sandbox};
 
-/// How long a cell may run where nobody says, in seconds: notebooks have a button to stop one.
+/// The time that a cell may run where nobody says, in seconds: notebooks have a button to stop one.
 const TIMEOUT_SECONDS: f64 = 3_600.0;
 /// Characters of each output stream of a cell where nobody says.
 const MAX_OUTPUT_CHARS: u32 = 10_000_000;
-/// How long somebody may think about what to answer to `input()`, in milliseconds.
+/// The time that somebody may think about what to answer to `input()`, in milliseconds.
 const ANSWER_MS: f64 = 24.0 * 3_600_000.0;
 
 /// `sandglass-host kernel …`
@@ -52,21 +52,21 @@ pub enum KernelCommand {
     Run(Box<RunArgs>),
 }
 
-/// What runs a kernel.
+/// Options that run a kernel.
 #[derive(Debug, Clone, Args)]
 pub struct RunArgs {
     /// The file with ports and key that Jupyter has written.
     #[arg(long, value_name = "FILE")]
     pub connection_file: PathBuf,
-    /// What its cells run in.
+    /// The sandbox that its cells run in.
     #[command(flatten)]
     pub cells: CellsArgs,
 }
 
-/// What the cells of a kernel run in.
+/// Options of the sandbox that the cells of a kernel run in.
 #[derive(Debug, Clone, Args)]
 pub struct CellsArgs {
-    /// Where it runs.
+    /// The place where it runs.
     #[command(flatten)]
     pub guest: GuestArgs,
     /// The folder that the code has as /workspace, and works in; without it, an empty one.
@@ -108,7 +108,7 @@ pub async fn kernel(command: KernelCommand) -> Result<u8, String> {
 }
 
 impl CellsArgs {
-    /// Whether a kernel's cells can run there.
+    /// Checks that a kernel's cells can run there.
     fn check(&self) -> Result<(), String> {
         if self.guest.backend == BackendKind::Jupyter {
             return Err(
@@ -169,7 +169,7 @@ impl CellsArgs {
         Ok(limits)
     }
 
-    /// Who answers `llm_query`.
+    /// The model that answers `llm_query`.
     fn model(&self) -> Result<Option<Endpoint>, String> {
         let Some(url) = &self.llm_url else { return Ok(None) };
         let (own, others) = self

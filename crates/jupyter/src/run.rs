@@ -20,9 +20,9 @@ use sandglass_host::sandbox::Sandbox;
 
 /// The variable in which Jupyter says which process has started a kernel.
 const PARENT: &str = "JPY_PARENT_PID";
-/// How often it is looked whether that process is there.
+/// The interval at which it is looked whether that process is there.
 const LOOK_AT_PARENT: Duration = Duration::from_secs(1);
-/// How long the end of the sandbox may take.
+/// The time that the end of the sandbox may take.
 const GONE_WITHIN: Duration = Duration::from_secs(10);
 const ENDS: &str = "the kernel is being shut down";
 /// Expressions that are evaluated with a cell.
@@ -69,20 +69,20 @@ struct Kernel {
     sandbox: Mutex<Option<Sandbox>>,
     /// Held while one is made.
     starting: tokio::sync::Mutex<()>,
-    /// Whether none may be made any more.
+    /// True when none may be made any more.
     ends: AtomicBool,
 }
 
-/// What the shell remembers.
+/// The shell's state.
 #[derive(Default)]
 struct Session {
     count: u32,
     history: History,
-    /// What became of the state, where no output of a cell has told it yet.
+    /// The fate of the state, where no output of a cell has told it yet.
     untold: Vec<String>,
 }
 
-/// What follows from a request.
+/// The consequence of a request.
 #[derive(PartialEq, Eq)]
 enum Next {
     GoOn,

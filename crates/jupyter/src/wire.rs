@@ -42,7 +42,7 @@ impl Wire {
     /// Opens the addresses in the file that Jupyter has written.
     ///
     /// # Errors
-    /// What is wrong with the file, or with the addresses.
+    /// An error in the file, or in the addresses.
     pub(super) async fn open(file: &Path) -> Result<(Self, Channels), String> {
         let info = read(file).map_err(|why| format!("{}: {why}", file.display()))?;
         let signer = Signer::new(&info.key);
@@ -95,7 +95,7 @@ impl Wire {
     }
 }
 
-/// What Jupyter has written.
+/// The connection file, as Jupyter has written it.
 fn read(file: &Path) -> Result<ConnectionInfo, String> {
     let mut text = String::new();
     let read = std::fs::File::open(file).and_then(|file| file.take(MAX_FILE_BYTES).read_to_string(&mut text));
@@ -159,13 +159,13 @@ fn read_message(signer: &Signer, parts: Vec<Bytes>) -> Result<JupyterMessage, St
         .with_buffers(opened.buffers))
 }
 
-/// What is wrong with the content of a request.
+/// An error in the content of a request.
 pub(super) fn problem(request: &UnknownMessage) -> Option<String> {
     let read = JupyterMessageContent::from_type_and_content(&request.msg_type, request.content.clone());
     read.err().map(|error| error.to_string())
 }
 
-/// What is meant where a field is not there.
+/// The default of a field that is not there.
 fn defaults(kind: &str) -> Value {
     match kind {
         "execute_request" => {

@@ -37,7 +37,7 @@ pub fn to_json(encoding: Encoding, body: &[u8]) -> Result<Value, String> {
     }
 }
 
-/// Whether an answer of this size is taken.
+/// Checks that an answer of this size is taken.
 ///
 /// # Errors
 /// That it is not, in words for whoever wrote the code.

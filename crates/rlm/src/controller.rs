@@ -21,12 +21,12 @@ use crate::directives::{Directive, final_directive};
 use sandglass_core::budget::{Budget, Usage};
 use sandglass_core::execution::{CodeExecution, Outcome};
 
-/// What a run is to do.
+/// A run's task.
 #[derive(Debug, Clone)]
 pub struct Task {
-    /// What is asked.
+    /// The question.
     pub task: String,
-    /// What the answer must be; without it, a text.
+    /// The answer's type; without it, a text.
     pub schema: Option<Schema>,
     /// Replies of the model that it may take.
     pub max_iterations: u32,
@@ -34,9 +34,9 @@ pub struct Task {
     pub max_prompt_tokens: usize,
     /// Characters that are shown of each output.
     pub output_chars: usize,
-    /// How deep it is; 0 is the first run.
+    /// Its depth; 0 is the first run.
     pub depth: u32,
-    /// How deep runs may be.
+    /// The greatest depth of runs.
     pub max_depth: u32,
     /// The user's functions that Python may call.
     pub functions: Vec<String>,
@@ -44,11 +44,11 @@ pub struct Task {
     pub packages: Vec<String>,
     /// Models that Python may name; none when it has no choice.
     pub models: Vec<String>,
-    /// What the user adds to the rules.
+    /// The user's addition to the rules.
     pub instructions: Option<String>,
 }
 
-/// What happens to a run.
+/// An input of a run: something has happened.
 #[derive(Debug, Clone)]
 pub enum Input {
     /// The sandbox has its context, and this is what [`prompt::describe_code`] said of it.
@@ -61,7 +61,7 @@ pub enum Input {
     Stop(RunOutcome, String),
 }
 
-/// What the driver is to do, in this order.
+/// A step for the driver, to be done in order.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Effect {
     /// Ask the model; the answer is [`Input::Replied`].
@@ -74,10 +74,10 @@ pub enum Effect {
     Finish(Finish),
 }
 
-/// How a run ended.
+/// A run's outcome.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finish {
-    /// How.
+    /// The outcome.
     pub outcome: RunOutcome,
     /// The answer.
     pub answer: Option<Value>,
@@ -106,15 +106,15 @@ struct Running {
     blocks: usize,
     /// The one that runs, from 1.
     block: usize,
-    /// What is to be told of the blocks so far.
+    /// The report of the blocks so far.
     feedback: Vec<String>,
-    /// What the reply says outside of its code.
+    /// The reply's prose.
     prose: Vec<String>,
     /// Why blocks beyond those in `waiting` are not run.
     beyond: Option<String>,
     /// The name in a `FINAL(name)` of the prose that is being looked up.
     looked_up: Option<String>,
-    /// What the last words say when code of theirs declares nothing.
+    /// The answer declared in the prose of the last words, when their code declares none.
     otherwise: Option<String>,
 }
 
@@ -142,7 +142,7 @@ impl Running {
     }
 }
 
-/// What a reply declares outside of its code.
+/// The answer that a reply declares outside of its code.
 enum Declared {
     /// A variable, by this code; with the name of a `FINAL(name)`.
     Code(String, Option<String>),
@@ -178,7 +178,7 @@ impl Controller {
         }
     }
 
-    /// Whether it is over.
+    /// Returns true when it is over.
     pub fn is_done(&self) -> bool {
         matches!(self.step, Step::Done)
     }
@@ -297,7 +297,7 @@ impl Controller {
         self.run(now, reply, parsed);
     }
 
-    /// Whether the turns are used up, and the model was asked for its answer only.
+    /// Returns true when the turns are used up, and the model was asked for its answer only.
     fn is_over_time(&self) -> bool {
         self.turn > self.task.max_iterations
     }
@@ -520,7 +520,7 @@ fn in_prose(prose: &[String]) -> Option<Declared> {
     }
 }
 
-/// What a block declares, as code without the rest of the block.
+/// The declaration of a block, as code without the rest of the block.
 fn in_code(block: &str) -> Option<String> {
     match final_directive(block)? {
         Directive::Variable(name) => Some(variable_code(name)),
@@ -539,7 +539,7 @@ fn variable_code(name: &str) -> String {
     }
 }
 
-/// Whether a text may be the name of a variable in Python.
+/// Returns true when a text may be the name of a variable in Python.
 fn is_name(text: &str) -> bool {
     let starts = |char: char| char.is_alphabetic() || char == '_';
     text.starts_with(starts)

@@ -30,7 +30,7 @@ pub fn final_directive(text: &str) -> Option<Directive<'_>> {
     Some(Directive::Value(rest[..end].trim_matches(is_space)))
 }
 
-/// What follows `prefix` where it first begins a line.
+/// The text after `prefix` where it first begins a line.
 fn after_line_start<'a>(text: &'a str, prefix: &str) -> Option<&'a str> {
     let mut start = 0;
     for line in text.split_inclusive('\n') {

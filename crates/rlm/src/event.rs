@@ -1,4 +1,4 @@
-//! What is told of a run. The lines of a trajectory are these events as JSON, one a line; with the model's replies in them, the
+//! Events of a run. The lines of a trajectory are these events as JSON, one a line; with the model's replies in them, the
 //! run can be shown, and run again without a model ([`replay`](super::replay)).
 //!
 //! Keys of endpoints are in none of them.
@@ -20,16 +20,16 @@ pub const TRAJECTORY_VERSION: u32 = 1;
 pub struct RlmEvent {
     /// The run: `"0"` is the first, `"0.1"` the second of its children.
     pub run: String,
-    /// How deep it is.
+    /// Its depth.
     pub depth: u32,
     /// Milliseconds since the first run began.
     pub time: f64,
-    /// What happened.
+    /// The event itself.
     #[serde(flatten)]
     pub kind: RlmEventKind,
 }
 
-/// What happens in a run.
+/// An event of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -38,13 +38,13 @@ pub enum RlmEventKind {
     RunStarted {
         /// [`TRAJECTORY_VERSION`].
         version: u32,
-        /// What is asked.
+        /// The question.
         task: String,
-        /// What its context is.
+        /// The facts about its context.
         contexts: Vec<ContextFacts>,
         /// Replies that it may take.
         max_iterations: u32,
-        /// How deep runs may be.
+        /// The greatest depth of runs.
         max_depth: u32,
         /// The schema of its answer.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -55,13 +55,13 @@ pub enum RlmEventKind {
     TurnStarted {
         /// From 1; the last one, beyond `of`, asks for the answer only.
         turn: u32,
-        /// How many there may be.
+        /// The number that there may be.
         of: u32,
-        /// How many messages it is sent.
+        /// The number of messages that it is sent.
         messages: usize,
         /// About how many tokens they take.
         prompt_tokens: usize,
-        /// What is left of the tree's budget.
+        /// The rest of the tree's budget.
         left: BudgetLeft,
     },
     /// Older turns were shortened, because the messages became too long.
@@ -79,11 +79,11 @@ pub enum RlmEventKind {
         turn: u32,
         /// The reply.
         text: String,
-        /// What it used.
+        /// The usage.
         usage: Usage,
-        /// Whether that is an estimate, because nobody said.
+        /// True when that is an estimate, because nobody said.
         estimated: bool,
-        /// Whether the reply was cut by a limit of tokens.
+        /// True when the reply was cut by a limit of tokens.
         cut: bool,
         /// Milliseconds, repetitions included.
         duration: f64,
@@ -121,7 +121,7 @@ pub enum RlmEventKind {
         /// The [`CodeExecution`](crate::CodeExecution), as it was when this was recorded.
         #[cfg_attr(target_arch = "wasm32", tsify(type = "CodeExecution"))]
         execution: Value,
-        /// Whether it declared a final answer.
+        /// True when it declared a final answer.
         declared: bool,
     },
     /// Python asks a model.
@@ -132,9 +132,9 @@ pub enum RlmEventKind {
         name: String,
         /// The prompt or task, cut in the middle when it is long.
         prompt: String,
-        /// How many characters it has.
+        /// The number of characters that it has.
         prompt_chars: usize,
-        /// What identifies it, so that a replay finds it whatever the order.
+        /// A hash that identifies it, so that a replay finds it whatever the order.
         prompt_hash: String,
         /// The model that Python named.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -157,28 +157,28 @@ pub enum RlmEventKind {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(target_arch = "wasm32", tsify(optional))]
         error: Option<String>,
-        /// What it used; a child's calls have their own.
+        /// The usage; a child's calls have their own.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(target_arch = "wasm32", tsify(optional))]
         usage: Option<Usage>,
         /// Milliseconds.
         duration: f64,
     },
-    /// What was spent so far by the whole tree.
+    /// The whole tree's spending so far.
     Budget {
-        /// What was spent.
+        /// The amounts spent.
         spent: Usage,
-        /// What is left.
+        /// The amounts left.
         left: BudgetLeft,
     },
     /// A declared answer is not what was asked for; the model is told and goes on.
     AnswerRejected {
-        /// What is wrong with it.
+        /// A text that says what is wrong with it.
         problems: String,
     },
     /// The run is over.
     RunEnded {
-        /// How.
+        /// The outcome.
         outcome: RunOutcome,
         /// The answer.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -190,26 +190,26 @@ pub enum RlmEventKind {
         error: Option<String>,
         /// Turns that the model was asked for, the one after the last turn included.
         iterations: u32,
-        /// What it spent, its children included.
+        /// The amounts that it spent, its children included.
         usage: Usage,
         /// Milliseconds.
         duration: f64,
     },
     /// Text of a reply as it comes. Live only: no line of a trajectory.
     Text {
-        /// What is new.
+        /// The new text.
         text: String,
     },
     /// Output of running code as it comes. Live only.
     Output {
         /// `stdout` or `stderr`.
         stream: String,
-        /// What is new.
+        /// The new text.
         text: String,
     },
 }
 
-/// How a run ended.
+/// A run's outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -227,7 +227,7 @@ pub enum RunOutcome {
 }
 
 impl RlmEventKind {
-    /// Whether it is no line of a trajectory.
+    /// Returns true when it is no line of a trajectory.
     pub fn is_live(&self) -> bool {
         matches!(self, Self::Text { .. } | Self::Output { .. })
     }
@@ -246,7 +246,7 @@ impl RlmEventKind {
     }
 }
 
-/// What identifies a text, as 16 hexadecimal digits. Source: Fowler, Noll and Vo, FNV-1a with 64 bits.
+/// A hash of a text, as 16 hexadecimal digits. Source: Fowler, Noll and Vo, FNV-1a with 64 bits.
 pub fn hash(text: &str) -> String {
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

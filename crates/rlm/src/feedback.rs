@@ -1,4 +1,4 @@
-//! What a controller tells the model of an execution, as the controllers of each [`Profile`] write it.
+//! Texts by which a controller tells the model of an execution, as the controllers of each [`Profile`] write it.
 //!
 //! The texts are those of
 //!
@@ -14,7 +14,7 @@ use sandglass_core::limits::{DSPY_FEEDBACK_CHARS, FEEDBACK_CHARS, RLM_MINIMAL_FE
 use sandglass_core::output::omission_notice;
 use sandglass_core::protocol::Profile;
 
-/// Whose texts.
+/// The profile whose texts they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// Sandglass's own.
@@ -93,7 +93,7 @@ pub fn feedback(
     }
 }
 
-/// What alexzhang13/rlm asks its model with at every turn but the first (`rlm/utils/prompts.py`, `build_user_prompt`).
+/// The question of alexzhang13/rlm to its model at every turn but the first (`rlm/utils/prompts.py`, `build_user_prompt`).
 pub fn rlm_turn(turn: u32, turns: u32) -> String {
     format!("Turn {turn}/{turns}:")
 }
@@ -173,7 +173,7 @@ fn dspy_text(execution: &CodeExecution, max: usize) -> String {
     format!("Output ({} chars):\n{shown}", grouped(chars))
 }
 
-/// What a model has to know of its variables, when they are not as its code left them.
+/// Tells a model about its variables, when they are not as its code left them.
 fn state_note(execution: &CodeExecution) -> Option<String> {
     const MOST: usize = 50;
     let state = &execution.state;
@@ -195,7 +195,7 @@ fn state_note(execution: &CodeExecution) -> Option<String> {
     })
 }
 
-/// What `str()` says of an exception: its last line without the class.
+/// The text that `str()` gives for an exception: its last line without the class.
 fn message<'a>(error: &'a str, error_type: Option<&str>) -> &'a str {
     error_type
         .and_then(|kind| error.strip_prefix(kind)?.strip_prefix(": "))
@@ -212,7 +212,7 @@ fn hidden(execution: &CodeExecution) -> i64 {
         .fold(0, i64::saturating_add)
 }
 
-/// How many characters there were in all.
+/// The number of characters that there were in all.
 fn total(text: &str, hidden: i64) -> u64 {
     let chars = to_i64(text.chars().count() as u64);
     chars.saturating_add(hidden).try_into().unwrap_or(0)
@@ -222,7 +222,7 @@ fn to_i64(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// What is kept of a text that is too long.
+/// The part that is kept of a text that is too long.
 #[derive(Clone, Copy, PartialEq)]
 enum Half {
     Head,

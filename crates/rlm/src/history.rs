@@ -34,7 +34,7 @@ struct Turn {
     form: Form,
 }
 
-/// How much of a turn is shown.
+/// The part of a turn that is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Form {
     Whole,
@@ -53,7 +53,7 @@ impl Form {
     }
 }
 
-/// What compacting has saved.
+/// The tokens that compacting has saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Compaction {
     /// Tokens before.
@@ -156,7 +156,7 @@ impl History {
         tokens(&self.rules) + tokens(&self.opening()) + turns.sum::<usize>()
     }
 
-    /// How many turns are not shown.
+    /// The number of turns that are not shown.
     fn gone(&self) -> usize {
         self.turns.iter().take_while(|turn| turn.form == Form::Gone).count()
     }

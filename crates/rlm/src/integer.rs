@@ -24,7 +24,7 @@ pub fn big_int(value: &Value) -> Option<&str> {
     fields.get(KEY)?.as_str().filter(|text| is_big(text))
 }
 
-/// Whether this is how an int past 2^53 is written, and no longer than any that comes out of Python so.
+/// Returns true when this is how an int past 2^53 is written, and no longer than any that comes out of Python so.
 fn is_big(text: &str) -> bool {
     let magnitude = text.strip_prefix('-').unwrap_or(text);
     if let Some(hex) = magnitude.strip_prefix("0x") {

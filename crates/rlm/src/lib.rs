@@ -41,24 +41,24 @@ pub mod writing;
 
 use serde::{Deserialize, Serialize};
 
-/// What one side said.
+/// A message of one side.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct Message {
-    /// Who said it.
+    /// The side that said it.
     pub role: Role,
-    /// What.
+    /// The text.
     pub content: String,
 }
 
-/// Who says something to a model.
+/// A side that says something to a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub enum Role {
-    /// Who wrote the rules.
+    /// The author of the rules.
     System,
-    /// Who asks, and shows what code did.
+    /// The side that asks, and shows what code did.
     User,
     /// The model.
     Assistant,

@@ -7,21 +7,21 @@ use super::Message;
 use super::limits::{FIRST_BACKOFF_MS, MAX_BACKOFF_MS, MAX_REPLY_BYTES, MAX_RETRY_AFTER_MS};
 use sandglass_core::budget::Usage;
 
-/// What a model answered.
+/// A model's answer.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Reply {
     /// Its text.
     pub text: String,
-    /// What it used, where the endpoint says so.
+    /// The usage, where the endpoint says so.
     pub usage: Option<Usage>,
-    /// Whether the text ends where the endpoint's limit of tokens was reached.
+    /// True when the text ends where the endpoint's limit of tokens was reached.
     pub cut: bool,
-    /// What a token of the prompt costs, and one of the text, where the user has said it.
+    /// The cost of a token of the prompt, and one of the text, where the user has said it.
     pub price: Option<[f64; 2]>,
 }
 
 impl Reply {
-    /// What it has used as the answer to these messages: by estimate, where the endpoint does not say.
+    /// Its usage as the answer to these messages: by estimate, where the endpoint does not say.
     pub fn used(&self, asked: &[Message]) -> Usage {
         let mut usage = self.usage.unwrap_or_else(|| estimated_usage(asked, &self.text));
         if let Some([input, output]) = self.price {
@@ -39,9 +39,9 @@ pub enum Failure {
     Status {
         /// The HTTP status.
         status: u16,
-        /// What its body says.
+        /// The text of its body.
         message: String,
-        /// Whether the same request may succeed later.
+        /// True when the same request may succeed later.
         passing: bool,
         /// Milliseconds that it asks to wait.
         retry_after_ms: Option<f64>,
@@ -74,7 +74,7 @@ pub fn request_body(model: &str, messages: &[Message], stream: bool, extra: &Map
     Value::Object(body).to_string()
 }
 
-/// Where requests go.
+/// The address that requests go to.
 pub fn completions_url(base_url: &str) -> String {
     let base = base_url.trim_end_matches('/');
     if base.ends_with("/chat/completions") {
@@ -99,7 +99,7 @@ pub fn read_reply(body: &[u8]) -> Result<Reply, Failure> {
 #[derive(Debug, Default)]
 pub struct StreamReader {
     line: Vec<u8>,
-    /// Whether the last byte was a carriage return, after which a line feed ends nothing.
+    /// True when the last byte was a carriage return, after which a line feed ends nothing.
     after_return: bool,
     data: String,
     seen: usize,
@@ -134,7 +134,7 @@ impl StreamReader {
         Ok(self.reading.text[before..].to_owned())
     }
 
-    /// Whether the endpoint has said that nothing more comes.
+    /// Returns true when the endpoint has said that nothing more comes.
     pub fn is_done(&self) -> bool {
         self.done
     }
@@ -183,7 +183,7 @@ impl StreamReader {
     }
 }
 
-/// What has been read of a reply.
+/// The part of a reply that has been read.
 #[derive(Debug, Default)]
 struct Reading {
     text: String,
@@ -274,7 +274,7 @@ fn read_usage(usage: &Value) -> Option<Usage> {
     })
 }
 
-/// What a response with another status than 200 means. `now_ms` is the time since 1970, for a `Retry-After` that is a date.
+/// The meaning of a response with another status than 200. `now_ms` is the time since 1970, for a `Retry-After` that is a date.
 pub fn refusal(status: u16, body: &[u8], retry_after: RetryAfter<'_>, now_ms: f64) -> Failure {
     let value: Value = serde_json::from_slice(body).unwrap_or_default();
     // Some endpoints wrap the object into an array.
@@ -357,7 +357,7 @@ pub fn retry_in(failure: &Failure, attempt: u32, max_retries: u32, chance: f64) 
     }
 }
 
-/// What a call has used where the endpoint does not say: an estimate of the tokens.
+/// The usage of a call where the endpoint does not say: an estimate of the tokens.
 fn estimated_usage(messages: &[Message], reply: &str) -> Usage {
     let prompt: usize = messages
         .iter()

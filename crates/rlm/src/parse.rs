@@ -43,9 +43,9 @@ pub struct Parsed {
 /// One fenced block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
-    /// What is in it.
+    /// Its contents.
     pub code: String,
-    /// Whether its end is there; a reply that was cut lacks it.
+    /// True when its end is there; a reply that was cut lacks it.
     pub closed: bool,
 }
 

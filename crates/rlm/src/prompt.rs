@@ -21,7 +21,7 @@ pub struct ContextFacts {
     /// Its class.
     #[serde(rename = "type")]
     pub kind: String,
-    /// How long it is, in `unit`s.
+    /// Its length, in `unit`s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional, type = "number"))]
     pub length: Option<u64>,
@@ -29,11 +29,11 @@ pub struct ContextFacts {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional))]
     pub unit: Option<String>,
-    /// How many characters its items have together, when all are texts.
+    /// The number of characters that its items have together, when all are texts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional, type = "number"))]
     pub characters: Option<u64>,
-    /// How it begins.
+    /// Its beginning.
     #[serde(default)]
     pub peek: String,
 }
@@ -61,12 +61,12 @@ pub fn read_facts(value: Option<Value>) -> Vec<ContextFacts> {
     facts.collect()
 }
 
-/// What the rules depend on.
+/// The settings that the rules depend on.
 #[derive(Debug, Clone)]
 pub struct Setting<'a> {
-    /// How many contexts there are.
+    /// The number of contexts that there are.
     pub contexts: usize,
-    /// Whether `rlm_query` starts runs, or asks the sub-model only.
+    /// True when `rlm_query` starts runs; else it asks the sub-model only.
     pub recurses: bool,
     /// Characters that fit into a prompt for the sub-model.
     pub prompt_chars: usize,
@@ -78,7 +78,7 @@ pub struct Setting<'a> {
     pub packages: &'a [String],
     /// Models that `llm_query` may name.
     pub models: &'a [String],
-    /// What the user adds.
+    /// The user's addition.
     pub instructions: Option<&'a str>,
 }
 
@@ -176,7 +176,7 @@ pub fn task(task: &str, contexts: &[ContextFacts], schema: Option<&Schema>) -> S
     text
 }
 
-/// What stands at the end of every message: where the run is, and what is left.
+/// The text at the end of every message: where the run is, and what is left.
 pub fn turn_line(turn: u32, of: u32, left: &BudgetLeft) -> String {
     let last = if turn == of {
         " This is the last turn: declare your best answer in it."
@@ -186,7 +186,7 @@ pub fn turn_line(turn: u32, of: u32, left: &BudgetLeft) -> String {
     format!("Turn {turn} of {of}. Left for everything: {left}.{last}")
 }
 
-/// What is asked when there are no turns left.
+/// The question when there are no turns left.
 pub fn last_words(schema: Option<&Schema>) -> String {
     let form = if schema.is_some() {
         "as JSON that is valid under the schema, and nothing else"
@@ -196,7 +196,7 @@ pub fn last_words(schema: Option<&Schema>) -> String {
     format!("There are no turns left. Reply with your best answer to the task now, {form}: no code runs any more.")
 }
 
-/// What a reply without code is told.
+/// The message to the model about a reply without code.
 pub fn no_code(other_fences: usize) -> String {
     let why = if other_fences > 0 {
         "Your reply has fenced text, but none that begins with ```repl, so nothing was run."
@@ -206,7 +206,7 @@ pub fn no_code(other_fences: usize) -> String {
     format!("{why} Write a ```repl block; when you know the answer, call FINAL(value) in it.")
 }
 
-/// What is told of a `FINAL(name)` in prose that names no variable.
+/// The message to the model about a `FINAL(name)` in prose that names no variable.
 pub fn no_variable(name: &str) -> String {
     format!(
         "FINAL({name}) outside of code declares a variable, and there is none with a value of that name. If the answer is that text, call \
@@ -223,12 +223,12 @@ pub fn declares_nothing(execution: &CodeExecution) -> String {
     )
 }
 
-/// What is told of a block that was not run because the reply ends within it.
+/// The message to the model about a block that was not run because the reply ends within it.
 pub fn cut_block() -> &'static str {
     "The last block has no end, because your reply was cut: it was not run. Write less at once, and close the block."
 }
 
-/// What is told of blocks after one that failed, or beyond the number that is run.
+/// The message to the model about blocks after one that failed, or beyond the number that is run.
 pub fn skipped(from: usize, blocks: usize, reason: &str) -> String {
     match blocks - from {
         0 => format!("Block {blocks} was not run, {reason}."),
@@ -236,14 +236,14 @@ pub fn skipped(from: usize, blocks: usize, reason: &str) -> String {
     }
 }
 
-/// What is told of an answer that is not what was asked for.
+/// The message to the model about an answer that is not what was asked for.
 pub fn rejected(problems: &str) -> String {
     format!(
         "That final answer was not accepted:\n{problems}\nDeclare one that is right; all variables are still there."
     )
 }
 
-/// What a block did.
+/// A report of what a block did.
 pub fn feedback(execution: &CodeExecution, block: usize, blocks: usize) -> String {
     let number = (blocks > 1).then(|| u32::try_from(block).unwrap_or(u32::MAX));
     let text = feedback::feedback(Profile::Default, execution, number, &[], Some(MAX_FEEDBACK_CHARS));
@@ -253,7 +253,7 @@ pub fn feedback(execution: &CodeExecution, block: usize, blocks: usize) -> Strin
     }
 }
 
-/// What the traceback does not say.
+/// The facts that the traceback does not say.
 fn outcome(execution: &CodeExecution) -> Option<&'static str> {
     match execution.outcome {
         Outcome::Ok | Outcome::Error => None,

@@ -1,9 +1,9 @@
-//! What drivers make of `llm_query` and `rlm_query`: whether a prompt fits, and what Python is told.
+//! Rules by which drivers answer `llm_query` and `rlm_query`: whether a prompt fits, and what Python is told.
 
 use super::estimate_tokens;
 use super::event::RunOutcome;
 
-/// Whether a prompt fits into `most` tokens.
+/// Returns true when a prompt fits into `most` tokens.
 pub fn fits(prompt: &str, most: u32) -> bool {
     // A token has at most four bytes, so this is often known without looking at all of them.
     prompt.len() <= 4 * most as usize && estimate_tokens(prompt) <= most as usize
@@ -30,7 +30,7 @@ pub fn checked(prompt: String, most: u32) -> Result<String, Refused> {
     Err(Refused { start: prompt, why })
 }
 
-/// What Python is told of a prompt of `chars` characters that does not fit.
+/// The message to Python about a prompt of `chars` characters that does not fit.
 pub fn too_long(chars: usize, most: u32) -> String {
     format!(
         "the prompt has {chars} characters, which is more than the {most} tokens that fit (about {} characters): ask about parts \
@@ -48,7 +48,7 @@ pub fn with_context(task: &str, context: &str, most: u32) -> Option<String> {
     fits(&prompt, most).then_some(prompt)
 }
 
-/// What Python is told when it does not fit.
+/// The message to Python when it does not fit.
 pub fn no_deeper(max_depth: u32, most: u32) -> String {
     format!(
         "rlm_query goes no deeper than here (maxDepth {max_depth}), and its context does not fit into one prompt of {most} tokens \
@@ -57,7 +57,7 @@ pub fn no_deeper(max_depth: u32, most: u32) -> String {
     )
 }
 
-/// What Python is told of a child run without an answer.
+/// The message to Python about a child run without an answer.
 pub fn child_failed(outcome: RunOutcome, why: Option<String>) -> String {
     let why = why.unwrap_or_default();
     match outcome {
@@ -91,7 +91,7 @@ pub fn model_named<'a>(named: Option<&'a str>, own: &'a str, others: &[String]) 
     }
 }
 
-/// What a key has at least that is a secret, in bytes. Local endpoints take words such as `none`, which any text may have.
+/// The least length of a key that is a secret, in bytes. Local endpoints take words such as `none`, which any text may have.
 const MIN_KEY_BYTES: usize = 10;
 
 /// A text of an endpoint without its key: endpoints quote keys that they do not like.

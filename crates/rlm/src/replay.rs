@@ -7,12 +7,12 @@ use super::event::{RlmEvent, RlmEventKind, TRAJECTORY_VERSION};
 use super::limits::MAX_TRAJECTORY_EVENTS;
 use sandglass_core::budget::Usage;
 
-/// What a model said.
+/// A model's reply.
 pub type Said = (String, Usage);
-/// What a model said, or what the call of it failed with.
+/// A model's reply, or what the call of it failed with.
 pub type Recorded = Result<Said, String>;
 
-/// What is asked for is not in the trajectory, so that the run cannot go on as it did then.
+/// The request is not in the trajectory, so that the run cannot go on as it did then.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the trajectory has no {0}")]
 pub struct Missing(String);
@@ -100,7 +100,7 @@ impl Replay {
         Ok(replay)
     }
 
-    /// What the model replied in a turn.
+    /// The model's reply in a turn.
     ///
     /// # Errors
     /// That it did not.
@@ -109,7 +109,7 @@ impl Replay {
         said.ok_or_else(|| Missing(format!("reply for turn {turn} of run {run}")))
     }
 
-    /// What came of a call: of one with this prompt, or of the one of this number.
+    /// The outcome of a call: of one with this prompt, or of the one of this number.
     ///
     /// # Errors
     /// That there was none, or that it did not end.

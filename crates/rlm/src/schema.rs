@@ -56,7 +56,7 @@ impl Schema {
         &self.0
     }
 
-    /// What is wrong with a value, a line each, beginning with where; empty when nothing is.
+    /// The faults of a value, a line each, beginning with where; empty when nothing is.
     pub fn problems(&self, value: &Value) -> Vec<String> {
         let steps = Cell::new(0);
         let mut check = Check {
@@ -142,7 +142,7 @@ fn known(schema: &Value, root: &Value, path: &str, depth: usize) -> Result<(), E
     Ok(())
 }
 
-/// What a reference means.
+/// The schema that a reference means.
 fn resolve<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
     let pointer = reference.strip_prefix('#')?;
     let is_definition = ["/$defs/", "/definitions/"]
@@ -167,7 +167,7 @@ impl Check<'_> {
         }
     }
 
-    /// Whether a value is right, without saying why it is not.
+    /// Returns true when a value is right, without saying why it is not.
     fn is_right(&self, schema: &Value, value: &Value, depth: usize) -> bool {
         let mut check = Check {
             root: self.root,

@@ -53,7 +53,7 @@ pub struct Tree {
     why_stopped: Mutex<Option<(RunOutcome, String)>>,
 }
 
-/// What happens to a run.
+/// An input of a run: something has happened.
 #[derive(Debug, Clone)]
 pub enum Input {
     /// The sandbox has its contexts, which are these.
@@ -69,13 +69,13 @@ pub enum Input {
 }
 
 impl Input {
-    /// Whether the run needs its sandbox no more. The sandbox has to be gone first: the run waits for the queries of its code.
+    /// Returns true when the run needs its sandbox no more. The sandbox has to be gone first: the run waits for the queries of its code.
     pub fn is_end(&self) -> bool {
         matches!(self, Self::Failed(_) | Self::Stopped)
     }
 }
 
-/// What the driver is to do for a run.
+/// A step for the driver of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
     /// Ask the model for the reply of this turn; the answer is [`Input::Replied`].
@@ -86,7 +86,7 @@ pub enum Step {
     Finish(Finish),
 }
 
-/// What follows from an input: events that are to be told, then a step. Without a step, the run waits for its queries.
+/// The outcome of an input: events that are to be told, then a step. Without a step, the run waits for its queries.
 #[derive(Debug, Default)]
 pub struct Next {
     /// To be told in this order.
@@ -102,7 +102,7 @@ pub struct Query {
     pub call: u32,
     /// To be told before it is answered.
     pub started: RlmEvent,
-    /// How it is answered.
+    /// The way it is answered.
     pub work: Work,
 }
 
@@ -117,7 +117,7 @@ pub enum Work {
     Refuse(String),
 }
 
-/// What came of the work for a query.
+/// The outcome of the work for a query.
 #[derive(Debug)]
 pub enum Came {
     /// The model replied.
@@ -135,7 +135,7 @@ pub enum Came {
 pub struct Answer {
     /// The text.
     pub text: String,
-    /// What the model used; the calls of a child are counted by themselves.
+    /// The model's use; the calls of a child are counted by themselves.
     pub usage: Usage,
 }
 
@@ -158,7 +158,7 @@ pub struct Run {
     calls: u32,
     children: u32,
     open: HashMap<u32, Open>,
-    /// What happened while queries were open.
+    /// The input that came while queries were open.
     held: Option<controller::Input>,
 }
 
@@ -244,7 +244,7 @@ impl Run {
         self.depth
     }
 
-    /// What it may spend.
+    /// Its budget.
     pub fn budget(&self) -> &Budget {
         &self.budget
     }

@@ -1,4 +1,4 @@
-//! What can be done while the model still writes: what its code imports is fetched, the first block of its reply runs as it comes, and
+//! Work that can be done while the model still writes: what its code imports is fetched, the first block of its reply runs as it comes, and
 //! before there is one, what it says is for guesses. The blocks after it find another state than the one that there is now.
 
 use super::parse::{may_end, parse};
@@ -13,14 +13,14 @@ const MOST_BYTES: usize = 4 * MAX_WRITTEN_BYTES;
 pub struct Writing {
     text: String,
     lines: Lines,
-    /// How much of the first block is known to be complete, and whether all of it is there.
+    /// The part of the first block that is known to be complete, and whether all of it is there.
     sent: usize,
     is_closed: bool,
-    /// Whether it is too long to be looked at.
+    /// True when it is too long to be looked at.
     is_over: bool,
 }
 
-/// What can be done about what there is of a reply.
+/// A step that the reply so far allows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     /// To get ready what this code imports: all that there is, the line that is being written included.
@@ -81,7 +81,7 @@ impl Writing {
 mod tests {
     use super::*;
 
-    /// What can be done besides fetching, when these pieces come one after the other.
+    /// Steps besides fetching, when these pieces come one after the other.
     fn steps(pieces: &[&str]) -> Vec<Step> {
         let mut writing = Writing::default();
         let steps = pieces.iter().flat_map(|piece| writing.hear(piece));

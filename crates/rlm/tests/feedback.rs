@@ -1,4 +1,4 @@
-//! What a model is told of an execution. The texts are what the named projects' own functions made of the same output.
+//! Texts that tell a model of an execution. The texts are what the named projects' own functions made of the same output.
 #![cfg(not(target_arch = "wasm32"))]
 
 use proptest::prelude::*;

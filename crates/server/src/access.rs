@@ -1,4 +1,4 @@
-//! Who may ask: bearer keys, the `Host` that a keyless server answers, and the origins of pages.
+//! Decides who may ask: bearer keys, the `Host` that a keyless server answers, and the origins of pages.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ const LEAST_KEY_CHARS: usize = 16;
 const MOST_KEY_CHARS: usize = 512;
 /// Characters of an owner's name.
 const MOST_NAME_CHARS: usize = 64;
-/// What the WebSocket subprotocol that carries a key begins with.
+/// The beginning of the WebSocket subprotocol that carries a key.
 pub const KEY_PROTOCOL: &str = "sandglass.key.";
 /// Whom sessions belong to when there are no keys.
 pub const LOCAL: &str = "local";
@@ -78,7 +78,7 @@ impl Keys {
         Ok(self)
     }
 
-    /// Whether there are none.
+    /// Returns true when there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -91,7 +91,7 @@ impl Keys {
         owners
     }
 
-    /// Whose key this is. Takes the same time whatever is asked.
+    /// The key's owner. Takes the same time whatever is asked.
     pub fn owner_of(&self, key: &[u8]) -> Option<Arc<str>> {
         let digest = digest(key);
         let mut owner = None;
@@ -175,7 +175,7 @@ pub fn presented_key(headers: &HeaderMap) -> Option<Vec<u8>> {
         .and_then(|key| URL_SAFE_NO_PAD.decode(key).ok())
 }
 
-/// Whether `Host` names this machine: a page of another site that has its name resolved to this machine (DNS rebinding) cannot
+/// Returns true when `Host` names this machine: a page of another site that has its name resolved to this machine (DNS rebinding) cannot
 /// make the browser say so.
 pub fn is_local_host(headers: &HeaderMap, uri: &Uri) -> bool {
     host(headers, uri).and_then(name_of).is_some_and(|name| {
@@ -241,12 +241,12 @@ impl Origins {
         Ok(parsed)
     }
 
-    /// Whether every page may.
+    /// Returns true when every page may.
     pub fn any(&self) -> bool {
         self.any
     }
 
-    /// What to make of the `Origin` of a request.
+    /// Judges the `Origin` of a request.
     pub fn judge(&self, headers: &HeaderMap, uri: &Uri) -> Origin {
         if !headers.contains_key(header::ORIGIN) {
             return Origin::None;
@@ -268,7 +268,7 @@ impl Origins {
     }
 }
 
-/// What a request's `Origin` means.
+/// The meaning of a request's `Origin`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     /// No page of another origin sent it.
@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(owners, ["ann", "bob", "key-3"]);
     }
 
-    /// What is compared are digests of whole keys: how near a guess comes to a key makes no difference that could be measured.
+    /// Compares digests of whole keys: how near a guess comes to a key makes no difference that could be measured.
     #[test]
     fn keys_are_known_by_all_of_their_digest() {
         let known = digest(KEY.as_bytes());

@@ -13,10 +13,10 @@ use tokio::time::{Instant, timeout_at};
 use super::errors::{ApiError, Ours};
 use super::quotas::{Account, Held};
 
-/// What is longer than this is decoded and written on a thread of its own, in bytes.
+/// The size from which bodies are decoded and written on a thread of their own, in bytes.
 const LONG: usize = 64 << 10;
 
-/// What bodies are held to.
+/// The limits of bodies.
 #[derive(Debug, Clone, Copy)]
 pub struct BodyLimits {
     /// Bytes of one body.
@@ -30,9 +30,9 @@ pub struct BodyLimits {
 /// A body, and the part of the quota that it takes.
 #[derive(Debug)]
 pub struct Taken<T> {
-    /// What it is.
+    /// Its value.
     pub value: T,
-    /// How long it was, in bytes.
+    /// Its length, in bytes.
     pub size: usize,
     /// To be kept for as long as the value, or what is made of it, lives.
     pub held: Vec<Held>,

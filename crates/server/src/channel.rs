@@ -55,11 +55,11 @@ const SLACK_BYTES: usize = 1 << 20;
 const MOST_UNTAKEN_BYTES: usize = 64 << 20;
 /// Messages for a client that takes none, beyond which it is not heard: it could ask for ever more.
 const MOST_WAITING: usize = 256;
-/// How long a guest's last frames are waited for when its process has ended.
+/// The time that a guest's last frames are waited for when its process has ended.
 const LAST_FRAMES: Duration = Duration::from_secs(2);
-/// How long a guest's end is waited for.
+/// The time that a guest's end is waited for.
 const ENDING: Duration = Duration::from_secs(10);
-/// How long a close message is waited for.
+/// The time that a close message is waited for.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// `GET /v1/sessions/{id}/channel`.
@@ -113,7 +113,7 @@ pub async fn channel(
     }))
 }
 
-/// How the session's guests are made.
+/// The way the session's guests are made.
 struct Guests {
     launcher: Arc<dyn Launcher>,
     most_value_bytes: usize,
@@ -148,13 +148,13 @@ struct Relay {
     number: u32,
     booting: Option<BoxFuture<'static, Result<Guest, sandglass_core::Error>>>,
     guest: Option<Running>,
-    /// The turn that runs, by its number.
+    /// The exchange under way, by its number.
     turn: Option<u32>,
     heard_at: Instant,
     used_at: Instant,
 }
 
-/// What the loop does next.
+/// The event that the loop handles next.
 enum Happened {
     Message(Option<Result<Message, axum::Error>>),
     Sent(Result<(), axum::Error>),
@@ -394,7 +394,7 @@ impl Relay {
     }
 }
 
-/// The turn that a request begins.
+/// The number of the exchange that a request begins.
 fn turn_of(request: &Request) -> Option<u32> {
     match request {
         Request::Execute { turn, .. }
@@ -411,7 +411,7 @@ fn turn_of(request: &Request) -> Option<u32> {
     }
 }
 
-/// The turn that an event ends.
+/// The number of the exchange that an event ends.
 fn ended_turn(event: &Event) -> Option<u32> {
     match event {
         Event::Executed { turn, .. }
@@ -480,7 +480,7 @@ impl Running {
         Ok(())
     }
 
-    /// What comes of it next. Can be dropped and called again.
+    /// The next thing that comes of it. Can be dropped and called again.
     async fn next(&mut self, socket_is_free: bool) -> FromGuest {
         loop {
             if self.writer.outbox.is_empty() {

@@ -29,9 +29,9 @@ use super::write_timeout::WriteTimeout;
 const MOST_HEAD_BYTES: usize = 64 << 10;
 /// Headers of a request.
 const MOST_HEADERS: usize = 64;
-/// What is waited after `accept` failed, for example because no file descriptors are left.
+/// The pause after `accept` failed, for example because no file descriptors are left.
 const AFTER_FAILURE: Duration = Duration::from_millis(100);
-/// How often the system asks whether a silent client is still there.
+/// The interval at which the system asks whether a silent client is still there.
 const ASKING: Duration = Duration::from_secs(15);
 
 /// The times that connections are held to.
@@ -46,7 +46,7 @@ pub struct Deadlines {
 /// A connection's place among those that there may be. A WebSocket keeps it when HTTP is done.
 #[derive(Debug)]
 pub struct Place {
-    /// Who is at the other end.
+    /// The address of the other end.
     pub peer: SocketAddr,
     _permit: OwnedSemaphorePermit,
     _open: Up,
@@ -241,7 +241,7 @@ async fn serve(
     }
 }
 
-/// What cannot be set is done without.
+/// Sets options of a connection; those that cannot be set are done without.
 fn prepare(stream: &TcpStream, patience: Duration) {
     // Small answers must not wait for more to come.
     let _ = stream.set_nodelay(true);

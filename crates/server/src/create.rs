@@ -22,7 +22,7 @@ use sandglass_host::launcher::Settings;
 use sandglass_host::sandbox::{Answer, Query};
 use sandglass_host::{BackendKind, Resources, Sandbox, Value};
 
-/// What a session is to be.
+/// The options of a session.
 struct Wanted {
     backend: BackendKind,
     is_channel: bool,
@@ -247,7 +247,7 @@ fn budget(value: Json) -> Result<BudgetLimits, ApiError> {
     Ok(budget)
 }
 
-/// What a session may use of the machine: less than what the server gives, never more.
+/// A session's share of the machine: less than what the server gives, never more.
 fn resources(resources: &mut Resources, value: Json) -> Result<(), ApiError> {
     for (name, value) in object("resources", value)? {
         let full_name = format!("resources.{name}");

@@ -1,4 +1,4 @@
-//! What every failure looks like to a client: `{ "error": { "code", "message" } }`, with a code that never changes.
+//! Failures as a client sees them: `{ "error": { "code", "message" } }`, with a code that never changes.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -12,7 +12,7 @@ pub struct ApiError {
     pub status: StatusCode,
     /// The stable code.
     pub code: &'static str,
-    /// What happened, what became of the state, what to do.
+    /// The message: what happened, what became of the state, what to do.
     pub message: String,
     retry_after_seconds: Option<u64>,
 }

@@ -28,10 +28,10 @@ use sandglass_host::{Sandbox, Stream};
 
 /// Bytes of events that wait for a client; more are left out.
 const MOST_WAITING_BYTES: usize = 8 << 20;
-/// How often a stream without news says that it lives.
+/// The interval at which a stream without news says that it lives.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// What is to be run.
+/// The code that is to be run.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Run {
@@ -82,7 +82,7 @@ fn check_timeout(app: &App, timeout: Option<f64>) -> Result<(), ApiError> {
     }
 }
 
-/// What may be run next, as far as anything is known.
+/// The code that may be run next, as far as anything is known.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Hint {
@@ -267,7 +267,7 @@ fn event(name: &str, data: &Json) -> Bytes {
     format!("event: {name}\ndata: {data}\n\n").into()
 }
 
-/// Where an execution's events go.
+/// The place where an execution's events go.
 #[derive(Clone)]
 struct Events {
     sender: UnboundedSender<Bytes>,
@@ -314,7 +314,7 @@ impl Events {
     }
 }
 
-/// What the client reads. Dropping it, because the client left, gives the execution up.
+/// The stream that the client reads. Dropping it, because the client left, gives the execution up.
 struct Source {
     receiver: UnboundedReceiver<Bytes>,
     waiting: Arc<AtomicUsize>,

@@ -21,7 +21,7 @@ use super::errors::ApiError;
 use sandglass_host::Sandbox;
 use sandglass_host::pool::{PoolStats, WhenEmpty};
 
-/// How long the result of a trial is told again.
+/// The time that the result of a trial is told again.
 const FRESH: Duration = Duration::from_secs(30);
 
 /// Trials of the backend. One at a time; a guest costs something.

@@ -63,12 +63,12 @@ pub use settings::ServeArgs;
 
 /// The status of a program that was interrupted, as shells have it.
 const TOLD_TWICE: u8 = 130;
-/// How long guests that wait may take to end: engines are slow.
+/// The time that guests that wait may take to end: engines are slow.
 const SPARES_END: Duration = Duration::from_secs(10);
-/// How long answers have to leave once everything was ended.
+/// The time that answers have to leave once everything was ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// What all requests share.
+/// The state that all requests share.
 #[derive(Debug, Clone)]
 pub struct App(Arc<Shared>);
 
@@ -146,7 +146,7 @@ impl Server {
         Ok(Self { app, listener, end })
     }
 
-    /// Where it listens.
+    /// The address that it listens at.
     ///
     /// # Errors
     /// The system does not say.

@@ -14,10 +14,10 @@ use sandglass_host::completions::{Completions, chance};
 
 /// Calls of the endpoint at the same time, of all sessions.
 const MOST_AT_ONCE: usize = 64;
-/// What Python is told when there is no endpoint.
+/// The message to Python when there is no endpoint.
 pub const NO_MODEL: &str = "this server has no model that answers: its operator can name one with --llm-url and --llm-model, \
                             or the session can be used over a WebSocket, whose client answers";
-/// What Python is told of `rlm_query`.
+/// The message to Python about `rlm_query`.
 pub const NO_RECURSION: &str =
     "sessions over HTTP have no recursion: use llm_query, or run the controller (`sandglass-host rlm`)";
 

@@ -55,7 +55,7 @@ impl Default for Executions {
     }
 }
 
-/// What there is now. [`Gauge::up`] counts until its guard is dropped.
+/// A count of what there is now. [`Gauge::up`] counts until its guard is dropped.
 #[derive(Debug, Default, Clone)]
 pub struct Gauge(Arc<watch::Sender<u64>>);
 
@@ -71,7 +71,7 @@ impl Gauge {
         Up(self.clone())
     }
 
-    /// How many.
+    /// The number.
     pub fn get(&self) -> u64 {
         *self.0.borrow()
     }

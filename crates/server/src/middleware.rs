@@ -1,4 +1,4 @@
-//! What every request passes first: where it comes from, whose it is, whether there are too many; and what every answer has.
+//! Checks that every request passes first: where it comes from, whose it is, whether there are too many; and what every answer has.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -37,7 +37,7 @@ fn message(number: u32, frame: &Frame) -> Bytes {
     message.into()
 }
 
-/// How the body of an event is written, where it can be cut.
+/// The way the body of an event is written, where it can be cut.
 fn encoding(event: &Event) -> Option<Encoding> {
     match event {
         Event::Value { encoding, .. } | Event::HostCall { encoding, .. } | Event::Executed { encoding, .. } => {
@@ -47,7 +47,7 @@ fn encoding(event: &Event) -> Option<Encoding> {
     }
 }
 
-/// Where a body is cut that is longer than a piece: text is decoded piece by piece, so characters stay together.
+/// The place where a body is cut that is longer than a piece: text is decoded piece by piece, so characters stay together.
 fn piece_end(body: &[u8], encoding: Encoding) -> usize {
     let begins_here = |end: &usize| body.get(*end).is_none_or(|byte| byte & 0xc0 != 0x80);
     match encoding {

@@ -1,4 +1,4 @@
-//! What each key may have at the same time, and how often it may ask.
+//! Quotas: what each key may have at the same time, and how often it may ask.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,7 +37,7 @@ pub struct Quotas {
     open_requests: Arc<Counter>,
 }
 
-/// What one key has now.
+/// The use that one key makes now.
 #[derive(Debug)]
 pub struct Account {
     /// Its name.

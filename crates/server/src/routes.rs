@@ -12,7 +12,7 @@ use super::{App, channel, create, execute, files, health, middleware, stateless,
 /// The description of the routes.
 pub const OPENAPI: &str = include_str!("openapi.json");
 
-/// What answers a route.
+/// The handler of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Endpoint {
     /// Creates a session.
@@ -49,7 +49,7 @@ pub enum Endpoint {
     Stateless,
     /// Reads a file that such a run left.
     RunFile,
-    /// What later versions will have.
+    /// A route of later versions.
     NotYet,
     /// Liveness.
     Health,
@@ -92,7 +92,7 @@ pub const ROUTES: [(Endpoint, &str, &str); 24] = {
     ]
 };
 
-/// Whether a route answers without a key.
+/// Returns true when a route answers without a key.
 pub fn is_open(route: &str) -> bool {
     matches!(route, "/health" | "/openapi.json")
 }

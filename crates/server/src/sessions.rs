@@ -19,7 +19,7 @@ use super::storage::Folder;
 use sandglass_host::Sandbox;
 use sandglass_host::launcher::Launcher;
 
-/// How often expired sessions are looked for, at most and at least.
+/// The interval at which expired sessions are looked for, at most and at least.
 const SWEEP: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(15));
 
 /// All sessions, by their ids.
@@ -36,18 +36,18 @@ pub struct Session {
     pub id: String,
     /// The name of the key that made it.
     pub owner: Arc<str>,
-    /// What is in it.
+    /// Its contents.
     pub kind: Kind,
     uses: Mutex<Uses>,
     attached: AtomicBool,
     destroyed: watch::Sender<bool>,
     folder: Option<Arc<Folder>>,
-    /// What the server's metrics have of it.
+    /// The counts of it that the server's metrics have.
     counted: Mutex<Stats>,
     _held: Held,
 }
 
-/// What becomes of the folder of a session that ends.
+/// The fate of the folder of a session that ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     /// It is removed.
@@ -56,13 +56,13 @@ pub enum Fate {
     Kept,
 }
 
-/// What is in a session.
+/// A session's contents.
 pub enum Kind {
     /// A sandbox that requests use.
     Sandbox(Sandbox),
     /// Guests that a client supervises over its channel.
     Channel {
-        /// What starts them.
+        /// The launcher that starts them.
         launcher: Arc<dyn Launcher>,
         /// Bytes of the bodies of a frame from them.
         most_value_bytes: usize,
@@ -104,7 +104,7 @@ pub fn new_id() -> Result<String, ApiError> {
     Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
 }
 
-/// Whether a name may be one of [`new_id`]'s.
+/// Returns true when a name may be one of [`new_id`]'s.
 pub fn is_id(name: &str) -> bool {
     name.len() == 32 && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
@@ -149,7 +149,7 @@ impl Session {
         counted.clone_from(stats);
     }
 
-    /// What runs its guests.
+    /// The backend that runs its guests.
     pub fn backend(&self) -> sandglass_host::BackendKind {
         match &self.kind {
             Kind::Sandbox(sandbox) => sandbox.capabilities().backend,
@@ -173,7 +173,7 @@ impl Session {
         self.destroyed.subscribe()
     }
 
-    /// How long nobody has used it.
+    /// The time since it was last used.
     pub fn idle_for(&self) -> Option<Duration> {
         let uses = lock(&self.uses);
         (uses.now == 0).then(|| uses.last.elapsed())
@@ -275,7 +275,7 @@ impl Sessions {
         join_all(all.iter().map(|session| session.destroy(Fate::Kept))).await;
     }
 
-    /// Whether all are being destroyed, because the server ends.
+    /// Returns true when all are being destroyed, because the server ends.
     pub fn are_closed(&self) -> bool {
         *self.closed.borrow()
     }
@@ -285,7 +285,7 @@ impl Sessions {
         is_set(&mut self.closed.subscribe()).await;
     }
 
-    /// How much code runs ahead in them, as of their last executions.
+    /// The amount of code that runs ahead in them, as of their last executions.
     pub fn under_way(&self) -> u64 {
         lock(&self.all)
             .values()

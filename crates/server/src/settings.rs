@@ -1,4 +1,4 @@
-//! What an operator can set, from the command line or the environment.
+//! Settings of an operator, from the command line or the environment.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -15,8 +15,8 @@ use sandglass_host::log::LogFormat;
 use sandglass_host::pool::WhenEmpty;
 use sandglass_host::{Resources, Settings};
 
-/// What is imported before anybody asks where the settings do not say: what data science begins with. What is not installed is left
-/// out.
+/// The modules that are imported before anybody asks where the settings do not say: what data science begins with. What is
+/// not installed is left out.
 const PRELOAD: &str = "numpy,pandas,scipy.stats,scipy.optimize,scipy.interpolate,sklearn.linear_model,sklearn.tree,\
     sklearn.ensemble,sklearn.cluster,sklearn.preprocessing,sklearn.model_selection,sklearn.metrics,statsmodels.api,\
     matplotlib.pyplot,seaborn,cloudpickle,lz4.frame,\
@@ -32,7 +32,7 @@ pub struct ServeArgs {
     /// Address and port; port 0 takes a free one. Elsewhere than on loopback, keys are needed.
     #[arg(long, env = "SANDGLASS_LISTEN", default_value = "127.0.0.1:8788")]
     pub listen: SocketAddr,
-    /// Where guests run when a session does not say.
+    /// The place where guests run when a session does not say.
     #[command(flatten)]
     pub guest: GuestArgs,
     /// In which kernels.
@@ -58,7 +58,7 @@ pub struct ServeArgs {
     #[arg(long, env = "REPL_HEALTH_CHECK_TIMEOUT_SECONDS", default_value = "10", value_parser = seconds)]
     pub health_timeout_seconds: f64,
 
-    /// What waits before anybody asks.
+    /// Guests that wait before anybody asks.
     #[command(flatten)]
     pub warm: WarmArgs,
 
@@ -132,7 +132,7 @@ pub struct ServeArgs {
     pub log_format: LogFormat,
 }
 
-/// What waits before anybody asks, and `POST /execute`.
+/// Guests that wait before anybody asks, and `POST /execute`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct WarmArgs {
     /// Modules that guests have imported; by default what data science begins with, as far as it is installed.
@@ -217,7 +217,7 @@ impl ServeArgs {
         Ok(origins)
     }
 
-    /// What every session's backend plans from.
+    /// The settings that every session's backend plans from.
     pub fn guest_settings(&self) -> Settings {
         Settings {
             allow_subprocess: self.allow_subprocess,
@@ -226,7 +226,7 @@ impl ServeArgs {
         }
     }
 
-    /// What a session may use of the machine when it does not say.
+    /// A session's share of the machine when it does not say.
     pub fn resources(&self) -> Resources {
         Resources {
             memory_bytes: self.max_memory_mib << 20,
@@ -251,7 +251,7 @@ impl ServeArgs {
         }
     }
 
-    /// What bodies are held to.
+    /// The limits of bodies.
     pub fn body_limits(&self) -> BodyLimits {
         BodyLimits {
             most_bytes: usize::try_from(self.max_body_mib * MIB).unwrap_or(usize::MAX),

@@ -19,14 +19,14 @@ use super::sessions::new_id;
 use sandglass_host::Limits;
 use sandglass_host::stateless::{self, Bounds, Request, RunFile};
 
-/// How long the files of a run can be fetched.
+/// The time that the files of a run can be fetched.
 const KEPT: Duration = Duration::from_secs(300);
 /// Bytes of the files of one run that are kept, and of all runs.
 const RUN_BYTES: u64 = 16 << 20;
 const ALL_BYTES: usize = 256 << 20;
 /// The time for the state and the files of a run to be fetched.
 const AFTERWARDS: Duration = Duration::from_secs(20);
-/// What a run's files count beyond their contents.
+/// The bytes that a run's files count beyond their contents.
 const FILE_BYTES: usize = 512;
 
 /// The files of runs, oldest first.
@@ -83,10 +83,10 @@ fn drop_old(runs: &mut VecDeque<Run>) {
     }
 }
 
-/// What a run is answered.
+/// The answer to a run.
 #[derive(Serialize)]
 struct Answer {
-    /// Where its files are: `GET /execute/{id}/files/{path}`. Nothing when there are none.
+    /// The place where its files are: `GET /execute/{id}/files/{path}`. Nothing when there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<String>,
     #[serde(flatten)]

@@ -25,11 +25,11 @@ use sandglass_host::{Execution, Outcome, Sandbox, StateStatus};
 
 /// Files and folders that a session's folder may hold.
 const MOST_FILES: u64 = 100_000;
-/// How long is waited between two looks at the folder of a session that is used, at least.
+/// The time that is waited between two looks at the folder of a session that is used, at least.
 const LOOK: Duration = Duration::from_secs(1);
 /// The same for one that nobody uses: threads can be left that write.
 const IDLE_LOOK: Duration = Duration::from_secs(10);
-/// How many times as long as a look takes is waited until the next one.
+/// The pause until the next look, as a multiple of the time that a look takes.
 const REST: u32 = 20;
 
 /// The folders of all sessions.
@@ -108,7 +108,7 @@ impl Storage {
 pub struct Folder {
     storage: Arc<Storage>,
     workspace: Arc<Workspace>,
-    /// What there is too much of, as of the last look.
+    /// A text that says what there is too much of, as of the last look.
     over: watch::Sender<Option<String>>,
     /// Somebody begins to use it.
     used: Notify,
@@ -117,12 +117,12 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Where it is.
+    /// The place where it is.
     pub fn workspace(&self) -> &Workspace {
         &self.workspace
     }
 
-    /// What becomes of it at the end.
+    /// Decides what becomes of it at the end.
     pub fn decide(&self, fate: Fate) {
         self.is_forgotten.store(fate == Fate::Removed, Ordering::Release);
     }
@@ -252,7 +252,7 @@ impl Excess {
         Self(None)
     }
 
-    /// What the next look that finds too much says. Can be dropped and called again.
+    /// The finding of the next look that finds too much. Can be dropped and called again.
     pub async fn next(&mut self) -> String {
         let Some(over) = &mut self.0 else {
             return pending().await;

@@ -58,7 +58,7 @@ pub async fn get(
     bodies::json(StatusCode::OK, usize::MAX, json).await
 }
 
-/// What a variable is set to.
+/// The value that a variable is set to.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Set {

@@ -52,7 +52,7 @@ impl Warm {
         }
     }
 
-    /// What starts guests without a pool.
+    /// The launcher of guests without a pool.
     ///
     /// # Errors
     /// [`Error::BackendUnavailable`] says why there is none.
@@ -123,7 +123,7 @@ impl Warm {
         }
     }
 
-    /// What the pool has seen, when there is one.
+    /// The counts of the pool, when there is one.
     pub fn stats(&self) -> Option<PoolStats> {
         self.pool.get()?.as_ref().map(|pool| pool.stats())
     }

@@ -11,7 +11,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 /// Bytes that are read and thrown away at the end.
 const MOST_LINGERING_BYTES: usize = 64 << 20;
-/// How long that may take.
+/// The time that reading them may take.
 const LINGERING: Duration = Duration::from_secs(5);
 
 /// Adds deadlines to a stream.

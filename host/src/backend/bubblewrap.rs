@@ -23,13 +23,13 @@ use crate::zygote::ZygoteLauncher;
 use crate::zygote::{self, GuestUsers, Zygote};
 use futures_util::future::BoxFuture;
 
-/// Where it finds the package.
+/// The place where it finds the package.
 const PACKAGE: &str = "/run/sandglass";
-/// Where a zygote sees the workspaces of its guests, and only it; `python/sandglass/native/zygote.py` has the same.
+/// The folder in which a zygote sees the workspaces of its guests, and only it; `python/sandglass/native/zygote.py` has the same.
 const WORKSPACES: &str = "/run/workspaces";
 /// The folders that guests have of their own: of the host's, they see nothing.
 const OWN: [&str; 5] = ["/tmp", "/workspace", "/etc", "/dev", "/proc"];
-/// Where they find a Python that the host has below one of those.
+/// The folder in which they find a Python that the host has below one of those.
 const ELSEWHERE: &str = "/run/python";
 /// Bytes of the workspace of a zygote, which has nothing to write there.
 const ZYGOTE_BYTES: u64 = 1 << 20;
@@ -37,10 +37,10 @@ const ZYGOTE_BYTES: u64 = 1 << 20;
 const ZYGOTE_PIDS: u32 = 512;
 /// Open files of a zygote, and so descriptors that its user may have on their way: guests that share its user have fewer.
 const ZYGOTE_FILES: u32 = 1 << 16;
-/// How long it may take to say whether bubblewrap works here.
+/// The time that it may take to say whether bubblewrap works here.
 const TRIAL: Duration = Duration::from_secs(30);
 
-/// What starts guests in bubblewrap here.
+/// The launcher of guests in bubblewrap here.
 ///
 /// # Errors
 /// [`Error::BackendUnavailable`] says what is missing.
@@ -56,7 +56,7 @@ pub async fn launcher(settings: &Settings) -> Result<Arc<dyn Launcher>, Error> {
     }))
 }
 
-/// What starts zygotes in bubblewrap here, whose guests are as isolated as those of [`launcher`]. The workspaces that its guests
+/// The launcher of zygotes in bubblewrap here, whose guests are as isolated as those of [`launcher`]. The workspaces that its guests
 /// can have are the folders in `workspaces`.
 ///
 /// # Errors
@@ -92,7 +92,7 @@ pub async fn zygote_launcher(
     }))
 }
 
-/// What there is here, and whether it works.
+/// Finds what there is here, and whether it works.
 async fn look(settings: &Settings) -> Result<(View, Arc<Runtime>), Error> {
     let bwrap = which("bwrap")
         .ok_or_else(|| Error::BackendUnavailable("bubblewrap is not installed: apt install bubblewrap".to_owned()))?;
@@ -204,7 +204,7 @@ async fn to_the_end<T: Send + 'static>(
     started.unwrap_or_else(|error| Err(Error::BootFailed(format!("starting a process was given up: {error}"))))
 }
 
-/// What there is on this machine to plan from.
+/// The parts of this machine to plan from.
 #[derive(Debug, Clone)]
 pub struct View {
     /// bubblewrap itself.
@@ -257,7 +257,7 @@ fn roots(python: &Python) -> Vec<Root> {
     roots
 }
 
-/// Where guests find this file of the host's.
+/// The path at which guests find this file of the host's.
 fn seen_at(path: &Path) -> PathBuf {
     match path.strip_prefix("/") {
         Ok(below_root) if OWN.iter().any(|own| path.starts_with(own)) => Path::new(ELSEWHERE).join(below_root),
@@ -265,7 +265,7 @@ fn seen_at(path: &Path) -> PathBuf {
     }
 }
 
-/// How a guest is started in namespaces of its own.
+/// The way a guest is started in namespaces of its own.
 pub fn plan(view: &View, settings: &Settings) -> Plan {
     let resources = &settings.resources;
     let mut args = Args::around(view, settings);
@@ -361,7 +361,7 @@ fn finish(mut args: Args, view: &View, settings: &Settings, more: &[&str]) -> Pl
 struct Args(Vec<OsString>);
 
 impl Args {
-    /// What is around guests and zygotes: all but the workspace.
+    /// The surroundings of guests and zygotes: all but the workspace.
     fn around(view: &View, settings: &Settings) -> Self {
         let resources = &settings.resources;
         let mut args = Self::default();
@@ -486,7 +486,7 @@ impl View {
 
 type Trials = HashMap<(PathBuf, PathBuf), Result<(), String>>;
 
-/// How it went before.
+/// The outcomes of earlier trials.
 fn trials() -> MutexGuard<'static, Trials> {
     static TRIALS: LazyLock<Mutex<Trials>> = LazyLock::new(Mutex::default);
     TRIALS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -523,7 +523,7 @@ mod tests {
         plan.args.into_iter().map(|arg| arg.into_string().unwrap()).collect()
     }
 
-    /// Whether these arguments follow each other.
+    /// Returns true when these arguments follow each other.
     fn has(args: &[String], wanted: &[&str]) -> bool {
         args.windows(wanted.len()).any(|window| window == wanted)
     }

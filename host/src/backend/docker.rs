@@ -40,7 +40,7 @@ use plan::{EMPTY, FILTER, GROUP, PASSWD, SOCKET, SUPERVISOR_LABEL};
 /// For how long a guest may take to connect. Engines are slow on busy machines; one that never will is noticed sooner.
 const CONNECTING: Duration = Duration::from_secs(120);
 
-/// What starts guests in Docker here.
+/// The launcher of guests in Docker here.
 ///
 /// # Errors
 /// [`Error::BackendUnavailable`] when there is no engine or no image, and how to get it.

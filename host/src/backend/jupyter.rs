@@ -41,20 +41,20 @@ use futures_util::future::BoxFuture;
 
 /// Time that a kernel has to say what it is: this it answers while code runs.
 const INFO_WITHIN: Duration = Duration::from_secs(10);
-/// How soon a kernel that starts is tried again.
+/// The time after which a kernel that starts is tried again.
 const AGAIN: Duration = Duration::from_millis(20);
 /// Time that a kernel which ended has for its process to end as well, so that it can be said how.
 const END_WITHIN: Duration = Duration::from_secs(2);
 /// Time that a kernel has to tidy up when it is left.
 const LEAVE_WITHIN: Duration = Duration::from_secs(2);
-/// How soon a kernel that does not begin is sent something else.
+/// The time after which a kernel that does not begin is sent something else.
 const NUDGE: Duration = Duration::from_secs(1);
-/// How often a turn is asked for that was not run.
+/// The number of times that a turn is asked for that was not run.
 const MOST_TRIES: usize = 100;
 /// Bytes of what a kernel lists.
 const MAX_LIST_BYTES: usize = 4 << 20;
 
-/// What starts guests in kernels. It warns, every time.
+/// The launcher of guests in kernels. It warns, every time.
 ///
 /// # Errors
 /// [`Error::BackendUnavailable`] when there is no such kernelspec or connection file.
@@ -63,7 +63,7 @@ pub fn launcher(settings: &Settings) -> Result<Arc<Jupyter>, Error> {
     Jupyter::new(settings).map(Arc::new)
 }
 
-/// Whether there could be guests, without a warning. A kernel that is to be started is not.
+/// Checks that there could be guests, without a warning. A kernel that is to be started is not.
 ///
 /// # Errors
 /// As [`launcher`], and when a kernel that runs does not answer.
@@ -89,7 +89,7 @@ pub struct Jupyter {
     newest: Mutex<Weak<Kernel>>,
 }
 
-/// Where kernels come from.
+/// The source of kernels.
 enum From {
     Spec(Spec),
     Running(PathBuf),
@@ -303,7 +303,7 @@ impl Jupyter {
     }
 }
 
-/// How a kernel is started: as a plain process, with an environment of its own.
+/// The way a kernel is started: as a plain process, with an environment of its own.
 fn plan(settings: &Settings, spec: &Spec, connection_file: &Path, home: &Path, cwd: &Path) -> Result<Plan, Error> {
     let text = |text: &str| OsString::from(text);
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
@@ -364,7 +364,7 @@ async fn connected(path: &Path, patience: Duration) -> Result<Client, KernelErro
     }
 }
 
-/// Whether a kernel has subshells; it is no use when it speaks no Python. One that has just started answers when it is ready.
+/// Finds out whether a kernel has subshells; it is no use when it speaks no Python. One that has just started answers when it is ready.
 async fn speaks_python(client: &Client, is_new: bool) -> Result<bool, KernelError> {
     let patience = if is_new { INFO_WITHIN * 3 } else { INFO_WITHIN };
     let info = client.control.ask_again("kernel_info_request", patience).await?;
@@ -402,7 +402,7 @@ struct Header<'a> {
     kind: &'a str,
 }
 
-/// Whether a request is for the kernel's main thread; what is not is heard by a thread of the guest's.
+/// Returns true when a request is for the kernel's main thread; what is not is heard by a thread of the guest's.
 fn needs_turn(frame: &Frame) -> bool {
     let header = serde_json::from_slice::<Header<'_>>(&frame.header);
     header.is_ok_and(|header| !matches!(header.kind, "hostReply" | "interrupt" | "credit" | "part"))
@@ -501,11 +501,11 @@ impl Kernel {
     }
 }
 
-/// What a guest's kernel holds.
+/// The resources of a guest's kernel.
 struct Life {
     /// Its process, when it was started here.
     started: Option<Box<dyn Process>>,
-    /// That nobody else uses it, when it was not.
+    /// The permit by which nobody else uses it, when it was not.
     permit: Option<OwnedSemaphorePermit>,
 }
 

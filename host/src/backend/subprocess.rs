@@ -11,7 +11,7 @@ use crate::launcher::{BackendKind, Launcher, Settings};
 use crate::runtime::{Python, Runtime, guest_args};
 use futures_util::future::BoxFuture;
 
-/// What starts guests as plain processes. It warns, every time.
+/// The launcher of guests as plain processes. It warns, every time.
 ///
 /// # Errors
 /// [`Error::BackendUnavailable`] when there is no usable Python.
@@ -70,7 +70,7 @@ impl Launcher for Subprocess {
     }
 }
 
-/// How a guest is started that may do whatever the host may; `home` is a folder of its own.
+/// The way a guest is started that may do whatever the host may; `home` is a folder of its own.
 pub fn plan(settings: &Settings, python: &Path, package: &Path, home: &Path) -> Plan {
     let cwd = settings.workspace.clone().unwrap_or_else(|| home.to_owned());
     let text = OsString::from;

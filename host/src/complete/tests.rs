@@ -33,7 +33,7 @@ texts = json.load(sys.stdin) + list(itertools.chain.from_iterable(map(starts, fi
 json.dump([[text, verdict(text)] for text in texts], sys.stdout)
 "#;
 
-/// What Python itself says of these, and of sources that there are on any machine.
+/// Compares with what Python itself says of these, and of sources that there are on any machine.
 fn verdicts(texts: &[String]) -> Vec<(String, Option<bool>)> {
     let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/../pyodide-glue/python/sandglass");
     let mut python = Command::new("python3")

@@ -1,4 +1,4 @@
-//! What a guest's frames say. Nothing of it is trusted.
+//! Decodes a guest's frames. Nothing of it is trusted.
 
 use bytes::{Bytes, BytesMut};
 use sandglass_core::protocol::Event;

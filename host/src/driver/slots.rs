@@ -48,17 +48,17 @@ pub(super) struct Running {
     pub(super) parts: Parts,
     /// Bytes of output that it has no credit for yet.
     pub(super) owed: usize,
-    /// When it stopped speaking.
+    /// The time at which it stopped speaking.
     pub(super) closed: Option<Instant>,
-    /// Whether it was killed for not ending after that.
+    /// True when it was killed for not ending after that.
     pub(super) given_up: bool,
-    /// How it ended.
+    /// Its end.
     pub(super) exit: Option<Exit>,
-    /// What it was sent, as long as it is not ready and has waited in a pool: what died there unseen is replaced unseen.
+    /// The messages that it was sent, as long as it is not ready and has waited in a pool: what died there unseen is replaced unseen.
     pub(super) begin: Option<Vec<Frame>>,
 }
 
-/// What happened to a guest.
+/// An event of a guest.
 pub(super) enum Happened {
     Launched(Result<Guest, Error>),
     Frame(Result<Option<Frame>, FrameError>),
@@ -150,7 +150,7 @@ impl Slots {
         }
     }
 
-    /// What happens to a guest next; the sandbox's own is looked at first. A call that is dropped loses nothing.
+    /// The next event of a guest; the sandbox's own is looked at first. A call that is dropped loses nothing.
     pub(super) async fn next(&mut self) -> (Slot, Happened) {
         if self.held.is_empty() {
             return std::future::pending().await;
@@ -167,7 +167,7 @@ impl Held {
 }
 
 impl HeldGuest {
-    /// What happens to the guest next. A call that is dropped loses nothing.
+    /// The next event of the guest. A call that is dropped loses nothing.
     async fn next(&mut self) -> Happened {
         match self {
             Self::Launching(launch, _) => Happened::Launched(launch.await),

@@ -37,7 +37,7 @@ use crate::value::{Payload, Value};
 const CREDIT_BYTES: usize = 512 << 10;
 /// Frames of a guest that are taken before anybody else is heard.
 const FRAMES_AT_ONCE: usize = 64;
-/// How Python says that there is no room on a disk: `ENOSPC`, `EDQUOT` and `EFBIG`.
+/// The way Python says that there is no room on a disk: `ENOSPC`, `EDQUOT` and `EFBIG`.
 const DISK_ERRORS: [&str; 3] = ["[Errno 28]", "[Errno 122]", "[Errno 27]"];
 
 /// Everything around a session.
@@ -50,7 +50,7 @@ pub(super) struct SandboxTask {
     messages: mpsc::WeakUnboundedSender<Message>,
     info: Arc<Mutex<GuestInfo>>,
     pub(super) slots: Slots,
-    /// What the guest's limits had counted when the execution under way began.
+    /// The counts of the guest's limits when the execution under way began.
     pub(super) begun: Hits,
     pub(super) effects: VecDeque<Effect<Payload>>,
     waiters: HashMap<Ticket, Waiter>,
@@ -59,7 +59,7 @@ pub(super) struct SandboxTask {
     ending: JoinSet<()>,
 }
 
-/// Who waits for a command.
+/// The one who waits for a command.
 struct Waiter {
     answer: oneshot::Sender<Answered>,
     watch: Watch,
@@ -289,7 +289,7 @@ impl SandboxTask {
         }
     }
 
-    /// What the limits of the sandbox's own guest have counted.
+    /// The counts of the limits of the sandbox's own guest.
     pub(super) fn hits(&self) -> Hits {
         let main = self.slots.running(Slot::Main);
         main.map_or_else(Hits::default, |running| running.process.hits())

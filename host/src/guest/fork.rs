@@ -25,7 +25,7 @@ use super::{Exit, Guest, Process, epoch};
 use crate::seqpacket::{pair, receive, send, watched};
 use futures_util::future::BoxFuture;
 
-/// How long a copy may take. The guest is idle when it is asked for one.
+/// The time that a copy may take. The guest is idle when it is asked for one.
 const FORK_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Serialize)]
@@ -141,10 +141,10 @@ async fn fork(control: &AsyncFd<OwnedFd>, root: Option<u32>) -> Result<Guest, Er
     }
 }
 
-/// How many generations are looked at.
+/// The number of generations that are looked at.
 const MOST_ANCESTORS: usize = 64;
 
-/// Whether this is a pidfd of a process that descends from `root`, and lives.
+/// Returns true when this is a pidfd of a process that descends from `root`, and lives.
 fn is_below(fd: &OwnedFd, root: u32) -> bool {
     let mut pid = process_of(fd);
     for _ in 0..MOST_ANCESTORS {

@@ -32,7 +32,7 @@ use futures_util::future::BoxFuture;
 
 /// Bytes of a guest's own output that are kept, to say why it ended.
 const KEPT_BYTES: usize = 4 << 10;
-/// How much sooner than others a guest is killed when the machine itself has no memory left.
+/// The score by which a guest is killed sooner than others when the machine itself has no memory left.
 pub(crate) const OOM_SCORE: i64 = 500;
 /// `SIGKILL`.
 const KILLED: i32 = 9;

@@ -8,7 +8,7 @@ use rustix::process::{Resource, getrlimit};
 /// The unit of a file's size there.
 const BLOCK_BYTES: u64 = 512;
 
-/// What each process may have.
+/// The limits of each process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Rlimits {
     /// Open files.

@@ -20,7 +20,7 @@ pub struct Endpoint {
     pub models: Vec<String>,
     /// Fields that are added to every request.
     pub body: Map<String, Value>,
-    /// Whether replies are asked for as they come, so that their code runs ahead.
+    /// True when replies are asked for as they come, so that their code runs ahead.
     pub stream: bool,
     /// Attempts after the first.
     pub max_retries: u32,
@@ -62,7 +62,7 @@ impl Endpoint {
         })
     }
 
-    /// Whether it is the same model at the same place.
+    /// Returns true when it is the same model at the same place.
     pub(crate) fn is(&self, other: &Self) -> bool {
         self.model == other.model && self.completions.url() == other.completions.url()
     }

@@ -27,15 +27,15 @@ use crate::sandbox::{Answer, Query};
 use crate::value::Value;
 use futures_util::future::BoxFuture;
 
-/// What all runs of a tree share.
+/// The part that all runs of a tree share.
 pub(super) struct Tree {
     pub(super) options: RlmOptions,
     pub(super) launcher: Arc<dyn Launcher>,
     /// Knows the rules of its runs, and why they are ended.
     pub(super) runs: Arc<tree::Tree>,
-    /// Where runs of one depth, from 1, get their places: each depth waits for the next one only.
+    /// The place where runs of one depth, from 1, get their places: each depth waits for the next one only.
     places: Vec<Semaphore>,
-    /// What the sandboxes that are gone have done.
+    /// The counts of the sandboxes that are gone.
     stats: Mutex<Stats>,
 }
 
@@ -68,7 +68,7 @@ pub(super) struct Run {
     /// Decides what the run does.
     state: Mutex<tree::Run>,
     stop: Stop,
-    /// What it is to do next; the notification is for who waits for that.
+    /// Its next step; the notification is for who waits for that.
     step: Mutex<Option<Step>>,
     has_step: Notify,
 }
@@ -79,7 +79,7 @@ pub(super) enum NoAnswer {
     Failed(String),
 }
 
-/// What a model is asked for.
+/// The purpose of a question to a model.
 #[derive(Clone, Copy)]
 enum Ask<'a> {
     /// A reply: who hears it as it comes, and what is to be done when it begins again.

@@ -1,4 +1,4 @@
-//! How a sandbox is described.
+//! The description of a sandbox.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -46,14 +46,14 @@ impl fmt::Debug for SandboxBuilder {
 }
 
 impl SandboxBuilder {
-    /// What runs the guest; by default the best that there is.
+    /// Sets the backend that runs the guest; by default the best that there is.
     #[must_use]
     pub fn backend(mut self, kind: BackendKind) -> Self {
         self.backend = kind;
         self
     }
 
-    /// Whether [`BackendKind::Auto`] may come down to a plain process, which isolates nothing.
+    /// Sets whether [`BackendKind::Auto`] may come down to a plain process, which isolates nothing.
     #[must_use]
     pub fn allow_subprocess(mut self, allowed: bool) -> Self {
         self.settings.allow_subprocess = allowed;
@@ -88,7 +88,7 @@ impl SandboxBuilder {
         self
     }
 
-    /// Whether code that is hinted, or still being written, may run before it is asked for: see [`Sandbox::hint`]. Off by default, and only
+    /// Sets whether code that is hinted, or still being written, may run before it is asked for: see [`Sandbox::hint`]. Off by default, and only
     /// in bubblewrap and plain processes, on Linux 5.11 and newer on `x86_64`; elsewhere nothing runs ahead. With a [launcher](SandboxBuilder::launcher), that one's [settings](Settings::ahead) say so.
     #[must_use]
     pub fn ahead(mut self, ahead: bool) -> Self {
@@ -96,7 +96,7 @@ impl SandboxBuilder {
         self
     }
 
-    /// Whether code is guessed, by the variables and columns that there are, by the code before and by what is talked about
+    /// Sets whether code is guessed, by the variables and columns that there are, by the code before and by what is talked about
     /// ([`Sandbox::update_conversation`]), where code can run [ahead](SandboxBuilder::ahead). Off by default.
     #[must_use]
     pub fn predictions(mut self, predictions: bool) -> Self {
@@ -104,7 +104,7 @@ impl SandboxBuilder {
         self
     }
 
-    /// What the guest may use of the machine.
+    /// Sets the guest's share of the machine.
     #[must_use]
     pub fn resources(mut self, resources: Resources) -> Self {
         self.settings.resources = resources;
@@ -147,14 +147,14 @@ impl SandboxBuilder {
         self
     }
 
-    /// What the session lives under.
+    /// Sets the session's limits.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// Whose names and texts Python gets.
+    /// The profile whose names and texts Python gets.
     #[must_use]
     pub fn profile(mut self, profile: Profile) -> Self {
         self.profile = profile;
@@ -175,7 +175,7 @@ impl SandboxBuilder {
         self
     }
 
-    /// What its executions may spend, all together.
+    /// Sets the budget of all its executions together.
     #[must_use]
     pub fn budget(mut self, limits: BudgetLimits) -> Self {
         self.budget_limits = limits;
@@ -297,7 +297,7 @@ impl SandboxBuilder {
     }
 }
 
-/// Whether Python code can name something so.
+/// Returns true when Python code can name something so.
 fn is_python_name(name: &str) -> bool {
     let mut chars = name.chars();
     chars.next().is_some_and(|first| first.is_alphabetic() || first == '_')

@@ -1,4 +1,4 @@
-//! What somebody hostile can do in a workspace, and what the host makes of it.
+//! Tests what somebody hostile can do in a workspace, and what the host makes of it.
 
 use std::fs::{self, create_dir, hard_link, read_link, rename, symlink_metadata};
 use std::io::Write;

@@ -16,7 +16,7 @@ pub(super) const MAX_ENTRIES: usize = 1_000_000;
 /// Bytes of the names that are remembered of one folder at a time.
 const MAX_BATCH: usize = 4_096;
 
-/// What a walk says of the next thing.
+/// A walk's view of the next thing.
 pub(super) enum Next {
     /// Go on, into it if it is a folder.
     On,
@@ -24,7 +24,7 @@ pub(super) enum Next {
     Stop,
 }
 
-/// How a walk ended.
+/// The way a walk ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Walked {
     /// Everything was seen.
@@ -123,7 +123,7 @@ fn vanished<T>(found: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// What a tree takes on its disk.
+/// The space that a tree takes on its disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Bytes on the disk: holes in files take none, and a file with several names is counted once.
@@ -133,14 +133,14 @@ pub struct Usage {
     /// True when descriptors wait in sockets of guests. They may keep files on the disk that have no names any more. Such files
     /// cannot be counted, so that a guest with waiting descriptors is over any quota.
     pub in_flight: bool,
-    /// Whether all was seen: a tree can be deeper, or have more in it, than is looked at. One like that is over any quota.
+    /// True when all was seen: a tree can be deeper, or have more in it, than is looked at. One like that is over any quota.
     pub complete: bool,
 }
 
 /// Bytes of a block in a status.
 const BLOCK_BYTES: u64 = 512;
 
-/// What something takes on its disk.
+/// The space that something takes on its disk.
 pub(super) fn disk_bytes(stat: &Stat) -> u64 {
     u64::try_from(stat.st_blocks).unwrap_or_default() * BLOCK_BYTES
 }
@@ -187,7 +187,7 @@ pub(super) fn give(folder: BorrowedFd<'_>, from: u32, to: u32) -> Result<Walked>
     failed.map(|()| walked)
 }
 
-/// Whether all names of a file lie in the tree: another one may be anywhere on the disk.
+/// Returns true when all names of a file lie in the tree: another one may be anywhere on the disk.
 pub(super) fn has_all_names(folder: &OwnedFd, hidden: Option<&CStr>, file: &Stat) -> Result<bool> {
     let most = u64::from(u32::try_from(file.st_nlink).unwrap_or(u32::MAX));
     let mut found = 0;
@@ -198,7 +198,7 @@ pub(super) fn has_all_names(folder: &OwnedFd, hidden: Option<&CStr>, file: &Stat
     Ok(found >= most)
 }
 
-/// What tells one state of a file from another: who writes to it can set its times, but for the last of these.
+/// The marks that tell one state of a file from another: who writes to it can set its times, but for the last of these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Version {
     inode: u64,

@@ -15,7 +15,7 @@ use super::tree::disk_bytes;
 
 /// Open files that are looked at in all.
 const MOST: usize = 1_000_000;
-/// Where a process sees its workspace, from its folder in `/proc` on.
+/// The place where a process sees its workspace, from its folder in `/proc` on.
 const SEEN_AS: &str = "root/workspace";
 
 /// A measure of the files that processes hold.

@@ -36,7 +36,7 @@ fn parts(message: &[&str]) -> Vec<Bytes> {
 
 // ---- what is read ----
 
-/// What a DEALER hears of a peer that says this.
+/// The messages that a DEALER hears of a peer that says this.
 async fn hears(introduction: Vec<u8>, rest: &[u8]) -> Result<Incoming, ZmtpError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");

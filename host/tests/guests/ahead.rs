@@ -211,7 +211,7 @@ print(len(df))";
     plain.destroy().await;
 }
 
-/// What the guest answers when it is asked for a copy: pidfds of whoever made its control socket, which is the host.
+/// The guest's answer when it is asked for a copy: pidfds of whoever made its control socket, which is the host.
 const LIE: &str = "
 import gc, socket, struct
 Forks = next(type(o) for o in gc.get_objects() if type(o).__name__ == 'Forks')

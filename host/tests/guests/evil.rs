@@ -12,7 +12,7 @@ use crate::support::{limits, soon};
 /// Starts a script instead of a guest.
 struct Script(String);
 
-/// What every script begins with.
+/// The beginning of every script.
 const BEGIN: &str = "
 import json, socket, struct, sys, time
 channel, epoch = socket.socket(fileno=int(sys.argv[2])), int(sys.argv[4])

@@ -1,4 +1,4 @@
-//! What goes well, and what Python code does wrong.
+//! Executions that go well, and what Python code does wrong.
 
 use std::sync::{Arc, Mutex};
 

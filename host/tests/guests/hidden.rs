@@ -1,4 +1,4 @@
-//! What a guest in bubblewrap does not see, and cannot do.
+//! Tests what a guest in bubblewrap does not see, and cannot do.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

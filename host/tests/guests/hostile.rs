@@ -47,7 +47,7 @@ fn small() -> Resources {
     }
 }
 
-/// Where the guest comes from.
+/// The place where the guest comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// It is started in bubblewrap.

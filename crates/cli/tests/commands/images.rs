@@ -59,7 +59,7 @@ async fn index() -> String {
     format!("http://{address}/simple/")
 }
 
-/// What `image build` ends with, and what it says.
+/// The status that `image build` ends with, and what it says.
 async fn built(index: &str, requirements: &str) -> (Option<i32>, String) {
     let folder = tempfile::tempdir().unwrap();
     let list = folder.path().join("requirements.txt");

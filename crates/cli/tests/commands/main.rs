@@ -1,4 +1,4 @@
-//! What the program's commands are made of, with real guests: images, notebooks and the controller; and the commands themselves.
+//! The parts of the program's commands, with real guests: images, notebooks and the controller; and the commands themselves.
 
 #![expect(
     clippy::unwrap_used,

@@ -58,7 +58,7 @@ fn shown(file: &Path, backend: &str) -> (bool, String, String) {
     (output.status.success(), text(output.stdout), text(output.stderr))
 }
 
-/// What the command shows, which is to go well.
+/// The output of the command, which is to go well.
 async fn show(file: PathBuf, backend: BackendKind) -> String {
     let shown = tokio::task::spawn_blocking(move || shown(&file, backend.name()));
     let (succeeded, out, err) = shown.await.unwrap();

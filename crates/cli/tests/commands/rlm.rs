@@ -29,7 +29,7 @@ on_both!(a_question_goes_two_levels_down, code_runs_while_its_reply_comes);
 
 const KEY: &str = "a-key-of-nobody";
 
-/// What the endpoint was asked.
+/// The requests to the endpoint.
 #[derive(Clone)]
 struct Asked {
     model: String,
@@ -48,12 +48,12 @@ impl Asked {
         }
     }
 
-    /// How often the model has replied already.
+    /// The number of times that the model has replied already.
     fn turn(&self) -> usize {
         self.messages.iter().filter(|(role, _)| role == "assistant").count()
     }
 
-    /// What came of the last reply's code.
+    /// The outcome of the last reply's code.
     fn told(&self) -> &str {
         &self.messages.last().unwrap().1
     }
@@ -238,7 +238,7 @@ fn writes(pieces: &[(u64, &str)]) -> Response {
     ([("content-type", "text/event-stream")], body).into_response()
 }
 
-/// How much code ran ahead, and how much of it was used.
+/// The amount of code that ran ahead, and of that which was used.
 fn tally(done: &Rlm, source: Source) -> (u32, u32) {
     done.ahead
         .get(&source)

@@ -11,7 +11,7 @@ use crate::error::Error;
 #[derive(Debug, Clone)]
 pub struct Lock {
     url: String,
-    /// Where the files are, with a slash at its end.
+    /// The address of the files, with a slash at its end.
     base: String,
     packages: BTreeMap<String, Entry>,
 }
@@ -85,7 +85,7 @@ impl Lock {
         self.packages.get(name)
     }
 
-    /// Where a package's file is.
+    /// The address of a package's file.
     pub(super) fn locate(&self, entry: &Entry) -> String {
         if entry.file_name.contains("://") {
             entry.file_name.clone()

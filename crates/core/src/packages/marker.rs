@@ -6,7 +6,7 @@ use pep440_rs::{Version, VersionSpecifier};
 
 use super::{Target, normalized};
 
-/// How deep a marker's parentheses may be.
+/// The greatest depth of a marker's parentheses.
 const MAX_DEPTH: u32 = 50;
 
 /// A condition.
@@ -23,7 +23,7 @@ pub(super) enum Operand {
     Text(String),
 }
 
-/// What conditions are about.
+/// The environment that conditions are about.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Environment<'a> {
     pub(super) target: &'a Target,

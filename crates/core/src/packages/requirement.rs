@@ -1,4 +1,4 @@
-//! What a user writes to ask for a package: PEP 508, and the addresses of wheels.
+//! Requirements, by which a user asks for a package: PEP 508, and the addresses of wheels.
 
 use std::str::FromStr;
 
@@ -14,13 +14,13 @@ use crate::error::Error;
 pub struct Requirement {
     /// Its name, normalized.
     pub(super) name: String,
-    /// What of it is wanted beyond the usual; normalized.
+    /// The extras that are wanted; normalized.
     pub(super) extras: Vec<String>,
     pub(super) source: Source,
     pub(super) marker: Option<Marker>,
 }
 
-/// Where a package is to come from.
+/// The place where a package is to come from.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Source {
     /// The lock file, in one of these versions.
@@ -55,12 +55,12 @@ impl Requirement {
         }
     }
 
-    /// Whether it is asked for at all, in this environment.
+    /// Returns true when it is asked for at all, in this environment.
     pub(super) fn applies(&self, environment: &Environment<'_>) -> bool {
         self.marker.as_ref().is_none_or(|marker| marker.holds(environment))
     }
 
-    /// Whether a version will do.
+    /// Returns true when a version will do.
     pub(super) fn fits(&self, version: &str) -> bool {
         match &self.source {
             Source::Wheel { url, .. } => WheelName::of_url(url).is_ok_and(|wheel| wheel.version == version),
@@ -133,7 +133,7 @@ fn read(text: &str) -> Result<Requirement, String> {
     })
 }
 
-/// Whether a requirement is an address rather than a name.
+/// Returns true when a requirement is an address rather than a name.
 fn is_address(text: &str) -> bool {
     let path = text.split(['#', '?']).next().unwrap_or(text);
     let scheme = text.split_once(':').map(|(scheme, _)| scheme);

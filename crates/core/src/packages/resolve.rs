@@ -14,11 +14,11 @@ use crate::error::Error;
 pub struct Resolver<'a> {
     lock: &'a Lock,
     target: &'a Target,
-    /// What is there already, and so is not fetched: names, normalized, and versions.
+    /// Packages that are there already, and so are not fetched: names, normalized, and versions.
     there: &'a [(String, String)],
     todo: VecDeque<Need>,
     chosen: Vec<Wheel>,
-    /// Whose METADATA has to be read: its place in `chosen`, the extras, and whether the lock file knows the rest.
+    /// The package whose METADATA has to be read: its place in `chosen`, the extras, and whether the lock file knows the rest.
     reading: Option<(usize, Vec<String>, bool)>,
     /// Extras that have been looked at.
     seen: Vec<(String, Vec<String>)>,
@@ -27,11 +27,11 @@ pub struct Resolver<'a> {
 #[derive(Debug)]
 struct Need {
     requirement: Requirement,
-    /// Who requires it; nobody but the user when empty.
+    /// The package that requires it; nobody but the user when empty.
     by: String,
 }
 
-/// What comes next.
+/// The next step.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
     /// Give the METADATA of this wheel to [`Resolver::take_metadata`].
@@ -81,7 +81,7 @@ impl<'a> Resolver<'a> {
         Ok(wheel.map_or(Step::Done(Vec::new()), |wheel| Step::Read(wheel.clone())))
     }
 
-    /// What the wheel of the last [`Step::Read`] says of itself.
+    /// Takes what the wheel of the last [`Step::Read`] says of itself.
     ///
     /// # Errors
     /// [`Error::Integrity`] when it is another package's; [`Error::InvalidOption`] when what it requires cannot be read.

@@ -1,4 +1,4 @@
-//! What a wheel's name says, and its METADATA.
+//! Reads a wheel's name, and its METADATA.
 
 use super::marker::Environment;
 use super::{Requirement, Target, is_name, normalized};
@@ -45,7 +45,7 @@ impl WheelName {
         })
     }
 
-    /// Whether Python there can use it; else why not.
+    /// Checks that Python there can use it; else says why not.
     pub(super) fn check(&self, target: &Target) -> Result<(), String> {
         let (major, minor) = target.version();
         let (own, any) = (format!("cp{major}{minor}"), format!("py{major}"));
@@ -80,7 +80,7 @@ impl WheelName {
     }
 }
 
-/// What the METADATA of a wheel says that it requires, with these extras. Lines that cannot be read are for somebody else.
+/// The requirements in the METADATA of a wheel, with these extras. Lines that cannot be read are for somebody else.
 pub(super) fn requires(metadata: &str, environment: &Environment<'_>) -> Result<Vec<Requirement>, Error> {
     let headers = metadata.lines().take_while(|line| !line.trim().is_empty());
     let lines = headers.filter_map(|line| line.strip_prefix("Requires-Dist:"));
@@ -105,7 +105,7 @@ pub(super) fn named(metadata: &str) -> Option<(String, String)> {
     Some((header("Name:")?, header("Version:")?))
 }
 
-/// Whether METADATA is that of a package.
+/// Returns true when METADATA is that of a package.
 pub(super) fn is_of(metadata: &str, name: &str) -> bool {
     named(metadata).is_some_and(|(found, _)| normalized(&found) == normalized(name))
 }

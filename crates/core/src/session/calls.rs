@@ -24,7 +24,7 @@ pub(super) struct Calls<B> {
     waiting_bytes: usize,
     /// The batch that is coming in, where batches are admitted as a whole.
     batch: Option<Batch>,
-    /// How far those are that Python made at once.
+    /// The progress of those that Python made at once.
     progress: Option<Progress>,
 }
 
@@ -33,14 +33,14 @@ struct Waiting<B> {
     guest_call: u32,
     name: String,
     args: Encoded<B>,
-    /// Whether the budget has counted it.
+    /// True when the budget has counted it.
     is_counted: bool,
 }
 
 /// Calls that are all refused when the budget has not enough for all of them.
 #[derive(Debug)]
 struct Batch {
-    /// How many of them are still to come.
+    /// The number of those still to come.
     missing: u32,
     refusal: Option<String>,
 }
@@ -66,7 +66,7 @@ impl<B> Default for Calls<B> {
 }
 
 impl<B> Calls<B> {
-    /// When the first call under way runs out of time.
+    /// The time at which the first call under way runs out of time.
     pub(super) fn next_expiry(&self) -> Option<f64> {
         self.running.values().map(|call| call.expires_at).reduce(f64::min)
     }
@@ -92,7 +92,7 @@ impl<B> Calls<B> {
 pub(super) struct HostCall<B> {
     /// The guest's number of it.
     pub(super) call: u32,
-    /// How many calls it makes at once, this one among them.
+    /// The number of calls that it makes at once, this one among them.
     pub(super) batch: u32,
     pub(super) name: String,
     pub(super) args: Option<Encoded<B>>,
@@ -233,7 +233,7 @@ impl<B: Body> Exchange<B> {
         running.map(|call| Output::Host(HostEffect::AbortHost(call))).collect()
     }
 
-    /// What a call under way has used.
+    /// Takes note of what a call under way has used.
     pub(super) fn host_used(&self, call: u32, usage: &Usage) {
         if let Job::Execute(execution) = &self.job
             && self.calls.running.contains_key(&call)

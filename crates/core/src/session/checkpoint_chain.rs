@@ -8,7 +8,7 @@ use crate::execution::LostVariable;
 
 /// Bytes that a chain may have beyond twice its first link's, before a full checkpoint begins another.
 const SLACK_BYTES: f64 = 32.0 * 1024.0 * 1024.0;
-/// What anything that is kept takes at least, in bytes.
+/// The least that anything kept takes, in bytes.
 const LEAST_BYTES: usize = 100;
 /// Bytes that earlier chains may take: they only serve to go back.
 const EARLIER_BYTES: f64 = 256.0 * 1024.0 * 1024.0;
@@ -18,7 +18,7 @@ const EARLIER_BYTES: f64 = 256.0 * 1024.0 * 1024.0;
 pub(super) struct Link<B> {
     /// Its number, which grows.
     pub(super) number: u32,
-    /// Whether it needs no earlier one.
+    /// True when it needs no earlier one.
     pub(super) full: bool,
     /// The last execution whose effects it has; 0 is before the first.
     pub(super) execution: u32,
@@ -26,13 +26,13 @@ pub(super) struct Link<B> {
     pub(super) names: Vec<String>,
     /// Those that it does not hold.
     pub(super) lost: Vec<LostVariable>,
-    /// What the host keeps for every guest.
+    /// The contexts that the host keeps for every guest.
     pub(super) contexts: Contexts<B>,
     /// The checkpoint that its last execution began with, where there is one.
     pub(super) before: Option<u32>,
     /// The one that was the state's before, where there is one.
     pub(super) parent: Option<u32>,
-    /// What the host has set since then.
+    /// The variables that the host has set since then.
     pub(super) set: Vec<String>,
     pub(super) body: B,
 }
@@ -66,7 +66,7 @@ impl<B: Body> CheckpointChain<B> {
         executions
     }
 
-    /// What the host has set on the way from one checkpoint to a later state, which comes from `base`; or since they parted.
+    /// The variables that the host has set on the way from one checkpoint to a later state, which comes from `base`; or since they parted.
     pub(super) fn set_since(&self, number: u32, base: Option<u32>) -> Vec<String> {
         let line = |from: Option<u32>| {
             successors(from.and_then(|number| self.find(number)), |link| {
@@ -87,7 +87,7 @@ impl<B: Body> CheckpointChain<B> {
         &self.0[start..=end]
     }
 
-    /// Whether the last chain is long enough.
+    /// Returns true when the last chain is long enough.
     pub(super) fn is_long(&self) -> bool {
         let chain = &self.0[self.last_full()..];
         let first = chain.first().map_or(0.0, size);
@@ -124,7 +124,7 @@ impl<B: Body> CheckpointChain<B> {
     }
 }
 
-/// What became of a checkpoint.
+/// The outcome of a checkpoint.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Kept {
     Yes,

@@ -1,4 +1,4 @@
-//! What comes back: when a guest dies, or when the user asks for it. `saves.rs` tells when the state is saved.
+//! The state that comes back: when a guest dies, or when the user asks for it. `saves.rs` tells when the state is saved.
 
 use super::checkpoint_chain::{CheckpointChain, Link};
 use super::exchange::{Exchange, Job};
@@ -13,7 +13,7 @@ use crate::limits::{Limits, MAX_NAMES};
 /// Guests that crash before they have finished anything with a state that was restored, until it is given up.
 const MOST_CRASHES: u32 = 3;
 
-/// What a user asks of the checkpoints.
+/// A request of the user's about checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ask {
     /// To have the state saved.
@@ -26,7 +26,7 @@ pub(super) enum Ask {
     Fork,
 }
 
-/// What another session needs to go on from the same state.
+/// All that another session needs to go on from the same state.
 #[derive(Debug, Clone)]
 pub struct Fork<B> {
     config: Config,
@@ -42,10 +42,10 @@ impl<B> PartialEq for Fork<B> {
     }
 }
 
-/// What of the state is safe.
+/// The part of the state that is safe.
 #[derive(Debug)]
 pub(super) struct Checkpoints<B> {
-    /// Whether the state is saved at all.
+    /// True when the state is saved at all.
     pub(super) are_made: bool,
     /// Bytes that a chain of them may take.
     pub(super) max_bytes: f64,
@@ -57,17 +57,17 @@ pub(super) struct Checkpoints<B> {
     pub(super) last_number: u32,
     /// The one under way.
     pub(super) saving: Option<Saving<B>>,
-    /// Whether the guest has saved something that its next checkpoint can build upon.
+    /// True when the guest has saved something that its next checkpoint can build upon.
     pub(super) growing: bool,
     /// A checkpoint that somebody asked for is being restored.
     reverting: Option<Reverting>,
-    /// Whether nobody has been told yet what the checkpoint that is restored does not hold.
+    /// True when nobody has been told yet what the checkpoint that is restored does not hold.
     tells: bool,
-    /// Whether the state is another session's, and not restored yet.
+    /// True when the state is another session's, and not restored yet.
     forked: bool,
-    /// Whether something may have changed since the last one was begun.
+    /// True when something may have changed since the last one was begun.
     pub(super) dirty: bool,
-    /// Whether the user's code may have run since, where that is not meant to change anything, as a `__repr__`. For going back the
+    /// True when the user's code may have run since, where that is not meant to change anything, as a `__repr__`. For going back the
     /// last checkpoint will do; for a copy that is to be exact, the state is saved once more.
     pub(super) looked_at: bool,
     /// The last execution whose effects the state has.
@@ -78,17 +78,17 @@ pub(super) struct Checkpoints<B> {
     pub(super) unsaved_ms: f64,
     /// Why the state of this guest could not be saved when that was last tried.
     pub(super) unsavable: Option<String>,
-    /// Whether nothing has changed since: another try would end in the same way.
+    /// True when nothing has changed since: another try would end in the same way.
     pub(super) vain: bool,
-    /// How many guests in a row have crashed before they had finished anything with the state that they were given.
+    /// The number of guests in a row that have crashed before they had finished anything with the state that they were given.
     crashes: u32,
-    /// Whether the guest has finished nothing yet with the state that it was given.
+    /// True when the guest has finished nothing yet with the state that it was given.
     pub(super) unproven: bool,
     /// A guest died of the last save: nobody waits for another.
     pub(super) failed: bool,
-    /// How long the last one took, in milliseconds.
+    /// The time that the last one took, in milliseconds.
     pub(super) save_ms: f64,
-    /// When the last exchange ended.
+    /// The time at which the last exchange ended.
     pub(super) idle_since: f64,
 }
 
@@ -96,11 +96,11 @@ pub(super) struct Checkpoints<B> {
 #[derive(Debug)]
 struct Reverting {
     ticket: Ticket,
-    /// Where to.
+    /// The place that it goes to.
     number: u32,
-    /// What the host has set since then.
+    /// The variables that the host has set since then.
     dropped: Vec<String>,
-    /// What the state came from until then, and what of it is lost if it has to be gone back to.
+    /// The origin of the state until then, and what of it is lost if it has to be gone back to.
     base: Option<u32>,
     loss: Option<StateReport>,
 }
@@ -177,7 +177,7 @@ impl<B: Body> Checkpoints<B> {
             .map_or(self.base, |reverting| Some(reverting.number))
     }
 
-    /// Whether there is a checkpoint that a guest that starts is to become.
+    /// Returns true when there is a checkpoint that a guest that starts is to become.
     pub(super) fn is_saved(&self) -> bool {
         self.wanted().is_some()
     }
@@ -189,7 +189,7 @@ impl<B: Body> Checkpoints<B> {
         }
     }
 
-    /// What the host has set since the last complete checkpoint.
+    /// The variables that the host has set since the last complete checkpoint.
     fn news(&self) -> impl Iterator<Item = &String> {
         let saving = self.saving.iter().flat_map(|saving| &saving.news);
         self.set_since.iter().chain(saving)
@@ -370,13 +370,13 @@ impl<B: Body> Interpreter<B> {
         Some(copy)
     }
 
-    /// Whether there may be a copy of the state, now or when it is saved.
+    /// Returns true when there may be a copy of the state, now or when it is saved.
     pub(super) fn can_be_copied(&self) -> bool {
         self.forks || self.checkpoints.are_saved()
     }
 
-    /// Whether its guest may be asked what there is. It is asked before the state is saved, so that whatever that does to its memory is
-    /// saved, too.
+    /// Returns true when its guest may be asked what there is. It is asked before the state is saved, so that whatever that
+    /// does to its memory is saved, too.
     pub(super) fn can_be_surveyed(&self) -> bool {
         let is_before_save = self.checkpoints.is_unsaved();
         self.is_at_rest() && (self.forks || is_before_save) // a fork is a copy whenever it is made
@@ -416,7 +416,7 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// What becomes of the variables now that the guest is gone. Takes their names.
+    /// Decides what becomes of the variables now that the guest is gone. Takes their names.
     ///
     /// A state with which one guest after the other crashes at once is given up.
     pub(super) fn loss(&mut self, reason: &str, crashed: bool) -> StateReport {
@@ -540,7 +540,7 @@ impl<B: Body> Interpreter<B> {
         self.restore_contexts(now); // those that came after the checkpoint
     }
 
-    /// What is to be told of a state that was gone back to: what the checkpoint does not hold, and what the host had set since.
+    /// The report of a state that was gone back to: what the checkpoint does not hold, and what the host had set since.
     fn reverted_loss(&self, loss: Option<StateReport>, mut dropped: Vec<String>) -> Option<StateReport> {
         dropped.sort_unstable();
         dropped.dedup();
@@ -582,7 +582,7 @@ impl<B: Body> Interpreter<B> {
     }
 }
 
-/// Whether this is no variable but a file that the host wrote: no variable's name has a space.
+/// Returns true when this is no variable but a file that the host wrote: no variable's name has a space.
 fn is_file(name: &str) -> bool {
     name.starts_with("file ")
 }

@@ -41,19 +41,19 @@ impl<B> Queued<B> {
     }
 }
 
-/// What comes next.
+/// The next thing to do.
 #[derive(Debug)]
 pub(super) enum Next<B> {
     /// Nothing, for now.
     Nothing,
-    /// That needed no guest, and is done.
+    /// It needed no guest, and is done.
     Done,
     /// This is to begin.
     Begin(Ticket, Job<B>),
 }
 
 impl<B: Body> Interpreter<B> {
-    /// Whether code may run.
+    /// Returns true when code may run.
     pub(super) fn may_run(&self) -> bool {
         self.contextless || self.contexts.is_initialized()
     }
@@ -97,7 +97,7 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// What waits for a command's turn, or the reply to one that does not.
+    /// The part of a command that waits for its turn, or the reply to one that does not.
     fn queued(&mut self, now: f64, command: Command<B>) -> Result<Queued<B>, Reply<B>> {
         let job = match command {
             Command::Start => return Err(Reply::Done),

@@ -1,4 +1,4 @@
-//! What the host keeps for every guest: `context`, and what was added to it.
+//! Values that the host keeps for every guest: `context`, and what was added to it.
 
 use super::commands::Queued;
 use super::exchange::Job;
@@ -17,7 +17,7 @@ pub enum Series {
     History,
 }
 
-/// Where a value is to go.
+/// The place where a value is to go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
     /// `context`.
@@ -29,7 +29,7 @@ pub enum Target {
 }
 
 impl Series {
-    /// What the names of its variables begin with.
+    /// The beginning of its variables' names.
     pub fn name(self) -> &'static str {
         match self {
             Self::Context => "context",
@@ -38,7 +38,7 @@ impl Series {
         }
     }
 
-    /// That of a name, with the number that it stands for.
+    /// The series of a name, with the number that it stands for.
     fn of(name: &str) -> Option<(Self, usize)> {
         let (series, number) = name.rsplit_once('_')?;
         let all = [Self::Context, Self::SessionContext, Self::History];
@@ -48,7 +48,7 @@ impl Series {
 }
 
 impl Target {
-    /// Whether the host keeps what goes there.
+    /// Returns true when the host keeps what goes there.
     pub(super) fn is_kept(&self) -> bool {
         !matches!(self, Self::Variable(_))
     }
@@ -132,7 +132,7 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// Whether the next command still waits for its value.
+    /// Returns true when the next command still waits for its value.
     pub(super) fn waits_for_value(&self) -> bool {
         matches!(self.front(), Some(Queued::Awaiting(_)))
     }

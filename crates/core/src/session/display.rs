@@ -3,7 +3,7 @@
 use crate::display::kind;
 use crate::limits::{MAX_DISPLAY_BYTES, MAX_DISPLAYS, MAX_DISPLAYS_BYTES};
 
-/// What an execution has shown so far.
+/// The rich outputs of an execution so far.
 #[derive(Debug, Default)]
 pub(super) struct Shown {
     count: u32,
@@ -30,7 +30,7 @@ impl Shown {
     }
 }
 
-/// How a rich output stands to the value of the last expression, which is told as text when the execution ends.
+/// A rich output's relation to the value of the last expression, which is told as text when the execution ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ToResult {
     /// It came before, or there is none.

@@ -22,7 +22,7 @@ use crate::limits::{
 use crate::output::{OutputBuffer, omission_notice};
 use crate::protocol::{Encoding, Ended, Event, ExecutionReport, Request, Stream};
 
-/// What a guest can be asked to do in an exchange.
+/// A task that a guest can be given in an exchange.
 #[derive(Debug)]
 pub(super) enum Job<B> {
     Execute(Box<Execution>),
@@ -70,7 +70,7 @@ pub(super) enum Ending<B> {
     Refused(String),
 }
 
-/// What became of an event: what is to be done, and how the exchange ended, if it did.
+/// The outcome of an event: what is to be done, and how the exchange ended, if it did.
 pub(super) type Heard<B> = (Vec<Output<B>>, Option<Ending<B>>);
 
 /// An execution under way.
@@ -90,7 +90,7 @@ pub(super) struct Execution {
     traceback: OutputBuffer,
 }
 
-/// How many bytes a guest has sent in a turn. Ours batches its output; one that floods is ended.
+/// The number of bytes that a guest has sent in an exchange. Ours batches its output; one that floods is ended.
 #[derive(Debug)]
 struct Flow {
     bytes: f64,
@@ -117,7 +117,7 @@ impl Flow {
 }
 
 impl<B> Job<B> {
-    /// Whether a copy of the state is still exact when it is done.
+    /// Returns true when a copy of the state is still exact after it.
     pub(super) fn keeps_state(&self) -> bool {
         matches!(self, Self::List)
     }
@@ -172,7 +172,7 @@ pub(super) fn nothing_changed() -> Error {
 }
 
 impl<B: Body> Job<B> {
-    /// What the guest is asked.
+    /// The request that the guest is sent.
     fn request(&mut self, turn: u32, timeout_ms: f64, contexts: &Contexts<B>) -> GuestEffect<B> {
         let (request, body) = match self {
             Self::Restore { checkpoint, chain } => {
@@ -240,7 +240,7 @@ impl<B: Body> Job<B> {
 }
 
 impl<B> Exchange<B> {
-    /// Whether the user may stop it. An assignment cannot be stopped half-way: the guest may not even have all of it.
+    /// Returns true when the user may stop it. An assignment cannot be stopped half-way: the guest may not even have all of it.
     pub(super) fn can_be_stopped(&self) -> bool {
         self.ticket.is_some() && !matches!(self.job, Job::Set { .. } | Job::File(_) | Job::Install(_))
     }
@@ -340,7 +340,7 @@ impl<B: Body> Exchange<B> {
         }
     }
 
-    /// Whether it has been asked to stop.
+    /// Returns true when it has been asked to stop.
     pub(super) fn is_stopping(&self) -> bool {
         self.deadline.stop_reason().is_some()
     }

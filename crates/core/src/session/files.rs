@@ -7,7 +7,7 @@ use crate::execution::FileChange;
 use crate::limits::{MAX_CHANGED_FILES, MAX_PATH_TEXT};
 use crate::protocol::{Encoding, Event, Request};
 
-/// What a user asks of the files. A path is relative to the working folder, or lies in it or in the folder of temporary files.
+/// A request of the user's about files. A path is relative to the working folder, or lies in it or in the folder of temporary files.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FileCommand<B> {
     /// Make these bytes the contents of a file.
@@ -21,7 +21,7 @@ pub enum FileCommand<B> {
     Read {
         /// Which file.
         path: String,
-        /// Whether it has to be UTF-8.
+        /// True when it has to be UTF-8.
         text: bool,
     },
     /// List a folder, and those in it.
@@ -32,24 +32,24 @@ pub enum FileCommand<B> {
     Cell {
         /// Which of the two.
         file: CellFile,
-        /// What the host knows of the cell, as JSON.
+        /// The host's facts about the cell, as JSON.
         about: B,
     },
     /// Look at code that is being written. It is no file, but asked for and answered as one.
     Look {
-        /// What to look for.
+        /// The question.
         look: Look,
         /// The code, and where in it, as JSON.
         about: B,
     },
 }
 
-/// What can be asked about code that is being written.
+/// A question about code that is being written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
     /// Names that could go on here.
     Complete,
-    /// What a name stands for.
+    /// The meaning of a name.
     Inspect,
 }
 
@@ -66,9 +66,9 @@ impl Look {
 /// The files that describe a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CellFile {
-    /// What it begins with.
+    /// The state that it begins with.
     Input,
-    /// What came of it.
+    /// The outcome.
     Output,
 }
 
@@ -96,7 +96,7 @@ impl<B: Body> FileCommand<B> {
         matches!(self, Self::Write { .. } | Self::Remove(_)).then(|| self.path())
     }
 
-    /// What the guest is asked.
+    /// The request that the guest is sent.
     pub(super) fn request(&self, turn: u32, timeout_ms: f64) -> (Request, Option<B>) {
         let path = self.path().to_owned();
         let request = match self {
@@ -144,7 +144,7 @@ impl<B: Body> FileCommand<B> {
         })
     }
 
-    /// Whether a value so written answers it.
+    /// Returns true when a value so written answers it.
     fn takes(&self, encoding: Encoding) -> bool {
         match self {
             Self::Write { .. } => false,
@@ -156,7 +156,7 @@ impl<B: Body> FileCommand<B> {
     }
 }
 
-/// Whether a guest tells of more changed files, or longer paths, than one of ours would.
+/// Returns true when a guest tells of more changed files, or longer paths, than one of ours would.
 pub(super) fn oversized_report(files: &[FileChange]) -> bool {
     files.len() > MAX_CHANGED_FILES
         || files

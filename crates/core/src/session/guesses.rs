@@ -1,6 +1,6 @@
 //! Guesses at what comes next: the guest is asked what there is, and code is made of that.
 //!
-//! It is asked right after a turn, before the state is saved: so whatever that does to the guest's memory is in the copy, too. A guess runs
+//! It is asked right after an exchange, before the state is saved: so whatever that does to the guest's memory is in the copy, too. A guess runs
 //! only when nobody has told anything, once in each state; once more when what is talked about is for other code.
 
 use super::Body;
@@ -9,16 +9,16 @@ use super::shadows::Shadows;
 use crate::protocol::{Request, SurveyedVariable};
 use crate::speculate::{Context, Prediction, Source};
 
-/// What guesses are made of.
+/// The source of guesses.
 #[derive(Debug, Default)]
 pub(super) struct Guesses {
     context: Context,
     last_survey: u32,
     answered: u32,
-    /// Whether the guest was asked what there is in the state as it is, and has told.
+    /// True when the guest was asked what there is in the state as it is, and has told.
     is_asked: bool,
     is_known: bool,
-    /// What was the source of the guess that was tried in this state.
+    /// The source of the guess that was tried in this state.
     tried: Option<Source>,
 }
 
@@ -28,7 +28,7 @@ impl<B: Body> Shadows<B> {
         self.guesses = Some(Guesses::default());
     }
 
-    /// What is guessed for the state as it is, the most worthwhile first.
+    /// The guesses for the present state, the most worthwhile first.
     pub(super) fn predictions(&self) -> Vec<Prediction> {
         self.predictor.offered()
     }

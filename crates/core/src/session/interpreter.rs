@@ -28,7 +28,7 @@ use crate::limits::{
 use crate::protocol::{Event, GuestConfig, GuestInfo, PROTOCOL_VERSION, Profile, Request, SurveyedVariable};
 use crate::stats::Stats;
 
-/// What is to be done about an interpreter, in this order.
+/// A step that an interpreter asks for, to be done in order.
 #[derive(Debug)]
 pub(super) enum Output<B> {
     /// With its guest.
@@ -39,7 +39,7 @@ pub(super) enum Output<B> {
     Note(Note),
 }
 
-/// What copies of an interpreter have to know of it.
+/// The facts that copies of an interpreter have to know of it.
 #[derive(Debug)]
 pub(super) enum Note {
     /// The state may be another from now on.
@@ -57,7 +57,7 @@ pub(super) enum Note {
     },
 }
 
-/// What does not change.
+/// The part that does not change.
 #[derive(Debug, Clone)]
 pub(super) struct Config {
     pub(super) limits: Limits,
@@ -87,14 +87,14 @@ pub(super) struct Interpreter<B> {
     pub(super) budget: Budget,
     pub(super) guest: Guest,
     pub(super) info: GuestInfo,
-    /// Whether a guest has finished an exchange since the last loss.
+    /// True when a guest has finished an exchange since the last loss.
     pub(super) proven: bool,
     pub(super) exchange: Option<Exchange<B>>,
     pub(super) queue: VecDeque<(Ticket, Queued<B>)>,
     pub(super) starting: Vec<Ticket>,
-    /// What this guest and every later one is given.
+    /// Contexts and packages that this guest and every later one is given.
     pub(super) contexts: Contexts<B>,
-    /// Whether code may run before there is a `context`.
+    /// True when code may run before there is a `context`.
     pub(super) contextless: bool,
     /// Names of the contexts that the guest does not have, or not in their newest form.
     pub(super) lacking: Vec<String>,
@@ -103,11 +103,11 @@ pub(super) struct Interpreter<B> {
     /// A loss of state that no execution has told of yet.
     pub(super) untold_loss: Option<StateReport>,
     pub(super) checkpoints: Checkpoints<B>,
-    /// Whether a guest can be forked, so that a copy of it needs no checkpoint.
+    /// True when a guest can be forked, so that a copy of it needs no checkpoint.
     pub(super) forks: bool,
     /// For guests that are workers.
     pub(super) pings: Option<Pings>,
-    /// What was loaded, in this order.
+    /// Packages that were loaded, in this order.
     pub(super) packages: Vec<Package<B>>,
     /// The number of the newest exchange.
     pub(super) last_exchange: u32,
@@ -145,17 +145,17 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// Whether its guest has nothing to do, and nobody waits for it.
+    /// Returns true when its guest has nothing to do, and nobody waits for it.
     pub(super) fn is_at_rest(&self) -> bool {
         self.is_free() && self.queue.is_empty()
     }
 
-    /// Whether its guest could begin something.
+    /// Returns true when its guest could begin something.
     pub(super) fn is_free(&self) -> bool {
         self.guest == Guest::Up && self.exchange.is_none()
     }
 
-    /// What is to be done next. Nothing else may be asked of it before that is done.
+    /// The steps to be done next. Nothing else may be asked of it before that is done.
     pub(super) fn next_output(&mut self) -> Option<Output<B>> {
         self.outputs.pop_front()
     }
@@ -406,7 +406,7 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// When to look at the clock again, if nothing else happens. `copies`: somebody waits for a copy of the state.
+    /// The time at which to look at the clock again, if nothing else happens. `copies`: somebody waits for a copy of the state.
     pub(super) fn wake_at(&self, copies: bool) -> Option<f64> {
         let boot = if let Guest::Booting(ends_at) = self.guest {
             Some(ends_at)
@@ -424,7 +424,7 @@ impl<B: Body> Interpreter<B> {
         earliest(earliest(boot, exchange), earliest(saves, self.ping_ends_at()))
     }
 
-    /// Who waits, and for what.
+    /// The waiting of others, and what they wait for.
     pub(super) fn demand(&self, copies: bool) -> Demand {
         Demand {
             is_free: self.is_free(),

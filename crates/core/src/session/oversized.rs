@@ -34,7 +34,7 @@ pub(super) fn kind(event: &Event) -> &'static str {
     }
 }
 
-/// What in an event is larger than a guest of ours would ever make it.
+/// Names the part of an event that is larger than a guest of ours would ever make it.
 pub(super) fn oversized(event: &Event) -> Option<&'static str> {
     let too_long = match event {
         Event::Output { text, .. } => text.len() > MAX_OUTPUT_EVENT_BYTES,

@@ -10,19 +10,19 @@ use crate::limits::{MAX_UNPACKED_BYTES, VALUE_TIMEOUT_MS};
 use crate::packages::{Wheel, normalized};
 use crate::protocol::{Request, Stream, WheelFile};
 
-/// What is to be loaded.
+/// The packages that are to be loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
-    /// What these requirements come down to.
+    /// The wheels that these requirements come down to.
     Requirements(Vec<String>),
-    /// What of these modules the driver knows packages for.
+    /// The packages that the driver knows for these modules.
     Modules(Vec<String>),
 }
 
 /// A package and its file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Package<B> {
-    /// What it is.
+    /// The wheel.
     pub wheel: Wheel,
     /// Its bytes, which the driver has verified.
     pub body: B,
@@ -40,7 +40,7 @@ impl<B> Load<B> {
         Self { wanted, fetched: None }
     }
 
-    /// Whether it is for the execution that comes next, which is told when it fails.
+    /// Returns true when it is for the execution that comes next, which is told when it fails.
     fn is_quiet(&self) -> bool {
         matches!(self.wanted, Wanted::Modules(_))
     }
@@ -81,7 +81,7 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// Whether what comes next is not here yet.
+    /// Returns true when what comes next is not here yet.
     pub(super) fn waits_for_packages(&self) -> bool {
         matches!(self.front(), Some(Queued::Load(load)) if load.fetched.is_none())
     }
@@ -167,7 +167,7 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// Whether what the guest is at is something that somebody asked for by itself.
+    /// Returns true when what the guest is at is something that somebody asked for by itself.
     pub(super) fn runs_for_somebody(&self) -> bool {
         self.exchange.as_ref().is_some_and(|exchange| {
             let is_quiet = matches!(&exchange.job, Job::Install(install) if install.is_quiet);

@@ -1,7 +1,7 @@
-//! Proof that a worker is idle: a second wall behind the rule that Python cannot end its own turn.
+//! Proof that a worker is idle: a second wall behind the rule that Python cannot end its own exchange.
 //!
-//! A worker answers a `Ping` from its event loop only, and only between turns. After each execution the guest gets one. Until
-//! it is answered no event of another turn counts, and a worker that does not answer is ended: it still computes. The numbers
+//! A worker answers a `Ping` from its event loop only, and only between exchanges. After each execution the guest gets one. Until
+//! it is answered no event of another exchange counts, and a worker that does not answer is ended: it still computes. The numbers
 //! cannot be guessed, so that code which computes cannot answer in its place.
 
 use super::Body;

@@ -1,4 +1,4 @@
-//! When the state is saved.
+//! The rules by which the state is saved.
 //!
 //! A save is no exchange: the guest works at it while it has nothing else to do, and gives up when a request comes in. A command
 //! waits for it only when much is at stake: when the work that would be lost took [`WORTH`] times as long as a save does. So
@@ -11,37 +11,37 @@ use super::contexts::Contexts;
 use crate::execution::LostVariable;
 use crate::protocol::Request;
 
-/// How much longer than a save the work took that is worth waiting for it.
+/// The factor by which work has to outlast a save to be worth waiting for it.
 const WORTH: f64 = 20.0;
-/// How long a save takes, in milliseconds, at least, and before one was seen.
+/// The time that a save takes, in milliseconds, at least, and before one was seen.
 pub(super) const LEAST_SAVE_MS: f64 = 20.0;
-/// How long there has been nothing to do before a save is begun, in milliseconds.
+/// The time without anything to do before a save is begun, in milliseconds.
 const IDLE_MS: f64 = 50.0;
-/// How long somebody may wait for a guest that saves, in milliseconds.
+/// The time that somebody may wait for a guest that saves, in milliseconds.
 const MAX_SAVE_MS: f64 = 20_000.0;
-/// How much longer, when that is over: the page may have been busy, and what the guest sent may be waiting in a queue.
+/// The time added when that is over: the page may have been busy, and what the guest sent may be waiting in a queue.
 const LATE_MS: f64 = 500.0;
 
-/// Who waits, and for what.
+/// The waiting of others, and what they wait for.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Demand {
-    /// Whether the guest could begin something.
+    /// True when the guest could begin something.
     pub(super) is_free: bool,
-    /// Whether a command waits for the guest.
+    /// True when a command waits for the guest.
     pub(super) is_awaited: bool,
-    /// Whether that one asks for the state to be saved.
+    /// True when that one asks for the state to be saved.
     pub(super) asks: bool,
-    /// Whether somebody waits for a copy of the state, the sooner the better.
+    /// True when somebody waits for a copy of the state, the sooner the better.
     pub(super) copies: bool,
 }
 
-/// What a guest says of a checkpoint that it has made.
+/// A guest's report of a checkpoint that it has made.
 #[derive(Debug)]
 pub(super) struct Saved {
     pub(super) number: u32,
     pub(super) full: bool,
     pub(super) lost: Vec<LostVariable>,
-    /// Whether it has memory that its variables no longer need.
+    /// True when it has memory that its variables no longer need.
     pub(super) spent: bool,
 }
 
@@ -50,35 +50,35 @@ pub(super) struct Saved {
 pub(super) struct Saving<B> {
     number: u32,
     full: bool,
-    /// Whether nothing has changed since the one before but what looking at it may have.
+    /// True when nothing has changed since the one before but what looking at it may have changed.
     pub(super) again: bool,
     execution: u32,
     names: Vec<String>,
     contexts: Contexts<B>,
     before: Option<u32>,
-    /// What the host had set after the checkpoint before.
+    /// Variables that the host had set after the checkpoint before.
     pub(super) news: Vec<String>,
     begun_at: f64,
     /// Since when somebody waits for it.
     awaited_since: Option<f64>,
-    /// When that was first found to be too long.
+    /// The time at which that was first found to be too long.
     late_since: Option<f64>,
-    /// Whether the guest was sent something else meanwhile, for which it may give up.
+    /// True when the guest was sent something else meanwhile, for which it may give up.
     overtaken: bool,
 }
 
 impl<B: Body> Checkpoints<B> {
-    /// Whether the state is saved, as far as that is of any use.
+    /// Returns true when the state is saved, as far as that is of any use.
     pub(super) fn are_saved(&self) -> bool {
         self.are_made && !self.vain
     }
 
-    /// Whether the state as it is, is still to be saved.
+    /// Returns true when the present state is still to be saved.
     pub(super) fn is_unsaved(&self) -> bool {
         self.are_saved() && self.dirty && self.saving.is_none()
     }
 
-    /// Whether the next command has to wait until the state is saved.
+    /// Returns true when the next command has to wait until the state is saved.
     pub(super) fn holds_up(&self, demand: Demand) -> bool {
         let unsaved = self.dirty || self.saving.is_some();
         self.are_saved() && !self.failed && unsaved && (demand.asks || self.is_worth_waiting())
@@ -88,7 +88,7 @@ impl<B: Body> Checkpoints<B> {
         self.unsaved_ms >= WORTH * self.save_ms
     }
 
-    /// When a save is to begin, if nothing happens until then.
+    /// The time at which a save is to begin, if nothing happens until then.
     pub(super) fn saves_at(&self, demand: Demand) -> Option<f64> {
         let idle_ms = if demand.copies { 0.0 } else { IDLE_MS };
         self.can_save(demand).then_some(self.idle_since + idle_ms)
@@ -146,7 +146,7 @@ impl<B: Body> Checkpoints<B> {
         }
     }
 
-    /// When to look whether a guest has saved what somebody waits for.
+    /// The time at which to look whether a guest has saved what somebody waits for.
     pub(super) fn save_ends_at(&self) -> Option<f64> {
         let saving = self.saving.as_ref()?;
         let late = saving.late_since.map(|since| since + LATE_MS);
@@ -243,7 +243,7 @@ impl<B: Body> Checkpoints<B> {
         self.saving.take_if(|saving| saving.number == number)
     }
 
-    /// How long a save has taken since the guest was last free for it.
+    /// The time that a save has taken since the guest was last free for it.
     fn took(&self, now: f64, saving: &Saving<B>) -> f64 {
         now - saving.begun_at.max(self.idle_since)
     }
@@ -258,7 +258,7 @@ impl<B: Body> Checkpoints<B> {
         self.gave_way(news);
     }
 
-    /// What was to be saved is not.
+    /// Gives up the save under way.
     fn gave_way(&mut self, news: Vec<String>) {
         self.dirty = true;
         self.set_since.extend(news);

@@ -18,7 +18,7 @@ use crate::limits::{AHEAD_TTL_MS, EVENT_BYTES, EXTEND_MS, MAX_AHEAD_BYTES, MAX_W
 use crate::protocol::{Event, GuestInfo, Request};
 use crate::speculate::{Prediction, Source, begins_with_line_end};
 
-/// Where the exchanges of copies are numbered from, and how many numbers each has: it is given packages and a state, and runs some code.
+/// The first number of copies' exchanges, and how many numbers each copy has: it is given packages and a state, and runs some code.
 const FIRST_EXCHANGE: u32 = 1 << 30;
 const MOST_EXCHANGES: u32 = 16;
 
@@ -27,14 +27,14 @@ const MOST_EXCHANGES: u32 = 16;
 pub(super) struct Writing {
     pub(super) code: String,
     pub(super) timeout_ms: Option<f64>,
-    /// Whether it was begun, or refused: it is not begun again.
+    /// True when it was begun, or refused: it is not begun again.
     pub(super) tried: bool,
-    /// What all of it will be, when somebody has told.
+    /// The whole of it, when somebody has told.
     pub(super) whole: Option<String>,
 }
 
 impl Writing {
-    /// What there is of it, and whether that is all.
+    /// The part of it that is there, and whether that is all.
     pub(super) fn text(&self) -> (&str, bool) {
         match &self.whole {
             Some(whole) => (whole, true),
@@ -50,28 +50,28 @@ pub(super) struct Shadow<B> {
     copy: Interpreter<B>,
     /// Of code that is being written, what the guest was sent so far.
     pub(super) prediction: Prediction,
-    /// Whether it was all there, of code that was being written.
+    /// True when it was all there, of code that was being written.
     is_whole: bool,
     timeout_ms: f64,
-    /// When its guest was begun with, and its code.
+    /// The times at which its guest and its code were begun.
     prepared_at: f64,
     /// The number of the execution that it would be.
     pub(super) execution: u32,
     pub(super) stage: Stage,
     begun_at: f64,
-    /// What the guest has said since the code began, and when, by its own clock.
+    /// All that the guest has said since the code began, and when, by its own clock.
     said: Vec<(f64, Event, Option<B>)>,
     bytes: f64,
-    /// How long it has waited for code before, and since when it does now: its clock stands still then.
+    /// The time that it has waited for code before, and since when it does now: its clock stands still then.
     waited_ms: f64,
     waits_since: Option<f64>,
     extended_at: f64,
     pub(super) check: Check,
     /// The code that the check is about.
     pub(super) checked: String,
-    /// Whether it was told that its code has come.
+    /// True when it was told that its code has come.
     told: bool,
-    /// Whether it has come to where it can only wait.
+    /// True when it has come to where it can only wait.
     pub(super) is_finished: bool,
     pub(super) is_counted: bool,
     effects: Vec<GuestEffect<B>>,
@@ -86,7 +86,7 @@ pub(super) enum Check {
     Passed,
 }
 
-/// How far a shadow is.
+/// A shadow's progress.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Stage {
     /// The guest is given the state.
@@ -112,7 +112,7 @@ pub(super) struct Promotion<B> {
     /// The number of the exchange that it is in.
     pub(super) exchange: u32,
     pub(super) begun_at: f64,
-    /// What it has said in it so far, and when, as if it had begun when its code came.
+    /// All that it has said in it so far, and when, as if it had begun when its code came.
     pub(super) said: Vec<(f64, Event, Option<B>)>,
 }
 
@@ -160,27 +160,27 @@ impl<B: Body> Shadow<B> {
         }
     }
 
-    /// What is to be done with its guest.
+    /// Steps to be done with its guest.
     pub(super) fn take_effects(&mut self) -> Vec<GuestEffect<B>> {
         std::mem::take(&mut self.effects)
     }
 
-    /// Whether it runs code that is being written.
+    /// Returns true when it runs code that is being written.
     pub(super) fn is_written(&self) -> bool {
         self.prediction.source == Source::Stream
     }
 
-    /// Whether nobody has told its code.
+    /// Returns true when nobody has told its code.
     pub(super) fn is_guess(&self) -> bool {
         self.prediction.source.is_guess()
     }
 
-    /// Whether its guest has come to the end of the code.
+    /// Returns true when its guest has come to the end of the code.
     pub(super) fn is_at_rest(&self) -> bool {
         matches!(self.stage, Stage::Over(_)) && matches!(self.said.last(), Some((_, Event::Executed { .. }, _)))
     }
 
-    /// Whether all of the code that is being written was there, and has run.
+    /// Returns true when all of the code that is being written was there, and has run.
     pub(super) fn is_over_as_a_whole(&self) -> bool {
         self.is_whole && matches!(self.stage, Stage::Over(_))
     }
@@ -197,7 +197,7 @@ impl<B: Body> Shadow<B> {
         }
     }
 
-    /// How long it has kept its guest busy.
+    /// The time that it has kept its guest busy.
     pub(super) fn busy_ms(&self, now: f64) -> f64 {
         let until = match self.stage {
             Stage::Over(_) | Stage::Waiting(_) => self.last_word(),
@@ -211,12 +211,12 @@ impl<B: Body> Shadow<B> {
         self.last_word() + self.waited_ms + AHEAD_TTL_MS
     }
 
-    /// When its copy wants to look at the clock.
+    /// The time at which its copy wants to look at the clock.
     pub(super) fn copy_wakes_at(&self) -> Option<f64> {
         self.copy.wake_at(false).map(|at| at + self.waited_ms)
     }
 
-    /// Whether it waits for what there is now of the code that is being written.
+    /// Returns true when it waits for what there is now of the code that is being written.
     pub(super) fn can_take(&self, writing: &Writing) -> bool {
         let (text, is_whole) = writing.text();
         matches!(self.stage, Stage::Waiting(_))
@@ -225,19 +225,19 @@ impl<B: Body> Shadow<B> {
             && goes_on(text, &self.prediction.code)
     }
 
-    /// Whether it runs what is being written, as far as anybody knows.
+    /// Returns true when it runs what is being written, as far as anybody knows.
     pub(super) fn may_be_of(&self, writing: &Writing) -> bool {
         let known = &self.prediction.code;
         goes_on(writing.text().0, known) || (self.is_whole && goes_on(known, &writing.code))
     }
 
-    /// When it may be given more of it: not all the time, but at once when it is all.
+    /// The time at which it may be given more of it: not all the time, but at once when it is all.
     pub(super) fn extends_at(&self, writing: Option<&Writing>) -> f64 {
         let is_whole = writing.is_some_and(|writing| writing.text().1);
         self.extended_at + if is_whole { 0.0 } else { EXTEND_MS }
     }
 
-    /// Whether this is what it runs, and it would not have been stopped by now had it begun when it came. What goes on is stopped
+    /// Returns true when this is what it runs, and it would not have been stopped by now had it begun when it came. What goes on is stopped
     /// when that is due, but what it did may then be more than it would have done: so it needs as much time as any.
     pub(super) fn is(&self, execution: &Execution, now: f64, session: &Budget) -> bool {
         let own = self.timeout_ms;
@@ -259,7 +259,7 @@ impl<B: Body> Shadow<B> {
         same && execution.id == self.execution && in_time && in_budget
     }
 
-    /// Whether its guest could be asked now if it may take over. Without a bridge it would hear the question when it is done.
+    /// Returns true when its guest could be asked now if it may take over. Without a bridge it would hear the question when it is done.
     pub(super) fn can_be_asked(&self) -> bool {
         match self.stage {
             Stage::Preparing => false,
@@ -462,13 +462,13 @@ impl<B: Body> Shadow<B> {
     }
 }
 
-/// Whether code may be another that was known as far as a line's end, and more. What goes on in the middle of a line is no more of it: `x = 1` and
-/// `x = 10` begin alike.
+/// Returns true when code may be another that was known as far as a line's end, and more. What goes on in the middle of a line
+/// is no more of it: `x = 1` and `x = 10` begin alike.
 pub(super) fn goes_on(code: &str, known: &str) -> bool {
     code.strip_prefix(known).is_some_and(begins_with_line_end)
 }
 
-/// Whether an execution that ended so would always end so. One that ran out of time or memory may not.
+/// Returns true when an execution that ended so would always end so. One that ran out of time or memory may not.
 fn is_sure(outcome: Outcome, error_type: Option<&str>) -> bool {
     matches!(outcome, Outcome::Ok | Outcome::Error) && error_type != Some("MemoryError")
 }

@@ -1,4 +1,4 @@
-//! What is done before anybody asks for it: which code is worth running ahead, and the shadow that runs it.
+//! Work that is done before anybody asks for it: which code is worth running ahead, and the shadow that runs it.
 //!
 //! It only reads the session's interpreter. It hears what becomes of that one's state, since whatever changes it ends a shadow: that began
 //! with another.
@@ -19,7 +19,7 @@ use crate::speculate::{Prediction, Predictor, Share, Source, Tally};
 /// By how much two clocks may differ that are so far apart: whoever is woken by one must be late by the other.
 const ROUNDING_MS: f64 = 0.001;
 
-/// What is to be done about shadows, in this order.
+/// A step that shadows ask for, to be done in order.
 #[derive(Debug)]
 pub(super) enum ShadowEffect<B> {
     /// With a shadow's guest.
@@ -66,7 +66,7 @@ impl<B: Body> Shadows<B> {
         }
     }
 
-    /// What is to be done.
+    /// Steps to be done.
     pub(super) fn take_effects(&mut self) -> Vec<ShadowEffect<B>> {
         std::mem::take(&mut self.effects)
     }
@@ -77,17 +77,17 @@ impl<B: Body> Shadows<B> {
         self.share.begin(now);
     }
 
-    /// How well predictions came true, by their source.
+    /// The success of predictions, by their source.
     pub(super) fn tallies(&self) -> BTreeMap<Source, Tally> {
         self.predictor.tallies().clone()
     }
 
-    /// Whether there is something to run as soon as there is a copy.
+    /// Returns true when there is something to run as soon as there is a copy.
     pub(super) fn want_a_copy(&self) -> bool {
         !self.predictor.is_empty() || self.writing.as_ref().is_some_and(|writing| !writing.tried)
     }
 
-    /// When to look again, if nothing else happens. `is_idle`: whether the session's guest is at rest.
+    /// The time at which to look again, if nothing else happens. `is_idle`: whether the session's guest is at rest.
     pub(super) fn wake_at(&self, is_idle: bool) -> Option<f64> {
         let shadow = self.shadow.as_ref()?;
         let more = self.writing.as_ref();
@@ -295,7 +295,7 @@ impl<B: Body> Shadows<B> {
 
     // ---- its code comes ----
 
-    /// Whether what comes next is what the shadow runs, and it is not certain yet that its guest may take over.
+    /// Returns true when what comes next is what the shadow runs, and it is not certain yet that its guest may take over.
     pub(super) fn are_joined(&mut self, now: f64, interpreter: &Interpreter<B>) -> bool {
         let (Some(shadow), Some(Queued::Job(Job::Execute(execution)))) = (&mut self.shadow, interpreter.front()) else {
             return false;

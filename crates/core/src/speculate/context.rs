@@ -1,4 +1,4 @@
-//! What predictions are made of: what there is in the session, what ran last, and what is talked about.
+//! The material of predictions: what there is in the session, what ran last, and what is talked about.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ const MOST_QUOTED: usize = 3;
 const ENOUGH_ROWS: u32 = 20;
 const MOST_GROUPS: u32 = 12;
 
-/// What there is, what ran last, and what is talked about.
+/// The session's variables, what ran last, and what is talked about.
 #[derive(Debug, Clone, Default)]
 pub struct Context {
     /// The newest variables, the newest first.
@@ -24,14 +24,14 @@ pub struct Context {
     pub last: Option<(String, f64)>,
     /// Words of the conversation, in lower case.
     words: BTreeSet<String>,
-    /// What stands in quotes there, the newest first.
+    /// The texts in quotes there, the newest first.
     quoted: Vec<String>,
     /// Words of the code that ran last, as they are.
     mentioned: BTreeSet<String>,
     preferences: Preferences,
 }
 
-/// How whoever writes the code likes to write it, as far as the code that ran last shows.
+/// The style of whoever writes the code, as far as the code that ran last shows.
 #[derive(Debug, Clone, Copy, Default)]
 struct Preferences {
     prints: bool,
@@ -44,7 +44,7 @@ struct Preferences {
 pub struct Frame<'a> {
     /// The variable.
     pub name: &'a str,
-    /// How many rows it has.
+    /// The number of rows that it has.
     pub rows: f64,
     /// Its columns.
     pub variable: &'a SurveyedVariable,
@@ -108,7 +108,7 @@ impl<'a> Frame<'a> {
         bytes
     }
 
-    /// How many values it holds.
+    /// The number of values that it holds.
     pub fn cells(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "a guest tells of few columns")]
         let columns = self.variable.columns.len() as f64;
@@ -149,23 +149,23 @@ impl Context {
         is_new
     }
 
-    /// Whether one of these words was said.
+    /// Returns true when one of these words was said.
     pub fn says(&self, words: &[&str]) -> bool {
         words.iter().any(|word| self.words.contains(*word))
     }
 
-    /// Whether the conversation has this text, by its words.
+    /// Returns true when the conversation has this text, by its words.
     pub fn talks_of(&self, text: &str) -> bool {
         let mut parts = words(text).peekable();
         parts.peek().is_some() && parts.all(|part| self.words.contains(&part.to_lowercase()))
     }
 
-    /// What was said in quotes, the newest first.
+    /// The texts said in quotes, the newest first.
     pub fn quoted(&self) -> &[String] {
         &self.quoted
     }
 
-    /// Whether the conversation, or the code that ran last, names this variable or column.
+    /// Returns true when the conversation, or the code that ran last, names this variable or column.
     pub fn names(&self, name: &str) -> bool {
         let mut parts = words(name).peekable();
         parts.peek().is_some()
@@ -211,7 +211,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
         .filter(|word| !word.is_empty() && word.len() <= WORD_CHARS)
 }
 
-/// What stands between quotes on one line, the newest first.
+/// The texts between quotes on one line, the newest first.
 fn quoted(text: &str) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     for line in text.lines().rev() {

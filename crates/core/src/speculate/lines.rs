@@ -1,12 +1,12 @@
-//! How much of code that is being written is certainly there.
+//! Finds how much of code that is being written is certainly there.
 
 /// Looks at code as it grows, at each line once.
 #[derive(Debug, Default)]
 pub struct Lines {
-    /// Where the first line begins that was not looked at, or is not complete.
+    /// The place where the first line begins that was not looked at, or is not complete.
     seen: usize,
     complete: usize,
-    /// Whether the line before that goes on there.
+    /// True when the line before that goes on there.
     goes_on: bool,
 }
 
@@ -27,12 +27,12 @@ impl Lines {
     }
 }
 
-/// Whether this may be the rest of code that is complete up to the end of a line, without that.
+/// Returns true when this may be the rest of code that is complete up to the end of a line, without that.
 pub fn begins_with_line_end(rest: &str) -> bool {
     rest.is_empty() || rest.starts_with('\n') || rest.starts_with("\r\n")
 }
 
-/// Whether a line is not indented, not empty, no comment, and does not go on with a statement before it.
+/// Returns true when a line is not indented, not empty, no comment, and does not go on with a statement before it.
 fn begins_statement(line: &str) -> bool {
     let word = line.find(|c: char| !c.is_alphanumeric() && c != '_');
     let word = &line[..word.unwrap_or(line.len())];

@@ -26,7 +26,7 @@ pub fn literal(text: &str, quote: char) -> String {
     source
 }
 
-/// Whether a name is one that code can use as it is. Names of other alphabets are left out: Python takes some of them for others.
+/// Returns true when a name is one that code can use as it is. Names of other alphabets are left out: Python takes some of them for others.
 pub fn is_name(name: &str) -> bool {
     let mut bytes = name.bytes();
     bytes

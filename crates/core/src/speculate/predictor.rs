@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Prediction, Source, Tally, lower_bound};
 use crate::limits::{MAX_PREDICTED_CHARS, MAX_PREDICTIONS};
 
-/// What a run ahead costs, in milliseconds: a guest that has to be replaced, and the state that it is given.
+/// The cost of a run ahead, in milliseconds: a guest that has to be replaced, and the state that it is given.
 const COST_MS: f64 = 30.0;
-/// What code is thought to take that nobody has an estimate of, in milliseconds.
+/// The time assumed for code that nobody has an estimate of, in milliseconds.
 const UNKNOWN_MS: f64 = 200.0;
 /// One of so many that would be refused is run all the same: whether predictions have become better shows no other way.
 const PROBE: u32 = 16;
@@ -18,29 +18,29 @@ pub struct Predictor {
     waiting: Vec<Prediction>,
     tallies: BTreeMap<Source, Tally>,
     refused: u32,
-    /// What was guessed for the state as it is, whether it ran or not: so what comes teaches something about all of them.
+    /// The guesses for the present state, whether it ran or not: so what comes teaches something about all of them.
     offered: Vec<Prediction>,
     learned: BTreeMap<Kind, Learned>,
-    /// What has come true by what runs now.
+    /// The guesses that have come true by what runs now.
     came: BTreeSet<Kind>,
 }
 
 /// Guesses that are learned of together: their source and description.
 type Kind = (Source, &'static str);
 
-/// How guesses of a kind came true in this session.
+/// The success of guesses of a kind in this session.
 #[derive(Debug, Clone, Default)]
 struct Learned {
     /// In how many states there were any, and in how many of those one of them was what came.
     offered: f64,
     came: f64,
-    /// How long those took, in milliseconds, and how many of them are known.
+    /// The time that those took, in milliseconds, and how many of them are known.
     ms: f64,
     measured: f64,
 }
 
 impl Predictor {
-    /// What may come next, instead of what was thought before. What is too much is left out.
+    /// Takes the code that may come next, instead of what was thought before. What is too much is left out.
     pub fn predict(&mut self, predictions: Vec<Prediction>) {
         let mut known = std::collections::HashSet::new();
         self.waiting = predictions
@@ -52,7 +52,7 @@ impl Predictor {
             .collect();
     }
 
-    /// Whether this is among what may come next.
+    /// Returns true when this is among what may come next.
     pub fn expects(&self, code: &str) -> bool {
         self.waiting.iter().any(|known| known.code == code)
     }
@@ -67,22 +67,22 @@ impl Predictor {
         self.waiting.retain(|waiting| !waiting.source.is_guess());
     }
 
-    /// Whether there is anything to try.
+    /// Returns true when there is anything to try.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// What a prediction is expected to save, in milliseconds.
+    /// The time that a prediction is expected to save, in milliseconds.
     pub fn expected_saving(&self, prediction: &Prediction) -> f64 {
         self.probability(prediction) * self.estimated_ms(prediction).unwrap_or(UNKNOWN_MS) - COST_MS
     }
 
-    /// What it costs when it does not come true, in milliseconds.
+    /// The time that it costs when it does not come true, in milliseconds.
     pub fn cost_ms(&self, prediction: &Prediction) -> f64 {
         self.estimated_ms(prediction).unwrap_or(UNKNOWN_MS) + COST_MS
     }
 
-    /// How likely a prediction is, as far as it is safe to say.
+    /// A prediction's probability, as far as it is safe to say.
     fn probability(&self, prediction: &Prediction) -> f64 {
         let (won, lost) = prediction.source.prior();
         let trust = if prediction.source.is_guess() {
@@ -95,7 +95,7 @@ impl Predictor {
         prediction.probability.clamp(0.0, 1.0) * trust
     }
 
-    /// How long it would take: what its kind has taken in this session, where that is known.
+    /// The time that it would take: what its kind has taken in this session, where that is known.
     fn estimated_ms(&self, prediction: &Prediction) -> Option<f64> {
         let Learned { ms, measured, .. } = self.learned(prediction);
         let known = (prediction.source.is_guess() && measured > 0.0).then(|| ms / measured);
@@ -109,8 +109,8 @@ impl Predictor {
 
     // ---- guesses ----
 
-    /// What may come next by the names that there are, instead of what was guessed before. The best of it waits to be tried, where it is worth
-    /// that and nothing that was told does.
+    /// Takes guesses by the names that there are, instead of those before. The best of them waits to be tried, where it is
+    /// worth that and nothing that was told does.
     pub fn offer(&mut self, guesses: Vec<Prediction>) {
         self.offered = guesses;
         let best = self.best_guess().cloned();
@@ -126,7 +126,7 @@ impl Predictor {
         best.filter(|(saving, _)| *saving > 0.0).map(|(_, guess)| guess)
     }
 
-    /// What is guessed for the state as it is, the most worthwhile first, as likely and as slow as this session has shown.
+    /// The guesses for the present state, the most worthwhile first, as likely and as slow as this session has shown.
     pub fn offered(&self) -> Vec<Prediction> {
         let mut offered: Vec<_> = self
             .offered
@@ -183,7 +183,7 @@ impl Predictor {
         Some(self.waiting.remove(at))
     }
 
-    /// How it went so far.
+    /// The outcome so far.
     pub fn tallies(&self) -> &BTreeMap<Source, Tally> {
         &self.tallies
     }

@@ -1,4 +1,4 @@
-//! How much time may be spent on code that nobody asks for.
+//! The share of time that may be spent on code that nobody asks for.
 
 use crate::limits::AHEAD_CREDIT_MS;
 
@@ -30,12 +30,12 @@ impl Share {
         self.wasted_ms += ms.max(0.0);
     }
 
-    /// When nothing will be left if what has taken `spent_ms` by now goes on; never, where there is no limit.
+    /// The time at which nothing will be left if what has taken `spent_ms` by now goes on; never, where there is no limit.
     pub fn ends_at(&self, now: f64, spent_ms: f64) -> Option<f64> {
         (self.most < 1.0).then(|| now + (self.left(now) - spent_ms).max(0.0) / (1.0 - self.most))
     }
 
-    /// How many milliseconds may still be spent; none or less, when there is nothing left.
+    /// The number of milliseconds that may still be spent; none or less, when there is nothing left.
     pub fn left(&self, now: f64) -> f64 {
         let passed = now - self.begun_at.unwrap_or(now) + AHEAD_CREDIT_MS;
         self.most * passed - self.wasted_ms

@@ -1,23 +1,23 @@
-//! How well predictions of a source came true.
+//! The success of predictions of a source.
 
 use serde::{Deserialize, Serialize};
 
-/// How sure the lower bound of a probability is: one standard deviation.
+/// The certainty of the lower bound of a probability: one standard deviation.
 const Z: f64 = 1.0;
 
-/// How often code ran ahead, and what became of it.
+/// Counts of code that ran ahead, and of what became of it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct Tally {
-    /// How often it was begun.
+    /// The number of times that it was begun.
     pub started: u32,
-    /// How often it came to its end (that of what there was first, of code that is being written), or to what only the host can answer,
-    /// before it was asked for.
+    /// The number of times that it ended (with what there was first, of code that is being written), or to what only the host
+    /// can answer, before it was asked for.
     pub finished: u32,
-    /// How often it was what the code that came resolved to.
+    /// The number of times that it was what the code that came resolved to.
     pub used: u32,
-    /// How often it was not.
+    /// The number of times that it was not.
     pub wasted: u32,
     /// Milliseconds that code had run when it was asked for, all together.
     pub time_saved: f64,
@@ -26,12 +26,12 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// How many are neither used nor wasted yet.
+    /// The number of those neither used nor wasted yet.
     pub fn under_way(&self) -> u32 {
         self.started.saturating_sub(self.used.saturating_add(self.wasted))
     }
 
-    /// What has come since `before`.
+    /// The counts that have come since `before`.
     pub fn since(&self, before: &Self) -> Self {
         Self {
             started: self.started.saturating_sub(before.started),

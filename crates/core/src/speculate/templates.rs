@@ -10,7 +10,7 @@ use crate::protocol::{ColumnKind, SurveyedVariable};
 /// Tables and columns of each that something is predicted of.
 const MOST_FRAMES: usize = 5;
 const MOST_COLUMNS: usize = 12;
-/// How much likelier what is named is than what is not.
+/// The factor by which what is named is likelier than what is not.
 const NAMED: f64 = 4.0;
 
 /// Milliseconds that showing something takes, and what pandas takes for a value or a row: of a table of a million rows and five columns,
@@ -28,7 +28,7 @@ const COPY: f64 = 1e-6;
 const SPLIT: f64 = 10e-6;
 const COUNT: f64 = 1e-6;
 
-/// What is asked of a whole table: what it is, the code behind the name of the table, and the time for each of its values.
+/// A question about a whole table: what it is, the code behind the name of the table, and the time for each of its values.
 const OF_TABLES: [(&str, &str, f64); 9] = [
     ("head", ".head()", 0.0),
     ("info", ".info()", 0.0),
@@ -43,7 +43,7 @@ const OF_TABLES: [(&str, &str, f64); 9] = [
 /// Those of them that follow code that has read a table, and code that has filtered one.
 const AFTER_READING: [&str; 4] = ["head", "info", "describe", "shape"];
 const AFTER_FILTERING: [&str; 2] = ["shape", "head"];
-/// What is asked of a column, by what it holds.
+/// Questions about a column, by what it holds.
 const OF_COLUMNS: [(Columns, &str, &str, f64); 8] = [
     (Columns::Groups, "value counts", ".value_counts()", COUNTS),
     (TEXTS, "distinct values of a column", ".nunique()", DISTINCT),
@@ -85,7 +85,7 @@ const OF_WORDS: [(&[&str], &str); 14] = [
     (&["average", "mean"], "mean by group"),
     (&["total", "sum"], "sum by group"),
 ];
-/// What is made of groups.
+/// Aggregates of groups.
 const OF_GROUPS: [(&str, &str); 4] = [
     ("mean by group", "mean"),
     ("sum by group", "sum"),
@@ -100,7 +100,7 @@ struct Maker<'a> {
 }
 
 impl Context {
-    /// What may come next. The probability of each is its part of those of the same source and description.
+    /// The code that may come next. The probability of each is its part of those of the same source and description.
     pub fn predictions(&self) -> Vec<Prediction> {
         let mut maker = Maker {
             context: self,
@@ -316,7 +316,7 @@ impl Maker<'_> {
 
     // ---- after code ----
 
-    /// What usually follows the last line of the code that ran last.
+    /// The code that usually follows the last line of the code that ran last.
     fn after_code(&mut self) {
         let source = Source::Pattern;
         let Some((name, value)) = self.context.last.as_ref().and_then(|(code, _)| assignment(code)) else {

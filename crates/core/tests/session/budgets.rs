@@ -1,4 +1,4 @@
-//! What may be spent on models.
+//! Budgets of models.
 
 use sandglass_core::Profile;
 use sandglass_core::budget::{BudgetLimits, Usage};

@@ -35,12 +35,12 @@ enum Step {
         stopped: Option<StopReason>,
         names: Option<Vec<String>>,
     },
-    /// The guest says something about the turn that is `ahead` of its own.
+    /// The guest says something about the exchange that is `ahead` of its own.
     Says {
         ahead: i32,
         what: Saying,
     },
-    /// Something that is about no turn.
+    /// Something that is about no exchange.
     Sends(Event, Option<Bytes>),
     /// The guest ends the save that it was asked for.
     Saves(bool),
@@ -73,7 +73,7 @@ enum Step {
     Checks(bool),
     /// It tells what there is, if it was asked: a text of this length.
     Tells(u32),
-    /// What is talked about.
+    /// The conversation.
     Talks(&'static str),
     Wait(f64),
     /// The clock jumps, and nobody is told.
@@ -83,7 +83,7 @@ enum Step {
 
 #[derive(Debug, Clone, Copy)]
 enum Shadow {
-    /// What ours would say next.
+    /// The event that ours would send next.
     Helps,
     Waits,
     IsPromoted,
@@ -142,7 +142,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What has to do with code that runs ahead, mostly.
+/// Steps about code that runs ahead, mostly.
 fn step_ahead() -> impl Strategy<Value = Step> {
     let execute = (4..8_usize, prop::bool::weighted(0.1)).prop_map(|(length, is_short)| Command::Execute {
         code: "x".repeat(length),
@@ -289,7 +289,7 @@ fn saying() -> impl Strategy<Value = Saying> {
     ]
 }
 
-/// What belongs to no turn, or is nothing that a guest of ours would send.
+/// Events that belong to no exchange, or are nothing that a guest of ours would send.
 fn aside() -> impl Strategy<Value = (Event, Option<Bytes>)> {
     let message = || "x".repeat(100);
     let event = prop::sample::select(vec![
@@ -436,7 +436,7 @@ impl World {
         }
     }
 
-    /// What runs ahead says what it may, or never would.
+    /// Code that runs ahead says what it may, or never would.
     fn shadow_does(&mut self, what: Shadow) {
         let Some(guest) = &self.shadow else { return };
         let asked = guest.inbox.iter().rev().map(|(request, _)| request);
@@ -482,7 +482,7 @@ impl World {
         self.shadow_says(event, None);
     }
 
-    /// The guest ends its turn, as ours would.
+    /// The guest ends its exchange, as ours would.
     fn answers_its_turn(&mut self, ended: Ended, stopped: Option<StopReason>, names: Option<Vec<String>>) {
         let Some(guest) = &self.guest else { return };
         let asked = guest.inbox.iter().rev().map(|(request, _)| request);

@@ -1,4 +1,4 @@
-//! When the state is saved, and what comes back when a guest dies.
+//! Times at which the state is saved, and what comes back when a guest dies.
 
 use sandglass_core::Error;
 use sandglass_core::execution::StateStatus;
@@ -424,7 +424,7 @@ fn goes_back(world: &mut World, command: Command<Vec<u8>>, checkpoint: u32) {
     world.restored(&[]);
 }
 
-/// What the next execution says of the state: the execution that it is as after, and what is lost.
+/// The next execution's report of the state: the execution that it is as after, and what is lost.
 fn told(world: &mut World) -> (Option<u32>, Vec<String>) {
     let next = world.execute("1");
     world.ends(ok());

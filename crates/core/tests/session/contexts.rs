@@ -18,7 +18,7 @@ fn adds(world: &mut World, series: Series, name: &str) {
     assert_eq!(world.answer(ticket), &Ok(Reply::Name(name.to_owned())));
 }
 
-/// What the guest is given, in order, until it is asked for something else.
+/// The values that the guest is given, in order, until it is asked for something else.
 fn given(world: &mut World) -> Vec<String> {
     let mut names = Vec::new();
     while let Some(name) = world.asked_for().strip_prefix("set ") {

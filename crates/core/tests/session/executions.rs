@@ -1,4 +1,4 @@
-//! What an execution resolves to.
+//! The value that an execution resolves to.
 
 use sandglass_core::Error;
 use sandglass_core::budget::BudgetLimits;

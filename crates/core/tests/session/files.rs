@@ -1,4 +1,4 @@
-//! What is asked of files, what answers fit, and what is lost with a guest.
+//! Requests about files, the answers that fit, and what is lost with a guest.
 
 use sandglass_core::Error;
 use sandglass_core::limits::{LOOK_TIMEOUT_MS, Limits};

@@ -55,7 +55,7 @@ fn finished(code: &str) -> World {
     world
 }
 
-/// What a guest at this turn sends, or what becomes of it.
+/// Events that a guest at this exchange sends, or what becomes of it.
 type Lie = fn(u32) -> GuestInput<Vec<u8>>;
 
 fn named(names: &[&str]) -> sandglass_core::protocol::ExecutionReport {
@@ -1134,7 +1134,7 @@ fn less_time_than_it_began_with_is_another_execution() {
     assert_eq!(world.execution(ticket).id, 1);
 }
 
-/// What a cell does, in the order in which it does it.
+/// A step of a cell, in the order in which it does it.
 #[derive(Debug, Clone)]
 enum Step {
     Says(Stream, String),
@@ -1157,7 +1157,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..12)
 }
 
-/// Where a cell runs.
+/// The place where a cell runs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Where {
     /// In the session's own guest.
@@ -1168,7 +1168,7 @@ enum Where {
     Written(f64, usize),
 }
 
-/// What became of a cell.
+/// The outcome of a cell.
 fn run(steps: &[Step], fails: bool, place: Where) -> (CodeExecution, String, Vec<(String, Vec<u8>)>) {
     let mut world = ready();
     match place {

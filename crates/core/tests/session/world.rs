@@ -19,27 +19,27 @@ use sandglass_core::{Error, Profile};
 pub(crate) type Bytes = Vec<u8>;
 pub(crate) type Answer = Result<Reply<Bytes>, Error>;
 
-/// What the world knows of the guest that lives.
+/// The world's view of the guest that lives.
 #[derive(Debug, Default)]
 pub(crate) struct Guest {
-    /// What the session sent it, in order.
+    /// The requests that the session sent it, in order.
     pub(crate) inbox: Vec<(Request, Option<Bytes>)>,
     /// The number of the request that it has to answer.
     pub(crate) turn: Option<u32>,
     /// The checkpoint that it was asked for, and whether it has to be a full one.
     pub(crate) saving: Option<(u32, bool)>,
-    /// The turn that it was asked to stop.
+    /// The exchange that it was asked to stop.
     pub(crate) interrupted: Option<u32>,
     /// Its calls that are not answered.
     pub(crate) asked: BTreeSet<u32>,
     pub(crate) ready: bool,
-    /// Whether it was asked if it may take over.
+    /// True when it was asked if it may take over.
     pub(crate) promoting: bool,
-    /// Whether it waits for more of its code.
+    /// True when it waits for more of its code.
     pub(crate) waiting: bool,
     /// The checks that it was asked for and has not answered.
     pub(crate) checks: VecDeque<u32>,
-    /// What it was asked to tell.
+    /// The survey that it was asked for.
     pub(crate) survey: Option<u32>,
     ping: Option<u32>,
 }
@@ -63,7 +63,7 @@ pub(crate) struct World {
     pub(crate) awaited: BTreeSet<Ticket>,
     pub(crate) printed: String,
     pub(crate) shown: Vec<(String, Bytes)>,
-    /// What was told of the calls that Python made at once: done, failed, total.
+    /// The progress of the calls that Python made at once: done, failed, total.
     pub(crate) progress: Vec<(u32, u32, u32)>,
     pub(crate) destroyed: bool,
     /// Commands whose packages are being fetched.
@@ -177,7 +177,7 @@ impl World {
         self.command(Command::GetVariable(name.to_owned()))
     }
 
-    /// How many commands were given.
+    /// The number of commands that were given.
     pub(crate) fn tickets(&self) -> Ticket {
         self.tickets
     }
@@ -237,7 +237,7 @@ impl World {
         self.feed(guest_says(event, Some(body.to_vec())));
     }
 
-    /// The turn that the guest is in.
+    /// The exchange that the guest is in.
     pub(crate) fn turn(&self) -> u32 {
         self.guest
             .as_ref()
@@ -365,7 +365,7 @@ impl World {
         }
     }
 
-    /// How the session answered a call of the guest's.
+    /// The session's answer to a call of the guest's.
     pub(crate) fn reply(&self, to: u32) -> Option<(ReplyStatus, &str)> {
         self.guest
             .as_ref()?
@@ -413,7 +413,7 @@ impl World {
         self.event(Event::Surveyed { survey, variables });
     }
 
-    /// What the guest that runs code ahead was last told.
+    /// The last request to the guest that runs code ahead.
     pub(crate) fn shadow_told(&self) -> Option<&Request> {
         let guest = self.shadow.as_ref().or(self.guest.as_ref())?;
         guest.inbox.last().map(|(request, _)| request)

@@ -48,7 +48,7 @@ pub(super) fn said(text: &str) -> Reply {
     }
 }
 
-/// What came of a run: its end, the code that was run, and the last message of each turn.
+/// The outcome of a run: its end, the code that was run, and the last message of each turn.
 struct Ran {
     finish: Finish,
     code: Vec<String>,

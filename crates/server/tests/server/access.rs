@@ -1,4 +1,4 @@
-//! Who may ask: keys, other keys' sessions, names of the host, origins of pages.
+//! Tests of who may ask: keys, other keys' sessions, names of the host, origins of pages.
 
 use reqwest::{Method, StatusCode};
 use sandglass_server::{Secrets, Server};

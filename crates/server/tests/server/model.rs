@@ -15,7 +15,7 @@ use crate::support::{LONG, TestServer, args};
 /// The operator's, for the endpoint only.
 const KEY: &str = "sk-operators-key-0123456789";
 
-/// What the endpoint does with a request.
+/// The endpoint's way with a request.
 enum Step {
     /// Writes this and closes the connection. `{authorization}` is what the request had.
     Say(String),
@@ -61,7 +61,7 @@ impl Endpoint {
             .unwrap()
     }
 
-    /// How many requests came that were not looked at, when all of the script was played.
+    /// The number of requests that came and were not looked at, when all of the script was played.
     fn requests(&mut self) -> usize {
         assert!(
             self.script.lock().unwrap().is_empty(),
@@ -135,7 +135,7 @@ async fn server(endpoint: &Endpoint) -> TestServer {
     TestServer::with(args, secrets).await
 }
 
-/// What Python makes of asking: the answer, or the error.
+/// The outcome of asking in Python: the answer, or the error.
 const ASK: &str = "def ask(*args, **named):\n    try: return 'said ' + llm_query(*args, **named)\n    except Exception as error: return f'{type(error).__name__}: {error}'\n";
 
 async fn asked(server: &TestServer, id: &str, call: &str) -> String {

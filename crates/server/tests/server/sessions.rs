@@ -1,4 +1,4 @@
-//! What a session's routes do.
+//! Tests of a session's routes.
 
 use reqwest::{Method, StatusCode};
 use sandglass_server::routes::{OPENAPI, ROUTES};

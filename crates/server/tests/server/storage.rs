@@ -21,7 +21,7 @@ pub async fn with_folder(more: &[&str]) -> (TempDir, TestServer) {
     (folder, server)
 }
 
-/// Where a session's files are.
+/// The place where a session's files are.
 fn place(folder: &TempDir, id: &str) -> PathBuf {
     folder.path().join("workspaces/local").join(id)
 }

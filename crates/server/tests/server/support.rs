@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tokio_tungstenite::tungstenite::{self, client::IntoClientRequest};
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
-/// How long anything may take, on a machine that is busy with other things.
+/// The time that anything may take, on a machine that is busy with other things.
 pub const LONG: Duration = Duration::from_secs(90);
 
 /// Keys of the tests, and the names of their owners.
@@ -117,7 +117,7 @@ impl TestServer {
         body["id"].as_str().unwrap().to_owned()
     }
 
-    /// What an execution resolves to.
+    /// The value that an execution resolves to.
     pub async fn execute(&self, id: &str, code: &str) -> Value {
         let (status, body) = answer(self.post(&format!("/v1/sessions/{id}/execute"), &json!({ "code": code }))).await;
         assert_eq!(status, StatusCode::OK, "{body}");
@@ -171,7 +171,7 @@ pub async fn gone(pid: i64) {
 pub type Channel = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
 impl TestServer {
-    /// Where it listens.
+    /// The address that it listens at.
     pub fn address(&self) -> &str {
         self.url.trim_start_matches("http://")
     }

@@ -23,7 +23,7 @@ use futures_util::future::BoxFuture;
 
 /// SIGKILL.
 const KILLED: i32 = 9;
-/// How often, and after what time each, an engine that does not answer is asked again how a container ended.
+/// The number of times, and the pauses after which, an engine that does not answer is asked again how a container ended.
 const ASKING: (u32, Duration) = (40, Duration::from_millis(250));
 /// The same, for whether a container was killed for want of memory, where its control group cannot be seen: the engine may hear of
 /// that a little later, or never.
@@ -38,7 +38,7 @@ pub(super) struct Container {
     limits: Option<Watched>,
     /// The first process closes its side when the guest has ended, and ends itself when ours is closed.
     watcher: Option<UnixStream>,
-    /// What the control group had counted by then.
+    /// The counts of the control group by then.
     counted: Option<Events>,
     was_killed: bool,
     exit: Option<Exit>,
@@ -75,7 +75,7 @@ impl Container {
         }
     }
 
-    /// How it ended, when it has. Can be dropped and called again.
+    /// The way it ended, when it has. Can be dropped and called again.
     pub(super) async fn ended(&mut self) -> Exit {
         if let Some(exit) = &self.exit {
             return exit.clone();

@@ -1,4 +1,4 @@
-//! How a guest's container is made, as data.
+//! The way a guest's container is made, as data.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,9 +15,9 @@ use crate::workspace::CELLS_FOLDER;
 
 /// The label of every container of ours; its value is the supervisor that it belongs to.
 pub const SUPERVISOR_LABEL: &str = "sandglass.supervisor";
-/// Where the guest finds the package, as in bubblewrap.
+/// The place where the guest finds the package, as in bubblewrap.
 const PACKAGE: &str = "/run/sandglass";
-/// Where it finds the socket to the host, and the filter of system calls.
+/// The place where it finds the socket to the host, and the filter of system calls.
 const CHANNEL: &str = "/run/sandglass-host";
 /// The socket's name in its folder.
 pub const SOCKET: &str = "host.sock";
@@ -32,7 +32,7 @@ pub const EMPTY: &str = "empty";
 /// Bytes of what a guest writes where nobody looks that the engine keeps.
 const KEPT_LOG: &str = "64k";
 
-/// What the engine hides from containers anyway, and with it all of `/sys`: it tells of the machine, and nothing needs it.
+/// The paths that the engine hides from containers anyway, and with it all of `/sys`: it tells of the machine, and nothing needs it.
 const HIDDEN: [&str; 12] = [
     "/dev/mqueue",
     "/proc/asound",
@@ -48,22 +48,22 @@ const HIDDEN: [&str; 12] = [
     "/sys",
 ];
 
-/// Where a container gets what it needs from.
+/// The paths that a container is given, and its names.
 #[derive(Debug, Clone, Copy)]
 pub struct Place<'a> {
     /// The image.
     pub image: &'a str,
-    /// How many processors the engine has.
+    /// The number of processors that the engine has.
     pub processors: f64,
     /// The folder that holds the package.
     pub package: &'a Path,
     /// The folder with the socket, the filter and what stands in for some of `/etc`.
     pub channel: &'a Path,
-    /// Whether there is a filter.
+    /// True when there is a filter.
     pub is_filtered: bool,
     /// By which number the guest knows its frames.
     pub epoch: u32,
-    /// Who answers for the container.
+    /// The supervisor that answers for the container.
     pub supervisor: &'a str,
     /// The user and group that it runs as.
     pub user: (u32, u32),

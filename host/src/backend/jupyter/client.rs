@@ -22,12 +22,12 @@ use crate::zmtp::{self, Endpoint, Incoming, Receiver, Sender, ZmtpError};
 /// Bytes of a message. The answers that are waited for have a few hundred.
 const MAX_MESSAGE_BYTES: u64 = 8 << 20;
 const PROTOCOL: &str = "5.3";
-/// How soon a request is sent again.
+/// The time after which a request is sent again.
 const AGAIN: Duration = Duration::from_millis(300);
 /// Bytes of what a kernel says that go into an error.
 const MAX_TOLD_CHARS: usize = 2_000;
 
-/// What is wrong with a kernel.
+/// An error of a kernel.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(super) enum KernelError {
     /// Nobody is there.
@@ -211,7 +211,7 @@ pub(super) fn gone() -> KernelError {
     KernelError::Broken("it has ended, or was restarted".to_owned())
 }
 
-/// What a kernel is asked to run: for nobody to see, and nothing else is given up when it fails.
+/// The request to a kernel to run code: for nobody to see, and nothing else is given up when it fails.
 pub(super) fn execute(code: &str) -> Value {
     json!({
         "code": code, "silent": true, "store_history": false, "user_expressions": {}, "allow_stdin": false,
@@ -219,7 +219,7 @@ pub(super) fn execute(code: &str) -> Value {
     })
 }
 
-/// How an execution has ended.
+/// The way an execution has ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Ran {
     Well,
@@ -227,7 +227,7 @@ pub(super) enum Ran {
     Not,
 }
 
-/// What an `execute_reply` says.
+/// The contents of an `execute_reply`.
 pub(super) fn ran(reply: &Value) -> Result<Ran, KernelError> {
     let text = |name: &str| reply[name].as_str().unwrap_or_default();
     match text("status") {

@@ -23,7 +23,7 @@ pub(super) static NAME: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// What the kernel runs to become a guest's; the names that it uses are given.
+/// The code that the kernel runs to become a guest's; the names that it uses are given.
 const ATTACH: &str = "
 import importlib, sys
 if sys.version_info < (3, 11):

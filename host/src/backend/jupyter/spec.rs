@@ -17,7 +17,7 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// The kernelspec where none is named.
 const DEFAULT_NAME: &str = "python3";
 
-/// How a kernel is started.
+/// The way a kernel is started.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct Spec {
     pub(super) argv: Vec<String>,
@@ -30,7 +30,7 @@ pub(super) struct Spec {
     name: String,
 }
 
-/// Where a kernel is to be reached, and by which key.
+/// The place where a kernel is to be reached, and by which key.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct Connection {
     #[serde(default = "tcp")]
@@ -56,7 +56,7 @@ fn unusable(why: String) -> Error {
     Error::BackendUnavailable(why)
 }
 
-/// What a file says, which may be anybody's.
+/// The contents of a file, which may be anybody's.
 fn read<T: for<'a> Deserialize<'a>>(path: &Path, what: &str) -> Result<T, Error> {
     let wrong = |why: String| unusable(format!("the {what} {} cannot be used: {why}", path.display()));
     let size = std::fs::metadata(path).map_err(|error| wrong(error.to_string()))?;
@@ -157,7 +157,7 @@ fn expanded(text: &str) -> String {
     whole
 }
 
-/// Where a program is: a mere name is looked for on PATH, and `./python` is in this folder.
+/// The place where a program is: a mere name is looked for on PATH, and `./python` is in this folder.
 fn located(program: &Path) -> Option<PathBuf> {
     match program.components().count() {
         1 if !program.to_str()?.contains('/') => which(program.to_str()?),
@@ -165,7 +165,7 @@ fn located(program: &Path) -> Option<PathBuf> {
     }
 }
 
-/// Where kernelspecs are, the nearest first.
+/// The place where kernelspecs are, the nearest first.
 fn data_folders(settings: &Settings) -> impl Iterator<Item = PathBuf> {
     let of = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     let python = settings.python.as_deref().and_then(located);
@@ -182,7 +182,7 @@ fn data_folders(settings: &Settings) -> impl Iterator<Item = PathBuf> {
 }
 
 impl Connection {
-    /// What a connection file says.
+    /// The contents of a connection file.
     pub(super) fn read(path: &Path) -> Result<Self, Error> {
         let connection: Self = read(path, "connection file")?;
         let wrong = |why: &str| unusable(format!("the connection file {} cannot be used: {why}", path.display()));

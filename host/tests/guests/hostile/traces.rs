@@ -1,4 +1,4 @@
-//! What is left of guests: nothing, neither after an execution nor after all of them.
+//! Traces that are left of guests: none, neither after an execution nor after all of them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,7 +27,7 @@ on!(
     sandboxes_end_with_their_handle
 );
 
-/// How many processes of this machine have this in their command line.
+/// The number of processes of this machine that have this in their command line.
 fn with_argument(mark: &str) -> usize {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let lines = processes.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
@@ -125,7 +125,7 @@ async fn sandboxes_end_with_their_handle(kind: Kind) {
     eventually("the end of everything", || with_argument(&mark) == 0).await;
 }
 
-/// What this process holds.
+/// The resources that this process holds.
 #[derive(Debug, PartialEq, Eq)]
 struct Holds {
     descriptors: BTreeMap<String, usize>,
@@ -156,7 +156,7 @@ fn mounts() -> usize {
     text.lines().filter(|line| !line.contains("docker")).count()
 }
 
-/// What the file descriptors of this process lead to, but for the folder that is read for it.
+/// The files that the descriptors of this process lead to, but for the folder that is read for it.
 fn links() -> Vec<String> {
     let entries = fs::read_dir("/proc/self/fd").unwrap().flatten();
     let links = entries.filter_map(|entry| fs::read_link(entry.path()).ok());

@@ -1,4 +1,4 @@
-"""What there is in a session that the next code may be about: its newest variables, and the columns of DataFrames.
+"""The things in a session that the next code may be about: its newest variables, and the columns of DataFrames.
 
 Nothing of the user's runs for that, whatever they have made of their classes or of pandas: attributes are read only as
 far as a slot in C, or the object's own dictionary, holds them. What is not found so is left out.
@@ -33,13 +33,13 @@ _FIRST_ROWS = 50
 _MOST_VALUES = 5_000
 _MOST_TEXTS = 10
 _TEXT_CHARS = 40
-#: What the host can hold: lengths, and bytes.
+#: The most that the host can hold: lengths, and bytes.
 _MOST_LENGTH = 2**32 - 1
 _MOST_BYTES = 2**53 - 1
 _LENGTH_TYPES = (str, bytes, list, tuple, dict, set)
 #: numpy's kinds of numbers, in `dtype.kind`, and of others.
 _KINDS = {"i": "number", "u": "number", "f": "number", "b": "bool", "M": "time", "m": "time", "U": "text"}
-#: What pandas keeps columns in that are no arrays of numpy's; one of objects is most likely text.
+#: Classes of columns in pandas that are no arrays of numpy's; one of objects is most likely text.
 _ARRAYS = {
     "ArrowStringArray": "text",
     "BooleanArray": "bool",
@@ -55,7 +55,7 @@ _ARRAYS = {
 _NULLS = ("NAType", "NaTType")
 _NO_TIME = -(2**63)
 _NO_CATEGORY = -1
-#: What is compared without code of the user's, by the ids of the classes, which may have a hash of the user's.
+#: Classes that are compared without code of the user's, by the ids of the classes, which may have a hash of the user's.
 _PLAIN = frozenset(map(id, (type(None), str, int, float, bool)))
 _MISSING = object()
 #: Of classes that were made by a `class` statement, which may hear of what is done with arrays of theirs.
@@ -138,7 +138,7 @@ def _frame(frame: object, left: list[int]) -> tuple[int | None, int | None, list
 
 
 def _array_of(values: object) -> object:
-    """What pandas keeps data in, as an array of numpy's where there is one."""
+    """The array that pandas keeps data in, as an array of numpy's where there is one."""
     for name in ("_ndarray", "_data"):
         array = _read(values, name)
         if array is not _MISSING:
@@ -147,7 +147,7 @@ def _array_of(values: object) -> object:
 
 
 def _sample(values: object, at: int, left: list[int]) -> dict[str, Any] | None:
-    """What is in some rows of a column, which is at that place in its block."""
+    """The contents of some rows of a column, which is at that place in its block."""
     array, mask = _array_of(values), _read(values, "_mask")
     items = _rows(array, at, left)
     looked = len(items)
@@ -204,7 +204,7 @@ def _rows(array: object, at: int, left: list[int]) -> list[Any]:
 
 
 def _kind(values: object) -> str:
-    """What a column holds, by its array."""
+    """The kind of a column's contents, by its array."""
     dtype = _read(values, "dtype")
     kind = _read(dtype, "kind")
     if type(kind) is not str:
@@ -226,7 +226,7 @@ def _is_in_c(value: object) -> bool:
 
 
 def _is_text(name: str) -> bool:
-    """Whether it can be told: a lone surrogate is no text."""
+    """Returns true when it can be told: a lone surrogate is no text."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -235,7 +235,7 @@ def _is_text(name: str) -> bool:
 
 
 def _find(value: object, name: str) -> Any:
-    """What the classes of a value have by this name."""
+    """The attribute that the classes of a value have by this name."""
     for kind in _mro_of(type(value)):
         table = _table_of(kind)
         if name in table:

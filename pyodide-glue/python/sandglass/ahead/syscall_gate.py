@@ -1,4 +1,4 @@
-"""What a copy of a native guest cannot get past while it runs code that nobody has asked for yet: its own system calls.
+"""Holds back the system calls of a native guest's copy while it runs code that nobody has asked for yet.
 
 All but a few that concern nothing but its own memory wait until the copy takes the guest's place, and are then made. So
 whatever it does to the world, and whatever it learns of it, happens when its code has come. Linux has the means: with
@@ -126,7 +126,7 @@ _PR_SET_SYSCALL_USER_DISPATCH, _ON, _OFF = 59, 1, 0
 #: Those of memory, and two that change nothing: mprotect, munmap, brk, sched_yield, mremap, madvise, clock_getres. Not
 #: those of the thread's signals: when the handler returns, they are as before.
 _FREE = (10, 11, 12, 24, 25, 28, 229)
-#: What tells the time, or where it runs, without a system call; and the call in its place.
+#: Functions that tell the time, or where they run, without a system call; and the call in its place.
 _VDSO = {
     b"__vdso_gettimeofday": 96,
     b"__vdso_time": 201,
@@ -144,7 +144,7 @@ _CLOCKS = (
     time.clock_gettime,
     time.clock_gettime_ns,
 )
-#: Where an object of a function of C has its description, and that the function: `PyCFunctionObject`, `PyMethodDef`.
+#: Offsets of the description in a C function's object, and of the function in that: `PyCFunctionObject`, `PyMethodDef`.
 _AT_DESCRIPTION, _AT_FUNCTION = 16, 8
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -156,7 +156,7 @@ _read, _write = ctypes.string_at, ctypes.memmove
 
 
 def is_possible() -> bool:
-    """Whether this machine can do it, as far as that can be told before it is tried."""
+    """Returns true when this machine can do it, as far as that can be told before it is tried."""
     return machine() == "x86_64" and ctypes.sizeof(ctypes.c_void_p) == 8
 
 

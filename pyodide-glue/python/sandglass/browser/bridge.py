@@ -117,7 +117,7 @@ class BrowserBridge:
 
 
 def _is_formatting(frame: FrameType | None) -> bool:
-    """Whether a traceback is being formatted. Pyodide formats that of an exception which leaves Python for JavaScript.
+    """Returns true while a traceback is formatted. Pyodide formats that of an exception that leaves for JavaScript.
 
     Then a JavaScript function is on the stack, and `can_run_sync` does not know it: to suspend would take Python's
     frames off.

@@ -43,7 +43,7 @@ _load_tzdata = time_zones.load_tzdata
 
 
 class Guest:
-    """What `worker.js` calls. Results are JavaScript values, refusals too: whatever is raised here is fatal."""
+    """Functions that `worker.js` calls. Results are JavaScript values, refusals too: what is raised here is fatal."""
 
     _js: Any
 
@@ -94,7 +94,7 @@ class Guest:
         return header if encoding == "none" else to_js([header, encoding, body])
 
     def extend(self, execution: int, text: str, is_last: bool) -> None:
-        """What `execute` runs next of a cell whose text is still being written."""
+        """The code that `execute` runs next of a cell whose text is still being written."""
         self._runtime.extend(execution, text, is_last)
 
     def is_plain(self, source: str) -> bool:
@@ -158,7 +158,7 @@ class Guest:
         return _answer(self._runtime.list_variables)
 
     def survey(self) -> str:
-        """What the next code may be about, as JSON; see `survey_of`."""
+        """The things that the next code may be about, as JSON; see `survey_of`."""
         return to_json(survey_of(self._runtime))
 
     def file(self, action: str, path: str, body: Any) -> Any:
@@ -231,7 +231,7 @@ def _describe(error: BaseException) -> str:
 
 #: Part of the snapshot that guests start from.
 GUEST = Guest()
-#: What JavaScript calls, by name. Part of the snapshot as well, so that it is at the same address in every guest.
+#: Functions that JavaScript calls, by name. Part of the snapshot, so that it is at the same address in every guest.
 CALLS = {
     call.__name__: call
     for call in (

@@ -1,4 +1,4 @@
-"""What code written by a model imports most, so that the snapshot that guests start from has it already."""
+"""Modules that code written by a model imports most, so that the snapshot that guests start from has it already."""
 
 # ruff: noqa: F401
 import ast

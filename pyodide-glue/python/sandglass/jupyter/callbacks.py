@@ -1,4 +1,4 @@
-"""Who answers `llm_query` and `rlm_query` of a `JupyterREPL`: functions of the notebook, in the same process."""
+"""Answers `llm_query` and `rlm_query` of a `JupyterREPL`: functions of the notebook, in the same process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FEWEST = {"llm_query": 1, "rlm_query": 2}
 #: The number of the call that is being answered. Those of a batch have the order of its prompts.
 calling: ContextVar[int] = ContextVar("calling", default=0)
 
-#: How long `close` waits for the thread of asynchronous callbacks.
+#: The time that `close` waits for the thread of asynchronous callbacks.
 _END_SECONDS = 2.0
 #: A signal that comes just before a thread begins to wait is heard when it looks again.
 _LISTEN_SECONDS = 0.25

@@ -1,4 +1,4 @@
-"""What code of a `JupyterREPL` may say: its builtins, and IPython's magics."""
+"""The rules of what code of a `JupyterREPL` may say: its builtins, and IPython's magics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType
 
-#: What would run code past the REPL, or wait for somebody to type.
+#: Builtins that would run code past the REPL, or wait for somebody to type.
 _BLOCKED = ("eval", "exec", "compile", "globals", "locals", "breakpoint", "exit", "quit")
 
 

@@ -1,4 +1,4 @@
-"""What code of a `JupyterREPL` takes of the kernel while it runs, and gives back: streams, folder, loop, shell."""
+"""Takes parts of the kernel while code of a `JupyterREPL` runs, and gives them back: streams, folder, loop, shell."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-#: Whether threads can be started: not in JupyterLite.
+#: True when threads can be started: not in JupyterLite.
 HAS_THREADS = sys.platform != "emscripten"
-#: How long the end of a cell waits for its background tasks to be cancelled.
+#: The time that the end of a cell waits for its background tasks to be cancelled.
 _CANCEL_SECONDS = 1.0
 _STREAMS = ("stdout", "stderr")
-#: How long an execution waits for the one before it.
+#: The time that an execution waits for the one before it.
 TURN_SECONDS = 600.0
 _POLL_SECONDS = 0.05
 #: Seconds between interrupts of code whose time is over.
@@ -48,10 +48,10 @@ class Turn:
 
     def __init__(self, parent: Turn | None) -> None:
         self.parent = parent
-        #: What executions within callbacks of this one take turns with.
+        #: The lock that executions within callbacks of this one take turns with.
         self.lock = RLock()
         self.thread = get_ident()
-        #: What of the notebook callbacks see in place of the code's: its folder, its module and variables.
+        #: The parts of the notebook that callbacks see in place of the code's: its folder, its module and variables.
         self.folder: str | None = None
         self.notebook: tuple[Any, Any, Any] | None = None
         #: Ended, or given up: an interrupt ends the execution whose callback this one is part of, but no threads.
@@ -98,7 +98,7 @@ class Turn:
 
     @property
     def is_orphan(self) -> bool:
-        """Whether what it is part of has ended before it."""
+        """Returns true when what it is part of has ended before it."""
         return self.parent is not None and (self.parent.over or self.parent.is_orphan)
 
     @property
@@ -108,7 +108,7 @@ class Turn:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether what runs here and now is a callback, and not this execution's code."""
+        """Returns true when what runs here and now is a callback, and not this execution's code."""
         turn = serving.get()
         while turn is not None and turn is not self:
             turn = turn.parent
@@ -295,7 +295,7 @@ class Emitter(SharedEmitter):
             self.end()
 
     def text(self, name: str) -> str:
-        """What the last execution printed."""
+        """The output of the last execution."""
         return self._kept[name].text()
 
     def output(self, stream: str, skipped: int, text: str) -> None:
@@ -354,7 +354,7 @@ def loop_suspended() -> Iterator[None]:
 
 
 def _loop_of_thread() -> Any:
-    """What `set_event_loop` has set. `get_event_loop` would make one."""
+    """The loop that `set_event_loop` has set. `get_event_loop` would make one."""
     local = getattr(getattr(asyncio.events, "_event_loop_policy", None), "_local", None)
     return getattr(local, "_loop", None)
 

@@ -105,7 +105,7 @@ class JupyterREPL:
         self._call_lock = Lock()
         #: Held while a context or history is added: several threads may.
         self._adding = RLock()
-        #: What the last execution came to, also where an interrupt has ended it.
+        #: The result of the last execution, also where an interrupt has ended it.
         self.last_result: Result | None = None
         self._sync_options = bool(sync_from_user_ns), bool(sync_to_user_ns), names
         self._max_output_length = max_output_length
@@ -214,7 +214,7 @@ class JupyterREPL:
         return max(self._histories, default=-1) + 1
 
     def update_handler_address(self, address: tuple[str, int]) -> None:
-        """Where the models of the next turn are asked, unless `on_llm_query` answers."""
+        """The place where the models of the next turn are asked, unless `on_llm_query` answers."""
         self.lm_handler_address = address
         if "llm_query" not in self._answered:
             self._callbacks.functions["llm_query"] = ask_handler(self)

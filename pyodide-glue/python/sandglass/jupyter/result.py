@@ -1,4 +1,4 @@
-"""What an execution of a `JupyterREPL` came to."""
+"""The result of an execution of a `JupyterREPL`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _MAX_REPR_CHARS = 1000
 
 @dataclass(slots=True, repr=False)
 class Result:
-    """What an execution came to. `str(result)` is short, whatever it holds."""
+    """The result of an execution. `str(result)` is short, whatever it holds."""
 
     stdout: str
     stderr: str
-    #: What went wrong, as the last line of its traceback says it; None when nothing did.
+    #: The error, as the last line of its traceback says it; None when nothing did.
     error: str | None
     error_type: str | None
     traceback: str | None
@@ -29,7 +29,7 @@ class Result:
     locals: dict[str, Any]
     #: Seconds, callbacks included.
     execution_time: float
-    #: What was declared; None when nothing was.
+    #: The answer that was declared; None when nothing was.
     final_answer: Any
     #: With an `RLM`: its records of the calls that were made.
     rlm_calls: list[Any] = field(default_factory=list)

@@ -24,7 +24,7 @@ class Sync:
         self._take, self._give, self._names = take, give, names
         #: Names that the REPL was given values for.
         self.given: set[str] = set()
-        #: What both ends had under a name when it was synced last.
+        #: The values that both ends had under a name when it was synced last.
         self._shared: dict[str, Any] = {}
         self._before: dict[str, Any] = {}
 

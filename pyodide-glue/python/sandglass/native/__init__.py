@@ -1,4 +1,4 @@
-"""The guest on a host: a process that speaks src/protocol.rs over a socket.
+"""The guest on a host: a process that speaks crates/core/src/protocol.rs over a socket. A *turn* is an exchange.
 
 - `guest.py`          takes requests, runs turns on the main thread, answers; its threads
 - `bridge.py`         the turn under way: its clock, its waits and its end, as a `Bridge`

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 #: Python may swallow an interrupt; it is repeated until the host's grace period is over.
 REPEAT_SECONDS = 0.2
-#: How soon it is repeated that did not arrive: it came while code of ours ran.
+#: The time after which one that did not arrive is repeated: it came while code of ours ran.
 RETRY_SECONDS = 0.002
 BREATH_SECONDS = 0.05
-#: How often an event loop that has nothing to do looks whether there still is a thread that could wake it.
+#: The interval at which an event loop that has nothing to do looks whether there still is a thread that could wake it.
 LOOK_SECONDS = 0.25
-#: What the reader gets to take what has arrived.
+#: The time that the reader gets to take what has arrived.
 _BREATH_LENGTH_SECONDS = 0.002
 _FOREVER = float("inf")
-#: What a thread that waits is told when the turn is stopped.
+#: The answer to a thread that waits when the turn is stopped.
 STOPPING = "the execution is being stopped"
 _SIGINT, _SIGVTALRM = _signal.SIGINT, _signal.SIGVTALRM
 _CPU_TIMER, _set_timer = _signal.ITIMER_VIRTUAL, _signal.setitimer
@@ -79,7 +79,7 @@ class NativeBridge:
         self._paused_at: float | None = None
         self._next_look = _FOREVER
         self.output = channel.output
-        #: Whether the host has sent something that the reader has not taken.
+        #: True when the host has sent something that the reader has not taken.
         self.has_mail: Callable[[], bool] = bool
         #: Sends what has waited for too long.
         self.flush_due: Callable[[], None] = lambda: None
@@ -89,13 +89,13 @@ class NativeBridge:
         self._wakes = 0  # how often `wake` was called, and what each thread knows of that
         self._seen_wakes: dict[int, int] = {}
         self._loop_waits: set[Wait] = set()
-        #: Whether a thread is a leftover of an earlier execution, which has no part in this one.
+        #: True when a thread is a leftover of an earlier execution, which has no part in this one.
         self.is_leftover: Callable[[int], bool] = _nobody
-        #: Whether there are threads of others than us.
+        #: True when there are threads of others than us.
         self.has_others: Callable[[], bool] = bool
-        #: Whether user code has made a thread that may not have begun to run, in which case `has_others` misses it.
+        #: True when user code has made a thread that may not have begun to run, in which case `has_others` misses it.
         self.has_new_thread = False
-        #: Whether this process is a copy that user code made (`os.fork`).
+        #: True when this process is a copy that user code made (`os.fork`).
         self.is_copy = False
 
     # ---- Bridge ----
@@ -160,7 +160,7 @@ class NativeBridge:
                 wait.end()
 
     def may_wake(self) -> bool:
-        """Whether user code has threads, or had one that did."""
+        """Returns true when user code has threads, or had one that did."""
         is_new, self.has_new_thread = self.has_new_thread, False  # it begins while the loop waits once
         return is_new or self.has_others() or self._seen_wakes.get(get_ident(), 0) != self._wakes
 
@@ -278,7 +278,7 @@ class NativeBridge:
         _signal_thread(self._main, _SIGINT)
 
     def asked_for(self) -> None:
-        """What has run ahead until now goes on as what the host waits for, and has its time from now on."""
+        """Has what ran ahead until now go on as what the host waits for, and has its time from now on."""
         with self._lock:
             if not self._channel.turn:
                 return

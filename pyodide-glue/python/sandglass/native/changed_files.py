@@ -24,7 +24,7 @@ MOST_CHARS = 100_000
 #: Where there are more, nothing is told, since looking takes too long; and nobody looks again so soon.
 MOST_FILES = 20_000
 _REST_SECONDS = 30.0
-#: What Python leaves beside modules that it imports.
+#: Files that Python leaves beside modules that it imports.
 _IGNORED = "__pycache__"
 #: A folder that takes longer to look through is looked through once per execution, after it.
 _SLOW_SECONDS = 0.005

@@ -1,4 +1,4 @@
-"""What a native guest sends: events of the turn under way, in frames, from any thread.
+"""The channel that a native guest sends by: events of the turn under way, in frames, from any thread.
 
 Text that follows a message so soon waits for the next one, so that most executions are answered by a single frame.
 Output and displays take credit, which the host gives back as it reads them: what it has no room for waits here.

@@ -58,15 +58,15 @@ if TYPE_CHECKING:
 _PACKET_BYTES = 4096
 _FDS = 3
 _MOST_REASON_CHARS = 500
-#: How long threads of ours may take to be gone.
+#: The time that threads of ours may take to be gone.
 _ALONE_SECONDS = 0.2
-#: Where the C library keeps what it maps to be shared, to be read only.
+#: The place where the C library keeps what it maps to be shared, to be read only.
 _LIBRARIES = " /usr/lib/"
 #: Of all processes, a copy is the first that the system ends when there is no memory left.
 _OOM_SCORE = b"1000"
 _PID = Struct("<q")
 _DESCRIPTOR = Struct("=i")
-#: Whose numbers are kept; most of them have been thrown away.
+#: Copies whose numbers are kept; most of them have been thrown away.
 _MOST_COPIES = 64
 _TIMERS = (ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF)
 #: Code that may know which process it runs in, or for how long that has computed; or that can do anything at all.
@@ -95,13 +95,13 @@ class Forks:
         self._heirs = heirs
         self._copies: set[int] = set()
         self._oom, self._oom_score = -1, b""  # where it is set how soon the system ends it, and what it was before
-        #: Whether the host will ask for none any more.
+        #: True when the host will ask for none any more.
         self.is_over = False
         self._telling = ""
         self._works: bool | None = None
 
     def fileno(self) -> int:
-        """Where the host's wishes arrive."""
+        """The place where the host's wishes arrive."""
         return self._control.fileno()
 
     def note(self, code: str) -> None:
@@ -256,7 +256,7 @@ def _identity(fd: int) -> tuple[int, int]:
 
 
 def _try_out() -> bool:
-    """Whether the gate can be put up here: tried in a process of its own, which it would change for good."""
+    """Returns true when the gate can be put up here: tried in a process of its own, which it would change for good."""
     ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
     pid = _fork()
     if pid == 0:
@@ -318,7 +318,7 @@ def _wait_for(guest: int, told: int) -> NoReturn:
 
 
 def _is_child(pid: int, ended: dict[int, int]) -> bool:
-    """Whether a process is a child of this one that lives."""
+    """Returns true when a process is a child of this one that lives."""
     try:
         found, status = os.waitpid(pid, WNOHANG)
     except ChildProcessError:

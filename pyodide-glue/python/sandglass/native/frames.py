@@ -27,7 +27,7 @@ _AFTER_LENGTH = _PREFIX.size - _LENGTH.size
 
 
 class FrameError(Exception):
-    """What arrived is no frame for this guest."""
+    """Raised when what arrived is no frame for this guest."""
 
 
 def pack_frame(epoch: int, header: bytes, bodies: Sequence[bytes] = ()) -> bytes:

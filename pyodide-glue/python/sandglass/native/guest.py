@@ -67,7 +67,7 @@ _CHILD_EVENTS = frozenset(
 )
 _MAX_MESSAGE_CHARS = 4000
 _MAX_REPORT_CHARS = 512 << 10
-#: What a copy is told before anybody has asked for what it runs.
+#: The requests that a copy gets before anybody has asked for what it runs.
 _AHEAD = frozenset(("init", "extend", "credit"))
 _FILE_ACTIONS = {
     "writeFile": "write",

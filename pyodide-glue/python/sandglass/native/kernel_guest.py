@@ -66,7 +66,7 @@ class KernelBridge(NativeBridge):
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel)
-        #: Whether the main thread is in a turn.
+        #: True when the main thread is in a turn.
         self.is_in = False
 
     def enter(self) -> bool:
@@ -96,7 +96,7 @@ class KernelBridge(NativeBridge):
 
 
 class Others:
-    """What goes on in the kernel besides the turn. In the place of `Leftovers`: nothing here is ours to end."""
+    """The activity in the kernel besides the turn. In the place of `Leftovers`: nothing here is ours to end."""
 
     any_threads = False
 
@@ -108,7 +108,7 @@ class Others:
         self._before = set(_current_frames())
 
     def has_others(self) -> bool:
-        """Whether there are threads that the turn has started."""
+        """Returns true when there are threads that the turn has started."""
         return not _current_frames().keys() <= self._before
 
     def is_leftover(self, _ident: int) -> bool:
@@ -212,7 +212,7 @@ class KernelGuest(Guest):
             close(kept)
 
     def _publish(self, data: Any = None, metadata: Any = None, **_options: Any) -> None:
-        """What IPython's `display` calls, for one."""
+        """The method that IPython's `display` calls, for one."""
         if isinstance(data, dict):
             self._runtime.show_bundle(data)
 

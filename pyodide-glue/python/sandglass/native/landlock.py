@@ -10,7 +10,7 @@ import ctypes
 import errno
 import os
 
-#: What guests may write below. Devices such as /dev/null, and what a process may set of itself.
+#: Folders that guests may write below. Devices such as /dev/null, and what a process may set of itself.
 WRITABLE = ("/workspace", "/tmp", "/dev", "/proc")
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _THREAD_SECONDS = 0.25
 _PROCESS_SECONDS = 2.0
-#: How soon a thread is asked again that has caught the last exception and goes on.
+#: The time after which a thread is asked again that has caught the last exception and goes on.
 _AGAIN_SECONDS = 0.05
 #: The same for one that handles it, and so may be about to end.
 _HANDLER_SECONDS = 5.0
@@ -63,7 +63,7 @@ def adopt_orphans() -> None:
 
 
 class Leftovers:
-    """What cells left running. `end_waits` ends what threads wait for."""
+    """Threads and processes that cells left running. `end_waits` ends what threads wait for."""
 
     def __init__(self, ours: set[int], end_waits: Callable[[Collection[int]], object], all_processes: bool) -> None:
         self._ours = ours
@@ -83,7 +83,7 @@ class Leftovers:
         self._pid = getpid()
 
     def is_leftover(self, ident: int) -> bool:
-        """Whether a thread is one that an earlier cell left."""
+        """Returns true when a thread is one that an earlier cell left."""
         return ident in self._threads and _known_threads.get(ident) is self._threads[ident]
 
     @property
@@ -91,7 +91,7 @@ class Leftovers:
         return bool(self._threads)
 
     def has_others(self) -> bool:
-        """Whether there are threads but ours. Counting would not do: a fork keeps the count of those it has lost."""
+        """Returns true when there are threads but ours. Counting would not do: a fork keeps the count of those lost."""
         return not _current_frames().keys() <= self._ours
 
     def end(self) -> list[str]:
@@ -159,7 +159,7 @@ class Leftovers:
     # ---- processes ----
 
     def _may_have_processes(self) -> bool:
-        """Whether there may be others than this one. Most cells leave none, and then this is all that is done."""
+        """Returns true when there may be others than this one. Most cells leave none, and then no more is done."""
         try:
             if self._all_processes and not self.spared:
                 kill(-1, 0)
@@ -170,7 +170,7 @@ class Leftovers:
         return True
 
     def _has_siblings(self) -> bool:
-        """Whether the process that stands over this one has been given any that were this one's to adopt."""
+        """Returns true when the process that stands over this one has been given any that were this one's to adopt."""
         try:
             with open(f"/proc/{self.spared}/task/{self.spared}/children", "rb") as file:
                 return len(file.read().split()) > 1
@@ -373,7 +373,7 @@ def _exit_in(handled: Any) -> SystemExit | None:
 
 
 def _is_service(thread: Any, frame: FrameType) -> bool:
-    """Whether a thread is a library's own, and runs no code of the user's now."""
+    """Returns true when a thread is a library's own, and runs no code of the user's now."""
     at: FrameType | None = frame
     while at is not None:
         if at.f_code.co_filename.startswith("<cell "):

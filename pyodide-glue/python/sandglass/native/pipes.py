@@ -58,7 +58,7 @@ class Pipes:
         self._all = poll()
         self._wake_reader = self._wake_writer = -1
         self._idle = self._stops = False
-        #: Whether `pump` waits, and wants nothing of the interpreter.
+        #: True while `keep_draining` waits, and wants nothing of the interpreter.
         self.rests = False
 
     def open(self, take: bool = True) -> None:
@@ -141,7 +141,7 @@ class Pipes:
             tick()
 
     def stop(self) -> None:
-        """Ends `pump`."""
+        """Ends `keep_draining`."""
         self._stops = True
         os_write(self._wake_writer, b"x")
 

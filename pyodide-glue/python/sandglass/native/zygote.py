@@ -89,9 +89,9 @@ _TERMINALS = 64
 #: The id of a guest inside of its namespace.
 _INSIDE = 1000
 
-#: Where the backend shows the zygote all workspaces; a guest has an empty folder there.
+#: The place where the backend shows the zygote all workspaces; a guest has an empty folder there.
 WORKSPACES = "/run/workspaces"
-#: Where a guest finds its own.
+#: The place where a guest finds its own.
 WORKSPACE = "/workspace"
 
 
@@ -146,7 +146,7 @@ def serve(fd: int) -> NoReturn:
 
 
 def _is_closed(channel: int) -> bool:
-    """Whether the other end of a socket is closed."""
+    """Returns true when the other end of a socket is closed."""
     poll = select.poll()
     poll.register(channel, 0)  # that is told anyway
     return bool(poll.poll(0))

@@ -1,4 +1,4 @@
-"""What every guest runs.
+"""The part that every guest runs.
 
 - `runtime.py`    `Runtime`, the one object that a backend drives: configure, execute, get and set variables
 - `bridge.py`     `Bridge`, what a backend provides: output, host calls, sleep

@@ -1,4 +1,4 @@
-"""What a backend gives the runtime: see `browser/bridge.py` and `native/bridge.py`; tests use a fake."""
+"""The functions that a backend gives the runtime: see `browser/bridge.py` and `native/bridge.py`; tests use a fake."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Output(Protocol):
-    """Where text goes."""
+    """The place where text goes."""
 
     def output(self, stream: str, skipped: int, text: str) -> None:
         """Sends text of `stream` (stdout, stderr, result, error or traceback), at most 64 Ki characters.
@@ -40,7 +40,7 @@ class Bridge(Output, Protocol):
 
 
 class Threads(Protocol):
-    """What a backend whose user code has threads gives the event loops as well."""
+    """Functions that a backend whose user code has threads gives the event loops as well."""
 
     @property
     def loop(self) -> type[CellLoop]:
@@ -48,7 +48,7 @@ class Threads(Protocol):
         ...
 
     def may_wake(self) -> bool:
-        """Whether there is a thread that could wake a loop that has nothing to do."""
+        """Returns true when there is a thread that could wake a loop that has nothing to do."""
         ...
 
     def wake(self) -> None:

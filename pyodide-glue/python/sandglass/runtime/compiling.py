@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ast import stmt
     from types import CodeType
 
-#: How cells are compiled.
+#: The way cells are compiled.
 FLAGS = PyCF_ALLOW_TOP_LEVEL_AWAIT
 FUTURES = 0x1FF0000  # the bits of co_flags that `from __future__ import …` sets
 #: Without any of these, a cell that is in order statement by statement is so as a whole, and awaits nothing.
@@ -49,9 +49,9 @@ _OF_THE_WHOLE = ("await", "async", "global", "__future__")
 _MOST_STATEMENTS = 2000
 #: From here on, the annotations of a module are a function of its code: of that of the last statement that has some.
 _ANNOTATIONS_ARE_CODE = sys.version_info >= (3, 14)
-#: What has statements of the same module in it.
+#: Statements that have others of the same module in them.
 _COMPOUND = (If, For, While, With, Try, TryStar, Match, AsyncFor, AsyncWith)
-#: What the line after it may go on with.
+#: Statements that the line after them may go on with.
 _OPEN = (*_COMPOUND, FunctionDef, AsyncFunctionDef, ClassDef)
 _find_line_ends = to_pattern(r"\r\n|\r|\n").finditer
 
@@ -74,7 +74,7 @@ def compile_cell(source: str, filename: str) -> list[CodeType]:
 
 
 def is_plain(source: str, filename: str) -> bool:
-    """Whether a cell compiles without a warning, and is no more than its statements: then they may run as they come."""
+    """Returns true when a cell compiles without a warning, and is its statements only: they may run as they come."""
     try:
         with Warnings("error"):
             codes = compile_cell(source, filename)
@@ -109,12 +109,12 @@ def _compile(source: str, filename: str) -> list[CodeType]:
 
 
 def _is_one(body: list[stmt]) -> bool:
-    """Whether a cell is one piece of code, whatever its statements are."""
+    """Returns true when a cell is one piece of code, whatever its statements are."""
     return len(body) > _MOST_STATEMENTS or (_ANNOTATIONS_ARE_CODE and _annotates(body))
 
 
 def _annotates(body: list[stmt]) -> bool:
-    """Whether there are annotations of the module's own."""
+    """Returns true when there are annotations of the module's own."""
     blocks = [body]
     while blocks:
         for statement in blocks.pop():
@@ -156,7 +156,7 @@ def _compile_each(body: list[stmt], filename: str, flags: int, *, is_first: bool
 
 
 class Warnings:
-    """What becomes of the compiler's warnings. Not by `catch_warnings`: all that were told once would be told again.
+    """Handles the compiler's warnings. Not by `catch_warnings`: all that were told once would be told again.
 
     Nor is it one of contextlib's: those need builtins that a cell may have replaced.
     """
@@ -230,12 +230,12 @@ class Growing:
 
 
 def _is_text(statement: stmt) -> bool:
-    """Whether it is a constant alone."""
+    """Returns true when it is a constant alone."""
     return isinstance(statement, Expr) and isinstance(statement.value, Constant)
 
 
 def _end_of_line(source: str, line: int) -> int:
-    """Where the line after this one begins."""
+    """The place where the line after this one begins."""
     for number, end in enumerate(_find_line_ends(source), 1):
         if number == line:
             return end.end()

@@ -1,4 +1,4 @@
-"""What an editor asks about code that is being written: names that could go on here, and what a name stands for.
+"""Answers an editor that asks about code being written: names that could go on here, and what a name stands for.
 
 Names are looked up in the user's namespace. Dots are followed, which may run hooks of the user's classes, as in any
 notebook; calls and subscripts are not. Answers are bounded.

@@ -49,7 +49,7 @@ class Displays:
         self._most = 0
         self._most_bytes = self._most_bytes_of_all = 0.0
         self._count = self._bytes = 0
-        #: How many were too many or too large to be sent in this execution.
+        #: The number of those that were too many or too large to be sent in this execution.
         self.omitted = 0
 
     def limit(self, most: int, most_bytes: float, most_bytes_of_all: float) -> None:
@@ -62,7 +62,7 @@ class Displays:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more will be sent in this execution."""
+        """Returns true when no more will be sent in this execution."""
         return self._count >= self._most
 
     def display(
@@ -134,7 +134,7 @@ class Displays:
         return found
 
     def _call(self, value: object, name: str, *args: Any, **options: Any) -> Any:
-        """What a method returns; None where the class has none, or when it fails."""
+        """The value that a method returns; None where the class has none, or when it fails."""
         try:
             # On the class: an instance may have an answer to every name, and a class is no instance of itself.
             method = getattr(type(value), name, None)
@@ -190,13 +190,13 @@ class Displays:
 
 
 def is_binary(mime: str) -> bool:
-    """Whether the data of a mime type are bytes, and not text. The host goes by the same rule (`display.rs`)."""
+    """Returns true when the data of a mime type are bytes, not text. The host has the same rule (`display.rs`)."""
     family = mime.partition("/")[0]
     return mime == "application/pdf" or (family in ("image", "audio", "video") and mime != "image/svg+xml")
 
 
 def is_display(mime: str) -> bool:
-    """Whether the host takes a display of this mime type: no scripts, and nothing that is no mime type."""
+    """Returns true when the host takes a display of this mime type: no scripts, and nothing that is no mime type."""
     family, _, subtype = mime.partition("/")
     if not subtype or "script" in subtype or len(mime) > 200:
         return False

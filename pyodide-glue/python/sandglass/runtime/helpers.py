@@ -1,4 +1,4 @@
-"""What user code can call: sub-model queries and final answers. Tools for reading a large context are in `reading.py`.
+"""Helpers that user code can call: sub-model queries and final answers. Tools for reading a large context are in `reading.py`.
 
 A new helper also needs a name in `profiles.py` and a line in the controller's prompt (`crates/rlm/src/prompt.rs`).
 
@@ -85,7 +85,7 @@ class Helpers:
         self.configure(PROFILES["default"], [], 0)
 
     def table(self, profile: Profile, answered: list[str], fields: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What the reserved names stand for, and the aliases. ValueError for a name that cannot be used.
+        """The objects that the reserved names stand for, and the aliases. ValueError for a name that cannot be used.
 
         `answered` are the names that the host answers, `fields` those of the values that `SUBMIT` takes.
         """
@@ -299,7 +299,7 @@ class Helpers:
         self._made += calls
 
     def _failure(self, name: str, error: Exception) -> str:
-        """What a query returns that failed, where it does not raise."""
+        """The value of a query that failed, where it does not raise."""
         returned = self._profile.returned
         if returned is None:
             raise error

@@ -1,4 +1,4 @@
-"""What code written for notebooks imports from IPython: `display`, `HTML`, `Markdown`, … where IPython itself is not
+"""Names that code for notebooks imports from IPython: `display`, `HTML`, `Markdown`, … where IPython itself is not
 installed. `get_ipython()` is None, as outside of a notebook.
 """
 

@@ -130,7 +130,7 @@ class FinishedLoop(asyncio.BaseEventLoop):
         return count
 
     def until_done(self, tasks: set[Any]) -> Any:
-        """What `finish` waits for after it has cancelled these tasks."""
+        """The tasks that `finish` waits for after it has cancelled these tasks."""
         return gather(*tasks, return_exceptions=True)
 
 
@@ -159,7 +159,7 @@ class CellLoop(FinishedLoop):
         return monotonic()
 
     def select(self, timeout: float | None) -> list[Any]:
-        """What BaseEventLoop calls to wait: this loop is its own selector."""
+        """The method that BaseEventLoop calls to wait: this loop is its own selector."""
         try:
             if timeout is None and not self._external and not (self._threads and self._threads.may_wake()):
                 if self._ready:  # type: ignore[attr-defined]  # by a thread that has ended since

@@ -26,14 +26,14 @@ MAX_NAME_CHARS = 200
 _LENGTH_TYPES = (str, bytes, list, tuple, dict, set)
 _LISTS = {"session_context": "context_history", "history": "session_history"}
 MISSING = object()
-#: What Python itself needs of a module's variables.
+#: Variables of a module that Python itself needs.
 _ESSENTIALS = frozenset((*vars(ModuleType("__main__")), "__builtins__"))
 #: Those in a module of others: each finds what was there before all of them.
 _lodging: list[Namespace] = []
 
 
 class Namespace:
-    """What user code sees as its globals, and the final answer it declares there."""
+    """The globals of user code, and the final answer it declares there."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Namespace:
             self.globals["__builtins__"] = visible_builtins
         self._hidden = hidden
         self._is_lodger = module is not None
-        #: What others had, or have since set, by names that are reserved here.
+        #: The values that others had, or have since set, by names that are reserved here.
         self._theirs: dict[str, Any] = {}
         self._essentials = {name: value for name, value in self.globals.items() if name in _ESSENTIALS}
         self.helpers: dict[str, Any] = {}
@@ -105,7 +105,7 @@ class Namespace:
         self.restore()
 
     def _given(self, name: str) -> Any:
-        """What a name stands for that is reserved, or an alias; else this object, which is nobody's value."""
+        """The object of a name that is reserved, or an alias; else this object, which is nobody's value."""
         if name == "answer":
             return self.answer
         return self.helpers.get(name, self.aliases.get(name, self))
@@ -218,7 +218,7 @@ class Namespace:
         return rows
 
     def is_ours(self, name: str) -> bool:
-        """Whether it names something reserved, or an alias that nobody has taken."""
+        """Returns true when it names something reserved, or an alias that nobody has taken."""
         if name in self.helpers or (name == "answer" and self.has_answer):
             return True
         return name in self.aliases and self.globals.get(name) is self.aliases[name]
@@ -265,6 +265,6 @@ class LastResult:
 
 
 def _is_numbered(name: Any, series: str) -> bool:
-    """Whether a name is one of `history_0`, `history_1`, … (as numbers are written: not `history_01`)."""
+    """Returns true when a name is one of `history_0`, `history_1`, … (as numbers are written: not `history_01`)."""
     number = name[len(series) + 1 :] if type(name) is str and name.startswith(f"{series}_") else ""
     return number.isascii() and number.isdecimal() and len(number) < 6 and number == str(int(number))

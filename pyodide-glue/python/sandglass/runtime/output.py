@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FLUSH_CHARS = 32 * 1024
 FLUSH_SECONDS = 0.05
-#: How soon after another flush of user code the next one counts.
+#: The time after a flush of user code from which the next one counts.
 HURRY_SECONDS = 0.001
 MAX_MESSAGE_CHARS = 64 * 1024
 #: Texts that wait to be taken together, and the characters of each: longer ones are taken at once.
@@ -170,7 +170,7 @@ class SharedEmitter(Emitter):
 
     @property
     def is_silenced(self) -> Callable[[int], bool] | None:
-        """Whether a thread is a leftover of an earlier execution, which prints nothing; None when there are no such."""
+        """Tells whether a thread is an earlier execution's leftover, which prints nothing; None when there are none."""
         return self._is_silenced
 
     @is_silenced.setter
@@ -213,7 +213,7 @@ class SharedEmitter(Emitter):
                 self._newest = None
 
     def writer(self, channel: Channel, otherwise: Callable[[str], int]) -> Callable[[str], int]:
-        """What print() calls: mostly text is only put aside; `otherwise` ends in `write`."""
+        """The method that print() calls: mostly text is only put aside; `otherwise` ends in `write`."""
         emitter = self
 
         def write(text: str, /) -> int:
@@ -270,7 +270,7 @@ no_time: Callable[[], float] = (0.0).conjugate
 
 
 class KeptText:
-    """What a host in Python keeps of a stream: text of at most `limit` characters whole, of longer text both ends.
+    """The part of a stream that a host in Python keeps: text of at most `limit` characters whole, of longer both ends.
 
     `crates/core/src/output.rs` has the same rule.
     """
@@ -288,7 +288,7 @@ class KeptText:
         self._tail = (self._tail + text)[-self._limit :] if self._limit else ""
 
     def text(self) -> str:
-        """What is kept, with a notice where something is missing."""
+        """The text that is kept, with a notice where something is missing."""
         limit = self._limit
         if self._length <= limit:
             return self._head

@@ -1,4 +1,4 @@
-"""What is taken before any user code ran: a private copy of the builtins, and JSON.
+"""Copies that are taken before any user code ran: a private copy of the builtins, and JSON.
 
 A module that begins with `from sandglass.runtime.pristine import BUILTINS as __builtins__` gets it for all its
 functions (a function takes its builtins from `__builtins__` of its globals when it is defined). So
@@ -18,10 +18,10 @@ _scan = JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
 def to_json(value: object) -> str:
-    """What `json.dumps` does, which uses what cells may have changed in its module."""
+    """Does what `json.dumps` does, which uses what cells may have changed in its module."""
     return "".join(_pieces(value, 0))
 
 
 def from_json(text: str) -> Any:
-    """What `json.loads` does, of a text without space around it."""
+    """Does what `json.loads` does, of a text without space around it."""
     return _scan(text, 0)[0]

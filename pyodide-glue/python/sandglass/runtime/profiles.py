@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Failure(NamedTuple):
-    """What stands before the reason of a failed query."""
+    """The text before the reason of a failed query."""
 
     #: The host's function failed.
     failed: str
@@ -42,21 +42,21 @@ class Profile(NamedTuple):
     helpers: Mapping[str, str]
     #: Names that are there until the user takes them for a variable.
     aliases: Mapping[str, str]
-    #: What a failed query returns, by its host function. None: it raises.
+    #: The value of a failed query, by its host function. None: it raises.
     returned: Mapping[str, Failure] | None
-    #: What is in the slot of a failed item of a batch.
+    #: The value in the slot of a failed item of a batch.
     slots: Mapping[str, Failure]
-    #: What a query returns where the host answers none. None: that is a failure like others.
+    #: The value of a query where the host answers none. None: that is a failure like others.
     no_model: str | None
-    #: Whether an empty prompt is a ValueError.
+    #: True when an empty prompt is a ValueError.
     refuses_empty: bool
-    #: What is raised when `calls` more would be too many. None: the host says so.
+    #: The error that is raised when `calls` more would be too many. None: the host says so.
     call_limit: str | None
-    #: How the value of a cell's last expression is shown.
+    #: The way the value of a cell's last expression is shown.
     show: Callable[[object], str] | None
-    #: Whether the dict `answer` declares the final answer; else it is a variable like others.
+    #: True when the dict `answer` declares the final answer; else it is a variable like others.
     has_answer: bool
-    #: Whether the final answer is text.
+    #: True when the final answer is text.
     final_is_text: bool
     #: Variables that are put back after each cell from the one they were first, and are set together with it.
     originals: Mapping[str, str]

@@ -10,11 +10,11 @@ from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (
 
 _BYTES = 2 << 20
 _PIECE_BYTES = 64 << 10
-#: What a cell has at least, so that it can delete variables.
+#: The memory that a cell has at least, so that it can delete variables.
 _CELL_BYTES = 32 << 10
 #: With less, the runtime does not get far.
 _ROOM_BYTES = 128 << 10
-#: What has to be left of the reserve for the next cell, in pieces.
+#: The part that has to be left of the reserve for the next cell, in pieces.
 _LEAST_PIECES = 8
 
 
@@ -23,7 +23,7 @@ class Reserve:
 
     def __init__(self) -> None:
         self._held: list[bytes] = []
-        #: Whether user code has taken most of it after all, a little in each cell: another might not even begin.
+        #: True when user code has taken most of it after all, a little in each cell: another might not even begin.
         self.is_spent = False
         self.hold()
 

@@ -54,12 +54,12 @@ if TYPE_CHECKING:
     from sandglass.runtime.reserve import Reserve
 
 _OK = to_json({"ended": "ok", "errorType": None, "final": False, "names": None})
-#: What `execute` returns as long as the cell waits for more of its text.
+#: The value that `execute` returns as long as the cell waits for more of its text.
 UNFINISHED = ("", "none", b"")
 _NAME_LIMIT = 200
-#: How many frames the compiler and what leads there may need.
+#: The number of frames that the compiler and what leads there may need.
 _COMPILER_FRAMES = 1000
-#: What code has in it that may hear of the compiler for good.
+#: Text in code that may hear of the compiler for good.
 _HOOKS = "addaudithook"
 #: Of `sys.monitoring`.
 _MONITORING_TOOLS = 6
@@ -147,7 +147,7 @@ class Runtime:
         #: The rest of the text that is being written, for code that looks at its own source; "" when it is not there.
         self.take_rest: Callable[[], str] = str
         self._has_hooks = False
-        #: Whether the interpreter is somebody else's between turns (`enter`, `leave`).
+        #: True when the interpreter is somebody else's between turns (`enter`, `leave`).
         self.is_lodger = False
 
     def install(self) -> None:
@@ -246,7 +246,7 @@ class Runtime:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether a cell waits for more of its text."""
+        """Returns true when a cell waits for more of its text."""
         return self._paused is not None
 
     def execute(self, execution: int, source: str, ahead: bool = False) -> tuple[str, str, bytes]:
@@ -322,16 +322,16 @@ class Runtime:
                 self._open = self._current = self._shown = self._value = self._growing = self._paused = None
 
     def is_watched(self) -> bool:
-        """Whether code has something that hears of what others do."""
+        """Returns true when code has something that hears of what others do."""
         return bool(self.is_traced() or gc_callbacks or is_tracing_memory())
 
     def is_traced(self) -> bool:
-        """Whether code of the user's runs whatever is done, even while nothing is collected."""
+        """Returns true when code of the user's runs whatever is done, even while nothing is collected."""
         tools = any(tool_of(tool) is not None for tool in range(_MONITORING_TOOLS))
         return bool(gettrace() or getprofile() or tools or self._has_hooks)
 
     def asked_for(self) -> None:
-        """What has run ahead until now is what the host waits for."""
+        """The host waits from now on for what has run ahead until now."""
         self._is_ahead(False)
 
     def _is_ahead(self, ahead: bool) -> None:
@@ -360,7 +360,7 @@ class Runtime:
         return self._encode(self.namespace.listing(), "the list of variables")
 
     def is_plain(self, source: str) -> bool:
-        """Whether a cell compiles without a warning, and awaits nothing: then its statements may run as they come."""
+        """Returns true when a cell compiles without a warning, and awaits nothing: statements may run as they come."""
         if self._has_hooks or _HOOKS in source:
             return False  # one that the compiler calls
         with CollectorOff():
@@ -409,7 +409,7 @@ class Runtime:
 
     @property
     def is_current(self) -> bool:
-        """Whether the code that runs now is that of the execution under way, and no leftover of an earlier one."""
+        """Returns true when the code that runs now is the execution's under way, and no leftover of an earlier one."""
         return self._current == self._open
 
     def pause(self) -> tuple[int | None, Any]:
@@ -584,7 +584,7 @@ class Runtime:
         self._write("traceback", full)
 
     def _hint(self, error: BaseException) -> str:
-        """What to do about a module that is not there."""
+        """Advice about a module that is not there."""
         name = error.name if type(error) is ModuleNotFoundError else None
         if not self.package_hint or type(name) is not str or len(name) > _NAME_LIMIT:
             return ""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class _Unfinished(tuple[Any, ...]):
-    """What linecache has of a cell whose text is still being written: what `look` says when somebody looks."""
+    """Linecache's entry for a cell whose text is still being written: what `look` says when somebody looks."""
 
     look: Callable[[], tuple[Any, ...]]
 

@@ -1,4 +1,4 @@
-"""What user code finds in place of the interpreter's own: streams, `input`, `time.sleep`, asyncio, …"""
+"""Substitutes that user code finds in place of the interpreter's own: streams, `input`, `time.sleep`, asyncio, …"""
 
 from __future__ import annotations
 

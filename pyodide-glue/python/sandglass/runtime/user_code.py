@@ -32,7 +32,7 @@ def is_ours(filename: str) -> bool:
 
 
 def in_user_code(frame: FrameType | None) -> bool:
-    """Whether an exception raised here goes through the user's code, and not through ours at an awkward moment."""
+    """Returns true when an exception raised here passes the user's code, and not ours at an awkward moment."""
     while frame is not None:
         filename = frame.f_code.co_filename
         if filename.startswith(CELL_PREFIX) or filename in _CALLERS:

@@ -1,4 +1,4 @@
-"""How values cross between Python and the host: the wire format, as `(encoding, body)`.
+"""The way values cross between Python and the host: the wire format, as `(encoding, body)`.
 
 Encodings:
 
@@ -139,7 +139,7 @@ def _too_large(name: str, max_bytes: int) -> NotSerializable:
 
 
 def _is_plain(value: object, max_bytes: int, max_depth: int) -> bool:
-    """Whether marshal alone writes `value` as this format wants it, in about `max_bytes`.
+    """Returns true when marshal alone writes `value` as this format wants it, in about `max_bytes`.
 
     Goes through the value level by level, so that the work per item is done in C. False sends the value to `_Writer`,
     which handles or explains it: other types (marshal would write arrays as bytes), too deep, too large, or containers
@@ -312,7 +312,7 @@ class _Writer:
 
 
 def _steps(value: Any) -> Iterable[tuple[str, object]]:
-    """What a container holds, each with how it is reached; never calls overridden methods."""
+    """The items of a container, each with how it is reached; never calls overridden methods."""
     if issubclass(type(value), dict):
         for key, item in list(dict.items(value)):
             if type(key) not in _SCALARS:

@@ -135,7 +135,7 @@ def _checksum(parts: list[Any]) -> int:
 
 
 def _seeds(namespace: Namespace) -> Iterator[tuple[tuple[str, str], Any]]:
-    """What stays in its interpreter, each with a key by which another one finds its own."""
+    """Objects that stay in their interpreter, each with a key by which another one finds its own."""
     yield ("", "__dict__"), namespace.globals
     yield ("", "module"), namespace.module
     for name, helper in (*namespace.aliases.items(), *namespace.helpers.items()):

@@ -103,7 +103,7 @@ class CellFiles:
         return _dump(file, None)
 
     def _fingerprints(self, budget: _Budget) -> tuple[dict[str, object], dict[str, Any], dict[str, str]]:
-        """What changes when a variable does, by name; those that can be pickled; and why others cannot."""
+        """The variables' marks of change, by name; those that can be pickled; and why others cannot."""
         prints: dict[str, object] = {}
         values: dict[str, Any] = {}
         missing: dict[str, str] = {}
@@ -171,7 +171,7 @@ class CellFiles:
 
 
 class _Parsed:
-    """What a cell's source defines."""
+    """The names that a cell's source defines."""
 
     def __init__(self, source: str) -> None:
         self.imports: list[tuple[str, _Needs]] = []
@@ -197,7 +197,7 @@ class _Parsed:
 
 
 class _Needs:
-    """Whether an import is still there: the names that it binds, or the module."""
+    """Returns true when an import is still there: the names that it binds, or the module."""
 
     def __init__(self, node: Any) -> None:
         self._module = getattr(node, "module", None)

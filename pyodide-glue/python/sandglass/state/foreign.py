@@ -127,7 +127,7 @@ class _Search:
 
 
 def _is_users(table: dict[str, Any]) -> bool:
-    """Whether a module was made by the user's code, or is of a file of theirs."""
+    """Returns true when a module was made by the user's code, or is of a file of theirs."""
     known = {name: value for name, value in table.items() if type(name) is str and name in ("__spec__", "__file__")}
     file = known.get("__file__")
     return known.get("__spec__") is None or (type(file) is str and not file.startswith(_LIBRARY))
@@ -141,7 +141,7 @@ def _descriptor(file: FileIO) -> int:
 
 
 def _contents(value: Any) -> tuple[int, tuple[Any, ...]]:
-    """How much a container holds, and that in parts which can be gone through without code of the user's."""
+    """The size of a container, and its parts, which can be gone through without code of the user's."""
     kind = type(value)
     for base in _CONTAINERS:
         if issubclass(kind, base):

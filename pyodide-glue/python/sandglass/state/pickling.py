@@ -85,14 +85,14 @@ def _lookup(kind: type, name: str) -> Any:
 
 
 def _is_native(kind: type) -> bool:
-    """Whether a class is written in C."""
+    """Returns true when a class is written in C."""
     return not kind.__flags__ & _HEAP_TYPE or any(
         type(value) in _NATIVE_METHODS and value.__objclass__ is kind for value in list(_VARS(kind).values())
     )
 
 
 def is_importable(value: Any) -> bool:
-    """Whether a function or class is found under its name in an interpreter that imports its module."""
+    """Returns true when a function or class is found under its name in an interpreter that imports its module."""
     get: Any = type.__getattribute__ if issubclass(type(value), type) else object.__getattribute__
     name, path = get(value, "__module__"), get(value, "__qualname__")
     module = sys.modules.get(name) if type(name) is str and name != "__main__" else None
@@ -153,7 +153,7 @@ class Saver(pickle.Pickler):
         return plan(value) if plan else NotImplemented
 
     def _plan(self, kind: type) -> Callable[[Any], Any] | None:
-        """How instances of a class are reduced; None for pickle's way."""
+        """The way instances of a class are reduced; None for pickle's way."""
         if issubclass(kind, type):
             return self._class
         if issubclass(kind, types.ModuleType):
@@ -280,7 +280,7 @@ def _native_base(kind: Any) -> Any:
 
 
 def _halves(state: Any) -> tuple[Any, Any]:
-    """What goes in an instance's dictionary, and what in its slots."""
+    """The parts of an instance's state: those of its dictionary, and those of its slots."""
     return state if type(state) is tuple and len(state) == 2 else (state, None)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 1 << 20
 _REASON_CHARS = 500
-#: What no other guest can go on with.
+#: Objects that no other guest can go on with.
 _LEFT_OUT = (types.ModuleType, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, io.IOBase)
 
 
@@ -103,7 +103,7 @@ class _Bounded(io.BytesIO):
 
 
 def _unpack(frame: Any, packed: bytes, max_bytes: int) -> bytes:
-    """What an LZ4 frame holds; one that would unpack to more than `max_bytes` is refused before it has."""
+    """The contents of an LZ4 frame; one that would unpack to more than `max_bytes` is refused before it has."""
     unpacker = frame.LZ4FrameDecompressor()
     pieces = []
     left = max_bytes

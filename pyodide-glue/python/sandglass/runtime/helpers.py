@@ -1,4 +1,4 @@
-"""Helpers that user code can call: sub-model queries and final answers. Tools for reading a large context are in `reading.py`.
+"""Helpers that user code can call: sub-model queries and final answers. `reading.py` has those that read a text.
 
 A new helper also needs a name in `profiles.py` and a line in the controller's prompt (`crates/rlm/src/prompt.rs`).
 

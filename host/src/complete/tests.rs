@@ -28,7 +28,7 @@ def starts(file):
             text = "\n".join(statement[:count])
             yield from (text, text + "\n")
 
-files = sorted(glob.glob(sys.argv[1] + "/*.py")) + sorted(glob.glob(sysconfig.get_path("stdlib") + "/a*.py"))
+files = sorted(glob.glob(sys.argv[1] + "/**/*.py", recursive=True)) + sorted(glob.glob(sysconfig.get_path("stdlib") + "/a*.py"))
 texts = json.load(sys.stdin) + list(itertools.chain.from_iterable(map(starts, files)))
 json.dump([[text, verdict(text)] for text in texts], sys.stdout)
 "#;

@@ -539,7 +539,7 @@ async fn signals_stay_inside(kind: Kind) {
     // Where the kernel can confine signals (Landlock, version 6), the guest cannot even send them.
     text(
         &sandbox,
-        "kept = 1\nimport sys\nfrom sandglass.landlock import version\ndef send(to, signal):\n\
+        "kept = 1\nimport sys\nfrom sandglass.native.landlock import version\ndef send(to, signal):\n\
          \x20   try:\n        os.kill(to, signal)\n        return version() < 6\n\
          \x20   except PermissionError:\n        return version() >= 6\n\
          assert send(1, signal.SIGKILL) and send(os.getppid(), signal.SIGTERM)",

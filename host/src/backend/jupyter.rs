@@ -43,6 +43,8 @@ use futures_util::future::BoxFuture;
 const INFO_WITHIN: Duration = Duration::from_secs(10);
 /// The time after which a kernel that starts is tried again.
 const AGAIN: Duration = Duration::from_millis(20);
+/// The time after which a subshell that has not answered is asked again.
+const SUBSHELL_AGAIN: Duration = Duration::from_secs(3);
 /// Time that a kernel which ended has for its process to end as well, so that it can be said how.
 const END_WITHIN: Duration = Duration::from_secs(2);
 /// Time that a kernel has to tidy up when it is left.
@@ -460,12 +462,21 @@ impl Kernel {
         };
         let mut request = execute("");
         request["user_expressions"] = json!({ "found": call("inspect", &self.token) });
-        let reply = self
-            .client
-            .shell
-            .send("execute_request", &request, subshell.map(String::as_str))
-            .await?;
-        let reply = reply.await.map_err(|_| gone())?;
+        let ask = async || {
+            let shell = &self.client.shell;
+            shell
+                .send("execute_request", &request, subshell.map(String::as_str))
+                .await
+        };
+        let mut reply = ask().await?;
+        let reply = loop {
+            // A subshell of ipykernel may miss a request that comes right after it was made; the next one wakes it.
+            match timeout(SUBSHELL_AGAIN, &mut reply).await {
+                Ok(reply) => break reply.map_err(|_| gone())?,
+                Err(_) if subshell.is_some() => reply = ask().await?,
+                Err(_) => break reply.await.map_err(|_| gone())?,
+            }
+        };
         ran(&reply)?;
         let odd = || KernelError::Refused("with something that is no list of variables".to_owned());
         let text = reply["user_expressions"]["found"]["data"]["text/plain"]

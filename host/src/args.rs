@@ -13,7 +13,7 @@ const LLM_KEY_VARIABLE: &str = "SANDGLASS_LLM_KEY";
 /// Options that say where guests run, the same for all commands.
 #[derive(Debug, Clone, clap::Args)]
 pub struct GuestArgs {
-    /// Where the code runs: auto, bubblewrap, docker; or subprocess or jupyter, which isolate nothing, and which auto never takes.
+    /// The backend: auto, bubblewrap or docker; or subprocess or jupyter, which isolate nothing, and which auto never takes.
     #[arg(long, env = "SANDGLASS_BACKEND", default_value = "auto", value_name = "NAME")]
     pub backend: BackendKind,
     /// The Python of bubblewrap and subprocess guests, by default /usr/bin/python3, else the first on PATH; with jupyter, one whose
@@ -83,7 +83,7 @@ pub struct SandboxArgs {
     /// The folder that the code has as /workspace, and works in; without it, an empty one.
     #[arg(long, value_name = "DIR")]
     pub workspace: Option<PathBuf>,
-    /// How long code may run, in seconds; host calls do not count.
+    /// The time that code may run, in seconds; host calls do not count.
     #[arg(long, value_name = "SECONDS", default_value_t = timeout_seconds(), value_parser = seconds)]
     pub timeout: f64,
     /// The file that the variable `context` holds: what JSON says if it is named *.json, else text.

@@ -9,6 +9,8 @@ const WAITING = [
   "hostile/signal_handlers_of_a_cell_do_not_disarm_the_timeout",
   "hostile/disabling_signals_within_a_cell_ends_in_a_termination_at_worst",
 ];
+/** Files about the stack that Python has: there it is the worker's own, elsewhere one of JSPI's. */
+const STACK = ["recursion"];
 /** Files about the process that a guest is: its files, streams, bounds and end. */
 const PROCESS = ["execution", "files", "hostile", "lifecycle", "output", "recovery", "settings", "stopping"];
 
@@ -38,7 +40,10 @@ function isPythonAlone(test) {
  */
 const PLACES = {
   firefox: { runs: (test) => !isPythonAlone(test), why: "Python is the same as in Chromium" },
-  shared: { runs: (test) => isOf(test, WAITING) && mayWait(test), why: "such pages differ in how Python waits" },
+  shared: {
+    runs: (test) => isOf(test, STACK) || (isOf(test, WAITING) && mayWait(test)),
+    why: "such pages differ in how Python waits, and in its stack",
+  },
   subprocess: { runs: (test) => isOf(test, PROCESS), why: "bubblewrap has the same runtime and transport" },
   docker: { runs: (test) => !isPythonAlone(test), why: "Python is the same as in bubblewrap" },
 };

@@ -215,7 +215,8 @@ async function runSuite({ name, command, count = oneTest, cwd = ".", env, needs 
   running.delete(name);
   if (missing) console.log(`    ${output}`);
   else if (counts.failed > 0) {
-    const lines = output.trimEnd().split("\n").slice(-40);
+    const tells = (/** @type {string} */ line) => !/^- .*: skipped/.test(line);
+    const lines = output.trimEnd().split("\n").filter(tells).slice(-60);
     console.log(paint(2, `    $ ${command.join(" ").replaceAll(`${root}/`, "")}`));
     if (ok && ranNothing) console.log("    it ended well without having run a test");
     console.log(lines.map((line) => `    ${line}`).join("\n"));

@@ -78,6 +78,15 @@ def test_copies_of_copies(host: Host) -> None:
             assert host.process.wait(10) == 7
 
 
+def test_the_end_of_a_guest_is_told_though_a_copy_outlives_it(host: Host) -> None:
+    with host.fork() as copy:
+        host.begin("import os; os._exit(7)")
+        with pytest.raises(EOFError):
+            host.end()
+        copy.end_it()
+        assert host.process.wait(10) == 7
+
+
 def test_a_signal_that_ends_the_guest_ends_what_stands_over_it(host: Host) -> None:
     host.begin("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     assert host.process.wait(10) == -signal.SIGSEGV

@@ -293,10 +293,15 @@ def stand_over() -> int:
 def _wait_for(guest: int, told: int) -> NoReturn:
     ended: dict[int, int] = {}
     copies: list[int] = []
+    code = -signal.SIGKILL
     while True:
         while guest not in ended:
             pid, status = os.waitpid(-1, 0)
             ended[pid] = status
+        # A host kills the guest that a copy replaces, and copies that it does not need. Such a copy may still be dying
+        # when the guest has ended by itself: the guest's end is the one to tell.
+        if (its_code := waitstatus_to_exitcode(ended[guest])) != -signal.SIGKILL:
+            code = its_code
         with suppress(BlockingIOError):
             while data := os.read(told, _PID.size):
                 copies.append(_PID.unpack(data)[0])
@@ -309,7 +314,6 @@ def _wait_for(guest: int, told: int) -> NoReturn:
         guest = alive[-1]
         ended = {pid: status for pid, status in ended.items() if pid in copies}
         copies = [pid for pid in copies if pid not in ended][-_MOST_COPIES:]
-    code = waitstatus_to_exitcode(ended[guest])
     if code < 0 and getpid() != 1:
         with suppress(OSError, ValueError):
             signal.signal(-code, signal.SIG_DFL)

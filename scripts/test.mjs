@@ -147,6 +147,7 @@ const SUITES = [
   ...inBrowsers(1, "playground"),
   ...inBrowsers(1, "playground-ask"),
   { name: "readme", ...e2e("readme", "--browser", "chromium") },
+  { name: "samples of documents", ...e2e("docs", "--browser", "chromium"), needs: ["build", "rust build"] },
 ];
 
 const only = options.only?.split(",") ?? [""];

@@ -7,6 +7,7 @@
 // BREATH_MS it asks Python's signal handler (browser/bridge.py) for a *breath*: the handler suspends the interpreter for one
 // trip through the event loop, so that an `interrupt` message is heard although Python is computing. It works in loops,
 // in regular expressions and in sort keys, in any page; only a single long call into C goes on until it is done.
+// Decisions: docs/internals/guest-in-a-browser.md and docs/internals/values-and-calls.md.
 
 import { plainBytes } from "./bytes.js";
 import { readMailbox } from "./mailbox.js";

@@ -1,4 +1,5 @@
 // Loads Pyodide from bytes, without a network, and the Python runtime into it.
+// Decisions: docs/internals/guest-in-a-browser.md.
 
 import { loadPyodide } from "pyodide";
 import createPyodideModule from "pyodide/pyodide.asm.mjs";

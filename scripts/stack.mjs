@@ -7,6 +7,7 @@
 // large as its frame on the engine's. `PyObject_Hash`, which recurses without a check, gets one.
 //
 // The binary format: https://webassembly.github.io/spec/core/binary/
+// Decisions: docs/internals/guest-in-a-browser.md.
 
 /** Bytes of a frame, and of each local variable in it: about what V8's baseline compiler takes, which takes the most. */
 const FRAME = 64;

@@ -1,5 +1,7 @@
 //! Packages: the page finds and fetches them. What a guest asks for is never fetched: only what the user asked for, or what the lock
 //! file has for a module that the code imports.
+//!
+//! Decisions: `docs/internals/guest-in-a-browser.md`.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -1,5 +1,7 @@
 //! A guest on a `sandglass-host` server, by a WebSocket instead of a frame. The page's session supervises it like its own; the
 //! server only carries frames.
+//!
+//! Decisions: `docs/internals/server.md`.
 
 mod connect;
 mod wire;

@@ -75,3 +75,8 @@ pub use sandglass_core::protocol::Stream;
 pub use sandglass_core::{BudgetLimits, Error, Limits, PROTOCOL_VERSION, Profile};
 pub use users::Users;
 pub use value::Value;
+
+/// The samples of `docs/notebook.md`, run by `cargo test --doc`.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/notebook.md")]
+struct NotebookSamples;

@@ -4,7 +4,7 @@
 //! id share those counts, so that one can use up what all of them have.
 //!
 //! A host that has taken an id holds a lock on a file of that name in [`LOCKS`]. Other hosts on this machine take another one. The
-//! first id of a range is nobody's. It stands for root in the namespace of a zygote, which mounts there need.
+//! first id of a range is nobody's. It stands for root in the namespace of a zygote, which mounts there need. See `docs/internals/guests-on-hosts.md`.
 
 use std::collections::BTreeSet;
 use std::fmt;

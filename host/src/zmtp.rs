@@ -6,6 +6,8 @@
 //! taken, and a peer that breaks the protocol loses its connection. The crate `zeromq` 0.7 has no such bound.
 //!
 //! A connection that has ended stays so: a kernel that was restarted is another one.
+//!
+//! Decisions: `docs/internals/jupyter.md`.
 
 mod server;
 #[cfg(test)]

@@ -1,4 +1,6 @@
 //! Guests that ran code ahead, or were replaced by one that did, and wait to be used again.
+//!
+//! Decisions: `docs/internals/saving-and-restoring.md`.
 
 use sandglass_core::protocol::Event;
 use sandglass_core::session::{ShadowId, Slot};

@@ -3,6 +3,8 @@
 //! A budget is a node of a tree: what is spent in one is spent in all that it belongs to, so a limit of the root holds for all
 //! children together. [`Budget::scope`] is a part at the same depth (an execution), [`Budget::child`] one level deeper (a
 //! recursion). Times are milliseconds on the driver's monotonic clock.
+//!
+//! Decisions: `docs/internals/values-and-calls.md`.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

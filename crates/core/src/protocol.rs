@@ -19,6 +19,8 @@
 //! 7. [`Event::Fatal`] is a guest's last word.
 //!
 //! Anything else a guest sends is a violation and ends it.
+//!
+//! Decisions: `docs/internals/values-and-calls.md`.
 
 use serde::{Deserialize, Serialize};
 

@@ -20,6 +20,8 @@
 //! | `pings.rs`, `oversized.rs` | what guests have to prove, and how much they may say at once |
 //! | `shadows.rs`, `guesses.rs` | which code is worth running ahead |
 //! | `shadow.rs` | a shadow, and how its guest takes over |
+//!
+//! Decisions: `docs/internals/running-ahead.md`.
 
 mod calls;
 mod checkpoint_chain;

@@ -11,6 +11,8 @@
 //! | `input` | `input()`, asked of the front end |
 //! | `completion` | completion and inspection |
 //! | `cell_history` | the cells of this session |
+//!
+//! Decisions: `docs/internals/jupyter.md`.
 
 mod cell;
 mod cell_history;

@@ -3,6 +3,8 @@
 //! A run takes turns. In each, the model is asked, the blocks of its reply are run one after the other, and what came of them is
 //! the next message. It ends when code declares a final answer that is what was asked for, when a reply says `FINAL(…)` in its
 //! prose, when the turns or the budget are used up, or when the driver stops it.
+//!
+//! Decisions: `docs/internals/controller.md`.
 
 use std::collections::VecDeque;
 

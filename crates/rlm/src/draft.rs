@@ -1,4 +1,6 @@
 //! Drafts: while a run's model thinks, another one is asked the same, and the code of its reply runs ahead.
+//!
+//! Decisions: `docs/internals/running-ahead.md`.
 
 use super::Message;
 use super::openai::Reply;

@@ -4,6 +4,8 @@
 //! Nothing is asked of a model for that, so a run that is replayed comes to the same messages. When there is too much, it is
 //! brought down to half of the limit: the messages before that point then stay the same for many turns, which endpoints that
 //! remember prompts are cheaper for.
+//!
+//! Decisions: `docs/internals/controller.md`.
 
 use std::borrow::Cow;
 

@@ -10,6 +10,8 @@
 //!
 //! Binary messages of another guest are dropped. The relay reads no more from the guest while the socket is full, and no more from the
 //! socket while the guest takes nothing. A long body comes in pieces (`part` events), so that it does not hold the page up.
+//!
+//! Decisions: `docs/internals/server.md`.
 
 use std::collections::VecDeque;
 use std::future::{pending, poll_fn};

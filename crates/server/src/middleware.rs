@@ -1,4 +1,6 @@
 //! Checks that every request passes first: where it comes from, whose it is, whether there are too many; and what every answer has.
+//!
+//! Decisions: `docs/internals/server.md`.
 
 use std::sync::Arc;
 use std::time::Instant;

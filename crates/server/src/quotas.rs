@@ -1,4 +1,6 @@
 //! Quotas: what each key may have at the same time, and how often it may ask.
+//!
+//! Decisions: `docs/internals/server.md`.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -3,6 +3,8 @@
 //! The engine starts a container whose first process connects to a socket in a folder that only this process and the
 //! container can reach, confines itself further and becomes the guest's parent (`container.py`). Nothing that matters goes
 //! through the engine's own streams.
+//!
+//! Decisions: `docs/internals/guests-on-hosts.md`.
 
 mod container;
 mod plan;

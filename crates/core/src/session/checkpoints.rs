@@ -1,4 +1,6 @@
 //! The state that comes back: when a guest dies, or when the user asks for it. `saves.rs` tells when the state is saved.
+//!
+//! Decisions: `docs/internals/saving-and-restoring.md`.
 
 use super::checkpoint_chain::{CheckpointChain, Link};
 use super::exchange::{Exchange, Job};

@@ -1,4 +1,6 @@
 //! Commands: how they wait, and which comes next.
+//!
+//! Decisions: `docs/internals/values-and-calls.md`.
 
 use super::checkpoints::Ask;
 use super::contexts::Target;

@@ -6,6 +6,8 @@
 //!
 //! Its methods stand where their subject is: `commands.rs` (the queue), `exchanges.rs`, `saves.rs`, `contexts.rs`, `packages.rs`,
 //! `pings.rs`. Here are its life, its clock, and what sorts what its guest says.
+//!
+//! Decisions: `docs/internals/guest-in-a-browser.md` and `docs/internals/saving-and-restoring.md`.
 
 use std::collections::VecDeque;
 

@@ -8,6 +8,8 @@
 //! Code that is being written runs as it comes, in one execution of the copy, which waits for more between two statements; that time
 //! counts for nothing. When all of it is there, the session's own guest says whether its statements were allowed to run before the
 //! rest was known: a syntax error, a warning or an `await` further down makes it another program. Then the copy is given the rest.
+//!
+//! Decisions: `docs/internals/running-ahead.md`.
 
 use super::exchange::Execution;
 use super::interpreter::{Interpreter, Note, Output};

@@ -2,6 +2,8 @@
 //!
 //! It only reads the session's interpreter. It hears what becomes of that one's state, since whatever changes it ends a shadow: that began
 //! with another.
+//!
+//! Decisions: `docs/internals/running-ahead.md`.
 
 use std::collections::BTreeMap;
 

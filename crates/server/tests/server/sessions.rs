@@ -553,9 +553,7 @@ fn the_description_has_the_routes_that_there_are() {
 /// The description sends readers of it there.
 #[test]
 fn the_docs_have_the_messages_of_channels() {
-    let docs = include_str!("../../../../docs/server.md");
-    let (_, channels) = docs.split_once("\n## Channels\n").unwrap();
-    let (channels, _) = channels.split_once("\n## ").unwrap();
+    let channels = include_str!("../../../../docs/server/channel.md");
     let source = include_str!("../../src/channel.rs");
     let mut rows = source.lines().filter_map(|line| line.strip_prefix("//! | `{"));
     assert!(
@@ -563,7 +561,7 @@ fn the_docs_have_the_messages_of_channels() {
         "{channels}"
     );
     assert!(channels.contains(&format!("`sandglass.v{}`", sandglass_host::PROTOCOL_VERSION)));
-    assert!(OPENAPI.contains("docs/server.md (Channels) has its messages"));
+    assert!(OPENAPI.contains("docs/server/channel.md has its messages"));
 }
 
 #[test]

@@ -2,6 +2,8 @@
 //!
 //! Nothing else of a kernel is listened to. What a guest says comes through its own channel; so there is no `iopub` that could be
 //! flooded, and no reply that anybody else could forge without the key.
+//!
+//! Decisions: `docs/internals/jupyter.md`.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

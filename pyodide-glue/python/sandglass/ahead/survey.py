@@ -8,6 +8,8 @@ far apart as they can be. Texts are compared, not hashed:
 a hash stays in the text, and so would be in the next checkpoint.
 """
 
+# Decisions: docs/internals/running-ahead.md.
+
 from __future__ import annotations
 
 from types import GetSetDescriptorType, MemberDescriptorType, MethodDescriptorType, WrapperDescriptorType

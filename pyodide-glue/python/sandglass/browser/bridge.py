@@ -1,5 +1,7 @@
 """The bridge in a browser: `bridge.js` as a `Bridge`. Imported inside Pyodide only."""
 
+# Decisions: docs/internals/guest-in-a-browser.md.
+
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]

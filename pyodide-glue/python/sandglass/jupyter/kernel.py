@@ -1,5 +1,7 @@
 """Takes parts of the kernel while code of a `JupyterREPL` runs, and gives them back: streams, folder, loop, shell."""
 
+# Decisions: docs/internals/jupyter.md.
+
 from __future__ import annotations
 
 import asyncio

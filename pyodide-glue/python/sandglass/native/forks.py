@@ -13,6 +13,8 @@ there are no copies any more.
 Guests come and go while the process that the host has started remains (`stand_over`): it waits for the last one.
 """
 
+# Decisions: docs/internals/running-ahead.md.
+
 from __future__ import annotations
 
 import ctypes

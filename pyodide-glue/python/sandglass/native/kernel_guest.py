@@ -6,6 +6,8 @@ kernel execute like any front end's cell; so between turns the kernel is everybo
 whatever it has taken over. Threads and processes that a cell leaves behind go on, as in any notebook.
 """
 
+# Decisions: docs/internals/jupyter.md.
+
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]

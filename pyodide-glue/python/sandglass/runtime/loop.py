@@ -4,6 +4,8 @@ The same loop runs on every backend. Nothing of it runs while Python is blocked 
 outlives the cell: `EventLoops.end_cell` treats leftover tasks as `asyncio.run` does.
 """
 
+# Decisions: docs/internals/guest-in-a-browser.md.
+
 from __future__ import annotations
 
 import asyncio

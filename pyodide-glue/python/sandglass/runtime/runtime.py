@@ -1,5 +1,7 @@
 """`Runtime`: the one object that a backend drives."""
 
+# Decisions: docs/internals/guest-in-a-browser.md.
+
 from __future__ import annotations
 
 import sys

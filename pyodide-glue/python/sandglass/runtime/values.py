@@ -36,6 +36,8 @@ memoryview as bytes; what stands for a missing value (NaT and NA of pandas, NaT 
 value that is too deep, too large or contains itself is `NotSerializable`.
 """
 
+# Decisions: docs/internals/values-and-calls.md.
+
 from __future__ import annotations
 
 import sys

@@ -38,7 +38,8 @@ function memory() {
     children.set(parent, [...(children.get(parent) ?? []), pid]);
   }
   const descendants = (/** @type {string} */ pid) => [pid, ...(children.get(pid) ?? []).flatMap(descendants)];
-  const pss = (/** @type {string} */ pid) => Number(/^Pss: +(\d+) kB/m.exec(read(`/proc/${pid}/smaps_rollup`))?.[1] ?? 0);
+  const pss = (/** @type {string} */ pid) =>
+    Number(/^Pss: +(\d+) kB/m.exec(read(`/proc/${pid}/smaps_rollup`))?.[1] ?? 0);
   return 1024 * descendants(String(host.pid)).reduce((sum, pid) => sum + pss(pid), 0);
 }
 

@@ -79,6 +79,8 @@ const cargoTest = (...args) => ({
  */
 const SUITES = [
   { name: "structure", command: ["node", "scripts/check-structure.mjs"], count: sumLine },
+  { name: "texts", command: ["node", "scripts/check-texts.mjs"], count: sumLine },
+  { name: "checks of texts", command: ["node", "tests/texts.mjs"], count: sumLine },
   { name: "rustfmt", command: ["cargo", "fmt", "--all", "--check"] },
   { name: "prettier", command: ["prettier", "--check", "**/*.{js,mjs,ts,css,html}"] },
   { name: "ruff", command: [python("ruff"), "check", ...PYTHON_FOLDERS] },

@@ -10,7 +10,10 @@ const example = /```js\n(.*?)```/s.exec(readme)?.[1] ?? "";
 const score = new Score();
 const { page: openPage, close } = await openBrowser(readArguments().browser);
 try {
-  score.add("the example logs what it says", differences(await runInPage(await openPage(), example), promised(example)));
+  score.add(
+    "the example logs what it says",
+    differences(await runInPage(await openPage(), example), promised(example)),
+  );
 } catch (error) {
   score.fail("the example runs", [String(/** @type {Error} */ (error).stack)]);
 } finally {

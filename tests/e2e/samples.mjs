@@ -14,9 +14,9 @@ const SAMPLE_SECONDS = 120;
 /** The server that samples for a shell talk to, unless they start one. */
 const SERVER = "127.0.0.1:8788";
 
-/** The first block of code of a document. @param {string} text @returns {{ language: string, source: string } | undefined} */
+/** The block of code that stands below a document's title. @param {string} text @returns {{ language: string, source: string } | undefined} */
 export function firstSample(text) {
-  const [, language = "", source = ""] = /^```(\w+)\n(.*?)^```/ms.exec(text) ?? [];
+  const [, language = "", source = ""] = /^# [^\n]*\n\n```(\w+)\n(.*?)^```/ms.exec(text) ?? [];
   return language ? { language, source } : undefined;
 }
 

@@ -17,7 +17,7 @@ const MOST_QUESTIONS = 3;
 const QUESTION = /^(What|Whether|Who|Whose|How|When|Where|That)\b/;
 
 /** Documents that nobody reads from one end to the other, or that others keep. */
-const NOT_FOR_READING = /^(CHANGELOG\.md|BENCHMARKS\.md|LICENSES\/|docs\/internals\/homes\.md|tests\/)/;
+const NOT_FOR_READING = /^(CHANGELOG\.md|BENCHMARKS\.md|LICENSES\/|tests\/)/;
 
 const output = (/** @type {string} */ program, /** @type {string[]} */ ...args) =>
   execFileSync(program, args, { cwd: root, env: environment, encoding: "utf8", maxBuffer: 1 << 26 });

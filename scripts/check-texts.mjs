@@ -54,6 +54,15 @@ const RULES = {
           .map((code) => `${path}: ${code}`),
       ),
 
+  "code names documents that are there": () =>
+    files
+      .filter((file) => /\.(rs|py|js|mjs|json|toml|html)$/.test(file))
+      .flatMap((file) =>
+        [...read(file).matchAll(/\bdocs\/[\w/-]+\.md\b/g)]
+          .filter(([path]) => !documents.has(path) && file !== "tests/texts.mjs")
+          .map(([path]) => `${file}: ${path}`),
+      ),
+
   "code names the record that explains it": () =>
     [...documents].flatMap(([path, text]) =>
       [...text.matchAll(/^Code: (.*)$/gm)]

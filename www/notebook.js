@@ -31,7 +31,7 @@ export class Notebook {
     return cell;
   }
 
-  /** Runs the cells in order, up to the first that does not end well. */
+  /** Runs the cells in order, up to the first that fails. */
   async runAll() {
     if (this.#runningAll) return;
     this.#runningAll = true;
@@ -42,7 +42,7 @@ export class Notebook {
     this.#runningAll = false;
   }
 
-  /** Stops the cell that runs and those that wait for it. */
+  /** Stops the running cell and those that wait for it. */
   stopAll() {
     for (const cell of this.#cells) cell.stop();
   }

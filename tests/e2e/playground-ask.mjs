@@ -172,7 +172,7 @@ const STEPS = {
     await page.click('input[value="endpoint"]');
     await refused("model", /baseUrl/);
     await page.locator("#question").fill(" ");
-    await refused("question", /Ask something/);
+    await refused("question", /Enter a question/);
     check("nothing runs", (await page.$("#ask-stop:disabled")) && (await page.$$("iframe")).length <= 1);
   },
 

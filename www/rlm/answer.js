@@ -1,4 +1,4 @@
-// The final answer: large, to be copied, and in its typed form where one was asked for.
+// The final answer: in large letters, with a button that copies it, and in its typed form if a schema was given.
 
 import { byId } from "../dom.js";
 import { clip, count, time } from "../format.js";

@@ -1,4 +1,4 @@
-// The calls of one block: what Python asked, and what it was told.
+// The calls of one block: Python's questions and their answers.
 
 import { el } from "../dom.js";
 import { clip, count, time } from "../format.js";
@@ -84,7 +84,7 @@ class CallView {
     this.#fill();
   }
 
-  /** Fills in what is folded when it is opened. */
+  /** Fills in a call's body when it is unfolded. */
   #fill() {
     if (!this.#details.open) return;
     const { prompt, promptChars, model, answer, error, retries } = this.#call;

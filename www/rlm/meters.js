@@ -1,4 +1,4 @@
-// What the tree has spent, and of how much.
+// The meters above a run: what the tree of runs has spent of each limit.
 
 import { el } from "../dom.js";
 import { count, time } from "../format.js";

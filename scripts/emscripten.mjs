@@ -1,5 +1,5 @@
-// Patches of Pyodide's Emscripten script. With them guests start sooner, file names keep their bytes, and
-// pyodide-glue/libraries.js can place libraries.
+// Patches of Pyodide's Emscripten script. They are there so that guests start sooner, names of files stay what they
+// are, and pyodide-glue/libraries.js can do its work.
 import { readFile, readdir } from "node:fs/promises";
 import { join } from "node:path";
 import { root } from "./project.mjs";

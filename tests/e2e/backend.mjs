@@ -209,7 +209,7 @@ async function createInTime(backend, ms) {
   }
 }
 
-/** The parts of `wanted` that are not in a text. @param {string} text @param {string[]} wanted */
+/** Parts of `wanted` that are missing in a text. @param {string} text @param {string[]} wanted */
 function differs(text, ...wanted) {
   return wanted.filter((part) => !text.includes(part)).map((part) => `expected ${part} in ${text}`);
 }

@@ -50,7 +50,7 @@ async function createReady(options) {
 
 const frames = () => document.querySelectorAll("iframe").length;
 
-/** The way a promise ended: `destroyed` and the like when it was rejected. @param {Promise<any>} promise */
+/** The outcome of a promise as a text: an error's code, such as `destroyed`, if it was rejected. @param {Promise<any>} promise */
 const endOf = (promise) =>
   promise.then(
     (value) => `resolved: ${JSON.stringify(value)?.slice(0, 200)}`,

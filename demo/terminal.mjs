@@ -64,20 +64,20 @@ export class Terminal {
 
   /** Reports that the sub-RLM's sandbox has started. @param {number} bootMs */
   childStarted(bootMs) {
-    this.#put(1);
-    this.#put(1, this.dim(`a sandbox of its own, started in ${ms(bootMs)}`));
+    this.#stepLine(1);
+    this.#stepLine(1, this.dim(`a sandbox of its own, started in ${ms(bootMs)}`));
     this.wait("Python runs");
   }
 
   /** Shows a step's title and code. Returns its number; a step of the sub-RLM has one like 5.1. @param {StepBegins} step */
   begin(step) {
     const number = [...this.#running.map(({ step }) => step.number), step.number].join(".");
-    this.#put(step.depth);
-    this.#put(step.depth, `${this.#cyan(this.bold(`${number}  ${step.title}`))}`);
-    for (const part of wrap(step.reasoning, WIDTH - 3 - INDENT * step.depth)) this.#put(step.depth, `   ${part}`);
-    this.#put(step.depth);
+    this.#stepLine(step.depth);
+    this.#stepLine(step.depth, `${this.#cyan(this.bold(`${number}  ${step.title}`))}`);
+    for (const part of wrap(step.reasoning, WIDTH - 3 - INDENT * step.depth)) this.#stepLine(step.depth, `   ${part}`);
+    this.#stepLine(step.depth);
     for (const code of step.code.split("\n"))
-      this.#put(step.depth, this.dim(`   │ ${cut(code, WIDTH - 5 - INDENT * step.depth)}`.trimEnd()));
+      this.#stepLine(step.depth, this.dim(`   │ ${cut(code, WIDTH - 5 - INDENT * step.depth)}`.trimEnd()));
     const activity = { asked: 0, done: 0, failed: 0, peak: 0, ms: 0 };
     this.#running.push({ step, activity, said: 0, saidAt: Date.now() });
     this.wait("Python runs");
@@ -90,13 +90,13 @@ export class Terminal {
     if (!ended) return;
     const { activity, step } = ended;
     const depth = step.depth;
-    this.#put(depth);
-    for (const text of bounded(run.stdout)) this.#put(depth, `   ${cut(text, WIDTH - 3 - INDENT * depth)}`);
+    this.#stepLine(depth);
+    for (const text of bounded(run.stdout)) this.#stepLine(depth, `   ${cut(text, WIDTH - 3 - INDENT * depth)}`);
     for (const text of bounded(run.traceback ?? run.error ?? ""))
-      this.#put(depth, this.red(`   ${cut(text, WIDTH - 3 - INDENT * depth)}`));
-    if (run.stdout || run.error) this.#put(depth);
-    this.#put(depth, this.dim(`   ${times(run)}${activity.asked > 0 ? ` · ${summary(activity)}` : ""}`));
-    if (activity.error) this.#put(depth, this.red(`   ${activity.error}`));
+      this.#stepLine(depth, this.red(`   ${cut(text, WIDTH - 3 - INDENT * depth)}`));
+    if (run.stdout || run.error) this.#stepLine(depth);
+    this.#stepLine(depth, this.dim(`   ${times(run)}${activity.asked > 0 ? ` · ${summary(activity)}` : ""}`));
+    if (activity.error) this.#stepLine(depth, this.red(`   ${activity.error}`));
     if (this.#running.length > 0) this.wait("Python runs");
     else this.idle();
     return activity;
@@ -132,7 +132,10 @@ export class Terminal {
     if (tenths <= running.said || tenths > 9 || Date.now() - running.saidAt < 1000) return;
     running.said = tenths;
     running.saidAt = Date.now();
-    this.#put(step.depth, `   ${activity.done} of ${step.prompts} answers, ${activity.asked - activity.done} open`);
+    this.#stepLine(
+      step.depth,
+      `   ${activity.done} of ${step.prompts} answers, ${activity.asked - activity.done} open`,
+    );
   }
 
   #draw() {
@@ -151,7 +154,7 @@ export class Terminal {
   }
 
   /** Writes a line of a step; lines of the sub-RLM have a bar before them. @param {number} depth @param {string} [text] */
-  #put(depth, text = "") {
+  #stepLine(depth, text = "") {
     this.line(depth > 0 ? `   ${this.#cyan("┃")} ${text}`.trimEnd() : text);
   }
 

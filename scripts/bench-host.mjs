@@ -56,15 +56,15 @@ const all = [ours, ...rivals];
 console.log(`Sandglass on a server: ${cpus().length} × ${cpus()[0]?.model}`);
 console.log("Milliseconds; competitors take turns; sandglass is in bubblewrap with all of its isolation.\n");
 try {
-  await side("A cell, x = 1 + 1", all, { what: "execute", times: often(500) }, 4);
-  await side("A host call", all, { what: "hostCall", times: often(500) }, 4);
-  await side("A context of 50 MiB, and its length", all, { what: "context", times: 1, megabytes: 50 }, 3);
-  await side("A new sandbox, nothing waiting, and its first result", all, { what: "session", times: 1 }, often(8));
+  await compare("A cell, x = 1 + 1", all, { what: "execute", times: often(500) }, 4);
+  await compare("A host call", all, { what: "hostCall", times: often(500) }, 4);
+  await compare("A context of 50 MiB, and its length", all, { what: "context", times: 1, megabytes: 50 }, 3);
+  await compare("A new sandbox, nothing waiting, and its first result", all, { what: "session", times: 1 }, often(8));
   const jupyterClient = rivals.find(({ name }) => name === "ipykernel");
   if (kernel && jupyterClient) {
     const inKernel = [kernel, jupyterClient];
-    await side("In a Jupyter kernel: a cell, x = 1 + 1", inKernel, { what: "execute", times: often(500) }, 4);
-    await side(
+    await compare("In a Jupyter kernel: a cell, x = 1 + 1", inKernel, { what: "execute", times: often(500) }, 4);
+    await compare(
       "In a Jupyter kernel: a new one, and its first result",
       inKernel,
       { what: "session", times: 1 },
@@ -104,7 +104,7 @@ try {
  * @param {object} order
  * @param {number} rounds
  */
-async function side(title, competitors, order, rounds) {
+async function compare(title, competitors, order, rounds) {
   /** @type {Map<string, number[]>} */
   const samples = new Map();
   /** @type {Map<string, string>} */

@@ -126,7 +126,7 @@ async function runIn(context, benchmark, ...args) {
 }
 
 /**
- * Measures a first visit and a later one, so many times for each competitor. Each pair has a browser context of its own, so
+ * Measures a first visit and a later one, `times` times for each competitor. Each pair has a browser context of its own, so
  * that no visit finds files or caches of an earlier pair.
  * @param {number} times
  */
@@ -173,7 +173,7 @@ async function memory() {
   await page.goto(`${server.url}/scripts/bench/index.html`);
   await page.waitForFunction("window.keep");
   console.log("Memory of sandboxes at rest (MB, all of the browser's processes)");
-  let before = await rest();
+  let before = await megabytesAtRest();
   for (const [what, options] of /** @type {[string, object | undefined][]} */ ([
     ["the first sandbox", { spares: 0 }],
     ["the second", { spares: 0 }],
@@ -181,10 +181,10 @@ async function memory() {
     ["plain loadPyodide", undefined],
   ])) {
     let peak = 0;
-    const watch = setInterval(() => (peak = Math.max(peak, used())), 100);
+    const watch = setInterval(() => (peak = Math.max(peak, browserMegabytes())), 100);
     // @ts-expect-error: scripts/bench/page.js defines it
     await page.evaluate((options) => window.keep(options), options);
-    const after = await rest();
+    const after = await megabytesAtRest();
     clearInterval(watch);
     const [grown, most] = [after - before, Math.max(peak, after) - before].map((mb) => mb.toFixed(0).padStart(5));
     console.log(`  ${what.padEnd(24)} ${grown}   at most ${most} while it started`);
@@ -195,12 +195,12 @@ async function memory() {
 }
 
 /** Memory after some seconds, in which spares start, states are saved and garbage is collected. */
-async function rest() {
+async function megabytesAtRest() {
   await new Promise((resolve) => setTimeout(resolve, 4000));
-  return used();
+  return browserMegabytes();
 }
 
 /** The browser's memory in MB. */
-function used() {
+function browserMegabytes() {
   return megabytes(browser.process()?.pid);
 }

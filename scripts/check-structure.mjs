@@ -41,7 +41,7 @@ const GLUE = [
 ].map((layers) => layers.map((names) => names.map((name) => `pyodide-glue/${name}`)));
 const isGlue = (/** @type {string} */ file) => /^pyodide-glue\/[^/]+\.js$/.test(file);
 
-/** Circles between modules of a crate that are left. One that is gone has to leave this list, and none may come. */
+/** Known circles between modules of a crate. A circle that is gone must leave this list, and no new one may come. */
 const CIRCLES = [
   "src/budget → src/options → src/budget",
   "src/options → src/packages → src/options",

@@ -30,7 +30,7 @@ if [ -z "$suite" ]; then
   grep -q '^ID=debian' /etc/os-release || suite=trixie
 fi
 
-# Manuals and translations are a third of what comes with the packages, and no sandbox reads them.
+# Installs the packages without manuals and translations, which are a third of them and which no sandbox reads.
 bootstrap() {
   mmdebstrap --quiet --variant=minbase --include=python3,python3-venv,libstdc++6,libgomp1,ca-certificates \
     --aptopt='APT::Install-Recommends "false"' \

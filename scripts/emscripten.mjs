@@ -89,8 +89,8 @@ export async function readEmscripten(path) {
   const kept = statements.split(";").filter((statement) => used.has(statement.slice(0, statement.indexOf("="))));
   const asked = new Set([
     ...used,
-    ...(await words(join(path, "../pyodide.mjs"))),
-    ...(await words(join(root, "pyodide-glue"))),
+    ...(await namesIn(join(path, "../pyodide.mjs"))),
+    ...(await namesIn(join(root, "pyodide-glue"))),
   ]);
   const properties = [...new Set(statements.match(/Module\["\w+"\]/g))]
     .map((property) => property.slice('Module["_'.length, -2))
@@ -116,8 +116,8 @@ export async function readEmscripten(path) {
 }
 
 /** All names in a file, or in the scripts of a folder. @param {string} path @returns {Promise<string[]>} */
-async function words(path) {
+async function namesIn(path) {
   if (path.endsWith("js")) return (await readFile(path, "utf8")).match(/[\w$]+/g) ?? [];
   const files = (await readdir(path)).filter((file) => file.endsWith(".js"));
-  return (await Promise.all(files.map((file) => words(join(path, file))))).flat();
+  return (await Promise.all(files.map((file) => namesIn(join(path, file))))).flat();
 }

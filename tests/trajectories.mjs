@@ -65,7 +65,7 @@ const TESTS = {
 
   "runs at the same time may come in any order": () => {
     const whole = stateOf(sample);
-    for (let round = 0; round < 50; round++) equal(...both(whole, stateOf(interleave(sample))));
+    for (let round = 0; round < 50; round++) equal(...viewsOfBoth(whole, stateOf(interleave(sample))));
   },
 
   "a trajectory survives being written, and a last line that is cut off": async () => {
@@ -208,7 +208,7 @@ function equal(actual, expected) {
 }
 
 /** The views of all runs in two states. @param {State} one @param {State} other @returns {[string[], string[]]} */
-function both(one, other) {
+function viewsOfBoth(one, other) {
   const ids = [...one.runs.keys()].sort();
   return [ids.map((id) => seen(other, id)), ids.map((id) => seen(one, id))];
 }

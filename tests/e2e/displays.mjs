@@ -26,11 +26,11 @@ try {
     for (const [where, sanitize] of Object.entries(sanitizers(page))) {
       const title = (/** @type {string} */ what) => `${where}: ${what}`;
       await score.test(title("only what is allowed is left of anything"), () => onlyAllowed(page, sanitize));
-      await score.test(title("ordinary HTML shows"), () => shows(page, sanitize));
+      await score.test(title("ordinary HTML shows"), () => keepsItsLooks(page, sanitize));
       await score.test(title("HTML becomes the same in pages and on hosts"), () => becomesTheSame(sanitize));
       await score.test(title("HTML that is made to be costly costs little"), () => costsLittle(page, sanitize));
     }
-    await score.test("page: sections of characters in a drawing are its text", () => sections(page));
+    await score.test("page: sections of characters in a drawing are its text", () => cdataSections(page));
     await score.test("a page that requires Trusted Types", () => trustedTypes(host.browser));
     score.add("nothing is thrown into the page", host.uncaught);
   } finally {
@@ -180,7 +180,7 @@ async function onlyAllowed(page, sanitize) {
 }
 
 /** Checks HTML that libraries make and people write: it must keep its looks. @param {Page} page @param {Sanitize} sanitize */
-async function shows(page, sanitize) {
+async function keepsItsLooks(page, sanitize) {
   const red = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg==";
   const htmls = await sanitize([
     ordinary("table.htm"),
@@ -253,7 +253,7 @@ async function becomesTheSame(sanitize) {
 }
 
 /** Checks CDATA sections. A host leaves them out. @param {Page} page */
-async function sections(page) {
+async function cdataSections(page) {
   const [text, style, elsewhere] = await sanitizers(page).page([
     "<svg><text><![CDATA[a<b & c]]></text></svg>",
     "<svg><style><![CDATA[a{b:c}]]></style><title/>x</svg>",

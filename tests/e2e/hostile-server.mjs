@@ -119,7 +119,7 @@ export async function testHostileServer(page, test) {
     await test(`hostile server: it answers ${name}`, async () => {
       const server = await start(() => answer(elsewhere.url), []);
       try {
-        const { began, ...rest } = await use(page, server.url);
+        const { began, ...rest } = await useSandbox(page, server.url);
         return [
           ...(/^backend_unavailable/.test(began) ? [] : [`it began: ${began} ${JSON.stringify(rest)}`]),
           ...(began.length < 3000 ? [] : [`its words are ${began.length} long`]),
@@ -136,7 +136,7 @@ export async function testHostileServer(page, test) {
     await test(`hostile server: it says ${name}`, async () => {
       const server = await start(() => session(ID), said);
       try {
-        const { began, calls, run, result } = await use(page, server.url);
+        const { began, calls, run, result } = await useSandbox(page, server.url);
         return [
           ...(/^(ok|backend_unavailable|boot_failed|guest_lost|protocol)/.test(began) ? [] : [`it began: ${began}`]),
           ...(run === undefined || /^(crashed|timeout|backend_unavailable|boot_failed|guest_lost|protocol)/.test(run)
@@ -159,7 +159,7 @@ export async function testHostileServer(page, test) {
  * @param {Page} page @param {string} url
  * @returns {Promise<{ began: string, run?: string, result?: string, calls: number }>}
  */
-function use(page, url) {
+function useSandbox(page, url) {
   return page.evaluate(
     async ({ url, apiKey, inTime }) => {
       const { createSandbox } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));

@@ -580,7 +580,7 @@ const SPARES = {
   ),
 };
 
-// ---- nobody holds it any more ----
+// ---- dropped sandboxes ----
 
 /** Collects garbage until the page has `wanted` frames. @param {number} wanted */
 const collectUntil = (wanted) =>

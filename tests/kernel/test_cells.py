@@ -323,7 +323,7 @@ def test_history(shared: Kernel) -> None:
 
 
 class Endpoint(BaseHTTPRequestHandler):
-    """The part of OpenAI's protocol that a model needs."""
+    """OpenAI's protocol, as far as a model needs it."""
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))

@@ -22,6 +22,7 @@ const TICK_MS = 100;
  * @property {(cell: Cell) => void} onDelete
  */
 
+/** A cell of the notebook. */
 export class Cell {
   #around;
   /** @type {AbortController | undefined} */

@@ -26,7 +26,7 @@ const MAX_ITEMS = 60;
 const MAX_DEPTH = 6;
 
 /**
- * A value that came out of Python, as text of bounded length.
+ * A value from Python as a text of bounded length.
  * @param {unknown} value
  */
 export function preview(value) {

@@ -13,6 +13,7 @@ const MAX_PIECES = 200;
 const PAINT_MS = 60;
 const GAP = "\n⋯ the middle of the output is not shown ⋯\n";
 
+/** The view of a cell's output: the beginning and the end of it. */
 export class Output {
   /** @type {Piece[]} */
   #head = [];

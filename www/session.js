@@ -4,10 +4,11 @@ import { createSandbox } from "../pyodide-glue/index.js";
 
 /** @import { CodeExecution, ExecuteOptions, Sandbox, SandboxOptions } from "../pkg/sandglass.js" */
 /** @typedef {"booting" | "ready" | "running" | "restarting" | "destroyed" | "failed"} State */
-/** @typedef {(typeof STAGES)[number]} Stage  of a boot */
+/** @typedef {(typeof STAGES)[number]} Stage  the stage of a boot */
 
 const STAGES = /** @type {const} */ (["assets", "python", "ready"]);
 
+/** The sandbox of the notebook. Dispatches `state` at each change of `state` or `stage`. */
 export class Session extends EventTarget {
   /** @type {Sandbox | undefined} */
   #sandbox;

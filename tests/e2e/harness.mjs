@@ -88,7 +88,7 @@ export class Score {
   }
 
   /**
-   * Runs a test, if it was asked for.
+   * Runs a test, if the command line asks for it.
    * @param {string} name
    * @param {() => string[] | Promise<string[]>} body  returns the problems found
    * @param {number} [limitMs]  time after which the test counts as hung

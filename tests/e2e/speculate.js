@@ -34,7 +34,7 @@ async function create(options, context = "ctx") {
 const tally = (sandbox, source = "explicit") =>
   sandbox.stats().ahead.code[source] ?? { started: 0, finished: 0, used: 0, wasted: 0, timeSaved: 0, timeWasted: 0 };
 
-/** Hints at code, and waits until it has run ahead or was given up. @param {Sandbox} sandbox @param {string} code */
+/** Hints at code, and waits until the code has run ahead or was given up. @param {Sandbox} sandbox @param {string} code */
 async function ahead(sandbox, code) {
   const before = tally(sandbox);
   await sandbox.hint(code);
@@ -44,7 +44,7 @@ async function ahead(sandbox, code) {
   }, `${code} runs ahead`);
 }
 
-/** Hints at code, and waits until it runs ahead. @param {Sandbox} sandbox @param {string} code */
+/** Hints at code, and waits until the code begins to run ahead. @param {Sandbox} sandbox @param {string} code */
 async function begins(sandbox, code) {
   const { started } = tally(sandbox);
   await sandbox.hint(code);
@@ -298,7 +298,7 @@ async function touched() {
   return { problems };
 }
 
-// ---- guests that take turns ----
+// ---- guests that replace each other ----
 
 /** Code with an effect on its guest beyond memory and its own files. JavaScript is last, as nothing runs ahead after it. */
 const TRACES = {
@@ -452,7 +452,7 @@ async function hostCalls() {
   return { problems };
 }
 
-// ---- when code comes while it runs ahead ----
+// ---- code that is asked for while it runs ahead ----
 
 async function joining() {
   const problems = [];

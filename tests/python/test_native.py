@@ -1,4 +1,4 @@
-"""The native guest as a process: turns, host calls, stopping, output, files."""
+"""The native guest as a process: exchanges, host calls, stopping, output, files."""
 
 from __future__ import annotations
 

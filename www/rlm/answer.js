@@ -11,6 +11,7 @@ const MAX_CHARS = 100_000;
 /** An answer as text. @param {unknown} answer */
 export const answerText = (answer) => (typeof answer === "string" ? answer : JSON.stringify(answer, null, 2));
 
+/** The card of the final answer, with its facts and a button that copies it. */
 export class AnswerCard {
   #card = byId("answer");
   #title = byId("answer-title");

@@ -22,6 +22,7 @@ import { MAX_TITLE_CHARS, RunView } from "./view.js";
 
 const BUILT_IN = "driven by the built-in policy: a fixed script that writes Python, not an LLM";
 
+/** The first view. It runs questions, and shows and repeats recordings. */
 export class Ask {
   #endpoint;
   /** @type {AbortController | undefined} */

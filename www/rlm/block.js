@@ -22,6 +22,7 @@ export class DraftView {
   }
 }
 
+/** The view of a block that has started. */
 export class BlockView {
   #revision = 0;
   #printed = 0;

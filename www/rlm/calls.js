@@ -9,6 +9,7 @@ import { labelled } from "../result.js";
 const FIRST = 8;
 const MORE = 100;
 
+/** The list of a block's calls. Long lists show their first calls, and more on demand. */
 export class CallsView {
   #onRun;
   #calls = /** @type {Call[]} */ ([]);

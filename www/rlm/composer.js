@@ -17,6 +17,7 @@ const PLACES = [
   [/^(maxDepth|maxIterations|budget)\b/, "limits"],
 ];
 
+/** The form of a question. Its options are read when a run starts. */
 export class Composer {
   /** @type {Source[]} */
   sources = [SAMPLE];

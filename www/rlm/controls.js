@@ -5,6 +5,7 @@ import { byId, icon } from "../dom.js";
 /** @import { Player } from "./player.js" */
 /** @import { RunView } from "./view.js" */
 
+/** The toolbar of a recording. */
 export class PlayerControls {
   #view;
   /** @type {Player | undefined} */

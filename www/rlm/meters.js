@@ -16,6 +16,7 @@ const KINDS = [
   { name: "Time", limit: "time", show: time },
 ];
 
+/** The meters of calls, tokens, cost and time. */
 export class Meters {
   #meters;
 

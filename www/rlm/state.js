@@ -80,6 +80,7 @@
 /** Bound of the live output of one block; its execution has the rest. */
 const MAX_LIVE_CHARS = 200_000;
 
+/** All runs of a tree. `apply` takes its events in their order. */
 export class State {
   revision = 0;
   /** @type {Map<string, Run>} */

@@ -19,6 +19,7 @@ export const STATUS = {
   failed: "failed",
 };
 
+/** The list of runs, one row each; one of them is selected. */
 export class TreeView {
   #list;
   #more;

@@ -9,6 +9,7 @@ import { segments } from "./reply.js";
 
 const MAX_REPLY_CHARS = 100_000;
 
+/** The view of one turn, folded or unfolded. */
 export class TurnView {
   #revision = 0;
   #status = "";

@@ -20,6 +20,7 @@ export const MAX_TITLE_CHARS = 300;
 /** The number of newest turns that are unfolded. */
 const OPEN_TURNS = 2;
 
+/** The view of a tree of runs. It takes its events from a source. */
 export class RunView {
   state = new State();
   /** @type {Source | undefined} */

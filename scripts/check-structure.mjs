@@ -63,7 +63,7 @@ const LONG = {
   "crates/core/src/session/exchange.rs": "one exchange with a guest: what may be asked, and what each event may say",
   "crates/rlm/src/schema.rs": "one language, that of schemas: reading, checking and describing go together",
   "host/src/backend/bubblewrap.rs": "one backend: its plan, and the spawn",
-  "host/src/backend/jupyter.rs": "one backend: its plan, and the spawn",
+  "crates/jupyter/src/backend.rs": "one backend: its plan, and the spawn",
   "host/src/pool.rs": "one task: guests that wait, and who waits for them",
   "host/src/value.rs": "one table of types, three ways",
   "host/src/workspace.rs": "the life of a folder; what it is made of is in `workspace/`",

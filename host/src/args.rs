@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use crate::{BackendKind, Error, KernelSettings, Limits, Sandbox, Settings, Users, Value};
+use crate::{BackendKind, Error, Limits, Settings, Users, Value};
 
 /// The variable of the environment that may hold keys.
 pub const KEYS_VARIABLE: &str = "SANDGLASS_KEYS";
@@ -44,53 +44,6 @@ impl GuestArgs {
     }
 }
 
-/// Which kernel a guest of the backend jupyter lodges in.
-#[derive(Debug, Clone, Default, clap::Args)]
-pub struct KernelChoice {
-    /// With jupyter, the kernelspec that is started, by its name or its folder; by default python3.
-    #[arg(long, env = "SANDGLASS_KERNEL", value_name = "NAME")]
-    pub kernel: Option<String>,
-    /// With jupyter, the connection file of a kernel that runs and is used in the place of one that is started.
-    #[arg(
-        long,
-        env = "SANDGLASS_CONNECTION_FILE",
-        value_name = "FILE",
-        conflicts_with = "kernel"
-    )]
-    pub connection_file: Option<PathBuf>,
-}
-
-impl KernelChoice {
-    /// The same as settings of a backend.
-    pub fn settings(&self) -> KernelSettings {
-        KernelSettings {
-            name: self.kernel.clone(),
-            connection_file: self.connection_file.clone(),
-            ..KernelSettings::default()
-        }
-    }
-}
-
-/// Options that describe a sandbox.
-#[derive(Debug, Clone, clap::Args)]
-pub struct SandboxArgs {
-    /// The backend that it runs in.
-    #[command(flatten)]
-    pub guest: GuestArgs,
-    /// In which kernel.
-    #[command(flatten)]
-    pub kernel: KernelChoice,
-    /// The folder that the code has as /workspace, and works in; without it, an empty one.
-    #[arg(long, value_name = "DIR")]
-    pub workspace: Option<PathBuf>,
-    /// The time that code may run, in seconds; host calls do not count.
-    #[arg(long, value_name = "SECONDS", default_value_t = timeout_seconds(), value_parser = seconds)]
-    pub timeout: f64,
-    /// The file that the variable `context` holds: what JSON says if it is named *.json, else text.
-    #[arg(long, value_name = "FILE")]
-    pub context: Option<PathBuf>,
-}
-
 /// The time that code may run where nobody says.
 pub fn timeout_seconds() -> f64 {
     Limits::default().timeout_ms / 1_000.0
@@ -101,31 +54,6 @@ pub fn seconds(text: &str) -> Result<f64, String> {
     let fits = |seconds: &f64| Limits::default().set("timeout", seconds * 1_000.0).is_ok();
     let seconds = text.parse().ok().filter(fits);
     seconds.ok_or_else(|| "must be a number of seconds, from 0.001 to 2147483".to_owned())
-}
-
-impl SandboxArgs {
-    /// A sandbox with its context, whose guest has started.
-    ///
-    /// # Errors
-    /// The file that cannot be read, or why there is no guest.
-    pub async fn sandbox(&self) -> Result<Sandbox, String> {
-        let context = self.context.as_deref().map(context).transpose()?.unwrap_or_default();
-        let mut limits = Limits::default();
-        limits.set("timeout", self.timeout * 1_000.0).map_err(told)?;
-        let sandbox = Sandbox::builder()
-            .backend(self.guest.backend)
-            .settings(Settings {
-                workspace: self.workspace.clone(),
-                kernel: self.kernel.settings(),
-                ..self.guest.settings()
-            })
-            .limits(limits)
-            .build()
-            .await
-            .map_err(told)?;
-        sandbox.initialize(context).await.map_err(told)?;
-        Ok(sandbox)
-    }
 }
 
 /// An error as commands tell it.

@@ -50,6 +50,16 @@ pub struct Plan {
     pub filter: Option<Vec<u8>>,
 }
 
+impl Plan {
+    /// Starts a process as planned, without a channel: it will connect by itself.
+    ///
+    /// # Errors
+    /// [`Error::BootFailed`] when the program cannot be started.
+    pub async fn start(self) -> Result<Box<dyn Process>, Error> {
+        process::run(self, epoch()?, None, None).await
+    }
+}
+
 /// The place where a guest finds its channel.
 pub const CHANNEL_FD: i32 = 3;
 /// The place where a guest is asked for copies of itself.

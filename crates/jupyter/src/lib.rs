@@ -1,24 +1,33 @@
-//! A Jupyter kernel whose cells run in a sandbox: the commands `kernel install` and `kernel run`.
+//! All of Jupyter: a kernel whose cells run in a sandbox (the commands `kernel install` and `kernel run`), and the backend whose guests
+//! run in kernels.
 //!
-//! It speaks version 5.4 of [Jupyter's protocol](https://jupyter-client.readthedocs.io/en/stable/messaging.html).
+//! The kernel speaks version 5.4 of [Jupyter's protocol](https://jupyter-client.readthedocs.io/en/stable/messaging.html).
 //!
 //! | module | holds |
 //! |---|---|
 //! | `install` | the file by which notebooks find it |
-//! | `wire` | sockets and messages |
+//! | `wire` | a kernel's sockets, and what goes over them |
 //! | `run` | requests, one after the other, and those that may overtake |
 //! | `cell` | an execution, as the outputs of a notebook's cell |
 //! | `input` | `input()`, asked of the front end |
 //! | `completion` | completion and inspection |
 //! | `cell_history` | the cells of this session |
+//! | `backend` | guests in kernels |
+//! | `connection` | connection files |
+//! | `messages` | signed messages |
+//! | `zmtp` | ZeroMQ's protocol |
 
+mod backend;
 mod cell;
 mod cell_history;
 mod completion;
+mod connection;
 mod input;
 mod install;
+mod messages;
 mod run;
 mod wire;
+mod zmtp;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,12 +36,13 @@ use clap::{Args, Subcommand};
 use sandglass_core::{Error, Limits};
 use sandglass_rlm::{Message, Role};
 
+pub use self::backend::{Inspected, Jupyter, KernelSettings};
 use self::input::Input;
-use sandglass_host::BackendKind;
 use sandglass_host::args::Secrets;
 use sandglass_host::args::{GuestArgs, context, seconds};
 use sandglass_host::rlm::Endpoint;
 use sandglass_host::sandbox::{Answer, Sandbox};
+use sandglass_host::{BackendKind, Kernels};
 
 /// The time that a cell may run where nobody says, in seconds: notebooks have a button to stop one.
 const TIMEOUT_SECONDS: f64 = 3_600.0;
@@ -40,6 +50,33 @@ const TIMEOUT_SECONDS: f64 = 3_600.0;
 const MAX_OUTPUT_CHARS: u32 = 10_000_000;
 /// The time that somebody may think about what to answer to `input()`, in milliseconds.
 const ANSWER_MS: f64 = 24.0 * 3_600_000.0;
+
+/// Which kernel a guest of the backend jupyter lodges in.
+#[derive(Debug, Clone, Default, Args)]
+pub struct KernelChoice {
+    /// With jupyter, the kernelspec that is started, by its name or its folder; by default python3.
+    #[arg(long, env = "SANDGLASS_KERNEL", value_name = "NAME")]
+    pub kernel: Option<String>,
+    /// With jupyter, the connection file of a kernel that runs and is used in the place of one that is started.
+    #[arg(
+        long,
+        env = "SANDGLASS_CONNECTION_FILE",
+        value_name = "FILE",
+        conflicts_with = "kernel"
+    )]
+    pub connection_file: Option<PathBuf>,
+}
+
+impl KernelChoice {
+    /// The same for [`Settings`](sandglass_host::Settings).
+    pub fn kernels(&self) -> Option<Arc<dyn Kernels>> {
+        Some(Arc::new(KernelSettings {
+            name: self.kernel.clone(),
+            connection_file: self.connection_file.clone(),
+            ..KernelSettings::default()
+        }))
+    }
+}
 
 /// `sandglass-host kernel …`
 #[derive(Debug, Subcommand)]

@@ -215,12 +215,6 @@ impl Server {
 /// It could not be started.
 pub async fn serve(args: ServeArgs) -> Result<u8, String> {
     log::of_server(args.log_format);
-    if args.kernel.connection_file.is_some() {
-        return Err(
-            "--connection-file: the sessions of a server would share that kernel's variables; name a kernelspec"
-                .to_owned(),
-        );
-    }
     let secrets = Secrets::from_environment()?;
     let watched = |kind| signal(kind).map_err(|error| format!("signals cannot be watched: {error}"));
     let (mut terminate, mut interrupt) = (watched(SignalKind::terminate())?, watched(SignalKind::interrupt())?);

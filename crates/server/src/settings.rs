@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ArgAction;
@@ -10,10 +11,10 @@ use clap::builder::BoolishValueParser;
 use super::access::{Keys, Origins};
 use super::bodies::BodyLimits;
 use super::quotas::Bounds;
-use sandglass_host::args::{GuestArgs, KEYS_VARIABLE, KernelChoice, Secrets};
+use sandglass_host::args::{GuestArgs, KEYS_VARIABLE, Secrets};
 use sandglass_host::log::LogFormat;
 use sandglass_host::pool::WhenEmpty;
-use sandglass_host::{Resources, Settings};
+use sandglass_host::{Kernels, Resources, Settings};
 
 /// The modules that are imported before anybody asks where the settings do not say: what data science begins with. What is
 /// not installed is left out.
@@ -35,9 +36,9 @@ pub struct ServeArgs {
     /// The place where guests run when a session does not say.
     #[command(flatten)]
     pub guest: GuestArgs,
-    /// In which kernels.
-    #[command(flatten)]
-    pub kernel: KernelChoice,
+    /// The starter of guests in Jupyter kernels, which is handed in by the program.
+    #[arg(skip)]
+    pub kernels: Option<Arc<dyn Kernels>>,
     /// Let sessions run in plain processes, which isolate nothing: only for code that you trust.
     #[arg(long, env = "SANDGLASS_ALLOW_SUBPROCESS", action = ArgAction::SetTrue, value_parser = BoolishValueParser::new())]
     pub allow_subprocess: bool,
@@ -221,7 +222,7 @@ impl ServeArgs {
     pub fn guest_settings(&self) -> Settings {
         Settings {
             allow_subprocess: self.allow_subprocess,
-            kernel: self.kernel.settings(),
+            kernels: self.kernels.clone(),
             ..self.guest.settings()
         }
     }

@@ -15,8 +15,8 @@ use super::bodies::{self, sized, take_json};
 use super::errors::ApiError;
 use super::llm::{NO_MODEL, NO_RECURSION};
 use super::quotas::Account;
-use super::sessions::{Fate, Kind, Session, new_id};
-use super::storage;
+use super::sessions::{Kind, Session, watch_folder};
+use super::storage::{Fate, new_id};
 use sandglass_host::backend;
 use sandglass_host::launcher::Settings;
 use sandglass_host::sandbox::{Answer, Query};
@@ -104,7 +104,7 @@ pub async fn create(
     let session = Session::new(id, Arc::clone(&account.owner), kind, folder, place);
     app.sessions.add(Arc::clone(&session)).await?;
     if let Some(folder) = session.folder() {
-        let watching = storage::watch(app.clone(), Arc::clone(folder), Arc::downgrade(&session));
+        let watching = watch_folder(app.clone(), Arc::clone(folder), Arc::downgrade(&session));
         tokio::spawn(watching);
     }
     app.metrics.sessions_created.inc();

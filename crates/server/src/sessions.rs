@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
@@ -15,7 +15,7 @@ use super::connections::is_set;
 use super::errors::ApiError;
 use super::metrics::Metrics;
 use super::quotas::Held;
-use super::storage::Folder;
+use super::storage::{Fate, Folder};
 use sandglass_host::Sandbox;
 use sandglass_host::launcher::Launcher;
 
@@ -45,15 +45,6 @@ pub struct Session {
     /// The counts of it that the server's metrics have.
     counted: Mutex<Stats>,
     _held: Held,
-}
-
-/// The fate of the folder of a session that ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
-    /// It is removed.
-    Removed,
-    /// It is kept, among as many as the settings say.
-    Kept,
 }
 
 /// A session's contents.
@@ -93,21 +84,6 @@ pub struct InUse(Arc<Session>);
 #[derive(Debug)]
 #[must_use = "another channel can take the place when this is dropped"]
 pub struct Attached(InUse);
-
-/// A new id: 128 random bits.
-///
-/// # Errors
-/// The system has none.
-pub fn new_id() -> Result<String, ApiError> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|error| ApiError::internal(format!("there are no random numbers: {error}")))?;
-    Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
-}
-
-/// Returns true when a name may be one of [`new_id`]'s.
-pub fn is_id(name: &str) -> bool {
-    name.len() == 32 && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-}
 
 impl Session {
     /// A session that takes this part of the quota.
@@ -313,6 +289,21 @@ pub(super) async fn expire(app: App) {
             app.metrics.sessions_expired.inc();
         }
         join_all(expired.iter().map(|id| app.sessions.remove(id, Fate::Kept))).await;
+    }
+}
+
+/// Watches the folder of a session, which is ended when it writes while nobody uses it.
+pub(super) async fn watch_folder(app: App, folder: Arc<Folder>, session: Weak<Session>) {
+    let is_idle = || session.upgrade().is_none_or(|session| session.idle_for().is_some());
+    if let Some(why) = folder.watch(is_idle).await {
+        let workspace = folder.workspace();
+        tracing::warn!(
+            session = workspace.session(),
+            owner = workspace.user(),
+            why,
+            "ended: it writes while nobody uses it"
+        );
+        app.sessions.remove(workspace.session(), Fate::Kept).await;
     }
 }
 

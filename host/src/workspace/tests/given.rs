@@ -2,6 +2,7 @@
 
 use rustix::fs::symlinkat;
 
+use super::super::owner::give_all;
 use super::*;
 
 /// Folders with long names in each other, and a file and a link in each: all that there is, from the top on.

@@ -3,6 +3,7 @@
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use crate::rlm::Endpoint;
 use crate::{BackendKind, Error, Limits, Settings, Users, Value};
 
 /// The variable of the environment that may hold keys.
@@ -83,6 +84,35 @@ pub fn text_of(path: &Path) -> Result<String, String> {
     text.map_err(|error| format!("{} cannot be read: {error}", path.display()))
 }
 
+/// The model that answers `llm_query`.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct ModelArgs {
+    /// The OpenAI-compatible endpoint that answers llm_query, such as https://api.example.com/v1; its key is taken from SANDGLASS_LLM_KEY.
+    #[arg(long, env = "SANDGLASS_LLM_URL", value_name = "URL")]
+    pub llm_url: Option<String>,
+    /// The model that answers, and others that Python may name by `model=`.
+    #[arg(long, env = "SANDGLASS_LLM_MODEL", value_delimiter = ',', value_name = "MODEL")]
+    pub llm_model: Vec<String>,
+}
+
+impl ModelArgs {
+    /// The endpoint, where there is one. The first model answers when Python names none.
+    ///
+    /// # Errors
+    /// There is no model, the address is none, or no request can have the key.
+    pub fn endpoint(&self, key: Option<String>) -> Result<Option<Endpoint>, String> {
+        let Some(url) = &self.llm_url else { return Ok(None) };
+        let (own, others) = self
+            .llm_model
+            .split_first()
+            .ok_or("--llm-url needs --llm-model: the name of the model that answers")?;
+        let mut endpoint = Endpoint::new(url, key, own)
+            .map_err(|error| format!("--llm-url (its key is SANDGLASS_LLM_KEY): {error}"))?;
+        endpoint.models = others.to_vec();
+        Ok(Some(endpoint))
+    }
+}
+
 /// Secrets, which come from the environment.
 #[derive(Default, Clone)]
 pub struct Secrets {
@@ -113,5 +143,38 @@ impl Secrets {
 impl std::fmt::Debug for Secrets {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str("Secrets")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_needs_an_address_and_a_model() {
+        let args = |url: &str, models: &[&str]| ModelArgs {
+            llm_url: Some(url.to_owned()),
+            llm_model: models.iter().map(|model| (*model).to_owned()).collect(),
+        };
+        let problem = args("https://api.example/v1", &[]).endpoint(None).unwrap_err();
+        assert!(problem.contains("--llm-model"), "{problem}");
+        let problem = args("api.example", &["m"]).endpoint(None).unwrap_err();
+        assert!(
+            problem.starts_with("--llm-url") && problem.contains("http or https"),
+            "{problem}"
+        );
+        let secret = Some("secret-key".to_owned());
+        let endpoint = args("https://api.example/v1/", &["m", "n"]).endpoint(secret);
+        let endpoint = endpoint.unwrap().unwrap();
+        assert_eq!(
+            (endpoint.model.as_str(), endpoint.models.as_slice()),
+            ("m", &["n".to_owned()][..])
+        );
+        let shown = format!("{endpoint:?}");
+        assert!(
+            shown.contains("https://api.example/v1/chat/completions") && !shown.contains("secret"),
+            "{shown}"
+        );
+        assert!(ModelArgs::default().endpoint(None).unwrap().is_none());
     }
 }

@@ -130,7 +130,7 @@ pub trait Process: Send + Sync + 'static {
     }
 
     /// For how long its end may take to show after its channel has closed.
-    fn patience(&self) -> Duration {
+    fn exit_timeout(&self) -> Duration {
         Duration::from_secs(5)
     }
 }
@@ -347,8 +347,8 @@ impl GuestProcess {
     }
 
     /// For how long its end may take to show after its channel has closed.
-    pub fn patience(&self) -> Duration {
-        self.process.patience()
+    pub fn exit_timeout(&self) -> Duration {
+        self.process.exit_timeout()
     }
 }
 

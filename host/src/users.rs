@@ -346,10 +346,10 @@ fn watch() {
     }
 }
 
-/// Waits until the ids that leave are given back: for a process that is about to end. Those that are still in use after `patience` are
-/// free when it has ended.
-pub fn settle(patience: Duration) {
-    let deadline = Instant::now() + patience;
+/// Waits until the ids that leave are given back: for a process that is about to end. Those that are still in use when
+/// the time is over are free when it has ended.
+pub fn settle(within: Duration) {
+    let deadline = Instant::now() + within;
     loop {
         give_back_unused();
         if leaving().ids.is_empty() || Instant::now() >= deadline {

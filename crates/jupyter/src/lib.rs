@@ -38,10 +38,8 @@ use sandglass_rlm::{Message, Role};
 
 pub use self::backend::{Inspected, Jupyter, KernelSettings};
 use self::input::Input;
-use sandglass_host::args::Secrets;
-use sandglass_host::args::{GuestArgs, context, seconds};
-use sandglass_host::rlm::Endpoint;
-use sandglass_host::sandbox::{Answer, Sandbox};
+use sandglass_host::args::{GuestArgs, ModelArgs, Secrets, context, seconds};
+use sandglass_host::sandbox::Sandbox;
 use sandglass_host::{BackendKind, Kernels};
 
 /// The time that a cell may run where nobody says, in seconds: notebooks have a button to stop one.
@@ -121,12 +119,9 @@ pub struct CellsArgs {
     /// Gives HTML, SVG, Markdown, LaTeX and charts to the notebook as code has made them: then code can run scripts in the notebook's page.
     #[arg(long)]
     pub trust_output: bool,
-    /// The OpenAI-compatible endpoint that answers llm_query, such as https://api.example.com/v1; its key is taken from SANDGLASS_LLM_KEY.
-    #[arg(long, env = "SANDGLASS_LLM_URL", value_name = "URL")]
-    pub llm_url: Option<String>,
-    /// The model that answers, and others that code may name.
-    #[arg(long, env = "SANDGLASS_LLM_MODEL", value_delimiter = ',', value_name = "MODEL")]
-    pub llm_model: Vec<String>,
+    /// The model that answers `llm_query`.
+    #[command(flatten)]
+    pub model: ModelArgs,
 }
 
 /// The command `kernel`.
@@ -174,17 +169,13 @@ impl CellsArgs {
                 let input = Arc::clone(&input);
                 async move { input.ask(&call).await }
             });
-        if let Some(model) = self.model()? {
+        if let Some(model) = self.model.endpoint(Secrets::from_environment()?.llm_key)? {
             let model = Arc::new(model);
             builder = builder.on_llm_query(move |query| {
                 let model = Arc::clone(&model);
                 async move {
                     let asked = [Message::new(Role::User, &query.prompt)];
-                    let reply = model.ask(&asked, query.model.as_deref(), None, &|_, _, _| {}).await?;
-                    Ok(Answer {
-                        text: reply.text,
-                        usage: reply.usage.unwrap_or_default(),
-                    })
+                    model.ask(&asked, query.model.as_deref(), None, &|_| {}).await
                 }
             });
         }
@@ -204,18 +195,5 @@ impl CellsArgs {
         limits.set("maxOutputLength", f64::from(self.max_output))?;
         limits.set("hostCallTimeout", ANSWER_MS)?;
         Ok(limits)
-    }
-
-    /// The model that answers `llm_query`.
-    fn model(&self) -> Result<Option<Endpoint>, String> {
-        let Some(url) = &self.llm_url else { return Ok(None) };
-        let (own, others) = self
-            .llm_model
-            .split_first()
-            .ok_or("--llm-url needs --llm-model: the name of the model that answers")?;
-        let key = Secrets::from_environment()?.llm_key;
-        let mut endpoint = Endpoint::new(url, key, own).map_err(|error| format!("--llm-url: {error}"))?;
-        endpoint.models = others.to_vec();
-        Ok(Some(endpoint))
     }
 }

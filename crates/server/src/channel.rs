@@ -35,7 +35,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use super::App;
 use super::bodies::sized;
-use super::connections::{Place, is_set};
+use super::connections::{ConnectionPermit, is_set};
 use super::errors::ApiError;
 use super::pieces::messages;
 use super::quotas::{Account, Held};
@@ -66,7 +66,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 pub async fn channel(
     State(app): State<App>,
     Extension(account): Extension<Arc<Account>>,
-    Extension(place): Extension<Arc<Place>>,
+    Extension(connection): Extension<Arc<ConnectionPermit>>,
     Extension(held): Extension<Arc<Held>>,
     Path(id): Path<String>,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
@@ -100,7 +100,7 @@ pub async fn channel(
         launcher,
         most_value_bytes,
     };
-    // What ends with the task: the places among the connections and the key's requests, the count, and the session with its guest.
+    // What ends with the task: the permits among the connections and the key's requests, the count, and the session with its guest.
     let failed = Arc::clone(&session);
     let upgrade = upgrade
         .protocols([PROTOCOL])
@@ -108,7 +108,7 @@ pub async fn channel(
         .max_frame_size(most_bytes)
         .on_failed_upgrade(move |error| tracing::debug!(session = failed.id, %error, "no WebSocket came of it"));
     Ok(upgrade.on_upgrade(move |socket| async move {
-        let _kept = (place, held, open);
+        let _kept = (connection, held, open);
         Relay::new(app, account, session, socket, guests).run(attached).await;
     }))
 }
@@ -514,7 +514,7 @@ impl Running {
         if let Some((exit, _)) = self.exited {
             return Some(exit);
         }
-        if has_closed && let Ok(exit) = timeout(self.process.patience(), self.process.wait()).await {
+        if has_closed && let Ok(exit) = timeout(self.process.exit_timeout(), self.process.wait()).await {
             return Some(exit);
         }
         self.process.kill();

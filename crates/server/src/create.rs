@@ -8,6 +8,7 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use sandglass_core::{BudgetLimits, Limits, Profile};
+use sandglass_rlm::openai::Reply;
 use serde_json::{Map, Value as Json, json};
 
 use super::App;
@@ -113,15 +114,9 @@ pub async fn create(
     bodies::json(StatusCode::CREATED, 0, told).await
 }
 
-async fn answer(app: App, query: Query) -> Result<Answer, String> {
-    let Some(llm) = &app.llm else {
-        return Err(NO_MODEL.to_owned());
-    };
-    let reply = llm.ask(&query.prompt, query.model.as_deref(), &app.metrics).await?;
-    Ok(Answer {
-        text: reply.text,
-        usage: reply.usage.unwrap_or_default(),
-    })
+async fn answer(app: App, query: Query) -> Result<Reply, String> {
+    let llm = app.llm.as_ref().ok_or(NO_MODEL)?;
+    llm.ask(&query.prompt, query.model.as_deref(), &app.metrics).await
 }
 
 fn wanted(app: &App, fields: Map<String, Json>) -> Result<Wanted, ApiError> {

@@ -114,10 +114,7 @@ impl Server {
     pub async fn bind(args: ServeArgs, secrets: Secrets) -> Result<Self, String> {
         let keys = args.keys(&secrets)?;
         let origins = args.origins(&keys)?;
-        let llm = match &args.llm_url {
-            Some(url) => Some(Llm::new(url, args.llm_model.clone(), secrets.llm_key.as_deref())?),
-            None => None,
-        };
+        let llm = args.model.endpoint(secrets.llm_key)?.map(Llm::new);
         let owners = if keys.is_empty() {
             vec![LOCAL.into()]
         } else {
@@ -229,7 +226,7 @@ pub async fn serve(args: ServeArgs) -> Result<u8, String> {
     if app.keys.is_empty() {
         tracing::warn!("there are no keys: every program on this machine may run code here");
     }
-    tracing::info!(%address, backend = %app.args.guest.backend, keys = ?app.keys, llm = ?app.llm, "listening");
+    tracing::info!(%address, backend = %app.args.guest.backend, keys = ?app.keys, llm = ?app.llm.as_ref().map(|llm| &llm.endpoint), "listening");
     // Scripts read this line to learn the port.
     println!("listening on http://{address}");
     let mut told = async move || {

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::App;
 use super::access::{self, LOCAL, Origin};
-use super::connections::Place;
+use super::connections::ConnectionPermit;
 use super::errors::{ApiError, Ours, Refused};
 use super::quotas::{Account, Held};
 
@@ -39,15 +39,15 @@ pub async fn pass(State(app): State<App>, mut request: Request, next: Next) -> R
             response.headers_mut().insert(header::CONNECTION, close);
             response
         }
-        Ok((account, place)) => {
-            let place = held.insert(Arc::new(place));
-            request.extensions_mut().insert(Arc::clone(place));
+        Ok((account, share)) => {
+            let share = held.insert(Arc::new(share));
+            request.extensions_mut().insert(Arc::clone(share));
             if let Some(account) = account {
                 watch.owner = Some(Arc::clone(&account.owner));
                 request.extensions_mut().insert(account);
             }
-            if let Some(place) = request.extensions().get::<Arc<Place>>() {
-                tracing::trace!(id = watch.id, peer = %place.peer, "request");
+            if let Some(connection) = request.extensions().get::<Arc<ConnectionPermit>>() {
+                tracing::trace!(id = watch.id, peer = %connection.peer, "request");
             }
             match is_preflight(&request) {
                 true => StatusCode::NO_CONTENT.into_response(),

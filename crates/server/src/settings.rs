@@ -11,7 +11,7 @@ use clap::builder::BoolishValueParser;
 use super::access::{Keys, Origins};
 use super::bodies::BodyLimits;
 use super::quotas::Bounds;
-use sandglass_host::args::{GuestArgs, KEYS_VARIABLE, Secrets};
+use sandglass_host::args::{GuestArgs, KEYS_VARIABLE, ModelArgs, Secrets};
 use sandglass_host::log::LogFormat;
 use sandglass_host::pool::WhenEmpty;
 use sandglass_host::{Kernels, Resources, Settings};
@@ -121,12 +121,9 @@ pub struct ServeArgs {
     #[arg(long, env = "SANDGLASS_SHUTDOWN_SECONDS", default_value = "20", value_parser = seconds)]
     pub shutdown_seconds: f64,
 
-    /// The OpenAI-compatible endpoint that answers llm_query, such as https://api.example.com/v1; its key is taken from SANDGLASS_LLM_KEY.
-    #[arg(long, env = "SANDGLASS_LLM_URL", value_name = "URL")]
-    pub llm_url: Option<String>,
-    /// The model that answers; others named here may be asked for by Python's `model=`.
-    #[arg(long, env = "SANDGLASS_LLM_MODEL", value_delimiter = ',', value_name = "MODEL")]
-    pub llm_model: Vec<String>,
+    /// The model that answers `llm_query`.
+    #[command(flatten)]
+    pub model: ModelArgs,
 
     /// How the log is written: text or json. RUST_LOG chooses what is in it.
     #[arg(long, env = "SANDGLASS_LOG_FORMAT", default_value = "text")]

@@ -1,6 +1,6 @@
 //! Trees that are given to another user.
 
-use rustix::fs::symlinkat;
+use rustix::fs::{Uid, symlinkat};
 
 use super::super::owner::give_all;
 use super::*;

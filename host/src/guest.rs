@@ -237,11 +237,6 @@ impl Guest {
         self
     }
 
-    /// Returns true when it still runs, as far as that shows without waiting.
-    pub fn is_alive(&mut self) -> bool {
-        self.exit().is_none()
-    }
-
     /// The guest's exit, if the guest has ended, as far as that shows without waiting.
     pub fn exit(&mut self) -> Option<Exit> {
         self.process.wait().now_or_never()

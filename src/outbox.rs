@@ -201,7 +201,7 @@ pub(super) struct Outbox {
     way: Way,
     waiting: Rc<RefCell<VecDeque<(Request, JsBody)>>>,
     /// True when a task works at what waits: there is one at most, also while it lets the page do other things.
-    is_draining: Rc<Cell<bool>>,
+    pumping: Rc<Cell<bool>>,
     /// The number of times that what waits was forgotten: a task of before has nothing more to do.
     cleared: Rc<Cell<u32>>,
     cutter: Cutter,
@@ -222,7 +222,7 @@ impl Outbox {
         Self {
             way,
             waiting: Rc::default(),
-            is_draining: Rc::default(),
+            pumping: Rc::default(),
             cleared: Rc::default(),
             cutter: Cutter::new(),
         }
@@ -242,9 +242,9 @@ impl Outbox {
             return self.post_piece(&request, Some(&piece));
         }
         self.waiting.borrow_mut().push_back((request, body));
-        if !self.is_draining.replace(true) {
+        if !self.pumping.replace(true) {
             let (outbox, begun) = (self.clone(), self.cleared.get());
-            spawn_local(async move { outbox.drain(begun).await });
+            spawn_local(async move { outbox.pump(begun).await });
         }
     }
 
@@ -265,10 +265,10 @@ impl Outbox {
     pub(super) fn clear(&self) {
         self.waiting.borrow_mut().clear();
         self.cleared.set(self.cleared.get().wrapping_add(1));
-        self.is_draining.set(false);
+        self.pumping.set(false);
     }
 
-    async fn drain(&self, begun: u32) {
+    async fn pump(&self, begun: u32) {
         let is_stale = || self.cleared.get() != begun;
         let mut slice_ends = now() + SLICE_MS;
         let mut start = 0;
@@ -280,7 +280,7 @@ impl Outbox {
                 return;
             }
             let Some((request, body)) = self.waiting.borrow().front().cloned() else {
-                self.is_draining.set(false);
+                self.pumping.set(false);
                 return;
             };
             let piece = match (&body, &self.way) {

@@ -22,7 +22,7 @@ use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{SplitSink, SplitStream};
@@ -39,7 +39,7 @@ use super::connections::{ConnectionPermit, is_set};
 use super::errors::ApiError;
 use super::pieces::messages;
 use super::quotas::{Account, Held};
-use super::sessions::{Attached, Kind, Session};
+use super::sessions::{Attached, Kind, OwnSession, Session};
 use super::storage::{Excess, Fate};
 use futures_util::future::BoxFuture;
 use sandglass_host::Killer;
@@ -68,10 +68,9 @@ pub async fn channel(
     Extension(account): Extension<Arc<Account>>,
     Extension(connection): Extension<Arc<ConnectionPermit>>,
     Extension(held): Extension<Arc<Held>>,
-    Path(id): Path<String>,
+    OwnSession(session): OwnSession,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, ApiError> {
-    let session = app.sessions.of(&account.owner, &id)?;
     let Kind::Channel {
         launcher,
         most_value_bytes,

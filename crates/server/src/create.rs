@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Extension;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use sandglass_core::{BudgetLimits, Limits, Profile};
@@ -16,7 +16,7 @@ use super::bodies::{self, sized, take_json};
 use super::errors::ApiError;
 use super::llm::{NO_MODEL, NO_RECURSION};
 use super::quotas::Account;
-use super::sessions::{Kind, Session, watch_folder};
+use super::sessions::{Kind, OwnSession, Session, watch_folder};
 use super::storage::{Fate, new_id};
 use sandglass_host::backend;
 use sandglass_host::launcher::Settings;
@@ -315,22 +315,12 @@ pub async fn list(State(app): State<App>, Extension(account): Extension<Arc<Acco
 }
 
 /// `GET /v1/sessions/{id}`.
-pub async fn show(
-    State(app): State<App>,
-    Extension(account): Extension<Arc<Account>>,
-    Path(id): Path<String>,
-) -> Result<Response, ApiError> {
-    let session = app.sessions.of(&account.owner, &id)?;
+pub async fn show(OwnSession(session): OwnSession) -> Result<Response, ApiError> {
     bodies::json(StatusCode::OK, 0, told(&session)).await
 }
 
 /// `DELETE /v1/sessions/{id}`.
-pub async fn destroy(
-    State(app): State<App>,
-    Extension(account): Extension<Arc<Account>>,
-    Path(id): Path<String>,
-) -> Result<Response, ApiError> {
-    let session = app.sessions.of(&account.owner, &id)?;
+pub async fn destroy(State(app): State<App>, OwnSession(session): OwnSession) -> Result<Response, ApiError> {
     // Not given up when the client leaves.
     let removing = tokio::spawn(async move { app.sessions.remove(&session.id, Fate::Removed).await });
     removing

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use axum::extract::{FromRequestParts, Path};
 use axum::http::StatusCode;
+use axum::http::request::Parts;
 use futures_util::future::join_all;
 use sandglass_core::stats::Stats;
 use tokio::sync::watch;
@@ -14,7 +16,7 @@ use super::App;
 use super::connections::is_set;
 use super::errors::ApiError;
 use super::metrics::Metrics;
-use super::quotas::Held;
+use super::quotas::{Account, Held};
 use super::storage::{Fate, Folder};
 use sandglass_host::Sandbox;
 use sandglass_host::launcher::Launcher;
@@ -193,6 +195,25 @@ impl Drop for InUse {
 impl Drop for Attached {
     fn drop(&mut self) {
         self.0.0.attached.store(false, Ordering::Release);
+    }
+}
+
+/// The session that a request's path names, which is of the request's key.
+pub struct OwnSession(pub Arc<Session>);
+
+impl FromRequestParts<App> for OwnSession {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        let named = Path::<HashMap<String, String>>::from_request_parts(parts, app).await;
+        let account = parts.extensions.get::<Arc<Account>>();
+        match (named, account) {
+            (Ok(Path(named)), Some(account)) => {
+                let id = named.get("id").map(String::as_str).unwrap_or_default();
+                app.sessions.of(&account.owner, id).map(Self)
+            }
+            _ => Err(ApiError::invalid("the request could not be read")),
+        }
     }
 }
 

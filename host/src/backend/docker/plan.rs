@@ -211,7 +211,7 @@ fn nano_cpus(cpus: f64, processors: f64) -> i64 {
 mod tests {
     use super::*;
 
-    fn parts() -> ContainerParts<'static> {
+    fn made_of() -> ContainerParts<'static> {
         ContainerParts {
             image: "image",
             processors: 4.0,
@@ -225,7 +225,7 @@ mod tests {
     }
 
     fn parts(settings: &Settings) -> (ContainerCreateBody, HostConfig) {
-        let mut body = container(settings, &parts());
+        let mut body = container(settings, &made_of());
         let host = body.host_config.take().unwrap();
         (body, host)
     }
@@ -368,7 +368,7 @@ mod tests {
             &Settings::default(),
             &ContainerParts {
                 is_filtered: false,
-                ..parts()
+                ..made_of()
             },
         );
         assert!(!unfiltered.cmd.unwrap().contains(&"--filter".to_owned()));

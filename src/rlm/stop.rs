@@ -104,8 +104,10 @@ pub(super) fn after(ms: f64, act: impl FnOnce() + 'static) -> Timeout {
 pub(super) struct Semaphore {
     free: Cell<u32>,
     /// What wakes each who waits, and the place for its permit.
-    waiting: RefCell<VecDeque<(Function, Weak<Cell<Option<Permit>>>)>>,
+    waiting: RefCell<VecDeque<(Function, Weak<Given>)>>,
 }
+
+type Given = Cell<Option<Permit>>;
 
 /// A permit. Dropping it gives it back.
 pub(super) struct Permit(Rc<Semaphore>);
@@ -125,7 +127,7 @@ impl Semaphore {
             return Ok(Permit(self.clone()));
         }
         // One that is given to who has just been stopped is given back with this.
-        let given = Rc::new(Cell::new(None));
+        let given = Rc::<Given>::default();
         let comes = Promise::new(&mut |resolve, _| {
             let waits = (resolve, Rc::downgrade(&given));
             self.waiting.borrow_mut().push_back(waits);

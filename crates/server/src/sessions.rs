@@ -199,6 +199,7 @@ impl Drop for Attached {
 }
 
 /// The session that a request's path names, which is of the request's key.
+#[derive(Debug)]
 pub struct OwnSession(pub Arc<Session>);
 
 impl FromRequestParts<App> for OwnSession {

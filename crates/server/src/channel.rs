@@ -35,7 +35,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use super::App;
 use super::bodies::sized;
-use super::connections::{ConnectionPermit, is_set};
+use super::connections::ConnectionPermit;
 use super::errors::ApiError;
 use super::pieces::messages;
 use super::quotas::{Account, Held};
@@ -203,8 +203,8 @@ impl Relay {
     async fn relay(&mut self) -> Farewell {
         let silence = Duration::from_secs_f64(self.app.args.channel_silence_seconds);
         let idle = Duration::from_secs_f64(self.app.args.session_idle_seconds);
-        let mut ending = self.app.ending.clone();
-        let mut destroyed = self.session.destroyed();
+        let ending = self.app.ending.clone();
+        let destroyed = self.session.destroyed();
         let folder = self.session.folder();
         let mut excess = folder.map_or_else(Excess::none, |folder| folder.excess());
         let mut pings = interval((silence / 3).max(Duration::from_millis(1)));
@@ -214,8 +214,8 @@ impl Relay {
             let socket_is_free = self.outgoing.is_empty();
             let takes_more = Running::takes_more(self.guest.as_ref()) && self.outgoing.messages.len() < MOST_WAITING;
             let happened = tokio::select! {
-                () = is_set(&mut destroyed) => Happened::End(DESTROYED),
-                () = is_set(&mut ending), if !is_busy => Happened::End(SHUTTING_DOWN),
+                () = destroyed.cancelled() => Happened::End(DESTROYED),
+                () = ending.cancelled(), if !is_busy => Happened::End(SHUTTING_DOWN),
                 () = sleep_until(self.heard_at + silence) => Happened::End(SILENT),
                 () = sleep_until(self.used_at + idle), if !is_busy => Happened::End(IDLE),
                 message = self.incoming.next(), if takes_more => Happened::Message(message),

@@ -17,8 +17,9 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
 use super::metrics::{Gauge, Up};
@@ -147,7 +148,7 @@ pub async fn accept(
     most: u32,
     deadlines: Deadlines,
     open: Gauge,
-    mut ending: watch::Receiver<bool>,
+    ending: CancellationToken,
 ) -> JoinSet<()> {
     let permits = Arc::new(Semaphore::new(most as usize));
     let idle = Arc::<Idle>::default();
@@ -174,7 +175,7 @@ pub async fn accept(
         };
         tokio::select! {
             biased;
-            () = is_set(&mut ending) => return connections,
+            () = ending.cancelled() => return connections,
             accepted = accepted => if let Some((stream, peer, permit)) = accepted {
                 let connection = Arc::new(ConnectionPermit { peer, _permit: permit, _open: open.up() });
                 let activity = Activity::new(&idle);
@@ -184,19 +185,13 @@ pub async fn accept(
     }
 }
 
-/// Waits until a flag is set.
-pub async fn is_set(flag: &mut watch::Receiver<bool>) {
-    // Nobody left who could set it: it is over as well.
-    let _ = flag.wait_for(|is_set| *is_set).await;
-}
-
 async fn serve(
     stream: TcpStream,
     connection: Arc<ConnectionPermit>,
     activity: Arc<Activity>,
     router: Router,
     deadlines: Deadlines,
-    mut ending: watch::Receiver<bool>,
+    ending: CancellationToken,
 ) {
     prepare(&stream, deadlines.write);
     let peer = connection.peer;
@@ -231,7 +226,7 @@ async fn serve(
             tracing::debug!(%peer, "a connection without a request gives way to another one");
             return;
         }
-        () = is_set(&mut ending) => {
+        () = ending.cancelled() => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }

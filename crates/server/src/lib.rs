@@ -49,7 +49,7 @@ use std::time::{Duration, Instant};
 
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use access::{Keys, LOCAL, Origins};
 use connections::Deadlines;
@@ -87,7 +87,7 @@ pub struct Shared {
     storage: Option<Arc<storage::Storage>>,
     runs: stateless::Files,
     started: Instant,
-    ending: watch::Receiver<bool>,
+    ending: CancellationToken,
 }
 
 impl std::ops::Deref for App {
@@ -103,7 +103,6 @@ impl std::ops::Deref for App {
 pub struct Server {
     app: App,
     listener: TcpListener,
-    end: watch::Sender<bool>,
 }
 
 impl Server {
@@ -124,7 +123,6 @@ impl Server {
         let listener = TcpListener::bind(args.listen)
             .await
             .map_err(|error| format!("{} cannot be listened on: {error}", args.listen))?;
-        let (end, ending) = watch::channel(false);
         let app = App(Arc::new(Shared {
             quotas: Quotas::new(owners, args.bounds()),
             sessions: Sessions::default(),
@@ -138,9 +136,9 @@ impl Server {
             keys,
             origins,
             llm,
-            ending,
+            ending: CancellationToken::new(),
         }));
-        Ok(Self { app, listener, end })
+        Ok(Self { app, listener })
     }
 
     /// The address that it listens at.
@@ -153,7 +151,9 @@ impl Server {
 
     /// Serves until `ended` is ready; then running requests have some time to end, and all guests are destroyed.
     pub async fn run(self, ended: impl Future<Output = ()>) {
-        let Self { app, listener, end } = self;
+        let Self { app, listener } = self;
+        // It ends as well when nobody waits for it any more.
+        let end = app.ending.clone().drop_guard();
         let seconds = Duration::from_secs_f64;
         let deadlines = Deadlines {
             head: seconds(app.args.head_timeout_seconds),
@@ -178,7 +178,7 @@ impl Server {
             sessions = app.quotas.sessions(),
             "shutting down: running requests may end"
         );
-        end.send_replace(true);
+        drop(end);
         expiring.abort();
         warming.abort();
         let mut connections = accepting.await.unwrap_or_default();

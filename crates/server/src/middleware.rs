@@ -92,7 +92,7 @@ fn admit(app: &App, origin: &Origin, request: &Request, route: &str) -> Result<(
     if is_preflight(request) || is_open(route) {
         return Ok((None, app.quotas.admit_open()?));
     }
-    if *app.ending.borrow() {
+    if app.ending.is_cancelled() {
         return Err(ApiError::shutting_down());
     }
     let owner = if app.keys.is_empty() {

@@ -10,10 +10,9 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use futures_util::future::join_all;
 use sandglass_core::stats::Stats;
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::App;
-use super::connections::is_set;
 use super::errors::ApiError;
 use super::metrics::Metrics;
 use super::quotas::{Account, Held};
@@ -28,7 +27,7 @@ const SWEEP: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 #[derive(Debug, Default)]
 pub struct Sessions {
     all: Mutex<HashMap<String, Arc<Session>>>,
-    closed: watch::Sender<bool>,
+    closed: CancellationToken,
 }
 
 /// A session.
@@ -42,7 +41,7 @@ pub struct Session {
     pub kind: Kind,
     uses: Mutex<Uses>,
     attached: AtomicBool,
-    destroyed: watch::Sender<bool>,
+    destroyed: CancellationToken,
     folder: Option<Arc<Folder>>,
     /// The counts of it that the server's metrics have.
     counted: Mutex<Stats>,
@@ -99,7 +98,7 @@ impl Session {
                 last: Instant::now(),
             }),
             attached: AtomicBool::new(false),
-            destroyed: watch::Sender::new(false),
+            destroyed: CancellationToken::new(),
             folder,
             counted: Mutex::default(),
             _held: held,
@@ -146,9 +145,9 @@ impl Session {
         is_free.then(|| Attached(self.enter()))
     }
 
-    /// Becomes true when the session is destroyed.
-    pub fn destroyed(&self) -> watch::Receiver<bool> {
-        self.destroyed.subscribe()
+    /// Is cancelled when the session is destroyed.
+    pub fn destroyed(&self) -> CancellationToken {
+        self.destroyed.clone()
     }
 
     /// The time since it was last used.
@@ -166,7 +165,7 @@ impl Session {
         if let Some(folder) = &self.folder {
             folder.decide(fate);
         }
-        self.destroyed.send_replace(true);
+        self.destroyed.cancel();
         match &self.kind {
             Kind::Sandbox(sandbox) => sandbox.destroy().await,
             // Its relay ends the guest first, and settles then.
@@ -268,19 +267,19 @@ impl Sessions {
 
     /// Destroys all; no more can be added.
     pub async fn destroy_all(&self) {
-        self.closed.send_replace(true);
+        self.closed.cancel();
         let all: Vec<_> = lock(&self.all).drain().map(|(_, session)| session).collect();
         join_all(all.iter().map(|session| session.destroy(Fate::Kept))).await;
     }
 
     /// Returns true when all are being destroyed, because the server ends.
     pub fn are_closed(&self) -> bool {
-        *self.closed.borrow()
+        self.closed.is_cancelled()
     }
 
     /// Waits until that is so.
     pub async fn closed(&self) {
-        is_set(&mut self.closed.subscribe()).await;
+        self.closed.cancelled().await;
     }
 
     /// The amount of code that runs ahead in them, as of their last executions.

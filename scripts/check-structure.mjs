@@ -50,10 +50,7 @@ const CIRCLES = [
   "src/driver → src/pieces → src/rlm → src/driver",
   "src/driver → src/pieces → src/rlm → src/sandbox → src/driver",
   "src/pieces → src/rlm → src/sandbox → src/pieces",
-  "host/src/users → host/src/workspace → host/src/users",
   "crates/core/src/budget → crates/core/src/protocol → crates/core/src/execution → crates/core/src/budget",
-  "crates/server/src/sessions → crates/server/src/storage → crates/server/src/sessions",
-  "crates/server/src/middleware → crates/server/src/routes → crates/server/src/middleware",
 ];
 
 /** Files of more than 600 lines, and why each is one story. Tests are not counted. */
@@ -63,10 +60,9 @@ const LONG = {
   "crates/core/src/session/exchange.rs": "one exchange with a guest: what may be asked, and what each event may say",
   "crates/rlm/src/schema.rs": "one language, that of schemas: reading, checking and describing go together",
   "host/src/backend/bubblewrap.rs": "one backend: its plan, and the spawn",
-  "host/src/backend/jupyter.rs": "one backend: its plan, and the spawn",
+  "crates/jupyter/src/backend.rs": "one backend: its plan, and the spawn",
   "host/src/pool.rs": "one task: guests that wait, and who waits for them",
   "host/src/value.rs": "one table of types, three ways",
-  "host/src/workspace.rs": "the life of a folder; what it is made of is in `workspace/`",
   "pyodide-glue/checkpoint.js": "one format: what is copied, and how it is put back",
   "pyodide-glue/python/sandglass/native/guest.py": "the main loop of a guest on a host, and what it answers",
   "pyodide-glue/python/sandglass/runtime/runtime.py":

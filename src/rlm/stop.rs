@@ -1,8 +1,8 @@
 //! Ends work from outside.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use gloo_timers::callback::Timeout;
 use js_sys::{Array, Function, Promise};
@@ -100,73 +100,55 @@ pub(super) fn after(ms: f64, act: impl FnOnce() + 'static) -> Timeout {
     Timeout::new(ms.ceil().clamp(0.0, f64::from(i32::MAX)) as u32, act)
 }
 
-/// A number of places, which are taken in the order of asking.
-pub(super) struct Places {
-    free: RefCell<u32>,
-    waiting: RefCell<VecDeque<Rc<Ticket>>>,
+/// A number of permits, given in the order of asking.
+pub(super) struct Semaphore {
+    free: Cell<u32>,
+    /// What wakes each who waits, and the place for its permit.
+    waiting: RefCell<VecDeque<(Function, Weak<Given>)>>,
 }
 
-/// The one who waits for a place.
-struct Ticket {
-    state: RefCell<State>,
-}
+type Given = Cell<Option<Permit>>;
 
-enum State {
-    Waiting(Function),
-    Granted,
-    Gone,
-}
+/// A permit. Dropping it gives it back.
+pub(super) struct Permit(Rc<Semaphore>);
 
-/// A place that is taken until this is dropped.
-pub(super) struct Place(Rc<Places>);
-
-impl Places {
+impl Semaphore {
     pub(super) fn new(count: u32) -> Rc<Self> {
         Rc::new(Self {
-            free: RefCell::new(count),
+            free: Cell::new(count),
             waiting: RefCell::default(),
         })
     }
 
-    /// Waits for a place.
-    pub(super) async fn take(self: &Rc<Self>, stop: &Stop) -> Result<Place, Waited> {
-        if *self.free.borrow() > 0 {
-            *self.free.borrow_mut() -= 1;
-            return Ok(Place(self.clone()));
+    /// Waits for a permit.
+    pub(super) async fn acquire(self: &Rc<Self>, stop: &Stop) -> Result<Permit, Waited> {
+        if let Some(left) = self.free.get().checked_sub(1) {
+            self.free.set(left);
+            return Ok(Permit(self.clone()));
         }
-        let mut ticket = None;
-        let granted = Promise::new(&mut |resolve, _| {
-            let state = RefCell::new(State::Waiting(resolve));
-            ticket = Some(Rc::new(Ticket { state }));
+        // One that is given to who has just been stopped is given back with this.
+        let given = Rc::<Given>::default();
+        let comes = Promise::new(&mut |resolve, _| {
+            let waits = (resolve, Rc::downgrade(&given));
+            self.waiting.borrow_mut().push_back(waits);
         });
-        let Some(ticket) = ticket else {
-            return Err(Waited::Stopped);
-        };
-        self.waiting.borrow_mut().push_back(ticket.clone());
-        let waited = stop.wait(granted).await;
-        let state = ticket.state.replace(State::Gone);
-        let place = matches!(state, State::Granted).then(|| Place(self.clone()));
-        waited.and(place.ok_or(Waited::Stopped))
+        stop.wait(comes).await?;
+        given.take().ok_or(Waited::Stopped)
     }
+}
 
-    fn give_back(&self) {
+impl Drop for Permit {
+    fn drop(&mut self) {
         loop {
-            let next = self.waiting.borrow_mut().pop_front();
-            let Some(ticket) = next else {
-                *self.free.borrow_mut() += 1;
-                return;
+            let next = self.0.waiting.borrow_mut().pop_front();
+            let Some((resolve, given)) = next else {
+                return self.0.free.set(self.0.free.get() + 1);
             };
-            let state = ticket.state.replace(State::Granted);
-            if let State::Waiting(resolve) = state {
+            if let Some(given) = given.upgrade() {
+                given.set(Some(Self(self.0.clone())));
                 let _ = resolve.call0(&JsValue::UNDEFINED);
                 return;
             }
         }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.give_back();
     }
 }

@@ -1,4 +1,4 @@
-"""A guest in an interpreter of another program. Tests with real Jupyter kernels are in host/tests/jupyter.rs."""
+"""A guest in an interpreter of another program. Tests with real Jupyter kernels are in crates/jupyter/tests/jupyter.rs."""
 
 from __future__ import annotations
 

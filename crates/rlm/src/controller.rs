@@ -13,8 +13,8 @@ use serde_json::Value;
 use super::Message;
 use super::answer::{check, json_in};
 use super::event::{RlmEventKind, RunOutcome, TRAJECTORY_VERSION};
-use super::history::History;
 use super::limits::MAX_BLOCKS;
+use super::message_history::MessageHistory;
 use super::openai::Reply;
 use super::parse::{Block, Parsed, parse};
 use super::prompt::{self, ContextFacts, Setting};
@@ -157,7 +157,7 @@ enum Declared {
 pub struct Controller {
     task: Task,
     budget: Budget,
-    history: Option<History>,
+    history: Option<MessageHistory>,
     step: Step,
     turn: u32,
     began_at: f64,
@@ -228,7 +228,7 @@ impl Controller {
         });
         opening.push('\n');
         opening.push_str(&self.turn_line(now, 1));
-        let history = History::new(rules, opening, self.task.max_prompt_tokens);
+        let history = MessageHistory::new(rules, opening, self.task.max_prompt_tokens);
         let (fixed, most) = (history.fixed_tokens(), self.task.max_prompt_tokens);
         if fixed > most / 2 {
             let error = format!(

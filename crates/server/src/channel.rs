@@ -22,9 +22,9 @@ use std::time::Duration;
 
 use axum::Extension;
 use axum::body::Bytes;
+use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
-use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{SplitSink, SplitStream};
@@ -37,12 +37,12 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use super::App;
 use super::bodies::sized;
-use super::connections::{Place, is_set};
+use super::connections::ConnectionPermit;
 use super::errors::ApiError;
 use super::pieces::messages;
 use super::quotas::{Account, Held};
-use super::sessions::{Attached, Fate, Kind, Session};
-use super::storage::Excess;
+use super::sessions::{Attached, Kind, OwnSession, Session};
+use super::storage::{Excess, Fate};
 use futures_util::future::BoxFuture;
 use sandglass_host::Killer;
 use sandglass_host::frame::{Frame, FrameReader};
@@ -68,12 +68,11 @@ const FAREWELL: Duration = Duration::from_secs(2);
 pub async fn channel(
     State(app): State<App>,
     Extension(account): Extension<Arc<Account>>,
-    Extension(place): Extension<Arc<Place>>,
+    Extension(connection): Extension<Arc<ConnectionPermit>>,
     Extension(held): Extension<Arc<Held>>,
-    Path(id): Path<String>,
+    OwnSession(session): OwnSession,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, ApiError> {
-    let session = app.sessions.of(&account.owner, &id)?;
     let Kind::Channel {
         launcher,
         most_value_bytes,
@@ -102,7 +101,7 @@ pub async fn channel(
         launcher,
         most_value_bytes,
     };
-    // What ends with the task: the places among the connections and the key's requests, the count, and the session with its guest.
+    // What ends with the task: the permits among the connections and the key's requests, the count, and the session with its guest.
     let failed = Arc::clone(&session);
     let upgrade = upgrade
         .protocols([PROTOCOL])
@@ -110,7 +109,7 @@ pub async fn channel(
         .max_frame_size(most_bytes)
         .on_failed_upgrade(move |error| tracing::debug!(session = failed.id, %error, "no WebSocket came of it"));
     Ok(upgrade.on_upgrade(move |socket| async move {
-        let _kept = (place, held, open);
+        let _kept = (connection, held, open);
         Relay::new(app, account, session, socket, guests).run(attached).await;
     }))
 }
@@ -206,8 +205,8 @@ impl Relay {
     async fn relay(&mut self) -> Farewell {
         let silence = Duration::from_secs_f64(self.app.args.channel_silence_seconds);
         let idle = Duration::from_secs_f64(self.app.args.session_idle_seconds);
-        let mut ending = self.app.ending.clone();
-        let mut destroyed = self.session.destroyed();
+        let ending = self.app.ending.clone();
+        let destroyed = self.session.destroyed();
         let folder = self.session.folder();
         let mut excess = folder.map_or_else(Excess::none, |folder| folder.excess());
         let mut pings = interval((silence / 3).max(Duration::from_millis(1)));
@@ -217,8 +216,8 @@ impl Relay {
             let socket_is_free = self.outgoing.is_empty();
             let takes_more = Running::takes_more(self.guest.as_ref()) && self.outgoing.messages.len() < MOST_WAITING;
             let happened = tokio::select! {
-                () = is_set(&mut destroyed) => Happened::End(DESTROYED),
-                () = is_set(&mut ending), if !is_busy => Happened::End(SHUTTING_DOWN),
+                () = destroyed.cancelled() => Happened::End(DESTROYED),
+                () = ending.cancelled(), if !is_busy => Happened::End(SHUTTING_DOWN),
                 () = sleep_until(self.heard_at + silence) => Happened::End(SILENT),
                 () = sleep_until(self.used_at + idle), if !is_busy => Happened::End(IDLE),
                 message = self.incoming.next(), if takes_more => Happened::Message(message),
@@ -516,7 +515,7 @@ impl Running {
         if let Some((exit, _)) = self.exited {
             return Some(exit);
         }
-        if has_closed && let Ok(exit) = timeout(self.process.patience(), self.process.wait()).await {
+        if has_closed && let Ok(exit) = timeout(self.process.exit_timeout(), self.process.wait()).await {
             return Some(exit);
         }
         self.process.kill();

@@ -33,7 +33,7 @@ use crate::seccomp;
 use crate::users::{NOBODY, User};
 use futures_util::future::BoxFuture;
 
-pub use plan::{Place, container};
+pub use plan::{ContainerParts, container};
 pub use supervisor::Supervisor;
 
 use container::Container;
@@ -145,7 +145,7 @@ impl Shared {
         let channel = Channel::open(&self.filter, ids).map_err(failed)?;
         let plan = container(
             &self.settings,
-            &Place {
+            &ContainerParts {
                 image: &self.image,
                 processors: self.processors,
                 package: &self.runtime.path(),

@@ -182,7 +182,7 @@ impl HeldGuest {
                     ..
                 } = &mut **running;
                 let GuestWriter { stream, outbox, .. } = writer;
-                let time = if *given_up { GONE_WITHIN } else { process.patience() };
+                let time = if *given_up { GONE_WITHIN } else { process.exit_timeout() };
                 let overdue = closed.map(|at| at + time);
                 tokio::select! {
                     biased;

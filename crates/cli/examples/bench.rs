@@ -16,6 +16,7 @@ use sandglass_host::stateless::{self, Bounds, Request};
 use sandglass_host::{
     BackendKind, ExecuteOptions, HostCall, Launcher, Limits, Resources, Sandbox, SandboxBuilder, Settings, Value,
 };
+use sandglass_jupyter::KernelSettings;
 use serde::Deserialize;
 use serde_json::json;
 
@@ -57,6 +58,7 @@ async fn main() -> Result<(), Failure> {
         backend: args.next().unwrap_or_else(|| "auto".to_owned()).parse()?,
         settings: Settings {
             allow_subprocess: true,
+            kernels: Some(Arc::new(KernelSettings::default())),
             python: args.next().filter(|path| !path.is_empty()).map(PathBuf::from),
             ..Settings::default()
         },

@@ -20,7 +20,7 @@ const SHORT_OUTPUT_CHARS: usize = 600;
 
 /// See the [module](self).
 #[derive(Debug, Clone)]
-pub struct History {
+pub struct MessageHistory {
     rules: String,
     task: String,
     turns: Vec<Turn>,
@@ -66,7 +66,7 @@ pub struct Compaction {
     pub turns: usize,
 }
 
-impl History {
+impl MessageHistory {
     /// A history that begins with the rules and the task, in which the messages take `max_tokens` at most.
     pub fn new(rules: String, task: String, max_tokens: usize) -> Self {
         Self {
@@ -216,8 +216,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn history(max_tokens: usize, turns: &[(usize, usize)]) -> (History, usize) {
-        let mut history = History::new("rules".repeat(20), "task".to_owned(), max_tokens);
+    fn history(max_tokens: usize, turns: &[(usize, usize)]) -> (MessageHistory, usize) {
+        let mut history = MessageHistory::new("rules".repeat(20), "task".to_owned(), max_tokens);
         let mut compactions = 0;
         for (reply, feedback) in turns {
             history.add("r".repeat(*reply), 1, "f".repeat(*feedback));
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn messages_stay_the_same_between_compactions() {
-        let mut history = History::new("rules".to_owned(), "task".to_owned(), 20_000);
+        let mut history = MessageHistory::new("rules".to_owned(), "task".to_owned(), 20_000);
         let (mut changes, mut last) = (0, Vec::new());
         for turn in 0..200 {
             history.add(format!("reply {turn} {}", "x".repeat(2_000)), 1, "output ".repeat(300));

@@ -317,7 +317,7 @@ async fn who_is_too_many_or_says_nothing_is_cut() {
         sleep(Duration::from_millis(1)).await;
     }
 
-    let mut server = Server::with_patience(Duration::from_millis(1));
+    let mut server = Server::with_greeting_timeout(Duration::from_millis(1));
     let silent = Endpoint::Ipc(folder.path().join("silent"));
     server.echo(Listener::bind(&silent).await.unwrap(), MAX_BYTES);
     let mut stream = UnixStream::connect(path(&silent)).await.unwrap();

@@ -5,7 +5,6 @@
 //! others can use the kernel between turns.
 
 mod client;
-pub mod messages;
 mod package;
 mod spec;
 
@@ -16,9 +15,14 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesOrdered, StreamExt};
 use rustix::process::geteuid;
 use sandglass_core::Error;
+use sandglass_host::frame::Frame;
+use sandglass_host::guest::{Exit, Guest, Hits, Plan, Process, epoch};
+use sandglass_host::launcher::{BackendKind, Kernels, Launcher, Settings};
+use sandglass_host::value::Variable;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tempfile::TempDir;
@@ -29,15 +33,10 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use self::client::{Client, KernelError, Ran, execute, gone, ran, random};
-use self::messages::bytes_of;
 use self::package::{Package, call};
-use self::spec::{Connection, Spec};
-use crate::frame::Frame;
-use crate::guest::process::run;
-use crate::guest::{Exit, Guest, Hits, Plan, Process, epoch};
-use crate::launcher::{BackendKind, Launcher, Settings};
-use crate::value::Variable;
-use futures_util::future::BoxFuture;
+use self::spec::Spec;
+use crate::connection;
+use crate::messages::bytes_of;
 
 /// Time that a kernel has to say what it is: this it answers while code runs.
 const INFO_WITHIN: Duration = Duration::from_secs(10);
@@ -56,33 +55,48 @@ const MOST_TRIES: usize = 100;
 /// Bytes of what a kernel lists.
 const MAX_LIST_BYTES: usize = 4 << 20;
 
-/// The launcher of guests in kernels. It warns, every time.
-///
-/// # Errors
-/// [`Error::BackendUnavailable`] when there is no such kernelspec or connection file.
-pub fn launcher(settings: &Settings) -> Result<Arc<Jupyter>, Error> {
-    tracing::warn!("guests run in Jupyter kernels: their code can do whatever this user can, and nothing isolates it");
-    Jupyter::new(settings).map(Arc::new)
+/// Which kernel runs guests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelSettings {
+    /// The kernelspec that each guest gets a kernel of: its name, or the folder that it is in. By default `python3`.
+    pub name: Option<String>,
+    /// The connection file of a kernel that runs, in the place of a kernelspec: it gets one guest at a time, and goes on after it.
+    pub connection_file: Option<PathBuf>,
+    /// Time that a kernel has to start, or to get to us.
+    pub boot_timeout: Duration,
 }
 
-/// Checks that there could be guests, without a warning. A kernel that is to be started is not.
-///
-/// # Errors
-/// As [`launcher`], and when a kernel that runs does not answer.
-pub async fn look(settings: &Settings) -> Result<(), Error> {
-    match Jupyter::new(settings)?.source {
-        From::Spec(_) => Ok(()),
-        From::Running(path) => {
-            let found = connected(&path, Duration::ZERO).await;
-            found
-                .map(drop)
-                .map_err(|error| Error::BackendUnavailable(told(&path, &error)))
+impl Default for KernelSettings {
+    fn default() -> Self {
+        Self {
+            name: None,
+            connection_file: None,
+            boot_timeout: Duration::from_secs(60),
         }
+    }
+}
+
+impl Kernels for KernelSettings {
+    fn launcher(&self, settings: &Settings) -> Result<Arc<dyn Launcher>, Error> {
+        Ok(Jupyter::launcher(self, settings)?)
+    }
+
+    fn look<'a>(&'a self, settings: &'a Settings) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
+            match Jupyter::new(self, settings)?.source {
+                From::Spec(_) => Ok(()),
+                From::Running(path) => match connected(&path, Duration::ZERO).await {
+                    Ok(_) => Ok(()),
+                    Err(error) => Err(Error::BackendUnavailable(told(&path, &error))),
+                },
+            }
+        })
     }
 }
 
 /// Starts guests in kernels of a kernelspec, or in a kernel that runs.
 pub struct Jupyter {
+    kernel: KernelSettings,
     settings: Settings,
     source: From,
     /// A kernel that runs has one guest at a time.
@@ -101,7 +115,7 @@ impl fmt::Debug for Jupyter {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("Jupyter")
-            .field("kernel", &self.settings.kernel)
+            .field("kernel", &self.kernel)
             .finish_non_exhaustive()
     }
 }
@@ -140,15 +154,27 @@ impl Launcher for Jupyter {
 }
 
 impl Jupyter {
-    fn new(settings: &Settings) -> Result<Self, Error> {
-        let source = match &settings.kernel.connection_file {
+    /// The launcher of guests in kernels. It warns, every time.
+    ///
+    /// # Errors
+    /// [`Error::BackendUnavailable`] when there is no such kernelspec or connection file.
+    pub fn launcher(kernel: &KernelSettings, settings: &Settings) -> Result<Arc<Self>, Error> {
+        tracing::warn!(
+            "guests run in Jupyter kernels: their code can do whatever this user can, and nothing isolates it"
+        );
+        Self::new(kernel, settings).map(Arc::new)
+    }
+
+    fn new(kernel: &KernelSettings, settings: &Settings) -> Result<Self, Error> {
+        let source = match &kernel.connection_file {
             Some(path) => {
-                Connection::read(path)?;
+                connection::read(path).map_err(Error::BackendUnavailable)?;
                 From::Running(path.clone())
             }
-            None => From::Spec(Spec::find(settings)?),
+            None => From::Spec(Spec::find(kernel, settings)?),
         };
         Ok(Self {
+            kernel: kernel.clone(),
             settings: settings.clone(),
             source,
             free: Arc::new(Semaphore::new(1)),
@@ -159,37 +185,38 @@ impl Jupyter {
     /// The variables of the newest guest, while code runs in it, where its kernel has subshells (ipykernel 7); else only while none does.
     ///
     /// # Errors
-    /// [`Error::GuestLost`] when there is no guest, or no answer of its own; [`Error::Timeout`] when there is none within `patience`.
-    pub async fn inspect(&self, patience: Duration) -> Result<Vec<Inspected>, Error> {
+    /// [`Error::GuestLost`] when there is no guest, or no answer of its own; [`Error::Timeout`] when there is none in time.
+    pub async fn inspect(&self, within: Duration) -> Result<Vec<Inspected>, Error> {
         let newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
         let kernel = newest.ok_or_else(|| Error::GuestLost("there is no kernel to look into".to_owned()))?;
-        match timeout(patience, kernel.inspect()).await {
+        match timeout(within, kernel.inspect()).await {
             Ok(found) => {
                 found.map_err(|error| Error::GuestLost(format!("the kernel could not be looked into: {error}")))
             }
             Err(_) if kernel.has_subshells => {
-                Err(Error::Timeout(format!("the kernel did not answer within {patience:?}")))
+                Err(Error::Timeout(format!("the kernel did not answer within {within:?}")))
             }
             Err(_) => Err(Error::Timeout(format!(
-                "the kernel did not answer within {patience:?}: it has no subshells (ipykernel 7 has), so it answers only when no code runs"
+                "the kernel did not answer within {within:?}: it has no subshells (ipykernel 7 has), so it answers only when no code runs"
             ))),
         }
     }
 
     /// A guest in a kernel of its own.
     async fn start(&self, spec: &Spec) -> Result<Guest, Error> {
-        let until = Instant::now() + self.settings.kernel.patience;
+        let until = Instant::now() + self.kernel.boot_timeout;
         let failed = |why: String| Error::BootFailed(format!("a kernel could not be started: {why}"));
         let folder = private_folder().map_err(|error| failed(error.to_string()))?;
         // Not the home: what the kernel itself writes there is none of the code's files.
         let work = private_folder().map_err(|error| failed(error.to_string()))?;
         let cwd = self.settings.workspace.as_deref().unwrap_or(work.path());
         let home = folder.path().join("home");
-        let connection = Connection::private(folder.path(), random().map_err(|error| failed(error.to_string()))?);
+        let connection = connection::private(folder.path(), random().map_err(|error| failed(error.to_string()))?);
+        let text = serde_json::to_vec(&connection).map_err(|error| failed(error.to_string()))?;
         let file = folder.path().join("kernel.json");
-        let written = std::fs::create_dir(&home).and_then(|()| std::fs::write(&file, connection.to_json()));
+        let written = std::fs::create_dir(&home).and_then(|()| std::fs::write(&file, text));
         written.map_err(|error| failed(error.to_string()))?;
-        let mut process = run(plan(&self.settings, spec, &file, &home, cwd)?, epoch()?, None, None).await?;
+        let mut process = plan(&self.settings, spec, &file, &home, cwd)?.start().await?;
         let connected = async {
             loop {
                 match Client::connect(&connection).await {
@@ -201,7 +228,7 @@ impl Jupyter {
         };
         let client = tokio::select! {
             connected = timeout_at(until, connected) => connected.unwrap_or_else(|_| {
-                Err(failed(format!("it did not listen within {:?}", self.settings.kernel.patience)))
+                Err(failed(format!("it did not listen within {:?}", self.kernel.boot_timeout)))
             })?,
             exit = process.wait() => return Err(failed(exit.to_string())),
         };
@@ -218,15 +245,15 @@ impl Jupyter {
 
     /// A guest in a kernel that runs.
     async fn join(&self, path: &Path) -> Result<Guest, Error> {
-        let until = Instant::now() + self.settings.kernel.patience;
+        let until = Instant::now() + self.kernel.boot_timeout;
         let permit = timeout(INFO_WITHIN, Arc::clone(&self.free).acquire_owned()).await;
         let Ok(Ok(permit)) = permit else {
             let why = "another sandbox uses it, and a kernel that runs has one at a time";
             return Err(Error::BootFailed(format!("the kernel of {}: {why}", path.display())));
         };
-        let patience = INFO_WITHIN.min(self.settings.kernel.patience);
+        let within = INFO_WITHIN.min(self.kernel.boot_timeout);
         let failed = |error: &KernelError| Error::BootFailed(told(path, error));
-        let client = connected(path, patience).await.map_err(|error| failed(&error))?;
+        let client = connected(path, within).await.map_err(|error| failed(&error))?;
         let life = Life {
             started: None,
             permit: Some(permit),
@@ -236,7 +263,7 @@ impl Jupyter {
 
     /// Has a kernel become a guest.
     async fn attach(&self, client: Client, mut life: Life, until: Instant) -> Result<Guest, KernelError> {
-        let patience = self.settings.kernel.patience;
+        let within = self.kernel.boot_timeout;
         let broken = |error: &dyn fmt::Display| KernelError::Broken(error.to_string());
         let has_subshells = speaks_python(&client, life.started.is_some()).await?;
         let folder = private_folder().map_err(|error| broken(&error))?;
@@ -252,7 +279,7 @@ impl Jupyter {
                     return Ok(());
                 }
             }
-            Err(KernelError::Busy(patience))
+            Err(KernelError::Busy(within))
         };
         // It may be deaf for what came first, until something else comes.
         let shell = &client.shell;
@@ -265,7 +292,7 @@ impl Jupyter {
         let both = async {
             tokio::select! {
                 both = async { tokio::try_join!(attached, async { Ok(taken(&listener, &token).await) }) } => both,
-                () = again => Err(KernelError::Busy(patience)),
+                () = again => Err(KernelError::Busy(within)),
             }
         };
         let ended = async {
@@ -275,7 +302,7 @@ impl Jupyter {
             }
         };
         let channel = tokio::select! {
-            both = timeout_at(until, both) => both.unwrap_or(Err(KernelError::Busy(patience)))?.1,
+            both = timeout_at(until, both) => both.unwrap_or(Err(KernelError::Busy(within)))?.1,
             why = ended => return Err(KernelError::Broken(why)),
         };
         let kernel = Arc::new(Kernel {
@@ -350,10 +377,10 @@ fn told(path: &Path, error: &KernelError) -> String {
 }
 
 /// A connection to a kernel that runs, or is just being restarted.
-async fn connected(path: &Path, patience: Duration) -> Result<Client, KernelError> {
-    let until = Instant::now() + patience;
+async fn connected(path: &Path, within: Duration) -> Result<Client, KernelError> {
+    let until = Instant::now() + within;
     loop {
-        let connection = Connection::read(path).map_err(|error| KernelError::Broken(error.to_string()))?;
+        let connection = connection::read(path).map_err(KernelError::Broken)?;
         let answer = timeout(INFO_WITHIN, Client::connect(&connection)).await;
         match answer.unwrap_or(Err(KernelError::Silent("greeting", INFO_WITHIN))) {
             Err(KernelError::Unreachable(_)) if Instant::now() < until => sleep(AGAIN).await,
@@ -368,8 +395,8 @@ async fn connected(path: &Path, patience: Duration) -> Result<Client, KernelErro
 
 /// Finds out whether a kernel has subshells; it is no use when it speaks no Python. One that has just started answers when it is ready.
 async fn speaks_python(client: &Client, is_new: bool) -> Result<bool, KernelError> {
-    let patience = if is_new { INFO_WITHIN * 3 } else { INFO_WITHIN };
-    let info = client.control.ask_again("kernel_info_request", patience).await?;
+    let within = if is_new { INFO_WITHIN * 3 } else { INFO_WITHIN };
+    let info = client.control.ask_again("kernel_info_request", within).await?;
     let language = info["language_info"]["name"].as_str().unwrap_or_default();
     if !language.eq_ignore_ascii_case("python") {
         let language: String = language.chars().take(100).collect();

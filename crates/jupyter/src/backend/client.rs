@@ -12,13 +12,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::TryFutureExt;
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use jupyter_protocol::ConnectionInfo;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-use super::messages::Signer;
-use super::spec::Connection;
+use crate::connection::reached;
+use crate::messages::Signer;
 use crate::zmtp::{self, Endpoint, Incoming, Receiver, Sender, ZmtpError};
 
 /// Bytes of a message. The answers that are waited for have a few hundred.
@@ -65,7 +66,7 @@ pub(super) struct Client {
 
 impl Client {
     /// Connects to a kernel.
-    pub(super) async fn connect(connection: &Connection) -> Result<Self, KernelError> {
+    pub(super) async fn connect(connection: &ConnectionInfo) -> Result<Self, KernelError> {
         let (ends, ended) = watch::channel(None);
         let ends = Arc::new(ends);
         let session = random()?;
@@ -78,7 +79,10 @@ impl Client {
                 })?;
             Ok::<_, KernelError>(Channel::new(link, &connection.key, &session, Arc::clone(&ends)))
         };
-        let (control, shell) = futures_util::try_join!(channel(connection.control()), channel(connection.shell()))?;
+        let (control, shell) = tokio::try_join!(
+            channel(reached(connection, connection.control_port)),
+            channel(reached(connection, connection.shell_port))
+        )?;
         Ok(Self { shell, control, ended })
     }
 
@@ -174,7 +178,7 @@ impl Channel {
     }
 
     /// The same, again and again: a kernel that has just begun to listen may not hear what came first.
-    pub(super) async fn ask_again(&self, kind: &'static str, patience: Duration) -> Result<Value, KernelError> {
+    pub(super) async fn ask_again(&self, kind: &'static str, within: Duration) -> Result<Value, KernelError> {
         let answer = async {
             let mut answers = FuturesUnordered::new();
             loop {
@@ -185,8 +189,8 @@ impl Channel {
                 }
             }
         };
-        let answer = tokio::time::timeout(patience, answer).await;
-        answer.unwrap_or(Err(KernelError::Silent(kind, patience)))
+        let answer = tokio::time::timeout(within, answer).await;
+        answer.unwrap_or(Err(KernelError::Silent(kind, within)))
     }
 
     /// Sends a request and waits for its reply, for a while.
@@ -194,11 +198,11 @@ impl Channel {
         &self,
         kind: &'static str,
         content: &Value,
-        patience: Duration,
+        within: Duration,
     ) -> Result<Value, KernelError> {
         let answer = async { self.send(kind, content, None).await?.map_err(|_| gone()).await };
-        let answer = tokio::time::timeout(patience, answer).await;
-        answer.unwrap_or(Err(KernelError::Silent(kind, patience)))
+        let answer = tokio::time::timeout(within, answer).await;
+        answer.unwrap_or(Err(KernelError::Silent(kind, within)))
     }
 }
 

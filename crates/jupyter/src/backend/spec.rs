@@ -1,19 +1,17 @@
-//! Kernelspecs and connection files, as `jupyter_client` has them.
+//! Kernelspecs, as `jupyter_client` finds them.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use sandglass_core::Error;
+use sandglass_host::Settings;
+use sandglass_host::runtime::which;
 use serde::Deserialize;
-use serde_json::json;
 
-use crate::launcher::Settings;
-use crate::runtime::which;
-use crate::zmtp::Endpoint;
+use super::KernelSettings;
+use crate::connection::read_json;
 
-/// Bytes that such a file may have.
-const MAX_FILE_BYTES: u64 = 1 << 20;
 /// The kernelspec where none is named.
 const DEFAULT_NAME: &str = "python3";
 
@@ -30,47 +28,14 @@ pub(super) struct Spec {
     name: String,
 }
 
-/// The place where a kernel is to be reached, and by which key.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub(super) struct Connection {
-    #[serde(default = "tcp")]
-    transport: String,
-    ip: String,
-    shell_port: u16,
-    control_port: u16,
-    #[serde(default)]
-    pub(super) key: String,
-    #[serde(default = "hmac")]
-    signature_scheme: String,
-}
-
-fn tcp() -> String {
-    "tcp".to_owned()
-}
-
-fn hmac() -> String {
-    "hmac-sha256".to_owned()
-}
-
 fn unusable(why: String) -> Error {
     Error::BackendUnavailable(why)
 }
 
-/// The contents of a file, which may be anybody's.
-fn read<T: for<'a> Deserialize<'a>>(path: &Path, what: &str) -> Result<T, Error> {
-    let wrong = |why: String| unusable(format!("the {what} {} cannot be used: {why}", path.display()));
-    let size = std::fs::metadata(path).map_err(|error| wrong(error.to_string()))?;
-    if !size.is_file() || size.len() > MAX_FILE_BYTES {
-        return Err(wrong("it is too large, or no file".to_owned()));
-    }
-    let text = std::fs::read(path).map_err(|error| wrong(error.to_string()))?;
-    serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))
-}
-
 impl Spec {
     /// The kernelspec that the settings name: by its name, or by its folder.
-    pub(super) fn find(settings: &Settings) -> Result<Self, Error> {
-        let name = settings.kernel.name.as_deref().unwrap_or(DEFAULT_NAME);
+    pub(super) fn find(kernel: &KernelSettings, settings: &Settings) -> Result<Self, Error> {
+        let name = kernel.name.as_deref().unwrap_or(DEFAULT_NAME);
         let folders = if name.contains('/') {
             vec![PathBuf::from(name.strip_suffix("/kernel.json").unwrap_or(name))]
         } else {
@@ -87,7 +52,7 @@ impl Spec {
                 looked.join(", ")
             )));
         };
-        let mut spec: Self = read(&folder.join("kernel.json"), "kernelspec")?;
+        let mut spec: Self = read_json(&folder.join("kernel.json"), "kernelspec").map_err(unusable)?;
         // It is started in another folder than ours.
         spec.folder = std::path::absolute(folder).map_err(|error| unusable(error.to_string()))?;
         name.clone_into(&mut spec.name);
@@ -181,77 +146,14 @@ fn data_folders(settings: &Settings) -> impl Iterator<Item = PathBuf> {
     python.into_iter().chain(path).chain(user).chain(system)
 }
 
-impl Connection {
-    /// The contents of a connection file.
-    pub(super) fn read(path: &Path) -> Result<Self, Error> {
-        let connection: Self = read(path, "connection file")?;
-        let wrong = |why: &str| unusable(format!("the connection file {} cannot be used: {why}", path.display()));
-        if !matches!(connection.transport.as_str(), "tcp" | "ipc") {
-            return Err(wrong("its transport is neither tcp nor ipc"));
-        }
-        if connection.signature_scheme != "hmac-sha256" {
-            return Err(wrong("its signature_scheme is not hmac-sha256"));
-        }
-        Ok(connection)
-    }
-
-    /// Sockets in a folder that nobody else gets into.
-    pub(super) fn private(folder: &Path, key: String) -> Self {
-        Self {
-            transport: "ipc".to_owned(),
-            ip: folder.join("kernel").display().to_string(),
-            shell_port: 1,
-            control_port: 2,
-            key,
-            signature_scheme: hmac(),
-        }
-    }
-
-    /// As the connection file of a kernel that is to be started.
-    pub(super) fn to_json(&self) -> String {
-        json!({
-            "transport": self.transport, "ip": self.ip, "key": self.key, "signature_scheme": self.signature_scheme,
-            "shell_port": self.shell_port, "control_port": self.control_port,
-            "iopub_port": 3, "stdin_port": 4, "hb_port": 5,
-        })
-        .to_string()
-    }
-
-    pub(super) fn shell(&self) -> Endpoint {
-        self.endpoint(self.shell_port)
-    }
-
-    pub(super) fn control(&self) -> Endpoint {
-        self.endpoint(self.control_port)
-    }
-
-    fn endpoint(&self, port: u16) -> Endpoint {
-        if self.transport == "ipc" {
-            Endpoint::Ipc(format!("{}-{port}", self.ip).into())
-        } else {
-            // A kernel that listens everywhere is here.
-            let ip = if matches!(self.ip.as_str(), "" | "*" | "0.0.0.0") {
-                "127.0.0.1"
-            } else {
-                &self.ip
-            };
-            Endpoint::Tcp(ip.to_owned(), port)
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::launcher::KernelSettings;
 
-    fn settings(name: &Path) -> Settings {
-        Settings {
-            kernel: KernelSettings {
-                name: Some(name.display().to_string()),
-                ..KernelSettings::default()
-            },
-            ..Settings::default()
+    fn named(name: &Path) -> KernelSettings {
+        KernelSettings {
+            name: Some(name.display().to_string()),
+            ..KernelSettings::default()
         }
     }
 
@@ -265,23 +167,23 @@ mod tests {
         std::fs::write(&python, "").unwrap();
         let text = r#"{"argv": ["python", "-f", "{connection_file}", "{resource_dir}/x"], "env": {"A": "${PATH}:${NO_SUCH}"}}"#;
         std::fs::write(folder.join("kernel.json"), text).unwrap();
-        let spec = Spec::find(&Settings {
+        let settings = Settings {
             python: Some(python.clone()),
-            ..settings(Path::new("mine"))
-        });
-        let spec = spec.unwrap();
+            ..Settings::default()
+        };
+        let spec = Spec::find(&named(Path::new("mine")), &settings).unwrap();
         assert_eq!(spec.program().unwrap(), python);
         let expected = [OsString::from("-f"), "/c".into(), folder.join("x").into()];
         assert_eq!(spec.args(Path::new("/c")), expected);
         let value = format!("{}:${{NO_SUCH}}", std::env::var("PATH").unwrap());
         assert_eq!(spec.env().collect::<Vec<_>>(), [("A".into(), value.into())]);
-        assert_eq!(Spec::find(&settings(&folder)).unwrap().argv, spec.argv);
+        assert_eq!(Spec::find(&named(&folder), &settings).unwrap().argv, spec.argv);
     }
 
     #[test]
     fn what_is_wrong_with_a_spec_is_said() {
         let folder = tempfile::tempdir().unwrap();
-        let error = Spec::find(&settings(&folder.path().join("none")))
+        let error = Spec::find(&named(&folder.path().join("none")), &Settings::default())
             .unwrap_err()
             .to_string();
         assert!(
@@ -295,33 +197,9 @@ mod tests {
             (r#"{"argv": ["no-such-program"]}"#, "no-such-program on PATH"),
         ] {
             std::fs::write(folder.path().join("kernel.json"), text).unwrap();
-            let error = Spec::find(&settings(folder.path())).unwrap_err();
+            let error = Spec::find(&named(folder.path()), &Settings::default()).unwrap_err();
             assert_eq!(error.code(), "backend_unavailable");
             assert!(error.to_string().contains(why), "{error}");
-        }
-    }
-
-    #[test]
-    fn a_connection_file_is_checked() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("kernel.json");
-        let ours = Connection::private(folder.path(), "key".to_owned());
-        std::fs::write(&path, ours.to_json()).unwrap();
-        assert_eq!(Connection::read(&path).unwrap(), ours);
-        for (text, why) in [
-            (r#"{"ip": "127.0.0.1"}"#, "shell_port"),
-            (
-                r#"{"ip": "", "shell_port": 1, "control_port": 2, "transport": "udp"}"#,
-                "transport",
-            ),
-            (
-                r#"{"ip": "", "shell_port": 1, "control_port": 2, "signature_scheme": "hmac-md5"}"#,
-                "signature_scheme",
-            ),
-        ] {
-            std::fs::write(&path, text).unwrap();
-            let error = Connection::read(&path).unwrap_err().to_string();
-            assert!(error.contains(why), "{error}");
         }
     }
 }

@@ -24,7 +24,7 @@ pub enum Version {
 
 /// The folders of one group: with version 2 they are the same one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct CgroupPath {
     /// Which interface.
     pub version: Version,
     /// The group that counts memory.
@@ -46,7 +46,7 @@ pub struct Setting {
     pub optional: bool,
 }
 
-impl Place {
+impl CgroupPath {
     /// The group of that name beneath this one.
     pub fn child(&self, name: &str) -> Self {
         Self {
@@ -164,7 +164,7 @@ pub fn count(text: &str, key: &str) -> Option<u64> {
 /// The groups beneath which this process may make others, the nearest first, from `/proc/self/mountinfo` and
 /// `/proc/self/cgroup`. Version 1 where it has the controllers of memory and processes, else version 2: there a group
 /// that holds processes can have no groups with limits beneath it, so that those further up are candidates as well.
-pub fn candidates(mountinfo: &str, own: &str) -> Vec<Place> {
+pub fn candidates(mountinfo: &str, own: &str) -> Vec<CgroupPath> {
     let mounts: Vec<Mount> = mountinfo.lines().filter_map(Mount::parse).collect();
     let v1 = |controller: &str| {
         let mount = mounts
@@ -178,7 +178,7 @@ pub fn candidates(mountinfo: &str, own: &str) -> Vec<Place> {
     };
     if let (Some(memory), Some(pids)) = (v1("memory"), v1("pids")) {
         let version = Version::V1;
-        return vec![Place {
+        return vec![CgroupPath {
             version,
             memory,
             pids,
@@ -193,7 +193,7 @@ pub fn candidates(mountinfo: &str, own: &str) -> Vec<Place> {
         .within(own)
         .ancestors()
         .take_while(|path| path.starts_with(&mount.point))
-        .map(|path| Place {
+        .map(|path| CgroupPath {
             version: Version::V2,
             memory: path.to_owned(),
             pids: path.to_owned(),
@@ -291,8 +291,8 @@ mod tests {
         }
     }
 
-    fn written(place: &Place, bounds: &Bounds) -> Vec<(String, String)> {
-        let settings = place.settings(bounds).into_iter();
+    fn written(path: &CgroupPath, bounds: &Bounds) -> Vec<(String, String)> {
+        let settings = path.settings(bounds).into_iter();
         settings
             .map(|setting| (setting.file.display().to_string(), setting.value))
             .collect()
@@ -303,18 +303,18 @@ mod tests {
         let own = "9:name=systemd:/\n8:pids:/\n4:memory:/jobs/7\n1:cpu,cpuacct:/jobs\n0::/other\n";
         let places = candidates(V1, own);
         assert_eq!(places.len(), 1);
-        let place = &places[0];
-        assert_eq!(place.version, Version::V1);
-        assert_eq!(place.memory, Path::new("/sys/fs/cgroup/memory/jobs/7"));
-        assert_eq!(place.pids, Path::new("/sys/fs/cgroup/pids"));
-        assert_eq!(place.cpu.as_deref(), Some(Path::new("/sys/fs/cgroup/cpu,cpuacct/jobs")));
-        assert_eq!(place.folders().len(), 3);
+        let path = &places[0];
+        assert_eq!(path.version, Version::V1);
+        assert_eq!(path.memory, Path::new("/sys/fs/cgroup/memory/jobs/7"));
+        assert_eq!(path.pids, Path::new("/sys/fs/cgroup/pids"));
+        assert_eq!(path.cpu.as_deref(), Some(Path::new("/sys/fs/cgroup/cpu,cpuacct/jobs")));
+        assert_eq!(path.folders().len(), 3);
     }
 
     #[test]
     fn version_2_is_the_own_group_and_those_above_it() {
         let places = candidates(V2, "0::/system.slice/host.service\n");
-        let paths: Vec<_> = places.iter().map(|place| place.memory.to_str().unwrap()).collect();
+        let paths: Vec<_> = places.iter().map(|path| path.memory.to_str().unwrap()).collect();
         let nearest_first = [
             "/sys/fs/cgroup/system.slice/host.service",
             "/sys/fs/cgroup/system.slice",
@@ -324,7 +324,7 @@ mod tests {
         assert!(
             places
                 .iter()
-                .all(|place| place.version == Version::V2 && place.folders().len() == 1)
+                .all(|path| path.version == Version::V2 && path.folders().len() == 1)
         );
     }
 
@@ -363,7 +363,7 @@ mod tests {
 
     #[test]
     fn version_1_bounds_memory_before_memory_and_swap() {
-        let place = candidates(V1, "8:pids:/\n4:memory:/\n1:cpu,cpuacct:/\n")
+        let path = candidates(V1, "8:pids:/\n4:memory:/\n1:cpu,cpuacct:/\n")
             .remove(0)
             .child("s");
         let expected = [
@@ -375,14 +375,14 @@ mod tests {
             ("/sys/fs/cgroup/cpu,cpuacct/s/cpu.cfs_quota_us", "150000"),
         ];
         assert_eq!(
-            written(&place, &bounds()),
+            written(&path, &bounds()),
             expected.map(|(file, value)| (file.to_owned(), value.to_owned()))
         );
     }
 
     #[test]
     fn version_2_forbids_swap() {
-        let place = candidates(V2, "0::/").remove(0).child("s");
+        let path = candidates(V2, "0::/").remove(0).child("s");
         let expected = [
             ("/sys/fs/cgroup/s/memory.max", "1073741824"),
             ("/sys/fs/cgroup/s/memory.swap.max", "0"),
@@ -390,7 +390,7 @@ mod tests {
             ("/sys/fs/cgroup/s/cpu.max", "150000 100000"),
         ];
         assert_eq!(
-            written(&place, &bounds()),
+            written(&path, &bounds()),
             expected.map(|(file, value)| (file.to_owned(), value.to_owned()))
         );
     }

@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use sandglass_host::backend::jupyter;
 use sandglass_host::{
-    BackendKind, Error, ExecuteOptions, Execution, HostCall, KernelSettings, Killer, Limits, Outcome, Sandbox,
-    SandboxBuilder, Settings, StateStatus, Value,
+    BackendKind, Error, ExecuteOptions, Execution, HostCall, Kernels, Killer, Limits, Outcome, Sandbox, SandboxBuilder,
+    Settings, StateStatus, Value,
 };
+use sandglass_jupyter::{Jupyter, KernelSettings};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 
@@ -66,7 +66,7 @@ async fn soon<T>(future: impl Future<Output = T>) -> T {
 /// The Python that has a generation of kernels.
 fn python(generation: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../.setup/jupyter")
+        .join("../../.setup/jupyter")
         .join(generation)
         .join("bin/python");
     assert!(path.exists(), "there is no {}: scripts/setup makes it", path.display());
@@ -90,7 +90,7 @@ fn settings(generation: &str) -> Settings {
 
 fn builder(generation: &str) -> SandboxBuilder {
     let builder = Sandbox::builder().backend(BackendKind::Jupyter).limits(limits());
-    builder.settings(settings(generation))
+    builder.settings(settings(generation)).kernel(KernelSettings::default())
 }
 
 async fn begun(builder: SandboxBuilder) -> Sandbox {
@@ -334,7 +334,7 @@ session.send = sends"
 }
 
 async fn variables_can_be_inspected(generation: &str) {
-    let kernels = jupyter::launcher(&settings(generation)).unwrap();
+    let kernels = Jupyter::launcher(&KernelSettings::default(), &settings(generation)).unwrap();
     let (called, mut calls) = mpsc::unbounded_channel();
     let (go, going) = tokio::sync::watch::channel(false);
     let sandbox = begun(
@@ -398,7 +398,7 @@ async fn fails(argv: &[&str]) -> Error {
     let folder = spec_of(argv);
     let kernel = KernelSettings {
         name: Some(folder.path().display().to_string()),
-        patience: Duration::from_secs(2),
+        boot_timeout: Duration::from_secs(2),
         ..KernelSettings::default()
     };
     let builder = Sandbox::builder().backend(BackendKind::Jupyter).kernel(kernel);
@@ -471,7 +471,7 @@ impl Running {
 
     async fn is_up(&mut self) {
         let began = Instant::now();
-        while jupyter::look(&self.settings()).await.is_err() {
+        while self.kernel().look(&Settings::default()).await.is_err() {
             assert!(began.elapsed() < PATIENCE, "no kernel");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -489,20 +489,17 @@ impl Running {
         self.child.wait().unwrap();
     }
 
-    fn settings(&self) -> Settings {
-        Settings {
-            kernel: KernelSettings {
-                connection_file: Some(self.file()),
-                patience: PATIENCE / 2,
-                ..KernelSettings::default()
-            },
-            ..Settings::default()
+    fn kernel(&self) -> KernelSettings {
+        KernelSettings {
+            connection_file: Some(self.file()),
+            boot_timeout: PATIENCE / 2,
+            ..KernelSettings::default()
         }
     }
 
     fn builder(&self) -> SandboxBuilder {
         let builder = Sandbox::builder().backend(BackendKind::Jupyter).limits(limits());
-        builder.settings(self.settings())
+        builder.kernel(self.kernel())
     }
 
     /// Runs code as another front end, and returns what it printed once that has come.
@@ -669,9 +666,11 @@ async fn a_kernel_that_does_not_stop_is_not_ours_to_end(generation: &str) {
         grace_period_ms: 500.0,
         ..Limits::default()
     };
-    let mut settings = kernel.settings();
-    settings.kernel.patience = PATIENCE / 6;
-    let sandbox = begun(kernel.builder().settings(settings).limits(brief)).await;
+    let settings = KernelSettings {
+        boot_timeout: PATIENCE / 6,
+        ..kernel.kernel()
+    };
+    let sandbox = begun(kernel.builder().kernel(settings).limits(brief)).await;
     let end = kernel.folder.path().join("end");
     let code = SWALLOWS.replace("time.monotonic() < until", &format!("not os.path.exists({end:?})"));
     ran(&sandbox, "import os").await;
@@ -709,10 +708,12 @@ async fn connection_files_that_lead_nowhere_are_named() {
         wrong["key"] = "not the key".into();
         let path = kernel.folder.path().join("wrong.json");
         std::fs::write(&path, wrong.to_string()).unwrap();
-        let mut settings = kernel.settings();
-        settings.kernel.connection_file = Some(path);
+        let wrong = KernelSettings {
+            connection_file: Some(path),
+            ..kernel.kernel()
+        };
         let began = Instant::now();
-        let error = jupyter::look(&settings).await.unwrap_err().to_string();
+        let error = wrong.look(&Settings::default()).await.unwrap_err().to_string();
         assert!(error.contains("did not answer") && error.contains("key"), "{error}");
         assert!(began.elapsed() < PATIENCE / 2);
         // It serves others as before.

@@ -103,9 +103,9 @@ impl Default for Server {
 }
 
 impl Server {
-    /// A server that is less patient with peers that say nothing.
+    /// A server with another time for peers to introduce themselves.
     #[cfg(test)]
-    pub(super) fn with_patience(introduced_within: Duration) -> Self {
+    pub(super) fn with_greeting_timeout(introduced_within: Duration) -> Self {
         Self {
             introduced_within,
             ..Self::default()

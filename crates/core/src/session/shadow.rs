@@ -180,6 +180,11 @@ impl<B: Body> Shadow<B> {
         matches!(self.stage, Stage::Over(_)) && matches!(self.said.last(), Some((_, Event::Executed { .. }, _)))
     }
 
+    /// Returns true when its guest computes, or is to.
+    pub(super) fn is_at_work(&self) -> bool {
+        matches!(self.stage, Stage::Preparing | Stage::Running(_) | Stage::Asked(..))
+    }
+
     /// Returns true when all of the code that is being written was there, and has run.
     pub(super) fn is_over_as_a_whole(&self) -> bool {
         self.is_whole && matches!(self.stage, Stage::Over(_))

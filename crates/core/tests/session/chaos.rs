@@ -438,7 +438,7 @@ impl World {
 
     /// Code that runs ahead says what it may, or never would.
     fn shadow_does(&mut self, what: Shadow) {
-        let Some(guest) = &self.shadow else { return };
+        let Some(guest) = self.shadow() else { return };
         let asked = guest.inbox.iter().rev().map(|(request, _)| request);
         let asked = asked
             .clone()
@@ -687,6 +687,6 @@ proptest! {
         }
         world.settle(guest_helps);
         prop_assert_eq!(world.answers.len(), world.tickets() as usize);
-        prop_assert!(world.calls.is_empty() && world.shadow.is_none());
+        prop_assert!(world.calls.is_empty() && world.shadow().is_none());
     }
 }

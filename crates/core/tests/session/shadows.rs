@@ -705,7 +705,8 @@ fn the_newest_hint_counts() {
     world.shadow_begins();
     world.shadow_ends(ok());
     world.hint(&["x = 2", "x = 3"]);
-    assert_eq!(tally(&world).started, 2, "it is there already");
+    assert_eq!(tally(&world).started, 3, "one is there already");
+    assert_eq!(world.runs_ahead(), ["x = 2", "none yet"]);
     let ticket = world.execute("x = 2");
     assert_eq!((world.execution(ticket).id, tally(&world).used), (1, 1));
 }

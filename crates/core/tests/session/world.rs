@@ -396,7 +396,7 @@ impl World {
     pub(crate) fn hint(&mut self, codes: &[&str]) {
         let predictions = (0..)
             .zip(codes)
-            .map(|(id, code)| Prediction::told(id, (*code).to_owned(), Source::Explicit, 1.0));
+            .map(|(id, code)| Prediction::told(id, (*code).to_owned(), Source::Explicit, 1.0 / f64::from(id + 1)));
         self.feed(Input::Hint(predictions.collect()));
     }
 

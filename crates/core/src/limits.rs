@@ -116,7 +116,7 @@ pub const MAX_SURVEYED_COLUMNS: usize = 50;
 pub const MAX_SURVEYED_NAME_BYTES: usize = 400;
 /// See [`MAX_SURVEYED`].
 pub const MAX_SAMPLED_TEXTS: usize = 10;
-/// Bytes that code which runs ahead may send.
+/// Bytes that code which runs ahead may send, all of it together.
 pub const MAX_AHEAD_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
 /// Guests that run code ahead where they are forks, and so share their memory with the session's own: by default, and at most.
 pub const MAX_FORKS: u32 = 8;

@@ -381,6 +381,11 @@ impl<B: Body> Session<B> {
         self.interpreter.packages.iter().map(known).collect()
     }
 
+    /// The limits that it has.
+    pub fn limits(&self) -> &Limits {
+        &self.interpreter.config.limits
+    }
+
     /// The number of executions that it was asked for.
     pub fn last_execution(&self) -> u32 {
         self.interpreter.last_execution

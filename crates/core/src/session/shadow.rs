@@ -61,7 +61,8 @@ pub(super) struct Shadow<B> {
     begun_at: f64,
     /// All that the guest has said since the code began, and when, by its own clock.
     said: Vec<(f64, Event, Option<B>)>,
-    bytes: f64,
+    /// Bytes of that.
+    pub(super) bytes: f64,
     /// The time that it has waited for code before, and since when it does now: its clock stands still then.
     waited_ms: f64,
     waits_since: Option<f64>,

@@ -15,7 +15,7 @@ use super::interpreter::Interpreter;
 use super::shadow::{Check, InVain, Promotion, Shadow, Stage, Writing, goes_on};
 use super::{Body, GuestEffect, GuestInput, ShadowId};
 use crate::deadline::earliest;
-use crate::limits::{CHECK_MS, Limits, MAX_COPIES, MAX_FORKS, MAX_WRITTEN_BYTES, PROMOTION_MS};
+use crate::limits::{CHECK_MS, Limits, MAX_AHEAD_BYTES, MAX_COPIES, MAX_FORKS, MAX_WRITTEN_BYTES, PROMOTION_MS};
 use crate::protocol::Request;
 use crate::speculate::{Prediction, Predictor, Share, Source, Tally};
 
@@ -345,6 +345,13 @@ impl<B: Body> Shadows<B> {
     /// Something comes from a shadow's guest.
     pub(super) fn guest_input(&mut self, now: f64, id: ShadowId, input: GuestInput<B>) {
         self.with_shadow(id, |shadow| shadow.guest_input(now, input));
+        // What all have said is kept here.
+        while self.shadows.iter().map(|shadow| shadow.bytes).sum::<f64>() > MAX_AHEAD_BYTES {
+            let Some(id) = self.least_likely().map(|shadow| shadow.id) else {
+                return;
+            };
+            self.end_those(&[id]);
+        }
     }
 
     /// Ends what has taken too long.

@@ -54,6 +54,11 @@ export interface SandboxOptions {
    * a minute older. Beyond it, nothing but code that is being written runs ahead. Default 0.05.
    */
   maxAheadShare?: number;
+  /**
+   * Guests that run code ahead, or have and wait for it to come, from 1 to 8: each code of a `hint` has one. There are fewer where memory is
+   * short. Default 2.
+   */
+  maxShadows?: number;
   /** `"auto"` (default) saves the state while nothing runs, so that it survives the end of a guest. */
   checkpoints?: "auto" | "off";
   /**

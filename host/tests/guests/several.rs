@@ -77,7 +77,7 @@ async fn as_many_are_prepared_at_a_time_as_there_are_processors(kind: BackendKin
         ..Resources::default()
     };
     let sandbox = started(ahead(kind).resources(resources)).await;
-    let codes = ["1", "2", "3", "4"].map(|number| format!("x = sum(range({number}0**6))\nprint({number})"));
+    let codes = ["1", "2", "3", "4"].map(|number| format!("x = sum(range({number} * 10**6))\nprint({number})"));
     sandbox.hint(codes.iter().map(String::as_str));
     let at_first = tally(&sandbox, Source::Explicit).await.started as usize;
     let processors = std::thread::available_parallelism().unwrap().get();

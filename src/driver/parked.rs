@@ -81,7 +81,11 @@ impl Driver {
     }
 
     fn end_parked(&self, which: impl Fn(&Parked) -> bool) {
-        let ended: Vec<_> = self.parked.borrow_mut().extract_if(.., |parked| which(parked)).collect();
+        let ended: Vec<_> = self
+            .parked
+            .borrow_mut()
+            .extract_if(.., |parked| which(parked))
+            .collect();
         for Parked { guest, .. } in ended {
             guest.end_soon();
         }

@@ -20,7 +20,8 @@ pub fn charge(budget: &Budget, asked: &[Message], said: &Reply) {
     });
 }
 
-/// The code that may come, the likeliest first: only the first of its blocks finds the state that there is now, unless the others are alike.
+/// The code that may come: the first block, if there is one. The others find another state than there is now.
 pub fn codes(said: &Reply) -> Vec<String> {
-    parse(&said.text).blocks.into_iter().map(|block| block.code).collect()
+    let first = parse(&said.text).blocks.into_iter().take(1);
+    first.map(|block| block.code).collect()
 }

@@ -46,8 +46,9 @@ pub(super) struct Driver {
     session: RefCell<Session<JsBody>>,
     /// The guests: the sandbox's own, and those that run code ahead.
     slots: Slots,
-    /// A guest that ran code, and can run code ahead.
-    parked: RefCell<Option<Parked>>,
+    /// Guests that ran code, and can run code ahead.
+    parked: RefCell<Vec<Parked>>,
+    last_parked: Cell<u32>,
     /// The first messages to a guest that runs code ahead.
     shadow_init: RefCell<Option<Request>>,
     /// The server that guests run on instead of here.
@@ -125,6 +126,7 @@ impl Driver {
         } else {
             session
         };
+        let session = session.with_shadows_on(ahead::processors(), ahead::copied_bytes());
         let claim = server.is_none().then(|| Claim::new(&glue, &options));
         let session = if options.predictions {
             session.with_guesses()
@@ -138,6 +140,7 @@ impl Driver {
             session: RefCell::new(session),
             slots: Slots::default(),
             parked: RefCell::default(),
+            last_parked: Cell::default(),
             shadow_init: RefCell::default(),
             server,
             effects: RefCell::default(),

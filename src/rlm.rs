@@ -94,8 +94,8 @@ export interface RlmOptions {
   /** The model that answers `llm_query`, and writes the code of children. Default: `model`. */
   subModel?: RlmEndpoint | RlmModelFunction;
   /**
-   * Drafts replies: whenever a model is asked for one, this is asked the same, and the blocks of code in its answer run ahead, the likeliest
-   * first, until the reply itself begins; then it is ended (`signal`). It pays for models that think for long. Each draft is a call of the
+   * Drafts replies: whenever a model is asked for one, this is asked the same, and the first block of code in its answer runs ahead until
+   * the reply itself begins; then it is ended (`signal`). It pays for models that think for long. Each draft is a call of the
    * budget, with its tokens; there is none when the budget has no more calls than the run may need for itself. Default: none.
    */
   draft?: RlmEndpoint | RlmModelFunction;

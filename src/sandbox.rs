@@ -54,6 +54,11 @@ export interface SandboxOptions {
    * a minute older. Beyond it, nothing but code that is being written runs ahead. Default 0.05.
    */
   maxAheadShare?: number;
+  /**
+   * Guests that run code ahead, or have and wait for it to come, from 1 to 8: each code of a `hint` has one. There are fewer where memory is
+   * short. Default 2.
+   */
+  maxShadows?: number;
   /** `"auto"` (default) saves the state while nothing runs, so that it survives the end of a guest. */
   checkpoints?: "auto" | "off";
   /**
@@ -318,8 +323,8 @@ impl Sandbox {
 
     /// Tells code that will probably be run next, or several of which one will, the likeliest first. Packages that it imports are fetched
     /// (`autoImport`), and a guest is started where there is none; resolves when there is nothing more to prepare. When nothing else is to
-    /// be done and the state is saved, the code runs ahead in a copy of the sandbox, which takes its place when `execute` is called with
-    /// exactly that code and nothing has changed; else nobody sees what it did. It calls none of the page's functions before that. While
+    /// be done and the state is saved, each code runs ahead in a copy of the sandbox (`maxShadows`), which takes its place when `execute` is
+    /// called with exactly that code and nothing has changed; else nobody sees what it did. It calls none of the page's functions before that. While
     /// code is being written (`executeStream`), only one that begins so counts: that is all of it, and runs to its end.
     pub fn hint(&self, #[wasm_bindgen(unchecked_param_type = "string | string[]")] code: &JsValue) -> VoidPromise {
         let codes = match code.dyn_ref::<Array>() {

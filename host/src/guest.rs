@@ -19,6 +19,7 @@ use crate::frame::{FRAME_SLACK_BYTES, Frame, FrameError, FrameReader, Outbox};
 use futures_util::future::BoxFuture;
 
 pub(crate) mod fork;
+pub(crate) mod memory;
 pub(crate) mod process;
 mod rlimits;
 
@@ -334,6 +335,11 @@ impl GuestProcess {
     /// The way it ended, when it has. Can be dropped and called again.
     pub async fn wait(&mut self) -> Exit {
         self.process.wait().await
+    }
+
+    /// The number of the process that was started for it, where that is one of this machine's that still runs.
+    pub(crate) fn id(&self) -> Option<u32> {
+        self.process.id()
     }
 
     /// The counts of its limits.

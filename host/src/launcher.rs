@@ -121,6 +121,17 @@ impl Resources {
         format!("{:.0}", self.cpus.ceil().max(1.0))
     }
 
+    /// How many of this machine's processors that is, as far as it has so many.
+    pub(crate) fn processors_here(&self) -> usize {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a large number is as many as there are"
+        )]
+        let most = self.cpus.ceil().max(1.0) as usize;
+        std::thread::available_parallelism().map_or(1, |here| most.min(here.get()))
+    }
+
     /// Bytes that a file may have: as many as the largest place for files.
     pub fn file_bytes(&self) -> u64 {
         self.disk_bytes.max(self.tmp_bytes)

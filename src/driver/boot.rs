@@ -92,7 +92,7 @@ impl Driver {
     fn boot_shadow(&self, slot: Slot, guest: Option<Guest>, unconfirmed: Option<UnconfirmedInit>) {
         let is_there = guest.is_some();
         let held = self.slots.place(slot, guest.map(Held::Here), unconfirmed);
-        self.hold_a_spare();
+        self.hold_spares();
         if is_there {
             return self.adopt(&held);
         }
@@ -149,7 +149,7 @@ impl Driver {
             (Some(Held::OnServer(_)) | None, _) => {}
         }
         if slot != Slot::Main {
-            self.hold_a_spare();
+            self.hold_spares();
         }
     }
 

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use gloo_timers::callback::Timeout;
 use js_sys::Array;
 use sandglass_core::error::Error;
+use sandglass_core::limits::MAX_AHEAD_BYTES;
 use sandglass_core::protocol::{Event, Request};
 use sandglass_core::session::{GuestEffect, GuestInput, Slot};
 use wasm_bindgen::prelude::*;
@@ -110,9 +111,9 @@ impl Slots {
         before
     }
 
-    /// Returns true when any guest runs code ahead, or is to.
-    pub(super) fn has_shadows(&self) -> bool {
-        self.held.borrow().keys().any(|slot| *slot != Slot::Main)
+    /// The number of guests that run code ahead, have done so, or are to.
+    pub(super) fn shadows(&self) -> usize {
+        self.held.borrow().keys().filter(|slot| **slot != Slot::Main).count()
     }
 }
 
@@ -214,7 +215,12 @@ impl Driver {
         let Some((slot, held)) = self.slots.find(generation) else {
             return;
         };
-        let read = held.parts.borrow_mut().read(data, self.options.limits.max_value_bytes);
+        let most = self.options.limits.max_value_bytes;
+        let most = match slot {
+            Slot::Main => most,
+            Slot::Shadow(_) => most.min(MAX_AHEAD_BYTES), // it is kept until its code comes
+        };
+        let read = held.parts.borrow_mut().read(data, most);
         let events = match read {
             Ok(events) => events,
             Err(what) => return self.hear(slot, GuestInput::BadMessage(what)),

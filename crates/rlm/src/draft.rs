@@ -49,13 +49,14 @@ impl Draft {
         self.heard.clear();
     }
 
-    /// The code that may come, the likeliest first: only the first of its blocks finds the state that there is now, unless the others are
-    /// alike. A draft that failed has none, and costs nothing.
+    /// The code that may come: the first block, if there is one. The others find another state than there is now. A draft that failed
+    /// has none, and costs nothing.
     pub fn end(mut self, reply: Option<Reply>) -> Vec<String> {
         self.is_over = true;
         let Some(reply) = reply else { return Vec::new() };
         self.charge(&reply);
-        parse(&reply.text).blocks.into_iter().map(|block| block.code).collect()
+        let first = parse(&reply.text).blocks.into_iter().take(1);
+        first.map(|block| block.code).collect()
     }
 
     /// Charges for what was said. The call was counted when it was admitted.

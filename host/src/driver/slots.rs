@@ -79,9 +79,9 @@ impl Slots {
         self.held.insert(slot, held);
     }
 
-    /// Puts a guest that was started into its slot; the frames that have waited for it.
-    pub(super) fn launched(&mut self, slot: Slot, guest: Guest, max_value_bytes: usize) -> Vec<Frame> {
-        let running = HeldGuest::Running(Box::new(Running::of(guest, max_value_bytes)));
+    /// Puts a guest that was started into its slot; the frames that have waited for it. It may send messages of so many bytes.
+    pub(super) fn launched(&mut self, slot: Slot, guest: Guest, max_bytes: usize) -> Vec<Frame> {
+        let running = HeldGuest::Running(Box::new(Running::of(guest, max_bytes)));
         let before = self
             .held
             .get_mut(&slot)
@@ -90,6 +90,12 @@ impl Slots {
             Some(HeldGuest::Launching(_, waiting)) => waiting,
             _ => Vec::new(),
         }
+    }
+
+    /// The guests that run code ahead, or wait for it.
+    pub(super) fn shadows(&self) -> impl Iterator<Item = &Running> {
+        let shadows = self.held.keys().filter(|slot| **slot != Slot::Main);
+        shadows.filter_map(|slot| self.running(*slot))
     }
 
     /// Takes the guest out of a slot.
@@ -197,10 +203,10 @@ impl HeldGuest {
 }
 
 impl Running {
-    fn of(mut guest: Guest, max_value_bytes: usize) -> Self {
+    fn of(mut guest: Guest, max_bytes: usize) -> Self {
         let begin = guest.has_waited().then(Vec::new);
         let (forker, succession) = guest.take_forks();
-        let (reader, writer, process) = guest.split(max_value_bytes);
+        let (reader, writer, process) = guest.split(max_bytes);
         Self {
             reader,
             writer,

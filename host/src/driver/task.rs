@@ -43,7 +43,7 @@ const DISK_ERRORS: [&str; 3] = ["[Errno 28]", "[Errno 122]", "[Errno 27]"];
 /// Everything around a session.
 pub(super) struct SandboxTask {
     pub(super) session: Session<Payload>,
-    max_value_bytes: usize,
+    pub(super) max_value_bytes: usize,
     launcher: Arc<dyn Launcher>,
     functions: Functions,
     callbacks: Callbacks,
@@ -364,9 +364,11 @@ impl SandboxTask {
     }
 
     fn launched(&mut self, slot: Slot, guest: Guest) {
-        for frame in self.slots.launched(slot, guest, self.max_value_bytes) {
+        let max_bytes = self.max_bytes(slot);
+        for frame in self.slots.launched(slot, guest, max_bytes) {
             self.send(slot, frame);
         }
+        self.look_at_memory(slot);
     }
 
     /// Takes a frame, and those that have come with it.
@@ -399,10 +401,11 @@ impl SandboxTask {
         let Some(slot) = self.slots.slot_of(generation) else {
             return;
         };
+        let max_bytes = self.max_bytes(slot);
         let Some(running) = self.slots.running_mut(slot) else {
             return;
         };
-        let events = match running.parts.read(frame, self.max_value_bytes) {
+        let events = match running.parts.read(frame, max_bytes) {
             Ok(events) => events,
             Err(what) => return self.feed(Input::Guest(slot, GuestInput::BadMessage(what))),
         };
@@ -428,6 +431,9 @@ impl SandboxTask {
             }
         }
         self.credit(generation);
+        if let Some(slot) = self.slots.slot_of(generation) {
+            self.look_at_memory(slot);
+        }
     }
 
     /// Has the guest send more output, when what it has sent is taken.

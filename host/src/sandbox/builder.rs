@@ -282,6 +282,7 @@ impl SandboxBuilder {
             (true, false) => session.with_forks(),
             (false, _) => session,
         };
+        let session = session.with_shadows_on(self.settings.resources.processors_here(), f64::INFINITY);
         let driver = Driver::start(
             session,
             limits.max_value_bytes,

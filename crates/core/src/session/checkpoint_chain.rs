@@ -113,6 +113,11 @@ impl<B: Body> CheckpointChain<B> {
         Kept::Yes
     }
 
+    /// Bytes of the last chain, which is the state.
+    pub(super) fn bytes(&self) -> f64 {
+        self.0[self.last_full()..].iter().map(size).sum()
+    }
+
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }

@@ -84,7 +84,7 @@ impl<B: Body> Shadows<B> {
             None => true,
             Some(tried) => best.source == Source::Conversation && tried != Source::Conversation,
         });
-        let gives_way = self.shadow.as_ref().is_none_or(Shadow::is_guess);
+        let gives_way = self.shadows.iter().all(Shadow::is_guess);
         if !is_new || !gives_way || self.share.left(now) < cost_ms {
             self.predictor.forget_guesses();
         }

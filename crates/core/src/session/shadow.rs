@@ -63,7 +63,8 @@ pub(super) struct Shadow<B> {
     begun_at: f64,
     /// All that the guest has said since the code began, and when, by its own clock.
     said: Vec<(f64, Event, Option<B>)>,
-    bytes: f64,
+    /// Bytes of that.
+    pub(super) bytes: f64,
     /// The time that it has waited for code before, and since when it does now: its clock stands still then.
     waited_ms: f64,
     waits_since: Option<f64>,
@@ -180,6 +181,11 @@ impl<B: Body> Shadow<B> {
     /// Returns true when its guest has come to the end of the code.
     pub(super) fn is_at_rest(&self) -> bool {
         matches!(self.stage, Stage::Over(_)) && matches!(self.said.last(), Some((_, Event::Executed { .. }, _)))
+    }
+
+    /// Returns true when its guest computes, or is to.
+    pub(super) fn is_at_work(&self) -> bool {
+        matches!(self.stage, Stage::Preparing | Stage::Running(_) | Stage::Asked(..))
     }
 
     /// Returns true when all of the code that is being written was there, and has run.

@@ -62,13 +62,13 @@ enum Step {
     },
     /// Nothing happens for so long that the guest is asked to save, and does so.
     Rests,
-    /// Code is hinted at, or written so far.
-    Expects {
-        length: usize,
-        written: bool,
-    },
-    /// The guest that runs it does what it was asked for, or says something.
-    Shadow(Shadow),
+    /// Code is written so far.
+    Writes(usize),
+    /// Codes of these lengths are hinted at.
+    Hints(Vec<usize>),
+    /// A guest that runs code ahead does what it was asked for, or says something: one so many before the newest.
+    Shadow(Shadow, u32),
+    MemoryIsShort,
     /// The session's own says whether it may have run so.
     Checks(bool),
     /// It tells what there is, if it was asked: a text of this length.
@@ -132,8 +132,10 @@ fn step() -> impl Strategy<Value = Step> {
         10 => (0..3_usize, any::<bool>()).prop_map(|(position, well)| Step::Returns { position, well }),
         2 => (0..9_u32).prop_map(Step::ReturnsUnknown),
         8 => any::<bool>().prop_map(|well| Step::Fetched { well }),
-        4 => (0..50_usize, any::<bool>()).prop_map(|(length, written)| Step::Expects { length, written }),
-        24 => shadow().prop_map(Step::Shadow),
+        2 => (0..50_usize).prop_map(Step::Writes),
+        2 => prop::collection::vec(0..50_usize, 0..4).prop_map(Step::Hints),
+        24 => (shadow(), back()).prop_map(|(what, back)| Step::Shadow(what, back)),
+        1 => Just(Step::MemoryIsShort),
         6 => prop::bool::weighted(0.8).prop_map(Step::Checks),
         6 => prop::sample::select(vec![10, 400_000_000]).prop_map(Step::Tells),
         6 => (0.0..2_000.0_f64).prop_map(Step::Wait),
@@ -158,8 +160,10 @@ fn step_ahead() -> impl Strategy<Value = Step> {
         8 => Just(Step::Answers { ended: Ended::Ok, stopped: None, names: None }),
         8 => Just(Step::Rests),
         4 => Just(Step::Sends(ready(PROTOCOL_VERSION), None)),
-        12 => (0..7_usize, any::<bool>()).prop_map(|(length, written)| Step::Expects { length, written }),
-        30 => shadow().prop_map(Step::Shadow),
+        6 => (0..7_usize).prop_map(Step::Writes),
+        6 => prop::collection::vec(0..7_usize, 0..5).prop_map(Step::Hints),
+        30 => (shadow(), back()).prop_map(|(what, back)| Step::Shadow(what, back)),
+        1 => Just(Step::MemoryIsShort),
         8 => prop::bool::weighted(0.8).prop_map(Step::Checks),
         8 => prop::sample::select(vec![10, 400_000_000]).prop_map(Step::Tells),
         1 => prop::sample::select(vec!["", "find \"nothing\" in it"]).prop_map(Step::Talks),
@@ -173,6 +177,11 @@ fn step_ahead() -> impl Strategy<Value = Step> {
         1 => (0.0..1e5_f64).prop_map(Step::Sleep),
         1 => Just(Step::Sends(Event::Checked { check: 1, plain: true }, None)),
     ]
+}
+
+/// The newest, as a rule.
+fn back() -> impl Strategy<Value = u32> {
+    prop_oneof![3 => Just(0), 1 => 1..4_u32]
 }
 
 fn shadow() -> impl Strategy<Value = Shadow> {
@@ -405,9 +414,14 @@ impl World {
                 self.wait(60.0);
                 self.saves(true);
             }
-            Step::Expects { length, written: true } => self.writes(&"x".repeat(length)),
-            Step::Expects { length, .. } => self.hint(&[&"x".repeat(length)]),
-            Step::Shadow(what) => {
+            Step::Writes(length) => self.writes(&"x".repeat(length)),
+            Step::Hints(lengths) => {
+                let codes: Vec<_> = lengths.into_iter().map(|length| "x".repeat(length)).collect();
+                self.hint(&codes.iter().map(String::as_str).collect::<Vec<_>>());
+            }
+            Step::MemoryIsShort => self.feed(Input::MemoryIsShort),
+            Step::Shadow(what, back) => {
+                self.at = self.last_shadow().saturating_sub(back);
                 self.shadow_does(what);
                 if matches!(what, Shadow::Helps) {
                     self.shadow_does(what); // it is ready, and has the state
@@ -438,7 +452,7 @@ impl World {
 
     /// Code that runs ahead says what it may, or never would.
     fn shadow_does(&mut self, what: Shadow) {
-        let Some(guest) = &self.shadow else { return };
+        let Some(guest) = self.shadow() else { return };
         let asked = guest.inbox.iter().rev().map(|(request, _)| request);
         let asked = asked
             .clone()
@@ -658,12 +672,13 @@ proptest! {
         checkpoints in any::<bool>(),
         guesses in any::<bool>(),
     ) {
-        let limits = sandglass_core::Limits { wall_timeout_ms, checkpoints, ..limits() };
+        let limits = sandglass_core::Limits { wall_timeout_ms, checkpoints, max_shadows: Some(3), ..limits() };
         let mut session = Session::new(limits.clone(), ["ask", "look", "llm_query", "rlm_query"].map(str::to_owned).to_vec());
         if guesses {
             session = session.with_guesses();
         }
-        let mut world = World::with(limits, session);
+        let mut world = World::with(limits, session.with_shadows_on(2, f64::INFINITY));
+        world.most = (3, 2);
         if initialized {
             world = world.begun();
         }
@@ -680,13 +695,15 @@ proptest! {
     #[test]
     fn what_runs_ahead_is_in_nobodys_way(steps in prop::collection::vec(step_ahead(), 0..80), guest_helps in any::<bool>()) {
         let limits = sandglass_core::Limits { checkpoints: true, ..limits() };
-        let mut world = World::with(limits.clone(), Session::new(limits, vec!["ask".to_owned()]).with_guesses()).begun();
+        let session = Session::new(limits.clone(), vec!["ask".to_owned()]).with_guesses();
+        let mut world = World::with(limits, session.with_shadows_on(2, f64::INFINITY)).begun();
+        world.most.1 = 2;
         world.saves(true);
         for step in steps {
             world.take(step);
         }
         world.settle(guest_helps);
         prop_assert_eq!(world.answers.len(), world.tickets() as usize);
-        prop_assert!(world.calls.is_empty() && world.shadow.is_none());
+        prop_assert!(world.calls.is_empty() && world.shadows.is_empty());
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use sandglass_core::budget::{Budget, BudgetLimits};
 use sandglass_core::execution::{CodeExecution, LostVariable};
-use sandglass_core::limits::Limits;
+use sandglass_core::limits::{Limits, MAX_COPIES};
 use sandglass_core::protocol::{
     Encoding, Ended, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, ReplyStatus, Request, Stream,
     SurveyedVariable,
@@ -13,7 +13,7 @@ use sandglass_core::session::{
     Command, Effect, Encoded, GuestEffect, GuestInput, HostEffect, HostFailure, Input, Reply, Session, ShadowId, Slot,
     Ticket,
 };
-use sandglass_core::speculate::{Prediction, Source};
+use sandglass_core::speculate::{Prediction, Source, Tally};
 use sandglass_core::{Error, Profile};
 
 pub(crate) type Bytes = Vec<u8>;
@@ -50,10 +50,14 @@ pub(crate) struct World {
     pub(crate) session: Session<Bytes>,
     pub(crate) now: f64,
     pub(crate) guest: Option<Guest>,
-    /// The one that runs code ahead.
-    pub(crate) shadow: Option<Guest>,
+    /// Those that run code ahead.
+    pub(crate) shadows: BTreeMap<ShadowId, Guest>,
+    /// The one that is meant: the newest, if a test says nothing else.
+    pub(crate) at: ShadowId,
     /// The number of the newest shadow.
     last_shadow: ShadowId,
+    /// How many there may be, and how many that are at work.
+    pub(crate) most: (usize, usize),
     pub(crate) boots: usize,
     pub(crate) answers: BTreeMap<Ticket, Answer>,
     /// Host calls under way: what was called with what.
@@ -106,8 +110,10 @@ impl World {
             session,
             now: 1_000.0,
             guest: None,
-            shadow: None,
+            shadows: BTreeMap::new(),
+            at: 0,
             last_shadow: 0,
+            most: (limits.max_shadows.unwrap_or(MAX_COPIES) as usize, 1),
             boots: 0,
             answers: BTreeMap::new(),
             calls: BTreeMap::new(),
@@ -390,7 +396,7 @@ impl World {
     pub(crate) fn hint(&mut self, codes: &[&str]) {
         let predictions = (0..)
             .zip(codes)
-            .map(|(id, code)| Prediction::told(id, (*code).to_owned(), Source::Explicit, 1.0));
+            .map(|(id, code)| Prediction::told(id, (*code).to_owned(), Source::Explicit, 1.0 / f64::from(id + 1)));
         self.feed(Input::Hint(predictions.collect()));
     }
 
@@ -415,7 +421,7 @@ impl World {
 
     /// The last request to the guest that runs code ahead.
     pub(crate) fn shadow_told(&self) -> Option<&Request> {
-        let guest = self.shadow.as_ref().or(self.guest.as_ref())?;
+        let guest = self.shadow().or(self.guest.as_ref())?;
         guest.inbox.last().map(|(request, _)| request)
     }
 
@@ -433,12 +439,12 @@ impl World {
     }
 
     pub(crate) fn shadow_turn(&self) -> u32 {
-        let turn = self.shadow.as_ref().and_then(|guest| guest.turn);
+        let turn = self.shadow().and_then(|guest| guest.turn);
         turn.expect("nothing runs ahead")
     }
 
     pub(crate) fn shadow_says(&mut self, event: Event, body: Option<&[u8]>) {
-        if let Some(guest) = &mut self.shadow {
+        if let Some(guest) = self.shadows.get_mut(&self.at) {
             match &event {
                 Event::Ready { .. } => guest.ready = true,
                 Event::Executed { .. } | Event::Restored { .. } | Event::Done { .. } => guest.turn = None,
@@ -456,9 +462,26 @@ impl World {
         self.last_shadow
     }
 
-    /// The newest guest that ran code ahead does this, even when it is gone.
+    /// The guest that is meant, when it runs code ahead.
+    pub(crate) fn shadow(&self) -> Option<&Guest> {
+        self.shadows.get(&self.at)
+    }
+
+    /// The code that guests run ahead, the oldest first.
+    pub(crate) fn runs_ahead(&self) -> Vec<&str> {
+        let codes = self.shadows.values().map(|guest| {
+            let mut inbox = guest.inbox.iter();
+            inbox.find_map(|(request, _)| match request {
+                Request::Execute { code, .. } => Some(code.as_str()),
+                _ => None,
+            })
+        });
+        codes.map(|code| code.unwrap_or("none yet")).collect()
+    }
+
+    /// The guest that is meant does this, even when it is gone.
     pub(crate) fn shadow_sends(&mut self, input: GuestInput<Bytes>) {
-        self.feed(Input::Guest(Slot::Shadow(self.last_shadow), input));
+        self.feed(Input::Guest(Slot::Shadow(self.at), input));
     }
 
     pub(crate) fn shadow_ends(&mut self, report: ExecutionReport) {
@@ -555,6 +578,15 @@ impl World {
         assert!(self.calls.len() <= self.limits.max_concurrent_host_calls as usize);
         let idle = self.guest.as_ref().is_none_or(|guest| guest.turn.is_none());
         assert!(!idle || self.calls.is_empty(), "host calls outlive their turn");
+        let (most, at_once) = self.most;
+        assert!(self.shadows.len() <= most, "too many run ahead");
+        let at_work = |guest: &&Guest| guest.turn.is_some() && !guest.waiting && guest.asked.is_empty();
+        assert!(
+            self.shadows.values().filter(at_work).count() <= at_once,
+            "too many run ahead at the same time"
+        );
+        let under_way: u32 = self.session.stats().ahead.code.values().map(Tally::under_way).sum();
+        assert_eq!(self.shadows.len(), under_way as usize, "the counts do not add up");
         assert!(
             self.session.wake_at().is_none_or(|at| at > self.now),
             "it wants to be woken in the past"
@@ -567,8 +599,8 @@ impl World {
         let waits = idle && !saving && self.guest.as_ref().is_none_or(|guest| guest.ready);
         self.awaited.retain(|ticket| !self.answers.contains_key(ticket));
         let first = self.awaited.first().copied().unwrap_or(Ticket::MAX);
-        let joins = self.shadow.as_ref().is_some_and(|guest| guest.promoting)
-            || self.shadow.is_some() && self.guest.as_ref().is_some_and(|guest| !guest.checks.is_empty());
+        let joins = self.shadows.values().any(|guest| guest.promoting)
+            || !self.shadows.is_empty() && self.guest.as_ref().is_some_and(|guest| !guest.checks.is_empty());
         assert!(
             !waits
                 || joins
@@ -601,14 +633,12 @@ impl World {
             Effect::Guest(Slot::Main, effect) => self.carry_out_main(effect),
             Effect::Guest(Slot::Shadow(shadow), effect) => self.carry_out_shadow(shadow, effect),
             Effect::Park(shadow) => {
-                assert_eq!(shadow, self.last_shadow, "another is to be parked");
-                let guest = self.shadow.take().expect("nobody can be parked");
+                let guest = self.shadows.remove(&shadow).expect("nobody can be parked");
                 assert!(guest.turn.is_none(), "a guest is parked in a turn");
             }
             Effect::Promote(shadow) => {
-                assert_eq!(shadow, self.last_shadow, "another is to take over");
                 assert!(self.calls.is_empty(), "host calls outlive their guest");
-                let guest = self.shadow.take();
+                let guest = self.shadows.remove(&shadow);
                 self.guest = Some(guest.expect("promoted nobody"));
             }
             Effect::Host(effect) => self.carry_out_for_host(effect),
@@ -698,18 +728,15 @@ impl World {
     fn carry_out_shadow(&mut self, shadow: ShadowId, effect: GuestEffect<Bytes>) {
         match effect {
             GuestEffect::Boot => {
-                assert!(self.shadow.is_none(), "two guests run code ahead");
                 assert!(shadow > self.last_shadow, "a shadow's number is used twice");
-                self.last_shadow = shadow;
-                self.shadow = Some(Guest::default());
+                (self.last_shadow, self.at) = (shadow, shadow);
+                self.shadows.insert(shadow, Guest::default());
             }
             GuestEffect::Kill => {
-                assert_eq!(shadow, self.last_shadow, "another is to end");
-                assert!(self.shadow.take().is_some(), "killed nobody");
+                assert!(self.shadows.remove(&shadow).is_some(), "killed nobody");
             }
             GuestEffect::Post(request, _) | GuestEffect::Restore(request, _) | GuestEffect::Install(request, _) => {
-                assert_eq!(shadow, self.last_shadow, "posted to another");
-                let guest = self.shadow.as_mut().expect("posted to nobody");
+                let guest = self.shadows.get_mut(&shadow).expect("posted to nobody");
                 match &request {
                     Request::Init { .. } => assert!(guest.inbox.is_empty()),
                     Request::Execute { turn, ahead, .. } => {

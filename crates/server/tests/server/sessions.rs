@@ -343,6 +343,8 @@ async fn options_that_mean_nothing_are_named() {
         (json!({ "timeout": 1e9 }), "timeout"),
         (json!({ "memoryLimit": 1_u64 << 30 }), "memoryLimit"),
         (json!({ "spares": 2 }), "spares"),
+        (json!({ "maxShadows": 0 }), "maxShadows"),
+        (json!({ "maxShadows": 9 }), "maxShadows"),
         (json!({ "profile": "none" }), "profile"),
         (json!({ "backend": "chroot" }), "backend"),
         (json!({ "channel": 1 }), "channel"),

@@ -49,7 +49,7 @@ use crate::protocol::{Encoding, Event, GuestInfo, Profile, Request, Stream};
 use crate::speculate::Prediction;
 use crate::stats::Stats;
 use commands::Next;
-use interpreter::{Config, Guest, Interpreter, Note, Output};
+use interpreter::{Config, Guest, Interpreter, Note};
 use pings::Pings;
 use shadows::{ShadowEffect, Shadows};
 
@@ -467,7 +467,7 @@ impl<B: Body> Session<B> {
                         self.follow(now);
                         self.interpreter.take_over(ticket, job, promotion);
                     }
-                    None => self.interpreter.begin_for(now, ticket, job),
+                    None => self.interpreter.begin(now, Some(ticket), job, None),
                 },
             }
             self.follow(now);
@@ -485,13 +485,10 @@ impl<B: Body> Session<B> {
     /// Takes what the shadows and the interpreter want done, and tells the shadows what they have to know, at the place where it happened.
     fn follow(&mut self, now: f64) {
         self.follow_shadows();
-        while let Some(output) = self.interpreter.next_output() {
-            match output {
-                Output::Guest(effect) => self.effects.push(Effect::Guest(Slot::Main, effect)),
-                Output::Host(effect) => self.effects.push(Effect::Host(effect)),
-                Output::Note(note) => self.tell_shadows(now, note),
-            }
+        while let Some(note) = self.interpreter.notes.pop_front() {
+            self.tell_shadows(now, note);
         }
+        self.effects.append(&mut self.interpreter.effects);
     }
 
     fn follow_shadows(&mut self) {

@@ -36,7 +36,7 @@ use sandglass_core::budget::{Budget, BudgetLimits};
 use sandglass_core::error::Error;
 use sandglass_core::execution::{CodeExecution, Killer, Outcome};
 use sandglass_core::protocol::{GuestInfo, Request, Stream};
-use sandglass_core::session::{Command, Effect, Encoded, GuestInput, HostEffect, Input, Reply, Session, Slot, Ticket};
+use sandglass_core::session::{Command, Effect, Encoded, GuestEffect, HostEffect, Input, Reply, Session, Ticket};
 
 /// One session and everything around it.
 pub(super) struct Driver {
@@ -318,16 +318,13 @@ impl Driver {
         self.follow(effects);
     }
 
-    /// Gives the session what comes from the guest in a slot.
-    fn hear(&self, slot: Slot, input: GuestInput<JsBody>) {
-        self.feed(Input::Guest(slot, input));
-    }
-
     fn follow(&self, effects: Vec<Effect<JsBody>>) {
         self.effects.borrow_mut().extend(effects);
         // A callback of the user's may come back in here; its effects wait for their turn.
         if !self.busy.replace(true) {
-            while let Some(effect) = self.next_effect() {
+            loop {
+                let next = self.effects.borrow_mut().pop_front();
+                let Some(effect) = next else { break };
                 let promotes = matches!(effect, Effect::Promote(_));
                 self.carry_out(effect);
                 if promotes {
@@ -369,10 +366,6 @@ impl Driver {
         !self.waiters.borrow().is_empty() || self.reading.get() > 0
     }
 
-    fn next_effect(&self) -> Option<Effect<JsBody>> {
-        self.effects.borrow_mut().pop_front()
-    }
-
     /// Keeps one timer that goes off no later than the session wants to be woken.
     fn set_timer(&self) {
         let Some(at) = self.session.borrow().wake_at() else {
@@ -405,32 +398,32 @@ impl Driver {
 
     fn carry_out(&self, effect: Effect<JsBody>) {
         match effect {
-            Effect::Guest(slot, effect) => self.carry_out_in(slot, effect),
+            Effect::Guest(slot, GuestEffect::Boot) => self.boot(slot),
+            Effect::Guest(slot, GuestEffect::Kill) => self.kill(slot),
+            Effect::Guest(slot, GuestEffect::Post(request, body)) => self.post(slot, request, body),
+            Effect::Guest(slot, GuestEffect::Restore(request, bodies) | GuestEffect::Install(request, bodies)) => {
+                if let Some(held) = self.slots.at(slot) {
+                    held.outbox.post_all(&request, bodies);
+                }
+            }
             Effect::Park(shadow) => self.park(shadow),
             Effect::Promote(shadow) => self.promote(shadow),
-            Effect::Host(effect) => self.carry_out_for_host(effect),
-        }
-    }
-
-    /// Does something for whoever uses the sandbox.
-    fn carry_out_for_host(&self, effect: HostEffect<JsBody>) {
-        match effect {
-            HostEffect::Fetch(ticket, wanted) => self.fetch(ticket, wanted),
-            HostEffect::CallHost {
+            Effect::Host(HostEffect::Fetch(ticket, wanted)) => self.fetch(ticket, wanted),
+            Effect::Host(HostEffect::CallHost {
                 call,
                 name,
                 args,
                 budget,
-            } => self.call_host(call, &name, &args, &budget),
-            HostEffect::Progress(progress) => self.calls_progress(&progress),
-            HostEffect::AbortHost(call) => {
+            }) => self.call_host(call, &name, &args, &budget),
+            Effect::Host(HostEffect::Progress(progress)) => self.calls_progress(&progress),
+            Effect::Host(HostEffect::AbortHost(call)) => {
                 if let Some(controller) = self.calls.borrow_mut().remove(&call) {
                     controller.abort();
                 }
             }
-            HostEffect::Print(ticket, stream, text) => self.print(ticket, stream, &text),
-            HostEffect::Display { ticket, mime, body, .. } => self.display(ticket, &mime, &body),
-            HostEffect::Resolve(ticket, reply) => {
+            Effect::Host(HostEffect::Print(ticket, stream, text)) => self.print(ticket, stream, &text),
+            Effect::Host(HostEffect::Display { ticket, mime, body, .. }) => self.display(ticket, &mime, &body),
+            Effect::Host(HostEffect::Resolve(ticket, reply)) => {
                 let waiter = self.waiters.borrow_mut().remove(&ticket);
                 if let Some(Waiter { settle, displays, .. }) = waiter {
                     settle(self, reply, &displays);

@@ -7,7 +7,7 @@
 //! | `guest_frame` | the frame and the worker of a guest |
 //! | `outbox` | messages on their way to a guest, a piece at a time |
 //! | `spares`, `snapshot` | guests that wait to be needed, and the memory that all of them start from |
-//! | `remote` | guests on a server, by a WebSocket |
+//! | `remote`, `wire` | guests on a server, by a WebSocket, and its frames |
 //! | `options` | what `createSandbox` takes |
 //! | `convert` | values of JavaScript as Python's, and back |
 //! | `source` | values on their way to Python |
@@ -39,6 +39,7 @@ mod snapshot;
 mod source;
 mod spares;
 mod wheels;
+mod wire;
 
 /// Functions that `tests/web.rs` looks at; no part of the API.
 #[doc(hidden)]
@@ -60,7 +61,7 @@ pub mod testing {
     /// # Errors
     /// A text that says what is wrong with it.
     pub fn open_frame(frame: &js_sys::ArrayBuffer) -> Result<(String, Vec<u32>), String> {
-        let (header, bodies) = super::remote::open_frame(frame)?;
+        let (header, bodies) = super::wire::open_frame(frame)?;
         let length = |body: JsValue| js_sys::Uint8Array::from(body).length();
         Ok((header, bodies.iter().map(length).collect()))
     }

@@ -2,12 +2,12 @@
 
 use sandglass_core::protocol::Event;
 use sandglass_core::session::{ShadowId, Slot};
-use wasm_bindgen::JsValue;
 
 use super::Driver;
 use super::messages::Parts;
 use super::slots::Held;
-use crate::guest_frame::Guest;
+use crate::guest_frame::{Guest, Letter};
+use crate::outbox::{Outbox, Way};
 
 /// A guest that has run code, and may run code ahead.
 pub(super) struct Parked {
@@ -33,20 +33,15 @@ impl Driver {
         let init = self.shadow_init.borrow().clone();
         match init {
             Some(init) if may_park && self.parked.borrow().is_none() => {
-                let (messages, failures) = (self.this.clone(), self.this.clone());
-                guest.adopt(
-                    move |data| {
-                        if let Some(driver) = messages.upgrade() {
-                            driver.hear_parked(&data);
-                        }
-                    },
-                    move |_| {
-                        if let Some(driver) = failures.upgrade() {
-                            driver.end_parked();
-                        }
-                    },
-                );
-                guest.post(init, None);
+                let this = self.this.clone();
+                let port = guest.adopt(move |letter| {
+                    if let Some(driver) = this.upgrade() {
+                        driver.hear_parked(letter);
+                    }
+                });
+                let outbox = Outbox::new();
+                outbox.open(Way::Port(port));
+                outbox.post(init, None);
                 self.parked.replace(Some(Parked { guest, is_sure: false }));
             }
             _ => guest.end_soon(),
@@ -54,9 +49,13 @@ impl Driver {
         self.hold_a_spare();
     }
 
-    fn hear_parked(&self, data: &JsValue) {
-        let events = Parts::default().read(data, self.options.limits.max_value_bytes);
-        let is_ready = matches!(events.as_deref(), Ok([(Event::Ready { .. }, None)]));
+    fn hear_parked(&self, letter: Letter) {
+        let is_ready = if let Letter::Message(data) = letter {
+            let events = Parts::default().read(&data, self.options.limits.max_value_bytes);
+            matches!(events.as_deref(), Ok([(Event::Ready { .. }, None)]))
+        } else {
+            false
+        };
         if let Some(parked) = &mut *self.parked.borrow_mut()
             && is_ready
             && !parked.is_sure

@@ -16,7 +16,7 @@ use std::rc::{Rc, Weak};
 use gloo_timers::callback::Timeout;
 use js_sys::{Array, Function, Promise, Reflect};
 use wasm_bindgen::prelude::*;
-use wasm_bindgen_futures::{JsFuture, future_to_promise, spawn_local};
+use wasm_bindgen_futures::{JsFuture, spawn_local};
 use web_sys::AbortController;
 
 use self::ahead::Ahead;
@@ -30,13 +30,12 @@ use super::glue::{Glue, now, object, random, thrown};
 use super::options::{ExecuteOptions, Options};
 use super::outbox::JsBody;
 use super::remote::Server;
-use super::sandbox::Sandbox;
 use super::spares::Claim;
 use sandglass_core::budget::{Budget, BudgetLimits};
 use sandglass_core::error::Error;
 use sandglass_core::execution::{CodeExecution, Killer, Outcome};
 use sandglass_core::protocol::{GuestInfo, Request, Stream};
-use sandglass_core::session::{Command, Effect, Encoded, GuestEffect, HostEffect, Input, Reply, Session, Ticket};
+use sandglass_core::session::{Command, Effect, Encoded, Fork, GuestEffect, HostEffect, Input, Reply, Session, Ticket};
 
 /// One session and everything around it.
 pub(super) struct Driver {
@@ -86,12 +85,9 @@ pub(crate) type Ran = (Box<CodeExecution>, Option<JsValue>);
 struct Waiter {
     settle: Settle,
     on_output: Option<OnOutput>,
-    on_stdout: Option<Function>,
-    on_stderr: Option<Function>,
-    on_display: Option<Function>,
+    options: ExecuteOptions,
     /// The outputs that the execution has shown so far.
     displays: Array,
-    on_progress: Option<Function>,
 }
 
 impl Driver {
@@ -173,35 +169,27 @@ impl Driver {
 
     /// A promise of what becomes of a command.
     pub(super) fn submit(&self, command: Command<JsBody>, options: ExecuteOptions) -> Promise {
-        let ticket = self.next_ticket();
-        let ExecuteOptions {
-            signal,
-            on_stdout,
-            on_stderr,
-            on_display,
-            on_progress,
-            ..
-        } = options;
-        let (mut on_stdout, mut on_stderr) = (on_stdout, on_stderr);
-        let (mut on_display, mut on_progress) = (on_display, on_progress);
-        let promise = Promise::new(&mut |resolve, reject| {
-            let settle: Settle = Box::new(move |driver, reply, displays| {
-                let _ = match reply.and_then(|reply| driver.present(reply, displays)) {
-                    Ok(value) => resolve.call1(&JsValue::UNDEFINED, &value),
-                    Err(error) => reject.call1(&JsValue::UNDEFINED, &thrown(&driver.glue, &error)),
-                };
-            });
-            let waiter = Waiter {
-                settle,
-                on_output: None,
-                on_stdout: on_stdout.take(),
-                on_stderr: on_stderr.take(),
-                on_display: on_display.take(),
-                displays: Array::new(),
-                on_progress: on_progress.take(),
+        self.submit_for(command, options, Self::present)
+    }
+
+    /// The same; `present` makes the value that it resolves to.
+    pub(super) fn submit_for(
+        &self,
+        command: Command<JsBody>,
+        options: ExecuteOptions,
+        present: impl FnOnce(&Self, Reply<JsBody>, &Array) -> Result<JsValue, Error> + 'static,
+    ) -> Promise {
+        let mut functions = None;
+        let promise = Promise::new(&mut |resolve, reject| functions = Some((resolve, reject)));
+        let settle: Settle = Box::new(move |driver, reply, displays| {
+            let Some((resolve, reject)) = functions else { return };
+            let _ = match reply.and_then(|reply| present(driver, reply, displays)) {
+                Ok(value) => resolve.call1(&JsValue::UNDEFINED, &value),
+                Err(error) => reject.call1(&JsValue::UNDEFINED, &thrown(&driver.glue, &error)),
             };
-            self.waiters.borrow_mut().insert(ticket, waiter);
         });
+        let signal = options.signal.clone();
+        let ticket = self.wait(settle, None, options);
         match signal {
             Some(signal) if signal.aborted() => self.feed(Input::Aborted(ticket, command)),
             Some(signal) => {
@@ -222,13 +210,7 @@ impl Driver {
             timeout_ms,
             budget,
         };
-        self.submit(execute, options)
-    }
-
-    fn next_ticket(&self) -> Ticket {
-        let ticket = self.last_ticket.get() + 1;
-        self.last_ticket.set(ticket);
-        ticket
+        self.submit_for(execute, options, Self::present)
     }
 
     /// Has code run for Rust. `ended` is told what became of it.
@@ -239,7 +221,6 @@ impl Driver {
         ended: impl FnOnce(Result<Ran, Error>) + 'static,
     ) {
         self.load_imported(&code);
-        let ticket = self.next_ticket();
         let settle: Settle = Box::new(move |driver, reply, displays| {
             ended(match reply {
                 Ok(Reply::Execution(execution, last)) => driver.ran(execution, last, displays),
@@ -247,22 +228,27 @@ impl Driver {
                 Err(error) => Err(error),
             });
         });
-        let waiter = Waiter {
-            settle,
-            on_output,
-            on_stdout: None,
-            on_stderr: None,
-            on_display: None,
-            displays: Array::new(),
-            on_progress: None,
-        };
-        self.waiters.borrow_mut().insert(ticket, waiter);
+        let ticket = self.wait(settle, on_output, ExecuteOptions::default());
         let execute = Command::Execute {
             code,
             timeout_ms: None,
             budget: BudgetLimits::default(),
         };
         self.feed(Input::Command(ticket, execute));
+    }
+
+    /// Has somebody wait for a command, whose number is returned.
+    fn wait(&self, settle: Settle, on_output: Option<OnOutput>, options: ExecuteOptions) -> Ticket {
+        let ticket = self.last_ticket.get() + 1;
+        self.last_ticket.set(ticket);
+        let waiter = Waiter {
+            settle,
+            on_output,
+            options,
+            displays: Array::new(),
+        };
+        self.waiters.borrow_mut().insert(ticket, waiter);
+        ticket
     }
 
     /// The same for a command whose value is still on its way.
@@ -435,7 +421,7 @@ impl Driver {
     // ---- the user's functions ----
 
     /// The value that a reply resolves to.
-    fn present(&self, reply: Reply<JsBody>, displays: &Array) -> Result<JsValue, Error> {
+    pub(super) fn present(&self, reply: Reply<JsBody>, displays: &Array) -> Result<JsValue, Error> {
         match reply {
             Reply::Done => Ok(JsValue::UNDEFINED),
             Reply::State(execution) => Ok(execution.into()),
@@ -446,20 +432,14 @@ impl Driver {
                 let last = self.complete(&mut execution, last);
                 show(&execution, last, displays)
             }
-            Reply::Fork(fork) => {
-                let session = Session::forked(*fork).with_budget(self.budget());
-                let driver =
-                    Self::with_session(self.glue.clone(), self.options.clone(), session, self.on_query.clone());
-                // Resolved when another guest has the state.
-                let ready = driver.submit(Command::Checkpoint, ExecuteOptions::default());
-                let sandbox = Sandbox::new(driver);
-                Ok(future_to_promise(async move {
-                    JsFuture::from(ready).await?;
-                    Ok(sandbox.into())
-                })
-                .into())
-            }
+            Reply::Fork(_) => Err(Error::NotSerializable("a copy of the sandbox is no value".to_owned())),
         }
+    }
+
+    /// Another that goes on from a fork of the session.
+    pub(super) fn forked(&self, fork: Fork<JsBody>) -> Rc<Self> {
+        let session = Session::forked(fork).with_budget(self.budget());
+        Self::with_session(self.glue.clone(), self.options.clone(), session, self.on_query.clone())
     }
 
     /// The outcome of an execution in Rust.
@@ -498,11 +478,11 @@ impl Driver {
         let on_output = waiter.and_then(|waiter| waiter.on_output.clone());
         let (own, all) = match stream {
             Stream::Stderr => (
-                waiter.and_then(|waiter| waiter.on_stderr.clone()),
+                waiter.and_then(|waiter| waiter.options.on_stderr.clone()),
                 &self.options.on_stderr,
             ),
             _ => (
-                waiter.and_then(|waiter| waiter.on_stdout.clone()),
+                waiter.and_then(|waiter| waiter.options.on_stdout.clone()),
                 &self.options.on_stdout,
             ),
         };
@@ -520,7 +500,7 @@ impl Driver {
         let waiters = self.waiters.borrow();
         let own = waiters.get(&ticket).and_then(|waiter| {
             waiter.displays.push(&shown);
-            waiter.on_display.clone()
+            waiter.options.on_display.clone()
         });
         drop(waiters);
         for callback in own.iter().chain(&self.options.on_display) {

@@ -8,7 +8,8 @@
 //! | `outbox` | messages on their way to a guest, a piece at a time |
 //! | `spares`, `snapshot` | guests that wait to be needed, and the memory that all of them start from |
 //! | `remote`, `wire` | guests on a server, by a WebSocket, and its frames |
-//! | `options` | what `createSandbox` takes |
+//! | `options`, `arguments` | what `createSandbox` takes; how that, and what all methods take, is read |
+//! | `stop` | ends work from outside |
 //! | `convert` | values of JavaScript as Python's, and back |
 //! | `source` | values on their way to Python |
 //! | `files` | the public methods about files |
@@ -20,6 +21,7 @@
 //! | `glue` | functions of JavaScript that Rust needs |
 #![cfg(target_arch = "wasm32")]
 
+mod arguments;
 mod assets;
 mod budget;
 mod convert;
@@ -38,6 +40,7 @@ mod sandbox;
 mod snapshot;
 mod source;
 mod spares;
+mod stop;
 mod wheels;
 mod wire;
 

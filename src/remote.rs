@@ -12,8 +12,8 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::spawn_local;
 use web_sys::{AbortController, MessageEvent, Url};
 
+use super::arguments::entries;
 use super::glue::get;
-use super::options::entries;
 use super::wire::{OnUnreadable, Wire, guest_of};
 use sandglass_core::error::Error;
 use sandglass_core::execution::Killer;

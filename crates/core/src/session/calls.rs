@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use super::exchange::{Exchange, Job};
 use super::interpreter::Config;
 use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Progress, Slot};
-use crate::budget::Usage;
-use crate::protocol::{Encoding, QUERIES, ReplyStatus, Request};
+use crate::budget::{Exhausted, Usage};
+use crate::protocol::{Encoding, Profile, QUERIES, ReplyStatus, Request};
 
 /// Why the user's function gave no result, as Python is to read it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,7 +152,7 @@ impl<B: Body> Exchange<B> {
                     .budget
                     .admit_all(size, now)
                     .err()
-                    .map(|why| why.told(config.profile)),
+                    .map(|why| told(&why, config.profile)),
             });
             batch.missing -= 1;
             let refusal = batch.refusal.clone();
@@ -260,7 +260,7 @@ impl<B: Body> Exchange<B> {
                 Some(_) => budget.may_recurse().and_then(|()| budget.admit(now)),
             };
             if let Err(why) = allowed {
-                let refusal = Err((ReplyStatus::Limit, why.told(config.profile)));
+                let refusal = Err((ReplyStatus::Limit, told(&why, config.profile)));
                 calls.reply(guest_call, refusal, effects);
                 continue;
             }
@@ -307,5 +307,36 @@ impl<B> Calls<B> {
             message,
         };
         effects.push(Effect::Guest(Slot::Main, GuestEffect::Post(request, body)));
+    }
+}
+
+/// The text that Python is told. dspy's `_LLMCallBudget` (`dspy/predict/rlm.py`, 3.4.1) has a text of its own for calls.
+fn told(why: &Exhausted, profile: Profile) -> String {
+    match why {
+        Exhausted::Calls { made, more, most } if profile == Profile::Dspy => format!(
+            "LLM call limit exceeded: {made} + {more} > {most}. \
+             Use Python code for aggregation instead of making more LLM calls."
+        ),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(all(test, not(target_arch = "wasm32")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dspy_is_told_of_used_up_calls_in_its_own_words() {
+        let (made, more, most) = (48.0, 3.0, 50.0);
+        let calls = Exhausted::Calls { made, more, most };
+        assert_eq!(
+            told(&calls, Profile::Dspy),
+            "LLM call limit exceeded: 48 + 3 > 50. Use Python code for aggregation instead of making more LLM calls."
+        );
+        assert_eq!(told(&calls, Profile::Rlm), calls.to_string());
+        assert_eq!(
+            told(&Exhausted::Cost(1.5), Profile::Dspy),
+            Exhausted::Cost(1.5).to_string()
+        );
     }
 }

@@ -148,11 +148,7 @@ impl SandboxTask {
                 self.waiters.insert(ticket, waiter);
                 self.tell(Input::Command(ticket, command));
             }
-            Message::Cancel(ticket) => self.tell(Input::Cancel(ticket)),
-            Message::Interrupt => self.tell(Input::Interrupt),
-            Message::Hint(predictions) => self.tell(Input::Hint(predictions)),
-            Message::Written(code, timeout_ms) => self.tell(Input::Written(code, timeout_ms)),
-            Message::Conversation(text) => self.tell(Input::Conversation(text)),
+            Message::Input(input) => self.tell(input),
             Message::Predictions(answer) => drop(answer.send(self.session.predictions())),
             Message::Stats(answer) => drop(answer.send(self.session.stats())),
             Message::Destroy(gone) => {

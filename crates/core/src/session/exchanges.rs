@@ -3,14 +3,13 @@
 use super::contexts::Target;
 use super::exchange::{Ending, Exchange, Job};
 use super::interpreter::{Interpreter, Note};
-use super::oversized::kind;
 use super::shadow::Promotion;
 use super::{Body, Effect, Encoded, GuestInput, HostFailure, Reply, Slot, Ticket};
 use crate::budget::Usage;
 use crate::deadline::StopReason;
 use crate::error::Error;
 use crate::execution::StateReport;
-use crate::protocol::{Event, ExecutionReport, Request};
+use crate::protocol::{ExecutionReport, Request};
 
 impl<B: Body> Interpreter<B> {
     /// Has the guest begin a job, or takes note that it is at it already, under the number `begun`.
@@ -54,35 +53,8 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// An event of a guest that is up. Whatever does not fit its exchange is a violation.
-    pub(super) fn exchange_event(&mut self, now: f64, event: Event, body: Option<B>) {
-        let number = match &event {
-            Event::Output { turn, .. }
-            | Event::HostCall { turn, .. }
-            | Event::Display { turn, .. }
-            | Event::Executed { turn, .. }
-            | Event::Waiting { turn }
-            | Event::Value { turn, .. }
-            | Event::Done { turn }
-            | Event::Restored { turn, .. }
-            | Event::Refused { turn, .. } => *turn,
-            _ => return self.violation(now, &format!("{} out of order", kind(&event))),
-        };
-        let Some(exchange) = self.exchange.as_mut().filter(|exchange| exchange.number == number) else {
-            return self.violation(
-                now,
-                &format!("{} for turn {number}, which is not under way", kind(&event)),
-            );
-        };
-        match exchange.heard(now, event, body, &self.config, &mut self.last_call, &mut self.effects) {
-            Err(what) => self.violation(now, &what),
-            Ok(None) => {}
-            Ok(Some(ending)) => self.ended(now, ending),
-        }
-    }
-
     /// The exchange is over.
-    fn ended(&mut self, now: f64, ending: Ending<B>) {
+    pub(super) fn ended(&mut self, now: f64, ending: Ending<B>) {
         let is_own = |exchange: &Exchange<B>| exchange.ticket.is_none();
         match ending {
             Ending::Refused(message) if self.exchange.as_ref().is_some_and(is_own) => {

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use super::checkpoints::{Ask, Checkpoints};
 use super::commands::Queued;
 use super::contexts::Contexts;
-use super::exchange::{Exchange, Job};
+use super::exchange::{Exchange, Job, does_not_fit};
 use super::oversized::{kind, oversized};
 use super::packages::Package;
 use super::pings::Pings;
@@ -171,14 +171,20 @@ impl<B: Body> Interpreter<B> {
             return;
         }
         self.end_guest(Guest::Destroyed);
-        let current = self.exchange.take().and_then(|exchange| exchange.ticket);
-        let queued = std::mem::take(&mut self.queue).into_iter().map(|(ticket, _)| ticket);
-        let starting = std::mem::take(&mut self.starting).into_iter();
-        let reverting = self.take_reverting();
-        for ticket in current.into_iter().chain(queued).chain(starting).chain(reverting) {
+        if let Some(ticket) = self.exchange.take().and_then(|exchange| exchange.ticket) {
             self.resolve(ticket, Err(Error::Destroyed));
         }
+        self.refuse_all(&Error::Destroyed);
         self.contexts.clear();
+    }
+
+    /// Refuses everything that waits for a guest.
+    fn refuse_all(&mut self, error: &Error) {
+        let queued = std::mem::take(&mut self.queue).into_iter().map(|(ticket, _)| ticket);
+        let starting = std::mem::take(&mut self.starting);
+        for ticket in queued.chain(starting).chain(self.take_reverting()) {
+            self.resolve(ticket, Err(error.clone()));
+        }
     }
 
     pub(super) fn boot(&mut self, now: f64) {
@@ -242,17 +248,7 @@ impl<B: Body> Interpreter<B> {
     pub(super) fn boot_failed(&mut self, error: Error) {
         self.end_guest(Guest::Down);
         self.exchange = None;
-        let waiting = std::mem::take(&mut self.queue);
-        let starting = std::mem::take(&mut self.starting).into_iter();
-        let reverting = self.take_reverting();
-        for ticket in waiting
-            .into_iter()
-            .map(|(ticket, _)| ticket)
-            .chain(starting)
-            .chain(reverting)
-        {
-            self.resolve(ticket, Err(error.clone()));
-        }
+        self.refuse_all(&error);
     }
 
     pub(super) fn guest_gone(&mut self, now: f64, error: Error) {
@@ -473,7 +469,19 @@ impl<B: Body> Interpreter<B> {
             (Guest::Up, Event::Waiting { .. }) if self.forks && self.exchange.is_some() => {} // the rest is on its way
             (Guest::Up, Event::Fatal { message }) => self.guest_gone(now, Error::GuestLost(message)),
             (Guest::Up, _) if self.awaits_pong() => self.violation(now, "an event of a turn before it was idle"),
-            (Guest::Up, event) => self.exchange_event(now, event, body),
+            (Guest::Up, event) => {
+                let heard = match &mut self.exchange {
+                    Some(exchange) => {
+                        exchange.heard(now, event, body, &self.config, &mut self.last_call, &mut self.effects)
+                    }
+                    None => Err(does_not_fit(&event)),
+                };
+                match heard {
+                    Err(what) => self.violation(now, &what),
+                    Ok(None) => {}
+                    Ok(Some(ending)) => self.ended(now, ending),
+                }
+            }
             (Guest::Booting(_), event) => self.violation(now, &format!("{} before it was ready", kind(&event))),
         }
     }

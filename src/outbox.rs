@@ -204,7 +204,7 @@ pub(super) struct Outbox {
     early: RefCell<Vec<(Request, Option<JsBody>)>>,
     waiting: RefCell<VecDeque<(Request, JsBody)>>,
     /// True when a task works at what waits: there is one at most, also while it lets the page do other things.
-    is_sending: Cell<bool>,
+    is_draining: Cell<bool>,
     cutter: Cutter,
 }
 
@@ -214,7 +214,7 @@ impl Outbox {
             way: RefCell::default(),
             early: RefCell::default(),
             waiting: RefCell::default(),
-            is_sending: Cell::default(),
+            is_draining: Cell::default(),
             cutter: Cutter::new(),
         })
     }
@@ -247,9 +247,9 @@ impl Outbox {
             }
         }
         self.waiting.borrow_mut().push_back((request, body));
-        if !self.is_sending.replace(true) {
+        if !self.is_draining.replace(true) {
             let outbox = self.clone();
-            spawn_local(async move { outbox.send_waiting().await });
+            spawn_local(async move { outbox.drain().await });
         }
     }
 
@@ -283,7 +283,7 @@ impl Outbox {
         self.waiting.take();
     }
 
-    async fn send_waiting(&self) {
+    async fn drain(&self) {
         let mut slice_ends = now() + SLICE_MS;
         let mut start = 0;
         loop {
@@ -294,7 +294,7 @@ impl Outbox {
             let next = self.waiting.borrow().front().cloned();
             // A closed outbox has nothing to send.
             let (Some(way), Some((request, body))) = (way, next) else {
-                return self.is_sending.set(false);
+                return self.is_draining.set(false);
             };
             let piece = match (&body, &way) {
                 (JsBody::Blob(blob), Way::Port(port)) => {

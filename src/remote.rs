@@ -14,7 +14,7 @@ use web_sys::{AbortController, MessageEvent, Url};
 
 use super::arguments::entries;
 use super::glue::get;
-use super::wire::{OnUnreadable, Wire, guest_of};
+use super::wire::{News, OnNews, Wire, guest_of};
 use sandglass_core::error::Error;
 use sandglass_core::execution::Killer;
 use sandglass_core::limits::Limits;
@@ -108,17 +108,9 @@ struct Line {
     seat: RefCell<Weak<Seat>>,
 }
 
-/// The one who is told of a guest: how it is reached, its frames, why it is gone, and that a file that was to be sent cannot be read.
-pub(super) struct Owner {
-    pub(super) on_booted: Box<dyn Fn(&Wire)>,
-    pub(super) on_frame: Box<dyn Fn(&ArrayBuffer)>,
-    pub(super) on_failure: Box<dyn Fn(Error, Option<Killer>)>,
-    pub(super) on_unreadable: OnUnreadable,
-}
-
 /// The state that a guest and its connection share.
 struct Seat {
-    owner: Owner,
+    on_news: OnNews,
     /// Its number on the connection, from 1; 0 as long as there is none.
     number: Cell<u32>,
     has_booted: Cell<bool>,
@@ -180,9 +172,9 @@ impl Server {
     }
 
     /// Starts a guest.
-    pub(super) fn boot(self: &Rc<Self>, owner: Owner) -> RemoteGuest {
+    pub(super) fn boot(self: &Rc<Self>, on_news: OnNews) -> RemoteGuest {
         let seat = Rc::new(Seat {
-            owner,
+            on_news,
             number: Cell::default(),
             has_booted: Cell::default(),
         });
@@ -212,7 +204,7 @@ impl Server {
             let Some(seat) = seat.upgrade() else { return };
             match opened {
                 Ok(opened) => server.connected(opened).boot(&seat),
-                Err(error) => (seat.owner.on_failure)(error, None),
+                Err(error) => (seat.on_news)(News::Lost(error, None)),
             }
         });
         opening
@@ -283,18 +275,19 @@ impl Line {
         };
         if let Some(frame) = data.dyn_ref::<ArrayBuffer>() {
             if guest_of(frame) == Some(seat.number.get()) {
-                (seat.owner.on_frame)(frame);
+                (seat.on_news)(News::Frame(frame));
             }
             return;
         }
         let text = data.dyn_ref::<JsString>().filter(|text| text.length() <= MAX_NOTICE);
         match text.and_then(|text| serde_json::from_str(&String::from(text)).ok()) {
             Some(Notice::Booted { guest }) if guest == seat.number.get() && !seat.has_booted.replace(true) => {
-                let wire = Wire::new(self.socket.raw(), guest, seat.owner.on_unreadable.clone());
-                (seat.owner.on_booted)(&wire);
+                let wire = Wire::new(self.socket.raw(), guest, seat.on_news.clone());
+                (seat.on_news)(News::Booted(wire));
             }
             Some(Notice::Lost { guest, message, killer }) if guest == seat.number.get() => {
-                (seat.owner.on_failure)(Error::GuestLost(format!("the guest ended: {message}")), killer);
+                let error = Error::GuestLost(format!("the guest ended: {message}"));
+                (seat.on_news)(News::Lost(error, killer));
             }
             Some(Notice::Booted { .. } | Notice::Lost { .. } | Notice::Other) => {}
             None => self.fail(Error::BackendUnavailable(
@@ -306,7 +299,7 @@ impl Line {
     fn fail(&self, error: Error) {
         let seat = self.seat.borrow().upgrade();
         if let Some(seat) = seat {
-            (seat.owner.on_failure)(error, None);
+            (seat.on_news)(News::Lost(error, None));
         }
     }
 }

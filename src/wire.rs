@@ -10,6 +10,8 @@ use wasm_bindgen_futures::JsFuture;
 use web_sys::WebSocket;
 
 use super::glue::bytes;
+use sandglass_core::error::Error;
+use sandglass_core::execution::Killer;
 use sandglass_core::protocol::Request;
 
 /// Bytes that may wait in the socket before more of a body is added.
@@ -19,8 +21,24 @@ const POLL_MS: u32 = 5;
 /// Bytes of a header that comes from the server.
 const MAX_HEADER_BYTES: u32 = 16 << 20;
 
-/// Told that a file cannot be read which was to be sent with this request, whether parts of it were sent, and why.
-pub(super) type OnUnreadable = Rc<dyn Fn(&Request, bool, &str)>;
+/// The news of a guest on a server.
+pub(super) enum News<'a> {
+    /// It runs, and this is the way to it.
+    Booted(Wire),
+    /// It says something.
+    Frame(&'a ArrayBuffer),
+    /// It is gone, or never came up; a limit may have killed it.
+    Lost(Error, Option<Killer>),
+    /// A file cannot be read that was to be sent with this request; parts of it may have been sent.
+    Unreadable {
+        request: &'a Request,
+        begun: bool,
+        why: &'a str,
+    },
+}
+
+/// Hears the news of a guest.
+pub(super) type OnNews = Rc<dyn Fn(News<'_>)>;
 
 /// The header of a frame, and its bodies.
 pub(super) type Frame = (String, Array);
@@ -30,16 +48,12 @@ pub(super) type Frame = (String, Array);
 pub(super) struct Wire {
     socket: WebSocket,
     guest: u32,
-    on_unreadable: OnUnreadable,
+    on_news: OnNews,
 }
 
 impl Wire {
-    pub(super) fn new(socket: WebSocket, guest: u32, on_unreadable: OnUnreadable) -> Self {
-        Self {
-            socket,
-            guest,
-            on_unreadable,
-        }
+    pub(super) fn new(socket: WebSocket, guest: u32, on_news: OnNews) -> Self {
+        Self { socket, guest, on_news }
     }
 
     /// Sends a frame. On a socket that is closed it does nothing: its owner is told of the end in any case.
@@ -71,7 +85,7 @@ impl Wire {
     }
 
     pub(super) fn unreadable(&self, request: &Request, begun: bool, why: &str) {
-        (self.on_unreadable)(request, begun, why);
+        (self.on_news)(News::Unreadable { request, begun, why });
     }
 }
 

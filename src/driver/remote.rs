@@ -10,8 +10,8 @@ use super::slots::{GuestSlot, Held};
 use crate::glue::now;
 use crate::outbox::JsBody;
 use crate::outbox::Way;
-use crate::remote::{Owner, Server};
-use crate::wire::open_frame;
+use crate::remote::Server;
+use crate::wire::{News, open_frame};
 use sandglass_core::error::Error;
 use sandglass_core::execution::Killer;
 use sandglass_core::protocol::{Encoding, Event, ReplyStatus, Request};
@@ -28,23 +28,22 @@ impl Driver {
         let held = self.slots.place(Slot::Main, None, None);
         let generation = held.generation;
         self.progress("backend");
-        let (booted, frames) = (self.of_generation(generation), self.of_generation(generation));
-        let (failures, unreadable) = (self.of_generation(generation), self.of_generation(generation));
-        let guest = server.boot(Owner {
-            on_booted: Box::new(move |wire| {
-                booted(&|driver, held| {
-                    held.outbox.open(Way::Socket(wire.clone()));
+        let this = self.this.clone();
+        let guest = server.boot(Rc::new(move |news| {
+            let Some(driver) = this.upgrade() else { return };
+            let Some((_, held)) = driver.slots.find(generation) else {
+                return;
+            };
+            match news {
+                News::Booted(wire) => {
+                    held.outbox.open(Way::Socket(wire));
                     driver.progress("python");
-                });
-            }),
-            on_frame: Box::new(move |frame| frames(&|driver, held| driver.receive_frame(held, frame))),
-            on_failure: Box::new(move |error, killer| {
-                failures(&|driver, _| driver.lost(error.clone(), killer));
-            }),
-            on_unreadable: Rc::new(move |request, begun, why| {
-                unreadable(&|driver, _| driver.could_not_read(request, begun, why));
-            }),
-        });
+                }
+                News::Frame(frame) => driver.receive_frame(&held, frame),
+                News::Lost(error, killer) => driver.lost(error, killer),
+                News::Unreadable { request, begun, why } => driver.could_not_read(request, begun, why),
+            }
+        }));
         held.guest.replace(Some(Held::OnServer(guest)));
     }
 

@@ -7,7 +7,7 @@
 //! copy of it that runs code which may come. Guests live in [`Slot`]s: the interpreter's own in one, each shadow's in another. A *job* is
 //! what a guest can be asked to do; an *exchange* is a job that a guest is at, with all that it says of it.
 //!
-//! Each part returns what is to be done. [`Session`] only passes that on, and tells the shadows what becomes of the interpreter's state.
+//! Each part writes down what is to be done. [`Session`] only passes that on, and tells the shadows what becomes of the interpreter's state.
 //!
 //! | file | holds |
 //! |---|---|

@@ -8,7 +8,7 @@ use super::contexts::{Contexts, Target};
 use super::display::{Shown, ToResult};
 use super::files::FileCommand;
 use super::interpreter::Config;
-use super::oversized::kind;
+use super::oversized::{does_not_fit, kind, number_of};
 use super::packages::Install;
 use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Reply, Ticket};
 use crate::budget::{Budget, BudgetLimits, Exhausted, Usage};
@@ -592,29 +592,5 @@ impl Execution {
     pub(super) fn count_host_call(&mut self) -> u32 {
         self.host_calls = self.host_calls.saturating_add(1);
         self.host_calls
-    }
-}
-
-/// The number of the exchange that an event belongs to, where it belongs to one.
-fn number_of(event: &Event) -> Option<u32> {
-    match event {
-        Event::Output { turn, .. }
-        | Event::HostCall { turn, .. }
-        | Event::Display { turn, .. }
-        | Event::Executed { turn, .. }
-        | Event::Waiting { turn }
-        | Event::Value { turn, .. }
-        | Event::Done { turn }
-        | Event::Restored { turn, .. }
-        | Event::Refused { turn, .. } => Some(*turn),
-        _ => None,
-    }
-}
-
-/// The violation of an event that is not of the exchange under way.
-pub(super) fn does_not_fit(event: &Event) -> String {
-    match number_of(event) {
-        Some(number) => format!("{} for turn {number}, which is not under way", kind(event)),
-        None => format!("{} out of order", kind(event)),
     }
 }

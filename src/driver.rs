@@ -31,6 +31,7 @@ use super::options::{ExecuteOptions, Options};
 use super::outbox::JsBody;
 use super::remote::Server;
 use super::spares::Claim;
+use super::stop::after;
 use sandglass_core::budget::{Budget, BudgetLimits};
 use sandglass_core::error::Error;
 use sandglass_core::execution::{CodeExecution, Killer, Outcome};
@@ -367,13 +368,7 @@ impl Driver {
             return;
         }
         let this = self.this.clone();
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "clamped to what a timer can count"
-        )]
-        let ms = (at - now()).ceil().clamp(0.0, f64::from(i32::MAX)) as u32;
-        let timeout = Timeout::new(ms, move || {
+        let timeout = after(at - now(), move || {
             if let Some(driver) = this.upgrade() {
                 driver.timer.replace(None);
                 driver.feed(Input::Tick);

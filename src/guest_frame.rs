@@ -11,7 +11,7 @@ use web_sys::{HtmlIFrameElement, MessageChannel, MessageEvent, MessagePort};
 
 use super::glue::{Glue, describe, get, object};
 use super::options::Isolation;
-use super::outbox::header;
+use super::outbox::{Outbox, Way, header};
 use super::snapshot::Snapshot;
 use sandglass_core::guest;
 use sandglass_core::protocol::Request;
@@ -31,6 +31,8 @@ pub(super) struct Guest {
     control: MessagePort,
     /// The ends that go to the worker and to who starts it.
     far_ends: Array,
+    /// Messages to it, once somebody has adopted it.
+    outbox: RefCell<Option<Rc<Outbox>>>,
     home: Home,
     inbox: Rc<Inbox>,
     catching_up: RefCell<Option<Timeout>>,
@@ -133,6 +135,7 @@ impl Guest {
             port: channel.port1(),
             control: control.port1(),
             far_ends: Array::of2(&channel.port2(), &control.port2()),
+            outbox: RefCell::default(),
             home: match isolation {
                 Isolation::Worker => Home::Page(None),
                 Isolation::Frame => open_frame(glue)?,
@@ -145,16 +148,22 @@ impl Guest {
         })
     }
 
-    /// Gives the guest an owner, who hears what it has posted so far at once. Returns the port that messages to it are for.
-    pub(super) fn adopt(&self, owner: impl Fn(Letter) + 'static) -> MessagePort {
+    /// Gives the guest an owner, who hears what it has posted so far at once. It is sent what is in the outbox, which is its own from now on.
+    pub(super) fn adopt(&self, outbox: &Rc<Outbox>, owner: impl Fn(Letter) + 'static) {
         self.inbox.owner.replace(Some(Rc::new(owner)));
+        self.outbox.replace(Some(outbox.clone()));
+        outbox.open(Way::Port(self.port.clone()));
         if !self.inbox.early.borrow().is_empty() {
             let inbox = self.inbox.clone();
             // In a task of its own: whoever adopts it is not ready to hear of it yet.
             let soon = Timeout::new(0, move || inbox.catch_up());
             self.catching_up.replace(Some(soon));
         }
-        self.port.clone()
+    }
+
+    /// Messages to it: what somebody has begun to send it goes on when it gets another owner. A fresh one, when there was no owner.
+    pub(super) fn outbox(&self) -> Rc<Outbox> {
+        self.outbox.borrow().clone().unwrap_or_else(Outbox::new)
     }
 
     /// Starts the worker.
@@ -224,6 +233,9 @@ impl Guest {
     fn close(&self) {
         self.inbox.owner.take();
         self.frame_watch.take();
+        if let Some(outbox) = self.outbox.take() {
+            outbox.close();
+        }
         for port in [&self.port, &self.control] {
             port.set_onmessage(None);
             port.close();

@@ -7,7 +7,6 @@ use super::Driver;
 use super::messages::Parts;
 use super::slots::Held;
 use crate::guest_frame::{Guest, Letter};
-use crate::outbox::{Outbox, Way};
 
 /// A guest that has run code, and may run code ahead.
 pub(super) struct Parked {
@@ -34,13 +33,12 @@ impl Driver {
         match init {
             Some(init) if may_park && self.parked.borrow().is_none() => {
                 let this = self.this.clone();
-                let port = guest.adopt(move |letter| {
+                let outbox = guest.outbox();
+                guest.adopt(&outbox, move |letter| {
                     if let Some(driver) = this.upgrade() {
                         driver.hear_parked(letter);
                     }
                 });
-                let outbox = Outbox::new();
-                outbox.open(Way::Port(port));
                 outbox.post(init, None);
                 self.parked.replace(Some(Parked { guest, is_sure: false }));
             }

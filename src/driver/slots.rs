@@ -16,7 +16,7 @@ use super::messages::{Events, Parts};
 use super::{Driver, notify};
 use crate::glue::object;
 use crate::guest_frame::{Guest, Letter};
-use crate::outbox::{JsBody, Outbox, Way};
+use crate::outbox::{JsBody, Outbox};
 use crate::remote::RemoteGuest;
 use crate::snapshot::{self, Maker};
 
@@ -67,10 +67,14 @@ impl Slots {
     pub(super) fn place(&self, slot: Slot, guest: Option<Held>, unconfirmed: Option<UnconfirmedInit>) -> Rc<GuestSlot> {
         let generation = self.last_generation.get() + 1;
         self.last_generation.set(generation);
+        let outbox = match &guest {
+            Some(Held::Here(guest)) => guest.outbox(),
+            _ => Outbox::new(),
+        };
         let placed = Rc::new(GuestSlot {
             generation,
             guest: RefCell::new(guest),
-            outbox: Outbox::new(),
+            outbox,
             parts: RefCell::default(),
             blocked: RefCell::default(),
             unconfirmed_init: RefCell::new(unconfirmed),
@@ -95,10 +99,13 @@ impl Slots {
     /// Takes the guest out of a slot: nobody hears it any more.
     pub(super) fn take(&self, slot: Slot) -> Option<Held> {
         let held = self.held.borrow_mut().remove(&slot)?;
-        held.outbox.close();
         held.unconfirmed_init.take();
         held.maker.take();
-        held.guest.take()
+        let guest = held.guest.take();
+        if !matches!(guest, Some(Held::Here(_))) {
+            held.outbox.close(); // a guest of the page does so when it ends
+        }
+        guest
     }
 
     /// Moves a guest to another slot, whose guest is taken out.
@@ -170,12 +177,11 @@ impl Driver {
     pub(super) fn adopt(&self, held: &GuestSlot) {
         let (this, generation) = (self.this.clone(), held.generation);
         if let Some(Held::Here(guest)) = &*held.guest.borrow() {
-            let port = guest.adopt(move |letter| {
+            guest.adopt(&held.outbox, move |letter| {
                 if let Some(driver) = this.upgrade() {
                     driver.receive(generation, letter);
                 }
             });
-            held.outbox.open(Way::Port(port));
         }
     }
 

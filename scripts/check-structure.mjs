@@ -43,21 +43,12 @@ const isGlue = (/** @type {string} */ file) => /^pyodide-glue\/[^/]+\.js$/.test(
 
 /** Known circles between modules of a crate. A circle that is gone must leave this list, and no new one may come. */
 const CIRCLES = [
-  "src/budget → src/options → src/budget",
-  "src/options → src/packages → src/options",
-  "src/options → src/packages → src/outbox → src/remote → src/options",
-  "src/outbox → src/remote → src/outbox",
-  "src/driver → src/pieces → src/rlm → src/driver",
-  "src/driver → src/pieces → src/rlm → src/sandbox → src/driver",
-  "src/pieces → src/rlm → src/sandbox → src/pieces",
-  "crates/core/src/budget → crates/core/src/protocol → crates/core/src/execution → crates/core/src/budget",
 ];
 
 /** Files of more than 600 lines, and why each is one story. Tests are not counted. */
 const LONG_LINES = 600;
 /** @type {Record<string, string>} */
 const LONG = {
-  "crates/core/src/session/exchange.rs": "one exchange with a guest: what may be asked, and what each event may say",
   "crates/rlm/src/schema.rs": "one language, that of schemas: reading, checking and describing go together",
   "host/src/backend/bubblewrap.rs": "one backend: its plan, and the spawn",
   "crates/jupyter/src/backend.rs": "one backend: its plan, and the spawn",

@@ -7,8 +7,8 @@ use wasm_bindgen_futures::spawn_local;
 
 use super::model::{Listener, Model, Purpose, Question};
 use super::run::Run;
-use super::stop::Stop;
 use crate::glue::now;
+use crate::stop::Stop;
 use sandglass_rlm::openai::Retry;
 use sandglass_rlm::{Message, draft};
 

@@ -9,9 +9,9 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
 use web_sys::{ReadableStreamDefaultReader, Response};
 
-use super::stop::{Stop, Waited, after};
 use crate::budget::usage;
 use crate::glue::{describe, fetch, get, object, readable};
+use crate::stop::{Stop, Waited, after};
 use sandglass_rlm::event::hash;
 use sandglass_rlm::limits::MAX_REPLY_BYTES;
 use sandglass_rlm::openai::{

@@ -8,9 +8,9 @@ use wasm_bindgen::prelude::*;
 
 use super::options::Options;
 use super::run::Run;
-use super::stop::{Semaphore, Stop};
 use crate::driver::notify;
 use crate::glue::{Glue, now, thrown};
+use crate::stop::{Semaphore, Stop};
 use sandglass_core::budget::Budget;
 use sandglass_core::error::Error;
 use sandglass_rlm::event::{RlmEvent, RunOutcome};

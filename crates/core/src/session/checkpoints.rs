@@ -479,7 +479,7 @@ impl<B: Body> Interpreter<B> {
             return false;
         };
         let chain = self.checkpoints.bodies(checkpoint);
-        self.begin(now, None, Job::Restore { checkpoint, chain });
+        self.begin(now, None, Job::Restore { checkpoint, chain }, None);
         true
     }
 

@@ -1,4 +1,4 @@
-//! The first look at what a guest says: its size.
+//! The first look at what a guest says: its name, its exchange and its size.
 
 use super::files::oversized_report;
 use crate::limits::{
@@ -31,6 +31,30 @@ pub(super) fn kind(event: &Event) -> &'static str {
         Event::Checked { .. } => "`checked`",
         Event::Surveyed { .. } => "`surveyed`",
         Event::Pong { .. } => "`pong`",
+    }
+}
+
+/// The number of the exchange that an event belongs to, where it belongs to one.
+pub(super) fn number_of(event: &Event) -> Option<u32> {
+    match event {
+        Event::Output { turn, .. }
+        | Event::HostCall { turn, .. }
+        | Event::Display { turn, .. }
+        | Event::Executed { turn, .. }
+        | Event::Waiting { turn }
+        | Event::Value { turn, .. }
+        | Event::Done { turn }
+        | Event::Restored { turn, .. }
+        | Event::Refused { turn, .. } => Some(*turn),
+        _ => None,
+    }
+}
+
+/// The violation of an event that is not of the exchange under way.
+pub(super) fn does_not_fit(event: &Event) -> String {
+    match number_of(event) {
+        Some(number) => format!("{} for turn {number}, which is not under way", kind(event)),
+        None => format!("{} out of order", kind(event)),
     }
 }
 

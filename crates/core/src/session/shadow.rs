@@ -12,8 +12,8 @@
 //! Decisions: `docs/internals/running-ahead.md`.
 
 use super::exchange::Execution;
-use super::interpreter::{Interpreter, Note, Output};
-use super::{Body, Command, GuestEffect, GuestInput, HostEffect, Reply, ShadowId};
+use super::interpreter::{Interpreter, Note};
+use super::{Body, Command, Effect, GuestEffect, GuestInput, HostEffect, Reply, ShadowId};
 use crate::budget::{Budget, BudgetLimits};
 use crate::execution::Outcome;
 use crate::limits::{AHEAD_TTL_MS, EVENT_BYTES, EXTEND_MS, MAX_AHEAD_BYTES, MAX_WRITTEN_BYTES};
@@ -363,26 +363,35 @@ impl<B: Body> Shadow<B> {
         let clock = self.clock(now);
         self.copy.check_time(clock);
         self.copy.run_next(clock);
-        while let Some(output) = self.copy.next_output() {
-            self.follow(now, output)?;
+        for note in std::mem::take(&mut self.copy.notes) {
+            match note {
+                Note::Changes | Note::Ended | Note::Ran { .. } => {} // it has no copies
+                Note::Checked { .. } | Note::Surveyed { .. } => return Err(InVain),
+            }
+        }
+        for effect in std::mem::take(&mut self.copy.effects) {
+            self.follow(now, effect)?;
         }
         Ok(())
     }
 
     /// Does what the copy wants, as far as that is between it and its guest.
-    fn follow(&mut self, now: f64, output: Output<B>) -> Result<(), InVain> {
+    fn follow(&mut self, now: f64, effect: Effect<B>) -> Result<(), InVain> {
         let prepares = self.stage == Stage::Preparing;
-        match output {
-            Output::Guest(GuestEffect::Post(
-                Request::Execute {
-                    turn,
-                    execution,
-                    code,
-                    timeout_ms,
-                    ..
-                },
-                body,
-            )) if prepares => {
+        match effect {
+            Effect::Guest(
+                _,
+                GuestEffect::Post(
+                    Request::Execute {
+                        turn,
+                        execution,
+                        code,
+                        timeout_ms,
+                        ..
+                    },
+                    body,
+                ),
+            ) if prepares => {
                 self.stage = Stage::Running(turn);
                 self.begun_at = now;
                 self.extended_at = now;
@@ -396,12 +405,10 @@ impl<B: Body> Shadow<B> {
                 };
                 self.effects.push(GuestEffect::Post(request, body));
             }
-            Output::Guest(effect) if prepares && !matches!(effect, GuestEffect::Kill) => self.effects.push(effect),
+            Effect::Guest(_, effect) if prepares && !matches!(effect, GuestEffect::Kill) => self.effects.push(effect),
             // Kept with what the guest said.
-            Output::Host(HostEffect::Print(..) | HostEffect::Display { .. }) => {}
-            // It has no copies.
-            Output::Note(Note::Changes | Note::Ended | Note::Ran { .. }) => {}
-            Output::Host(HostEffect::Resolve(_, Ok(Reply::Execution(execution, _))))
+            Effect::Host(HostEffect::Print(..) | HostEffect::Display { .. }) => {}
+            Effect::Host(HostEffect::Resolve(_, Ok(Reply::Execution(execution, _))))
                 if is_sure(execution.outcome, execution.error_type.as_deref()) =>
             {
                 if let Stage::Running(number) | Stage::Asked(number, _) = self.stage {
@@ -409,7 +416,7 @@ impl<B: Body> Shadow<B> {
                 }
             }
             // It is stopped, or lost, or wants what is not the copy's to have.
-            Output::Guest(_) | Output::Host(_) | Output::Note(_) => return Err(InVain),
+            Effect::Guest(..) | Effect::Host(_) | Effect::Park(_) | Effect::Promote(_) => return Err(InVain),
         }
         Ok(())
     }

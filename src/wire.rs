@@ -9,8 +9,9 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
 use web_sys::WebSocket;
 
-use super::Frame;
-use crate::glue::bytes;
+use super::glue::bytes;
+use sandglass_core::error::Error;
+use sandglass_core::execution::Killer;
 use sandglass_core::protocol::Request;
 
 /// Bytes that may wait in the socket before more of a body is added.
@@ -20,28 +21,43 @@ const POLL_MS: u32 = 5;
 /// Bytes of a header that comes from the server.
 const MAX_HEADER_BYTES: u32 = 16 << 20;
 
-/// Told that a file cannot be read which was to be sent with this request, whether parts of it were sent, and why.
-pub(super) type OnUnreadable = Rc<dyn Fn(&Request, bool, &str)>;
+/// The news of a guest on a server.
+pub(super) enum News<'a> {
+    /// It runs, and this is the way to it.
+    Booted(Wire),
+    /// It says something.
+    Frame(&'a ArrayBuffer),
+    /// It is gone, or never came up; a limit may have killed it.
+    Lost(Error, Option<Killer>),
+    /// A file cannot be read that was to be sent with this request; parts of it may have been sent.
+    Unreadable {
+        request: &'a Request,
+        begun: bool,
+        why: &'a str,
+    },
+}
+
+/// Hears the news of a guest.
+pub(super) type OnNews = Rc<dyn Fn(News<'_>)>;
+
+/// The header of a frame, and its bodies.
+pub(super) type Frame = (String, Array);
 
 /// The way to one guest.
 #[derive(Clone)]
-pub(crate) struct Wire {
+pub(super) struct Wire {
     socket: WebSocket,
     guest: u32,
-    on_unreadable: OnUnreadable,
+    on_news: OnNews,
 }
 
 impl Wire {
-    pub(super) fn new(socket: WebSocket, guest: u32, on_unreadable: OnUnreadable) -> Self {
-        Self {
-            socket,
-            guest,
-            on_unreadable,
-        }
+    pub(super) fn new(socket: WebSocket, guest: u32, on_news: OnNews) -> Self {
+        Self { socket, guest, on_news }
     }
 
     /// Sends a frame. On a socket that is closed it does nothing: its owner is told of the end in any case.
-    pub(crate) fn send(&self, header: &str, body: Option<&Uint8Array>) -> Result<(), JsValue> {
+    pub(super) fn send(&self, header: &str, body: Option<&Uint8Array>) -> Result<(), JsValue> {
         let length = |bytes: usize| u32::try_from(bytes).map_err(|_| JsValue::from_str("a message that is too long"));
         let mut head = Vec::with_capacity(header.len() + 12);
         head.extend(self.guest.to_le_bytes());
@@ -59,7 +75,7 @@ impl Wire {
     }
 
     /// Waits until there is room for more, or nobody listens any more.
-    pub(crate) async fn has_room(&self) {
+    pub(super) async fn has_room(&self) {
         while self.socket.ready_state() == WebSocket::OPEN && self.socket.buffered_amount() > HIGH_WATER {
             let later = Promise::new(&mut |resolve, _| {
                 Timeout::new(POLL_MS, move || drop(resolve.call0(&JsValue::UNDEFINED))).forget();
@@ -68,8 +84,8 @@ impl Wire {
         }
     }
 
-    pub(crate) fn unreadable(&self, request: &Request, begun: bool, why: &str) {
-        (self.on_unreadable)(request, begun, why);
+    pub(super) fn unreadable(&self, request: &Request, begun: bool, why: &str) {
+        (self.on_news)(News::Unreadable { request, begun, why });
     }
 }
 
@@ -89,7 +105,7 @@ pub(super) fn guest_of(frame: &ArrayBuffer) -> Option<u32> {
 }
 
 /// The header and the bodies of a frame. It is to be trusted no more than the guest.
-pub(crate) fn open_frame(frame: &ArrayBuffer) -> Result<Frame, String> {
+pub(super) fn open_frame(frame: &ArrayBuffer) -> Result<Frame, String> {
     let cut_short = || "a frame that is cut short".to_owned();
     let part = |at: u32, length: u32| {
         let end = at.checked_add(length).filter(|end| *end <= frame.byte_length());

@@ -11,7 +11,7 @@
 import { plainBytes } from "./bytes.js";
 import { readMailbox } from "./mailbox.js";
 
-/** @import { Encoding, Event, Request, StopReason, Stream } from "../pkg/sandglass.js" */
+/** @import { Encoding, Event, ReplyStatus, Request, StopReason, Stream } from "../pkg/sandglass.js" */
 /** @import { createDetector } from "./nondeterminism.js" */
 
 const BREATH_MS = 50;
@@ -31,12 +31,12 @@ const MAX_WRITTEN_BYTES = 16_000_000;
 const SHORT_TEXT = 10_000;
 const encoder = new TextEncoder();
 const decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
-/** The text, or false where it has lone surrogates. @param {Uint8Array} body */
+/** The text, or its bytes where it has lone surrogates. @param {Uint8Array} body */
 const decode = (body) => {
   try {
     return decoder.decode(body);
   } catch {
-    return false;
+    return body;
   }
 };
 const { Map, Promise, Uint8Array, setTimeout, clearTimeout, queueMicrotask } = self;
@@ -46,7 +46,7 @@ const { Map, Promise, Uint8Array, setTimeout, clearTimeout, queueMicrotask } = s
  * @typedef {(event: Event | null, body?: Uint8Array, hold?: boolean) => void} Post
  */
 
-/** @typedef {{ ok: boolean, kind: string, body: Uint8Array | string }} Answer */
+/** @typedef {[status: ReplyStatus, encoding: Encoding, body: Uint8Array | string]} Answer */
 
 /**
  * @param {Post} post
@@ -139,10 +139,9 @@ export function createBridge(post, mailbox, detector) {
   /** @param {Extract<Request, { type: "hostReply" }>} reply @param {Uint8Array} body */
   const accept = ({ call, status, encoding, message }, body) => {
     if (calls.get(call) !== null) return;
-    const ok = status === "ok";
     // A short text crosses as a string at once; what is long is copied as bytes and decoded by Python, which is faster.
-    const text = ok ? encoding === "text" && body.length < SHORT_TEXT && decode(body) : (message ?? "");
-    calls.set(call, { ok, kind: ok ? encoding : status, body: text === false ? body : text });
+    const isShort = encoding === "text" && body.length < SHORT_TEXT;
+    calls.set(call, [status, encoding, status !== "ok" ? (message ?? "") : isShort ? decode(body) : body]);
     unanswered -= 1;
     if (unanswered === 0) allAnswered?.();
   };
@@ -301,50 +300,23 @@ export function createBridge(post, mailbox, detector) {
       },
 
       /**
-       * Registers a host call of the wait that follows. It is posted when Python is really suspended, so that nothing runs
-       * while the host believes that Python waits.
-       * @param {string} name @param {Encoding} encoding @param {Uint8Array | string} body
+       * Calls a host function, and gives the answers of all calls: three elements of each. They are posted when Python is really
+       * suspended, so that nothing runs while the host believes that Python waits.
+       * @param {string} name @param {(string | Uint8Array)[]} flat  the encoding and the body of each call
        */
-      call(name, encoding, body) {
-        const bytes = typeof body === "string" ? encoder.encode(body) : plainBytes(body);
-        lastCall += 1;
-        calls.set(lastCall, null);
-        unanswered += 1;
-        unsent.push([lastCall, `${name}`, /** @type {Encoding} */ (`${encoding}`), bytes]);
-      },
-
-      /**
-       * The same for several calls of one function.
-       * @param {string} name @param {(string | Uint8Array)[]} flat  the encoding and the body of each
-       */
-      callAll(name, flat) {
-        for (let i = 0; i + 1 < flat.length; i += 2) this.call(name, /** @type {Encoding} */ (flat[i]), flat[i + 1]);
-      },
-
-      /** The answers of all registered calls. */
-      answered() {
+      ask(name, flat) {
+        register(name, flat);
         const begun = now();
-        queueMicrotask(() => send(false));
-        return wait((resolve) => {
-          allAnswered = () => {
-            const waited = now() - begun;
-            deadline += waited;
-            nextLook = Math.min(deadline, now() + BREATH_MS);
-            resolve(takeAnswers());
-          };
-        });
-      },
-
-      /** The same by blocking. */
-      answeredBlocking() {
-        const begun = now();
-        send(true);
-        while (unanswered > 0) {
-          if (stopping) return interrupted();
-          block(Infinity);
+        if (mailbox) {
+          send(true);
+          while (unanswered > 0) {
+            if (stopping) return interrupted();
+            block(Infinity);
+          }
+          return takeAnswers(begun);
         }
-        deadline += now() - begun;
-        return takeAnswers();
+        queueMicrotask(() => send(false));
+        return wait((resolve) => (allAnswered = () => resolve(takeAnswers(begun))));
       },
 
       /** Takes back registered calls that Python does not wait for after all. */
@@ -352,21 +324,19 @@ export function createBridge(post, mailbox, detector) {
 
       /** @param {number | undefined} ms */
       sleep(ms) {
+        if (mailbox) {
+          post(null);
+          const until = Math.min(ms === undefined ? Infinity : now() + ms, deadline);
+          while (now() < until && !stopping) block(until - now());
+          if (now() >= deadline) stopping ??= "timeout";
+          return stopping ? interrupted() : true;
+        }
         return wait((resolve) => {
           const left = deadline - now();
           const overdue = ms === undefined || ms > left;
           const timer = setTimeout(() => (overdue ? stop("timeout") : resolve(true)), overdue ? left : ms);
           return () => clearTimeout(timer);
         });
-      },
-
-      /** @param {number | undefined} ms */
-      sleepBlocking(ms) {
-        post(null);
-        const until = Math.min(ms === undefined ? Infinity : now() + ms, deadline);
-        while (now() < until && !stopping) block(until - now());
-        if (now() >= deadline) stopping ??= "timeout";
-        return stopping ? interrupted() : true;
       },
 
       /** The rest of the text that is being written. Before it is there, only the world can tell. */
@@ -401,11 +371,25 @@ export function createBridge(post, mailbox, detector) {
     },
   };
 
-  /** Three elements a call, in order: whether it went well; the encoding, or the kind of failure; the body, or a text. */
-  function takeAnswers() {
-    allAnswered = null;
-    const answers = [...calls.values()].flatMap((answer) => (answer ? [answer.ok, answer.kind, answer.body] : []));
-    calls.clear();
+  /** @param {string} name @param {(string | Uint8Array)[]} flat */
+  function register(name, flat) {
+    for (let i = 0; i + 1 < flat.length; i += 2) {
+      const body = flat[i + 1];
+      const bytes = typeof body === "string" ? encoder.encode(body) : plainBytes(body);
+      lastCall += 1;
+      calls.set(lastCall, null);
+      unanswered += 1;
+      unsent.push([lastCall, `${name}`, /** @type {Encoding} */ (`${flat[i]}`), bytes]);
+    }
+  }
+
+  /** The answers, in the order of the calls. The clock of the turn stood still since then. @param {number} begun */
+  function takeAnswers(begun) {
+    const time = now();
+    deadline += time - begun;
+    nextLook = Math.min(deadline, time + BREATH_MS);
+    const answers = [...calls.values()].flatMap((answer) => answer ?? []);
+    forget();
     return answers;
   }
 

@@ -89,43 +89,14 @@ self.onmessage = async ({ data }) => {
     if (made) postMessage([stringify([{ type: "snapshot", reason: made.reason }]), made.snapshot]);
     const send = (/** @type {Event} */ event, /** @type {Blob | undefined} */ blob) =>
       postMessage(blob ? [stringify([event]), blob] : [stringify([event])]);
-    const handle = createHandler(postLong, send, bridge, detector, runtime);
-    const receive = assembleBodies(handle, runtime.python.takeText);
-    port.onmessage = ({ data: [header, body] }) => {
-      const request = /** @type {Request} */ (parse(header));
-      if (request.type !== "save") runtime.checkpoints.interrupt();
-      receive(request, body);
-    };
+    port.onmessage = createHandler(postLong, send, bridge, detector, runtime);
   } catch (error) {
     post({ type: "bootFailed", message: text(error) });
   }
 };
 
 /**
- * Joins the pieces of a body with the message that they precede.
- * @param {(request: Request, body: Uint8Array) => void} handle
- * @param {(piece: Uint8Array) => void} takeText  gives Python a piece of a text that `setVariable` will bring the end of
- */
-function assembleBodies(handle, takeText) {
-  /** @type {Uint8Array[]} */
-  let parts = [];
-  /** @param {Request} request @param {Uint8Array | undefined} body */
-  return (request, body) => {
-    if (request.type === "part") {
-      if (body && request.encoding === "text") takeText(body);
-      else if (body) parts.push(body);
-    } else if (!body || parts.length === 0) {
-      handle(request, body ?? new Uint8Array(0));
-    } else {
-      const whole = join([...parts, body]);
-      parts = [];
-      handle(request, whole);
-    }
-  };
-}
-
-/**
- * Puts requests to Python, one turn at a time.
+ * Makes the port's listener, which puts requests to Python, one turn at a time.
  * @param {Post} post
  * @param {(event: Event, blob?: Blob) => void} send
  * @param {ReturnType<typeof createBridge>} bridge
@@ -158,11 +129,12 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
     files.watch();
     if (ahead) detector.begin(() => post({ type: "external", turn }));
     if (more) python.extend(id, code, false);
-    let ended = await python.execute(id, code, ahead, !more);
+    else python.prepare?.(id, code);
+    let ended = await python.execute(id, code, ahead);
     while (ended === "") {
       const { text, isLast, isAsked } = await bridge.nextText();
       python.extend(id, text, isLast);
-      ended = await python.execute(id, text, ahead && !isAsked, false);
+      ended = await python.execute(id, text, ahead && !isAsked);
     }
     detector.end();
     if (!ended)
@@ -223,8 +195,8 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
       bridge.end();
       return post({ type: "refused", turn, message: `${path}: the data could not be read: ${text(error)}` });
     }
-    const action = request.type === "readFile" && request.text ? "readText" : FILE_ACTIONS[request.type];
-    const [encoding, ...pieces] = python.file(action, path, data);
+    const asText = request.type === "readFile" && request.text;
+    const [encoding, ...pieces] = python.file(request.type, path, data, asText);
     bridge.end();
     if (encoding === "refused")
       post({ type: "refused", turn, message: String(pieces[0]).slice(0, 4000).toWellFormed() });
@@ -291,7 +263,20 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
       post({ type: "fatal", message: text(error) });
     });
 
-  return (/** @type {Request} */ request, /** @type {Uint8Array} */ body) => {
+  /** Pieces of a body, of which the next message that has one brings the last. @type {Uint8Array[]} */
+  let parts = [];
+
+  /** @param {{ data: [header: string, body?: Uint8Array] }} message */
+  return ({ data: [header, last] }) => {
+    const request = /** @type {Request} */ (parse(header));
+    if (request.type !== "save") checkpoints.interrupt();
+    if (request.type === "part") {
+      if (last && request.encoding === "text") python.takeText(last);
+      else if (last) parts.push(last);
+      return;
+    }
+    const body = last ? join([...parts, last]) : new Uint8Array(0);
+    if (last) parts = [];
     switch (request.type) {
       case "save":
         return void orDie(save(request));
@@ -301,7 +286,6 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
       case "install":
         bridge.begin(request.turn, request.timeoutMs);
         return void orDie(install(request, /** @type {any} */ (body)));
-      case "part": // never gets here: `assembleBodies` keeps it
       case "credit": // these are for native guests
       case "openState":
       case "captureState":
@@ -341,15 +325,7 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
   };
 }
 
-/** @typedef {Extract<Request, { type: keyof typeof FILE_ACTIONS }>} FileRequest */
-const FILE_ACTIONS = {
-  writeFile: "write",
-  readFile: "read",
-  listFiles: "list",
-  removeFile: "remove",
-  cellFile: "cell",
-  look: "look",
-};
+/** @typedef {Extract<Request, { path: string }>} FileRequest */
 
 /** Pieces of a body, joined. @param {Uint8Array[]} pieces */
 function join(pieces) {

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from sandglass.runtime import values
+from sandglass.runtime.wire import VERSION
 
 FOLDER = str(Path(__file__).parents[2] / "pyodide-glue" / "python")
 BOOTSTRAP = "import sys; sys.path.insert(0, sys.argv.pop(1)); from sandglass.__main__ import main; main()"
@@ -154,7 +155,7 @@ class Host:
     # ---- turns ----
 
     def init(self, **changes: Any) -> Event:
-        self.send({"type": "init", "version": 8, "config": {**CONFIG, **changes}, "restores": False})
+        self.send({"type": "init", "version": VERSION, "config": {**CONFIG, **changes}, "restores": False})
         (event,), _ = self.receive()
         return event
 

@@ -25,6 +25,9 @@ use serde::{Deserialize, Serialize};
 use crate::deadline::StopReason;
 use crate::execution::{FileChange, LostVariable};
 
+#[cfg(test)]
+mod python;
+
 /// Changes whenever a message does. Host and guest refuse to talk to another version.
 pub const PROTOCOL_VERSION: u32 = 8;
 
@@ -35,6 +38,7 @@ pub const QUERIES: [&str; 2] = ["llm_query", "rlm_query"];
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Request {
     /// The first message. No other state reaches a guest before it.
     /// `restores`: a `Restore` comes next, which brings the configuration as well.
@@ -159,6 +163,7 @@ pub enum Request {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct GuestConfig {
     /// Characters of each output stream that are sent in full; see [`Event::Output`].
     pub max_output_chars: u32,
@@ -193,6 +198,7 @@ pub struct GuestConfig {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Profile {
     /// Sandglass's own.
     #[default]
@@ -247,6 +253,7 @@ impl Profile {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct WheelFile {
     /// For messages.
     pub file_name: String,
@@ -258,6 +265,7 @@ pub struct WheelFile {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum ReplyStatus {
     /// The body is the result.
     Ok,
@@ -273,6 +281,7 @@ pub enum ReplyStatus {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Encoding {
     /// `None`, or no value where none is asked for; the body is empty.
     None,
@@ -294,6 +303,7 @@ pub enum Encoding {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Event {
     /// The guest runs and has read `Init`.
     Ready { version: u32, guest: GuestInfo },
@@ -407,6 +417,7 @@ impl Event {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SurveyedVariable {
     pub name: String,
     /// The name of its class.
@@ -426,6 +437,7 @@ pub struct SurveyedVariable {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SurveyedColumn {
     pub name: String,
     pub kind: ColumnKind,
@@ -438,6 +450,7 @@ pub struct SurveyedColumn {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ColumnSample {
     /// The number of rows that were looked at.
     pub rows: u32,
@@ -453,6 +466,7 @@ pub struct ColumnSample {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum ColumnKind {
     Number,
     Text,
@@ -465,6 +479,7 @@ pub enum ColumnKind {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct GuestInfo {
     /// The way Python waits for the host: `atomics`, `jspi` or `none`.
     pub bridge: String,
@@ -480,6 +495,7 @@ pub struct GuestInfo {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Stream {
     /// The text printed.
     Stdout,
@@ -497,6 +513,7 @@ pub enum Stream {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ExecutionReport {
     /// The way it ended: by an exception or not, and of what kind.
     pub ended: Ended,
@@ -524,6 +541,7 @@ pub struct ExecutionReport {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Ended {
     /// It ran to its end.
     Ok,

@@ -26,11 +26,14 @@ from sandglass.runtime.runtime import Runtime
 from sandglass.runtime.signals import reserve
 from sandglass.runtime.tracebacks import message_of
 from sandglass.runtime.values import BYTE_ORDER_MARK
+from sandglass.runtime.wire import VERSION as VERSION
 from sandglass.state.state import State
 
 if TYPE_CHECKING:
     from codecs import IncrementalDecoder
     from collections.abc import Callable
+
+    from sandglass.runtime.wire import Encoding, LostVariable
 
 _FILE_PIECE_BYTES = 1 << 20
 _Decoder = getincrementaldecoder("utf-8")
@@ -78,20 +81,24 @@ class Guest:
         self._runtime.prepare(execution, source)
 
     def execute(self, execution: int, source: str, ahead: bool) -> Any:
-        """The header alone, or `[header, encoding, final]`. None when there is not enough memory to go on.
+        """The report alone, or `[report, encoding, final]`. None when there is not enough memory to go on.
 
-        The header is empty when the cell waits for more of its text: `extend` brings it, and this is called again.
+        The report is empty when the cell waits for more of its text: `extend` brings it, and this is called again.
         """
         if not self._runtime.is_unfinished:
             self._bridge.watch()
             self._reserve.is_spent = False  # a value that was set may have said so; this cell tells by itself
         try:
-            header, encoding, body = self._runtime.execute(execution, source, ahead)
+            ended = self._runtime.execute(execution, source, ahead)
+            if self._reserve.is_spent:
+                return None
+            if ended is None:
+                return ""
+            report, encoding, body = ended
+            header = to_json(report)
+            return header if encoding == "none" else to_js([header, encoding, body])
         except MemoryError:
             return None
-        if self._reserve.is_spent:
-            return None
-        return header if encoding == "none" else to_js([header, encoding, body])
 
     def extend(self, execution: int, text: str, is_last: bool) -> None:
         """The code that `execute` runs next of a cell whose text is still being written."""
@@ -138,7 +145,7 @@ class Guest:
             self._decoder = None
         return True
 
-    def set_variable(self, name: str, encoding: str, body: Any) -> Any:
+    def set_variable(self, name: str, encoding: Encoding, body: Any) -> Any:
         pieces, self._pieces = self._pieces, []
         is_too_much, self._is_too_much = self._is_too_much, False
 
@@ -161,14 +168,14 @@ class Guest:
         """The things that the next code may be about, as JSON; see `survey_of`."""
         return to_json(survey_of(self._runtime))
 
-    def file(self, action: str, path: str, body: Any) -> Any:
+    def file(self, kind: str, path: str, body: Any, as_text: bool) -> Any:
         """`[encoding, piece, …]`, or `["refused", why]`; see `Runtime.file` and `State.cell_file`."""
         starts = range(0, body.length, _FILE_PIECE_BYTES)
         pieces = (body.subarray(start, start + _FILE_PIECE_BYTES).to_bytes() for start in starts)
         try:
-            if action == "cell":
+            if kind == "cellFile":
                 return to_js(["bytes", to_js(self._state.cell_file(path, b"".join(pieces)))])
-            encoding, contents = self._runtime.file(action, path, pieces)
+            encoding, contents = self._runtime.file(kind, path, pieces, as_text)
             return to_js([encoding, *[to_js(piece) for piece in contents]])  # one after the other: they may be large
         except BaseException as error:
             return to_js(["refused", _describe(error)])
@@ -212,7 +219,8 @@ def _load_time_zone(key: str) -> Any:
 
 
 def _named(reasons: list[tuple[str, str]]) -> str:
-    return to_json([{"name": name, "reason": reason[:300]} for name, reason in reasons[:_MOST_NAMED]])
+    lost: list[LostVariable] = [{"name": name, "reason": reason[:300]} for name, reason in reasons[:_MOST_NAMED]]
+    return to_json(lost)
 
 
 def _answer(ask: Callable[[], tuple[str, bytes] | None]) -> Any:

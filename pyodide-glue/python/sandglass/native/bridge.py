@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from sandglass.native.channel import Channel
+    from sandglass.runtime.bridge import Answer
+    from sandglass.runtime.wire import Encoding, HostReplyRequest, StopReason
 
 #: Python may swallow an interrupt; it is repeated until the host's grace period is over.
 REPEAT_SECONDS = 0.2
@@ -51,7 +53,7 @@ class Wait:
 
     def __init__(self, calls: int) -> None:
         self.left = calls
-        self.answers: list[tuple[bool, str, Any]] = [(False, "error", b"")] * calls
+        self.answers: list[Answer] = [("error", "none", "")] * calls
         self.thread = get_ident()
         self.lock = allocate_lock()
         self.lock.acquire()
@@ -84,7 +86,7 @@ class NativeBridge:
         #: Sends what has waited for too long.
         self.flush_due: Callable[[], None] = lambda: None
         #: Why the turn is to stop.
-        self.stopping: str | None = None
+        self.stopping: StopReason | None = None
         self._unheard = False
         self._wakes = 0  # how often `wake` was called, and what each thread knows of that
         self._seen_wakes: dict[int, int] = {}
@@ -104,7 +106,7 @@ class NativeBridge:
         if not self.is_leftover(get_ident()):
             self._channel.display(mime, data, is_result)
 
-    def host_call(self, name: str, calls: list[tuple[str, bytes]]) -> list[tuple[bool, str, bytes]]:
+    def host_call(self, name: str, calls: list[tuple[Encoding, str | bytes]]) -> list[Answer]:
         channel, wait = self._channel, Wait(len(calls))
         try:
             with channel.lock:  # numbers have to arrive in order
@@ -112,11 +114,10 @@ class NativeBridge:
                     turn = self._begin_wait(wait)
                     first = self._last_call + 1
                     self._last_call += len(calls)
-                    numbers = list(range(first, first + len(calls)))
                     if not self._calls:
                         self._paused_at = self._channel.now()
-                    self._calls.update((number, (wait, index)) for index, number in enumerate(numbers))
-                channel.calls(turn, numbers, name, calls)
+                    self._calls.update((first + index, (wait, index)) for index in range(len(calls)))
+                channel.calls(turn, first, name, calls)
             wait.lock.acquire()
         finally:
             with self._lock:
@@ -230,21 +231,21 @@ class NativeBridge:
             self._next_look = self._deadline = monotonic() + self._timeout
             self._channel.begin(turn)
 
-    def reply(self, call: int, status: str, encoding: str, message: str | None, body: Any) -> None:
+    def reply(self, reply: HostReplyRequest, body: Any) -> None:
         """The host has answered a call."""
         with self._lock:
-            wait, index = self._calls.pop(call, (None, 0))
+            wait, index = self._calls.pop(reply["call"], (None, 0))
             if wait is None:
                 return
-            ok = status == "ok"
-            wait.answers[index] = (True, encoding, body) if ok else (False, status, (message or "").encode())
+            status = reply["status"]
+            wait.answers[index] = (status, reply["encoding"], body if status == "ok" else reply.get("message") or "")
             wait.left -= 1
             if not self._calls:
                 self._resume()
             if not wait.left:
                 wait.end()
 
-    def interrupt(self, turn: int, reason: str) -> None:
+    def interrupt(self, turn: int, reason: StopReason) -> None:
         """The host wants the turn to stop."""
         with self._lock:
             if turn == self._channel.turn:
@@ -267,7 +268,7 @@ class NativeBridge:
                 return RETRY_SECONDS
             return self._deadline - now
 
-    def _stop(self, reason: str) -> None:
+    def _stop(self, reason: StopReason) -> None:
         self.stopping = self.stopping or reason
         waits = list(self._waits)
         for wait in waits:
@@ -300,7 +301,7 @@ class NativeBridge:
         """No signal is to come between two turns."""
         _set_timer(_CPU_TIMER, 0)
 
-    def end(self) -> str | None:
+    def end(self) -> StopReason | None:
         """The turn is about to end; why it was to stop, if it was."""
         _set_timer(_CPU_TIMER, 0)
         _alarm(0)  # what a cell set would end a later one

@@ -1,0 +1,386 @@
+# The wire between host and guest. Made of crates/core/src/protocol.rs by `cargo test -p sandglass-core --lib python`.
+
+from typing import Literal, NotRequired, TypeAlias, TypedDict
+
+VERSION: Literal[8]
+
+Change: TypeAlias = Literal["created", "modified", "deleted"]
+
+ColumnKind: TypeAlias = Literal["number", "text", "time", "bool", "other"]
+
+class ColumnSample(TypedDict):
+    distinct: int
+    nulls: int
+    rows: int
+    texts: list[str]
+
+Encoding: TypeAlias = Literal["none", "missing", "text", "bytes", "file", "marshal", "tagged"]
+
+Ended: TypeAlias = Literal["ok", "error", "limit"]
+
+class ExecutionReport(TypedDict):
+    ended: Ended
+    errorType: NotRequired[str | None]
+    files: NotRequired[list[FileChange]]
+    final: bool
+    names: NotRequired[list[str] | None]
+    omittedDisplays: NotRequired[int]
+    omittedFiles: NotRequired[int]
+    stopped: NotRequired[StopReason | None]
+
+class FileChange(TypedDict):
+    change: Change
+    path: str
+    size: float
+
+class GuestConfig(TypedDict):
+    hostFunctions: list[str]
+    maxDisplayBytes: float
+    maxDisplays: int
+    maxDisplaysBytes: float
+    maxFileBytes: float
+    maxFiles: int
+    maxHostCalls: int
+    maxMemoryBytes: float
+    maxOutputChars: int
+    maxSourceCache: int
+    maxValueBytes: float
+    maxValueDepth: int
+    outputFields: list[str]
+    profile: Profile
+
+class GuestInfo(TypedDict):
+    bridge: str
+    pyodide: NotRequired[str | None]
+    python: str
+    softInterrupt: bool
+
+class LostVariable(TypedDict):
+    name: str
+    reason: str
+
+Profile: TypeAlias = Literal["default", "rlm", "rlm-legacy", "rlm-core", "dspy"]
+
+ReplyStatus: TypeAlias = Literal["ok", "error", "timeout", "limit"]
+
+StopReason: TypeAlias = Literal["timeout", "wallTimeout", "budget", "interrupt"]
+
+Stream: TypeAlias = Literal["stdout", "stderr", "result", "error", "traceback"]
+
+class SurveyedColumn(TypedDict):
+    kind: ColumnKind
+    name: str
+    sample: NotRequired[ColumnSample | None]
+
+class SurveyedVariable(TypedDict):
+    columns: list[SurveyedColumn]
+    length: NotRequired[int | None]
+    memory: NotRequired[int | None]
+    name: str
+    type: str
+
+class WheelFile(TypedDict):
+    fileName: str
+    isLibrary: bool
+
+class InitRequest(TypedDict):
+    config: GuestConfig
+    restores: bool
+    type: Literal["init"]
+    version: int
+
+class ExecuteRequest(TypedDict):
+    ahead: NotRequired[bool]
+    code: str
+    execution: int
+    more: NotRequired[bool]
+    timeoutMs: float
+    turn: int
+    type: Literal["execute"]
+
+class ExtendRequest(TypedDict):
+    last: NotRequired[bool]
+    text: str
+    turn: int
+    type: Literal["extend"]
+
+class CheckRequest(TypedDict):
+    check: int
+    code: str
+    type: Literal["check"]
+
+class SurveyRequest(TypedDict):
+    survey: int
+    type: Literal["survey"]
+
+class PingRequest(TypedDict):
+    ping: int
+    type: Literal["ping"]
+
+class GetVariableRequest(TypedDict):
+    name: str
+    timeoutMs: float
+    turn: int
+    type: Literal["getVariable"]
+
+class SetVariableRequest(TypedDict):
+    encoding: Encoding
+    name: str
+    timeoutMs: float
+    turn: int
+    type: Literal["setVariable"]
+
+class ListVariablesRequest(TypedDict):
+    timeoutMs: float
+    turn: int
+    type: Literal["listVariables"]
+
+class WriteFileRequest(TypedDict):
+    path: str
+    timeoutMs: float
+    turn: int
+    type: Literal["writeFile"]
+
+class ReadFileRequest(TypedDict):
+    path: str
+    text: bool
+    timeoutMs: float
+    turn: int
+    type: Literal["readFile"]
+
+class ListFilesRequest(TypedDict):
+    path: str
+    timeoutMs: float
+    turn: int
+    type: Literal["listFiles"]
+
+class RemoveFileRequest(TypedDict):
+    path: str
+    timeoutMs: float
+    turn: int
+    type: Literal["removeFile"]
+
+class OpenStateRequest(TypedDict):
+    maxBytes: float
+    timeoutMs: float
+    turn: int
+    type: Literal["openState"]
+
+class CaptureStateRequest(TypedDict):
+    maxBytes: float
+    timeoutMs: float
+    turn: int
+    type: Literal["captureState"]
+
+class CellFileRequest(TypedDict):
+    path: str
+    timeoutMs: float
+    turn: int
+    type: Literal["cellFile"]
+
+class PromoteRequest(TypedDict):
+    rest: NotRequired[str | None]
+    turn: int
+    type: Literal["promote"]
+
+class LookRequest(TypedDict):
+    path: str
+    timeoutMs: float
+    turn: int
+    type: Literal["look"]
+
+class HostReplyRequest(TypedDict):
+    call: int
+    encoding: Encoding
+    message: NotRequired[str | None]
+    status: ReplyStatus
+    type: Literal["hostReply"]
+
+class SaveRequest(TypedDict):
+    checkpoint: int
+    full: bool
+    type: Literal["save"]
+
+class RestoreRequest(TypedDict):
+    checkpoint: int
+    timeoutMs: float
+    turn: int
+    type: Literal["restore"]
+
+class InstallRequest(TypedDict):
+    maxBytes: float
+    timeoutMs: float
+    turn: int
+    type: Literal["install"]
+    wheels: list[WheelFile]
+
+class InterruptRequest(TypedDict):
+    reason: StopReason
+    turn: int
+    type: Literal["interrupt"]
+
+class PartRequest(TypedDict):
+    encoding: Encoding
+    type: Literal["part"]
+
+class CreditRequest(TypedDict):
+    bytes: float
+    type: Literal["credit"]
+
+Request: TypeAlias = (
+    InitRequest
+    | ExecuteRequest
+    | ExtendRequest
+    | CheckRequest
+    | SurveyRequest
+    | PingRequest
+    | GetVariableRequest
+    | SetVariableRequest
+    | ListVariablesRequest
+    | WriteFileRequest
+    | ReadFileRequest
+    | ListFilesRequest
+    | RemoveFileRequest
+    | OpenStateRequest
+    | CaptureStateRequest
+    | CellFileRequest
+    | PromoteRequest
+    | LookRequest
+    | HostReplyRequest
+    | SaveRequest
+    | RestoreRequest
+    | InstallRequest
+    | InterruptRequest
+    | PartRequest
+    | CreditRequest
+)
+
+class ReadyEvent(TypedDict):
+    guest: GuestInfo
+    type: Literal["ready"]
+    version: int
+
+class BootFailedEvent(TypedDict):
+    message: str
+    type: Literal["bootFailed"]
+
+class OutputEvent(TypedDict):
+    skipped: int
+    stream: Stream
+    text: str
+    turn: int
+    type: Literal["output"]
+
+class DisplayEvent(TypedDict):
+    isResult: NotRequired[bool]
+    mime: str
+    turn: int
+    type: Literal["display"]
+
+class HostCallEvent(TypedDict):
+    batch: int
+    blocking: bool
+    call: int
+    encoding: Encoding
+    name: str
+    turn: int
+    type: Literal["hostCall"]
+
+class ExecutedEvent(TypedDict):
+    encoding: Encoding
+    execution: ExecutionReport
+    turn: int
+    type: Literal["executed"]
+
+class ValueEvent(TypedDict):
+    encoding: Encoding
+    turn: int
+    type: Literal["value"]
+
+class DoneEvent(TypedDict):
+    turn: int
+    type: Literal["done"]
+
+class RestoredEvent(TypedDict):
+    lost: list[LostVariable]
+    turn: int
+    type: Literal["restored"]
+
+class RefusedEvent(TypedDict):
+    message: str
+    turn: int
+    type: Literal["refused"]
+
+class ExternalEvent(TypedDict):
+    turn: int
+    type: Literal["external"]
+
+class PromotedEvent(TypedDict):
+    turn: int
+    type: Literal["promoted"]
+
+class WaitingEvent(TypedDict):
+    turn: int
+    type: Literal["waiting"]
+
+class CheckedEvent(TypedDict):
+    check: int
+    plain: bool
+    type: Literal["checked"]
+
+class SurveyedEvent(TypedDict):
+    survey: int
+    type: Literal["surveyed"]
+    variables: list[SurveyedVariable]
+
+class PongEvent(TypedDict):
+    ping: int
+    type: Literal["pong"]
+
+class FatalEvent(TypedDict):
+    message: str
+    type: Literal["fatal"]
+
+class PartEvent(TypedDict):
+    encoding: Encoding
+    type: Literal["part"]
+
+class SavedEvent(TypedDict):
+    checkpoint: int
+    full: bool
+    lost: list[LostVariable]
+    spent: bool
+    type: Literal["saved"]
+
+class NotSavedEvent(TypedDict):
+    checkpoint: int
+    reason: NotRequired[str | None]
+    type: Literal["notSaved"]
+
+class SnapshotEvent(TypedDict):
+    reason: NotRequired[str | None]
+    type: Literal["snapshot"]
+
+Event: TypeAlias = (
+    ReadyEvent
+    | BootFailedEvent
+    | OutputEvent
+    | DisplayEvent
+    | HostCallEvent
+    | ExecutedEvent
+    | ValueEvent
+    | DoneEvent
+    | RestoredEvent
+    | RefusedEvent
+    | ExternalEvent
+    | PromotedEvent
+    | WaitingEvent
+    | CheckedEvent
+    | SurveyedEvent
+    | PongEvent
+    | FatalEvent
+    | PartEvent
+    | SavedEvent
+    | NotSavedEvent
+    | SnapshotEvent
+)

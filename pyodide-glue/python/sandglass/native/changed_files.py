@@ -79,10 +79,6 @@ class ChangedFiles:
             rows.append({"path": path, "change": change, "size": size})
         return rows, len(found) - len(rows)
 
-    def forget(self) -> None:
-        """Somebody else has changed files."""
-        self._before = None
-
     def usage(self, besides: str) -> tuple[int, int]:
         """Bytes and number of the files there are, but for one."""
         found = self._look() or {}

@@ -201,7 +201,7 @@ class Guest:
                 self._channel.post({"type": "bootFailed", "message": _describe(error)})
                 return
         python = sys.version.split()[0]
-        guest: GuestInfo = {"bridge": "native", "softInterrupt": True, "python": python}
+        guest: GuestInfo = {"bridge": "native", "softInterrupt": True, "python": python, "pyodide": None}
         self._channel.post({"type": "ready", "version": VERSION, "guest": guest})
 
     def _execute(self, request: ExecuteRequest) -> None:

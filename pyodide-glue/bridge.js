@@ -15,7 +15,7 @@ import { readMailbox } from "./mailbox.js";
 /** @import { createDetector } from "./nondeterminism.js" */
 
 const BREATH_MS = 50;
-/** Output that follows a message or the begin of a turn so soon waits for the next message. */
+/** Output that follows a message or the begin of an exchange so soon waits for the next message. */
 const HOLD_MS = 20;
 /** Longer output never waits. */
 const MAX_HELD = 4096;
@@ -39,7 +39,7 @@ const decode = (body) => {
     return body;
   }
 };
-const { Map, Promise, Uint8Array, setTimeout, clearTimeout, queueMicrotask } = self;
+const { Map, Promise, setTimeout, clearTimeout, queueMicrotask } = self;
 
 /**
  * Posts an event and its body, with what was held before it; `null` only posts what was held. With `hold`, it waits for the next.
@@ -54,8 +54,8 @@ const { Map, Promise, Uint8Array, setTimeout, clearTimeout, queueMicrotask } = s
  * @param {ReturnType<typeof createDetector>} detector
  */
 export function createBridge(post, mailbox, detector) {
-  /** The turn under way, 0 between turns. */
-  let turn = 0;
+  /** The exchange under way, 0 between exchanges. */
+  let exchange = 0;
   let deadline = Infinity;
   let nextLook = Infinity;
   /** @type {StopReason | null} Why Python is to stop. */
@@ -82,7 +82,7 @@ export function createBridge(post, mailbox, detector) {
   let texts = [];
   /** All that is left of it, when somebody has asked for it. @type {string | undefined} */
   let rest;
-  /** Python is not in the turn: it waits for more text. @type {(() => void) | null} */
+  /** Python is not in the exchange: it waits for more text. @type {(() => void) | null} */
   let wake = null;
 
   const breath = new MessageChannel();
@@ -131,7 +131,7 @@ export function createBridge(post, mailbox, detector) {
     unsent = [];
     const batch = events.length;
     for (const [index, [call, name, encoding, body]] of events.entries()) {
-      post({ type: "hostCall", turn, call, batch, name, encoding, blocking }, body, index < batch - 1);
+      post({ type: "hostCall", exchange, call, batch, name, encoding, blocking }, body, index < batch - 1);
     }
     holdUntil = now() + HOLD_MS;
   };
@@ -150,19 +150,20 @@ export function createBridge(post, mailbox, detector) {
 
   /** Code that runs ahead has been asked for. @param {number} number @param {string} [more]  the rest of its text */
   const promote = (number, more) => {
-    if (number !== turn) return;
+    if (number !== exchange) return;
     rest = more;
     const watched = detector.end();
     if (wake) wake();
-    else if (watched) post({ type: "promoted", turn });
+    else if (watched) post({ type: "promoted", exchange });
   };
 
   /** Blocks for one message, at most `ms`. @param {number} ms */
   const block = (ms) => {
     const message = read?.(ms);
     if (message?.request.type === "hostReply") accept(message.request, message.body);
-    if (message?.request.type === "promote") promote(message.request.turn, message.request.rest);
-    if (message?.request.type === "interrupt" && message.request.turn === turn) stopping ??= message.request.reason;
+    if (message?.request.type === "promote") promote(message.request.exchange, message.request.rest);
+    if (message?.request.type === "interrupt" && message.request.exchange === exchange)
+      stopping ??= message.request.reason;
   };
 
   return {
@@ -176,15 +177,15 @@ export function createBridge(post, mailbox, detector) {
     /** @param {number} number @param {number} timeoutMs */
     begin(number, timeoutMs) {
       const time = now();
-      turn = number;
+      exchange = number;
       stopping = null;
       deadline = time + timeoutMs;
       nextLook = Math.min(deadline, time + BREATH_MS);
       holdUntil = time + HOLD_MS;
     },
 
-    /** Returns true when Python is in a turn. */
-    busy: () => turn !== 0,
+    /** Returns true when Python is in an exchange. */
+    busy: () => exchange !== 0,
 
     /** Nothing is known of what the guest was told before, which may not have been heard yet; calls are numbered from 1 again. */
     beginAnew() {
@@ -197,13 +198,13 @@ export function createBridge(post, mailbox, detector) {
 
     /** More of the text that is being written, or the last of it. @param {number} number @param {string} text @param {boolean} isLast */
     extend(number, text, isLast) {
-      if (number !== turn) return;
+      if (number !== exchange) return;
       texts.push({ text, isLast });
       wake?.();
     },
 
     /**
-     * Waits for more text, between two statements. The time of the turn stands still.
+     * Waits for more text, between two statements. The time of the exchange stands still.
      * @returns {Promise<{ text: string, isLast: boolean, isAsked?: boolean }>}  whether the host waits for what comes of it
      */
     async nextText() {
@@ -211,7 +212,7 @@ export function createBridge(post, mailbox, detector) {
       if (texts.length === 0 && rest === undefined) {
         const begun = now();
         nextLook = Infinity;
-        post({ type: "waiting", turn });
+        post({ type: "waiting", exchange });
         await new Promise((resolve) => (wake = () => resolve(undefined)));
         wake = null;
         const time = now();
@@ -222,13 +223,13 @@ export function createBridge(post, mailbox, detector) {
       return texts.shift() ?? { text: rest ?? "", isLast: true, isAsked: true };
     },
 
-    /** Ends the turn; why Python was told to stop, if it was. */
+    /** Ends the exchange; why Python was told to stop, if it was. */
     end() {
       texts = [];
       rest = undefined;
       endWait?.();
       const reason = stopping;
-      turn = 0;
+      exchange = 0;
       stopping = null;
       nextLook = deadline = Infinity;
       written = [];
@@ -242,7 +243,7 @@ export function createBridge(post, mailbox, detector) {
 
     /** @param {number} number @param {StopReason} reason */
     interrupt(number, reason) {
-      if (number === turn) stop(reason);
+      if (number === exchange) stop(reason);
     },
 
     // ---- for Pyodide ----
@@ -265,27 +266,27 @@ export function createBridge(post, mailbox, detector) {
      */
     write(fd, bytes) {
       // While Python waits, it is not the cell that writes.
-      if (!turn || endWait) return bytes.length;
+      if (!exchange || endWait) return bytes.length;
       writtenBytes += bytes.length;
       if (writtenBytes <= MAX_WRITTEN_BYTES) written.push([fd, bytes.slice()]);
       return bytes.length;
     },
 
-    /** For browser/bridge.py, where user code can reach it: nothing here answers a call or ends a turn. */
+    /** For browser/bridge.py, where user code can reach it: nothing here answers a call or ends an exchange. */
     python: {
       /** @type {(stream: Stream, skipped: number, text: string) => void} */
       output(stream, skipped, text) {
-        if (!turn) return;
+        if (!exchange) return;
         const time = now();
         const hold = time < holdUntil && text.length < MAX_HELD;
         if (!hold) holdUntil = time + HOLD_MS;
-        post({ type: "output", turn, stream, skipped, text: text.toWellFormed() }, undefined, hold);
+        post({ type: "output", exchange, stream, skipped, text: text.toWellFormed() }, undefined, hold);
       },
 
       /** @type {(mime: string, data: Uint8Array, isResult: boolean) => void} */
       display(mime, data, isResult) {
         const bytes = plainBytes(data);
-        if (turn) post({ type: "display", turn, mime: `${mime}`, isResult: isResult === true }, bytes);
+        if (exchange) post({ type: "display", exchange, mime: `${mime}`, isResult: isResult === true }, bytes);
       },
 
       get hasWritten() {
@@ -383,7 +384,7 @@ export function createBridge(post, mailbox, detector) {
     }
   }
 
-  /** The answers, in the order of the calls. The clock of the turn stood still since then. @param {number} begun */
+  /** The answers, in the order of the calls. The clock of the exchange stood still since then. @param {number} begun */
   function takeAnswers(begun) {
     const time = now();
     deadline += time - begun;

@@ -85,19 +85,22 @@ impl Driver {
 
     /// A file that was to be sent cannot be read. What waits for it is told; a guest that has a part of it is of no more use.
     fn could_not_read(&self, request: &Request, begun: bool, why: &str) {
-        let refused = |turn, message| GuestInput::Event(Event::Refused { turn, message }, None);
+        let refused = |exchange, message| GuestInput::Event(Event::Refused { exchange, message }, None);
         match request {
             _ if begun => {
                 let what = format!("a file could not be read to its end while it was sent: {why}");
                 self.hear(Slot::Main, GuestInput::Lost(Error::GuestLost(what)));
             }
-            Request::SetVariable { turn, .. } => {
-                self.hear(Slot::Main, refused(*turn, format!("the file could not be read: {why}")));
-            }
-            Request::WriteFile { turn, path, .. } => {
+            Request::SetVariable { exchange, .. } => {
                 self.hear(
                     Slot::Main,
-                    refused(*turn, format!("{path}: the data could not be read: {why}")),
+                    refused(*exchange, format!("the file could not be read: {why}")),
+                );
+            }
+            Request::WriteFile { exchange, path, .. } => {
+                self.hear(
+                    Slot::Main,
+                    refused(*exchange, format!("{path}: the data could not be read: {why}")),
                 );
             }
             Request::HostReply { call, .. } => {

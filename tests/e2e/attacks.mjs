@@ -234,11 +234,11 @@ for maker in (js.Function, to_js([1]).constructor.constructor, of(js.Object.getO
 
 /** Changes to what the glue and Pyodide stand on. None may change a result, though it may end the guest. */
 export const POLLUTIONS = [
-  "js.Object.prototype.toJSON = create_proxy(lambda *a: to_js({'type': 'executed', 'turn': 99}, dict_converter=js.Object.fromEntries))",
+  "js.Object.prototype.toJSON = create_proxy(lambda *a: to_js({'type': 'executed', 'exchange': 99}, dict_converter=js.Object.fromEntries))",
   "js.Array.prototype.toJSON = create_proxy(lambda *a: 'forged')",
   "js.Object.defineProperty(js.Object.prototype, '0', js.Object.fromEntries(to_js([['set', create_proxy(lambda *a: None)]])))",
   "js.Object.defineProperty(js.Array.prototype, '0', js.Object.fromEntries(to_js([['set', create_proxy(lambda *a: None)]])))",
-  "js.Object.defineProperty(js.Object.prototype, 'turn', js.Object.fromEntries(to_js([['get', create_proxy(lambda *a: 1)], ['set', create_proxy(lambda *a: None)]])))",
+  "js.Object.defineProperty(js.Object.prototype, 'exchange', js.Object.fromEntries(to_js([['get', create_proxy(lambda *a: 1)], ['set', create_proxy(lambda *a: None)]])))",
   "js.Array.prototype.push = create_proxy(lambda *a: 0)",
   "js.Array.prototype.map = js.Array.prototype.flatMap = create_proxy(lambda *a: js.Array.new())",
   "js.Reflect.set(js.Array.prototype, js.Symbol.iterator, create_proxy(lambda *a: None))",

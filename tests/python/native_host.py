@@ -93,7 +93,7 @@ class Host:
         )
         theirs.close()
         control.close()
-        self.turn = self.execution = 0
+        self.exchange = self.execution = 0
         self.credits = True
         self.answer: Callable[[str, Any], tuple[str, bytes]] = lambda name, argument: text(f"answer to {argument}")
 
@@ -152,7 +152,7 @@ class Host:
             data += piece
         return bytes(data)
 
-    # ---- turns ----
+    # ---- exchanges ----
 
     def init(self, **changes: Any) -> Event:
         self.send({"type": "init", "version": VERSION, "config": {**CONFIG, **changes}, "restores": False})
@@ -160,9 +160,9 @@ class Host:
         return event
 
     def begin(self, code: str, timeout_ms: float = PATIENCE_SECONDS * 1000) -> None:
-        self.turn += 1
+        self.exchange += 1
         self.execution += 1
-        request = {"type": "execute", "turn": self.turn, "execution": self.execution, "code": code}
+        request = {"type": "execute", "exchange": self.exchange, "execution": self.execution, "code": code}
         self.send({**request, "timeoutMs": timeout_ms})
 
     def end(self, until: str | None = None, *, promoted: bool = False) -> Execution:
@@ -184,7 +184,7 @@ class Host:
         events, bodies = self.receive()
         for event in events:
             kind = event["type"]
-            assert event["turn"] == self.turn, event
+            assert event["exchange"] == self.exchange, event
             if kind == "output":
                 seen.streams[event["stream"]] = seen.streams.get(event["stream"], "") + event["text"]
             elif kind == "display":
@@ -220,14 +220,14 @@ class Host:
         return seen
 
     def interrupt(self, reason: str = "interrupt") -> None:
-        self.send({"type": "interrupt", "turn": self.turn, "reason": reason})
+        self.send({"type": "interrupt", "exchange": self.exchange, "reason": reason})
 
     def ask(self, kind: str, *bodies: bytes, **fields: Any) -> tuple[Event, bytes]:
-        """Another turn: its answer, and the body of that."""
-        self.turn += 1
-        self.send({"type": kind, "turn": self.turn, "timeoutMs": PATIENCE_SECONDS * 1000, **fields}, *bodies)
+        """Another exchange: its answer, and the body of that."""
+        self.exchange += 1
+        self.send({"type": kind, "exchange": self.exchange, "timeoutMs": PATIENCE_SECONDS * 1000, **fields}, *bodies)
         (event,), bodies_back = self.receive()
-        assert event["turn"] == self.turn
+        assert event["exchange"] == self.exchange
         return event, bodies_back[0] if bodies_back else b""
 
     # ---- copies ----
@@ -242,7 +242,7 @@ class Copy(Host):
 
     def __init__(self, origin: Host) -> None:
         self.epoch = origin.epoch + 1
-        self.turn, self.execution = origin.turn + 100, origin.execution
+        self.exchange, self.execution = origin.exchange + 100, origin.execution
         self.credits, self.answer, self.process = origin.credits, origin.answer, origin.process
         self.socket, channel = socket.socketpair()
         self.socket.settimeout(PATIENCE_SECONDS)
@@ -272,9 +272,9 @@ class Copy(Host):
         signal.pidfd_send_signal(self._pids[1], signal.SIGKILL)
 
     def run_ahead(self, code: str, more: bool = False) -> None:
-        self.turn += 1
+        self.exchange += 1
         self.execution += 1
-        request = {"type": "execute", "turn": self.turn, "execution": self.execution, "code": code}
+        request = {"type": "execute", "exchange": self.exchange, "execution": self.execution, "code": code}
         self.send({**request, "timeoutMs": PATIENCE_SECONDS * 1000, "ahead": True, "more": more})
 
     def take(self, seen: Execution, until: float | None) -> bool:
@@ -291,7 +291,7 @@ class Copy(Host):
             self._unanswered.append((call, name, argument))
 
     def extend(self, text: str, last: bool = False) -> None:
-        self.send({"type": "extend", "turn": self.turn, "text": text, "last": last})
+        self.send({"type": "extend", "exchange": self.exchange, "text": text, "last": last})
 
     def waits(self) -> dict[str, str]:
         """The text that it has printed until it waits for more code."""
@@ -311,7 +311,7 @@ class Copy(Host):
 
     def promote(self, rest: str | None = None) -> None:
         self.let_go()
-        self.send({"type": "promote", "turn": self.turn, "rest": rest})
+        self.send({"type": "promote", "exchange": self.exchange, "rest": rest})
         for call in self._unanswered:
             self.called(*call)
 

@@ -73,7 +73,11 @@ fn definitions(generator: &mut SchemaGenerator) -> Map<String, Value> {
 
 fn typed_dict(name: &str, schema: &Map<String, Value>) -> String {
     let mut text = format!("class {name}(TypedDict):\n");
-    let required = schema.get("required").and_then(Value::as_array).cloned().unwrap_or_default();
+    let required = schema
+        .get("required")
+        .and_then(Value::as_array)
+        .cloned()
+        .unwrap_or_default();
     for (field, schema) in schema["properties"].as_object().unwrap() {
         let kind = python_type(schema);
         if required.iter().any(|name| name == field) {

@@ -60,21 +60,21 @@ impl<B: Body> Interpreter<B> {
     /// An event of a guest that is up. Whatever does not fit its exchange is a violation.
     pub(super) fn exchange_event(&mut self, now: f64, event: Event, body: Option<B>) {
         let number = match &event {
-            Event::Output { turn, .. }
-            | Event::HostCall { turn, .. }
-            | Event::Display { turn, .. }
-            | Event::Executed { turn, .. }
-            | Event::Waiting { turn }
-            | Event::Value { turn, .. }
-            | Event::Done { turn }
-            | Event::Restored { turn, .. }
-            | Event::Refused { turn, .. } => *turn,
+            Event::Output { exchange, .. }
+            | Event::HostCall { exchange, .. }
+            | Event::Display { exchange, .. }
+            | Event::Executed { exchange, .. }
+            | Event::Waiting { exchange }
+            | Event::Value { exchange, .. }
+            | Event::Done { exchange }
+            | Event::Restored { exchange, .. }
+            | Event::Refused { exchange, .. } => *exchange,
             _ => return self.violation(now, &format!("{} out of order", kind(&event))),
         };
         let Some(exchange) = self.exchange.as_mut().filter(|exchange| exchange.number == number) else {
             return self.violation(
                 now,
-                &format!("{} for turn {number}, which is not under way", kind(&event)),
+                &format!("{} for exchange {number}, which is not under way", kind(&event)),
             );
         };
         match exchange.heard(now, event, body, &self.config, &mut self.last_call) {
@@ -193,8 +193,8 @@ impl<B: Body> Interpreter<B> {
         self.abort_calls();
         if let Some(exchange) = &mut self.exchange {
             exchange.deadline.resume(now);
-            let turn = exchange.number;
-            self.post(Request::Interrupt { turn, reason });
+            let exchange = exchange.number;
+            self.post(Request::Interrupt { exchange, reason });
         }
     }
 

@@ -1,4 +1,4 @@
-"""The channel that a native guest sends by: events of the turn under way, in frames, from any thread.
+"""The channel that a native guest sends by: events of the exchange under way, in frames, from any thread.
 
 Text that follows a message so soon waits for the next one, so that most executions are answered by a single frame.
 Output and displays take credit, which the host gives back as it reads them: what it has no room for waits here.
@@ -43,15 +43,15 @@ class Channel:
         self._more_credit.acquire()
         #: Held while a frame is sent. Never taken by the reader: it has to hear of credit meanwhile.
         self.lock = RLock()
-        #: The turn under way, 0 between turns.
-        self.turn = 0
+        #: The exchange under way, 0 between exchanges.
+        self.exchange = 0
         #: The clock. Code that runs ahead has none.
         self.now = monotonic
 
-    def begin(self, turn: int) -> None:
-        """A turn begins. Called by the reader."""
+    def begin(self, exchange: int) -> None:
+        """An exchange begins. Called by the reader."""
         self._hold_until = monotonic() + HOLD_SECONDS
-        self.turn = turn
+        self.exchange = exchange
 
     def renew(self, epoch: int) -> None:
         """In a copy of the guest: there is another host's end."""
@@ -60,23 +60,23 @@ class Channel:
         self._credit = CREDIT_BYTES
 
     def end(self, event: Event, *bodies: bytes) -> None:
-        """Ends the turn with an event."""
+        """Ends the exchange with an event."""
         with self.lock:
-            self.turn = 0  # first: the host may begin the next one as soon as it has the event
+            self.exchange = 0  # first: the host may begin the next one as soon as it has the event
             self._post([event], bodies)
 
     def post(self, event: Event) -> None:
-        """Sends an event that ends no turn."""
+        """Sends an event that ends no exchange."""
         with self.lock:
             self._post([event])
 
     def output(self, stream: Stream, skipped: int, text: str) -> None:
         with self.lock:
-            turn = self.turn
-            if not turn:
+            exchange = self.exchange
+            if not exchange:
                 return
             self._spend(len(text) if text.isascii() else len(text.encode()))
-            event: Event = {"type": "output", "turn": turn, "stream": stream, "skipped": skipped, "text": text}
+            event: Event = {"type": "output", "exchange": exchange, "stream": stream, "skipped": skipped, "text": text}
             if self.now() < self._hold_until and len(text) < _MAX_HELD_CHARS and len(self._held) < _MAX_HELD_EVENTS:
                 self._held.append(event)
             else:
@@ -84,11 +84,13 @@ class Channel:
 
     def display(self, mime: str, data: bytes, is_result: bool) -> None:
         with self.lock:
-            if self.turn:
+            if self.exchange:
                 self._spend(len(data))
-                self._post([{"type": "display", "turn": self.turn, "mime": mime, "isResult": is_result}], [data])
+                self._post(
+                    [{"type": "display", "exchange": self.exchange, "mime": mime, "isResult": is_result}], [data]
+                )
 
-    def calls(self, turn: int, first: int, name: str, calls: list[tuple[Encoding, str | bytes]]) -> None:
+    def calls(self, exchange: int, first: int, name: str, calls: list[tuple[Encoding, str | bytes]]) -> None:
         """Sends host calls, numbered from `first`; in several frames where they are large."""
         events: list[Event] = []
         bodies: list[bytes] = []
@@ -97,7 +99,7 @@ class Channel:
             events.append(
                 {
                     "type": "hostCall",
-                    "turn": turn,
+                    "exchange": exchange,
                     "call": number,
                     "batch": len(calls),
                     "name": name,

@@ -210,14 +210,14 @@ class _Guest:
             except ValueError:
                 raise _Failed(_NO_BASE64) from None
             ended, _ = self._ask(
-                {"type": "openState", "turn": 1, "maxBytes": max_state_bytes, "timeoutMs": timeout_ms}, packed
+                {"type": "openState", "exchange": 1, "maxBytes": max_state_bytes, "timeoutMs": timeout_ms}, packed
             )
             if ended["type"] != "done":
                 raise _Failed(f"StateError: {ended.get('message', 'the state could not be opened')}")
         texts = {name: KeptText(_MAX_OUTPUT_CHARS) for name in STREAMS}
         try:
             ended, _ = self._ask(
-                {"type": "execute", "turn": 2, "execution": 1, "code": code, "timeoutMs": timeout_ms}, texts=texts
+                {"type": "execute", "exchange": 2, "execution": 1, "code": code, "timeoutMs": timeout_ms}, texts=texts
             )
         except _Failed as failure:
             stderr = texts["stderr"].text() + f"{failure}\n"
@@ -227,7 +227,7 @@ class _Guest:
         response = _report(ended["execution"], {name: text.text() for name, text in texts.items()}, timeout_s)
         if capture:
             kept, body = self._ask(
-                {"type": "captureState", "turn": 3, "maxBytes": max_state_bytes, "timeoutMs": timeout_ms}
+                {"type": "captureState", "exchange": 3, "maxBytes": max_state_bytes, "timeoutMs": timeout_ms}
             )
             if kept["type"] == "value":
                 response["state"] = b64encode(body).decode("ascii")
@@ -252,7 +252,7 @@ class _Guest:
         *bodies: bytes,
         texts: dict[Stream, KeptText] | None = None,
     ) -> tuple[Event, bytes]:
-        """Puts a request to the guest; the event that ends the turn. `_Failed` when it does not come in time."""
+        """Puts a request to the guest; the event that ends the exchange. `_Failed` when it does not come in time."""
         timeout_s = request["timeoutMs"] / 1000
         self._deadline = time.monotonic() + timeout_s + _GRACE_SECONDS
         self._send(request, *bodies)

@@ -1,6 +1,6 @@
 """The guest on a host: a process that speaks crates/core/src/protocol.rs over a socket.
 
-Turns run on the main thread. A reader thread takes what the host sends: it answers waits, and stops the turn with
+Exchanges run on the main thread. A reader thread takes what the host sends: it answers waits, and stops the exchange with
 SIGINT where there is none. A third thread, of `pipes.py`, takes what child processes print and sends what has waited
 long enough.
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from sandglass.runtime.runtime import Ended
     from sandglass.runtime.wire import Encoding, ExecuteRequest, ExecutionReport, GuestInfo, InitRequest, Request
 
-#: A turn that takes longer is looked after by the third thread.
+#: An exchange that takes longer is looked after by the third thread.
 QUICK_MS = 20
 _WORKSPACE = "/workspace"
 _CHILD_EVENTS = frozenset(
@@ -187,7 +187,7 @@ class Guest:
                 pass  # of code that has ended
             case "restore" | "install":
                 what = "take over a checkpoint" if request["type"] == "restore" else "install packages"
-                self._refuse(request["turn"], f"a native guest cannot {what}; nothing was changed")
+                self._refuse(request["exchange"], f"a native guest cannot {what}; nothing was changed")
             case _:
                 self._answer(request, bodies)
 
@@ -225,7 +225,7 @@ class Guest:
         report["stopped"] = bridge.end()
         report["names"] = _shortened(report.get("names"))
         self._channel.end(
-            {"type": "executed", "turn": request["turn"], "execution": report, "encoding": encoding},
+            {"type": "executed", "exchange": request["exchange"], "execution": report, "encoding": encoding},
             *([body] if report["final"] else []),
         )
 
@@ -302,7 +302,7 @@ class Guest:
                     gate.remove()
                 return ended
             if self._rest is None:
-                self._channel.post({"type": "waiting", "turn": request["turn"]})
+                self._channel.post({"type": "waiting", "exchange": request["exchange"]})
             text, is_last = self._next_text()
             if self._forks is not None:
                 self._forks.note(text)
@@ -352,19 +352,19 @@ class Guest:
 
     def _answer(self, request: Request, bodies: list[Any]) -> None:
         """Answers a request about a variable or a file, or refuses it."""
-        turn = self._channel.turn
+        exchange = self._channel.exchange
         self._bridge.watch()
         try:
             answer = self._result(request, bodies)
         except BaseException as error:
             self._bridge.end()
-            self._refuse(turn, _describe(error))
+            self._refuse(exchange, _describe(error))
             return
         self._bridge.end()
         if answer is None:
-            self._channel.end({"type": "done", "turn": turn})
+            self._channel.end({"type": "done", "exchange": exchange})
         else:
-            self._channel.end({"type": "value", "turn": turn, "encoding": answer[0]}, answer[1])
+            self._channel.end({"type": "value", "exchange": exchange, "encoding": answer[0]}, answer[1])
 
     def _result(self, request: Request, bodies: list[Any]) -> tuple[Encoding, bytes] | None:
         runtime, body = self._runtime, bodies[0] if bodies else b""
@@ -397,8 +397,8 @@ class Guest:
                 "bounded, too"
             )
 
-    def _refuse(self, turn: int, why: str) -> None:
-        self._channel.end({"type": "refused", "turn": turn, "message": why})
+    def _refuse(self, exchange: int, why: str) -> None:
+        self._channel.end({"type": "refused", "exchange": exchange, "message": why})
 
     # ---- the reader ----
 
@@ -427,7 +427,7 @@ class Guest:
             mail.register(forks.fileno(), POLLIN)
         parts = BodyParts()
         while True:
-            if self._gate is None and self._channel.turn and not mail.poll(QUICK_MS) and self._channel.turn:
+            if self._gate is None and self._channel.exchange and not mail.poll(QUICK_MS) and self._channel.exchange:
                 self._pipes.wake()
             while self._gate is None and (left := bridge.tick()) >= 0:
                 if mail.poll(max(left * 1000, 1) if left < 86_400 else None):
@@ -436,7 +436,7 @@ class Guest:
                 self._reader_rests = True
                 found = dict(mail.poll())
                 self._reader_rests = False
-                if forks.fileno() in found and not self._channel.turn and self._gate is None:
+                if forks.fileno() in found and not self._channel.exchange and self._gate is None:
                     # First, because it was asked for first: it is there by when a frame is that was sent later. But one
                     # who was not told yet that it is the guest hears that before.
                     self._requests.put(None)
@@ -452,7 +452,7 @@ class Guest:
                     body = parts.join(bodies)
                     bridge.reply(request, body[0] if body else b"")
                 case "interrupt":
-                    bridge.interrupt(request["turn"], request["reason"])
+                    bridge.interrupt(request["exchange"], request["reason"])
                 case "credit":
                     self._channel.give(int(request["bytes"]))
                 case "promote":
@@ -462,14 +462,14 @@ class Guest:
                 case "init" | "save" | "check" | "survey" | "ping" | "extend":
                     self._requests.put((request, bodies))
                 case _:
-                    bridge.begin(request["turn"], request["timeoutMs"])
+                    bridge.begin(request["exchange"], request["timeoutMs"])
                     self._requests.put((request, parts.join(bodies)))
 
     # ---- what does not go through Python's own streams ----
 
     def _drain_pipes(self) -> None:
         channel = self._channel
-        self._pipes.keep_draining(lambda: channel.turn != 0 and self._gate is None, self._flush_due)
+        self._pipes.keep_draining(lambda: channel.exchange != 0 and self._gate is None, self._flush_due)
 
     def _flush_due(self) -> None:
         self._output.flush_due()

@@ -90,7 +90,7 @@ class KernelBridge(NativeBridge):
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         """Another front end's, too, which is not repeated: in code of ours, such as a wait, it stops the turn."""
         with self._lock:
-            if self.is_in and self.stopping is None and self._channel.turn and not in_user_code(frame):
+            if self.is_in and self.stopping is None and self._channel.exchange and not in_user_code(frame):
                 self._stop("interrupt")
                 return
         super()._on_interrupt(number, frame)
@@ -276,7 +276,7 @@ class KernelGuest(Guest):
         bridge = self._bridge
         deadline = monotonic() + _LEAVING_SECONDS
         while bridge.is_in and monotonic() < deadline:
-            bridge.interrupt(self._channel.turn, "interrupt")
+            bridge.interrupt(self._channel.exchange, "interrupt")
             with suppress(Empty):
                 self._left.get(timeout=REPEAT_SECONDS)
         self._socket.close()

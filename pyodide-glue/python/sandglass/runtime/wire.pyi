@@ -2,7 +2,7 @@
 
 from typing import Literal, NotRequired, TypeAlias, TypedDict
 
-VERSION: Literal[8]
+VERSION: Literal[9]
 
 Change: TypeAlias = Literal["created", "modified", "deleted"]
 
@@ -95,13 +95,13 @@ class ExecuteRequest(TypedDict):
     execution: int
     more: NotRequired[bool]
     timeoutMs: float
-    turn: int
+    exchange: int
     type: Literal["execute"]
 
 class ExtendRequest(TypedDict):
     last: NotRequired[bool]
     text: str
-    turn: int
+    exchange: int
     type: Literal["extend"]
 
 class CheckRequest(TypedDict):
@@ -120,73 +120,73 @@ class PingRequest(TypedDict):
 class GetVariableRequest(TypedDict):
     name: str
     timeoutMs: float
-    turn: int
+    exchange: int
     type: Literal["getVariable"]
 
 class SetVariableRequest(TypedDict):
     encoding: Encoding
     name: str
     timeoutMs: float
-    turn: int
+    exchange: int
     type: Literal["setVariable"]
 
 class ListVariablesRequest(TypedDict):
     timeoutMs: float
-    turn: int
+    exchange: int
     type: Literal["listVariables"]
 
 class WriteFileRequest(TypedDict):
     path: str
     timeoutMs: float
-    turn: int
+    exchange: int
     type: Literal["writeFile"]
 
 class ReadFileRequest(TypedDict):
     path: str
     text: bool
     timeoutMs: float
-    turn: int
+    exchange: int
     type: Literal["readFile"]
 
 class ListFilesRequest(TypedDict):
     path: str
     timeoutMs: float
-    turn: int
+    exchange: int
     type: Literal["listFiles"]
 
 class RemoveFileRequest(TypedDict):
     path: str
     timeoutMs: float
-    turn: int
+    exchange: int
     type: Literal["removeFile"]
 
 class OpenStateRequest(TypedDict):
     maxBytes: float
     timeoutMs: float
-    turn: int
+    exchange: int
     type: Literal["openState"]
 
 class CaptureStateRequest(TypedDict):
     maxBytes: float
     timeoutMs: float
-    turn: int
+    exchange: int
     type: Literal["captureState"]
 
 class CellFileRequest(TypedDict):
     path: str
     timeoutMs: float
-    turn: int
+    exchange: int
     type: Literal["cellFile"]
 
 class PromoteRequest(TypedDict):
     rest: NotRequired[str | None]
-    turn: int
+    exchange: int
     type: Literal["promote"]
 
 class LookRequest(TypedDict):
     path: str
     timeoutMs: float
-    turn: int
+    exchange: int
     type: Literal["look"]
 
 class HostReplyRequest(TypedDict):
@@ -204,19 +204,19 @@ class SaveRequest(TypedDict):
 class RestoreRequest(TypedDict):
     checkpoint: int
     timeoutMs: float
-    turn: int
+    exchange: int
     type: Literal["restore"]
 
 class InstallRequest(TypedDict):
     maxBytes: float
     timeoutMs: float
-    turn: int
+    exchange: int
     type: Literal["install"]
     wheels: list[WheelFile]
 
 class InterruptRequest(TypedDict):
     reason: StopReason
-    turn: int
+    exchange: int
     type: Literal["interrupt"]
 
 class PartRequest(TypedDict):
@@ -268,13 +268,13 @@ class OutputEvent(TypedDict):
     skipped: int
     stream: Stream
     text: str
-    turn: int
+    exchange: int
     type: Literal["output"]
 
 class DisplayEvent(TypedDict):
     isResult: NotRequired[bool]
     mime: str
-    turn: int
+    exchange: int
     type: Literal["display"]
 
 class HostCallEvent(TypedDict):
@@ -283,44 +283,44 @@ class HostCallEvent(TypedDict):
     call: int
     encoding: Encoding
     name: str
-    turn: int
+    exchange: int
     type: Literal["hostCall"]
 
 class ExecutedEvent(TypedDict):
     encoding: Encoding
     execution: ExecutionReport
-    turn: int
+    exchange: int
     type: Literal["executed"]
 
 class ValueEvent(TypedDict):
     encoding: Encoding
-    turn: int
+    exchange: int
     type: Literal["value"]
 
 class DoneEvent(TypedDict):
-    turn: int
+    exchange: int
     type: Literal["done"]
 
 class RestoredEvent(TypedDict):
     lost: list[LostVariable]
-    turn: int
+    exchange: int
     type: Literal["restored"]
 
 class RefusedEvent(TypedDict):
     message: str
-    turn: int
+    exchange: int
     type: Literal["refused"]
 
 class ExternalEvent(TypedDict):
-    turn: int
+    exchange: int
     type: Literal["external"]
 
 class PromotedEvent(TypedDict):
-    turn: int
+    exchange: int
     type: Literal["promoted"]
 
 class WaitingEvent(TypedDict):
-    turn: int
+    exchange: int
     type: Literal["waiting"]
 
 class CheckedEvent(TypedDict):

@@ -306,7 +306,14 @@ export function createBridge(post, mailbox, detector) {
        * @param {string} name @param {(string | Uint8Array)[]} flat  the encoding and the body of each call
        */
       ask(name, flat) {
-        register(name, flat);
+        for (let i = 0; i + 1 < flat.length; i += 2) {
+          const body = flat[i + 1];
+          const bytes = typeof body === "string" ? encoder.encode(body) : plainBytes(body);
+          lastCall += 1;
+          calls.set(lastCall, null);
+          unanswered += 1;
+          unsent.push([lastCall, `${name}`, /** @type {Encoding} */ (`${flat[i]}`), bytes]);
+        }
         const begun = now();
         if (mailbox) {
           send(true);
@@ -371,18 +378,6 @@ export function createBridge(post, mailbox, detector) {
       },
     },
   };
-
-  /** @param {string} name @param {(string | Uint8Array)[]} flat */
-  function register(name, flat) {
-    for (let i = 0; i + 1 < flat.length; i += 2) {
-      const body = flat[i + 1];
-      const bytes = typeof body === "string" ? encoder.encode(body) : plainBytes(body);
-      lastCall += 1;
-      calls.set(lastCall, null);
-      unanswered += 1;
-      unsent.push([lastCall, `${name}`, /** @type {Encoding} */ (`${flat[i]}`), bytes]);
-    }
-  }
 
   /** The answers, in the order of the calls. The clock of the exchange stood still since then. @param {number} begun */
   function takeAnswers(begun) {

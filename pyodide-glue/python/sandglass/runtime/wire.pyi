@@ -92,16 +92,16 @@ class InitRequest(TypedDict):
 class ExecuteRequest(TypedDict):
     ahead: NotRequired[bool]
     code: str
+    exchange: int
     execution: int
     more: NotRequired[bool]
     timeoutMs: float
-    exchange: int
     type: Literal["execute"]
 
 class ExtendRequest(TypedDict):
+    exchange: int
     last: NotRequired[bool]
     text: str
-    exchange: int
     type: Literal["extend"]
 
 class CheckRequest(TypedDict):
@@ -118,75 +118,75 @@ class PingRequest(TypedDict):
     type: Literal["ping"]
 
 class GetVariableRequest(TypedDict):
+    exchange: int
     name: str
     timeoutMs: float
-    exchange: int
     type: Literal["getVariable"]
 
 class SetVariableRequest(TypedDict):
     encoding: Encoding
+    exchange: int
     name: str
     timeoutMs: float
-    exchange: int
     type: Literal["setVariable"]
 
 class ListVariablesRequest(TypedDict):
-    timeoutMs: float
     exchange: int
+    timeoutMs: float
     type: Literal["listVariables"]
 
 class WriteFileRequest(TypedDict):
+    exchange: int
     path: str
     timeoutMs: float
-    exchange: int
     type: Literal["writeFile"]
 
 class ReadFileRequest(TypedDict):
+    exchange: int
     path: str
     text: bool
     timeoutMs: float
-    exchange: int
     type: Literal["readFile"]
 
 class ListFilesRequest(TypedDict):
+    exchange: int
     path: str
     timeoutMs: float
-    exchange: int
     type: Literal["listFiles"]
 
 class RemoveFileRequest(TypedDict):
+    exchange: int
     path: str
     timeoutMs: float
-    exchange: int
     type: Literal["removeFile"]
 
 class OpenStateRequest(TypedDict):
+    exchange: int
     maxBytes: float
     timeoutMs: float
-    exchange: int
     type: Literal["openState"]
 
 class CaptureStateRequest(TypedDict):
+    exchange: int
     maxBytes: float
     timeoutMs: float
-    exchange: int
     type: Literal["captureState"]
 
 class CellFileRequest(TypedDict):
+    exchange: int
     path: str
     timeoutMs: float
-    exchange: int
     type: Literal["cellFile"]
 
 class PromoteRequest(TypedDict):
-    rest: NotRequired[str | None]
     exchange: int
+    rest: NotRequired[str | None]
     type: Literal["promote"]
 
 class LookRequest(TypedDict):
+    exchange: int
     path: str
     timeoutMs: float
-    exchange: int
     type: Literal["look"]
 
 class HostReplyRequest(TypedDict):
@@ -203,20 +203,20 @@ class SaveRequest(TypedDict):
 
 class RestoreRequest(TypedDict):
     checkpoint: int
-    timeoutMs: float
     exchange: int
+    timeoutMs: float
     type: Literal["restore"]
 
 class InstallRequest(TypedDict):
+    exchange: int
     maxBytes: float
     timeoutMs: float
-    exchange: int
     type: Literal["install"]
     wheels: list[WheelFile]
 
 class InterruptRequest(TypedDict):
-    reason: StopReason
     exchange: int
+    reason: StopReason
     type: Literal["interrupt"]
 
 class PartRequest(TypedDict):
@@ -265,16 +265,16 @@ class BootFailedEvent(TypedDict):
     type: Literal["bootFailed"]
 
 class OutputEvent(TypedDict):
+    exchange: int
     skipped: int
     stream: Stream
     text: str
-    exchange: int
     type: Literal["output"]
 
 class DisplayEvent(TypedDict):
+    exchange: int
     isResult: NotRequired[bool]
     mime: str
-    exchange: int
     type: Literal["display"]
 
 class HostCallEvent(TypedDict):
@@ -282,14 +282,14 @@ class HostCallEvent(TypedDict):
     blocking: bool
     call: int
     encoding: Encoding
-    name: str
     exchange: int
+    name: str
     type: Literal["hostCall"]
 
 class ExecutedEvent(TypedDict):
     encoding: Encoding
-    execution: ExecutionReport
     exchange: int
+    execution: ExecutionReport
     type: Literal["executed"]
 
 class ValueEvent(TypedDict):
@@ -302,13 +302,13 @@ class DoneEvent(TypedDict):
     type: Literal["done"]
 
 class RestoredEvent(TypedDict):
-    lost: list[LostVariable]
     exchange: int
+    lost: list[LostVariable]
     type: Literal["restored"]
 
 class RefusedEvent(TypedDict):
-    message: str
     exchange: int
+    message: str
     type: Literal["refused"]
 
 class ExternalEvent(TypedDict):

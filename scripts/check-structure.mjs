@@ -68,7 +68,6 @@ const LONG = {
   "host/src/value.rs": "one table of types, three ways",
   "host/src/workspace.rs": "the life of a folder; what it is made of is in `workspace/`",
   "pyodide-glue/checkpoint.js": "one format: what is copied, and how it is put back",
-  "pyodide-glue/python/sandglass/native/guest.py": "the main loop of a guest on a host, and what it answers",
   "pyodide-glue/python/sandglass/runtime/runtime.py":
     "the order in which a cell's surroundings are put up and taken down",
   "src/sandbox.rs": "the public class, a method after the other",

@@ -1,6 +1,6 @@
 """The exchange under way in a native guest: its clock, its waits and its end, as a `Bridge`.
 
-The reader thread begins exchanges, answers waits and stops them; the thread that waits, or the main thread, hears of it.
+The reader thread begins exchanges, answers waits and stops them. The thread that waits hears of it, or the main thread.
 
 C code may keep the interpreter's lock for long, so that no other thread of Python gets to run. But some of it looks for
 signals, such as regular expressions. So while the process computes, a timer of the system interrupts the main thread

@@ -1,8 +1,8 @@
 """The guest on a host: a process that speaks crates/core/src/protocol.rs over a socket.
 
-Exchanges run on the main thread. A reader thread takes what the host sends: it answers waits, and stops the exchange with
-SIGINT where there is none. A third thread, of `pipes.py`, takes what child processes print and sends what has waited
-long enough.
+Exchanges run on the main thread. A reader thread takes what the host sends. It answers waits, and stops the exchange
+with SIGINT where there is none. A third thread, of `pipes.py`, takes what child processes print and sends what has
+waited long enough.
 
 User code runs in this process and can reach all of it. It cannot gain anything by that, since the host believes nothing
 it could not have said anyway; but what it breaks by chance must not outlive a cell. So whatever is needed here is taken

@@ -448,6 +448,8 @@ class Guest:
             match request["type"]:
                 case "part":
                     parts.add(bodies)
+                case "ping":
+                    pass  # for workers
                 case "hostReply":
                     body = parts.join(bodies)
                     bridge.reply(request, body[0] if body else b"")
@@ -459,7 +461,7 @@ class Guest:
                     self._know_rest(request.get("rest"))
                     if self._rest is not None:
                         self._requests.put((request, bodies))
-                case "init" | "save" | "check" | "survey" | "ping" | "extend":
+                case "init" | "save" | "check" | "survey" | "extend":
                     self._requests.put((request, bodies))
                 case _:
                     bridge.begin(request["exchange"], request["timeoutMs"])

@@ -55,7 +55,6 @@ const LONG = {
   "host/src/pool.rs": "one task: guests that wait, and who waits for them",
   "host/src/value.rs": "one table of types, three ways",
   "pyodide-glue/checkpoint.js": "one format: what is copied, and how it is put back",
-  "pyodide-glue/python/sandglass/native/guest.py": "the main loop of a guest on a host, and what it answers",
   "pyodide-glue/python/sandglass/runtime/runtime.py":
     "the order in which a cell's surroundings are put up and taken down",
   "src/sandbox.rs": "the public class, a method after the other",

@@ -70,7 +70,7 @@ pub use sandbox::{
 };
 pub use sandglass_core::execution::{CodeExecution, Killer, Outcome, StateStatus};
 pub use sandglass_core::protocol::Stream;
-pub use sandglass_core::{BudgetLimits, Error, Limits, PROTOCOL_VERSION, Profile};
+pub use sandglass_core::{BudgetLimits, Error, Limits, PROTOCOL_VERSION, Profile, SUBPROTOCOL};
 pub use users::Users;
 pub use value::Value;
 

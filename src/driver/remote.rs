@@ -94,17 +94,17 @@ impl Driver {
     /// A file that was to be sent cannot be read. What waits for it is told; a guest that has a part of it is of no more use.
     fn could_not_read(&self, request: &Request, begun: bool, why: &str) {
         let hear = |input| self.feed(Input::Guest(Slot::Main, input));
-        let refused = |turn, message| hear(GuestInput::Event(Event::Refused { turn, message }, None));
+        let refused = |exchange, message| hear(GuestInput::Event(Event::Refused { exchange, message }, None));
         match request {
             _ if begun => {
                 let what = format!("a file could not be read to its end while it was sent: {why}");
                 hear(GuestInput::Lost(Error::GuestLost(what)));
             }
-            Request::SetVariable { turn, .. } => {
-                refused(*turn, format!("the file could not be read: {why}"));
+            Request::SetVariable { exchange, .. } => {
+                refused(*exchange, format!("the file could not be read: {why}"));
             }
-            Request::WriteFile { turn, path, .. } => {
-                refused(*turn, format!("{path}: the data could not be read: {why}"));
+            Request::WriteFile { exchange, path, .. } => {
+                refused(*exchange, format!("{path}: the data could not be read: {why}"));
             }
             Request::HostReply { call, .. } => {
                 let reply = Request::HostReply {

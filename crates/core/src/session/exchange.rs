@@ -170,24 +170,24 @@ pub(super) fn nothing_changed() -> Error {
 
 impl<B: Body> Job<B> {
     /// The request that the guest is sent.
-    pub(super) fn request(&mut self, turn: u32, config: &Config, contexts: &Contexts<B>) -> GuestEffect<B> {
+    pub(super) fn request(&mut self, exchange: u32, config: &Config, contexts: &Contexts<B>) -> GuestEffect<B> {
         let timeout_ms = self.timeout_ms(config);
         let (request, body) = match self {
             Self::Restore { checkpoint, chain } => {
                 let checkpoint = *checkpoint;
                 let request = Request::Restore {
-                    turn,
+                    exchange,
                     checkpoint,
                     timeout_ms,
                 };
                 return GuestEffect::Restore(request, std::mem::take(chain));
             }
-            Self::Install(install) => return GuestEffect::Install(install.request(turn), install.bodies()),
+            Self::Install(install) => return GuestEffect::Install(install.request(exchange), install.bodies()),
             Self::Execute(execution) => {
                 let code = execution.code.clone();
                 (
                     Request::Execute {
-                        turn,
+                        exchange,
                         execution: execution.id,
                         code,
                         timeout_ms,
@@ -199,7 +199,7 @@ impl<B: Body> Job<B> {
             }
             Self::Get(name) => (
                 Request::GetVariable {
-                    turn,
+                    exchange,
                     name: name.clone(),
                     timeout_ms,
                 },
@@ -207,7 +207,7 @@ impl<B: Body> Job<B> {
             ),
             Self::OpenState(state, max_bytes) => (
                 Request::OpenState {
-                    turn,
+                    exchange,
                     max_bytes: *max_bytes,
                     timeout_ms,
                 },
@@ -215,17 +215,17 @@ impl<B: Body> Job<B> {
             ),
             Self::CaptureState(max_bytes) => (
                 Request::CaptureState {
-                    turn,
+                    exchange,
                     max_bytes: *max_bytes,
                     timeout_ms,
                 },
                 None,
             ),
-            Self::File(command) => command.request(turn, timeout_ms),
-            Self::List => (Request::ListVariables { turn, timeout_ms }, None),
+            Self::File(command) => command.request(exchange, timeout_ms),
+            Self::List => (Request::ListVariables { exchange, timeout_ms }, None),
             Self::Set { target, value } => {
                 let request = Request::SetVariable {
-                    turn,
+                    exchange,
                     name: contexts.name(target),
                     encoding: value.encoding,
                     timeout_ms,

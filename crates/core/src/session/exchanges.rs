@@ -158,8 +158,8 @@ impl<B: Body> Interpreter<B> {
         self.abort_calls();
         if let Some(exchange) = &mut self.exchange {
             exchange.deadline.resume(now);
-            let turn = exchange.number;
-            self.post(Request::Interrupt { turn, reason });
+            let exchange = exchange.number;
+            self.post(Request::Interrupt { exchange, reason });
         }
     }
 

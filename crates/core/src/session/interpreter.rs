@@ -470,7 +470,7 @@ impl<B: Body> Interpreter<B> {
             (Guest::Up, Event::Pong { ping }) => self.ponged(now, ping),
             (Guest::Up, Event::Waiting { .. }) if self.forks && self.exchange.is_some() => {} // the rest is on its way
             (Guest::Up, Event::Fatal { message }) => self.guest_gone(now, Error::GuestLost(message)),
-            (Guest::Up, _) if self.awaits_pong() => self.violation(now, "an event of a turn before it was idle"),
+            (Guest::Up, _) if self.awaits_pong() => self.violation(now, "an event of an exchange before it was idle"),
             (Guest::Up, event) => {
                 let heard = match &mut self.exchange {
                     Some(exchange) => {

@@ -54,13 +54,13 @@ pub(super) struct Install<B> {
 }
 
 impl<B: Body> Install<B> {
-    pub(super) fn request(&self, turn: u32) -> Request {
+    pub(super) fn request(&self, exchange: u32) -> Request {
         let file = |package: &Package<B>| WheelFile {
             file_name: package.wheel.file_name.clone(),
             is_library: package.wheel.is_library,
         };
         Request::Install {
-            turn,
+            exchange,
             wheels: self.packages.iter().map(file).collect(),
             max_bytes: MAX_UNPACKED_BYTES,
             timeout_ms: VALUE_TIMEOUT_MS,

@@ -293,8 +293,8 @@ impl<B: Body> Shadow<B> {
     /// Something comes from its guest.
     pub(super) fn guest_input(&mut self, now: f64, input: GuestInput<B>) -> Result<(), InVain> {
         match (&input, self.stage) {
-            (GuestInput::Event(Event::Waiting { turn }, _), Stage::Running(number) | Stage::Asked(number, _))
-                if self.is_written() && *turn == number =>
+            (GuestInput::Event(Event::Waiting { exchange }, _), Stage::Running(number) | Stage::Asked(number, _))
+                if self.is_written() && *exchange == number =>
             {
                 return self.waits(now, number);
             }
@@ -383,7 +383,7 @@ impl<B: Body> Shadow<B> {
                 _,
                 GuestEffect::Post(
                     Request::Execute {
-                        turn,
+                        exchange,
                         execution,
                         code,
                         timeout_ms,
@@ -392,11 +392,11 @@ impl<B: Body> Shadow<B> {
                     body,
                 ),
             ) if prepares => {
-                self.stage = Stage::Running(turn);
+                self.stage = Stage::Running(exchange);
                 self.begun_at = now;
                 self.extended_at = now;
                 let request = Request::Execute {
-                    turn,
+                    exchange,
                     execution,
                     code,
                     timeout_ms,
@@ -423,7 +423,7 @@ impl<B: Body> Shadow<B> {
 
     /// Gives its guest more of the code that is being written.
     pub(super) fn extend(&mut self, now: f64, writing: &Writing) {
-        let Stage::Waiting(turn) = self.stage else { return };
+        let Stage::Waiting(exchange) = self.stage else { return };
         if !self.can_take(writing) || now < self.extends_at(Some(writing)) {
             return;
         }
@@ -432,10 +432,10 @@ impl<B: Body> Shadow<B> {
         self.prediction.code.push_str(&text);
         self.waited_ms += self.waits_since.take().map_or(0.0, |since| now - since);
         self.extended_at = now;
-        self.stage = Stage::Running(turn);
+        self.stage = Stage::Running(exchange);
         self.is_whole = last;
         self.effects
-            .push(GuestEffect::Post(Request::Extend { turn, text, last }, None));
+            .push(GuestEffect::Post(Request::Extend { exchange, text, last }, None));
     }
 
     /// Asks its guest, which is at work, whether it may take over for this code.
@@ -447,11 +447,11 @@ impl<B: Body> Shadow<B> {
     }
 
     /// Tells its guest that its code has come.
-    fn tell(&mut self, turn: u32, code: &str) {
+    fn tell(&mut self, exchange: u32, code: &str) {
         self.told = true;
         let rest = self.is_written().then(|| code[self.prediction.code.len()..].to_owned());
         self.effects
-            .push(GuestEffect::Post(Request::Promote { turn, rest }, None));
+            .push(GuestEffect::Post(Request::Promote { exchange, rest }, None));
     }
 
     /// Has its guest take over in this exchange, and tells how many milliseconds that saves.

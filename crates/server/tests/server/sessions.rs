@@ -562,7 +562,7 @@ fn the_docs_have_the_messages_of_channels() {
         rows.clone().count() == 4 && rows.all(|row| channels.contains(row)),
         "{channels}"
     );
-    assert!(channels.contains(&format!("`sandglass.v{}`", sandglass_host::PROTOCOL_VERSION)));
+    assert!(channels.contains(&format!("`{}`", sandglass_host::SUBPROTOCOL)));
     assert!(OPENAPI.contains("docs/server/channel.md has its messages"));
 }
 

@@ -143,6 +143,11 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
+    /// Sets how many bytes a frame may have, from the next one on.
+    pub fn set_max_bytes(&mut self, max_bytes: usize) {
+        self.max_bytes = max_bytes;
+    }
+
     /// The next frame; `None` when the stream ended. A call that is dropped loses nothing.
     ///
     /// # Errors

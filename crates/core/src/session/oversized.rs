@@ -37,15 +37,15 @@ pub(super) fn kind(event: &Event) -> &'static str {
 /// The number of the exchange that an event belongs to, where it belongs to one.
 pub(super) fn number_of(event: &Event) -> Option<u32> {
     match event {
-        Event::Output { turn, .. }
-        | Event::HostCall { turn, .. }
-        | Event::Display { turn, .. }
-        | Event::Executed { turn, .. }
-        | Event::Waiting { turn }
-        | Event::Value { turn, .. }
-        | Event::Done { turn }
-        | Event::Restored { turn, .. }
-        | Event::Refused { turn, .. } => Some(*turn),
+        Event::Output { exchange, .. }
+        | Event::HostCall { exchange, .. }
+        | Event::Display { exchange, .. }
+        | Event::Executed { exchange, .. }
+        | Event::Waiting { exchange }
+        | Event::Value { exchange, .. }
+        | Event::Done { exchange }
+        | Event::Restored { exchange, .. }
+        | Event::Refused { exchange, .. } => Some(*exchange),
         _ => None,
     }
 }
@@ -53,7 +53,7 @@ pub(super) fn number_of(event: &Event) -> Option<u32> {
 /// The violation of an event that is not of the exchange under way.
 pub(super) fn does_not_fit(event: &Event) -> String {
     match number_of(event) {
-        Some(number) => format!("{} for turn {number}, which is not under way", kind(event)),
+        Some(number) => format!("{} for exchange {number}, which is not under way", kind(event)),
         None => format!("{} out of order", kind(event)),
     }
 }

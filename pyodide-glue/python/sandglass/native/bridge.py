@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Python may swallow an interrupt; it is repeated until the host's grace period is over.
 REPEAT_SECONDS = 0.2
+#: The time after which other threads are stopped though the main thread has not heard of it.
+DEAF_SECONDS = 0.6
 #: The time after which one that did not arrive is repeated: it came while code of ours ran.
 RETRY_SECONDS = 0.002
 BREATH_SECONDS = 0.05
@@ -87,6 +89,7 @@ class NativeBridge:
         self.flush_due: Callable[[], None] = lambda: None
         #: Why the exchange is to stop.
         self.stopping: StopReason | None = None
+        self._stopping_since = 0.0
         self._unheard = False
         self._wakes = 0  # how often `wake` was called, and what each thread knows of that
         self._seen_wakes: dict[int, int] = {}
@@ -269,14 +272,21 @@ class NativeBridge:
             return self._deadline - now
 
     def _stop(self, reason: StopReason) -> None:
-        self.stopping = self.stopping or reason
-        waits = list(self._waits)
-        for wait in waits:
-            wait.end()
-        if any(wait.thread == self._main for wait in waits):
-            return
-        self._next_look = monotonic() + RETRY_SECONDS
+        now = monotonic()
+        if not self.stopping:
+            self.stopping, self._stopping_since = reason, now
+        # The main thread hears of it first: it would take the SystemExit of a thread that it waits for as the cell's end.
+        if any(wait.thread == self._main for wait in self._waits):
+            return self._end_all_waits()
+        if now >= self._stopping_since + DEAF_SECONDS:
+            self._end_all_waits()
+        self._next_look = now + RETRY_SECONDS
         _signal_thread(self._main, _SIGINT)
+        return None
+
+    def _end_all_waits(self) -> None:
+        for wait in list(self._waits):
+            wait.end()
 
     def asked_for(self) -> None:
         """Has what ran ahead until now go on as what the host waits for, and has its time from now on."""
@@ -309,8 +319,7 @@ class NativeBridge:
             reason, self.stopping = self.stopping, None
             self._unheard = False
             self._deadline = self._next_look = _FOREVER
-            for wait in self._waits:
-                wait.end()
+            self._end_all_waits()
             return reason
 
     def watch(self, clock: bool = True) -> None:
@@ -332,11 +341,13 @@ class NativeBridge:
             self._unheard = False
             self.stopping = self.stopping or "timeout"
             self._next_look = now + REPEAT_SECONDS
+            self._end_all_waits()
             raise KeyboardInterrupt
 
     def _on_interrupt(self, _number: int, frame: FrameType | None) -> None:
         if self._channel.exchange and in_user_code(frame):
             self._next_look = monotonic() + REPEAT_SECONDS
+            self._end_all_waits()
             raise KeyboardInterrupt
         # It came in `_breathe`, say: where C holds the GIL, the reader gets it nowhere else.
         self._unheard = True

@@ -1,5 +1,5 @@
 // npm run bench:speculate: what work ahead brings in recorded sessions of a controller, in real time. Linux.
-//   node scripts/bench-speculate.mjs [--browser chromium|firefox | --dataframes] [--sessions part-of-a-name] [--ways hints,stream] [--tuning]
+//   node scripts/bench-speculate.mjs [--browser chromium|firefox | --dataframes] [--sessions part-of-a-name-or-style] [--ways hints,stream] [--tuning]
 // --dataframes replays those over DataFrames instead, in guests on this machine, with pandas; without that way of `list`.
 // Only the sessions that nothing was tuned on are replayed, unless --tuning asks for the others. Each is replayed
 //   none      without any work ahead: what the others are measured by
@@ -53,7 +53,7 @@ const { values } = parseArgs({
 const ALL = values.dataframes ? "templates,hints,stream,oracle" : "list,templates,hints,stream,oracle";
 const ways = /** @type {Way[]} */ (["none", ...(values.ways ?? ALL).split(",")]);
 const sessions = (values.dataframes ? dataframes.sessions() : inBrowsers())
-  .filter(({ name }) => name.includes(values.sessions))
+  .filter(({ name, style }) => name.includes(values.sessions) || style === values.sessions)
   .filter(({ purpose }) => purpose === (values.tuning ? "tuning" : "reporting"));
 /** @type {Record<Way, Replayed[]>} */
 const all = { none: [], list: [], templates: [], hints: [], stream: [], oracle: [] };

@@ -1,9 +1,9 @@
-// What the right answer is, found without Python, sandbox or model: by patterns over the whole text. Kings are matched
-// by name here and by the order of succession in the trajectory, so that one does not repeat the other's mistakes.
+// The right answer, found by patterns over the whole text: without Python, sandbox or model. Kings are matched by name here
+// and by the order of succession in the trajectory, so that a mistake in one does not repeat in the other.
 
 /** @typedef {{ king: string, kings: number, chronicles: number }} Difference */
 
-/** Kings whom the two accounts call by different names: Kings' name to that of Chronicles. */
+/** Kings with different names in the two accounts: from the name in Kings to the name in Chronicles. */
 const OTHER_NAMES = new Map([
   ["Jehoash", "Joash"],
   ["Azariah", "Uzziah"],
@@ -23,13 +23,13 @@ export function rightAnswer(text) {
   const differences = [...chronicles]
     .map(([king, age]) => ({ king, kings: kings.get(king) ?? NaN, chronicles: age }))
     .filter(({ kings, chronicles }) => kings !== chronicles);
-  // An unmatched king means that this check is wrong, not that the answer is.
+  // An unmatched king is a fault of this check, not of the answer.
   const unmatched = differences.find(({ kings }) => Number.isNaN(kings));
   if (unmatched) throw new Error(`the check found no age of ${unmatched.king} in Kings`);
   return differences;
 }
 
-/** @param {unknown} answer  what the trajectory declared final @param {Difference[]} right */
+/** @param {unknown} answer  the trajectory's final answer @param {Difference[]} right */
 export function isRight(answer, right) {
   const key = (/** @type {Difference} */ { king, kings, chronicles }) => `${king} ${kings} ${chronicles}`;
   return Array.isArray(answer) && answer.map(key).sort().join() === right.map(key).sort().join();
@@ -47,18 +47,18 @@ function agesIn(verses, book) {
   return ages;
 }
 
-/** "Amon was …", "… old was Ahaz …", "Hezekiah began …". @param {string} verse */
+/** The king's name in "Amon was …", "… old was Ahaz …", "Hezekiah began …". @param {string} verse */
 function nameIn(verse) {
   const names = verse.match(/([A-Z]\w{2,}) (?:was|began|reigned over)|old was ([A-Z]\w+)/);
   return names?.slice(1).find(Boolean);
 }
 
-/** Where a verse says only "he", the one before it tells who. @param {string} verse */
+/** The king's name for a verse that says only "he", from the verse before it. @param {string} verse */
 function nameBefore(verse) {
   return [...verse.matchAll(/([A-Z]\w+)(?: the)? son of \w+ king of Judah/g)].at(-1)?.[1];
 }
 
-/** "one and forty" is 41. @param {string} words */
+/** A number in words: "one and forty" is 41. @param {string} words */
 function toNumber(words) {
   return words
     .toLowerCase()

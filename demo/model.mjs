@@ -1,8 +1,8 @@
-// Who answers the demo's sub-queries: a built-in extractive "model", or an OpenAI-compatible endpoint.
+// The model behind the demo's sub-queries: a built-in one that quotes its prompt, or an OpenAI-compatible endpoint.
 
 /**
  * @typedef {object} Model
- * @property {string} label  what the demo prints
+ * @property {string} label  the model's name in the demo's output
  * @property {(prompt: string, signal: AbortSignal) => Promise<string>} ask
  */
 
@@ -10,8 +10,8 @@ const TIMEOUT_SECONDS = 120;
 const ATTEMPTS = 3;
 
 /**
- * OPENAI_MODEL or OPENAI_BASE_URL choose an endpoint. OPENAI_API_KEY alone does not: many shells have one, and a demo
- * should not spend somebody's money by surprise.
+ * Chooses the model. OPENAI_MODEL or OPENAI_BASE_URL select an endpoint. OPENAI_API_KEY alone does not: many shells have
+ * one, and a demo should not spend money by surprise.
  * @param {NodeJS.ProcessEnv} env
  * @returns {Model}
  */
@@ -38,8 +38,8 @@ const STOP_WORDS = new Set(
 );
 
 /**
- * Quotes the lines of the prompt that share most words with its question. The question is what stands before the first
- * question mark, the text what follows the first empty line.
+ * Quotes the lines of the prompt's text that share most words with its question. The question ends at the first question
+ * mark, and the text begins after the first empty line.
  * @param {string} prompt
  */
 export function extract(prompt) {
@@ -56,7 +56,7 @@ function words(text) {
   return text.toLowerCase().match(/[a-z]+/g) ?? [];
 }
 
-// --- a real one ----------------------------------------------------------------------------------------------------
+// --- an endpoint ---------------------------------------------------------------------------------------------------
 
 /**
  * @param {{ url: string, key?: string, model: string }} endpoint
@@ -109,7 +109,7 @@ function answerIn(text) {
   return content;
 }
 
-/** What an endpoint says went wrong. @param {string} text */
+/** The reason that an endpoint gives for its error. @param {string} text */
 function reasonIn(text) {
   const reply = parsed(text);
   return String(reply?.error?.message ?? reply?.message ?? (text.slice(0, 120) || "nothing"));

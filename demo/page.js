@@ -1,5 +1,5 @@
-// The demo's page: hands the text to a sandbox and lets it run the recorded trajectory. It tells scripts/demo.mjs what
-// happens, which prints it and answers the sub-models' questions.
+// The demo's page: gives the text to a sandbox and runs the recorded trajectory there. It reports each step to
+// scripts/demo.mjs, which prints it and answers the sub-models' questions.
 import { createSandbox } from "../pyodide-glue/index.js";
 import { showSummary } from "./summary.js";
 import { asText, TEXT_FILE } from "./text.js";
@@ -11,25 +11,25 @@ import { parseTrajectory } from "./trajectory.js";
  * @import { Step, Trajectory } from "./trajectory.js"
  *
  * @typedef {{ kind: "ready", chromium: string, python: string, isolation: string, bridge: string, bootMs: number, textMs: number }} Ready
- * @typedef {{ kind: "step", depth: number, number: number, prompts: number } & Step} StepBegins  `prompts`: how many are about to be asked
+ * @typedef {{ kind: "step", depth: number, number: number, prompts: number } & Step} StepBegins  `prompts`: number of questions that the step asks
  * @typedef {{ kind: "ran", depth: number, run: Ran }} StepEnds
- * @typedef {{ kind: "child", bootMs?: number }} Child  the sub-RLM's sandbox starts, and with `bootMs` has started
+ * @typedef {{ kind: "child", bootMs?: number }} Child  the sub-RLM's sandbox starts; with `bootMs`, it has started
  * @typedef {Ready | StepBegins | StepEnds | Child | { kind: "end", error?: string, final?: unknown }} DemoEvent
  *
- * @typedef {object} Host  what scripts/demo.mjs puts on `window`
+ * @typedef {object} Host  functions that scripts/demo.mjs puts on `window`
  * @property {(event: DemoEvent) => Promise<void>} report
- * @property {(id: number, prompt: string, open: number) => Promise<string>} askModel  `open`: questions being answered
+ * @property {(id: number, prompt: string, open: number) => Promise<string>} askModel  `open`: number of unanswered questions, this one included
  * @property {(id: number) => Promise<void>} cancelModel
  */
 
 const host = /** @type {Window & Host} */ (/** @type {unknown} */ (window));
 const [root, child] = await Promise.all([recorded("trajectory.md"), recorded("child-trajectory.md")]);
-/** Those that go to the sub-model, in this page's life. */
+/** Counts of the questions to the sub-model since the page was opened. */
 const questions = { asked: 0, open: 0, failed: 0, error: "" };
 
 Object.assign(window, { demo: { question: root.question, start, showSummary } });
 
-/** Runs everything; what happens is reported, and at last how it ended. */
+/** Runs the demo. Reports each step, and at last the answer or the error. */
 async function start() {
   try {
     await host.report({ kind: "end", final: await explore() });
@@ -60,7 +60,7 @@ async function explore() {
 async function follow(sandbox, trajectory, depth) {
   try {
     for (const [index, step] of trajectory.steps.entries()) {
-      // By the trajectories' custom, `prompts` are the questions that the next step asks.
+      // The recorded trajectories keep the questions of the next step in the variable `prompts`.
       const prompts = (await sandbox.listVariables()).find(({ name }) => name === "prompts")?.length ?? 0;
       host.report({ kind: "step", depth, number: index + 1, prompts, ...step });
       const before = { ...questions };
@@ -69,7 +69,7 @@ async function follow(sandbox, trajectory, depth) {
       if (final) return final.value;
       if (run.error) throw new Error(`${step.title}: ${run.error}`);
       const asked = questions.asked - before.asked;
-      // Going on would only cost: no answer comes of no answers.
+      // Without any answer, the next steps can only fail, and would cost.
       if (asked > 0 && questions.failed - before.failed === asked)
         throw new Error(`no sub-model answered: ${questions.error}`);
     }
@@ -95,8 +95,8 @@ async function onLLMQuery(prompt, { signal }) {
 }
 
 /**
- * The sub-RLM: a sandbox of its own, which sees nothing but the context that it is given.
- * @param {string} _task  what a model would be told; the recorded trajectory knows it
+ * Runs the sub-RLM in a sandbox of its own, which sees only the context that it is given.
+ * @param {string} _task  the task for a model; the recorded trajectory does not need it
  * @param {unknown} context
  * @param {{ signal: AbortSignal }} info
  */

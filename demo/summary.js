@@ -1,4 +1,4 @@
-// The page's summary of a run, which becomes the demo's screenshot.
+// The page's summary of a run, of which the demo takes a screenshot.
 
 /**
  * @import { CodeExecution } from "../dist/index.js"
@@ -6,11 +6,11 @@
  * @typedef {Pick<CodeExecution, "stdout" | "stderr" | "outcome" | "error" | "traceback" | "duration" | "guestTime" | "hostCalls" | "result">} Ran
  * @typedef {object} SummaryStep
  * @property {number} depth
- * @property {string} label  its number
+ * @property {string} label  the step's number, such as 5.1
  * @property {string} title
  * @property {string} reasoning
  * @property {Ran} [run]
- * @property {number} [peak]  sub-model questions at the same time
+ * @property {number} [peak]  most questions open at the same time
  *
  * @typedef {object} Summary
  * @property {string} question
@@ -66,7 +66,7 @@ function row({ depth, label, title, reasoning, run, peak }, longest) {
   );
 }
 
-/** The line that a step printed first, which says most. @param {Ran} [run] */
+/** The first line of a step's output, which says most. @param {Ran} [run] */
 function firstLine(run) {
   return run?.stdout.split("\n")[0]?.replace(/:$/, "") || run?.error || "";
 }

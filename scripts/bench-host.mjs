@@ -1,4 +1,4 @@
-// npm run bench:host: what guests on a server cost, beside rivals, in one run. Linux; bubblewrap, and Docker's engine for its rivals.
+// npm run bench:host: the costs of guests on a server, beside rivals, in one run. Needs Linux and bubblewrap; rivals need Docker.
 //   node scripts/bench-host.mjs [--quick] [--rivals monty,ipykernel]   (all by default, none with --rivals "")
 import { spawn } from "node:child_process";
 import { existsSync } from "node:fs";
@@ -11,7 +11,7 @@ import { mustRun, root } from "./project.mjs";
 
 const logOf = (/** @type {string} */ name) => join(root, ".setup/logs", `${name}.log`);
 const RIVALS = ["monty", "ipykernel", "local-repl", "dspy", "docker-exec", "docker-run"];
-/** With pandas and its like: what a zygote has imported. The host's default list, as far as it is about data. */
+/** Modules that a zygote has imported: the packages for data in the host's default list. */
 const PRELOAD =
   "numpy,pandas,scipy.stats,sklearn.linear_model,sklearn.ensemble,statsmodels.api,matplotlib.pyplot,seaborn,cloudpickle,lz4.frame";
 
@@ -48,7 +48,7 @@ if (!existsSync(dataPython)) {
 const bench = join(release, "examples/bench");
 const ours = start("sandglass", [bench, "bubblewrap"]);
 const data = start("sandglass", [bench, "bubblewrap", dataPython, PRELOAD]);
-/** The same kernel that the rival of jupyter_client starts. */
+/** Sandglass in the same kernel that the rival jupyter_client starts. */
 const kernel = names.includes("ipykernel") ? start("sandglass", [bench, "jupyter", rivalsPython]) : undefined;
 const rivals = names.map((name) => start(name, [rivalsPython, join(root, "scripts/bench/rivals.py"), name]));
 const all = [ours, ...rivals];
@@ -56,15 +56,15 @@ const all = [ours, ...rivals];
 console.log(`Sandglass on a server: ${cpus().length} × ${cpus()[0]?.model}`);
 console.log("Milliseconds; competitors take turns; sandglass is in bubblewrap with all of its isolation.\n");
 try {
-  await side("A cell, x = 1 + 1", all, { what: "execute", times: often(500) }, 4);
-  await side("A host call", all, { what: "hostCall", times: often(500) }, 4);
-  await side("A context of 50 MiB, and its length", all, { what: "context", times: 1, megabytes: 50 }, 3);
-  await side("A new sandbox, nothing waiting, and its first result", all, { what: "session", times: 1 }, often(8));
+  await compare("A cell, x = 1 + 1", all, { what: "execute", times: often(500) }, 4);
+  await compare("A host call", all, { what: "hostCall", times: often(500) }, 4);
+  await compare("A context of 50 MiB, and its length", all, { what: "context", times: 1, megabytes: 50 }, 3);
+  await compare("A new sandbox, nothing waiting, and its first result", all, { what: "session", times: 1 }, often(8));
   const jupyterClient = rivals.find(({ name }) => name === "ipykernel");
   if (kernel && jupyterClient) {
     const inKernel = [kernel, jupyterClient];
-    await side("In a Jupyter kernel: a cell, x = 1 + 1", inKernel, { what: "execute", times: often(500) }, 4);
-    await side(
+    await compare("In a Jupyter kernel: a cell, x = 1 + 1", inKernel, { what: "execute", times: often(500) }, 4);
+    await compare(
       "In a Jupyter kernel: a new one, and its first result",
       inKernel,
       { what: "session", times: 1 },
@@ -98,13 +98,13 @@ try {
 }
 
 /**
- * Has competitors take turns.
+ * Measures competitors in turns, and prints their figures beside one another.
  * @param {string} title
  * @param {Competitor[]} competitors
  * @param {object} order
  * @param {number} rounds
  */
-async function side(title, competitors, order, rounds) {
+async function compare(title, competitors, order, rounds) {
   /** @type {Map<string, number[]>} */
   const samples = new Map();
   /** @type {Map<string, string>} */
@@ -156,7 +156,7 @@ function start(name, command) {
   });
   let said = "";
   child.stderr.setEncoding("utf8").on("data", (text) => (said = (said + text).slice(-4000)));
-  child.stdin.on("error", () => undefined); // it has ended, which is told below
+  child.stdin.on("error", () => undefined); // the child has ended, which `ask` reports
   const ended = new Promise((resolve) => child.once("close", (code, signal) => resolve(code ?? signal)));
   const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
   return {
@@ -164,7 +164,7 @@ function start(name, command) {
     async ask(order) {
       child.stdin.write(`${JSON.stringify(order)}\n`);
       const { value, done } = await lines.next();
-      return done ? { error: `it ended with ${await ended}: ${said.trim().split("\n").at(-1)}` } : JSON.parse(value);
+      return done ? { error: `ended with ${await ended}: ${said.trim().split("\n").at(-1)}` } : JSON.parse(value);
     },
     async end() {
       child.stdin.end();
@@ -173,7 +173,7 @@ function start(name, command) {
   };
 }
 
-/** A server with the pool of its defaults. */
+/** A running server with the default pool, once the pool is full. */
 async function serve() {
   const args = ["serve", "--listen", "127.0.0.1:0", "--backend", "bubblewrap", "--python", dataPython];
   const child = spawn(join(release, "sandglass-host"), args, { stdio: ["ignore", "pipe", "pipe"] });

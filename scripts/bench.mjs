@@ -1,4 +1,4 @@
-// npm run bench: what Sandglass costs, beside its rivals, in one run and one browser.
+// npm run bench: the costs of Sandglass, beside its rivals, in one run and one browser.
 //   node scripts/bench.mjs [--browser chromium|firefox] [--quick] [--rivals jupyterlite]
 import { existsSync } from "node:fs";
 import { cpus } from "node:os";
@@ -19,10 +19,10 @@ const { values } = parseArgs({
 });
 const name = /** @type {"chromium" | "firefox"} */ (values.browser);
 
-// Isolated pages have fine clocks: 5 µs in Chromium, 20 µs in Firefox, where others have 100 µs and 1 ms.
-// Files may be cached, as on a site, for all competitors.
+// Isolated pages have finer clocks: 5 µs instead of 100 µs in Chromium, 20 µs instead of 1 ms in Firefox.
+// All competitors' files may be cached, as on a real site.
 const headers = { ...CROSS_ORIGIN_ISOLATED, "Cache-Control": "max-age=3600" };
-// node_modules may be a link to that of another work tree.
+// node_modules may be a link that leads out of this folder, so it is served by name.
 const folders = { node_modules: join(root, "node_modules"), ...(await rivals(values.rivals)) };
 const server = await serve(root, { headers, folders });
 const browser = await launch(name);
@@ -82,7 +82,7 @@ try {
 }
 
 /**
- * Makes ready the rivals that are downloaded only when asked for; their folders by name.
+ * Downloads the rivals that were asked for. Returns their folders by name.
  * @param {string} names
  * @returns {Promise<Record<string, string>>}
  */
@@ -126,8 +126,8 @@ async function runIn(context, benchmark, ...args) {
 }
 
 /**
- * Has each competitor visited so many times by somebody whose browser has nothing of it, and then once more. Nobody finds what
- * another one's visit has left: each has a browser context of its own.
+ * Measures a first visit and a later one, `times` times for each competitor. Each pair has a browser context of its own, so
+ * that no visit finds files or caches of an earlier pair.
  * @param {number} times
  */
 async function visits(times) {
@@ -167,13 +167,13 @@ function table(title, samples, baseline) {
   console.log();
 }
 
-/** The memory that sandboxes at rest take: the proportional set size of all of the browser's processes, and its growth. */
+/** Prints the memory of sandboxes at rest: the growth of the proportional set size of all of the browser's processes. */
 async function memory() {
   const page = await browser.newPage();
   await page.goto(`${server.url}/scripts/bench/index.html`);
   await page.waitForFunction("window.keep");
   console.log("Memory of sandboxes at rest (MB, all of the browser's processes)");
-  let before = await rest();
+  let before = await megabytesAtRest();
   for (const [what, options] of /** @type {[string, object | undefined][]} */ ([
     ["the first sandbox", { spares: 0 }],
     ["the second", { spares: 0 }],
@@ -181,10 +181,10 @@ async function memory() {
     ["plain loadPyodide", undefined],
   ])) {
     let peak = 0;
-    const watch = setInterval(() => (peak = Math.max(peak, used())), 100);
+    const watch = setInterval(() => (peak = Math.max(peak, browserMegabytes())), 100);
     // @ts-expect-error: scripts/bench/page.js defines it
     await page.evaluate((options) => window.keep(options), options);
-    const after = await rest();
+    const after = await megabytesAtRest();
     clearInterval(watch);
     const [grown, most] = [after - before, Math.max(peak, after) - before].map((mb) => mb.toFixed(0).padStart(5));
     console.log(`  ${what.padEnd(24)} ${grown}   at most ${most} while it started`);
@@ -194,13 +194,13 @@ async function memory() {
   await page.close();
 }
 
-/** The memory after some seconds in which spares start, states are saved and garbage is collected. */
-async function rest() {
+/** Memory after some seconds, in which spares start, states are saved and garbage is collected. */
+async function megabytesAtRest() {
   await new Promise((resolve) => setTimeout(resolve, 4000));
-  return used();
+  return browserMegabytes();
 }
 
-/** The browser's. */
-function used() {
+/** The browser's memory in MB. */
+function browserMegabytes() {
   return megabytes(browser.process()?.pid);
 }

@@ -4,7 +4,7 @@ import { delimiter, join } from "node:path";
 import { homedir, platform } from "node:os";
 import { fileURLToPath } from "node:url";
 
-/** For each program: the variable that wins, its names on PATH, and where macOS keeps it. */
+/** For each program: the environment variable that wins, its names on PATH, and its path on macOS. */
 const PROGRAMS = {
   chromium: {
     variable: "CHROME_PATH",
@@ -41,7 +41,7 @@ const FIREFOX_PREFS = {
 };
 
 /**
- * The path of `chromium`, `chromedriver` or `firefox`, or undefined.
+ * Finds the path of `chromium`, `chromedriver` or `firefox`; undefined if there is none.
  * @param {keyof typeof PROGRAMS} program
  */
 export function find(program) {
@@ -72,7 +72,7 @@ export async function launch(name, { headless = true, args = [], prefs = {} } = 
     throw new Error(`${name} is not here: run scripts/setup, or set ${PROGRAMS[name].variable} to its path`);
   }
   const { default: puppeteer } = await import("puppeteer-core");
-  // Calls of the page may take as long as a suite does: tests have limits of their own.
+  // One call of a page may last as long as a suite; tests have time limits of their own.
   const common = {
     executablePath,
     headless,
@@ -87,7 +87,7 @@ export async function launch(name, { headless = true, args = [], prefs = {} } = 
       extraPrefsFirefox: { ...FIREFOX_PREFS, ...prefs },
     });
   }
-  // Chromium refuses to run its own sandbox as root, which is what containers are.
+  // Chromium refuses to run its own sandbox as root, the usual user in a container.
   const root = process.getuid?.() === 0 ? ["--no-sandbox"] : [];
   return puppeteer.launch({ ...common, args: [...CHROMIUM_ARGS, ...root, ...args] });
 }
@@ -102,7 +102,7 @@ function isExecutable(path) {
   }
 }
 
-// The set-up asks which are missing this way, so that it and the tests agree.
+// scripts/setup asks here for missing browsers, so that setup and tests agree.
 if (process.argv[2] === "--missing" && process.argv[1] === fileURLToPath(import.meta.url)) {
   try {
     for (const name of /** @type {(keyof typeof PROGRAMS)[]} */ (Object.keys(PROGRAMS))) {

@@ -29,7 +29,7 @@ async function supervisor() {
   });
   if (!ok) {
     const lines = output.trimEnd().split("\n");
-    // The compiler's first error says most, and its many others push it out of sight.
+    // The compiler's first error says most, so later errors must not push it out of sight.
     const first = lines.findIndex((line) => /^(error|Error)/.test(line));
     throw new Error((first < 0 ? lines.slice(-40) : lines.slice(first, first + 40)).join("\n"));
   }
@@ -37,18 +37,18 @@ async function supervisor() {
   await rm(join(root, "pkg/.gitignore"), { force: true });
 }
 
-// The guest's code and files, and dist/assets.js, which tells pyodide-glue/index.js what they are.
+// Makes the guest's code and files, and dist/assets.js, which lists them for pyodide-glue/index.js.
 async function guest() {
   const pyodide = join(root, "node_modules/pyodide");
   const wasm = "pyodide.asm.wasm";
   const copied = ["python_stdlib.zip", "pyodide-lock.json"];
   const [frame] = await Promise.all([
-    // A text, because it stands inside the frame's document.
+    // Kept as a text, because the script is inline in the frame's document.
     script("frame-script.js"),
     // One classic script, because a frame of opaque origin starts no other kind of worker in every browser.
-    // Pyodide refuses classic workers, which it knows by importScripts. (It throws by itself: for the message of a call of
-    // what is no function V8 would parse the whole script again.) The directive comes first, or all of it would be sloppy
-    // code, whose functions V8 gives to whoever reads a stack (`CallSite.getFunction`).
+    // Pyodide refuses classic workers, which it recognises by importScripts. Ours throws null by itself: for the message of a
+    // TypeError about a call of a non-function, V8 would parse the whole script again. The directive must come first: in
+    // sloppy code, V8 gives functions to whoever reads a stack (`CallSite.getFunction`).
     script("worker.js", { banner: { js: '"use strict";self.importScripts = () => { throw null; };' } }).then((text) =>
       writeFile(join(dist, "guest.js"), text),
     ),
@@ -59,7 +59,7 @@ async function guest() {
   const integrity = await Promise.all(
     ["guest.js", wasm, ...copied].map(async (file) => [file, await digest(join(dist, file))]),
   );
-  // A page with a Content-Security-Policy allows the frame's script by this hash.
+  // Pages with a Content-Security-Policy allow the frame's script by this hash.
   const frameHash = `sha256-${createHash("sha256").update(frame).digest("base64")}`;
   const python = join(root, "pyodide-glue/python/sandglass");
   const sources = (await readdir(python, { recursive: true }))
@@ -67,7 +67,7 @@ async function guest() {
     .sort();
   const build = createHash("sha256").update(JSON.stringify(integrity));
   for (const file of sources) build.update(await readFile(join(python, file)));
-  // What packages have to be for.
+  // The platform and versions that wheels must be built for.
   const { info } = JSON.parse(await readFile(join(dist, "pyodide-lock.json"), "utf8"));
   const platform = { python: info.python, abi: info.abi_version };
   const constants = {
@@ -96,7 +96,7 @@ async function script(entry, options) {
     target: "es2022",
     minify: !dev,
     logLevel: "silent",
-    // Pyodide derives addresses from its own, of which a blob has none. Nothing is ever fetched from this one.
+    // Pyodide derives addresses from its own, and a blob has none. Nothing is fetched from this address.
     define: { "import.meta.url": '"https://guest.invalid/guest.js"' },
     // Pyodide imports these on Node only.
     external: ["node:*", "ws"],
@@ -131,8 +131,8 @@ async function licences() {
   await cp(join(root, "LICENSES"), join(dist, "LICENSES"), { recursive: true });
 }
 
-// An entry that brings its libraries along, since pages load the others without a bundler. The tokenizer of HTML leaves references
-// as they are, so that it does without the names of them all, which would be a third of the entry.
+// Bundles an entry with its libraries, because pages load the others without a bundler. The HTML tokenizer leaves character
+// references as they are, so it does without the table of their names, which would be a third of the entry.
 async function display() {
   const entities = `export class EntityDecoder {} export const DecodingMode = {}, htmlDecodeTree = null, xmlDecodeTree = null;`;
   await esbuild.build({
@@ -156,10 +156,10 @@ async function display() {
   });
 }
 
-// The package's types: those of its entries, out of their JSDoc, and those that src/ generates into pkg/.
+// Makes the package's types: those of the entries from their JSDoc, and those that src/ generates into pkg/.
 async function types() {
   const folder = join(root, ".setup/types");
-  // The playground imports what is built, whose types are made here.
+  // The playground imports the built entry, so its types must lie beside it.
   await writeFile(join(dist, "display.d.ts"), `export * from "../pyodide-glue/display.js";\n`);
   const emit = ["--noEmit", "false", "--declaration", "--emitDeclarationOnly", "--rootDir", ".", "--outDir", folder];
   const { ok, output } = await run(["tsc", ...emit], { log: join(root, ".setup/logs/types.log") });
@@ -172,7 +172,7 @@ async function types() {
   }
 }
 
-// What the playground takes from CodeMirror: its editor, and the colours of Python, which are needed much sooner.
+// Bundles CodeMirror for the playground: the editor, and Python's colours, which a page needs much sooner.
 async function editor() {
   await Promise.all([
     bundle("codemirror", [
@@ -191,7 +191,7 @@ async function editor() {
   ]);
 }
 
-/** @param {string} name @param {string[]} lines  of which module it consists */
+/** @param {string} name @param {string[]} lines  the module's source */
 async function bundle(name, lines) {
   const contents = lines.join("\n");
   await esbuild.build({
@@ -203,12 +203,12 @@ async function bundle(name, lines) {
     minify: true,
     logLevel: "silent",
   });
-  // The same lines are its types.
+  // These lines are valid types of the module, too.
   await writeFile(join(dist, `www/${name}.d.ts`), `${contents}\n`);
 }
 
 /**
- * Runs one part of the build and says how it went.
+ * Runs one part of the build and prints its outcome.
  * @param {string} name
  * @param {() => Promise<void>} work
  */

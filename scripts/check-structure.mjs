@@ -1,4 +1,4 @@
-// Rules about the tree that no compiler knows.
+// Checks rules about the source tree that no compiler checks.
 import { execFileSync } from "node:child_process";
 import { existsSync, readFileSync } from "node:fs";
 import { homedir } from "node:os";
@@ -11,7 +11,7 @@ import { importsOfModules } from "./rust-layers.mjs";
 const output = (/** @type {string} */ program, /** @type {string[]} */ ...args) =>
   execFileSync(program, args, { cwd: root, env: environment, encoding: "utf8", maxBuffer: 1 << 26 });
 
-/** The files that are committed or about to be. */
+/** All files that are committed, or that git would offer to commit. */
 const files = output("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
   .split("\0")
   .filter((file) => file && existsSync(join(root, file)));
@@ -21,7 +21,7 @@ const scripts = importsOfScripts(
   files.filter((file) => /\.m?js$/.test(file)),
   read,
 );
-/** The layers of pyodide-glue/, which its README.md tells about: in the page, in its frame, in the worker, and below all of them. */
+/** The layers of pyodide-glue/ (see its README.md): in the page, in the frame, in the worker, and below all of them. */
 const GLUE = [
   [
     ["index.js", "rlm.js", "display.js"],
@@ -41,7 +41,7 @@ const GLUE = [
 ].map((layers) => layers.map((names) => names.map((name) => `pyodide-glue/${name}`)));
 const isGlue = (/** @type {string} */ file) => /^pyodide-glue\/[^/]+\.js$/.test(file);
 
-/** Circles between modules of a crate that are left. One that is gone has to leave this list, and none may come. */
+/** Known circles between modules of a crate. A circle that is gone must leave this list, and no new one may come. */
 const CIRCLES = [
   "src/budget → src/options → src/budget",
   "src/options → src/packages → src/options",
@@ -74,7 +74,7 @@ const LONG = {
   "src/sandbox.rs": "the public class, a method after the other",
 };
 
-/** Each rule returns what breaks it. @type {Record<string, () => string[]>} */
+/** The rules by name. Each returns its violations. @type {Record<string, () => string[]>} */
 const RULES = {
   "only src/ and tests/web.rs name the browser": () =>
     files

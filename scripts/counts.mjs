@@ -1,32 +1,32 @@
-// How many tests a suite has run, and which of them were slow, read from what it prints.
+// Reads a suite's output: the number of its tests, and its slow tests.
 
 /** @typedef {{ passed: number, failed: number, skipped: number }} Counts */
 
-/** A suite without counts is one test. @param {string} _output @param {boolean} ok @returns {Counts} */
+/** Counts a suite as one test, if it prints no counts. @param {string} _output @param {boolean} ok @returns {Counts} */
 export function oneTest(_output, ok) {
   return { passed: ok ? 1 : 0, failed: ok ? 0 : 1, skipped: 0 };
 }
 
 /**
- * Counts as `count` does, and each of the compiler's warnings as a failure.
+ * Counts as `count` does, plus a failure for each of the compiler's warnings.
  * @param {(output: string, ok: boolean) => Counts} count @returns {(output: string, ok: boolean) => Counts}
  */
 export function withoutWarnings(count) {
   return (output, ok) => {
     const { failed, ...counts } = count(output, ok);
-    // Cargo says how many there were of each crate, after them.
+    // Cargo's closing line, with the number of warnings of a crate, is not one more warning.
     const warnings = [...output.matchAll(/^warning: (?!.* generated \d+ warnings?)/gm)].length;
     return { ...counts, failed: failed + warnings };
   };
 }
 
-/** The last `N passed, N failed, N skipped`. @param {string} output */
+/** Counts by the last line like `N passed, N failed, N skipped`. @param {string} output */
 export function sumLine(output) {
   const line = [...output.matchAll(/^(\d+) passed, (\d+) failed, (\d+) skipped$/gm)].at(-1);
   return line && { passed: Number(line[1]), failed: Number(line[2]), skipped: Number(line[3]) };
 }
 
-/** `test result: ok. 3 passed; 0 failed; 1 ignored; …`, once per test binary. @param {string} output */
+/** Counts by the lines of test binaries: `test result: ok. 3 passed; 0 failed; 1 ignored; …`. @param {string} output */
 export function cargoLines(output) {
   const sum = { passed: 0, failed: 0, skipped: 0 };
   for (const line of output.matchAll(/^test result: .*?(\d+) passed; (\d+) failed; (\d+) ignored/gm)) {
@@ -37,7 +37,7 @@ export function cargoLines(output) {
   return sum;
 }
 
-/** `1 failed, 30 passed, 2 skipped, 3 subtests passed in 1.23s`. @param {string} output */
+/** Counts by a line of pytest: `1 failed, 30 passed, 2 skipped, 3 subtests passed in 1.23s`. @param {string} output */
 export function pytestLine(output) {
   const line = [...output.matchAll(/^=*\s*((?:\d+ [a-z ]+(?:, )?)+) in [\d.]+s/gm)].at(-1)?.[1] ?? "";
   const number = (/** @type {string} */ word) => Number(line.match(new RegExp(`(\\d+) ${word}`))?.[1] ?? 0);
@@ -49,7 +49,7 @@ export function pytestLine(output) {
 }
 
 /**
- * Seconds and names of slow tests, where a suite tells: pytest by `--durations`, the suites in browsers by `Score`.
+ * Seconds and names of slow tests, for suites that print them: pytest by `--durations`, the browsers' suites by `Score`.
  * @param {string} output @returns {[number, string][]}
  */
 export function slowTests(output) {

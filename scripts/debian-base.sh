@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes a base image for sandboxes from Debian's packages, and imports it into Docker's engine: for machines that reach
-# no registry of images. It has Python with its venv module, and what wheels are linked to; half a minute, 180 MB.
+# Makes a base image for sandboxes from Debian's packages and imports it into Docker's engine, for machines that reach no
+# registry of images. The image has Python with its venv module and the libraries that wheels need. Half a minute, 180 MB.
 #   scripts/debian-base.sh [--suite SUITE] [--mirror URL] [--tar FILE] [TAG]
-# TAG is sandglass-base. --tar writes the file system to FILE and imports nothing (- is the standard output).
+# TAG is sandglass-base by default. --tar writes the file system to FILE and imports nothing (- is the standard output).
 # Needs mmdebstrap (apt-get install mmdebstrap), as root or with user namespaces.
 set -euo pipefail
 
@@ -25,12 +25,12 @@ command -v mmdebstrap >/dev/null || {
   exit 1
 }
 if [ -z "$suite" ]; then
-  # This machine's own Debian is the one whose archive is in reach and whose keys are here.
+  # The default is this machine's own release: its archive is in reach, and its keys are here.
   suite=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
   grep -q '^ID=debian' /etc/os-release || suite=trixie
 fi
 
-# Manuals and translations are a third of what comes with the packages, and no sandbox reads them.
+# Installs the packages without manuals and translations, which are a third of them and which no sandbox reads.
 bootstrap() {
   mmdebstrap --quiet --variant=minbase --include=python3,python3-venv,libstdc++6,libgomp1,ca-certificates \
     --aptopt='APT::Install-Recommends "false"' \
@@ -44,7 +44,7 @@ bootstrap() {
 if [ -n "$tar" ]; then
   if [ "$tar" = - ]; then bootstrap; else bootstrap >"$tar"; fi
 else
-  # Into a file first: half a file system must never become an image.
+  # Written to a file first, so that half a file system never becomes an image.
   file=$(mktemp)
   trap 'rm -f "$file"' EXIT
   bootstrap >"$file"

@@ -1,5 +1,5 @@
-// `npm run demo`: in headless Chromium, a recorded RLM trajectory answers a question about a text of 4.6 MB. What it
-// runs is in demo/. It ends with 0 only when the answer is right.
+// `npm run demo`: a recorded RLM trajectory answers a question about a text of 4.6 MB, in headless Chromium. The trajectory
+// and the page are in demo/. The exit status is 0 only if the answer is right.
 import { spawnSync } from "node:child_process";
 import { mkdirSync, readdirSync, readFileSync, statSync } from "node:fs";
 import { join, relative } from "node:path";
@@ -22,7 +22,7 @@ import { serve } from "./serve.mjs";
 const SCREENSHOT = join(root, "test-results/demo.png");
 const terminal = new Terminal(process.stdout);
 
-/** What the summary tells in the end. @type {Summary} */
+/** Facts for the summary at the end. @type {Summary} */
 const summary = { question: "", text: "", model: "", place: "", steps: [], answer: [], right: false, seconds: 0 };
 
 try {
@@ -56,7 +56,7 @@ async function demo() {
   }
 }
 
-/** Builds what is older than its sources. */
+/** Builds the package if it is older than its sources. */
 function build() {
   const sources = ["src", "pyodide-glue", "scripts/build.mjs", "Cargo.toml", "Cargo.lock", "package-lock.json"];
   const results = ["pkg/sandglass.js", "pkg/sandglass_bg.wasm", "dist/guest.js", "dist/assets.js", "dist/index.d.ts"];
@@ -111,7 +111,7 @@ async function introduce(page, text, model) {
 }
 
 /**
- * Starts the page's run and follows it to its end: what was declared the final answer, or why nothing was.
+ * Starts the page's run and follows it to its end. Resolves to the final answer, or to the error.
  * @param {Page} page
  * @param {Model} model
  * @returns {Promise<{ final?: unknown, error?: string }>}
@@ -135,7 +135,7 @@ async function explore(page, model) {
 }
 
 /**
- * Sub-models answer here and not in the page, where CORS would keep most endpoints away.
+ * Answers the sub-models' questions here, because in the page CORS would block most endpoints.
  * @param {Page} page
  * @param {Model} model
  */
@@ -188,7 +188,7 @@ function place({ chromium, python, isolation, bridge, bootMs, textMs }) {
 }
 
 /**
- * Says what the answer is, and whether plain code finds the same in the text.
+ * Prints the answer, and the verdict of plain patterns over the text.
  * @param {unknown} answer
  * @param {Difference[]} right
  */
@@ -209,7 +209,7 @@ function judge(answer, right) {
 
 /** @param {unknown} answer */
 function sentences(answer) {
-  if (!Array.isArray(answer) || answer.length === 0) return [`none that can be read: ${JSON.stringify(answer)}`];
+  if (!Array.isArray(answer) || answer.length === 0) return [`none in the expected form: ${JSON.stringify(answer)}`];
   return answer.map(({ king, kings, chronicles }) => `${king}: ${kings} in Kings, ${chronicles} in Chronicles`);
 }
 

@@ -1,4 +1,4 @@
-// Emscripten's script of Pyodide, changed: so that guests start sooner, names of files stay what they
+// Patches of Pyodide's Emscripten script. They are there so that guests start sooner, names of files stay what they
 // are, and pyodide-glue/libraries.js can do its work.
 import { readFile, readdir } from "node:fs/promises";
 import { join } from "node:path";
@@ -8,7 +8,7 @@ import { root } from "./project.mjs";
 
 const PLACE = "alignMemory(getMemory(metadata.memorySize+memAlign),memAlign)";
 /**
- * As libraries.js needs it: it says where in memory a library goes, and when its variables are not to be set.
+ * Hooks for libraries.js: one chooses the address of a library in memory, and one tells when its variables must not be set.
  * @type {Change[]}
  */
 const PLACED = [
@@ -26,7 +26,7 @@ const PLACED = [
 ];
 
 /**
- * Names of files as pyodide-glue/file-names.js has them, in all system calls that take or give one.
+ * File names by pyodide-glue/file-names.js, in all system calls that take or return one.
  * @type {Change[]}
  */
 const NAMED = [
@@ -39,7 +39,7 @@ const NAMED = [
 ];
 
 /**
- * As lockdown.js needs it: errors leave alone how deep the engine looks at the stack, which nothing can change from then on.
+ * Errors that leave `Error.stackTraceLimit` alone, because lockdown.js fixes it: nothing can change the limit from then on.
  * @type {Change[]}
  */
 const SETTLED = [
@@ -50,8 +50,8 @@ const SETTLED = [
 ];
 
 /**
- * What it does for each of its 5000 functions, and for 260 of JavaScript's that C knows: the table gives back what was put there,
- * an exception shows no more than `sig` does, and wrappers of the same signature are one module.
+ * Faster set-up of the 5000 functions of wasm, and of 260 of JavaScript's that C calls. The mirror of the table holds the
+ * function that was set. The presence of `sig` replaces a try that throws. Wrappers of the same signature share a module.
  * @type {Change[]}
  */
 const QUICK = [
@@ -76,8 +76,8 @@ const QUICK = [
 ];
 
 /**
- * The script without half of it: one statement for each of 5000 functions of wasm, most of which no JavaScript names. A loop
- * makes those properties of the module that somebody may ask it for.
+ * Reads Emscripten's script and patches it. Half of the script is left out: one statement for each of 5000 functions of
+ * wasm, most of which no JavaScript names. A loop sets those properties of the module that some script names.
  * @param {string} path
  */
 export async function readEmscripten(path) {
@@ -89,8 +89,8 @@ export async function readEmscripten(path) {
   const kept = statements.split(";").filter((statement) => used.has(statement.slice(0, statement.indexOf("="))));
   const asked = new Set([
     ...used,
-    ...(await words(join(path, "../pyodide.mjs"))),
-    ...(await words(join(root, "pyodide-glue"))),
+    ...(await namesIn(join(path, "../pyodide.mjs"))),
+    ...(await namesIn(join(root, "pyodide-glue"))),
   ]);
   const properties = [...new Set(statements.match(/Module\["\w+"\]/g))]
     .map((property) => property.slice('Module["_'.length, -2))
@@ -115,9 +115,9 @@ export async function readEmscripten(path) {
   }, text);
 }
 
-/** All names in a file, or in a folder's. @param {string} path @returns {Promise<string[]>} */
-async function words(path) {
+/** All names in a file, or in the scripts of a folder. @param {string} path @returns {Promise<string[]>} */
+async function namesIn(path) {
   if (path.endsWith("js")) return (await readFile(path, "utf8")).match(/[\w$]+/g) ?? [];
   const files = (await readdir(path)).filter((file) => file.endsWith(".js"));
-  return (await Promise.all(files.map((file) => words(join(path, file))))).flat();
+  return (await Promise.all(files.map((file) => namesIn(join(path, file))))).flat();
 }

@@ -1,10 +1,10 @@
-// Who may import whom. A file is named as the repository has it; `imports` says for each file which of the others it imports.
+// Rules of imports between files. A file's name is its path in the repository; `Imports` has the imported files of each file.
 import { dirname, join } from "node:path";
 
 /** @typedef {Map<string, string[]>} Imports */
 
 /**
- * The imports of JavaScript files by relative addresses, those of types in comments included.
+ * The imports of JavaScript files by relative addresses, imports of types in comments included.
  * @param {string[]} files
  * @param {(file: string) => string} read
  * @returns {Imports}
@@ -19,10 +19,11 @@ export function importsOfScripts(files, read) {
 }
 
 /**
- * Imports that go up or aside. A file may import from the layers below its own, and from its own; files in no layer are named as well.
+ * Imports that break the layers. A file may import from its own layer and from those below it. Files in no layer are
+ * violations, too.
  * @param {Imports} imports
- * @param {string[][][]} stacks  Each is a list of layers from the top down, and a layer a list of files. No stack knows another,
- *   but for the last one, which all others stand on.
+ * @param {string[][][]} stacks  Each stack is a list of layers from the top down, and a layer is a list of files. Stacks do not
+ *   import from one another, but all may import from the last one.
  */
 export function againstLayers(imports, stacks) {
   const place = new Map(

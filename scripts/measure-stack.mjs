@@ -1,12 +1,12 @@
-// Measures how far the shadow stack of the guest's Pyodide gets before the engine's own stack ends: what WORKER_STACK and
-// JSPI_STACK of pyodide-glue/runtime.js have to stay below. Run it after `npm run build`, and again for another Pyodide or browser.
+// Measures the use of the shadow stack at the moment when the engine's own stack ends. WORKER_STACK and JSPI_STACK of
+// pyodide-glue/runtime.js must stay below it. Run this after `npm run build`, and again for another Pyodide or browser.
 //   node scripts/measure-stack.mjs [--browser chromium|firefox] [--only repr,key]
 import { parseArgs } from "node:util";
 import { launch } from "./browsers.mjs";
 import { root } from "./project.mjs";
 import { serve } from "./serve.mjs";
 
-/** Recursions that nothing but a stack ends. @type {Record<string, string>} */
+/** Recursions that only the end of a stack stops. @type {Record<string, string>} */
 const RECURSIONS = {
   repr: "x = []\nfor _ in range(100_000): x = [x]\nrepr(x)",
   comparison: "a = []; a.append(a); b = []; b.append(b)\na == b",
@@ -30,7 +30,7 @@ const RECURSIONS = {
   iterator: "class A:\n def __iter__(self): return iter(self)\nlist(A())",
 };
 
-/** A worker that loads Pyodide with no bound of ours, and says how much was used when the engine gave up. */
+/** Source of a worker that loads Pyodide without our bounds, and reports the bytes in use when the engine gave up. */
 const WORKER = `
 import { loadPyodide } from "ORIGIN/node_modules/pyodide/pyodide.mjs";
 self.onmessage = async ({ data: { code, promising } }) => {
@@ -39,7 +39,7 @@ self.onmessage = async ({ data: { code, promising } }) => {
   const pyodide = await loadPyodide({ indexURL: "ORIGIN/node_modules/pyodide/" });
   const module = pyodide._module;
   const run = pyodide.runPython("import sys\\nsys.setrecursionlimit(1_000_000)\\ndef run(code): exec(code, {})\\nrun");
-  let used = 0; // Python has raised
+  let used = 0; // 0: Python raised an exception first
   try {
     await (promising ? run.callPromising(code) : run(code));
   } catch (error) {
@@ -56,7 +56,7 @@ const site = await serve(root);
 const browser = await launch(/** @type {"chromium" | "firefox"} */ (values.browser));
 const page = await browser.newPage();
 await page.goto(`${site.url}/tests/e2e/page.html`);
-console.log(`kB of the shadow stack when the engine's ended, in ${values.browser}`);
+console.log(`kB of the shadow stack in use when the engine's stack ended, in ${values.browser}`);
 console.log(`${"".padEnd(14)} worker   JSPI`);
 const least = [Infinity, Infinity];
 for (const [name, code] of Object.entries(RECURSIONS)) {

@@ -1,10 +1,10 @@
-// Pyodide ships no types for its Emscripten module, which `loadPyodide` takes as it is.
+// Pyodide ships no types for its Emscripten module; `loadPyodide` takes it as it is.
 declare module "pyodide/pyodide.asm.mjs" {
   const createPyodideModule: any;
   export default createPyodideModule;
 }
 
-// scripts/build.mjs assembles these.
+// Modules in WebAssembly's text form, which scripts/build.mjs assembles.
 declare module "*.wat" {
   const bytes: Uint8Array<ArrayBuffer>;
   export default bytes;

@@ -1,12 +1,12 @@
-// Processes and what they use. Linux.
+// Processes, their memory and their processor time. Linux.
 import { readFileSync, readdirSync } from "node:fs";
 
 /** @typedef {{ id: number, parent: number, started: string, name: string, ticks: number }} Process */
 
-/** The kernel counts a second as so many ticks, everywhere. */
+/** The kernel's ticks per second, on every architecture. */
 const TICKS = 100;
 
-/** A process; undefined for one that has ended, or waits to be reaped. @param {number} id @returns {Process | undefined} */
+/** A process; undefined if it has ended or waits to be reaped. @param {number} id @returns {Process | undefined} */
 export function findProcess(id) {
   try {
     const stat = readFileSync(`/proc/${id}/stat`, "utf8");
@@ -21,7 +21,7 @@ export function findProcess(id) {
   }
 }
 
-/** A process and all of its descendants; it comes first. @param {number | undefined} root  its id */
+/** A process, followed by all of its descendants. @param {number | undefined} root  the process's id */
 export function family(root) {
   const ids = readdirSync("/proc").filter((entry) => /^\d+$/.test(entry));
   const all = ids.flatMap((id) => findProcess(Number(id)) ?? []);
@@ -30,20 +30,20 @@ export function family(root) {
   return found;
 }
 
-/** The proportional set size of a process and its descendants: what they share counts once. @param {number | undefined} root  its id */
+/** The proportional set size (MB) of a process and its descendants; shared memory counts once. @param {number | undefined} root */
 export function megabytes(root) {
   let kilobytes = 0;
   for (const { id } of family(root)) {
     try {
       kilobytes += Number(/^Pss: +(\d+)/m.exec(readFileSync(`/proc/${id}/smaps_rollup`, "utf8"))?.[1] ?? 0);
     } catch {
-      // It has ended, or is nobody's.
+      // The process has ended meanwhile, or belongs to the kernel.
     }
   }
   return kilobytes / 1000;
 }
 
-/** The seconds that they have computed, with those of children that have ended. @param {number | undefined} root */
+/** Processor seconds of a process and its descendants, ended children included. @param {number | undefined} root */
 export function cpuSeconds(root) {
   return family(root).reduce((sum, { ticks }) => sum + ticks, 0) / TICKS;
 }

@@ -1,4 +1,4 @@
-// Where things are, and how scripts run other programs.
+// The repository's folder, and helpers that run other programs.
 import { spawn } from "node:child_process";
 import { createWriteStream, mkdirSync } from "node:fs";
 import { delimiter, dirname, join } from "node:path";
@@ -7,16 +7,16 @@ import { fileURLToPath } from "node:url";
 /** The repository's folder. */
 export const root = dirname(dirname(fileURLToPath(import.meta.url)));
 
-/** The environment of every program a script runs: what scripts/setup chose comes first on PATH. */
+/** The environment of every program that a script runs: tools chosen by scripts/setup come first on PATH. */
 export const environment = {
   ...process.env,
   PATH: [join(root, ".setup/bin"), join(root, "node_modules/.bin"), process.env.PATH].join(delimiter),
 };
 
 /**
- * Runs a program as `run` does; throws what it printed when it fails.
+ * Runs a program as `run` does; throws an error with its output if it fails.
  * @param {string[]} command
- * @param {Parameters<typeof run>[1] & { hint?: string }} options  `hint`: what may be the matter
+ * @param {Parameters<typeof run>[1] & { hint?: string }} options  `hint`: a likely cause of a failure
  */
 export async function mustRun(command, { hint, ...options }) {
   const { ok, output } = await run(command, options);
@@ -25,10 +25,10 @@ export async function mustRun(command, { hint, ...options }) {
 }
 
 /**
- * Runs a program in its own process group and streams what it prints into a file.
+ * Runs a program in its own process group and streams its output into a file.
  * @param {string[]} command
  * @param {{ log: string, cwd?: string, timeoutSeconds?: number, env?: Record<string, string> }} options
- * @returns {Promise<{ ok: boolean, output: string }>} `output` ends with the reason when it could not run or took too long
+ * @returns {Promise<{ ok: boolean, output: string }>} `output` ends with the reason if the program could not run or took too long
  */
 export function run([program, ...args], { log, cwd = root, timeoutSeconds = 1200, env = {} }) {
   mkdirSync(dirname(log), { recursive: true });
@@ -49,10 +49,11 @@ export function run([program, ...args], { log, cwd = root, timeoutSeconds = 1200
       try {
         process.kill(-(/** @type {number} */ (child.pid)), "SIGKILL");
       } catch {
-        // it is gone already
+        // the process has ended already
       }
     };
-    // Ctrl-C does not reach another process group by itself. Others may run as well, and hear of it after this.
+    // Ctrl-C does not reach another process group by itself. The exit is delayed, so that
+    // all other listeners run first and end their programs.
     const interrupted = () => {
       killGroup();
       setImmediate(() => process.exit(130));

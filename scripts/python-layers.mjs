@@ -1,8 +1,8 @@
-// Who may import whom in the Python package: folders say where code runs, and code that runs everywhere knows no place.
+// Rules of imports in the Python package. Its folders tell where code runs; code that runs everywhere imports from none of them.
 import { posix } from "node:path";
 
 const PACKAGE = "pyodide-glue/python/sandglass";
-/** The folders whose modules one of a folder may import, besides its own; none of them leads back. @type {Record<string, string[]>} */
+/** The folders that a folder's modules may import from, besides their own. No path leads back. @type {Record<string, string[]>} */
 const LAYERS = {
   runtime: [],
   state: ["runtime"],
@@ -13,8 +13,8 @@ const LAYERS = {
 };
 
 /**
- * Imports against the layers, those within functions and for types only included. The files of the package itself (`__init__.py`,
- * `__main__.py`) import what they start.
+ * Imports that break the layers, imports within functions and for types only included. The files of the package itself
+ * (`__init__.py`, `__main__.py`) may import what they start.
  * @param {string[]} files
  * @param {(file: string) => string} read
  */

@@ -1,4 +1,4 @@
-// Records www/sample-run.jsonl, the run that visitors of the playground can watch: the built-in policy over the sample, in Chromium.
+// Records www/sample-run.jsonl, the sample run of the playground: the built-in policy over the sample text, in Chromium.
 //   node scripts/build.mjs && node scripts/record-sample.mjs
 import { writeFile } from "node:fs/promises";
 import { join } from "node:path";
@@ -22,7 +22,7 @@ try {
       load("/www/rlm/sources.js"),
       load("/www/rlm/trajectory.js"),
     ]);
-    // The first sandbox of a page takes longer.
+    // The first sandbox of a page takes longer, and should not be on record.
     await (await createSandbox()).destroy();
     const recorder = new Recorder();
     const run = await runRlm({

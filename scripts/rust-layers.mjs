@@ -1,7 +1,7 @@
-// Who imports whom within a crate. Cargo refuses circles of crates; here a module with all that is in its folder counts as one.
+// Imports between the modules of a crate. Cargo refuses circles of crates only. A module and its folder count as one here.
 import { posix } from "node:path";
 
-/** The crates' sources. */
+/** The source folders of the crates. */
 const CRATES = [
   "src",
   "host/src",
@@ -13,8 +13,8 @@ const CRATES = [
 ];
 
 /**
- * Modules that import one another, with a crate's folder before their name. What `lib.rs` holds may be used by all of a crate, and tests
- * may use all.
+ * The imports of each module, both named with their crate's folder. Items of `lib.rs` may be used by all of a crate, and
+ * tests may use all modules, so these do not count.
  * @param {string[]} files
  * @param {(file: string) => string} read
  * @returns {import("./layers.mjs").Imports}

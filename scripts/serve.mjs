@@ -21,7 +21,7 @@ const MIME = {
   ".zip": "application/zip",
 };
 
-/** Headers that make a page cross-origin isolated, and so gives it SharedArrayBuffer. */
+/** Headers that make a page cross-origin isolated, so that it has SharedArrayBuffer. */
 export const CROSS_ORIGIN_ISOLATED = {
   "Cross-Origin-Opener-Policy": "same-origin",
   "Cross-Origin-Embedder-Policy": "require-corp",
@@ -32,7 +32,7 @@ export const CROSS_ORIGIN_ISOLATED = {
  * Serves the files below `root` on 127.0.0.1. Names that begin with a dot are not served.
  * @param {string} root
  * @param {{ port?: number, headers?: Record<string, string>, folders?: Record<string, string> }} [options] port 0 takes
- *   any free one; `folders` are served too, below the names they have there
+ *   any free one; `folders` are more folders to serve, by their names in the address
  * @returns {Promise<{ url: string, close: () => Promise<void> }>} `url` has no trailing slash
  */
 export async function serve(root, { port = 0, headers = {}, folders = {} } = {}) {
@@ -50,8 +50,8 @@ export async function serve(root, { port = 0, headers = {}, folders = {} } = {})
 }
 
 /**
- * Has a server listen on 127.0.0.1. Closing it ends all its connections, those that were upgraded too.
- * @param {import("node:net").Server} server  or one of HTTP
+ * Makes a server listen on 127.0.0.1. Closing it ends all its connections, upgraded ones too.
+ * @param {import("node:net").Server} server  a server of TCP or HTTP
  * @param {number} [port]  0 takes any free one
  * @returns {Promise<{ port: number, url: string, close: () => Promise<void> }>} `url` has no trailing slash
  */
@@ -91,7 +91,7 @@ async function answer(top, request, response, headers) {
   if (path.split("/").some((part) => part.startsWith("."))) return refuse(response, 404, headers);
 
   let file = await realpath(join(top, path)).catch(() => undefined);
-  // Links may lead elsewhere: what counts is where the path ends up.
+  // Links may lead out of the folder, so the resolved path is checked.
   if (file === undefined || !(file === top || file.startsWith(top + sep))) return refuse(response, 404, headers);
   let info = await stat(file);
   if (info.isDirectory()) {

@@ -1,18 +1,18 @@
-// Runs jobs side by side, as far as the machine has processors for them.
+// Runs jobs side by side, as many as the machine has processors for.
 
 /**
  * @typedef {object} Job
  * @property {string} name
- * @property {number} [processors]  how many it keeps busy; 1 unless it says so. One that mostly waits takes a part of one
- * @property {string[]} [needs]  jobs that have to be over before it begins, where they are among those that are run
+ * @property {number} [processors]  number of processors that the job keeps busy, 1 by default; a fraction if it mostly waits
+ * @property {string[]} [needs]  jobs that must be over before this one begins, if they are run at all
  */
 
 /**
- * Begins the jobs in their order, each as soon as what it needs is over and there is room for it. No job passes an earlier one that
- * waits for room: so the order is the same in every run, and a large job is not kept waiting by small ones.
+ * Runs the jobs in their order. Each begins as soon as the jobs it needs are over and there is room. No job passes an
+ * earlier one that waits for room: so the order is the same in every run, and small jobs do not hold up a large one.
  * @template {Job} T
  * @param {T[]} jobs
- * @param {number} processors  how many there are
+ * @param {number} processors  number of processors
  * @param {(job: T) => Promise<unknown>} run  resolves when the job is over, and never rejects
  */
 export async function sideBySide(jobs, processors, run) {
@@ -24,7 +24,7 @@ export async function sideBySide(jobs, processors, run) {
   const next = () => {
     const job = waiting.find(({ needs = [] }) => needs.every(isOver));
     const busy = [...running.keys()].reduce((sum, job) => sum + size(job), 0);
-    // Sums of tenths are not exact.
+    // Sums of fractions are not exact.
     return job && busy + size(job) < processors + 0.01 ? job : undefined;
   };
   while (waiting.length > 0 || running.size > 0) {

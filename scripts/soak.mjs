@@ -1,4 +1,4 @@
-// npm run soak: ten minutes of random good and hostile cells in each browser (`-- --seconds 60 --seed 7` for others).
+// npm run soak: ten minutes of random good and hostile cells in each browser (`-- --seconds 60 --seed 7` for other values).
 import { parseArgs } from "node:util";
 import { root, run } from "./project.mjs";
 

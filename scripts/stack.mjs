@@ -1,28 +1,28 @@
-// Pyodide's wasm, changed so that CPython notices when the engine's stack is nearly used up.
+// Changes Pyodide's wasm so that CPython notices when the engine's stack is nearly used up.
 //
-// A wasm function has two frames: one on the engine's stack, whose size nobody can ask for, and one on the "shadow stack" in
-// memory, for variables that C takes the address of. CPython raises RecursionError when the shadow stack is nearly used up.
-// Many of its functions have little or nothing there, so that a deep recursion used up the engine's stack first, which ends
-// the guest. Here each function that can be part of a recursion gets a frame on the shadow stack as well, about as
-// large as its frame on the engine's. `PyObject_Hash`, which recurses without a check, gets one.
+// A wasm function has two frames: one on the engine's stack, whose size no code can ask for, and one on the "shadow stack" in
+// memory, for variables whose address C takes. CPython raises RecursionError when the shadow stack is nearly used up. Many of
+// its functions have a small frame there or none, so that a deep recursion used up the engine's stack first, which ends the
+// guest. Here each function that can be part of a recursion gets a frame on the shadow stack, about as large as its frame on
+// the engine's. `PyObject_Hash`, which recurses without a check of the stack, gets a check.
 //
 // The binary format: https://webassembly.github.io/spec/core/binary/
 
-/** Bytes of a frame, and of each local variable in it: about what V8's baseline compiler takes, which takes the most. */
+/** Bytes of a frame, and of each local variable in it: about those of V8's baseline compiler, whose frames are the largest. */
 const FRAME = 64;
 const LOCAL = 8;
-/** C's frames are multiples of this. */
+/** Alignment of C's frames. */
 const ALIGNMENT = 16;
 
-/** Functions that CPython lets recurse without a look at the stack, and the number by which each says that it has failed. */
+/** Functions that recurse without a check of the stack, and the number that each returns on failure. */
 const UNCHECKED = { PyObject_Hash: -1 };
-/** Raises RecursionError where the stack is nearly used up. Its argument is a text for the end of the message; this one is in the module. */
+/** CPython's function that raises RecursionError when the stack is nearly used up. Its argument is the end of the message. */
 const CHECK = "Py_EnterRecursiveCall";
 const WHERE = " in comparison\0";
 
 /**
- * Functions whose calls by pointer lead to the C library's allocator only, and back. They are called so often that their frames
- * would cost as much as all others together.
+ * Functions whose calls by pointer only lead to the C library's allocator and back. They are called so often that their
+ * frames would cost as much as all others together.
  */
 const NOT_RECURSIVE = ["PyObject_", "PyMem_", "PyMem_Raw"].flatMap((prefix) =>
   ["Malloc", "Calloc", "Realloc", "Free"].map((name) => prefix + name),
@@ -47,7 +47,7 @@ const TAIL_CALLS = [0x12, 0x13, 0x15];
 const NO_RESULT = 0x40;
 
 /**
- * The module with these frames.
+ * Returns the module with these frames added.
  * @param {Uint8Array} bytes
  * @returns {Uint8Array}
  */
@@ -78,12 +78,12 @@ export function addFrames(bytes) {
 }
 
 /**
- * @typedef {object} Body  of a function
+ * @typedef {object} Body  the body of a function
  * @property {Uint8Array} bytes
- * @property {number} start  of its instructions; before it are the declarations of its local variables
+ * @property {number} start  offset of the instructions; the declarations of local variables come before
  * @property {number} locals
- * @property {number[]} returns  the offsets of instructions `return`
- * @property {number[]} calls  indices of the functions that it calls by name
+ * @property {number[]} returns  offsets of `return` instructions
+ * @property {number[]} calls  indices of the functions that the body calls directly
  * @property {boolean} callsByPointer
  */
 
@@ -113,13 +113,13 @@ function readBody(bytes) {
 }
 
 /**
- * Indices of the bodies that can be part of a recursion: those that call by pointer, those that call themselves by way of others,
- * and those that are called by pointer and lead to one of these or out of the module. The second are the strongly connected
- * components of the calls, by Tarjan's algorithm (1972).
+ * Indices of the bodies that can be part of a recursion. There are three kinds: bodies that call by pointer, bodies that call
+ * themselves by way of others, and bodies that are called by pointer and lead to one of these or out of the module. The second
+ * kind are the strongly connected components of the calls, by Tarjan's algorithm (1972).
  * @param {Body[]} bodies
- * @param {number} imported  functions, which come first in the indices
- * @param {number[]} pointed  indices of functions that there are pointers to
- * @param {Set<number>} never  bodies that are known to be in none
+ * @param {number} imported  number of imported functions, which have the first indices
+ * @param {number[]} pointed  indices of functions that pointers lead to
+ * @param {Set<number>} never  bodies that are known to be in no recursion
  */
 function findRecursive(bodies, imported, pointed, never) {
   const callsByPointer = (/** @type {number} */ index) => bodies[index].callsByPointer && !never.has(index);
@@ -165,7 +165,12 @@ function findRecursive(bodies, imported, pointed, never) {
   return recursive;
 }
 
-/** Those that call some of these, by way of any others but `never`, and these themselves. @param {number[][]} calls @param {number[]} called @param {Set<number>} never */
+/**
+ * Bodies that lead to one of `called` by way of any bodies but `never`, and `called` themselves.
+ * @param {number[][]} calls
+ * @param {number[]} called
+ * @param {Set<number>} never
+ */
 function findCallers(calls, called, never) {
   /** @type {number[][]} */
   const callers = calls.map(() => []);
@@ -176,11 +181,11 @@ function findCallers(calls, called, never) {
 }
 
 /**
- * The body in a block of its own, so that branches to its end come by what takes the frame away.
+ * Adds a frame to a body. The body becomes a block, so that branches to its end reach the instructions that remove the frame.
  * @param {Body} body
- * @param {number[]} results  their types
- * @param {number} pointer  the index of the shadow stack's
- * @param {[check: number[], failure: number] | []} unchecked  the instructions that check, and what is returned when they fail
+ * @param {number[]} results  types of the function's results
+ * @param {number} pointer  index of the shadow stack's pointer among the globals
+ * @param {[check: number[], failure: number] | []} unchecked  instructions that check the stack, and the result if they fail
  */
 function addFrame({ bytes, start, locals, returns }, results, pointer, [check, failure]) {
   if (results.length > 1) throw new Error("a function with several results needs a block type of its own");
@@ -207,23 +212,28 @@ function addFrame({ bytes, start, locals, returns }, results, pointer, [check, f
   return join(parts);
 }
 
-/** Bytes that a function takes of the shadow stack, which it does first. @param {Uint8Array} bytes @param {number} start @param {number} pointer */
+/**
+ * The bytes that a function takes of the shadow stack, which its first instructions tell.
+ * @param {Uint8Array} bytes
+ * @param {number} start
+ * @param {number} pointer
+ */
 function readFrame(bytes, start, pointer) {
   const reader = new Reader(bytes.subarray(start));
   const takes =
     reader.byte() === OPCODE.globalGet && reader.unsigned() === pointer && reader.byte() === OPCODE.i32Const;
-  const size = takes ? reader.unsigned() : 0; // a signed one: frames of 64 bytes and more have another byte for its sign
+  const size = takes ? reader.unsigned() : 0; // the number is signed, but positive, so it reads like an unsigned one
   return reader.byte() === OPCODE.i32Sub ? size : 0;
 }
 
-/** @param {Reader} reader  at a function's type @returns {number[]} */
+/** The types of a function's results. @param {Reader} reader  at the function's type @returns {number[]} */
 function readResults(reader) {
   reader.skip(1);
   reader.skip(reader.unsigned());
   return [...reader.take(reader.unsigned())];
 }
 
-/** The number of functions that come before those of the module itself. @param {Uint8Array | undefined} section */
+/** The number of imported functions, whose indices come before the module's own. @param {Uint8Array | undefined} section */
 function countImportedFunctions(section) {
   const kinds = readVector(section, (reader) => {
     reader.skip(reader.unsigned());
@@ -241,7 +251,7 @@ function countImportedFunctions(section) {
   return kinds.filter((kind) => kind === 0).length;
 }
 
-/** The index of what the module exports by this name. @param {Uint8Array | undefined} section @param {string} wanted */
+/** The index of an export of the module, by its name. @param {Uint8Array | undefined} section @param {string} wanted */
 function findExport(section, wanted) {
   const decoder = new TextDecoder();
   const found = readVector(section, (reader) => {
@@ -253,11 +263,11 @@ function findExport(section, wanted) {
   return found.index;
 }
 
-/** Functions that a part of the table holds. @param {Reader} reader @returns {number[]} */
+/** The functions that an element segment puts into the table. @param {Reader} reader @returns {number[]} */
 function readElements(reader) {
   if (reader.byte() !== 0) throw new Error("the table is filled in a way that is not known here");
   reader.skip(1);
-  reader.unsigned(); // where in the table: a constant or a global
+  reader.unsigned(); // the opcode of the offset in the table: a constant or a global
   reader.skip(1);
   return Array.from({ length: reader.unsigned() }, () => reader.unsigned());
 }
@@ -266,9 +276,9 @@ function readElements(reader) {
 function findText(section, text) {
   const wanted = new TextEncoder().encode(text);
   const found = readVector(section, (reader) => {
-    const isActive = reader.byte() === 0; // in the one memory, from an address on
+    const isActive = reader.byte() === 0; // an active segment has an address in the only memory
     reader.skip(1);
-    const address = isActive ? reader.unsigned() : 0; // positive: the highest bit of a signed number is 0
+    const address = isActive ? reader.unsigned() : 0; // addresses are signed here, but positive
     reader.skip(1);
     const contents = reader.take(reader.unsigned());
     const offset = Buffer.from(contents.buffer, contents.byteOffset, contents.length).indexOf(wanted);
@@ -305,7 +315,7 @@ function* eachSection(bytes) {
   }
 }
 
-/** @param {Uint8Array} bytes @param {number} replaced @param {(Uint8Array | number[])[]} parts  its new contents */
+/** Replaces a section by `parts`. @param {Uint8Array} bytes @param {number} replaced @param {(Uint8Array | number[])[]} parts */
 function replaceSection(bytes, replaced, parts) {
   const contents = join(parts);
   const sections = [...eachSection(bytes)].flatMap(({ id, whole }) =>
@@ -314,7 +324,7 @@ function replaceSection(bytes, replaced, parts) {
   return join([bytes.subarray(0, 8), ...sections]);
 }
 
-/** Skips what follows an opcode. @param {Reader} reader @param {number} opcode */
+/** Skips the immediates of an opcode. @param {Reader} reader @param {number} opcode */
 function skipImmediates(reader, opcode) {
   if (opcode === 0xfc) return skipNumbers(reader, BULK[reader.unsigned()] ?? unknown("0xfc"));
   if (opcode === 0xfd) return skipVector(reader, reader.unsigned());
@@ -337,7 +347,7 @@ function skipImmediates(reader, opcode) {
   skipNumbers(reader, count);
 }
 
-/** The count of LEB128 numbers that follow an opcode; none follow those that are not here. @type {Record<number, number>} */
+/** The number of LEB128 immediates of each opcode; 0 for opcodes not listed. @type {Record<number, number>} */
 const NUMBERS = {
   ...{ 0x07: 1, 0x08: 1, 0x09: 1, 0x0c: 1, 0x0d: 1, 0x11: 2, 0x14: 1, 0x18: 1 },
   ...{
@@ -356,10 +366,10 @@ const NUMBERS = {
     0xd2: 1,
   },
 };
-/** The same of those that begin with 0xfc: conversions, memory, tables. */
+/** The number of immediates of the opcodes with the prefix 0xfc: conversions, memory, tables. */
 const BULK = [0, 0, 0, 0, 0, 0, 0, 0, 2, 1, 2, 1, 2, 1, 2, 1, 1, 1];
 
-/** @param {Reader} reader @param {number} opcode  after 0xfd */
+/** @param {Reader} reader @param {number} opcode  the number after the prefix 0xfd */
 function skipVector(reader, opcode) {
   if (opcode <= 11 || opcode === 92 || opcode === 93) skipNumbers(reader, 2);
   else if (opcode === 12 || opcode === 13) reader.skip(16);
@@ -372,7 +382,7 @@ function skipVector(reader, opcode) {
 
 /** @param {Reader} reader @param {number} count */
 function skipNumbers(reader, count) {
-  for (let n = 0; n < count; n++) reader.unsigned(); // signed ones are as long
+  for (let n = 0; n < count; n++) reader.unsigned(); // signed numbers have the same length
 }
 
 /** @param {string} opcode @returns {never} */
@@ -393,7 +403,7 @@ class Reader {
     return this.#bytes[this.at++];
   }
 
-  /** A number in LEB128. */
+  /** Reads an unsigned number in LEB128. */
   unsigned() {
     let value = 0;
     for (let shift = 0; ; shift += 7) {

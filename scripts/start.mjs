@@ -10,7 +10,7 @@ if (build.status !== 0) process.exit(1);
 const server = await serveFrom(Number(process.env.PORT ?? 8000));
 console.log(`\n  The playground is at  ${server.url}/www/\n  Ctrl-C stops it.\n`);
 
-/** Takes the next port when one is taken. @param {number} port @returns {ReturnType<typeof serve>} */
+/** Serves on the first free port from `port` on. @param {number} port @returns {ReturnType<typeof serve>} */
 async function serveFrom(port, attempts = 20) {
   try {
     return await serve(root, { port });

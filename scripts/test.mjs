@@ -1,8 +1,8 @@
-// `npm test`: runs every suite, side by side as far as there are processors. One line of counts each when it ends, then the sum, and what
-// was slowest. A suite that cannot run has failed.
-//   npm test -- --only cases     only the suites whose name contains "cases" (several: --only rust,python)
-//   npm test -- --list           their names
-//   npm test -- --long           soaks for ten minutes, more random cells, and every case everywhere
+// `npm test`: runs every suite, side by side as far as there are processors. Each suite prints one line of counts when it ends.
+// The sum and the slowest follow at the end. A suite that cannot run has failed.
+//   npm test -- --only cases     only suites whose name contains "cases" (several: --only rust,python)
+//   npm test -- --list           the suites' names
+//   npm test -- --long           ten minutes of soaking, more random cells, and every case everywhere
 import { execFileSync } from "node:child_process";
 import { existsSync, readdirSync } from "node:fs";
 import { availableParallelism } from "node:os";
@@ -26,20 +26,20 @@ const { values: options } = parseArgs({
   options: { only: { type: "string" }, list: { type: "boolean" }, long: { type: "boolean" } },
 });
 const long = options.long ?? false;
-/** Arguments, in one of the two. @param {string[]} inLong @param {string[]} inShort */
+/** Arguments for a long run, or for a short one. @param {string[]} inLong @param {string[]} inShort */
 const either = (inLong, inShort = []) => (long ? inLong : inShort);
 
 const BROWSERS = ["chromium", "firefox"];
 const PYTHON = "pyodide-glue/python";
 const PYTHON_FOLDERS = [PYTHON, "tests/python", "tests/jupyter", "tests/kernel"];
-/** Generations of ipykernel, as scripts/setup makes them. */
+/** Generations of ipykernel, made by scripts/setup. */
 const JUPYTERS = ["6", "7"];
-/** Clippy compiles, so that nothing is compiled twice. It says the same as by itself; `withoutWarnings` makes errors of that. */
+/** Environment in which clippy compiles the tests, so that nothing is compiled twice. `withoutWarnings` counts its warnings. */
 const CLIPPY = { RUSTC_WORKSPACE_WRAPPER: "clippy-driver" };
-/** Tests of Rust that start guests. They wait more than they compute. */
+/** Rust test binaries that start guests. They wait more than they compute. */
 const RUST_WITH_GUESTS = ["commands", "guests", "jupyter", "pool", "program", "rights", "server"];
 
-/** Needs pkg/ and dist/. @param {string} name @param {string[]} args */
+/** A suite in tests/e2e/, which needs pkg/ and dist/. @param {string} name @param {string[]} args */
 const e2e = (name, ...args) => ({
   command: ["node", `tests/e2e/${name}.mjs`, ...args],
   count: sumLine,
@@ -52,7 +52,7 @@ const inBrowsers = (processors, name, ...args) =>
     processors,
     ...e2e(name, "--browser", browser, ...args),
   }));
-/** The cases on guests of a server. @param {string} backend */
+/** The suite of the cases on guests of a server. @param {string} backend */
 const onServer = (backend) => ({
   name: `cases on ${backend}`,
   command: ["node", "tests/cases-on-server.mjs", "--backend", backend, ...either(["--all"])],
@@ -74,7 +74,7 @@ const cargoTest = (...args) => ({
 });
 
 /**
- * What fails quickly, then what others need, then the long ones first: so nothing long is left when all else is over.
+ * The suites: first those that fail quickly, then those that others need, then the long ones, so that none is left at the end.
  * @type {Suite[]}
  */
 const SUITES = [
@@ -162,12 +162,12 @@ const paint = (/** @type {number} */ code, /** @type {string} */ text) =>
 const total = { passed: 0, failed: 0, skipped: 0 };
 /** Seconds of suites, and of tests. @type {{ suites: [number, string][], tests: [number, string][] }} */
 const took = { suites: [], tests: [] };
-/** Those that have failed. @type {Set<string>} */
+/** Names of the suites that have failed. @type {Set<string>} */
 const failed = new Set();
-/** Those that run, in the order of their beginning. @type {Set<string>} */
+/** Names of the running suites, in the order of their beginning. @type {Set<string>} */
 const running = new Set();
 const begin = performance.now();
-process.setMaxListeners(100); // each that runs hears of Ctrl-C
+process.setMaxListeners(100); // each running suite has a listener for Ctrl-C
 await sideBySide(chosen, availableParallelism(), runSuite);
 
 const slowest = (/** @type {[number, string][]} */ all) =>
@@ -177,7 +177,7 @@ const slowest = (/** @type {[number, string][]} */ all) =>
     .map(([seconds, name]) => `  ${seconds.toFixed(1).padStart(6)} s  ${name}`)
     .join("\n");
 if (chosen.length > 1) console.log(`\nslowest suites\n${slowest(took.suites)}`);
-if (took.tests.length > 0) console.log(`slowest tests, where suites tell\n${slowest(took.tests)}`);
+if (took.tests.length > 0) console.log(`slowest tests of suites that print them\n${slowest(took.tests)}`);
 const minutes = ((performance.now() - begin) / 60_000).toFixed(1);
 console.log(`\n${total.passed} passed, ${total.failed} failed, ${total.skipped} skipped in ${minutes} minutes`);
 process.exitCode = total.failed > 0 ? 1 : 0;
@@ -190,7 +190,7 @@ async function runSuite({ name, command, count = oneTest, cwd = ".", env, needs 
   showRunning();
   const begin = performance.now();
   const { ok, output } = missing
-    ? { ok: false, output: `it was not run: it needs "${missing}", which has failed` }
+    ? { ok: false, output: `not run: it needs "${missing}", which has failed` }
     : await run(command, {
         log,
         timeoutSeconds: long ? 3600 : 1200,
@@ -200,7 +200,7 @@ async function runSuite({ name, command, count = oneTest, cwd = ".", env, needs 
   const seconds = (performance.now() - begin) / 1000;
 
   const counts = count(output, ok) ?? { passed: 0, failed: 0, skipped: 0 };
-  // Whatever the counts say: a suite that ends badly, or that ran nothing, has failed.
+  // A suite that exits with an error, or that ran no test, has failed, whatever its counts are.
   const ranNothing = counts.passed + counts.failed + counts.skipped === 0;
   if ((!ok || ranNothing) && counts.failed === 0) counts.failed = 1;
   for (const key of /** @type {(keyof typeof total)[]} */ (Object.keys(total))) total[key] += counts[key];
@@ -218,7 +218,7 @@ async function runSuite({ name, command, count = oneTest, cwd = ".", env, needs 
     const tells = (/** @type {string} */ line) => !/^- .*: skipped/.test(line);
     const lines = output.trimEnd().split("\n").filter(tells).slice(-60);
     console.log(paint(2, `    $ ${command.join(" ").replaceAll(`${root}/`, "")}`));
-    if (ok && ranNothing) console.log("    it ended well without having run a test");
+    if (ok && ranNothing) console.log("    the suite ended without an error, but ran no test");
     console.log(lines.map((line) => `    ${line}`).join("\n"));
     console.log(paint(2, `    the whole log: ${relative(root, log)}\n`));
   }
@@ -230,7 +230,7 @@ function showRunning() {
   if (colour) process.stdout.write(`\r\x1b[K${line.slice(0, process.stdout.columns - 1)}`);
 }
 
-/** Arguments that choose the tests of Rust which start no guests. */
+/** Arguments that choose the Rust tests without guests. */
 function otherRustTests() {
   const command = ["metadata", "--no-deps", "--format-version", "1"];
   const { packages } = JSON.parse(execFileSync("cargo", command, { cwd: root, env: environment, encoding: "utf8" }));
@@ -241,12 +241,12 @@ function otherRustTests() {
   return ["--lib", "--bins", ...others.flatMap((/** @type {string} */ name) => ["--test", name])];
 }
 
-/** A Python tool of .venv. @param {string} tool */
+/** The path of a Python tool in .venv. @param {string} tool */
 function python(tool) {
   return join(root, ".venv/bin", tool);
 }
 
-/** The Pythons that scripts/setup prepared. */
+/** The versions of Python that scripts/setup prepared, and their programs. */
 function pythons() {
   const others = join(root, ".setup/python");
   return [

@@ -1,4 +1,4 @@
-// WebAssembly's text form, as bytes.
+// Compiles WebAssembly's text form to bytes.
 import binaryen from "binaryen";
 import { readFile } from "node:fs/promises";
 

@@ -1,6 +1,6 @@
-// Runs tests/cases/ on guests of a sandglass-host server: the same page, the same runner, the option `backend`.
+// Runs tests/cases/ on guests of a sandglass-host server: in the same page, by the same runner, with the option `backend`.
 //   node tests/cases-on-server.mjs --backend subprocess|bubblewrap|docker|jupyter [--browser chromium|firefox] [--all] [--only part-of-a-name]
-// Leaves out the cases that add nothing on this backend (see e2e/where.js), but for --all or --only.
+// Leaves out the cases that add nothing on this backend (see e2e/where.js), unless --all or --only is given.
 import { parseArgs } from "node:util";
 import { testBackend } from "./e2e/backend.mjs";
 import { openBrowser, Score } from "./e2e/harness.mjs";
@@ -24,7 +24,7 @@ if (!backend || !["subprocess", "bubblewrap", "docker", "jupyter"].includes(back
 }
 
 /**
- * What the server's pool has not done: the cases are promises about the guests that users get.
+ * Checks that the guests came from the pool, because users get such guests.
  * @param {string} url
  */
 async function coldGuests(url) {
@@ -49,7 +49,7 @@ try {
   if (backend === "bubblewrap" && !only) score.add("its guests were forked", await coldGuests(host.url));
   const code = await host.stop();
   score.add("the server ends well when it is asked to", code === 0 ? [] : [`it ended with ${code}`, host.said()]);
-  // What it looks at is about the server, and needs other guests than it was started with.
+  // These tests are about the server. They start guests of their own, which a kernel has not.
   if (backend !== "jupyter") await testBackend({ backend, origin: site.url, page, score, only });
   score.add("nothing is thrown into the page", uncaught);
 } catch (error) {

@@ -1,4 +1,4 @@
-// The hash of a page of memory (pyodide-glue/pages.wat): whatever a program does to a page changes it.
+// The hash of a page of memory (pyodide-glue/pages.wat) must change with every change of the page.
 //   node tests/pages.mjs [--seed 1]
 import { join } from "node:path";
 import { parseArgs } from "node:util";
@@ -21,7 +21,7 @@ const dice = randomness(Number(values.seed));
 const random = (/** @type {number} */ below) => Math.floor(dice() * below);
 const word = () => random(WORDS);
 
-/** Things that programs do to memory. Each leaves a page that differs from the one before. @type {Record<string, () => void>} */
+/** Changes that programs make to memory. Each leaves a page that differs from the one before. @type {Record<string, () => void>} */
 const CHANGES = {
   "a bit": () => (page[word()] ^= 1 << random(32)),
   "two words by one": () => {

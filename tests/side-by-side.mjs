@@ -1,4 +1,4 @@
-// How `npm test` runs its suites: scripts/side-by-side.mjs with jobs that end when they are told to.
+// Tests of scripts/side-by-side.mjs, which runs the suites of `npm test`: with jobs that end when they are told to.
 //   node tests/side-by-side.mjs
 import { deepStrictEqual, rejects } from "node:assert";
 import { sideBySide } from "../scripts/side-by-side.mjs";
@@ -7,7 +7,7 @@ import { Score } from "./e2e/harness.mjs";
 const score = new Score();
 
 /**
- * Runs these jobs on two processors; `end` ends one that runs and resolves when others have begun.
+ * Runs these jobs on two processors. `end` ends a running job and resolves when the next ones have begun.
  * @param {import("../scripts/side-by-side.mjs").Job[]} jobs
  */
 function start(jobs) {

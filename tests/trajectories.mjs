@@ -1,4 +1,4 @@
-// The parts of the playground that need no page: trajectories as they are read, what a view is made of, and playing them.
+// Tests of the playground's parts that need no page: reading trajectories, the state behind a view, and playing.
 //   node tests/trajectories.mjs [--seed 1]
 import { readFile } from "node:fs/promises";
 import { join } from "node:path";
@@ -30,7 +30,7 @@ function stateOf(events) {
   return state;
 }
 
-/** The view of a run, without what comes live. @param {State} state @param {string} id */
+/** The view of a run, without live output. @param {State} state @param {string} id */
 function seen(state, id) {
   const run = state.runs.get(id);
   const plain = (/** @type {string} */ key, /** @type {unknown} */ value) =>
@@ -65,7 +65,7 @@ const TESTS = {
 
   "runs at the same time may come in any order": () => {
     const whole = stateOf(sample);
-    for (let round = 0; round < 50; round++) equal(...both(whole, stateOf(interleave(sample))));
+    for (let round = 0; round < 50; round++) equal(...viewsOfBoth(whole, stateOf(interleave(sample))));
   },
 
   "a trajectory survives being written, and a last line that is cut off": async () => {
@@ -207,8 +207,8 @@ function equal(actual, expected) {
   if (a !== b) throw new Error(`${a?.slice(0, 500)}\n    is not\n    ${b?.slice(0, 500)}`);
 }
 
-/** The views that two states show of all runs. @param {State} one @param {State} other @returns {[string[], string[]]} */
-function both(one, other) {
+/** The views of all runs in two states. @param {State} one @param {State} other @returns {[string[], string[]]} */
+function viewsOfBoth(one, other) {
   const ids = [...one.runs.keys()].sort();
   return [ids.map((id) => seen(other, id)), ids.map((id) => seen(one, id))];
 }
@@ -218,7 +218,7 @@ function event(run, time, fields) {
   return /** @type {RunEvent} */ ({ run, depth: run.split(".").length - 1, time, ...fields });
 }
 
-/** The events of each run in their order, the runs mixed; a run begins after the call that starts it. @param {RunEvent[]} events */
+/** Mixes the events of the runs. Each run keeps its order, and begins after the call that starts it. @param {RunEvent[]} events */
 function interleave(events) {
   /** @type {Map<string, RunEvent[]>} */
   const queues = new Map(events.map(({ run }) => [run, events.filter((event) => event.run === run)]));
@@ -237,7 +237,7 @@ function interleave(events) {
   }
   return mixed;
 
-  /** A call of a run is answered when that has ended. @param {RunEvent} next */
+  /** Returns true for the answer to a call whose run has not ended yet. @param {RunEvent} next */
   function waits(next) {
     if (next.type !== "callEnded") return false;
     const child = events.find((it) => it.type === "callStarted" && it.run === next.run && it.call === next.call);
@@ -245,7 +245,7 @@ function interleave(events) {
   }
 }
 
-/** Every place of a value where something else could stand. @param {any} value @returns {{ of: any, key: string }[]} */
+/** All places in a value where another value could stand. @param {any} value @returns {{ of: any, key: string }[]} */
 function places(value) {
   if (typeof value !== "object" || value === null) return [];
   return Object.keys(value).flatMap((key) => [{ of: value, key }, ...places(value[key])]);

@@ -1,4 +1,4 @@
-//! The parts of the browser's front door that are Rust alone, in a real browser: options, and values as bytes.
+//! Tests of the browser's front door that need Rust only, in a real browser: options, and values as bytes.
 //! `wasm-pack test --headless --chrome -- --test web`
 #![cfg(target_arch = "wasm32")]
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
@@ -12,7 +12,7 @@ wasm_bindgen_test_configure!(run_in_browser);
 
 const NO_LIMIT: f64 = 1e9;
 
-/// A value written in JavaScript.
+/// Evaluates JavaScript.
 fn js(source: &str) -> JsValue {
     js_sys::eval(&format!("({source})")).expect(source)
 }
@@ -23,7 +23,7 @@ fn refusal(options: &str) -> String {
     error.to_string()
 }
 
-/// Returns true when two values are the same, types included.
+/// Returns true if two values are the same, types included.
 fn same(a: &JsValue, b: &JsValue) -> bool {
     let compare = js("function same(a, b) {
             if (Object.is(a, b)) return true;
@@ -189,7 +189,7 @@ fn what_cannot_cross_is_refused_with_its_place() {
 fn a_value_over_the_limit_is_refused_and_one_below_is_not() {
     for (value, size) in [
         ("'x'.repeat(1000)", 1000.0),
-        ("'é'.repeat(500)", 500.0), // a text alone is measured by its length, which is free
+        ("'é'.repeat(500)", 500.0), // a single text is measured by its length, which costs nothing
         ("new Uint8Array(1000)", 1000.0),
         ("['x'.repeat(990)]", 1000.0),
         ("[[], [], []].map(() => new Uint8Array(328))", 1004.0),
@@ -233,7 +233,7 @@ fn frames_of_a_server_are_opened() {
 #[wasm_bindgen_test]
 fn frames_that_do_not_add_up_are_refused() {
     let whole = frame("[1]", &[b"ab", b"c"]);
-    // Where a body ends, the rest is a frame as well: whether it has all its bodies is looked at later.
+    // A frame that is cut after a body is still a frame. The number of bodies is checked later.
     let ends = [11, 17, whole.len()];
     for length in 0..=whole.len() {
         assert_eq!(open(&whole[..length]).is_ok(), ends.contains(&length), "{length}");

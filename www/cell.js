@@ -1,4 +1,4 @@
-// One cell: its editor, its run, and what came of it.
+// One cell of the notebook: its editor, its execution and its result.
 
 import { el, icon } from "./dom.js";
 import { createEditor } from "./editor.js";
@@ -9,19 +9,20 @@ import { describeRun } from "./result.js";
 /** @import { CodeExecution } from "../pkg/sandglass.js" */
 /** @import { Session } from "./session.js" */
 
-/** How often a running cell's clock is read. */
+/** Time between two readings of a running cell's clock. */
 const TICK_MS = 100;
 
 /**
  * @typedef {object} Surroundings
  * @property {Session} session
  * @property {() => number} timeout  milliseconds
- * @property {() => boolean} waitingForHost  whether Python waits for the page, so that its clock stands still
+ * @property {() => boolean} waitingForHost  true while Python waits for the page; the cell's clock stands still then
  * @property {(code: string) => void} onEdit
  * @property {(cell: Cell) => void} onRunAndAdd
  * @property {(cell: Cell) => void} onDelete
  */
 
+/** A cell of the notebook. */
 export class Cell {
   #around;
   /** @type {AbortController | undefined} */
@@ -71,7 +72,7 @@ export class Cell {
     this.#editor.focus();
   }
 
-  /** Stops the run and forgets the cell. */
+  /** Stops the execution and removes the cell. */
   remove() {
     this.stop();
     this.#editor.destroy();
@@ -82,7 +83,7 @@ export class Cell {
     this.#abort?.abort();
   }
 
-  /** Runs the code; the outcome, or undefined when it could not run. @returns {Promise<CodeExecution | undefined>} */
+  /** Runs the code; undefined if it could not run. @returns {Promise<CodeExecution | undefined>} */
   async run() {
     if (this.#abort) return;
     const abort = (this.#abort = new AbortController());
@@ -118,7 +119,7 @@ export class Cell {
     }
   }
 
-  /** Lets the sand run as Python's time does. @param {number} timeout */
+  /** Moves the sand as Python's time passes. @param {number} timeout */
   #startClock(timeout) {
     let last = performance.now();
     let spent = 0;

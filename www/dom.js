@@ -1,11 +1,11 @@
-// The one way this page makes elements. Text goes in as text, never as HTML: much of it comes from code that nobody here
-// has read.
+// Helpers that make and find elements. All elements of this page are made here, with text as text and never as HTML:
+// much of the text comes from code that nobody has read.
 
 /** @typedef {string | boolean | undefined | ((event: any) => void)} Prop */
 
 /**
- * Makes an element: `text` is its text, functions are listeners (`onclick`), `true` an empty attribute, anything else an
- * attribute; `false` and `undefined` leave it out.
+ * Makes an element. Of `props`, `text` is its text and a function is a listener (`onclick`). `true` is an empty
+ * attribute, `false` and `undefined` leave the attribute out, and any other value is the attribute's value.
  * @template {keyof HTMLElementTagNameMap} T
  * @param {T} tag
  * @param {Record<string, Prop>} [props]

@@ -1,4 +1,4 @@
-// The cells of the first visit.
+// The cells that the notebook shows on the first visit.
 
 export const EXAMPLES = [
   `# The context is a Python variable, of any size: look at a little of it, then search.

@@ -1,13 +1,13 @@
-// Numbers, times and values as people read them.
+// Numbers, times and values as short texts for people.
 
 const numbers = new Intl.NumberFormat("en");
 
-/** `1,234 characters`. @param {number} n @param {string} unit @param {string} [plural] */
+/** A number with its unit: `1,234 characters`. @param {number} n @param {string} unit @param {string} [plural] */
 export function count(n, unit, plural = `${unit}s`) {
   return `${numbers.format(n)} ${n === 1 ? unit : plural}`;
 }
 
-/** `12 ms`, `3.4 s`, `2 min 5 s`, `10 min`. @param {number} ms */
+/** A duration: `12 ms`, `3.4 s`, `2 min 5 s`, `10 min`. @param {number} ms */
 export function time(ms) {
   if (ms < 999.5) return `${ms < 9.95 ? Number(ms.toFixed(1)) : Math.round(ms)} ms`;
   if (ms < 60_000) return `${(ms / 1000).toFixed(1)} s`;
@@ -15,18 +15,18 @@ export function time(ms) {
   return `${Math.floor(ms / 60_000)} min${seconds > 0 ? ` ${seconds} s` : ""}`;
 }
 
-/** At most `max` characters, and how many more there are. @param {string} text @param {number} max */
+/** The first `max` characters, and the number of those left out. @param {string} text @param {number} max */
 export function clip(text, max) {
   return text.length <= max ? text : `${text.slice(0, max)}\n⋯ ${count(text.length - max, "more character")} ⋯`;
 }
 
-/** What one look at a value may cost. */
+/** Bounds of the preview of one value. */
 const MAX_CHARS = 6_000;
 const MAX_ITEMS = 60;
 const MAX_DEPTH = 6;
 
 /**
- * A value that came out of Python, as text of bounded length.
+ * A value from Python as a text of bounded length.
  * @param {unknown} value
  */
 export function preview(value) {
@@ -60,7 +60,7 @@ function first(items) {
   return found;
 }
 
-/** On one line when it is short. @param {string} ends @param {string[]} parts @param {number} total */
+/** Items in brackets, on one line if they are short. @param {string} ends @param {string[]} parts @param {number} total */
 function bracket([open, close], parts, total) {
   if (total > parts.length) parts.push(`… ${numbers.format(total - parts.length)} more`);
   const line = `${open}${parts.join(", ")}${close}`;

@@ -1,4 +1,4 @@
-// Puts the playground together: two views of one page. Everything it does with Python goes through the package's entries.
+// The playground's entry: two views of one page. All it does with Python goes through the package's public entries.
 
 import { byId } from "./dom.js";
 import { settingsPanel } from "./panels/settings.js";
@@ -22,7 +22,7 @@ function show() {
     byId(`to-${name}`).toggleAttribute("aria-current", name === view);
     if (name === view) byId(`to-${name}`).setAttribute("aria-current", "page");
   }
-  // There is one model for both, and one field that holds its key.
+  // Both views use one model, so one form moves between them, and one field holds the key.
   document.querySelector(`[data-model-slot="${view}"]`)?.append(byId("model"));
   if (!isNotebook && !isAskOpen) ask.open();
   isAskOpen ||= !isNotebook;

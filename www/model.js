@@ -1,4 +1,4 @@
-// Who answers `llm_query`: a built-in stand-in that any page can afford, or an endpoint of the user's choice.
+// The models behind `llm_query`: a stand-in built into this page, or an endpoint of the user's choice.
 
 /**
  * @typedef {object} Endpoint
@@ -13,7 +13,7 @@ const STOP_WORDS = new Set(
   whom whose with would your`.split(/\s+/),
 );
 
-/** The words that carry meaning, without their plural. @param {string} text */
+/** The words of a text that carry meaning, in the singular. @param {string} text */
 export const keywords = (text) =>
   new Set((text.toLowerCase().match(/[\p{L}\p{N}]{4,}/gu) ?? []).filter((word) => !STOP_WORDS.has(word)).map(singular));
 
@@ -21,8 +21,8 @@ export const keywords = (text) =>
 const singular = (word) => word.replace(/(?<=(ss|x|sh|ch))es$|(?<=[^s])s$/, "");
 
 /**
- * Keyword extraction, not a language model: of the text below the prompt's first blank line, the sentences that share
- * most with the question above it. Rare words count more.
+ * Stands in for a language model by keyword extraction. From the text below the prompt's first blank line it takes the
+ * sentences that share most words with the question above that line. Rare words count more.
  * @param {string} prompt
  */
 export function extract(prompt) {

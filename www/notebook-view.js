@@ -1,4 +1,4 @@
-// The second view: cells, variables, host calls. It starts its sandbox when it is first looked at.
+// The second view: cells, variables and host calls. Its sandbox starts when the view is first opened.
 
 import { byId } from "./dom.js";
 import { EXAMPLES, RLM_EXAMPLE } from "./examples.js";
@@ -11,7 +11,7 @@ import { variablesPanel } from "./panels/variables.js";
 import { searchInChild } from "./rlm.js";
 import { Session } from "./session.js";
 
-/** @param {import("./panels/settings.js").Answer} answer  who answers `llm_query` */
+/** @param {import("./panels/settings.js").Answer} answer  the model behind `llm_query` */
 export function openNotebook(answer) {
   const log = new CallLog();
 

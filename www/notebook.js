@@ -4,6 +4,7 @@ import { Cell } from "./cell.js";
 
 /** @import { Surroundings } from "./cell.js" */
 
+/** The cells in their order. */
 export class Notebook {
   #list;
   #around;
@@ -21,7 +22,7 @@ export class Notebook {
     };
   }
 
-  /** Puts a cell after another, or at the end. @param {string} [code] @param {Cell} [after] */
+  /** Adds a cell after another, or at the end. @param {string} [code] @param {Cell} [after] */
   add(code = "", after = this.#cells.at(-1)) {
     const cell = new Cell(code, this.#around);
     const index = after ? this.#cells.indexOf(after) + 1 : 0;
@@ -31,7 +32,7 @@ export class Notebook {
     return cell;
   }
 
-  /** Runs the cells in order, up to the first that does not end well. */
+  /** Runs the cells in order, up to the first that fails. */
   async runAll() {
     if (this.#runningAll) return;
     this.#runningAll = true;
@@ -42,7 +43,7 @@ export class Notebook {
     this.#runningAll = false;
   }
 
-  /** Stops the cell that runs and those that wait for it. */
+  /** Stops the running cell and those that wait for it. */
   stopAll() {
     for (const cell of this.#cells) cell.stop();
   }

@@ -1,18 +1,19 @@
-// What a cell prints, as it comes. The page keeps the beginning and the end, so that printing 100 MB costs it no more
-// than printing a few pages.
+// The output of a cell while it runs. The page keeps the beginning and the end only, so that 100 MB of output cost no
+// more than a few pages of it.
 
 import { el } from "./dom.js";
 
 /** @typedef {"stdout" | "stderr"} Stream */
 /** @typedef {{ stream: Stream, text: string }} Piece */
 
-/** Of the beginning, and of the end: */
+/** Bounds of each kept part: the beginning, and the end. */
 const MAX_CHARS = 20_000;
 const MAX_LINES = 400;
 const MAX_PIECES = 200;
 const PAINT_MS = 60;
 const GAP = "\n⋯ the middle of the output is not shown ⋯\n";
 
+/** The view of a cell's output: the beginning and the end of it. */
 export class Output {
   /** @type {Piece[]} */
   #head = [];
@@ -44,16 +45,16 @@ export class Output {
       const end = rest.slice(-MAX_CHARS);
       this.#tail.push({ stream, text: end });
       this.#tailChars += end.length;
-      // The start of the first piece is cut off even when there is no other.
+      // One long piece loses its start here, where `#trimTail` would not see it.
       if (end.length < rest.length) this.#gap.textContent = GAP;
       this.#tailChanged = true;
-      // Trimmed at twice the bound, so that the cost of it is that of what was printed.
+      // Trimming at twice the bound keeps its cost in proportion to the output.
       if (this.#tail.length > 2 * MAX_PIECES || this.#tailChars > 2 * MAX_CHARS) this.#trimTail();
     }
     this.#timer ??= setTimeout(() => this.paint(), PAINT_MS);
   }
 
-  /** Shows what has come so far. */
+  /** Shows the output so far. */
   paint() {
     clearTimeout(this.#timer);
     this.#timer = undefined;
@@ -71,7 +72,7 @@ export class Output {
     if (atEnd) pre.scrollTop = pre.scrollHeight;
   }
 
-  /** Takes what still fits at the beginning; returns the rest. @param {Stream} stream @param {string} text */
+  /** Keeps the part that still fits into the beginning; returns the rest. @param {Stream} stream @param {string} text */
   #fillHead(stream, text) {
     const room = Math.min(this.#headChars, endOfLines(text, this.#headLines));
     const fits = this.#headPieces > 0 ? text.slice(0, room) : "";
@@ -82,7 +83,7 @@ export class Output {
       if (last?.stream === stream) last.text += fits;
       else if (this.#head.push({ stream, text: fits })) this.#headPieces--;
     }
-    // Once something did not fit, all that follows belongs to the end.
+    // After the first text that did not fit, all output belongs to the end.
     if (fits.length < text.length) this.#headChars = 0;
     return text.slice(fits.length);
   }
@@ -111,7 +112,7 @@ export class Output {
   }
 }
 
-/** Where the first `lines` lines end. @param {string} text @param {number} lines */
+/** The position after the first `lines` lines. @param {string} text @param {number} lines */
 function endOfLines(text, lines) {
   let end = 0;
   for (; lines > 0; lines--) {

@@ -1,4 +1,4 @@
-// How a run ended, in plain words.
+// The result of an execution: its value, its error, its outcome in plain words, and the state after it.
 
 import { el } from "./dom.js";
 import { clip, count, preview, time } from "./format.js";
@@ -9,9 +9,9 @@ const MAX_CHARS = 20_000;
 const MAX_NAMES = 60;
 
 /**
- * Everything below the output of a run.
+ * The elements below an execution's output.
  * @param {CodeExecution} run
- * @param {number} [timeout]  the limit that it ran under, in milliseconds, where that is known
+ * @param {number} [timeout]  the execution's time limit in milliseconds, if known
  * @returns {HTMLElement[]}
  */
 export function describeRun(run, timeout) {
@@ -30,7 +30,7 @@ export function describeRun(run, timeout) {
   return parts;
 }
 
-/** A text below what it is called. @param {string} label @param {string} text @param {string} [kind]  for style sheets */
+/** A text with its label above it. @param {string} label @param {string} text @param {string} [kind]  for style sheets */
 export function labelled(label, text, kind) {
   const value = el("pre", { text: clip(text, MAX_CHARS) || "(empty)", tabindex: "0" });
   return el(
@@ -65,13 +65,13 @@ function outcome(run, timeout) {
 function why({ outcome, error }, timeout) {
   switch (outcome) {
     case "timeout":
-      return `The time limit${timeout === undefined ? "" : ` of ${time(timeout)}`} was reached, so it was stopped.`;
+      return `The time limit${timeout === undefined ? "" : ` of ${time(timeout)}`} was reached, so the code was stopped.`;
     case "interrupted":
       return "You stopped it.";
     case "crashed":
-      return `Python itself broke down${error ? `: ${clip(error, 500)}.` : "."}`;
+      return `Python crashed${error ? `: ${clip(error, 500)}.` : "."}`;
     case "limit":
-      return `It reached a limit of the sandbox${error ? `: ${clip(error, 500)}.` : "."}`;
+      return `The code reached a limit of the sandbox${error ? `: ${clip(error, 500)}.` : "."}`;
     default:
       return "";
   }
@@ -84,7 +84,7 @@ function stateOf({ outcome, state }) {
   }
   if (state.status === "lost") {
     const how =
-      outcome === "crashed" ? "A fresh one took over." : "It did not let go, so Python was ended and restarted.";
+      outcome === "crashed" ? "It was restarted." : "The code did not stop, so Python was ended and restarted.";
     const names = state.lost?.length ? ", and so are:" : ".";
     return `${how} The context is kept; what this cell assigned is gone${names}`;
   }

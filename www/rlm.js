@@ -1,8 +1,8 @@
-// Who answers `rlm_query`: a sandbox of its own that gets the sub-context and searches it.
+// The notebook's `rlm_query`: a sandbox of its own takes the sub-context and searches it.
 
 import { createSandbox } from "../pyodide-glue/index.js";
 
-/** A fixed search, where a real controller would let a model write the code. `task` and `context` are given. */
+/** A fixed search in Python that uses `task` and `context`. A real controller would let a model write this code. */
 const SEARCH = `
 import re
 

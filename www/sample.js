@@ -1,4 +1,4 @@
-// Text to try things on: the log book of a harbour that does not exist, made here by a seeded generator.
+// The sample text: the log book of an imaginary harbour, made by a seeded generator.
 
 import { Slices } from "./slices.js";
 
@@ -7,13 +7,13 @@ const CARGO = ["oranges", "hourglasses", "slate", "linen", "lamp oil", "tea", "r
 const PEOPLE = ["Ada", "Bram", "Chidi", "Dorte", "Elif", "Farid", "Greta", "Hana"];
 const WIND = ["calm", "a light breeze", "fresh wind", "half a gale"];
 
-/** The facts that there are to find. */
+/** The facts that a question can find. */
 const NEEDLES = [
   [0.31, "warn", "One crate of hourglasses is missing from the Petrel's manifest; Hana begins a search."],
   [0.74, "note", "The missing crate of hourglasses was found aboard the Meridian, under the sailcloth in hold 3."],
 ];
 
-/** A repeatable stream of numbers below 1 (mulberry32). @param {number} seed */
+/** A repeatable stream of numbers from 0 to below 1 (mulberry32). @param {number} seed */
 function random(seed) {
   return () => {
     seed = (seed + 0x6d2b79f5) | 0;
@@ -23,12 +23,12 @@ function random(seed) {
   };
 }
 
-/** The same text for the same arguments. */
+/** The log book: the same text for the same arguments. */
 export function harbourLog(lines = 5000, seed = 1) {
   return [...book(lines, seed)].join("");
 }
 
-/** The same, a little at a time. */
+/** Like `harbourLog`, in slices that do not block the page. */
 export async function harbourLogSlowly(lines = 5000, seed = 1) {
   const written = [];
   const slices = new Slices();
@@ -39,7 +39,7 @@ export async function harbourLogSlowly(lines = 5000, seed = 1) {
   return written.join("");
 }
 
-/** Its beginning. */
+/** The beginning of that text. */
 export function harbourLogPeek(lines = 5000, seed = 1) {
   const pages = book(lines, seed);
   return Array.from({ length: 6 }, () => pages.next().value ?? "").join("");

@@ -1,21 +1,22 @@
-// The sandbox of this page and its life: booting, running cells one after the other, restarting, gone.
+// The notebook's sandbox and its life: booting, running cells one after the other, restarting, shut down.
 
 import { createSandbox } from "../pyodide-glue/index.js";
 
 /** @import { CodeExecution, ExecuteOptions, Sandbox, SandboxOptions } from "../pkg/sandglass.js" */
 /** @typedef {"booting" | "ready" | "running" | "restarting" | "destroyed" | "failed"} State */
-/** @typedef {(typeof STAGES)[number]} Stage  of a boot */
+/** @typedef {(typeof STAGES)[number]} Stage  the stage of a boot */
 
 const STAGES = /** @type {const} */ (["assets", "python", "ready"]);
 
+/** The sandbox of the notebook. Dispatches `state` at each change of `state` or `stage`. */
 export class Session extends EventTarget {
   /** @type {Sandbox | undefined} */
   #sandbox;
   /** @type {Promise<Sandbox> | undefined} */
   #started;
-  /** Counts the sandboxes, so that nothing of an earlier one changes anything. */
+  /** The number of sandboxes so far, so that late events of an earlier one are ignored. */
   #generation = 0;
-  /** The end of the line of cells. @type {Promise<unknown>} */
+  /** The last cell in the queue. @type {Promise<unknown>} */
   #line = Promise.resolve();
   #options;
   /** @type {unknown} */
@@ -26,7 +27,7 @@ export class Session extends EventTarget {
   state = "destroyed";
   /** @type {Stage} */
   stage = "assets";
-  /** Why it could not start. */
+  /** The error for which the sandbox could not start. */
   problem = "";
 
   /** @param {SandboxOptions} options */
@@ -35,12 +36,12 @@ export class Session extends EventTarget {
     this.#options = options;
   }
 
-  /** What the running sandbox can do. */
+  /** The running sandbox's capabilities. */
   get capabilities() {
     return this.#sandbox?.capabilities;
   }
 
-  /** Starts a sandbox with the same context and nothing else of an earlier one. @param {State} [state] */
+  /** Starts a new sandbox, which takes over only the context of an earlier one. @param {State} [state] */
   async start(state = "booting") {
     const generation = this.#dismiss();
     this.stage = "assets";
@@ -53,12 +54,12 @@ export class Session extends EventTarget {
     await this.#started.catch(() => {});
   }
 
-  /** The options of the next sandbox. @param {SandboxOptions} options */
+  /** Sets options of the next sandbox. @param {SandboxOptions} options */
   configure(options) {
     this.#options = { ...this.#options, ...options };
   }
 
-  /** A new sandbox: everything but the context is gone. */
+  /** Replaces the sandbox by a new one; only the context is kept. */
   restart() {
     return this.start("restarting");
   }
@@ -76,7 +77,7 @@ export class Session extends EventTarget {
   }
 
   /**
-   * Runs a cell when those before it are done. Rejects when the sandbox cannot run it.
+   * Runs a cell after those before it. Rejects if the sandbox cannot run it.
    * @param {string} code
    * @param {ExecuteOptions & { onStart: () => void }} options
    * @returns {Promise<CodeExecution>}
@@ -109,10 +110,10 @@ export class Session extends EventTarget {
 
   /** Tells the sandbox which code will probably be run next. @param {string} code */
   async hint(code) {
-    await this.#sandbox?.hint(code).catch(() => {}); // what cannot be done ahead is told when it is done
+    await this.#sandbox?.hint(code).catch(() => {}); // an error of the code shows when the cell is run
   }
 
-  /** What the running sandbox has done so far. */
+  /** The running sandbox's counters. */
   stats() {
     return this.#sandbox?.stats();
   }
@@ -133,7 +134,7 @@ export class Session extends EventTarget {
       const sandbox = await createSandbox({ ...this.#options, onProgress });
       let context;
       do {
-        // Another one may be chosen meanwhile.
+        // The user may choose another context meanwhile.
         context = this.#context;
         await sandbox.initialize(context);
       } while (context !== this.#context);
@@ -150,7 +151,7 @@ export class Session extends EventTarget {
     }
   }
 
-  /** Lets go of the sandbox there is. */
+  /** Ends the current sandbox; returns the number of the next. */
   #dismiss() {
     void this.#sandbox?.destroy();
     this.#sandbox = this.#started = undefined;
@@ -159,7 +160,7 @@ export class Session extends EventTarget {
     return ++this.#generation;
   }
 
-  /** The sandbox replaces a guest that it had to end by itself; its boot is heard the same way. @param {Stage} stage */
+  /** Shows how far a guest's boot is: the first one's, or a replacement's. @param {Stage} stage */
   #progress(stage) {
     this.stage = stage;
     if (!this.#sandbox) this.#become(this.state);

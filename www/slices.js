@@ -1,6 +1,6 @@
-// Long work, a slice at a time, so that the page is not held up.
+// Long work in slices, so that the page is not blocked.
 
-/** The time that the page may be held up at once. */
+/** Longest time for which the page may be blocked at once. */
 const SLICE_MS = 8;
 
 export class Slices {
@@ -10,7 +10,7 @@ export class Slices {
     return performance.now() >= this.#end;
   }
 
-  /** Lets the page go on; then the next slice begins. */
+  /** Lets the page go on, then begins the next slice. */
   async next() {
     await new Promise((resolve) => setTimeout(resolve));
     this.#end = performance.now() + SLICE_MS;

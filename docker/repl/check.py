@@ -1,8 +1,7 @@
-"""Checks an environment against the requirements.txt beside this file: each package that is pinned there has that version to
-the digit, and imports.
+"""Checks an environment against the requirements.txt beside this file: each package pinned there has exactly that version,
+and imports.
 
-A virtual environment or an image that passes can run whatever the list promises; a library of the system that is missing
-shows here and not in somebody's session.
+A missing library of the system shows here, at the build, and not in a user's session.
 """
 
 import importlib

@@ -1,13 +1,13 @@
-// What a visitor of the playground's first view does and sees; and what its page has to be like for everybody.
+// Helpers for the playground's first view: actions of a visitor, readings of the page, and rules that every page must keep.
 import { writeFile } from "node:fs/promises";
 import { join } from "node:path";
 
-/** The key that is given to the scripted endpoint. */
+/** The key for the scripted endpoint. */
 export const KEY = "the-secret-key";
 
 /**
  * @param {Awaited<ReturnType<typeof import("./visit.mjs").visit>>} visitor
- * @param {string} modelServer  the address of the scripted one
+ * @param {string} modelServer  the scripted endpoint's address
  */
 export function asking({ includes, name, page, results }, modelServer) {
   return { answered, ask, choose, endpoint, exported, open, runs, shownRun, statuses, value };
@@ -18,8 +18,8 @@ export function asking({ includes, name, page, results }, modelServer) {
   }
 
   /**
-   * The runs of the tree. It is drawn over several frames: with `wanted`, once these are there or so many, or what there is when that
-   * never comes.
+   * The runs in the tree. The page draws the tree over several frames. With `wanted`, waits until these runs are there, or that
+   * many; if they never come, returns the runs that are there.
    * @param {string[] | number} [wanted]
    */
   async function runs(wanted) {
@@ -31,7 +31,7 @@ export function asking({ includes, name, page, results }, modelServer) {
     return page.$$eval(".run-row", (rows) => rows.map((row) => row.getAttribute("data-run")));
   }
 
-  /** The state of each of them. */
+  /** The status of each run in the tree. */
   function statuses() {
     return page.$$eval(".run-status", (all) => all.map((it) => it.textContent));
   }
@@ -45,13 +45,13 @@ export function asking({ includes, name, page, results }, modelServer) {
     );
   }
 
-  /** Waits for its end. */
+  /** Waits for the end of the run. */
   async function answered() {
     await page.waitForSelector("#answer:not([hidden])");
     await page.waitForSelector("#ask-run:enabled");
   }
 
-  /** Chooses files in place of those there are. @param {[string, string][]} files @param {string} [input] */
+  /** Chooses files in place of the earlier ones. @param {[string, string][]} files @param {string} [input] */
   async function choose(files, input = "#ask-file") {
     if (input === "#ask-file") await page.click("#ask-sample");
     await page.$eval(
@@ -88,7 +88,7 @@ export function asking({ includes, name, page, results }, modelServer) {
     await page.waitForSelector("#answer:not([hidden])");
   }
 
-  /** The text that Export would save. */
+  /** The text that the button Export saves. */
   async function exported() {
     return page.evaluate(async () => {
       const [make, click] = [URL.createObjectURL, HTMLAnchorElement.prototype.click];
@@ -105,7 +105,7 @@ export function asking({ includes, name, page, results }, modelServer) {
     });
   }
 
-  /** All that is shown of a run, with every turn open. @returns {Promise<Record<string, string>>} */
+  /** All text that the page shows of a run, with every turn unfolded. @returns {Promise<Record<string, string>>} */
   async function shownRun() {
     await page.$$eval("#turns .turn > details:not([open]) > summary", (all) =>
       all.forEach((it) => /** @type {HTMLElement} */ (it).click()),
@@ -122,7 +122,7 @@ export function asking({ includes, name, page, results }, modelServer) {
   }
 }
 
-/** Visible texts whose contrast with what is behind them is below 4.5 to 1. Source: WCAG 2.2, 1.4.3. Runs in the page. */
+/** Visible texts whose contrast with their background is below 4.5 to 1. Source: WCAG 2.2, 1.4.3. Runs in the page. */
 export function faintTexts() {
   const canvas = /** @type {CanvasRenderingContext2D} */ (
     document.createElement("canvas").getContext("2d", { willReadFrequently: true })

@@ -4,7 +4,7 @@ import { createServer } from "node:http";
 import { join } from "node:path";
 import { listen, root } from "./harness.mjs";
 
-/** Things that a server may do to a file. @type {Record<string, (body: Buffer) => { status?: number, body: Buffer } | "hang up">} */
+/** Faults of a server that delivers a file. @type {Record<string, (body: Buffer) => { status?: number, body: Buffer } | "hang up">} */
 const FAULTS = {
   missing: () => ({ status: 404, body: Buffer.from("not found") }),
   truncated: (body) => ({ body: body.subarray(0, body.length / 2) }),

@@ -1,9 +1,9 @@
-// The programs of isolation.mjs: Python that attacks its guest, its page and whatever else it can reach.
+// The programs of isolation.mjs: Python that attacks its guest, its page and anything else in reach.
 
 /** @typedef {{ url: string, ws: string, port: number }} Canary */
 
 /**
- * Python that tries; it prints `REACHED` when it got somewhere.
+ * Python programs that try to get out. A program that succeeds prints `REACHED`.
  * @param {Canary} canary @returns {Record<string, string>}
  */
 export function attacks(canary) {
@@ -208,7 +208,7 @@ attempt(lambda: loop.run_in_executor(None, js.fetch, "${url}/executor"))`,
 }
 
 /**
- * Only what a frame's policy stops.
+ * Attacks that only a frame's policy stops.
  * @param {Canary} canary @param {string} secret @returns {Record<string, string>}
  */
 export function frameOnlyAttacks({ url }, secret) {
@@ -232,7 +232,7 @@ for maker in (js.Function, to_js([1]).constructor.constructor, of(js.Object.getO
   };
 }
 
-/** Changes to what the glue and Pyodide stand on. None may change a result, though it may end the guest. */
+/** Changes to the objects that the glue and Pyodide rely on. None may change a result, though it may end the guest. */
 export const POLLUTIONS = [
   "js.Object.prototype.toJSON = create_proxy(lambda *a: to_js({'type': 'executed', 'turn': 99}, dict_converter=js.Object.fromEntries))",
   "js.Array.prototype.toJSON = create_proxy(lambda *a: 'forged')",
@@ -284,7 +284,7 @@ export const POLLUTIONS = [
   "js.WebAssembly.Suspending = js.WebAssembly.promising = None",
 ];
 
-/** What would show in the page's console. */
+/** Code whose output would show in the page's console. */
 export const CONSOLE = [
   "for name in js.Object.keys(js.console): attempt(lambda: getattr(js.console, name)('REACHED'))",
   "attempt(lambda: js.Object.getPrototypeOf(js.console).log('REACHED'))\nattempt(lambda: js.console.context('x').log('REACHED'))",
@@ -293,7 +293,7 @@ export const CONSOLE = [
   "for _ in range(5): js.Promise.reject('REACHED')",
   "def fail(*a): raise ValueError('REACHED')\nfor _ in range(5): js.Promise.resolve(1).then(create_proxy(fail))",
   "import asyncio\nasync def fail(): raise ValueError('REACHED')\nfor _ in range(5): asyncio.ensure_future(fail())\nawait asyncio.sleep(0)",
-  // The interpreter meets it wherever it looks at an array of bytes.
+  // The interpreter reaches this prototype with every array of bytes.
   `proto = js.Object.getPrototypeOf(js.Uint8Array.prototype)
 def fail(*a): raise ValueError('REACHED')
 for name in 'buffer', 'byteLength', 'byteOffset', 'length':
@@ -304,7 +304,7 @@ js.Promise.reject(1)`,
   "import ctypes\nctypes.string_at(0xfffffff0, 100_000_000)",
 ];
 
-/** What is done with the bridge's functions once they are found. */
+/** Calls of the bridge's functions, by code that has found them. */
 export const ABUSES = [
   "bridge.output('stdout', -5, 'x')",
   "bridge.output('stdout', float('nan'), 'x')",
@@ -353,7 +353,7 @@ from pyodide.ffi import create_proxy, to_js
 def back(f): return list(to_js([1, 2]).map(create_proxy(lambda value, *_: f(value))))
 `;
 
-/** What a cell leaves behind to act in the next one; `stray` prints and answers. */
+/** Code that a cell leaves behind to act in the next cell. Its function `stray` prints and answers. */
 export const LEFTOVERS = {
   "a callback scheduled by pyodide": "pyodide_js._api.scheduleCallback(create_proxy(stray), 0)",
   "a callback that schedules itself for ever": `
@@ -394,7 +394,7 @@ class D:
 d = D(); d.d = d; del d`,
 };
 
-/** Stands before each of them. */
+/** The beginning of each of these cells. */
 export const STRAY = `import js, pyodide_js
 from pyodide.ffi import create_proxy
 def stray(*_):

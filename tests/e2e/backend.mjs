@@ -1,9 +1,9 @@
-// What becomes of a sandbox whose guest runs on a server, when the server is not there, refuses, or goes away.
+// Sandboxes with guests on a server, while the server is absent, refuses, or goes away.
 import { createServer } from "node:net";
 import { KEY, startHost } from "./host.mjs";
 import { listen } from "../../scripts/serve.mjs";
 
-/** The time that the server may take to see that somebody has left. */
+/** Time in which the server must notice that a page has gone. */
 const IN_TIME_MS = 60_000;
 
 /** @typedef {{ outcome: string, result?: string, error?: string, stdout: string, state: { status: string, lost?: { name: string }[] } }} Run */
@@ -97,7 +97,7 @@ export async function testBackend({ backend, origin, page, score, only }) {
       const first = await create({ backend: server });
       const other = await page.browser().newPage();
       await other.goto(page.url());
-      // The first one's session ends by itself, a moment later.
+      // The first sandbox's session ends by itself a moment later, which makes room.
       const second = await other.evaluate(createInTime, server, IN_TIME_MS);
       await other.close();
       const third = await page.evaluate(createInTime, server, IN_TIME_MS);
@@ -128,7 +128,7 @@ export async function testBackend({ backend, origin, page, score, only }) {
       host.goOn();
       const after = await page.evaluate(async () => {
         const { sandbox } = /** @type {any} */ (window);
-        const run = await sandbox.execute("context", { timeout: 30_000 }); // it works off what it missed
+        const run = await sandbox.execute("context", { timeout: 30_000 }); // the guest first works off the messages that it missed
         await sandbox.destroy();
         return run;
       });
@@ -192,7 +192,7 @@ export async function testBackend({ backend, origin, page, score, only }) {
 }
 
 /**
- * In a page: creates a sandbox as soon as there is room for it.
+ * Creates a sandbox as soon as there is room for it. Runs in a page.
  * @param {object} backend @param {number} ms
  */
 async function createInTime(backend, ms) {
@@ -209,7 +209,7 @@ async function createInTime(backend, ms) {
   }
 }
 
-/** The parts of `wanted` that are not in a text. @param {string} text @param {string[]} wanted */
+/** Parts of `wanted` that are missing in a text. @param {string} text @param {string[]} wanted */
 function differs(text, ...wanted) {
   return wanted.filter((part) => !text.includes(part)).map((part) => `expected ${part} in ${text}`);
 }

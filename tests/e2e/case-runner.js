@@ -5,7 +5,10 @@ import { parse } from "/node_modules/smol-toml/dist/index.js";
 import { leftOut } from "./where.js";
 
 const CASE_SECONDS = 120;
-/** Texts that come within this time count as one. */
+
+/** Grace period: long, as guests with few processors hear of an interrupt late. A case with deaf code sets a shorter one. */
+const GRACE_PERIOD_MS = 30_000;
+/** Time within which texts of output count as one. */
 const TOGETHER_MS = 100;
 const CASE_KEYS = ["name", "options", "host", "context", "fresh", "backends", "not", "step"];
 const ACTIONS = [
@@ -39,16 +42,16 @@ const STEP_KEYS = [
   "value",
   "throws",
 ];
-/** Forgets what the case before left behind, so that it need not pay for a new interpreter. */
+/** Code that removes what the case before left behind. It saves the time of a new interpreter. */
 const RESET = `try: answer.clear(), answer.update(content='', ready=False)
 except Exception: pass  # not every profile has one
 globals().clear()`;
-/** Profiles whose executions do not show the last expression's value. */
+/** Profiles whose executions show no value of the last expression. */
 const SILENT = ["rlm", "rlm-legacy"];
 
 // ---- values ----
 
-/** Tagged notations for what TOML cannot write. @type {Record<string, (content: any) => unknown>} */
+/** Tagged notations for values that TOML cannot write. @type {Record<string, (content: any) => unknown>} */
 const TAGS = {
   $null: () => null,
   $undefined: () => undefined,
@@ -69,7 +72,7 @@ const TAGS = {
   $url: (href) => new URL(href, location.href),
   $response: (part) => new Response(/** @type {BodyInit} */ (decode(part))),
   $stream: (part) => new Blob([/** @type {BlobPart} */ (decode(part))]).stream(),
-  // Texts of so many characters each.
+  // A list of `count` texts with `length` characters each.
   $texts: ([count, length]) => Array.from({ length: count }, (_, index) => `${index} `.padEnd(length, "é")),
   $special: (name) => SPECIALS[name](),
 };
@@ -154,7 +157,7 @@ function same(a, b) {
 
 // ---- expectations ----
 
-/** Each returns whether `actual` is as wanted. @type {Record<string, (actual: any, wanted: any) => boolean>} */
+/** Matchers by name. Each returns true if `actual` is as wanted. @type {Record<string, (actual: any, wanted: any) => boolean>} */
 const MATCHERS = {
   contains: (actual, wanted) => typeof actual === "string" && [wanted].flat().every((part) => actual.includes(part)),
   lacks: (actual, wanted) => [wanted].flat().every((part) => !String(actual).includes(part)),
@@ -171,8 +174,8 @@ const MATCHERS = {
 };
 
 /**
- * How `actual` differs from what was expected; partial for tables.
- * @param {any} expected @param {any} actual @param {string} path @param {number} id  stands for `{id}` in texts
+ * The differences of `actual` from `expected`. Of a table, only the expected keys are compared.
+ * @param {any} expected @param {any} actual @param {string} path @param {number} id  the number for `{id}` in texts
  * @returns {string[]}
  */
 function differences(expected, actual, path, id) {
@@ -207,7 +210,7 @@ function differences(expected, actual, path, id) {
 const sleep = (/** @type {number} */ ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 /**
- * What callbacks do, by name. Queries get `(prompt, …, { model, signal })`, other functions Python's arguments.
+ * Behaviours of host functions, by name. Queries get `(prompt, …, { model, signal })`, other functions Python's arguments.
  * @type {Record<string, (world: World) => (...args: any[]) => any>}
  */
 const BEHAVIOURS = {
@@ -249,13 +252,13 @@ const BEHAVIOURS = {
   null: () => () => null,
   nothing: () => () => undefined,
   slow: () => async (prompt) => (await sleep(1000), `slow: ${prompt}`),
-  // "200 a" is answered after 200 ms; "… bad" not at all.
+  // "200 a" is answered after 200 ms; "… bad" fails.
   timed: () => async (prompt) => {
     await sleep(parseInt(prompt, 10));
     if (prompt.includes("bad")) throw new Error("a bad one");
     return `done: ${prompt}`;
   },
-  // Answers how many calls of it are under way.
+  // Answers with the largest number of its calls that were under way at once.
   crowd: (world) => async () => {
     world.crowd += 1;
     world.most = Math.max(world.most, world.crowd);
@@ -276,7 +279,7 @@ const BEHAVIOURS = {
   function: () => () => () => 1,
 };
 
-/** Things thrown that are no `Error` of the page, by name. @type {Record<string, () => unknown>} */
+/** Values to throw that are no `Error` of the page, by name. @type {Record<string, () => unknown>} */
 const THROWN = {
   object: () => ({ status: 429, retryAfter: 5 }),
   "object with a message": () => ({ code: "E_BUSY", message: "the table is locked" }),
@@ -295,7 +298,7 @@ const THROWN = {
   "bare object": () => Object.create(null),
   "silent error": () => new TypeError(),
   DOMException: () => new DOMException("it was too late", "TimeoutError"),
-  // Whose constructor is not this page's.
+  // Its constructor is another page's `Error`.
   "error of a frame": () => {
     const frame = document.createElement("iframe");
     document.body.append(frame);
@@ -305,7 +308,7 @@ const THROWN = {
   },
 };
 
-/** Options of every sandbox: where guests run, when it is not the page. */
+/** Options of every sandbox that choose the backend, if guests do not run in the page. */
 let place = {};
 
 /** @typedef {{ sandbox: any, host: any, log: string[], crowd: number, most: number, last?: any }} World */
@@ -313,12 +316,12 @@ let place = {};
 const QUERIES = { llm_query: "onLLMQuery", rlm_query: "onRLMQuery" };
 
 /**
- * Options whose callbacks do what the case under way says, so that cases with different ones can share a sandbox.
+ * Options whose callbacks follow the running case, so that cases with different callbacks can share a sandbox.
  * `host = {}` has no callbacks at all.
  * @param {any} test @param {World} world
  */
 function makeOptions({ options = {}, host }, world) {
-  const made = /** @type {any} */ (decode(options));
+  const made = { gracePeriod: GRACE_PERIOD_MS, .../** @type {any} */ (decode(options)) };
   if (host && Object.keys(host).length === 0) return made;
   const perform = (/** @type {(host: any) => string | undefined} */ choose) => {
     return (/** @type {any[]} */ ...args) => {
@@ -335,7 +338,7 @@ function makeOptions({ options = {}, host }, world) {
   return made;
 }
 
-/** The options that two cases which can share a sandbox have in common. @param {any} test */
+/** A key of a case's options. Cases with the same key can share a sandbox. @param {any} test */
 function keyOf({ name, options, host, fresh, context }) {
   const alone = fresh || context === false;
   const callbacks = host && (Object.keys(host).length === 0 ? "none" : Object.keys(host.functions ?? {}));
@@ -351,7 +354,7 @@ function describeStep(step) {
 }
 
 /**
- * Does what a step says; what it resolves to.
+ * Does the action of a step. Resolves to its result.
  * @param {any} step @param {World} world
  */
 async function act(step, world) {
@@ -390,7 +393,8 @@ async function act(step, world) {
   };
   let last = -Infinity;
   const keep = (/** @type {string[]} */ texts) => (/** @type {string} */ text) => {
-    if (performance.now() - last > TOGETHER_MS || texts.length === 0) texts.push("");
+    const endsLine = texts.at(-1)?.endsWith("\n") ?? true;
+    if (endsLine && performance.now() - last > TOGETHER_MS) texts.push("");
     texts[texts.length - 1] += text;
     last = performance.now();
   };
@@ -443,7 +447,7 @@ async function runStep(step, world) {
     if (!same(wanted, result)) return [`expected the value ${show(wanted)}, got ${show(result)}`];
   }
   if (!("execute" in step)) return step.expect ? differences(step.expect, result, "", 0) : [];
-  // What is not said otherwise: it went well.
+  // Without another expectation, the execution must be "ok".
   const { outcome = "ok", state, ...expect } = step.expect ?? {};
   const problems = differences({ outcome, state: state ?? { status: "kept" }, ...expect }, result, "", result.id);
   if (outcome === "ok" && result.error !== undefined) problems.push(`error: ${show(result.error)}`);
@@ -472,7 +476,7 @@ async function runSteps(test, world) {
   return [];
 }
 
-/** Returns true when nothing can be run after a case. @param {any} test */
+/** Returns true if no code can run in the sandbox after this case. @param {any} test */
 const isOver = (test) => JSON.stringify(test.step).includes('"destroy');
 
 // ---- cases ----
@@ -495,7 +499,7 @@ export async function load(files, only) {
   return tests.filter((test) => test.name.includes(only));
 }
 
-/** Why a case does not run here, if so. @param {any} test @param {string} backend @param {string[]} places */
+/** The reason for which a case does not run here, if there is one. @param {any} test @param {string} backend @param {string[]} places */
 function whyNot(test, backend, places) {
   if (test.backends && !test.backends.includes(backend)) return `it is for ${test.backends}`;
   if (test.not?.includes(backend)) return `it is not for ${test.not}`;
@@ -503,10 +507,10 @@ function whyNot(test, backend, places) {
 }
 
 /**
- * Runs the cases of these files; `report` hears of each.
+ * Runs the cases of these files, and calls `report` for each.
  * @param {string[]} files
  * @param {{ only: string, lanes: number, backend: string, places: string[], server?: { url: string, apiKey: string } }} options
- *   `places`: whose cases are left out that add nothing; `server`: what runs the guests of this backend
+ *   `places`: places of where.js, which leave out cases; `server`: the server that runs the guests
  * @param {(line: { name: string, problems: string[], skipped?: string, ms: number }) => void} report
  */
 export async function run(files, { only, lanes, backend, places, server }, report) {
@@ -528,7 +532,7 @@ export async function run(files, { only, lanes, backend, places, server }, repor
       const begin = performance.now();
       let problems;
       try {
-        // To free a value that is nested very deeply may overflow the browser's stack, and then it is restored.
+        // RESET fails if it frees a very deeply nested value: that may overflow the browser's stack.
         if (held && (held.key !== key || (await held.world.sandbox.execute(RESET)).outcome !== "ok")) {
           await held.world.sandbox.destroy();
           held = undefined;

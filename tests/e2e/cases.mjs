@@ -1,6 +1,6 @@
 // Runs tests/cases/ in a browser, through the public API.
 //   node tests/e2e/cases.mjs --browser chromium|firefox [--shared] [--all] [--only part-of-a-name]
-// Leaves out the cases that add nothing in this browser (see where.js), but for --all or --only.
+// Leaves out the cases that add nothing in this browser (see where.js), unless --all or --only is given.
 import { testAssets } from "./assets.mjs";
 import { openBrowser, readArguments, Score } from "./harness.mjs";
 import { runCases } from "./run-cases.mjs";

@@ -1,4 +1,4 @@
-// HTML that reaches somebody by being shown, or hides what does. `at` is a host's name.
+// HTML that attacks its reader: it reaches a server when it is shown, or hides something that does. `at` is a server's name.
 
 const svgImage = (/** @type {string} */ svg) => `data:image/svg+xml;base64,${btoa(svg)}`;
 const NS = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"';
@@ -61,7 +61,7 @@ export const ATTACKS = {
     `<script type=speculationrules>{"prefetch":[{"source":"list","urls":["http://${at}/"]}]}</script><link rel=expect href=#x><link rel=compression-dictionary href=http://${at}/d>`,
 };
 
-/** Parts that parsers disagree about, to be put together at random. */
+/** Parts that parsers disagree about. Tests put them together at random. */
 export const pieces = [
   ..."<svg> </svg> <math> </math> <style> </style> <title> </title> <table> </table> <tr> <td> <p> </p> <b> </b> <a> </a> <desc>".split(
     " ",

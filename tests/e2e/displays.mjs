@@ -1,4 +1,4 @@
-// HTML that code shows, in a real Chromium whose log says what it looked up: as the page sanitizes it, and as a host does.
+// HTML that code shows, sanitized by the page and by a host. A real Chromium shows it and logs the names that it looks up.
 //   node tests/e2e/displays.mjs --browser chromium [--only part-of-a-name]     (after cargo build -p sandglass-host --examples)
 import { execFileSync } from "node:child_process";
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";
@@ -26,11 +26,11 @@ try {
     for (const [where, sanitize] of Object.entries(sanitizers(page))) {
       const title = (/** @type {string} */ what) => `${where}: ${what}`;
       await score.test(title("only what is allowed is left of anything"), () => onlyAllowed(page, sanitize));
-      await score.test(title("ordinary HTML shows"), () => shows(page, sanitize));
+      await score.test(title("ordinary HTML shows"), () => keepsItsLooks(page, sanitize));
       await score.test(title("HTML becomes the same in pages and on hosts"), () => becomesTheSame(sanitize));
       await score.test(title("HTML that is made to be costly costs little"), () => costsLittle(page, sanitize));
     }
-    await score.test("page: sections of characters in a drawing are its text", () => sections(page));
+    await score.test("page: sections of characters in a drawing are its text", () => cdataSections(page));
     await score.test("a page that requires Trusted Types", () => trustedTypes(host.browser));
     score.add("nothing is thrown into the page", host.uncaught);
   } finally {
@@ -41,7 +41,7 @@ try {
 }
 score.end();
 
-/** The two of them. @param {Page} page @returns {Record<string, Sanitize>} */
+/** The two sanitizers: the page's and the host's. @param {Page} page @returns {Record<string, Sanitize>} */
 function sanitizers(page) {
   return {
     page: (all) =>
@@ -61,7 +61,7 @@ function sanitizers(page) {
 }
 
 /**
- * Shows HTML in frames, one after the other. What is not sanitized may never have loaded.
+ * Shows HTML in frames, one after the other. Without `loads`, waits for none: unsanitized HTML may load for ever.
  * @param {Page} page @param {string[]} all @param {{ sandbox?: string, loads?: boolean }} [options]
  */
 function show(page, all, { sandbox = "", loads = true } = {}) {
@@ -84,7 +84,7 @@ function show(page, all, { sandbox = "", loads = true } = {}) {
 }
 
 /**
- * Shows every attack. The log of a browser that has ended names all that was looked up, connected to or refused.
+ * Shows every attack. The log of a browser that has ended names all hosts that it looked up, connected to or refused.
  */
 async function nothingIsLookedUp() {
   const folder = mkdtempSync(join(tmpdir(), "sandglass-displays-"));
@@ -99,11 +99,11 @@ async function nothingIsLookedUp() {
   try {
     const page = await host.page();
     for (const [where, sanitize] of Object.entries(sanitizers(page))) shown[where] = await sanitize(all(where));
-    // How notebooks are given drawings.
+    // Notebooks are given drawings in this form.
     shown.image = all("image").map((html) => `<img src="data:image/svg+xml;base64,${btoa(html)}">`);
     shown.raw = all("raw");
     for (const [where, htmls] of Object.entries(shown)) await show(page, htmls, { loads: where !== "raw" });
-    // When this one is heard of, those before it have been.
+    // The browser sends its requests in order: after this one, all earlier ones are in the log.
     const connected = new Promise((resolve) => canary.once("connection", resolve));
     await show(page, [`<link rel=preconnect href="http://127.0.0.1:${port}/">`]);
     await connected;
@@ -127,7 +127,7 @@ async function nothingIsLookedUp() {
   });
 }
 
-/** Parses what is left as a frame would, and looks at every element. @param {Page} page @param {Sanitize} sanitize */
+/** Parses sanitized HTML as a frame would, and checks every element. @param {Page} page @param {Sanitize} sanitize */
 async function onlyAllowed(page, sanitize) {
   const random = randomness(Number(process.env.SEED ?? 7));
   const htmls = Object.values(ATTACKS).map((attack) => attack("canary.test"));
@@ -162,7 +162,7 @@ async function onlyAllowed(page, sanitize) {
         return problems;
       });
 
-      /** Returns true when a style sheet, as the browser reads it, has an address that is not its own. @param {string} css */
+      /** Returns true if a style sheet, as the browser reads it, has an address of another site. @param {string} css */
       function reaches(css) {
         const sheet = new CSSStyleSheet();
         sheet.replaceSync(css);
@@ -179,8 +179,8 @@ async function onlyAllowed(page, sanitize) {
   );
 }
 
-/** HTML that libraries make, and people write. @param {Page} page @param {Sanitize} sanitize */
-async function shows(page, sanitize) {
+/** Checks HTML that libraries make and people write: it must keep its looks. @param {Page} page @param {Sanitize} sanitize */
+async function keepsItsLooks(page, sanitize) {
   const red = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg==";
   const htmls = await sanitize([
     ordinary("table.htm"),
@@ -242,7 +242,7 @@ async function shows(page, sanitize) {
   });
 }
 
-/** `host/src/html.rs` reads the same cases. @param {Sanitize} sanitize */
+/** Checks the cases of `tests/displays/sanitized.json`, which `host/src/html.rs` reads as well. @param {Sanitize} sanitize */
 async function becomesTheSame(sanitize) {
   /** @type {[html: string, clean: string][]} */
   const cases = JSON.parse(ordinary("sanitized.json"));
@@ -252,8 +252,8 @@ async function becomesTheSame(sanitize) {
   );
 }
 
-/** A host leaves them out. @param {Page} page */
-async function sections(page) {
+/** Checks CDATA sections. A host leaves them out. @param {Page} page */
+async function cdataSections(page) {
   const [text, style, elsewhere] = await sanitizers(page).page([
     "<svg><text><![CDATA[a<b & c]]></text></svg>",
     "<svg><style><![CDATA[a{b:c}]]></style><title/>x</svg>",
@@ -268,15 +268,15 @@ async function sections(page) {
 }
 
 /**
- * A parser makes far more of these than there is in them, or takes ages. What it makes is counted: each time that the page has
- * HTML parsed, and once more of what a frame would be given.
+ * Checks that costly HTML costs little. A parser makes far more elements of it than there are in the text, or takes ages. The
+ * elements are counted each time that the page has HTML parsed, and once more in the result.
  * @param {Page} page @param {Sanitize} sanitize
  */
 async function costsLittle(page, sanitize) {
   const many = (/** @type {number} */ count, /** @type {(at: number) => string} */ make) =>
     Array.from({ length: count }, (_, at) => make(at)).join("");
   const bombs = [
-    many(400, (at) => `<div><b id=${at}></div><p>`), // 12 KB, of which a parser makes 80,000 elements
+    many(400, (at) => `<div><b id=${at}></div><p>`), // 12 KB: a parser makes 80,000 elements of them
     many(30_000, (at) => `<div><b id=${at}></div><p>x`),
     many(300, (at) => `<table><b id=${at}><tr>x</table><p>x`),
     `<b ${many(200_000, (at) => `a${at} `)}>x`,

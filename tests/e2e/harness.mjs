@@ -1,4 +1,4 @@
-// What the tests in real browsers share: the command line, a page of the package, and counting.
+// Shared parts of the tests in real browsers: the command line, a page of the package, and the count of tests.
 import { join } from "node:path";
 import { parseArgs } from "node:util";
 import { find, launch } from "../../scripts/browsers.mjs";
@@ -7,12 +7,12 @@ import { CROSS_ORIGIN_ISOLATED, listen, serve } from "../../scripts/serve.mjs";
 
 export { find, listen, root, serve };
 
-/** A test that takes longer is named at the end, if it is among the slowest. */
+/** Time from which a test counts as slow. The slowest are named at the end. */
 const SLOW_MS = 1000;
 
 /**
- * The arguments every suite takes: `--browser chromium|firefox`, `--only <part of a name>`, and `--shared` for pages that
- * are cross-origin isolated, where Python waits by shared memory. `--all` is for those that leave something out.
+ * The arguments of every suite: `--browser chromium|firefox`, `--only <part of a name>`, and `--shared` for cross-origin
+ * isolated pages, where Python waits by shared memory. `--all` is for suites that leave something out.
  */
 export function readArguments() {
   const { values } = parseArgs({
@@ -28,13 +28,13 @@ export function readArguments() {
 }
 
 /**
- * A browser with a server of the repository; `page()` opens an empty page from which `/pyodide-glue/index.js` can be
- * imported. Everything that a page reports as an uncaught error is kept in `uncaught`.
+ * Opens a browser and a server of the repository. `page()` opens an empty page that can import `/pyodide-glue/index.js`.
+ * `uncaught` holds the uncaught errors of these pages.
  * @param {"chromium" | "firefox"} name
- * @param {Parameters<typeof launch>[1] & { shared?: boolean }} [options]  `shared`: the pages are cross-origin isolated
+ * @param {Parameters<typeof launch>[1] & { shared?: boolean }} [options]  `shared`: makes pages cross-origin isolated
  */
 export async function openBrowser(name, { shared, ...options } = {}) {
-  // It may be a link to that of another work tree.
+  // node_modules may be a link that leads out of this folder, so it is served by name.
   const folders = { node_modules: join(root, "node_modules") };
   const site = await serve(root, { headers: shared ? CROSS_ORIGIN_ISOLATED : {}, folders });
   const browser = await launch(name, options);
@@ -51,7 +51,7 @@ export async function openBrowser(name, { shared, ...options } = {}) {
         if (process.env.VERBOSE) console.log(`  [console] ${message.text().slice(0, 500)}`);
       });
       await page.goto(url);
-      // In the page itself: what a browser reports beyond that, it also reports of frames and workers, which are the guest's.
+      // Listened for in the page itself: the browser's own reports would include frames and workers, which are the guest's.
       await page.exposeFunction("reportUncaught", (/** @type {string} */ text) => uncaught.push(text));
       await page.evaluate(() => {
         const report = /** @type {any} */ (globalThis).reportUncaught;
@@ -67,32 +67,32 @@ export async function openBrowser(name, { shared, ...options } = {}) {
   };
 }
 
-/** Counts tests and prints the failed ones; ends the process with the sum. */
+/** Counts tests, prints the failed ones, and ends the process with the sum. */
 export class Score {
   passed = 0;
   failed = 0;
   skipped = 0;
   #last = performance.now();
-  /** Milliseconds and names. @type {[number, string][]} */
+  /** Milliseconds and names of slow tests. @type {[number, string][]} */
   #slow = [];
   #wanted;
 
-  /** @param {string} [only]  parts of the names of the tests that `test` runs, with `|` between them */
+  /** @param {string} [only]  parts of names, with `|` between them: `test` runs only tests with such a name */
   constructor(only = "") {
     this.#wanted = only.split("|");
   }
 
-  /** True for a test that was asked for. @param {string} name */
+  /** Returns true for a test that the command line asks for. @param {string} name */
   wants(name) {
     return this.#wanted.some((part) => name.includes(part));
   }
 
   /**
-   * Runs a test, if it was asked for.
+   * Runs a test, if the command line asks for it.
    * @param {string} name
-   * @param {() => string[] | Promise<string[]>} body  returns the problems that it has found
-   * @param {number} [limitMs]  a test that takes longer hangs
-   * @returns {Promise<boolean>} false when it has failed
+   * @param {() => string[] | Promise<string[]>} body  returns the problems found
+   * @param {number} [limitMs]  time after which the test counts as hung
+   * @returns {Promise<boolean>} false if the test has failed
    */
   async test(name, body, limitMs = 300_000) {
     if (!this.wants(name)) return true;
@@ -116,7 +116,7 @@ export class Score {
 
   /**
    * @param {string} name @param {string[]} problems none when it passed
-   * @param {number} [ms]  how long it took; without it, since the one before
+   * @param {number} [ms]  the test's duration; by default the time since the test before
    */
   add(name, problems, ms = performance.now() - this.#last) {
     this.#last = performance.now();

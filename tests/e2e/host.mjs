@@ -8,14 +8,14 @@ import { root } from "../../scripts/project.mjs";
 const START_SECONDS = 60;
 const END_SECONDS = 60;
 
-/** The program: `cargo build -p sandglass-cli` makes it, SANDGLASS_HOST names another one. */
+/** The program's path. `cargo build -p sandglass-cli` makes the program; SANDGLASS_HOST names another one. */
 export const program =
   process.env.SANDGLASS_HOST ?? join(process.env.CARGO_TARGET_DIR ?? join(root, "target"), "debug/sandglass-host");
 
-/** The image that guests on Docker run in; scripts/setup makes it. */
+/** The image of guests on Docker, made by scripts/setup. */
 const TEST_IMAGE = "sandglass-base";
 
-/** The key that the server knows, of a user with a name. */
+/** A key that the server knows. Its user has a name. */
 export const KEY = "a-key-for-tests-0123456789";
 
 /**
@@ -55,13 +55,13 @@ export async function startHost({ backend, origin, port = 0, settings = [] }) {
     url: /** @type {string} */ (url),
     pid: /** @type {number} */ (child.pid),
     said: () => said,
-    /** Resolves when it stands still: the signal alone reaches one thread after the other. */
+    /** Stops the server's process. Resolves when all its threads stand still, because a signal reaches one after the other. */
     async pause() {
       child.kill("SIGSTOP");
       while (!threadStates(child.pid).every((state) => state === "T")) await pause(5);
     },
     goOn: () => void child.kill("SIGCONT"),
-    /** Ends it; resolves to its exit code or to the signal that ended it. @param {NodeJS.Signals} [signal] */
+    /** Ends the server. Resolves to its exit code, or to the signal that ended it. @param {NodeJS.Signals} [signal] */
     async stop(signal = "SIGTERM") {
       child.kill(signal);
       const timer = setTimeout(() => child.kill("SIGKILL"), END_SECONDS * 1000);
@@ -77,7 +77,7 @@ function threadStates(pid) {
   const tasks = `/proc/${pid}/task`;
   return readdirSync(tasks).map((task) => {
     try {
-      // The name is in brackets and may hold anything.
+      // The process's name is in brackets and may hold any characters.
       return readFileSync(join(tasks, task, "stat"), "utf8")
         .split(") ")
         .at(-1)?.[0];

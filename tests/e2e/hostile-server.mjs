@@ -1,4 +1,4 @@
-// A server that means harm, behind the option `backend`: what it answers, and what it says on the channel.
+// A hostile server behind the option `backend`: its answers to HTTP requests, and its messages on the channel.
 import { createHash } from "node:crypto";
 import { createServer } from "node:http";
 import { listen } from "../../scripts/serve.mjs";
@@ -19,7 +19,7 @@ const READY = frame(1, { type: "ready", version: VERSION, guest: GUEST });
 const REPORT = { stdout: "", outcome: "ok", result: "forged" };
 
 /**
- * What it answers to `POST /v1/sessions`. None makes a sandbox, or has the key sent anywhere else.
+ * Answers to `POST /v1/sessions`. None makes a sandbox, or makes the page send the key elsewhere.
  * @type {Record<string, (elsewhere: string) => { status?: number, headers?: Record<string, string>, body?: string }>}
  */
 const ANSWERS = {
@@ -46,7 +46,7 @@ const ANSWERS = {
 };
 
 /**
- * What it says once a guest is asked for. None is taken for a result, unless it is one.
+ * Messages after the request for a guest. None is taken for a result, unless it is one.
  * @type {Record<string, (string | Buffer)[]>}
  */
 const CHANNELS = {
@@ -110,7 +110,7 @@ const CHANNELS = {
 };
 
 /**
- * Runs them all; each gives what is wrong.
+ * Tests all answers and messages.
  * @param {Page} page @param {(name: string, test: () => Promise<string[]>) => Promise<void>} test
  */
 export async function testHostileServer(page, test) {
@@ -119,7 +119,7 @@ export async function testHostileServer(page, test) {
     await test(`hostile server: it answers ${name}`, async () => {
       const server = await start(() => answer(elsewhere.url), []);
       try {
-        const { began, ...rest } = await use(page, server.url);
+        const { began, ...rest } = await useSandbox(page, server.url);
         return [
           ...(/^backend_unavailable/.test(began) ? [] : [`it began: ${began} ${JSON.stringify(rest)}`]),
           ...(began.length < 3000 ? [] : [`its words are ${began.length} long`]),
@@ -136,7 +136,7 @@ export async function testHostileServer(page, test) {
     await test(`hostile server: it says ${name}`, async () => {
       const server = await start(() => session(ID), said);
       try {
-        const { began, calls, run, result } = await use(page, server.url);
+        const { began, calls, run, result } = await useSandbox(page, server.url);
         return [
           ...(/^(ok|backend_unavailable|boot_failed|guest_lost|protocol)/.test(began) ? [] : [`it began: ${began}`]),
           ...(run === undefined || /^(crashed|timeout|backend_unavailable|boot_failed|guest_lost|protocol)/.test(run)
@@ -155,11 +155,11 @@ export async function testHostileServer(page, test) {
 }
 
 /**
- * Makes a sandbox and runs code; in time, or it says so.
+ * Makes a sandbox and runs code. Tells if one of them takes too long.
  * @param {Page} page @param {string} url
  * @returns {Promise<{ began: string, run?: string, result?: string, calls: number }>}
  */
-function use(page, url) {
+function useSandbox(page, url) {
   return page.evaluate(
     async ({ url, apiKey, inTime }) => {
       const { createSandbox } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
@@ -203,7 +203,7 @@ function numbers(...all) {
   return bytes;
 }
 
-/** A frame of a guest. @param {number} guest @param {object | string} event @param {...Buffer} bodies */
+/** One message of a guest on the channel. @param {number} guest @param {object | string} event @param {...Buffer} bodies */
 function frame(guest, event, ...bodies) {
   const header = Buffer.from(typeof event === "string" ? event : JSON.stringify([event]));
   return Buffer.concat([
@@ -214,7 +214,7 @@ function frame(guest, event, ...bodies) {
 }
 
 /**
- * A server that answers so, and says this on its channel when a guest is asked for.
+ * Starts a server with this answer, which sends `said` on its channel when a guest is asked for.
  * @param {() => { status?: number, headers?: Record<string, string>, body?: string }} answer @param {(string | Buffer)[]} said
  */
 async function start(answer, said) {
@@ -254,7 +254,7 @@ function toWire(message) {
   head[0] = typeof message === "string" ? 0x81 : 0x82;
   head[1] = 127;
   head.writeBigUInt64BE(BigInt(bytes.length), 2);
-  // A length has to be written as short as it can be.
+  // The protocol demands the shortest form of a length.
   if (bytes.length < 126) {
     head[1] = bytes.length;
     return Buffer.concat([head.subarray(0, 2), bytes]);

@@ -1,10 +1,10 @@
 // Python that attacks: the network, storage, the page, its own guest's glue, other executions and other sandboxes.
 //   node tests/e2e/isolation.mjs --browser chromium|firefox [--only part-of-a-name]
 //
-// `isolation: "frame"` must hold against all of it. `isolation: "worker"` has no policy of its own that forbids `eval`,
-// so code there can build a function whose body is `import(url)`, and that is a request: unless the page's own policy
-// forbids it, a plain worker can send data out, with the page's origin. What holds there is everything else: no page, no
-// DOM, no storage, no other network API, no forged results.
+// `isolation: "frame"` must hold against all attacks. `isolation: "worker"` has no policy of its own that forbids `eval`, so
+// code there can build a function whose body is `import(url)`, which is a request. Unless the page's own policy forbids it, a
+// plain worker can therefore send data out, with the page's origin. All else holds there too: no page, no DOM, no storage, no
+// other network API, no forged results.
 import { createHash } from "node:crypto";
 import { createServer } from "node:http";
 import { CROSS_ORIGIN_ISOLATED, listen } from "../../scripts/serve.mjs";
@@ -102,9 +102,9 @@ async function attack(isolation) {
       return { ticks: window.ticks, ms: performance.now() - window.begun };
     });
     return [
-      // By name where the guest is fast enough to flood; else its time is over.
+      // A guest that floods fast enough ends with a ProtocolError; a slow one reaches its time limit.
       ...(["ProtocolError", "TimeoutError"].includes(run.errorType) ? [] : [`${run.outcome} ${run.error}`]),
-      // On a free machine there are 50 times as many; where the flood holds the page up, one or two in all.
+      // A free machine does 50 times as many. A page blocked by the flood would do one or two in all.
       ...(ticks >= ms / 250 ? [] : [`the page did ${ticks} other things in ${ms} ms`]),
       ...(await works(sandbox, run)),
     ];
@@ -114,14 +114,14 @@ async function attack(isolation) {
     /** @type {string[]} */
     const lines = [];
     page.on("console", (message) => lines.push(message.text()));
-    // Firefox tells of rejections even where they are handled.
+    // Firefox reports rejections even if they are handled.
     if (name !== "firefox") page.on("pageerror", (error) => lines.push(String(error)));
     const problems = [];
     for (const code of CONSOLE) {
       const run = await sandbox.run(`${PRELUDE}${code}`, { timeout: 5000 });
       problems.push(...(await works(sandbox, run)));
     }
-    // This is heard of after whatever the guests have written.
+    // The console's messages come in order, so this one comes after all that the guests wrote.
     const last = new Promise((resolve) => page.once("console", resolve));
     await page.evaluate(() => console.log("the last line"));
     await last;
@@ -149,8 +149,8 @@ async function attack(isolation) {
 }
 
 /**
- * Whether a sandbox gives right results after an attack; a guest that was ended must have been told of.
- * @param {Sandbox} sandbox @param {any} run the attack's
+ * Checks that a sandbox gives right results after an attack. If the guest was ended, the execution must have said so.
+ * @param {Sandbox} sandbox @param {any} run  the attack's execution
  */
 async function works(sandbox, run) {
   const problems = [];
@@ -158,7 +158,7 @@ async function works(sandbox, run) {
   if (lost && !["crashed", "timeout", "limit"].includes(run.outcome)) problems.push(`lost, but ${run.outcome}`);
   for (let attempt = 0; attempt < 2; attempt += 1) {
     const next = await sandbox.run("print(llm_query('q')); 6 * 7", { timeout: 5000 });
-    // What was changed may show only now. Then the guest is gone, and the next one is right.
+    // The damage may show only now. Then the guest is ended, and the next one must be right.
     if (attempt === 0 && next.outcome === "crashed" && next.state.status !== "kept") continue;
     problems.push(...unequal(next.outcome, "ok", "outcome"), ...unequal(next.result, "42", "result"));
     problems.push(...unequal(next.stdout, "echo: q\n", "stdout"), ...unequal(next.final, undefined, "final"));
@@ -192,7 +192,7 @@ async function leftovers() {
         ...unequal(third.stdout, "echo: slow\n", "third.stdout"),
         ...unequal(third.hostCalls, 1, "third.hostCalls"),
       ];
-      // `answer` is a variable like any other, which the first cell may change when it likes.
+      // `answer` is an ordinary variable, so the first cell may change it at any time.
       for (const run of [second, third]) {
         if (JSON.stringify(run.final ?? null).includes("STRAY")) problems.push(`final: ${JSON.stringify(run.final)}`);
       }
@@ -266,7 +266,7 @@ async function lifeOnThePage() {
       clearInterval(timer);
       return longest;
     };
-    // Whatever holds the page up does so each time; a busy machine does not.
+    // A fault would block the page each time, a busy machine only sometimes. So the best of several tries counts.
     let longest = Infinity;
     for (let round = 0; round < 3 && longest >= 500; round += 1) longest = Math.min(longest, await page.evaluate(hold));
     await sandbox.destroy();
@@ -277,7 +277,7 @@ async function lifeOnThePage() {
 
 // ---- waiting by shared memory ----
 
-/** In a page that is cross-origin isolated, Python can wait though a JavaScript function is on the stack. */
+/** Checks that in a cross-origin isolated page Python can wait while a JavaScript function is on the stack. */
 async function sharedMemory() {
   const site = await serve(root, { headers: CROSS_ORIGIN_ISOLATED });
   const page = await openPage(site.url);
@@ -358,7 +358,7 @@ async function sharedMemory() {
   await site.close();
 }
 
-/** In any other page that is a clear error, and the sandbox lives. */
+/** Checks that in any other page such a wait is a clear error, and the sandbox lives on. */
 async function blockingIsRefused() {
   const page = await openPage();
   const { sandbox, capabilities } = await create(page, { isolation: "frame" });
@@ -400,7 +400,7 @@ back(f)`;
 
 // ---- guests of servers ----
 
-/** A page trusts the server that it names with its code and data, and with nothing else. */
+/** Checks hostile servers. A page trusts its server with its code and data, and with nothing else. */
 async function behindTheBackend() {
   const page = await openPage();
   const before = await snapshot(page);
@@ -424,7 +424,7 @@ function pause(ms) {
   return new Promise((resolve) => setTimeout(resolve, ms));
 }
 
-/** A page with secrets, which hears whatever anybody says to it. @param {string} [site] */
+/** Opens a page with secrets that records every message to it. @param {string} [site] */
 async function openPage(site = host.site.url) {
   const page = await host.page(`${site}/tests/e2e/page.html`);
   await page.evaluate((secret) => {
@@ -442,7 +442,7 @@ async function openPage(site = host.site.url) {
   return page;
 }
 
-/** The things that an attack might have changed. @param {Page} page @returns {Promise<Record<string, any>>} */
+/** Facts of the page that an attack might change. @param {Page} page @returns {Promise<Record<string, any>>} */
 async function snapshot(page) {
   const state = await page.evaluate(async () => {
     const window = /** @type {any} */ (globalThis);
@@ -459,7 +459,7 @@ async function snapshot(page) {
       cookie: document.cookie,
       storage: JSON.stringify({ ...localStorage }),
       databases: JSON.stringify((await indexedDB.databases?.()) ?? []),
-      // The package itself keeps one.
+      // The package itself keeps this cache.
       caches: (await globalThis.caches?.keys())?.filter((name) => name !== "sandglass-snapshots").join(),
       heard: window.heard.join(),
       title: document.title,
@@ -474,11 +474,11 @@ async function snapshot(page) {
  * @typedef {object} Sandbox
  * @property {(code: string, options?: any, interruptAfterMs?: number) => Promise<any>} run
  * @property {() => Promise<void>} destroy
- * @property {() => Promise<void>} renew  puts a fresh one in its place
+ * @property {() => Promise<void>} renew  replaces the sandbox by a new one
  */
 
 /**
- * A sandbox in a page, whose `llm_query` echoes.
+ * Creates a sandbox in a page. Its `llm_query` echoes the prompt.
  * @param {Page} page @param {any} options
  * @returns {Promise<{ sandbox: Sandbox, capabilities: any }>}
  */
@@ -520,7 +520,7 @@ async function create(page, options) {
   };
 }
 
-/** A server that counts whatever reaches it. */
+/** Starts a server that counts all requests. */
 async function startCanary() {
   /** @type {string[]} */
   const hits = [];

@@ -1,6 +1,6 @@
-// Counts what may be left behind in a page.
+// Counts of things that a sandbox may leave behind in a page.
 
-/** Counts the page's timers from now on, except those made by functions taken before; says how long each was to take. */
+/** Counts the page's timers from now on, by their delays. Functions taken before this call are not counted. */
 export function countTimers() {
   const page = /** @type {any} */ (globalThis);
   /** @type {Map<unknown, string>} */
@@ -21,7 +21,7 @@ export function countTimers() {
   return () => [...timers.values()];
 }
 
-/** How many values of JavaScript the supervisor holds. @param {unknown} supervisor  its exports */
+/** The number of JavaScript values that the supervisor holds. @param {unknown} supervisor  the supervisor's exports */
 export function countReferences(supervisor) {
   const table = /** @type {any} */ (supervisor).__wbindgen_externrefs;
   let count = 0;

@@ -1,5 +1,5 @@
-// Sandboxes from their creation to their end. Runs in a page; tests/e2e/lifecycle.mjs gives it what a page cannot know
-// (`countWorkers`, `collectGarbage`), runs each of `TESTS`, and reports the problems that they return.
+// Sandboxes from their creation to their end. This file runs in a page. tests/e2e/lifecycle.mjs runs each of `TESTS` and reports
+// the problems that they return; it also gives the page two functions that no page has (`countWorkers`, `collectGarbage`).
 
 import { countReferences, countTimers } from "./leftovers.js";
 import { pause, randomness, unequal, until, within } from "./tools.js";
@@ -9,10 +9,10 @@ import { pause, randomness, unequal, until, within } from "./tools.js";
 const page = /** @type {any} */ (globalThis);
 const { setTimeout: wait } = globalThis;
 
-/** Counts of what the page's supervisor has begun and not ended; counted from before it is imported. */
+/** Counts of timers and channels that the supervisor has begun and not ended. Counting starts before its import. */
 const meter = countLeftovers();
 
-/** Every frame that was ever opened. @type {HTMLIFrameElement[]} */
+/** All frames that were ever opened. @type {HTMLIFrameElement[]} */
 const opened = [];
 new MutationObserver((changes) => {
   for (const { addedNodes } of changes)
@@ -24,7 +24,7 @@ const { createSandbox } = /** @type {typeof import("../../pyodide-glue/index.js"
 );
 const supervisor = await (await import(/** @type {any} */ ("/pkg/sandglass.js"))).default();
 
-/** Hears no interrupt: its guest has to be ended. */
+/** Code that hears no interrupt, so that its guest has to be ended. */
 const STUCK = "sum(range(10 ** 11))";
 const STUCK_OPTIONS = { timeout: 200 };
 const LARGE = 60_000_000;
@@ -50,23 +50,23 @@ async function createReady(options) {
 
 const frames = () => document.querySelectorAll("iframe").length;
 
-/** The way a promise ended: `destroyed` and the like when it was rejected. @param {Promise<any>} promise */
+/** The outcome of a promise as a text: an error's code, such as `destroyed`, if it was rejected. @param {Promise<any>} promise */
 const endOf = (promise) =>
   promise.then(
     (value) => `resolved: ${JSON.stringify(value)?.slice(0, 200)}`,
     (error) => String(error?.code ?? error),
   );
 
-/** Waits until nothing is left of any guest; says what is. */
+/** Waits until nothing is left of any guest. Returns the remains as problems. */
 async function leftovers() {
   const count = async () => ({ frames: frames(), workers: await page.countWorkers(), "open ports": meter.ports() });
   const left = async () => Object.entries(await count()).filter(([, number]) => number > 0);
-  // A worker that was just started ends when it gets there.
+  // A worker that was just started ends only after its start.
   await until(async () => (await left()).length === 0, "nothing is left", 20_000).catch(() => {});
   return (await left()).map(([what, number]) => `${number} ${what} are left`);
 }
 
-/** Counts timers and channels of the page, except the tests' own. */
+/** Counts timers and channels of the page, without the tests' own. */
 function countLeftovers() {
   const timers = countTimers();
   /** The near ends of open channels. @type {Set<MessagePort>} */
@@ -89,7 +89,7 @@ function countLeftovers() {
   return { ports: () => ports.size, timers };
 }
 
-/** Counts of what the supervisor holds: values of JavaScript, and memory. */
+/** The supervisor's holdings: JavaScript values, and memory. */
 export function figures() {
   opened.length = 0;
   return { references: countReferences(supervisor), supervisorBytes: supervisor.memory.buffer.byteLength };
@@ -98,24 +98,24 @@ export function figures() {
 // ---- destroy, at every stage ----
 
 /**
- * What the page has heard of a sandbox.
+ * The page's record of a sandbox.
  * @typedef {{ text: string, signals: AbortSignal[], aborts: number }} Heard
  */
 
 /**
- * What a sandbox is doing when it is destroyed.
+ * The work of a sandbox at the moment when it is destroyed.
  * @typedef {object} Stage
  * @property {SandboxOptions} [options]
- * @property {boolean} [raw]  it is not initialized
- * @property {boolean} [mayEnd]  what is pending may end before
- * @property {number} [calls]  host calls that are pending
- * @property {(sandbox: Sandbox, heard: Heard) => Promise<Promise<unknown>[]>} begin  gives what is pending at the moment to
- *   destroy it
+ * @property {boolean} [raw]  true if the sandbox is not initialized
+ * @property {boolean} [mayEnd]  true if pending work may end before
+ * @property {number} [calls]  number of pending host calls
+ * @property {(sandbox: Sandbox, heard: Heard) => Promise<Promise<unknown>[]>} begin  begins the work; resolves to the pending
+ *   promises at the moment to destroy the sandbox
  */
 
-/** Runs code that prints "go", and waits for that. @param {string} code @returns {Stage["begin"]} */
+/** Runs code and waits until it has printed "go". @param {string} code @returns {Stage["begin"]} */
 const running = (code) => async (sandbox, heard) => {
-  // What is printed just before a long call into C arrives late.
+  // Output just before a long call into C would arrive late, so the code sleeps first.
   const execution = sandbox.execute(`import time\nprint("go")\ntime.sleep(0.1)\n${code}`);
   execution.catch(() => {});
   await until(() => heard.text.includes("go"), "the code runs");
@@ -251,7 +251,7 @@ async function destroyDuring({ options, raw, mayEnd, calls = 0, begin }) {
   return [...problems, ...(await leftovers()), ...late];
 }
 
-/** Things that a destroyed sandbox does and must not. @param {Sandbox} sandbox */
+/** Checks that a destroyed sandbox refuses all calls. @param {Sandbox} sandbox */
 async function refusals(sandbox) {
   const calls = {
     initialize: () => sandbox.initialize("x"),
@@ -273,7 +273,7 @@ async function refusals(sandbox) {
   return problems;
 }
 
-/** Ends the guest of a sandbox, whose next one starts then. @param {Sandbox} sandbox */
+/** Ends the guest of a sandbox, which then starts the next one. @param {Sandbox} sandbox */
 async function endGuest(sandbox) {
   const run = await within(sandbox.execute(STUCK, STUCK_OPTIONS), "a cell that does not hear its timeout");
   if (run.outcome !== "timeout" || run.state.status === "kept") throw new Error(`it ended as ${run.outcome}, kept`);
@@ -418,7 +418,7 @@ async function createWithSpare(options) {
   return { sandbox, own, spare };
 }
 
-/** For as long as several spares would take to come. */
+/** Waits for longer than several spares take to start. */
 const idle = () => pause(500);
 
 /** @type {Record<string, () => Promise<string[]>>} */
@@ -503,7 +503,7 @@ const SPARES = {
     await sandbox.execute("1");
     await until(() => frames() === 3, "two spares");
     await sandbox.execute("import os; os._exit(1)");
-    // A guest that dies before it has finished anything is not replaced until somebody asks for something.
+    // A guest that dies before it has finished any work is replaced only at the next request.
     await sandbox.execute("import os; os._exit(1)");
     const problems = unequal(frames(), 1, "frames");
     await sandbox.destroy();
@@ -580,9 +580,9 @@ const SPARES = {
   ),
 };
 
-// ---- nobody holds it any more ----
+// ---- dropped sandboxes ----
 
-/** Until there are so many frames. @param {number} wanted */
+/** Collects garbage until the page has `wanted` frames. @param {number} wanted */
 const collectUntil = (wanted) =>
   until(async () => {
     await page.collectGarbage();
@@ -660,7 +660,7 @@ const DROPPED = {
       await pause(200);
       return "answer";
     };
-    // Of its own scope: whatever a function of the options can see is kept by the sandbox, and so would be the sandbox.
+    // In a scope of its own: the sandbox keeps all that its options' functions can see, here even the sandbox itself.
     const executions = await executeAndDrop({ spares: 0, onLLMQuery });
     for (let round = 0; round < 3; round += 1) await page.collectGarbage();
     const problems = unequal(frames(), 1, "frames while it is pending");
@@ -678,9 +678,9 @@ async function executeAndDrop(options) {
   return [sandbox.execute("import time\ntime.sleep(0.3)\nllm_query('q')"), sandbox.execute("context")];
 }
 
-// ---- what becomes of the state ----
+// ---- the state ----
 
-/** What comes at random in a guest. @param {Sandbox} sandbox @returns {Promise<string[]>} */
+/** Random values of a guest, from several sources. @param {Sandbox} sandbox @returns {Promise<string[]>} */
 async function randomOf(sandbox) {
   const code = `
 import os, random, secrets, tempfile, uuid
@@ -699,7 +699,7 @@ const STATE = {
     await until(() => opened.length === begin + 2 && !opened[begin].isConnected, "another guest");
     const { result, state } = await within(sandbox.execute("next(numbers), 'big' in globals()"), "the next execute");
     const problems = [...unequal(result, "(1, False)", "the result"), ...unequal(state.status, "kept", "the state")];
-    // It is small now, so that the next save finds nothing to give up.
+    // The guest is small now, so the next save does not replace it.
     await sandbox.checkpoint();
     await idle();
     problems.push(...unequal(opened.length - begin, 2, "frames ever opened"), ...unequal(frames(), 1, "frames"));
@@ -714,7 +714,7 @@ const STATE = {
       "import os\nreader, writer = os.pipe()\nos.write(writer, b'!')\nbig = bytearray(b'x' * 100_000_000)\ndel big";
     await sandbox.execute(code);
     await idle();
-    // It is saved by now, or this waits for it.
+    // Waits for a save that may still be under way.
     await sandbox.checkpoint();
     await idle();
     const { result } = await sandbox.execute("os.read(reader, 1)");
@@ -731,7 +731,7 @@ const STATE = {
     const before = await randomOf(sandbox);
     await sandbox.undo();
     const [number, ...after] = await randomOf(sandbox);
-    // The state of \`random\` is the state's, as if nothing had been.
+    // The state of \`random\` belongs to the state, so undo restores it.
     const problems = unequal(number, before[0], "random.random() after undo()");
     const all = [...drawn.flat(), ...before, ...after.slice(0, 3)];
     problems.push(...unequal(new Set(all).size, all.length, "different ones among what was drawn"));
@@ -757,7 +757,7 @@ const STATE = {
 
 // ---- code that comes in pieces ----
 
-/** Pieces, and what became of whoever reads them. @param {unknown[]} list */
+/** A source of pieces, and the number of times that it was ended. @param {unknown[]} list */
 function source(list) {
   const heard = { ended: 0 };
   async function* pieces() {
@@ -810,7 +810,7 @@ const PIECES = {
       ...unequal(before.outcome, "interrupted", "the outcome of what never began"),
       ...unequal(cancelled, 1, "cancelled streams"),
       ...unequal(next.result, "False", "whether any of it was run"),
-      // It is still waiting for its second piece: only then can it end.
+      // The iterator still waits for its second piece; only after that can it end.
       ...unequal(heard.ended, 0, "ends of the iterator"),
     ];
   },
@@ -894,7 +894,7 @@ const STATS = {
   },
 };
 
-/** Each gives what is wrong. */
+/** All tests by name. Each returns its problems. */
 export const TESTS = { ...DESTROY, ...SPARES, ...DROPPED, ...STATE, ...PIECES, ...STATS };
 
 /** @param {string} name @returns {Promise<string[]>} */
@@ -909,7 +909,7 @@ export async function runTest(name) {
   }
 }
 
-// ---- many of them ----
+// ---- many sandboxes ----
 
 /** The moments at which a sandbox of `churn` is destroyed. */
 const CUT_OFF = "in its boot, which is cut off";
@@ -973,7 +973,7 @@ async function cycle(kind, options) {
   if ((await pending) !== "destroyed") throw new Error(`what was pending: ${await pending}`);
 }
 
-/** What still has to come once everything is destroyed: none. */
+/** The page's pending timers. Once all sandboxes are destroyed, there must be none. */
 export const { timers } = meter;
 
 // ---- the snapshot that the browser keeps ----
@@ -995,7 +995,7 @@ const flipBit = (at) => async (blob) => {
   return new Blob([bytes]);
 };
 
-/** Changes that a snapshot may meet. @type {Record<string, (blob: Blob) => Blob | Promise<Blob>>} */
+/** Kinds of damage to a snapshot. @type {Record<string, (blob: Blob) => Blob | Promise<Blob>>} */
 export const DAMAGE = {
   "with a bit flipped in the middle": flipBit(0.5),
   "cut short to half": (blob) => blob.slice(0, blob.size >> 1),
@@ -1011,12 +1011,12 @@ export const DAMAGE = {
 };
 
 /**
- * Replaces what the browser keeps by the same with memory of zeros behind; the digest of that.
+ * Replaces the kept snapshot by one with a memory that is longer by pages of zeros. Resolves to the new one's digest.
  * @param {number[]} hasher  pyodide-glue/pages.wat as wasm
  */
 export async function enlarge(hasher) {
   const { cache, key, blob } = await until(kept, "the snapshot is kept");
-  // Its parts: see snapshot.js.
+  // The format is described in snapshot.js.
   const [, size, pages] = new Float64Array(await blob.slice(0, 24).arrayBuffer());
   const more = 1024;
   const old = new Uint8Array(await blob.slice(24, 24 + size + 8 * pages).arrayBuffer());
@@ -1031,13 +1031,13 @@ export async function enlarge(hasher) {
   return digestOf(larger);
 }
 
-/** The digest of what the browser keeps. */
+/** The digest of the snapshot that the browser keeps. */
 export const keptDigest = async () => digestOf((await until(kept, "a snapshot is kept")).blob);
 
 const digestOf = async (/** @type {Blob} */ blob) =>
   new Uint8Array(await crypto.subtle.digest("SHA-256", await blob.arrayBuffer())).join();
 
-/** Damages what the browser keeps. @param {string} kind */
+/** Damages the snapshot that the browser keeps. Resolves to its new digest. @param {string} kind */
 export async function damage(kind) {
   const { cache, key, blob } = await until(kept, "the snapshot is kept");
   const damaged = await DAMAGE[kind](blob);
@@ -1046,9 +1046,9 @@ export async function damage(kind) {
 }
 
 /**
- * The page's first sandboxes.
+ * Starts the page's first sandboxes and checks them.
  * @param {string} [before] the digest of the entry that must be replaced
- * @returns {Promise<{ problems: string[], cold: string | undefined }>} `cold`: the reason why they did not start from what was kept
+ * @returns {Promise<{ problems: string[], cold: string | undefined }>} `cold`: the reason for which they did not start from the kept snapshot
  */
 export async function boot(before, count = 1) {
   /** @type {string | undefined} */
@@ -1069,7 +1069,7 @@ export async function boot(before, count = 1) {
       const { result, error } = await sandbox.execute(check);
       problems.push(...unequal(result, "('ctx', 1000, True, True)", `the result (${error})`));
     }
-    // Their states fit the guests that come after them.
+    // Checkpoints of these guests must fit the guests after them.
     for (const sandbox of count > 1 ? sandboxes : []) {
       await sandbox.checkpoint();
       await endGuest(sandbox);

@@ -1,5 +1,5 @@
-// Sandboxes from their creation to their end: `destroy` at every stage, spares, sandboxes that nobody holds any more, damaged
-// snapshots, and what many of them leave behind. The tests themselves are in lifecycle.js.
+// Sandboxes from their creation to their end: `destroy` at every stage, spares, sandboxes without any reference, damaged
+// snapshots, and the leftovers of many sandboxes. The tests themselves are in lifecycle.js.
 //   node tests/e2e/lifecycle.mjs --browser chromium|firefox [--only part-of-a-name] [--cycles 200] [--seed 1]
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
@@ -24,15 +24,15 @@ const isChromium = name === "chromium";
 const seed = Number(values.seed);
 const cycles = Number(values.cycles);
 
-/** A test that takes longer hangs. */
+/** Time after which a test counts as hung. */
 const TEST_MS = 90_000;
-/** The name of a worker's thread, in the processes that pages live in. */
+/** The name of a worker's thread in the pages' processes. */
 const WORKER_THREADS = { chromium: "DedicatedWorker", firefox: "DOM Worker" };
 
 /**
- * How much more may be held after all cycles than after the first of them. References of the supervisor come back exactly; what a
- * heap holds varies a little; a guest takes 90 MB in Chromium and 140 MB in Firefox, so not one of them can have stayed. A process
- * may grow once for other reasons: see `ROUNDS`.
+ * Bounds of the growth from the first cycle to the last. The supervisor's references come back exactly, and the size of a heap
+ * varies a little. A guest takes 90 MB in Chromium and 140 MB in Firefox, so not one can have stayed. A process may grow once for
+ * other reasons: see `ROUNDS`.
  * @type {Record<string, number>}
  */
 const BOUNDS = {
@@ -40,14 +40,14 @@ const BOUNDS = {
   ...{ browserMB: 40, pagesMB: 80 },
 };
 
-/** Counts of what browsers give back when they like, so that it counts only when it grows in every round. */
+/** Figures of memory that browsers give back at any time. Their growth counts only if there is some in every round. */
 const LATE = new Set(["browserMB", "pagesMB"]);
 const ROUNDS = 3;
 
 const score = new Score(values.only);
 const test = (/** @type {string} */ name, /** @type {() => Promise<string[]>} */ body) =>
   score.test(name, body, TEST_MS);
-// Firefox collects garbage for whoever may speak to the browser itself.
+// In Firefox, only a client with access to the browser itself can have garbage collected.
 const host = await openBrowser(name, isChromium ? {} : { args: ["--remote-allow-system-access"] });
 const collectGarbage = await makeCollector();
 try {
@@ -73,14 +73,14 @@ async function tests() {
       page.evaluate((name) => /** @type {any} */ (window).life.runTest(name), testName),
     );
     if (passed) continue;
-    // What it left behind is not the next one's fault.
+    // A new page keeps this test's leftovers away from the next test.
     await page.close().catch(() => {});
     page = await openPage();
   }
   await page.close();
 }
 
-/** Creates and destroys many sandboxes: after a while, more of them take no more. */
+/** Creates and destroys many sandboxes. After a while, further ones must take no more memory. */
 async function manyOfThem() {
   const title = `${cycles} sandboxes leave nothing behind`;
   if (!score.wants(title)) return;
@@ -89,11 +89,11 @@ async function manyOfThem() {
   const churn = (/** @type {number} */ seed, /** @type {number} */ count) =>
     page.evaluate((seed, count) => /** @type {any} */ (window).life.churn(seed, count), seed, count);
   const begin = Date.now();
-  // References are exact from the first sandbox on, while processes grow over the first of them.
+  // Processes grow over the first sandboxes, so these do not count. References must be exact from the first on.
   const warmUp = Math.round(cycles * 0.6);
   const problems = await churn(seed, warmUp);
   const measured = [await measure(page)];
-  /** Of each round. @type {Record<string, number>[]} */
+  /** The growth in each round. @type {Record<string, number>[]} */
   const growth = [];
   const grew = (/** @type {string} */ key) => growth.every((more) => (more[key] ?? 0) > BOUNDS[key]);
   do {
@@ -137,7 +137,7 @@ async function manyOfThem() {
   });
 }
 
-/** Pages that find a snapshot which an earlier page kept, but not as it was. */
+/** Tests pages that find a damaged snapshot of an earlier page. */
 async function damagedSnapshots() {
   const first = await openPage();
   const kinds = /** @type {string[]} */ (
@@ -163,7 +163,7 @@ async function damagedSnapshots() {
   }
 }
 
-/** A page that finds a snapshot for which the memory has to grow first. */
+/** Tests a page that finds a snapshot for which its memory must grow first. */
 async function largerSnapshot() {
   const first = await openPage();
   await bootIn(first);
@@ -185,7 +185,7 @@ function titleOf(kind) {
 }
 
 /**
- * Starts a page's first sandboxes, where the browser keeps a snapshot with this damage; closes the page.
+ * Damages the kept snapshot, starts a page's first sandboxes, and closes the page.
  * @param {Page} page @param {string} [kind] @returns {Promise<{ problems: string[], cold?: string }>}
  */
 async function bootIn(page, kind, count = 1) {
@@ -203,7 +203,7 @@ async function bootIn(page, kind, count = 1) {
 
 // ---- tools ----
 
-/** A page with lifecycle.js in `life`. */
+/** Opens a page with lifecycle.js in `life`. */
 async function openPage() {
   const page = await host.page();
   page.setDefaultTimeout(0);
@@ -224,12 +224,12 @@ async function until(condition, ms = 10_000) {
   return undefined;
 }
 
-/** The browser's processes: the first is the browser itself. */
+/** The browser's processes. The first is the browser itself. */
 function processes() {
   return family(host.browser.process()?.pid).map(({ id }) => id);
 }
 
-/** Workers in all pages, by their threads: neither browser lists those of frames reliably. */
+/** Counts workers in all pages by their threads, because neither browser lists the workers of frames reliably. */
 function countWorkers() {
   let count = 0;
   for (const pid of processes().slice(1)) {
@@ -239,7 +239,7 @@ function countWorkers() {
   return count;
 }
 
-/** Counts of what the page and the browser hold, when garbage has been collected. @param {Page} page */
+/** Figures of the page's and the browser's holdings after garbage collection. @param {Page} page */
 async function measure(page) {
   /** @type {Record<string, number>} */
   let least = {};
@@ -275,7 +275,7 @@ async function makeCollector() {
   const { connection } = /** @type {any} */ (host.browser);
   const { result } = await connection.send("browsingContext.getTree", { "moz:scope": "chrome" });
   const target = { context: result.contexts[0].context };
-  // "mmu": minimize memory usage, which gives back what is free as well.
+  // "mmu" (minimize memory usage) gives free memory back to the system.
   const expression = ["gc", "cc", "gc", "mmu"].map(
     (what) => `Services.obs.notifyObservers(null, "child-${what}-request");`,
   );

@@ -1,4 +1,4 @@
-// What sandboxes do with packages. Runs in a page; tests/e2e/packages.mjs serves the packages, and reports what is wrong.
+// Packages in sandboxes. This file runs in a page; tests/e2e/packages.mjs serves the packages and reports the problems.
 
 /** @import { Sandbox, SandboxOptions, CodeExecution } from "../../pkg/sandglass.js" */
 
@@ -46,7 +46,7 @@ function tells(what, text, ...parts) {
   for (const part of parts) if (!String(text).includes(part)) problems.push(`${what}: lacks "${part}": ${text}`);
 }
 
-/** Runs code that has to go well; what it prints. @param {Sandbox} sandbox @param {string} code */
+/** Runs code that must succeed. Resolves to its output. @param {Sandbox} sandbox @param {string} code */
 async function prints(sandbox, code, state = "kept") {
   const run = await sandbox.execute(code);
   if (run.outcome !== "ok" || run.state.status !== state) {
@@ -55,7 +55,7 @@ async function prints(sandbox, code, state = "kept") {
   return run.stdout.trim();
 }
 
-/** Has to be refused with this code, in these words. @param {Promise<unknown>} promise @param {string} code @param {string[]} parts */
+/** Checks that a promise is rejected with this code and these words. @param {Promise<unknown>} promise @param {string} code @param {string[]} parts */
 async function refused(promise, code, ...parts) {
   try {
     const got = await promise;
@@ -68,13 +68,13 @@ async function refused(promise, code, ...parts) {
   }
 }
 
-/** What was fetched ahead, without the code that ran ahead. @param {Sandbox} sandbox */
+/** Counts of packages fetched ahead, without those of code that ran ahead. @param {Sandbox} sandbox */
 function packagesAhead(sandbox) {
   const { fetched, used } = sandbox.stats().ahead;
   return { fetched, used };
 }
 
-/** Ends the guest; what the execution says of the state. @param {Sandbox} sandbox */
+/** Ends the guest. Resolves to the execution's report about the state. @param {Sandbox} sandbox */
 async function kill(sandbox) {
   const run = await sandbox.execute(STUCK, { timeout: 200 });
   same("how the killer ends", run.outcome, "timeout");
@@ -133,7 +133,7 @@ const TESTS = {
     const packageBaseUrl = `${wheelhouse}deep/wheels/`;
     await forget();
     const beside = await createReady({ lockFileUrl });
-    // One file: of several, some might be asked for only after the first has failed.
+    // Only one file: further files might be requested only after the first has failed.
     await refused(beside.loadPackages(["attrs"]), "asset_failed", `${locks}lock/attrs`, "404", "packageBaseUrl");
     same("nobody asks the other place unasked", (await askedElsewhere())[1], []);
     const sandbox = await createReady({ lockFileUrl, packageBaseUrl, packages: ["pydantic"] });
@@ -353,7 +353,7 @@ except ModuleNotFoundError:
     same("one execution", [run.outcome, run.id, run.stdout], ["ok", 2, "🎉 1\n"]);
     same("its code", run.code.split("\n")[0], "import msgpack");
     same("used", packagesAhead(sandbox), { fetched: 1, used: 1 });
-    // Its statements run as they come, when what they import is there.
+    // Statements run as they come, once the packages that they import are there.
     const statements = () => sandbox.stats().ahead.code.stream;
     async function* again() {
       yield "import msgpack\nx = msgpack.packb(1)\nx\n";
@@ -375,7 +375,7 @@ except ModuleNotFoundError:
     await prints(sandbox, "import json, nowhere_at_all" + "".padEnd(0) + " if False else None").catch(() => {});
     problems = problems.filter((problem) => !problem.includes("nowhere_at_all"));
     const first = sandbox.execute("import tiny as t\nprint(t.VALUE)");
-    const second = sandbox.execute("print(t.VALUE + 1)"); // keeps its place in the queue
+    const second = sandbox.execute("print(t.VALUE + 1)"); // must keep its place in the queue
     same("in order", [(await first).stdout, (await second).stdout], ["1\n", "2\n"]);
     same(
       "inside",
@@ -432,7 +432,7 @@ except ModuleNotFoundError:
     /** @type {any[]} */
     const [all, own] = [[], []];
     const sandbox = await createReady({ onProgress: (progress) => all.push(progress) });
-    // The second half comes when the first has been told.
+    // The second half comes only after the progress of the first is reported.
     await page.hold("halves");
     const onProgress = (/** @type {any} */ progress) => {
       own.push(progress);
@@ -641,7 +641,7 @@ del library`,
   },
 };
 
-/** Has the page's and the browser's caches forget wheels that only this test is about. @param {string} [_name] */
+/** Removes this test's wheels from the page's and the browser's caches. @param {string} [_name] */
 async function forget(_name) {
   await caches.delete("sandglass-packages");
 }

@@ -4,7 +4,7 @@ import { openBrowser, readArguments, Score } from "./harness.mjs";
 import { entry, packageOf, realWheels, serveFiles, sha256 } from "./wheels.mjs";
 
 const { browser: name, only, shared, all } = readArguments();
-/** About states, which are the same however Python waits: with --shared they are left out, but for --all. */
+/** Tests of states. They do not depend on the way Python waits, so --shared leaves them out, unless --all is given. */
 const STATES = new Set([
   "instances of a package's classes survive the guest",
   "compiled code is at its place in the next guest, whatever was loaded when",
@@ -14,13 +14,13 @@ const STATES = new Set([
   "packages that come later are in every guest",
   "undo, restore and fork with packages",
 ]);
-/** A test that takes longer hangs. */
+/** Time after which a test counts as hung. */
 const TEST_MS = 90_000;
 
 const { files: wheels, packages } = await realWheels();
 /** @type {Map<string, Buffer | string>} */
 const files = new Map(wheels);
-/** Forged wheels by the names that tests know them by. @type {Record<string, string>} */
+/** Forged wheels by their names in the tests. @type {Record<string, string>} */
 const forged = {};
 add("tiny", "1.0", { "tiny.py": "VALUE = 1\n" });
 add("tiny", "2.0", { "tiny.py": "VALUE = 2\n" }, [], "tiny2");
@@ -31,7 +31,7 @@ add("needs-tiny", "1.0", { "needs_tiny.py": "import tiny" }, [
   'nothere; sys_platform == "win32"',
 ]);
 add("needs-much", "1.0", { "needs_much.py": "" }, ["pydantic>=99"]);
-// One zone, an hour before UTC: the header with its counts, the zone, its name.
+// A time zone file: the header with its counts, one zone an hour before UTC, and the zone's name.
 const zone = `TZif${"\0".repeat(35)}\x01\0\0\0\x04\0\0\x0e\x10\0\0CET\0`;
 add("tzdata", "1.0", { "tzdata/__init__.py": "", "tzdata/zoneinfo/Europe/Paris": zone });
 add("climbs", "1.0", { "../../../tmp/escaped.py": "" });
@@ -54,11 +54,11 @@ packages["linux-only"] = entry("linux-only", "1.0", linux, good);
 files.set("pyodide-lock.json", JSON.stringify({ info: {}, packages }));
 files.set("broken-lock.json", "<!doctype html>");
 files.set("not_a_zip-1.0-py3-none-any.whl", "<!doctype html>");
-files.set("other-1.0-py3-none-any.whl", good); // its METADATA is tiny's
+files.set("other-1.0-py3-none-any.whl", good); // a file name that contradicts its METADATA, which is tiny's
 
 const score = new Score(only);
 const mirror = await serveFiles(files);
-// The lock file in one place, its files in another.
+// The lock file is in one place, its files are in another.
 const locks = await serveFiles(
   new Map([["lock/pyodide-lock.json", /** @type {string} */ (files.get("pyodide-lock.json"))]]),
 );
@@ -77,7 +77,7 @@ try {
     for (const { asked } of [mirror, locks, wheelhouse]) asked.length = 0;
     const run = () => page.evaluate((name) => /** @type {any} */ (window).run(name), test);
     await score.test(test, run, TEST_MS);
-    // The next one's page has fetched nothing yet.
+    // The next test gets a new page, which has fetched nothing yet.
     await page.close().catch(() => {});
     page = await open();
   }
@@ -98,7 +98,7 @@ async function open() {
     mirror.holding = what;
     if (what === undefined) for (const release of mirror.held.splice(0)) release();
   });
-  /** Takes files away, or puts them back. @type {Map<string, Buffer | string>} */
+  /** Files that a test has removed for a while. @type {Map<string, Buffer | string>} */
   const taken = new Map();
   await page.exposeFunction("unplug", (/** @type {boolean} */ out) => {
     const [from, to] = out ? [files, taken] : [taken, files];

@@ -1,6 +1,6 @@
-// Asks questions in the playground in a real browser, as a visitor would, and watches them being answered.
+// Asks questions in the playground in a real browser, as a visitor would, and watches the runs.
 //   node tests/e2e/playground-ask.mjs --browser chromium|firefox
-// Leaves screenshots in test-results/ and lists what held up the page's main thread for more than 50 ms.
+// Leaves screenshots in test-results/ and lists tasks that blocked the page's main thread for more than 50 ms.
 import { KEY, asking, faintTexts } from "./asking.mjs";
 import { hostileTrajectory, longTrajectory } from "./playground-trajectories.mjs";
 import { startModelServer } from "./rlm-server.mjs";
@@ -16,7 +16,7 @@ const { answered, ask, choose, endpoint, exported, open, runs, shownRun, statuse
   server.url,
 );
 
-/** In this order: each finds the page as the one before left it. @type {Record<string, import("./visit.mjs").Step>} */
+/** The steps in their order. Each finds the page as the step before left it. @type {Record<string, import("./visit.mjs").Step>} */
 const STEPS = {
   "opens with a question, and with a recorded run to look at": async (check) => {
     await page.goto(`${site.url}/www/`);
@@ -57,7 +57,7 @@ const STEPS = {
       /** @type {HTMLInputElement} */ (it).value = "5";
       it.dispatchEvent(new Event("input"));
     });
-    // It may have stood at 15 or 25.
+    // The position was 15 or 25 before, so this waits for the new one.
     await page.waitForFunction(() => /^5 of /.test(document.querySelector("#player-text")?.textContent ?? ""));
     check(`and back: ${await runs(["0"])}`, tree.length > 1 && String(await runs()) === "0");
     await page.select("#player-speed", "16");
@@ -172,7 +172,7 @@ const STEPS = {
     await page.click('input[value="endpoint"]');
     await refused("model", /baseUrl/);
     await page.locator("#question").fill(" ");
-    await refused("question", /Ask something/);
+    await refused("question", /Enter a question/);
     check("nothing runs", (await page.$("#ask-stop:disabled")) && (await page.$$("iframe")).length <= 1);
   },
 
@@ -243,7 +243,7 @@ const STEPS = {
     await answered();
     check(`it says so: ${await text("#answer-title")}`, (await text("#answer-title")) === "No answer: stopped");
 
-    // More turns than there is time for, however slow the clicks are.
+    // So many turns that the run cannot end before the clicks, however slow they are.
     await page.locator('input[name="max-iterations"]').fill("100");
     await page.locator('input[name="max-calls"]').fill("5000");
     await ask("goes on and on");
@@ -466,8 +466,8 @@ await server.close();
 await visitor.end();
 
 /**
- * Of the hostile page: Chromium complains of a handler that it reads and does not run when it parses HTML to be sanitized. What the
- * tests want in every document is no script's to do in a frame without rights.
+ * Recognises an expected complaint, about the hostile page. Chromium complains of an inline handler when it parses HTML to be
+ * sanitized, though it does not run it. Scripts that tests put into every document may not run in a frame without rights.
  * @param {string} complaint
  */
 function expected(complaint) {

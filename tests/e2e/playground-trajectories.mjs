@@ -1,4 +1,4 @@
-// Recordings that no run has made: hostile ones, and long ones.
+// Made-up recordings for tests: a hostile one and a long one.
 
 const usage = { calls: 0, inputTokens: 10, outputTokens: 5, cost: 0 };
 /** A PNG of one pixel. */
@@ -20,7 +20,7 @@ const execution = (fields) => ({
   ...fields,
 });
 
-/** Writes down events as they come, with times. */
+/** Collects events and gives each a time. */
 function writer() {
   /** @type {string[]} */
   const lines = [];
@@ -34,7 +34,7 @@ function writer() {
   };
 }
 
-/** Everything in it that is a text is an attack. @param {string} attack */
+/** A recording in which every text is an attack. @param {string} attack */
 export function hostileTrajectory(attack) {
   const { add, text } = writer();
   const facts = { name: attack, type: attack, length: 3, unit: attack, peek: attack };
@@ -105,7 +105,7 @@ export function hostileTrajectory(attack) {
   return text();
 }
 
-/** 600 turns, calls in each, 200 children, and a last batch of 500. */
+/** A recording of 600 turns with calls, 200 child runs, and a last batch of 500 calls. */
 export function longTrajectory() {
   const { add, text } = writer();
   const start = { version: 1, task: "a long one", contexts: [], maxIterations: 600, maxDepth: 1 };

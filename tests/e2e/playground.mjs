@@ -1,6 +1,6 @@
 // Clicks through the playground's notebook in a real browser, as a visitor would.
 //   node tests/e2e/playground.mjs --browser chromium|firefox
-// Leaves screenshots in test-results/ and lists what held up the page's main thread for more than 50 ms.
+// Leaves screenshots in test-results/ and lists tasks that blocked the page's main thread for more than 50 ms.
 import { createHash } from "node:crypto";
 import { readFile, writeFile } from "node:fs/promises";
 import { createServer } from "node:http";
@@ -13,7 +13,7 @@ const endpoint = await modelEndpoint();
 const visitor = await visit("playground");
 const { browser, complaints, includes, name, page, results, screenshot, site, text } = visitor;
 
-/** In this order: each finds the page as the one before left it. @type {Record<string, import("./visit.mjs").Step>} */
+/** The steps in their order. Each finds the page as the step before left it. @type {Record<string, import("./visit.mjs").Step>} */
 const STEPS = {
   "the policy has the hash of the frame's script": async (check) => {
     const policy = await readFile(join(root, "www/index.html"), "utf8");
@@ -160,7 +160,7 @@ const STEPS = {
       `in plain words: ${words}`,
       /The time limit.*Python was restarted and its variables are as they were after run \d+/.test(words),
     );
-    // They are asked for after the run, of the guest that took over.
+    // The page asks for the variables after the run, and the new guest answers.
     const listed = page.waitForSelector('#variable-rows button[title="Show chunks"]');
     check("the variables are listed", (await listed.catch(() => null)) !== null);
     await screenshot("restored", 1360);
@@ -263,7 +263,7 @@ const STEPS = {
     const { value } = await run(4, "len(context) > 400_000, 'chunks' in globals()");
     check(`as it should be: ${value}`, value === "(True, False)");
     await page.waitForSelector('#variable-rows button[title="Show chunks"]', { hidden: true });
-    check("the old frame is gone", (await page.$$("iframe")).length <= 2); // with a spare
+    check("the old frame is gone", (await page.$$("iframe")).length <= 2); // the new guest's frame, and a spare's
     await page.click(cell(3, ".run"));
     await state("running");
     await page.click(cell(3, ".run"));
@@ -282,7 +282,7 @@ const STEPS = {
   },
 
   "guesses what is run next, when that is wanted": async (check) => {
-    await page.click("#ahead"); // the cell itself would be hinted at, and displace the guess
+    await page.click("#ahead"); // a hint at the cell itself would displace the guess
     await page.click("#guesses");
     await page.click("#restart");
     await state("restarting");
@@ -333,7 +333,7 @@ function state(wanted) {
   return page.waitForSelector(`#state[data-state="${wanted}"]`);
 }
 
-/** Every state there was. @returns {Promise<string[]>} */
+/** All states of the header's badge so far. @returns {Promise<string[]>} */
 function states() {
   return page.evaluate(() => /** @type {any} */ (window).states);
 }
@@ -369,7 +369,7 @@ async function run(n, code) {
   return ended(n);
 }
 
-/** The text that a cell shows when it is done. @param {number} n */
+/** The texts of a cell after its run. @param {number} n */
 async function ended(n) {
   await page.waitForSelector(`${cell(n)}[data-state="idle"] .badge`);
   return page.$eval(cell(n), (it) => {
@@ -401,12 +401,12 @@ function logged() {
   );
 }
 
-/** A failed request is the browser's own message; the endpoint's failure was asked for. @param {string} complaint */
+/** Recognises the browser's own message about a failure of the endpoint, which a test asks for. @param {string} complaint */
 function expected(complaint) {
   return /status of 500/.test(complaint);
 }
 
-/** An OpenAI-compatible endpoint that repeats what it is asked. */
+/** Starts an OpenAI-compatible endpoint that repeats the prompt. */
 async function modelEndpoint() {
   let letGo = () => {};
   const abandoned = new Promise((resolve) => (letGo = () => resolve(undefined)));
@@ -429,6 +429,6 @@ async function modelEndpoint() {
     });
   });
   const { url, close } = await listen(server);
-  // `abandoned` resolves when the page has let go of the question that is never answered.
+  // `abandoned` resolves when the page has closed the request that is never answered.
   return { url: `${url}/v1`, abandoned, close };
 }

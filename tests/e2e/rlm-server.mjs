@@ -1,5 +1,5 @@
-// A scripted OpenAI-compatible server: what a model would say is computed from the messages, and what goes wrong is ordered in
-// advance. Loopback only.
+// A scripted OpenAI-compatible server. Its replies are computed from the messages, and its faults are ordered in advance.
+// Loopback only.
 import { createServer } from "node:http";
 import { listen } from "../../scripts/serve.mjs";
 
@@ -9,14 +9,14 @@ import { listen } from "../../scripts/serve.mjs";
  * @property {Message[]} messages
  * @property {string} model
  * @property {string} last  the last message
- * @property {number} turn  of the run, from 1; 0 when it is no turn
- * @property {string} task  of the run
+ * @property {number} turn  number of the turn in its run, from 1; 0 for a query
+ * @property {string} task  the run's task
  * @typedef {{ kind: string, wait?: number, status?: number, headers?: Record<string, string>, body?: string, times?: number, match?: string }} Fault
  */
 
 /** The replies of each model. @type {Record<string, (asked: Asked) => string>} */
 const POLICIES = {
-  // Adds up over three levels: each run cuts its context into parts, by whole lines, for runs one level deeper.
+  // Adds up numbers over three levels: each run cuts its context into parts, at line ends, for runs one level deeper.
   tree: ({ turn, task, last }) => {
     const [, level = "0", parts = "0"] = /^level (\d+), parts (\d+)/.exec(task) ?? [];
     if (turn === 0) return String(last.split("\n").filter((line) => / teal /.test(line)).length);
@@ -58,7 +58,7 @@ const POLICIES = {
     return code ? `I have seen it.\n\nFINAL(${code})` : "```repl\nprint('not found')\n```";
   },
 
-  // Counts by sub-models over all lines.
+  // Counts with sub-models over all lines.
   aggregate: ({ turn, messages, last }) => {
     if (turn === 0) {
       const [question, ...lines] = last.split("\n");
@@ -86,11 +86,11 @@ const POLICIES = {
     return "```repl\nSUBMIT(name='sand', grains=[1, 2, 3])\n```";
   },
 
-  // Says what it is told to say, turn by turn: the task is JSON.
+  // Replies from the task, turn by turn: the task is a JSON list of replies.
   script: ({ turn, task, last }) =>
     turn === 0 ? `echo: ${last.slice(0, 100)}` : (JSON.parse(task)[turn - 1] ?? "I do not know."),
 
-  // Never comes to an end.
+  // Never declares an answer.
   endless: ({ turn, last }) => (turn === 0 ? `echo: ${last.slice(0, 20)}` : "```repl\nprint(llm_query('again'))\n```"),
 };
 
@@ -98,7 +98,7 @@ const POLICIES = {
 export async function startModelServer() {
   /** @type {Fault[]} */
   let faults = [];
-  /** The requests so far, and how the connections ended. */
+  /** Counts of requests so far, and of connections by their end. */
   const log = { requests: 0, faults: 0, closed: 0, open: 0, longest: 0, keys: /** @type {Set<string>} */ (new Set()) };
   /** @type {Set<NodeJS.Timeout>} */
   const timers = new Set();
@@ -171,7 +171,7 @@ export async function startModelServer() {
     response.write(`: a comment\n\n${chunk({ role: "assistant", content: "" })}`);
     if (fault?.kind === "empty choices") return void response.end(`${event({ choices: [], usage })}data: [DONE]\n\n`);
     const half = Math.ceil(reply.length / 2);
-    // Pieces that part characters and lines.
+    // The pieces split characters and lines.
     const bytes = Buffer.from(chunk({ content: reply.slice(0, half) }));
     response.write(bytes.subarray(0, 15));
     await new Promise(setImmediate);

@@ -1,4 +1,4 @@
-// `runRlm` in a page. tests/e2e/rlm.mjs runs each of `TESTS` and reports the problems that they return; the model is
+// `runRlm` in a page. tests/e2e/rlm.mjs runs each of `TESTS` and reports the problems that they return. The model is
 // tests/e2e/rlm-server.mjs.
 
 import { countReferences, countTimers } from "./leftovers.js";
@@ -28,7 +28,7 @@ export function connect(url) {
 /** An endpoint whose answers come from this policy. @param {string} model @param {object} [more] */
 const endpoint = (model, more) => ({ baseUrl: `${server}/v1/`, apiKey: KEY, model, ...more });
 
-/** Runs, and looks at what holds of every run. @param {RlmOptions} options @returns {Promise<RlmRun & { live: RlmEvent[], problems: string[] }>} */
+/** Runs, and checks the rules that hold for every run. @param {RlmOptions} options @returns {Promise<RlmRun & { live: RlmEvent[], problems: string[] }>} */
 async function run(options) {
   /** @type {RlmEvent[]} */
   const live = [];
@@ -42,14 +42,14 @@ async function run(options) {
   return { ...result, live, problems: [...wellFormed(result, live), ...(await nothingLeft())] };
 }
 
-/** A run that says these replies, turn by turn. @param {string[]} replies @param {Partial<RlmOptions>} [options] */
+/** Runs with these replies of the model, one for each turn. @param {string[]} replies @param {Partial<RlmOptions>} [options] */
 const script = (replies, options) =>
   run({ task: JSON.stringify(replies), model: endpoint("script", { maxRetries: 1 }), ...options });
 
 /** @param {string} code */
 const cell = (code) => `\`\`\`repl\n${code}\n\`\`\``;
 
-/** Checks what must hold of a trajectory. @param {RlmRun} result @param {RlmEvent[]} live */
+/** Checks the rules of a trajectory. @param {RlmRun} result @param {RlmEvent[]} live */
 function wellFormed(result, live) {
   const { events } = result;
   const problems = [];
@@ -75,7 +75,7 @@ function wellFormed(result, live) {
   return problems;
 }
 
-/** Waits until no sandbox, timer or connection is left; says what is. */
+/** Waits until no sandbox, timer or connection is left. Returns the remains as problems. */
 async function nothingLeft() {
   const count = async () => ({
     frames: document.querySelectorAll("iframe").length,
@@ -103,7 +103,7 @@ const ended = (result, answer, outcome = "answered") => [
 const COLOURS = ["teal", "amber", "ochre", "umber", "mauve"];
 const TOPICS = ["rivers", "harbours", "lanterns", "orchards", "glaciers"];
 
-/** Lines `N colour record value`, of so many characters at least; and the sum of the teal ones. @param {number} seed @param {number} size */
+/** At least `size` characters of lines `N colour record value`, and the sum of the teal lines' values. @param {number} seed @param {number} size */
 function records(seed, size) {
   const random = randomness(seed);
   const lines = [];
@@ -119,7 +119,7 @@ function records(seed, size) {
   return { text: lines.join("\n"), total };
 }
 
-/** Prose of so many tokens, four characters each, with one needle in it. @param {number} seed @param {number} tokens */
+/** Prose of `tokens` tokens, four characters each, with one needle in it. @param {number} seed @param {number} tokens */
 function haystack(seed, tokens) {
   const random = randomness(seed);
   const code = String(10_000 + Math.floor(random() * 90_000));
@@ -303,7 +303,7 @@ const ANSWERS = {
     ]);
     const printed = result.live.flatMap((event) => (event.type === "output" ? [event.text] : [])).join("");
     const rejected = result.events.flatMap((event) => (event.type === "answerRejected" ? [event.problems] : []));
-    // As Python escapes it, it is in a str what it was.
+    // Python sees the code point that the model wrote.
     const replied = await run({ task: "t", model: async () => cell("FINAL(str(ord('\ud803')))") });
     const refused = await runRlm({ task: "\ud804", model: async () => "" }).catch((error) => error.message);
     return [
@@ -494,7 +494,7 @@ const MODELS = {
     const code = "import array\nx = sum(range(10_000_000))\nprint(x)\nFINAL(llm_query(str(x)))";
     const reply = `${cell(code)}\nThat should do.\n`;
     const problems = [];
-    // How long it goes on writing.
+    // Milliseconds for which the model goes on writing.
     for (const pause of [1_000, 4_000, 16_000, 64_000]) {
       let [asked, saidAt, endedAt, took] = [0, 0, 0, 0];
       const result = await run({
@@ -623,7 +623,7 @@ const ENDS = {
       problems.push(...ended(result, "['echo: a', 'echo: b']"), ...result.problems);
       counts.push(countReferences(supervisor));
     }
-    // Closures that a user's function may keep are given back when garbage is collected; here there is none of them.
+    // Without functions of a user, no closures wait for the garbage collector, so the counts must be exact.
     const [, , settled = 0] = counts;
     if (Math.max(...counts.slice(3)) > settled + 5) problems.push(`references of the supervisor: ${counts}`);
     return problems;

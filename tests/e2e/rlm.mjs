@@ -1,10 +1,10 @@
-// `runRlm` against a scripted endpoint, in a real browser. The tests themselves are in rlm.js, what the model says in rlm-server.mjs.
+// `runRlm` against a scripted endpoint, in a real browser. The tests are in rlm.js, the model's replies in rlm-server.mjs.
 //   node tests/e2e/rlm.mjs --browser chromium|firefox [--shared] [--only part-of-a-name|another]
 import { openBrowser, readArguments, Score } from "./harness.mjs";
 import { startModelServer } from "./rlm-server.mjs";
 
 const { browser: name, only, shared } = readArguments();
-/** A test that takes longer hangs. */
+/** Time after which a test counts as hung. */
 const TEST_MS = 240_000;
 
 const score = new Score(only);
@@ -16,7 +16,7 @@ try {
   for (const test of names) {
     const run = () => page.evaluate((test) => /** @type {any} */ (window).rlm.runTest(test), test);
     if (await score.test(test, run, TEST_MS)) continue;
-    // What it left behind is not the next one's fault.
+    // A new page keeps this test's leftovers away from the next test.
     await page.close().catch(() => {});
     page = await openPage();
   }

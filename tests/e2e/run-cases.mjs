@@ -21,7 +21,7 @@ export async function runCases(page, score, options) {
   const finished = new Promise((resolve) => {
     page.exposeFunction("finished", resolve);
   });
-  // Not awaited: one call may not take as long as all cases do.
+  // Not awaited: all cases take longer than one call may.
   await page.evaluate(
     (files, options) => {
       const { report, finished } = /** @type {any} */ (window);

@@ -1,6 +1,6 @@
-// Stateless runs on a server, from a pool of forked guests, while zygotes, guests, spares and the server itself are killed at random.
+// Stateless runs on a server with a pool of forked guests, while zygotes, guests, spares and the server are killed at random.
 //   node tests/e2e/soak-host.mjs [--seconds 60] [--seed N]
-// What was answered must be right; what was killed must say so; nothing may be left: processes, mounts, control groups, descriptors.
+// Answers must be right, killed runs must say so, and nothing may be left: processes, mounts, control groups, descriptors.
 import { existsSync, readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
@@ -17,13 +17,13 @@ const { values } = parseArgs({
   },
 });
 const LANES = 4;
-/** Until something that was killed is gone, or the pool is full again. */
+/** Longest time until a killed process is gone, or the pool is full again. */
 const PATIENCE_MS = 60_000;
-/** A server is killed after so many ms at least. */
+/** Least time before a server is killed. */
 const LIFE_MS = 15_000;
 
 const random = randomness(Number(values.seed));
-/** One below `limit`. @param {number} limit */
+/** A random whole number below `limit`. @param {number} limit */
 const integer = (limit) => Math.floor(random() * limit);
 /** @template T @param {T[]} choices @returns {T} */
 const pick = (choices) => /** @type {T} */ (choices[integer(choices.length)]);
@@ -31,9 +31,9 @@ const score = new Score();
 const counts = { runs: 0, right: 0, killed: 0, refused: 0, cutOff: 0, kills: 0, servers: 0 };
 /** @type {string[]} */
 const wrong = [];
-/** Random numbers that guests have shown: siblings share their memory's past, not these. @type {Set<string>} */
+/** Random numbers that guests have drawn. They must differ, though siblings are forks of the same memory. @type {Set<string>} */
 const drawn = new Set();
-/** Guests with numpy, pandas and polars, and with what states need. */
+/** A Python with numpy, pandas and polars, and with the packages that states need. */
 const python = join(root, ".setup/slim/bin/python3");
 if (!existsSync(python)) {
   const venv = ["venv", "build", "--slim", "--python", "/usr/bin/python3", join(root, ".setup/slim")];
@@ -82,7 +82,7 @@ const CELLS = [
     check: (body) => !String(body.error).startsWith("TimeoutError") && "error",
   }),
   () => {
-    // What a sibling has left or holds; then the same is left and held.
+    // Looks for leftovers and open files of a sibling, and then leaves and holds the same.
     const code = [
       "import fcntl, glob, os, subprocess",
       "found = [name for name in ('/tmp/mark', '/dev/shm/mark', '/workspace/mark') if os.path.exists(name)]",
@@ -113,7 +113,7 @@ const groupsBefore = groups();
 let host = await start();
 let since = Date.now();
 let descriptors = 0;
-/** Ends the guest that opens it. @type {string | null} */
+/** A state that ends the guest which opens it. @type {string | null} */
 let trap = null;
 try {
   await full();
@@ -168,7 +168,7 @@ async function start() {
   return started;
 }
 
-/** Requests, one after another. @param {number} until */
+/** Sends requests, one after another. @param {number} until */
 async function lane(until) {
   let kept = { state: /** @type {string | null} */ (null), sum: 0 };
   while (Date.now() < until) {
@@ -187,7 +187,7 @@ async function lane(until) {
         answer.body.exit_code === cell.exitCode ? cell.check(answer.body) : `exit code ${answer.body.exit_code}`;
       if (problem) wrong.push(`${cell.request.code}: ${problem}: ${JSON.stringify(answer.body).slice(0, 500)}`);
       else counts.right++;
-      // The guest was lost when the code had run, and says so: the state is the one from before.
+      // The guest was lost after the code had run. The answer says so, and the state is the earlier one.
       const lost = cell.keeps && !answer.body.state && String(answer.body.error).startsWith("State");
       if (cell.keeps && !problem && !lost) kept = { state: answer.body.state, sum: kept.sum + cell.keeps };
     }
@@ -199,7 +199,7 @@ function prints(code, stdout) {
   return { request: { code }, exitCode: 0, check: (body) => body.stdout !== stdout && "output" };
 }
 
-/** An answer; undefined where the server was gone. @param {object} request */
+/** Sends a request. Resolves to the answer, or to undefined if the server was gone. @param {object} request */
 async function post(request) {
   try {
     const response = await fetch(`${host.url}/execute`, {
@@ -213,7 +213,7 @@ async function post(request) {
   }
 }
 
-/** Kills a process of the server's now and then: bubblewrap, a zygote, a guest that works or waits. @param {number} until */
+/** Kills random processes of the server now and then: bubblewrap, zygotes, guests that work or wait. @param {number} until */
 async function kills(until) {
   while (Date.now() < until) {
     await new Promise((resolve) => setTimeout(resolve, integer(1500)));
@@ -224,7 +224,7 @@ async function kills(until) {
   }
 }
 
-/** Kills the server while requests are under way: nothing of it may outlive it, and the next one works. */
+/** Kills the server while requests are under way. Nothing may outlive it, and the next server must work. */
 async function killServer() {
   const old = family(host.pid);
   const lanes = Array.from({ length: LANES }, () => lane(Date.now() + 300));
@@ -254,7 +254,7 @@ async function full() {
   }
 }
 
-/** Waits until something is so again. @param {string} what @param {() => boolean} isSo @param {() => string} says */
+/** Waits until a condition holds again. @param {string} what @param {() => boolean} isSo @param {() => string} says */
 async function settled(what, isSo, says) {
   const begun = Date.now();
   while (!isSo()) {
@@ -283,7 +283,7 @@ function kill(id) {
   try {
     process.kill(id, "SIGKILL");
   } catch {
-    // It has ended.
+    // The process has ended.
   }
 }
 
@@ -296,7 +296,7 @@ function mounts() {
   return readFileSync("/proc/self/mounts", "utf8").split("\n").length;
 }
 
-/** Control groups of supervisors, at most three folders deep. */
+/** The control groups of supervisors, at most three folders deep. */
 function groups() {
   let found = 0;
   const look = (/** @type {string} */ folder, /** @type {number} */ depth) => {

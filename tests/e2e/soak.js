@@ -1,12 +1,12 @@
-// The soak: random good and hostile cells at one sandbox after another, and a model of what every variable must be.
-// Runs in a page; tests/e2e/soak.mjs reports what it finds.
+// The soak: random good and hostile cells in one sandbox after another, compared with a model of every variable. This file
+// runs in a page; tests/e2e/soak.mjs reports the problems.
 
 import { createSandbox } from "/pyodide-glue/index.js";
 import { randomness, within } from "./tools.js";
 
-/** What Python is told to make of it, and how it shows itself. @typedef {Map<string, string>} Model  name → repr */
+/** The expected variables: from a name to the value's repr. @typedef {Map<string, string>} Model */
 
-/** The state that cells work on, besides plain variables: things that only an exact copy of the interpreter keeps. */
+/** Code that makes the state of the cells, besides plain variables: objects that only an exact copy of the interpreter keeps. */
 const PREPARE = `
 import json, os, random as _random
 def _numbers():
@@ -52,7 +52,7 @@ def check():
 `;
 const PREPARED = { drawn: "0", shared: "[]", total: "0", written: "0", unlinked: "0" };
 
-/** Cells that do what they should: the code, and what becomes of the model. */
+/** Good cells: the code, and its effect on the model. */
 const GOOD = [
   (/** @type {Dice} */ dice) => {
     const [name, value] = [`v_${dice.below(12)}`, dice.below(1e6)];
@@ -127,7 +127,7 @@ const GOOD = [
   }),
 ];
 
-/** Cells that do not end well, with the outcomes that they may have. What they had assigned before counts. */
+/** Hostile cells, with their possible outcomes. Assignments before the bad end count. */
 const HOSTILE = [
   { code: "while True: pass", outcomes: ["timeout"] },
   { code: "while True:\n    try:\n        while True: pass\n    except BaseException: pass", outcomes: ["timeout"] },
@@ -165,7 +165,7 @@ function makeDice(seed) {
 }
 
 /**
- * Soaks for `seconds`. Whatever is not as it must be is a problem.
+ * Soaks for `seconds`. Returns all differences from the model as problems.
  * @param {number} seconds
  * @param {number} seed
  */
@@ -188,7 +188,7 @@ export async function soak(seconds, seed) {
 }
 
 /**
- * One sandbox, from its creation to its end.
+ * Soaks one sandbox from its creation to its end.
  * @param {Dice} dice
  * @param {number} ends
  * @param {Record<string, number>} counts
@@ -214,7 +214,7 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
   /** The newest cells, for messages. @type {string[]} */
   let last = [];
 
-  /** Runs a cell; returns its result once the model is what it must be. @param {string} code @param {any} options @param {string[]} outcomes @param {((model: Model) => void)[]} effects */
+  /** Runs a cell and applies its effects to the model. Resolves to the result. @param {string} code @param {any} options @param {string[]} outcomes @param {((model: Model) => void)[]} effects */
   const run = async (code, options, outcomes, effects) => {
     counts.cells += 1;
     const known = new Set(model.keys());
@@ -231,7 +231,7 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
     counts[result.state.status] += 1;
     const ran = !result.error?.includes("it began; nothing was run");
     if (result.state.status !== "kept" && !tookGuest(result)) {
-      // It tells of what the state that was gone back to does not hold.
+      // The result names variables that the restored state does not hold.
       lose(model, result.state.lost);
       lose(history.get(/** @type {number} */ (result.state.restoredTo)), result.state.lost);
     }
@@ -258,7 +258,7 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
     return result;
   };
 
-  /** A state that is gone back to may be one with its memory full. @returns {Promise<unknown>} */
+  /** Frees memory, because a restored state may be one with its memory full. @returns {Promise<unknown>} */
   const makeRoom = () => run('globals().pop("parts", None)', {}, ["ok"], []);
 
   /** Compares all variables with the model. @param {Awaited<ReturnType<typeof createSandbox>>} checked */
@@ -280,7 +280,7 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
     if (checked === sandbox) history.set(found.id, new Map(model));
   };
 
-  /** Goes back by one execution, or to any. */
+  /** Undoes the last execution, or restores any checkpoint. */
   const goBack = async () => {
     const execution = dice.random() < 0.5 ? undefined : dice.below(Math.max(...history.keys()) + 1);
     const going = execution === undefined ? sandbox.undo() : sandbox.restore(execution);
@@ -335,21 +335,21 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
       await check(other);
       await other.destroy();
     }
-    // Sometimes the model of a language thinks, and the state is saved.
+    // Now and then there is a pause, as while a model thinks, and the state is saved.
     if (dice.random() < 0.5) await new Promise((resolve) => setTimeout(resolve, dice.below(150)));
   }
   await within(sandbox.destroy(), "destroy", 5000);
 }
 
-/** Returns true when an execution cost the guest its life. @param {import("../../pkg/sandglass.js").CodeExecution} result */
+/** Returns true if an execution ended its guest. @param {import("../../pkg/sandglass.js").CodeExecution} result */
 const tookGuest = ({ outcome, error }) => outcome === "crashed" || !!error?.includes("the guest was terminated");
 
-/** Variables that a copy of the state does not hold, and says so. @param {Model | undefined} model @param {{ name: string }[]} [lost] */
+/** Removes the lost variables of a state from its model. @param {Model | undefined} model @param {{ name: string }[]} [lost] */
 function lose(model, lost = []) {
   for (const { name } of lost) if (name.startsWith("js_") && model?.has(name)) model.set(name, "gone");
 }
 
-/** The work that some pages do. @param {number} ms */
+/** Blocks the page, as the work of some pages does. @param {number} ms */
 function block(ms) {
   for (const ends = performance.now() + ms; performance.now() < ends;);
 }

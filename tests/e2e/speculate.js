@@ -1,5 +1,5 @@
-// Code that runs before it is asked for: whatever a sandbox answers must be what another one answers that never ran anything ahead.
-// Runs in a page; tests/e2e/speculate.mjs reports what it finds.
+// Work ahead: code that runs before it is asked for. A sandbox that works ahead must answer like one that never does.
+// This file runs in a page; tests/e2e/speculate.mjs reports the problems.
 
 import { createSandbox } from "/pyodide-glue/index.js";
 import { runRlm } from "/pyodide-glue/rlm.js";
@@ -19,7 +19,7 @@ export function configure(given) {
 const alive = new Set();
 
 /**
- * A sandbox whose random numbers are known, and that may run as much in vain as a test wants.
+ * Creates a sandbox with seeded random numbers. It may spend as much time in vain as a test wants.
  * @param {SandboxOptions} [options] @param {unknown} [context]
  */
 async function create(options, context = "ctx") {
@@ -34,7 +34,7 @@ async function create(options, context = "ctx") {
 const tally = (sandbox, source = "explicit") =>
   sandbox.stats().ahead.code[source] ?? { started: 0, finished: 0, used: 0, wasted: 0, timeSaved: 0, timeWasted: 0 };
 
-/** Hints at code, and waits until it has run ahead or was given up. @param {Sandbox} sandbox @param {string} code */
+/** Hints at code, and waits until the code has run ahead or was given up. @param {Sandbox} sandbox @param {string} code */
 async function ahead(sandbox, code) {
   const before = tally(sandbox);
   await sandbox.hint(code);
@@ -44,7 +44,7 @@ async function ahead(sandbox, code) {
   }, `${code} runs ahead`);
 }
 
-/** Hints at code, and waits until it runs ahead. @param {Sandbox} sandbox @param {string} code */
+/** Hints at code, and waits until the code begins to run ahead. @param {Sandbox} sandbox @param {string} code */
 async function begins(sandbox, code) {
   const { started } = tally(sandbox);
   await sandbox.hint(code);
@@ -52,7 +52,7 @@ async function begins(sandbox, code) {
 }
 
 /**
- * Code that comes in pieces: those of `late` when those of `early` have run, or were given up.
+ * Code that comes in pieces. Those of `late` come after those of `early` have run or were given up.
  * @param {Sandbox} sandbox @param {string[]} early @param {string[]} late
  */
 async function* written(sandbox, early, late) {
@@ -69,7 +69,7 @@ async function* written(sandbox, early, late) {
 }
 
 /**
- * What can be seen of an execution: all but the times.
+ * The visible facts of an execution, without times.
  * @param {Sandbox} sandbox @param {string | AsyncIterable<string>} code @param {ExecuteOptions} [options]
  */
 async function seen(sandbox, code, options) {
@@ -79,7 +79,7 @@ async function seen(sandbox, code, options) {
     const text = typeof what === "string" ? what : JSON.stringify(what);
     const last = heard.at(-1);
     if (last?.[0] === kind && kind !== "display")
-      last[1] += text; // in how many pieces it comes is chance
+      last[1] += text; // joined, because the number of pieces is chance
     else heard.push([kind, text]);
   };
   const hearing = { ...options, onStdout: hear("stdout"), onStderr: hear("stderr"), onDisplay: hear("display") };
@@ -90,14 +90,14 @@ async function seen(sandbox, code, options) {
 
 /** @param {unknown} one @param {unknown} other @param {string} what */
 function different(one, other, what) {
-  // Objects are where there is room.
+  // Addresses of objects are chance.
   const [a, b] = [one, other].map((value) => JSON.stringify(value).replace(/ at 0x[0-9a-f]+/g, " at 0x"));
   return a === b ? [] : [`${what}: ${a.slice(0, 600)}, not ${b.slice(0, 600)}`];
 }
 
-// ---- what no one may notice ----
+// ---- random cells ----
 
-/** The state that cells work on, and a look at all of it. */
+/** Code that makes the state of the cells, and the function `look`, which shows all of it. */
 const PREPARE = `
 import collections, dataclasses, os, sys
 numbers = []
@@ -142,7 +142,7 @@ def look():
         sorted(name for name in globals() if name[0] != "_"), random.getstate()[1][-1]))
 `;
 
-/** Cells, by what they do: each changes something else, or in another way. @type {Record<string, (n: number) => string>} */
+/** Cells by their purpose. Each changes another thing, or in another way. @type {Record<string, (n: number) => string>} */
 const KINDS = {
   "an int": (n) => `value = ${n}`,
   "an expression": (n) => `value + ${n}`,
@@ -230,12 +230,12 @@ async function fuzz() {
   return { problems, said: `${used} of ${started} cells served, of ${hits.size} kinds, seed ${settings.seed}` };
 }
 
-// ---- what never runs ahead, or not to its end ----
+// ---- code that never runs ahead, or not to its end ----
 
-/** The objects of the glue that Python has. */
+/** Code that finds the glue's objects in Python. */
 const GLUE = "import gc; next(o for o in gc.get_objects() if type(o).__name__ == 'BrowserBridge')._js";
 
-/** Cells whose result is another one later, or elsewhere. */
+/** Cells whose result would differ later or elsewhere, so that they must not run ahead to their end. */
 const UNSURE = {
   "the time": "import time; time.time()",
   "the monotonic time": "import time; time.monotonic()",
@@ -273,7 +273,7 @@ async function unsure() {
   const problems = [];
   const random = randomness(settings.seed);
   const cases = Object.entries(UNSURE).filter(() => random() < settings.rounds);
-  // After some more of them, a sandbox would not try any.
+  // Seven cells per sandbox: after some more runs in vain, a sandbox stops working ahead.
   for (let first = 0; first < cases.length; first += 7) {
     const sandbox = await create({ timeout: 1_000, memoryLimit: 256 << 20 });
     for (const [index, [what, code]] of cases.slice(first, first + 7).entries()) {
@@ -287,7 +287,7 @@ async function unsure() {
   return { problems };
 }
 
-/** Whatever code has done to JavaScript is in no copy. */
+/** Checks that code that has changed JavaScript keeps its guest: no copy has the changes. */
 async function touched() {
   const problems = [];
   const sandbox = await create();
@@ -298,9 +298,9 @@ async function touched() {
   return { problems };
 }
 
-// ---- guests that take turns ----
+// ---- guests that replace each other ----
 
-/** Code that leaves something in a guest, neither memory nor a file of its own. JavaScript comes last: nothing runs ahead after it. */
+/** Code with an effect on its guest beyond memory and its own files. JavaScript is last, as nothing runs ahead after it. */
 const TRACES = {
   "a callback that calls itself again":
     "from pyodide.webloop import WebLoop\nloop = WebLoop()\ndef again(): loop.call_soon(again)\nagain()",
@@ -350,7 +350,7 @@ async function turns() {
   return { problems };
 }
 
-/** Code that looks through all memory of its guest for a secret, which it is told in another form: how often it is there. */
+/** Code that counts a secret in all memory of its guest. The secret is given to it in another form. */
 const search = (/** @type {string} */ secret) => `
 import ctypes, pyodide_js
 def search(masked, key=0x5A, piece=1 << 20):
@@ -367,7 +367,7 @@ def search(masked, key=0x5A, piece=1 << 20):
     return found
 search(bytes([${[...secret].map((letter) => letter.charCodeAt(0) ^ 0x5a).join(", ")}]))`;
 
-/** Checks that what a guest that rests remembers stays in its sandbox, and ends with it. */
+/** Checks that the memory of a parked guest stays in its sandbox, and ends with it. */
 async function remembered() {
   const problems = [];
   const frames = () => [...document.querySelectorAll("iframe")];
@@ -380,7 +380,7 @@ os.environ["SECRET"] = secret
 open("/tmp/secret", "w").write(secret)
 len(secret)`;
   const first = await create();
-  // One that ran ahead in vain rests with what it has.
+  // A guest that ran ahead in vain is parked with its memory.
   await ahead(first, leave);
   await first.execute("1 + 1");
   await until(() => tally(first).wasted > 0, "it was in vain");
@@ -412,7 +412,7 @@ len(secret)`;
   problems.push(
     ...different((await second.execute(search(secret))).result, "0", "the secret in another guest's memory"),
   );
-  // The search finds what there is.
+  // The search does find a secret that is there.
   const third = await create();
   await third.execute(leave);
   const { result } = await third.execute(search(secret));
@@ -420,7 +420,7 @@ len(secret)`;
   return { problems };
 }
 
-// ---- what a host function hears ----
+// ---- host functions ----
 
 async function hostCalls() {
   /** @type {string[]} */
@@ -441,7 +441,7 @@ async function hostCalls() {
   const { stdout, result, hostCalls, usage } = await sandbox.execute(code);
   problems.push(...different([stdout, result, hostCalls], ["asks\nAAA\n", "'AAA'", 1], "what it came to"));
   problems.push(...different([asked.length, usage?.calls, tally(sandbox).used], [1, 1, 1], "calls, budget, used"));
-  // A batch, and one for code that does not come.
+  // A batch whose code does not come, and one whose code does.
   const batch = "llm_query_batched(['x', 'y'])";
   await ahead(sandbox, batch);
   await sandbox.execute("1");
@@ -452,26 +452,26 @@ async function hostCalls() {
   return { problems };
 }
 
-// ---- when code comes while it runs ahead ----
+// ---- code that is asked for while it runs ahead ----
 
 async function joining() {
   const problems = [];
   const sandbox = await create({ onLLMQuery: async (prompt) => prompt.toUpperCase(), hostCallTimeout: 5_000 });
   const code = "print('begun')\nn = 0\nfor i in range(6_000_000): n += i\nprint('over')\nn";
   await begins(sandbox, code);
-  await pause(1_200); // a guest is given the state meanwhile, and is in the loop or beyond
+  await pause(1_200); // meanwhile a guest gets the state, and reaches the loop or its end
   const { stdout, result, outcome, id } = await sandbox.execute(code);
   problems.push(
     ...different([stdout, result, outcome, id], ["begun\nover\n", "17999997000000", "ok", 2], "what it came to"),
   );
   problems.push(...different((await sandbox.execute("n")).result, "17999997000000", "the state"));
-  // One that looks at the clock when it has been asked for may, and one that is interrupted is.
+  // A shadow may look at the clock once its code has been asked for. An interrupt stops a shadow that was joined.
   const late = "import time\nfor i in range(20): time.sleep(0.1)\nt = time.time()\nt > 0";
   await begins(sandbox, late);
   await pause(1_000);
   const { used } = tally(sandbox);
   problems.push(...different((await sandbox.execute(late)).result, "True", "a clock that is looked at later"));
-  // A batch of calls that begins while the guest is asked. When that is, is chance: it is tried around the time that the code takes.
+  // A batch of calls that begins while the code comes. The moment is chance, so it is tried around the time of the code.
   const batch = "s = sum(range(3_000_000))\nllm_query_batched(['x', 'y'])";
   const begun = performance.now();
   await ahead(sandbox, batch);
@@ -497,7 +497,7 @@ async function joining() {
 
 // ---- code that runs while it is written ----
 
-/** Code that ends a cell so that nothing of it, or not this part, may have run before it was there. */
+/** Last lines of a cell before which none of the cell, or not this line, may have run. */
 const LAST = ["if value", "await asyncio.sleep(0)", "value is 5", "from __future__ import annotations", "return 1"];
 
 async function writing() {
@@ -506,7 +506,7 @@ async function writing() {
   const [served, forced] = await Promise.all([create(), create()]);
   const problems = [];
   for (const sandbox of [served, forced]) await sandbox.execute(`import asyncio${PREPARE}`);
-  // What ends a cell comes last, but for now and then; awaiting makes it one piece.
+  // Parts that end a cell mostly come last. Cells with await run as one piece, so they are left out.
   const kinds = Object.keys(KINDS).filter((kind) => !/await|task|syntax/.test(kind));
   const ends = kinds.filter((kind) => /exception|exit|end|traceback/.test(kind));
   const cells = Math.round(36 * settings.rounds);
@@ -519,19 +519,19 @@ async function writing() {
     /** @type {string[]} */
     const pieces = [];
     for (let at = 0; at < code.length;) pieces.push(code.slice(at, (at += 1 + below(random() < 0.5 ? 8 : 80))));
-    // Mostly when there is something that may run: the first part, and a line after it.
+    // The pause mostly comes when the first part and a line after it are there, so that code can run.
     const least = random() < 0.8 ? `${lines[0]}\n${lines[1]}\n`.indexOf("\n", lines[0].length + 1) + 1 : 0;
     let rests = 0;
     for (let length = 0; length < least && rests < pieces.length; length += pieces[rests++].length);
     rests += below(pieces.length - rests);
     const pauses = pieces.map(() => (random() < 0.1 ? below(150) : 0));
-    // Somebody says what all of it will be, most often rightly, when most of it is there.
+    // Often a hint tells the whole code early, and is mostly right.
     const told = random() < 0.6 ? below(pieces.length) : -1;
     const all = random() < 0.9 ? code : `${code}\n1`;
     const source = async function* () {
       const before = tally(served, "stream");
       for (const [at, piece] of pieces.entries()) {
-        // A guest has to be given the state first; there may be nothing for it yet.
+        // Waits for the shadow, which needs the state first. There may be no code for it yet.
         for (let n = 0; at === rests && n < 500; n++) {
           const { started, finished, wasted } = tally(served, "stream");
           if (finished > before.finished || wasted > before.wasted || (n > 30 && started === before.started)) break;
@@ -557,7 +557,7 @@ async function writing() {
 async function early() {
   const problems = [];
   const sandbox = await create();
-  // What has run is told when all is there, and nobody counts the waiting.
+  // Output of the parts that have run comes when all code is there, and the waiting does not count as duration.
   /** @type {string[]} */
   const heard = [];
   const source = async function* () {
@@ -582,7 +582,7 @@ async function early() {
     ),
   );
   problems.push(...different((await sandbox.execute("n + m")).result, "1999999000001", "the state"));
-  // The last statement has run when all is known to be there.
+  // The last statement may run ahead as well, before the source ends.
   for (const [lines, result] of [
     ["value = 5\nvalue * 2\n", "10"],
     ["value = 6\nvalue * 2 # twice\n\n", "12"],
@@ -594,7 +594,7 @@ async function early() {
     problems.push(...different([run.result, run.code], [result, lines], "the last statement"));
     problems.push(...different([after.finished, after.used], [before.finished + 1, before.used + 1], "it has run"));
   }
-  // A function's source is there when the code is; code that looks before is not taken.
+  // A function's source is there once all code is. A run that looks for it earlier is not used.
   const f = ["def f():\n    return 1\n\n", "x = 1\n", "x"];
   await sandbox.executeStream(written(sandbox, f.slice(0, 2), f.slice(2)));
   const look = "import inspect; inspect.getsource(f)";
@@ -606,11 +606,11 @@ async function early() {
   return { problems };
 }
 
-/** Whatever comes last, it is as if the code had been there at once. */
+/** Checks last pieces of many kinds: the outcome must be that of the whole code at once. */
 async function changes() {
   const problems = [];
   const begin = "value = [*value, 1]\nprint(value)\n";
-  /** What comes last, whether what came before is used, and what comes before all. @type {Record<string, [string, 0 | 1, string?]>} */
+  /** Cases: the last piece, 1 if the run so far is used, and code before all. @type {Record<string, [string, 0 | 1, string?]>} */
   const cases = {
     "a syntax error": ["x = 1\nif x", 0],
     "an exception": ["x = 1\n1 / 0", 1],
@@ -646,10 +646,10 @@ async function changes() {
   for (const [what, [last, use, first = ""]] of Object.entries(cases)) {
     for (const told of [false, true]) {
       const { used, wasted } = tally(served, "stream");
-      if (wasted > 3) [served, forced] = await prepare(); // after some more of them, a sandbox would not try any
+      if (wasted > 3) [served, forced] = await prepare(); // after some more runs in vain, a sandbox stops working ahead
       const before = wasted > 3 ? 0 : used;
       const [begun, all] = [`${first}${begin}`, `${first}${begin}x = 0\n${last}`];
-      // With all of it told, it runs to its end before that has come.
+      // A hint at the whole code lets it run to its end before its last piece comes.
       const source = async function* () {
         yield* written(served, [begun, "x = 0\n"], []);
         if (told) await served.hint(all);
@@ -669,7 +669,7 @@ async function changes() {
   return { problems, said: `${ended} of ${Object.keys(cases).length} had ended before they came` };
 }
 
-/** What the page does meanwhile. */
+/** Checks acts of the page while code comes in pieces. */
 async function meanwhile() {
   /** @type {string[]} */
   const asked = [];
@@ -683,7 +683,7 @@ async function meanwhile() {
   await sandbox.execute("value = 0");
   const expect = (/** @type {unknown} */ is, /** @type {unknown} */ should, /** @type {string} */ what) =>
     problems.push(...different(is, should, what));
-  // A host call before the end waits for the end.
+  // A host call before the source's end waits for that end.
   const source = async function* () {
     yield* written(sandbox, ["a = llm_query('a')\n", "b = llm_query('b')\n"], []);
     await pause(100);
@@ -692,7 +692,7 @@ async function meanwhile() {
   };
   const { result, hostCalls } = await sandbox.executeStream(source());
   expect([result, hostCalls, asked, tally(sandbox, "stream").used], ["'AB'", 2, ["a", "b"], 1], "host calls");
-  // All of it comes while a statement runs.
+  // The rest comes while a statement runs.
   const long = ["for i in range(4_000_000): value += 1\n", "print('over')\n", "value"];
   const joins = async function* () {
     const { started } = tally(sandbox, "stream");
@@ -703,7 +703,7 @@ async function meanwhile() {
   };
   const joined = await sandbox.executeStream(joins());
   expect([joined.result, joined.stdout], ["4000000", "over\n"], "a long statement");
-  // Whoever takes it back runs nothing.
+  // After an abort, or an error of the source, nothing has run.
   const begin = ["value = 'never'\n", "x = 1\n"];
   const controller = new AbortController();
   const aborted = async function* () {
@@ -719,7 +719,7 @@ async function meanwhile() {
   };
   expect(await sandbox.executeStream(failing()).catch(({ code }) => code), "source_failed", "a source that fails");
   expect((await sandbox.execute("value")).result, "4000000", "the state after both");
-  // What is done to the state in between.
+  // Changes to the state while the code comes.
   const changed = async function* () {
     yield* written(sandbox, ["value += 1\n", "x = 1\n"], []);
     await sandbox.setVariable("value", 10);
@@ -734,19 +734,19 @@ async function meanwhile() {
     yield "value";
   };
   expect((await sandbox.executeStream(executed())).result, "21", "after another execution");
-  // The rest is interrupted like anything.
+  // An interrupt stops the rest of the code.
   const { used } = tally(sandbox, "stream");
   const endless = written(sandbox, ["value = 'set'\n", "x = 1\n"], ["print('stuck')\nwhile True: pass"]);
   const stuck = await sandbox.executeStream(endless, { onStdout: () => sandbox.interrupt() });
   expect([stuck.outcome, tally(sandbox, "stream").used], ["interrupted", used + 1], "an interrupt");
   expect((await sandbox.execute("value")).result, "'set'", "the state after an interrupt");
-  // What comes very fast costs no more.
+  // Pieces that come very fast.
   const many = Array.from({ length: 3_000 }, (_, n) => `v${n} = ${n}\n`);
   const fast = await sandbox.executeStream(
     written(sandbox, many.slice(0, 1_500), [...many.slice(1_500), "v2999 + v0"]),
   );
   expect([fast.result, fast.outcome], ["2999", "ok"], "many lines");
-  // The end of a sandbox is the end of all.
+  // The sandbox ends while the code comes.
   const left = await create();
   const orphan = async function* () {
     yield* written(left, begin, []);
@@ -757,7 +757,7 @@ async function meanwhile() {
   return { problems, said: JSON.stringify(tally(sandbox, "stream")) };
 }
 
-// ---- what comes in between ----
+// ---- other requests in between ----
 
 async function between() {
   const problems = [];
@@ -786,7 +786,7 @@ async function between() {
   await running;
   await until(() => tally(sandbox).finished >= 5, "a hint while something runs");
   problems.push(...different((await sandbox.execute(code)).result, "[9, 1]", "hinted while something ran"));
-  // Not asked for, it changes nothing; and what was promoted is saved, taken back and forked like anything.
+  // Code that is not asked for changes nothing. A promoted shadow can be saved, undone and forked like any guest.
   await ahead(sandbox, "value = 'never'");
   problems.push(...different(await sandbox.getVariable("value"), [9, 1], "what ran ahead only"));
   await ahead(sandbox, code);
@@ -799,7 +799,7 @@ async function between() {
   return { problems };
 }
 
-/** A copy's files are as old as the original's. */
+/** Checks that the files of a shadow have the times of the original's. */
 async function times() {
   const sandbox = await create();
   await sandbox.execute(`
@@ -830,7 +830,7 @@ for step in [
   return { problems: [...problems, ...different([tally(sandbox).used, error], [1, null], "used, and no error")] };
 }
 
-/** Callbacks are called as ever: not before `execute` has returned. */
+/** Checks that callbacks are called only after `execute` has returned. */
 async function callbacks() {
   const sandbox = await create();
   await ahead(sandbox, "print('one')");
@@ -861,7 +861,7 @@ async function counted() {
   return { problems: different(values, expected, "the counts") };
 }
 
-/** Where nothing may be in vain, only what comes for certain runs ahead. */
+/** Checks `maxAheadShare`. With 0, only code that is sure to come runs ahead. */
 async function share() {
   const problems = [];
   const sandbox = await create({ maxAheadShare: 0 });
@@ -880,10 +880,10 @@ async function share() {
   return { problems };
 }
 
-/** So long a text that it takes a while to look through. */
+/** A text that takes a while to read. */
 const LONG = `${"x".repeat(99)} `.repeat(500_000);
 
-/** Guesses that nobody has told, made of the variables that there are. */
+/** Checks guesses that the session makes from the variables. */
 async function guesses() {
   const problems = [];
   const [guesser, plain] = [await create({ predictions: "auto" }, LONG), await create({}, LONG)];
@@ -895,10 +895,10 @@ async function guesses() {
   const { used, timeSaved } = tally(guesser, "pattern");
   problems.push(...different([used, timeSaved > 20], [1, true], `served, and saved ${timeSaved} ms`));
   problems.push(...different([plain.stats().ahead.code, plain.predictions()], [{}, []], "without the option"));
-  // Another one comes: what was guessed has changed nothing.
+  // Other code comes: the guess must have changed nothing.
   const lines = "lines = context.splitlines(); len(lines), random.random()";
   problems.push(...different(await seen(guesser, lines), await seen(plain, lines), "other code"));
-  // No code of the user's runs while it is looked at what there is.
+  // The survey of the variables calls no code of the user.
   const counts = `import json
 def count(*args, **kwargs):
     global counted
@@ -908,7 +908,7 @@ counted, dumps, json.dumps = 0, json.dumps, count`;
   for (const sandbox of [guesser, plain]) await sandbox.execute(counts);
   await until(() => guesser.predictions().length > 0, "what there is is known");
   problems.push(...different((await guesser.execute("counted")).result, "0", "calls of a function of the user's"));
-  // What is hinted at runs instead.
+  // Code from a hint runs instead of a guess.
   await guesser.execute("text = context + context");
   await until(() => guesser.predictions().some(({ code }) => code === "len(text)"), "what there is is known");
   await ahead(guesser, "len(text)");
@@ -917,7 +917,7 @@ counted, dumps, json.dumps = 0, json.dumps, count`;
   return { problems, said: `${Math.round(timeSaved)} ms of a guess were done before it came` };
 }
 
-/** The code that is talked about comes next. */
+/** Checks guesses from the conversation. */
 async function conversation() {
   const problems = [];
   const [guesser, plain] = [await create({ predictions: "auto" }, LONG), await create({}, LONG)];
@@ -938,7 +938,7 @@ async function conversation() {
   return { problems };
 }
 
-/** The code of another model's draft runs while that is thought about. */
+/** Checks that the code of a draft runs while the model thinks. */
 async function drafts() {
   const problems = [];
   const code = 'import time\ntime.sleep(1.5)\nprint("slept")';
@@ -981,7 +981,7 @@ async function drafts() {
   const { calls, inputTokens } = run.usage;
   problems.push(...different([calls, inputTokens > 10_000], [4, true], `the usage, with ${inputTokens} tokens`));
 
-  // Replies come first: there are not more calls than those may take.
+  // Drafts take no calls that the replies may need.
   const { usage, outcome } = await runRlm({
     task: "Answer.",
     model: async () => (await pause(50), "FINAL(It is done.)"),

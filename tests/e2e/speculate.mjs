@@ -1,4 +1,4 @@
-// Code that runs before it is asked for, in a real browser. The tests themselves are in speculate.js.
+// Work ahead, code that runs before it is asked for, in a real browser. The tests themselves are in speculate.js.
 //   node tests/e2e/speculate.mjs --browser chromium|firefox [--shared] [--only part-of-a-name] [--seed 1] [--rounds 1]
 import { parseArgs } from "node:util";
 import { openBrowser, Score } from "./harness.mjs";
@@ -13,9 +13,9 @@ const { values } = parseArgs({
   },
 });
 const name = /** @type {"chromium" | "firefox"} */ (values.browser);
-// Guests start more slowly in Firefox: half of the cells, which the seed chooses.
+// Guests start more slowly in Firefox, so it runs half of the cells. The seed chooses them.
 const settings = { seed: Number(values.seed), rounds: Number(values.rounds ?? (name === "firefox" ? 0.5 : 1)) };
-/** A test that takes longer hangs, for each round. */
+/** Time for each round after which a test counts as hung. */
 const TEST_MS = 150_000;
 
 const score = new Score(values.only);

@@ -1,4 +1,4 @@
-// Tools of tests in a page: time, random numbers, and comparing. They use the page's own timers, which tests may count.
+// Tools of tests in a page: time, random numbers, and comparisons. They use the page's own timers, which tests may count.
 
 const { clearTimeout, setTimeout } = globalThis;
 
@@ -6,10 +6,10 @@ const { clearTimeout, setTimeout } = globalThis;
 export const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 /**
- * Waits until something holds; rejects when it does not.
+ * Waits until a condition holds. Rejects if it does not hold in time.
  * @template T
  * @param {() => T | Promise<T>} condition @param {string} what
- * @returns {Promise<NonNullable<T>>} what the condition gave, once that is true
+ * @returns {Promise<NonNullable<T>>} the condition's first true value
  */
 export async function until(condition, what, ms = 30_000) {
   for (const end = performance.now() + ms; ; await pause(5)) {
@@ -19,7 +19,7 @@ export async function until(condition, what, ms = 30_000) {
   }
 }
 
-/** Rejects when a promise takes longer. @template T @param {Promise<T>} promise @param {string} what @returns {Promise<T>} */
+/** Awaits a promise. Rejects if it takes longer than `ms`. @template T @param {Promise<T>} promise @param {string} what @returns {Promise<T>} */
 export function within(promise, what, ms = 20_000) {
   return new Promise((resolve, reject) => {
     const timer = setTimeout(() => reject(new Error(`${what}: it hangs, nothing within ${ms} ms`)), ms);
@@ -27,13 +27,13 @@ export function within(promise, what, ms = 20_000) {
   });
 }
 
-/** The problem with a value, if it has one. @param {unknown} actual @param {unknown} wanted @param {string} what */
+/** A list with the problem of a value that is not as wanted; empty if it is. @param {unknown} actual @param {unknown} wanted @param {string} what */
 export function unequal(actual, wanted, what) {
   const [one, other] = [JSON.stringify(actual), JSON.stringify(wanted)];
   return one === other ? [] : [`${what}: ${one?.slice(0, 600)}, not ${other?.slice(0, 600)}`];
 }
 
-/** Random numbers below 1, the same for the same seed (mulberry32). @param {number} seed */
+/** Random numbers from 0 to below 1, the same for the same seed (mulberry32). @param {number} seed */
 export function randomness(seed) {
   let state = seed >>> 0;
   return () => {

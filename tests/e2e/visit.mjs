@@ -1,4 +1,4 @@
-// A visit of the playground in a real browser: its page, what it complains about, what holds it up, and steps that are taken in order.
+// A visit of the playground in a real browser: its page, its complaints, tasks that block it, and steps taken in order.
 import { mkdir } from "node:fs/promises";
 import { join } from "node:path";
 import { openBrowser, readArguments, root, Score } from "./harness.mjs";
@@ -6,8 +6,8 @@ import { openBrowser, readArguments, root, Score } from "./harness.mjs";
 /** @typedef {(check: (what: string, holds: unknown) => void) => Promise<void>} Step */
 
 /**
- * Opens a browser as the command line says.
- * @param {string} suite  how its screenshots are called
+ * Opens the browser that the command line chooses.
+ * @param {string} suite  the suite's name, which begins the names of its screenshots
  */
 export async function visit(suite) {
   const { browser: name, only } = readArguments();
@@ -18,13 +18,13 @@ export async function visit(suite) {
   const page = await browser.newPage();
   page.setDefaultTimeout(60_000);
 
-  /** What a visitor's console would show. @type {string[]} */
+  /** Messages in the visitor's console. @type {string[]} */
   const complaints = [];
   page.on("pageerror", (error) => complaints.push(String(error)));
   page.on("console", (message) => {
     if (message.type() === "error" || message.type() === "warn") complaints.push(message.text());
   });
-  // Runs in the page before anything of it does.
+  // Runs in the page before its own scripts.
   await page.evaluateOnNewDocument(() => {
     const seen = /** @type {any} */ (window);
     seen.states = [];
@@ -48,31 +48,31 @@ export async function visit(suite) {
   /** @param {string} selector */
   const text = (selector) => page.$eval(selector, (it) => it.textContent ?? "");
 
-  /** Waits until an element's text has a part. @param {string} selector @param {string} part */
+  /** Waits until an element's text contains `part`. @param {string} selector @param {string} part */
   const includes = (selector, part) => {
     const has = (/** @type {string} */ selector, /** @type {string} */ part) =>
       document.querySelector(selector)?.textContent?.includes(part);
     return page.waitForFunction(has, {}, selector, part);
   };
 
-  /** Of what is in view, or of the whole page at a width. @param {string} what @param {number} [width] */
+  /** Takes a screenshot of the visible part, or of the whole page at a width. @param {string} what @param {number} [width] */
   const screenshot = async (what, width) => {
     if (width) {
       await page.setViewport({ width, height: 1000, deviceScaleFactor: width < 500 ? 2 : 1 });
       await page.evaluate(() => scrollTo(0, 0));
-      // The side panel is as tall as the window; so the window becomes as tall as the page.
+      // The side panel is as tall as the window, so the window must be as tall as the page.
       const height = await page.evaluate(() => Math.ceil(document.body.getBoundingClientRect().height));
       await page.setViewport({ width, height, deviceScaleFactor: width < 500 ? 2 : 1 });
     }
-    // Two frames, so that what is in view now is painted.
+    // After two frames, the visible part is painted.
     await page.evaluate(() => new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve))));
     await page.screenshot({ path: join(results, `${suite}-${name}-${what}.png`) });
   };
 
   /**
-   * Takes steps in order: each finds the page as the one before left it, so nothing comes after one that broke.
+   * Takes steps in order. Each finds the page as the step before left it, so the first failed step is the last.
    * @param {Record<string, Step>} steps
-   * @param {{ always: RegExp }} options  which steps `--only` does not leave out
+   * @param {{ always: RegExp }} options  names of steps that `--only` does not leave out
    */
   const go = async (steps, { always }) => {
     /** @type {Error | undefined} */
@@ -109,7 +109,7 @@ export async function visit(suite) {
       console.log(`long task: ${Math.round(duration)} ms in "${step ?? "loading"}"`);
   };
 
-  /** Closes everything and says how it went. */
+  /** Closes the browser and prints the outcome. */
   const end = async () => {
     await close();
     score.end();

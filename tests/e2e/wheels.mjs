@@ -6,7 +6,7 @@ import { join } from "node:path";
 import { crc32 } from "node:zlib";
 import { listen, root } from "./harness.mjs";
 
-// wheel.js is written for browsers.
+// wheel.js is written for browsers, which have `self`.
 globalThis.self ??= /** @type {any} */ (globalThis);
 const { listWheel, readMetadata } = await import("../../pyodide-glue/wheel.js");
 
@@ -17,7 +17,7 @@ const FOLDER = join(root, ".setup/wheels");
 export const sha256 = (bytes) => createHash("sha256").update(bytes).digest("hex");
 
 /**
- * A wheel, unpacked members as they are. A member may say of itself what is not true.
+ * Forges a wheel with uncompressed members. A member's header may lie about the member.
  * @param {Record<string, string | { text: string, size?: number, mode?: number }>} members
  */
 export function forge(members) {
@@ -53,7 +53,7 @@ export function forge(members) {
 }
 
 /**
- * The members that make a package of these modules.
+ * The members of a package with these modules.
  * @param {string} name @param {string} version @param {Record<string, any>} modules @param {string[]} [requires]
  */
 export function packageOf(name, version, modules, requires = []) {
@@ -62,7 +62,7 @@ export function packageOf(name, version, modules, requires = []) {
   return forge({ ...modules, [`${name}-${version}.dist-info/METADATA`]: metadata });
 }
 
-/** The real wheels by their file names, and a lock file of them. */
+/** The real wheels by their file names, and a lock file for them. */
 export async function realWheels() {
   const names = readdirSync(FOLDER).filter((file) => file.endsWith(".whl"));
   /** @type {Map<string, Buffer>} */
@@ -86,7 +86,7 @@ export async function realWheels() {
 }
 
 /**
- * What a lock file says of a package.
+ * A package's entry in a lock file.
  * @param {string} name @param {string} version @param {string} file @param {Buffer} bytes @param {Partial<Entry>} [more]
  * @returns {Entry}
  */
@@ -95,13 +95,13 @@ export function entry(name, version, file, bytes, more) {
   return { name, version, file_name: file, sha256: sha256(bytes), ...common, ...more };
 }
 
-/** A server of files, whose requests are counted. */
+/** Starts a server of files that counts its requests. */
 export async function serveFiles(/** @type {Map<string, Buffer | string>} */ files) {
   /** @type {string[]} */
   const asked = [];
   /** @type {((value?: unknown) => void)[]} */
   const held = [];
-  /** The bodies that wait to be released: every answer, or the second half of each wheel. @type {"answers" | "halves" | undefined} */
+  /** The bodies that the server holds back: all answers, or the second half of each wheel. @type {"answers" | "halves" | undefined} */
   const holding = undefined;
   const state = { asked, held, holding, url: "", close: async () => {} };
   const server = createServer(async (request, response) => {

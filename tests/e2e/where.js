@@ -1,32 +1,32 @@
-// Which cases add something where. Chromium and bubblewrap run every case. So does the kernel of a notebook, whose interpreter is not
-// ours. Elsewhere a case is left out that touches only what is the same there: by these rules, or with `--all` never.
+// The cases that are left out in some places. Chromium and bubblewrap run every case, and so does the kernel of a notebook, whose
+// interpreter is not ours. Elsewhere a case is left out if it touches only code that is the same there. With `--all` none is.
 
-/** Files about what Python does by itself. */
+/** Files about Python by itself. */
 const PYTHON = ["displays", "errors", "execution", "helpers", "profiles", "settings", "values"];
-/** Files with cases in which Python waits, or is stopped; and such cases of others. */
+/** Files with cases in which Python waits or is stopped, and single cases of other files. */
 const WAITING = [
   ...["budgets", "execution", "lifecycle", "output", "profiles", "queries", "settings", "stopping"],
   "hostile/signal_handlers_of_a_cell_do_not_disarm_the_timeout",
   "hostile/disabling_signals_within_a_cell_ends_in_a_termination_at_worst",
 ];
-/** Files about the stack that Python has: there it is the worker's own, elsewhere one of JSPI's. */
+/** Files about Python's stack: in pages with shared memory it is the worker's own, in others one of JSPI's. */
 const STACK = ["recursion"];
-/** Files about the process that a guest is: its files, streams, bounds and end. */
+/** Files about a guest's process: its files, streams, bounds and end. */
 const PROCESS = ["execution", "files", "hostile", "lifecycle", "output", "recovery", "settings", "stopping"];
 
-/** Keys of options and steps with which Python waits for the page, or is stopped by it; and words of such code. */
+/** Keys of options and steps that make Python wait for the page or stop it, and words of such code. */
 const WAITS =
   /"(timeout|abort|interrupt|interrupt_after_ms|together|destroy|\w*Timeout|gracePeriod|budget|max\w*Calls\w*)":|_query|async|await|input|getpass|sleep|signal|while True/;
 
-/** @typedef {{ name: string, host?: object, options?: object, context?: unknown, step: any[] }} Case  its name begins with its file's */
+/** @typedef {{ name: string, host?: object, options?: object, context?: unknown, step: any[] }} Case  `name` begins with the file's name */
 
 /** @param {Case} test @param {string[]} places  files, or cases */
 const isOf = ({ name }, places) => places.includes(name.split("/")[0]) || places.includes(name);
 
-/** Returns true when Python may wait in it, or be stopped. @param {Case} test */
+/** Returns true if Python may wait or be stopped in a case. @param {Case} test */
 const mayWait = (test) => test.host !== undefined || WAITS.test(JSON.stringify([test.options, test.step]));
 
-/** Returns true when a case only runs code, and nothing but Python is asked. @param {Case} test */
+/** Returns true if a case only runs code and asks nothing but Python. @param {Case} test */
 function isPythonAlone(test) {
   const isPlain = (/** @type {any} */ step) =>
     typeof step.execute === "string" && Object.keys(step).every((key) => ["execute", "expect"].includes(key));
@@ -35,7 +35,7 @@ function isPythonAlone(test) {
 }
 
 /**
- * By the name of a place: which cases it runs, and why it leaves out the others.
+ * For each place, the cases that it runs, and the reason to leave out the others.
  * @type {Record<string, { runs: (test: Case) => boolean, why: string }>}
  */
 const PLACES = {
@@ -49,7 +49,7 @@ const PLACES = {
 };
 
 /**
- * Why a case is left out in one of these places, if it is.
+ * The reason to leave out a case in one of these places, if there is one.
  * @param {Case} test @param {string[]} places  such as `["firefox", "shared"]`
  */
 export function leftOut(test, places) {

@@ -1,4 +1,4 @@
-"""`JupyterREPL` on the notebook kernels that scripts/setup has made: in this process, and in kernels that it starts.
+"""`JupyterREPL` on the notebook kernels of scripts/setup: in this process, and in kernels that the tests start.
 
 .setup/jupyter/7/bin/python -m pytest tests/jupyter
 .setup/jupyter/7/bin/python -m pytest tests/jupyter/test_notebooks.py --write   writes the outputs of the examples
@@ -18,9 +18,9 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "pyodide-glue" / "python"
 sys.path.insert(0, str(PACKAGE))
-os.environ["PYTHONPATH"] = str(PACKAGE)  # of kernels
+os.environ["PYTHONPATH"] = str(PACKAGE)  # kernels import it from there
 _home = tempfile.TemporaryDirectory()
-os.environ["IPYTHONDIR"] = os.environ["JUPYTER_RUNTIME_DIR"] = _home.name  # nothing of the user's is read or written
+os.environ["IPYTHONDIR"] = os.environ["JUPYTER_RUNTIME_DIR"] = _home.name  # keeps the user's own files out of the tests
 
 collect_ignore = [] if find_spec("rlm") else ["test_rlm.py"]
 
@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def shell() -> Iterator[Any]:
-    """IPython in this process, without a kernel; its variables are gone after a test."""
+    """IPython in this process, without a kernel. A test's variables are removed after it."""
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
 

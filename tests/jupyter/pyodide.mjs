@@ -1,4 +1,4 @@
-// `JupyterREPL` as in JupyterLite: IPython in Pyodide, where there are no threads, and a loop that always runs.
+// `JupyterREPL` as in JupyterLite: with IPython in Pyodide, which has no threads, and whose event loop always runs.
 //   node tests/jupyter/pyodide.mjs
 import { readdirSync } from "node:fs";
 import { join } from "node:path";
@@ -10,7 +10,7 @@ const [python] = readdirSync(lib);
 const pyodide = await loadPyodide();
 for (const [path, folder] of [
   ["/package", join(root, "pyodide-glue/python")],
-  ["/site", join(lib, python, "site-packages")], // IPython is plain Python
+  ["/site", join(lib, python, "site-packages")], // IPython is pure Python, so any Python's copy will do
 ]) {
   pyodide.FS.mkdirTree(path);
   pyodide.FS.mount(pyodide.FS.filesystems.NODEFS, { root: folder }, path);

@@ -1,4 +1,4 @@
-"""`JupyterREPL` in kernels as notebooks start them: processes of ipykernel, spoken to by jupyter_client."""
+"""`JupyterREPL` in kernels as notebooks start them: processes of ipykernel, with jupyter_client as the front end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS = 60.0
 
 @dataclass
 class Cell:
-    """What a notebook shows below a cell."""
+    """The output of a cell, as a notebook shows it."""
 
     stdout: str = ""
     stderr: str = ""
@@ -35,7 +35,7 @@ class Notebook:
         self.client.wait_for_ready(timeout=SECONDS)
 
     def run(self, code: str, on_stdout: Callable[[str], object] | None = None) -> Cell:
-        """Runs a cell to its end; what it prints is also given to `on_stdout` as it comes."""
+        """Runs a cell to its end. `on_stdout` gets the cell's output as it comes."""
         cell = Cell()
 
         def take(message: dict[str, Any]) -> None:
@@ -193,7 +193,7 @@ def test_code_awaits_while_the_kernels_loop_runs(notebook: Notebook, where: str)
     assert notebook.ok(where.format("repl.execute_code(code).stdout")).result == repr("['Q0', 'Q1', 'Q2'] LAST\n")
     ran = "repl.execute_code('import asyncio\\nasync def f(): return 5\\nprint(asyncio.run(f()))').stdout"
     assert notebook.ok(where.format(ran)).result == repr("5\n")
-    # The kernel's own loop goes on, with its tasks and callbacks.
+    # The kernel's own event loop goes on, with its tasks and callbacks.
     after = "async def other(): return 'other'\ntask = asyncio.create_task(other())\nawait asyncio.sleep(0.01)\ntask.result()"
     assert notebook.ok(after).result == repr("other")
 
@@ -348,7 +348,7 @@ def test_the_kernel_is_afterwards_as_it_was(notebook: Notebook) -> None:
     notebook.ok(HOOKS)
     notebook.ok(
         "import threading\nfor t in threading.enumerate():\n    if t.name.startswith('sandglass'): t.join(30)"
-    )  # of a batch that was interrupted
+    )  # threads of an interrupted batch
     code = (
         "before = hooks()\n"
         "with JupyterREPL(ask, sync_from_user_ns=True, sync_to_user_ns=True, sync_vars=[], workdir='/tmp') as repl:\n"
@@ -365,7 +365,7 @@ def test_the_kernel_is_afterwards_as_it_was(notebook: Notebook) -> None:
 
 def test_figures_of_code_are_the_notebooks(notebook: Notebook) -> None:
     if notebook.run("import matplotlib").error:
-        assert "6" in notebook.ok("import ipykernel; ipykernel.__version__").result  # the newer one has it
+        assert "6" in notebook.ok("import ipykernel; ipykernel.__version__").result  # the newer ipykernel has it
         return
     notebook.ok("%matplotlib inline\nrepl = JupyterREPL(ask)")
     cell = notebook.ok(

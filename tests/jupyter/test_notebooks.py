@@ -1,4 +1,4 @@
-"""The example notebooks say what they say in the repository, and leave what they promise."""
+"""The example notebooks: their outputs are those in the repository, and their variables are as promised."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
 
-#: What holds in each notebook before its last cell, which cleans up.
+#: Assertions for each notebook, checked before its last cell, which cleans up.
 PROMISES = {
     "needle": """
 assert result.final_answer == "9034" and repl.locals["code"] == "9034" and len(repl.locals["odd"]) == 2
@@ -42,7 +42,7 @@ def test_notebook(name: str, pytestconfig: pytest.Config) -> None:
     run.cells.insert(at, promise)
     NotebookClient(run, timeout=60, kernel_name="python3", record_timing=False).execute()
     del run.cells[at]
-    run.metadata.pop("language_info", None)  # of the kernel that happened to run it
+    run.metadata.pop("language_info", None)  # depends on the kernel that ran it
     for number, cell in enumerate((cell for cell in run.cells if cell.cell_type == "code"), 1):
         cell.execution_count = number
         for output in cell.outputs:
@@ -59,7 +59,7 @@ def test_all_of_them_are_run() -> None:
 
 
 def _outputs(cell: Any) -> list[Any]:
-    """What stands below a cell; streams may come in pieces."""
+    """The outputs of a cell, with the pieces of each stream joined."""
     found: list[Any] = []
     for output in cell.get("outputs", ()):
         kind = output.output_type

@@ -1,4 +1,4 @@
-"""What holds wherever `JupyterREPL` runs: here with IPython in this process, or without it."""
+"""Behaviour of `JupyterREPL` in any place: here with IPython in this process, or without IPython."""
 
 from __future__ import annotations
 
@@ -372,7 +372,7 @@ def test_options_are_checked(shell: Any, tmp_path: Path) -> None:
         JupyterREPL(on_llm=print)  # type: ignore[call-arg]
 
 
-# ---- what belongs to the process ----
+# ---- state of the process ----
 
 
 def test_code_has_a_folder_and_callbacks_have_the_notebooks(tmp_path: Path) -> None:
@@ -416,7 +416,7 @@ def test_threads_of_code_print_and_ask() -> None:
     code = """
 from concurrent.futures import ThreadPoolExecutor
 def ask(i):
-    print(f'line {i}\\n', end='')  # at once, or those of others come between
+    print(f'line {i}\\n', end='')  # in one write, or other threads' output comes between
     return llm_query(f'q{i}')
 with ThreadPoolExecutor(4) as pool:
     got = list(pool.map(ask, range(20)))
@@ -651,16 +651,16 @@ def test_an_interrupt_goes_on_to_the_notebook() -> None:
         assert ok(repl, "print(x)").stdout == "1\n"
 
 
-@pytest.mark.filterwarnings("ignore")  # what is half made is collected with complaints
+@pytest.mark.filterwarnings("ignore")  # half-made objects warn when they are collected
 def test_interrupts_at_any_moment_leave_all_in_order(shell: Any, tmp_path: Path) -> None:
     repl = JupyterREPL(lambda prompt: prompt, sync_to_user_ns=True, sync_from_user_ns=True, workdir=tmp_path)
-    # No batch: an interrupt while CPython starts a thread may leave that thread waiting for a lock for ever.
+    # Without a batch, because an interrupt while CPython starts a thread may leave that thread waiting for a lock for ever.
     code = "for i in range(3): print(i); llm_query('x')\nawait llm_query('a')"
 
     def interrupt(_number: int, frame: Any) -> None:
         while frame is not None:
             if frame.f_globals["__name__"].startswith("_pytest."):
-                return  # a hook of the tests' own, which would take it for a failure
+                return  # pytest's own frames would take the interrupt for a failure
             if frame.f_code is JupyterREPL.execute_code.__code__:
                 raise KeyboardInterrupt
             frame = frame.f_back
@@ -743,7 +743,7 @@ def test_variables_go_to_the_notebook(shell: Any) -> None:
     ok(repl, "z = 1; del x, text, f")
     assert user["x"] == "by hand" and "text" not in user and "f" not in user
     repl.execute_code("late = 5; 1 / 0")
-    assert user["late"] == 5  # what was done before an error is done
+    assert user["late"] == 5  # assignments before the error count
     with pytest.raises(KeyboardInterrupt):
         repl.execute_code("later = 6; raise KeyboardInterrupt")
     assert user["later"] == 6
@@ -765,14 +765,14 @@ def test_what_the_repl_was_given_is_its_own(shell: Any) -> None:
     options: dict[str, Any] = {"sync_to_user_ns": True, "sync_from_user_ns": True}
     repl = JupyterREPL(echo, **options, custom_tools={"limit": 5})
     assert ok(repl, "limit, context, context_history").result == "(5, ['mine'], 'mine')"
-    repl.add_context("given")  # under names that were shared until now
+    repl.add_context("given")  # under a name that was shared until now
     shell.run_cell("del context")
     assert ok(repl, "context, context_history").result == "('given', ['given'])"
     shell.run_cell("context = 'anew'")
     ok(repl, "del context, limit, query")
     user = shell.user_ns
     assert (user["context"], user["limit"], user["context_history"]) == ("anew", "mine", "mine")
-    assert "query" not in user  # it was the notebook's, and the code has deleted it
+    assert "query" not in user  # the code has deleted the notebook's variable
 
 
 def test_variables_go_both_ways(shell: Any) -> None:

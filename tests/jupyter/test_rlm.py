@@ -1,4 +1,4 @@
-"""`JupyterREPL` as an environment of the package `rlms`, in its own loop. The models are scripts."""
+"""`JupyterREPL` as an environment of the package `rlms`, in that package's loop. The models are scripts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ USAGE = ModelUsageSummary(total_calls=1, total_input_tokens=1, total_output_toke
 
 
 class Script(BaseLM):
-    """A client whose model answers what `replies` says: the next of a list, or a function's result."""
+    """A client of a model with scripted replies: the next item of a list, or a function's result."""
 
     def __init__(self, replies: Any) -> None:
         super().__init__(model_name="script")
@@ -46,7 +46,7 @@ class Script(BaseLM):
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module in (core, environments):  # so that it is given back
+    for module in (core, environments):  # monkeypatch then restores it after the test
         monkeypatch.setattr(module, "get_environment", module.get_environment)
     register()
     register()
@@ -58,7 +58,7 @@ def block(code: str) -> str:
 
 
 def play(monkeypatch: pytest.MonkeyPatch, root: list[str], **options: Any) -> tuple[RLM, Script]:
-    """An RLM whose root model is a script, and whose sub-models answer in capitals."""
+    """An RLM with a script as its root model, and with sub-models that answer in capitals."""
     answers = iter(root)
     client = Script(lambda prompt: prompt.upper() if isinstance(prompt, str) else next(answers))
     monkeypatch.setattr(core, "get_client", lambda backend, kwargs: client)

@@ -1,4 +1,4 @@
-"""The kernel, installed from the built program and started by Jupyter's own client.
+"""Sandglass's Jupyter kernel, installed from the built program and started by Jupyter's own client.
 
 SANDGLASS_HOST names another program, SANDGLASS_BACKEND another backend than bubblewrap.
 """
@@ -21,14 +21,14 @@ ROOT = Path(__file__).parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 PROGRAM = os.environ.get("SANDGLASS_HOST", str(TARGET / "debug" / "sandglass-host"))
 BACKEND = os.environ.get("SANDGLASS_BACKEND", "bubblewrap")
-#: For what takes a moment; a slow machine is not a failure.
+#: Seconds to wait for short work; long, because a slow machine is not a failure.
 PATIENCE = 60.0
 
 Spec = Callable[..., str]
 
 
 def host(*arguments: str, **environment: str) -> str:
-    """The text that the program prints."""
+    """Runs the program. Returns its output."""
     done = subprocess.run(
         [PROGRAM, *arguments], capture_output=True, text=True, env={**os.environ, **environment}, timeout=PATIENCE
     )
@@ -38,7 +38,7 @@ def host(*arguments: str, **environment: str) -> str:
 
 
 def until(what: Callable[[], Any], told: str) -> Any:
-    """Waits for something to be true."""
+    """Waits until a condition holds. Returns its value."""
     end = time.monotonic() + PATIENCE
     while not (found := what()):
         assert time.monotonic() < end, told
@@ -48,7 +48,7 @@ def until(what: Callable[[], Any], told: str) -> Any:
 
 @dataclass
 class Cell:
-    """All that a front end is told of a request."""
+    """All messages about one request."""
 
     reply: dict[str, Any]
     messages: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Cell:
 
 
 class Kernel:
-    """A kernel that runs, and a client of it."""
+    """A running kernel and its client."""
 
     def __init__(self, name: str, environment: dict[str, str] | None = None, **options: Any) -> None:
         self.manager = KernelManager(kernel_name=name, **options)
@@ -103,7 +103,7 @@ class Kernel:
         return self.client.execute(code, **{"allow_stdin": False, **options})
 
     def collect(self, request: str, on: Callable[[str, dict[str, Any]], None] | None = None) -> Cell:
-        """Everything of a request until it is idle. `on` hears of each message."""
+        """Collects the messages of a request until the kernel is idle again. Calls `on` for each."""
         messages = []
         end = time.monotonic() + PATIENCE
         while True:
@@ -135,13 +135,13 @@ class Kernel:
 
 
 def processes() -> dict[int, int]:
-    """The parents of all processes."""
+    """All processes, each with its parent."""
     found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             try:
                 stat = (folder / "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # it has ended
+            except OSError:  # the process has ended
                 continue
             if stat[0] != "Z":
                 found[int(folder.name)] = int(stat[1])
@@ -149,7 +149,7 @@ def processes() -> dict[int, int]:
 
 
 def family(pid: int) -> set[int]:
-    """A process and all that come from it."""
+    """A process and all its descendants."""
     parents = processes()
     found = {pid} & set(parents)
     while more := {child for child, parent in parents.items() if parent in found} - found:
@@ -159,7 +159,7 @@ def family(pid: int) -> set[int]:
 
 @pytest.fixture(scope="session")
 def spec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spec]:
-    """Installs the kernel with these options; its name."""
+    """A function that installs the kernel with these options and returns the name of its specification."""
     prefix = tmp_path_factory.mktemp("prefix")
     before = os.environ.get("JUPYTER_PATH")
     os.environ["JUPYTER_PATH"] = str(prefix / "share" / "jupyter")
@@ -184,7 +184,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spec]:
 
 @pytest.fixture(scope="module")
 def shared(spec: Spec) -> Iterator[Kernel]:
-    """One for tests that leave it as it was."""
+    """A kernel for tests that leave it as it was."""
     kernel = Kernel(spec())
     yield kernel
     kernel.end()
@@ -192,7 +192,7 @@ def shared(spec: Spec) -> Iterator[Kernel]:
 
 @pytest.fixture
 def start(spec: Spec) -> Iterator[Callable[..., Kernel]]:
-    """Starts kernels of one test's own, with these options."""
+    """A function that starts a kernel with these options, for one test only."""
     kernels = []
 
     def start(*options: str, **environment: str) -> Kernel:

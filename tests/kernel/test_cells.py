@@ -1,4 +1,4 @@
-"""What a notebook's cell shows."""
+"""Results, output and displays of a notebook's cells."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_results_are_shown_in_one_output_and_figures_in_another(shared: Kernel) 
 
 
 def framed(html: str) -> str:
-    """HTML as the notebook gets it: no script of it runs, and it loads nothing."""
+    """The HTML that the notebook gets for `html`: in a frame that runs no script and loads nothing."""
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; media-src data:"
     page = f'<meta http-equiv="Content-Security-Policy" content="{policy}">{html}'
     page = page.replace("&", "&amp;").replace('"', "&quot;")
@@ -98,7 +98,7 @@ def test_what_code_shows_cannot_reach_the_notebook(shared: Kernel) -> None:
     script = '<script>fetch("/api/terminals", {method: "POST"})</script>&quot;><img src=x onerror="alert(1)">'
     shared.ok(f"{OUTPUTS}script = {script!r}")
     assert shared.ok("Raw('text/html', script)").data == {"text/plain": "Raw()", "text/html": framed('"&gt;<img>')}
-    # What connects by being there is gone, and styles stay.
+    # Elements that connect without a script are removed, and styles stay.
     link = (
         '<link rel="preconnect" href="//example.com"><style>b{color:red;background:url(//example.com)}</style><b>1</b>'
     )
@@ -128,7 +128,7 @@ def test_outputs_come_as_they_are_where_they_are_trusted(start: Start) -> None:
 
 
 def test_an_open_figure_is_no_part_of_the_result(start: Start) -> None:
-    # This Python has matplotlib for certain, and may be one that only its user can read.
+    # This Python is sure to have matplotlib. Only its user may be able to read it, so the guest is a subprocess.
     cell = start("--backend=subprocess", f"--python={sys.executable}").ok(
         "import matplotlib.pyplot as plt\nplt.plot([1, 2])\n7"
     )
@@ -166,7 +166,7 @@ def test_an_interrupt_stops_a_cell_and_keeps_its_variables(shared: Kernel, code:
 def test_an_interrupt_of_nothing_does_nothing(shared: Kernel) -> None:
     client = shared.client
     client.control_channel.send(client.session.msg("interrupt_request"))
-    # Once it is answered: before that it may be of the cell.
+    # The next cell starts after the answer, or the interrupt might stop that cell.
     assert client.get_control_msg(timeout=PATIENCE)["content"]["status"] == "ok"
     assert shared.ok("1").data == {"text/plain": "1"}
 
@@ -222,7 +222,7 @@ def test_a_state_that_is_lost_unseen_is_told_nevertheless(start: Start) -> None:
     cell = kernel.ok("2", user_expressions={"a": crash})
     assert cell.reply["user_expressions"]["a"]["status"] == "error"
     assert "sandglass: the state is lost" in cell.stderr and "gone" in cell.stderr
-    # What nobody was to see is told with the next cell, and once.
+    # The loss in a silent cell is told with the next cell, once.
     kernel.ok("gone = 2")
     cell = kernel.run(crash, silent=True)
     assert cell.reply["status"] == "error" and cell.of("stream") == []
@@ -232,7 +232,7 @@ def test_a_state_that_is_lost_unseen_is_told_nevertheless(start: Start) -> None:
 
 
 class Answers:
-    """Answers what a cell asks for."""
+    """Answers a cell's requests for input."""
 
     def __init__(self, kernel: Kernel, *answers: str) -> None:
         self.kernel = kernel
@@ -253,7 +253,7 @@ def test_input_is_asked_of_the_front_end(shared: Kernel) -> None:
     answers = Answers(shared, "Ann", "42")
     cell = shared.ok("name = input('name? ')\nage = int(input())\nname, age, input", allow_stdin=True)
     assert cell.data["text/plain"].startswith("('Ann', 42, <function input") and answers.prompts == ["name? ", ""]
-    # It stays a name that anybody can take.
+    # `input` stays a name that code can assign.
     shared.ok("input = 3")
     assert shared.ok("input").data == {"text/plain": "3"}
     shared.ok("del input")
@@ -263,7 +263,7 @@ def test_input_is_asked_of_the_front_end(shared: Kernel) -> None:
 
 def test_a_front_end_that_does_not_listen_is_not_waited_for(shared: Kernel) -> None:
     client = shared.manager.client()
-    # Somebody else: who is of the same session is asked there.
+    # A client of another session: the kernel would ask one of the same session on its stdin channel.
     client.session = Session(key=shared.manager.session.key)
     client.start_channels(stdin=False, hb=False)
     try:
@@ -304,7 +304,7 @@ def test_completion_and_inspection(shared: Kernel) -> None:
     assert "Says hello." in reply["data"]["text/plain"]
     assert "return name" in ask(shared, client.inspect("greet", 5, 1))["data"]["text/plain"]
     assert ask(shared, client.inspect("unheard", 3)) == {"status": "ok", "found": False, "data": {}, "metadata": {}}
-    # It counts as no execution.
+    # Completion counts as no execution.
     before = shared.ok("1").reply["execution_count"]
     ask(shared, client.complete("gr", 2))
     assert shared.ok("1").reply["execution_count"] == before + 1
@@ -323,7 +323,7 @@ def test_history(shared: Kernel) -> None:
 
 
 class Endpoint(BaseHTTPRequestHandler):
-    """Speaks as much of OpenAI's protocol as a model does."""
+    """OpenAI's protocol, as far as a model needs it."""
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -349,7 +349,7 @@ def test_models_answer_where_there_is_an_endpoint(start: Start, shared: Kernel) 
         cell = kernel.ok(
             "print(llm_query('hi'))\nprint(llm_query('hi', model='large'))\nimport os; 'SANDGLASS_LLM_KEY' in os.environ"
         )
-        # A reply that quotes the key comes without it.
+        # The key is removed from a reply that quotes it.
         assert cell.stdout == "small heard hi by Bearer [key]\nlarge heard hi by Bearer [key]\n"
         assert cell.data == {"text/plain": "False"}
     finally:
@@ -357,7 +357,7 @@ def test_models_answer_where_there_is_an_endpoint(start: Start, shared: Kernel) 
 
 
 def test_files_and_a_context_can_be_given(start: Start) -> None:
-    # A guest is no user of ours: it has to reach the folder, which pytest's own are not for.
+    # The guest is another user, which cannot reach pytest's own folders.
     with TemporaryDirectory() as place:
         path = Path(place)
         path.chmod(0o755)

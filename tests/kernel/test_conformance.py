@@ -1,4 +1,4 @@
-"""What every kernel must do, by Jupyter's own tests of kernels."""
+"""The rules for every kernel, by Jupyter's own tests of kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The begin and end of kernels, and who may talk to them."""
+"""The begin and end of kernels, and the clients that may talk to them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Start = Callable[..., Kernel]
 
 
 def guests(kernel: Kernel) -> set[int]:
-    """All processes of a kernel; those of Docker's guests are the engine's."""
+    """All processes of a kernel, without those of Docker's guests, which are the engine's."""
     found = family(kernel.pid)
     assert len(found) > 1 or BACKEND == "docker", "there is no guest"
     return found
@@ -49,7 +49,7 @@ def test_shutdown_leaves_no_process(start: Start) -> None:
 
 
 def test_a_shutdown_waits_for_a_guest_that_is_starting(spec: Spec, tmp_path: Path) -> None:
-    # A Python that takes its time, and says which process it is.
+    # A Python that starts slowly and writes down its process id.
     python, pids = tmp_path / "python", tmp_path / "pids"
     python.write_text(f'#!/bin/sh\necho $$ >> {pids}\nsleep 2\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
@@ -61,7 +61,7 @@ def test_a_shutdown_waits_for_a_guest_that_is_starting(spec: Spec, tmp_path: Pat
         until(lambda: pids.exists() and pids.read_text(), "no guest is starting")
         client.shutdown()
         assert client.get_control_msg(timeout=PATIENCE)["content"]["status"] == "ok"
-        # When it answers, there is none any more.
+        # After the answer, no guest's process is left.
         assert not {int(pid) for pid in pids.read_text().split()} & set(processes())
     finally:
         client.stop_channels()
@@ -137,7 +137,7 @@ def test_who_subscribes_is_welcomed(shared: Kernel) -> None:
     info = shared.manager.get_connection_info()
     with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
         subscriber.linger = 0
-        # It asks for signs of life on this socket, too.
+        # This socket asks for heartbeats, too.
         subscriber.heartbeat_ivl = 5
         subscriber.heartbeat_timeout = int(PATIENCE * 1000)
         subscriber.connect(f"tcp://{info['ip']}:{info['iopub_port']}")
@@ -172,7 +172,7 @@ def test_requests_that_say_nothing_are_told_so(shared: Kernel) -> None:
         cell = shared.collect(message["header"]["msg_id"])
         assert cell.reply["status"] == "error" and "cannot be read" in cell.reply["evalue"]
         assert [kind for kind, _ in cell.messages] == ["status"]
-    # Of what it does not know, it cannot say how it is answered.
+    # The kernel does not know this request, so it sends no answer and goes on.
     message = client.session.msg("dance_request", {})
     client.shell_channel.send(message)
     assert shared.ok("1").data == {"text/plain": "1"}
@@ -192,7 +192,7 @@ def test_wrong_signatures_are_dropped(shared: Kernel) -> None:
 
 
 def connected(kernel: Kernel, channel: str) -> socket.socket:
-    """A peer that has said hello, as ZMTP wants it."""
+    """A peer that has done ZMTP's handshake."""
     port = kernel.manager.get_connection_info()[f"{channel}_port"]
     peer = socket.create_connection(("127.0.0.1", port), PATIENCE)
     greeting = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
@@ -218,11 +218,11 @@ def is_cut(peer: socket.socket) -> bool:
 
 @pytest.mark.parametrize("channel", ["shell", "control", "stdin", "iopub"])
 def test_messages_that_are_too_large_are_refused(shared: Kernel, channel: str) -> None:
-    # A length is enough: nothing is set aside for it.
+    # The length alone has the peer cut, before any memory is set aside.
     with connected(shared, channel) as peer:
         peer.sendall(b"\x02" + struct.pack(">Q", 1 << 40))
         assert is_cut(peer)
-    # A message of many frames, each of which would do.
+    # A message of many frames, each of which is small enough.
     with connected(shared, channel) as peer:
         try:
             for _ in range(64):
@@ -257,21 +257,21 @@ def test_subscriptions_are_bounded(shared: Kernel) -> None:
 def test_who_does_not_read_holds_nobody_up(start: Start) -> None:
     kernel = start()
     with connected(kernel, "iopub") as peer:
-        # All that is published, and not one byte of it is read.
+        # Subscribes to all messages, and reads not one byte of them.
         peer.sendall(b"\x00\x01\x01")
         kernel.ok("1")
         before = resident(kernel.pid)
         for _ in range(10):
             cell = kernel.ok("for i in range(9_000): print('x' * 999)")
             assert len(cell.stdout) == 9_000_000
-        # What waits for it is bounded: at 64 MiB it is cut.
+        # The messages that wait for the peer are bounded: at 64 MiB the peer is cut.
         assert resident(kernel.pid) - before < 200 << 20
         while not is_cut(peer):
             pass
 
 
 def resident(pid: int) -> int:
-    """The bytes of memory that a process has."""
+    """The resident memory of a process, in bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -338,7 +338,7 @@ def test_install_and_uninstall(tmp_path: Path) -> None:
         host("kernel", "uninstall", **environment)
     with pytest.raises(RuntimeError, match="llm-model"):
         host("kernel", "install", "--llm-url=http://127.0.0.1:1/v1", **environment)
-    # Others' kernels are let alone.
+    # Kernels of other programs are left alone.
     folder.mkdir(parents=True)
     (folder / "kernel.json").write_text(json.dumps({**spec, "argv": ["python", "-m", "ipykernel_launcher"]}))
     with pytest.raises(RuntimeError, match="no kernel of this program"):

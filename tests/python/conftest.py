@@ -1,4 +1,4 @@
-"""A runtime on a fake bridge: what the host would see is recorded, and the clock of sleeps is virtual."""
+"""A runtime on a fake bridge. The bridge records all messages to the host, and sleeps take virtual time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CONFIG = {
 
 _STREAMS = ("stdin", "stdout", "stderr")
 _SYS = ("excepthook", "displayhook", "unraisablehook", "breakpointhook", *_STREAMS, *(f"__{n}__" for n in _STREAMS))
-#: The places that sandglass takes over, or could; audit hooks and those of os.fork cannot be looked at, nor given back.
+#: Attributes that sandglass replaces, or might. Audit hooks and those of os.fork can neither be read nor restored.
 _PLACES: list[tuple[Any, str]] = [
     *((sys, name) for name in _SYS),
     (builtins, "input"),
@@ -64,7 +64,7 @@ _PLACES: list[tuple[Any, str]] = [
 
 
 def hooks() -> dict[str, object]:
-    """The objects in all those places, by name."""
+    """The current objects in `_PLACES` and other hooks of the interpreter, by name."""
     return {
         **{f"{module.__name__}.{name}": getattr(module, name) for module, name in _PLACES},
         **{f"the handler of {number.name}": signal.getsignal(number) for number in _SIGNALS},
@@ -83,7 +83,7 @@ def is_ours(hook: Any) -> bool:
 
 @contextmanager
 def installed(runtime: Runtime) -> Iterator[Runtime]:
-    """The runtime has the interpreter for so long only: pytest has its own ideas about sys.stdout between phases."""
+    """Installs the runtime for a block only, because pytest replaces sys.stdout between phases."""
     before = hooks()
     runtime.install()
     taken = [name for name, hook in hooks().items() if hook is not before[name] and hook != before[name]]
@@ -98,7 +98,7 @@ def installed(runtime: Runtime) -> Iterator[Runtime]:
 
 @pytest.fixture(autouse=True)
 def _interpreter() -> Iterator[None]:
-    """Nothing of sandglass is left in it after a test, and what cells put there is taken out."""
+    """Checks that a test leaves nothing of sandglass in the interpreter, and removes what cells put there."""
     before = hooks()
     yield
     left = [name for name, hook in hooks().items() if is_ours(hook) and hook is not before[name]]
@@ -109,7 +109,7 @@ def _interpreter() -> Iterator[None]:
 
 
 class Reply:
-    """A host reply that is a failure."""
+    """A host's reply that is a failure."""
 
     def __init__(self, message: str, kind: str = "error") -> None:
         self.message, self.kind = message, kind
@@ -128,7 +128,7 @@ class FakeBridge:
 
     def output(self, stream: str, skipped: int, text: str) -> None:
         assert len(text) <= 64 * 1024
-        text.encode()  # what crosses is valid UTF-8
+        text.encode()  # fails unless the text is valid UTF-8
         self.messages.append((stream, skipped, text))
         self.events.append(stream)
 
@@ -164,7 +164,7 @@ class FakeBridge:
 
 
 class Cell:
-    """All that the host learned of one execution."""
+    """All that the host knows of one execution."""
 
     def __init__(self, header: str, encoding: str, body: bytes, bridge: FakeBridge) -> None:
         assert len(header) < 10_000_000
@@ -198,7 +198,7 @@ class Guest:
         return Cell(*reply, self.bridge)
 
     def write(self, pieces: list[str]) -> Cell:
-        """Runs a cell whose text comes in these pieces, all of which but the last end where a statement does."""
+        """Runs a cell whose text comes in these pieces. Each but the last ends with a statement."""
         self.bridge.messages = []
         self.bridge.displays = []
         self.count += 1

@@ -1,7 +1,7 @@
-"""Random sessions in two native guests, of which one is replaced by a copy that ran the code ahead, cell by cell: whatever a
-cell can tell has to be the same.
+"""Random sessions in two native guests. One guest is replaced, cell by cell, by a copy that ran the cell ahead. All that
+a user can see has to be the same in both.
 
-`PYTHONPATH=pyodide-glue/python python tests/python/forks_fuzz.py --hits 100000 --seed 1` runs until so many cells were served by copies.
+`PYTHONPATH=pyodide-glue/python python tests/python/forks_fuzz.py --hits 100000 --seed 1` runs until copies have served that many cells.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from native_host import Copy, Execution, Host
 #: Cells in a session.
 CELLS = 60
 
-#: The state that cells work on, and a look at all of it.
+#: Code that makes the state of the cells, and the function `look`, which shows all of it.
 PREPARE = """
 import array, asyncio, collections, contextvars, dataclasses, decimal, gc, io, itertools, os, random, re, signal
 import subprocess, sys, tempfile, threading, time, warnings, weakref
@@ -78,7 +78,7 @@ def look():
         gc.isenabled(), gc.get_threshold(), sys.getswitchinterval(), threading.current_thread().name, os.umask(0o22)))
 """
 
-#: Cells, by what they do; `N` is a number.
+#: Cells by their purpose; `N` stands for a number.
 KINDS: dict[str, str] = {
     "an int": "value = N",
     "an expression": "len(numbers) + N",
@@ -166,7 +166,7 @@ def answer(name: str, argument: Any) -> tuple[str, bytes]:
 
 
 def seen(execution: Execution) -> list[Any]:
-    """All that can be told of an execution."""
+    """All facts of an execution that a user can see, without times and addresses."""
     report = dict(execution.report)
     files = [{**row, "size": row["size"]} for row in report.pop("files", None) or ()]
     streams = {name: _ADDRESS.sub("", text) for name, text in sorted(execution.streams.items())}
@@ -174,7 +174,7 @@ def seen(execution: Execution) -> list[Any]:
 
 
 class Served:
-    """A guest that copies of it replace."""
+    """A guest that is replaced by its copies."""
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
         self.first = self.at = Host(folder, forks=True, as_module=True)
@@ -185,7 +185,7 @@ class Served:
         self.first.answer = answer
 
     def run(self, kind: str, code: str) -> Execution:
-        """Runs a cell in a copy: as a whole or in pieces, until it is asked for at some time."""
+        """Runs a cell ahead in a copy, as a whole or in pieces. The copy is promoted at a random time."""
         at, chance = self.at, self.chance
         pieces = self.pieces = self._pieces(code)
         if pieces and not self._is_plain(code):
@@ -213,7 +213,7 @@ class Served:
         return execution
 
     def _pieces(self, code: str) -> list[str]:
-        """The code up to some of its line ends, in parts; now and then."""
+        """Random pieces of the code that end with lines, without the rest of the code. Empty half of the time."""
         ends = [match.start() for match in re.finditer("\n", code)]
         if not ends or self.chance.random() < 0.5:
             return []
@@ -232,7 +232,7 @@ class Served:
 
 
 def different(one: list[Any], other: list[Any], what: str) -> list[str]:
-    """The place where the two differ first."""
+    """The first difference of two values as a problem; empty if they are equal."""
     a, b = repr(one), repr(other)
     if a == b:
         return []
@@ -241,7 +241,7 @@ def different(one: list[Any], other: list[Any], what: str) -> list[str]:
 
 
 def session(seed: int, hits: Counter[str]) -> list[str]:
-    """Differences that one session shows."""
+    """Runs one session. Returns its differences."""
     chance = random.Random(seed)
     problems: list[str] = []
     with ExitStack() as stack:
@@ -274,7 +274,7 @@ def session(seed: int, hits: Counter[str]) -> list[str]:
 
 
 def fuzz(seed: int, hits: int, *, progress: bool = False) -> tuple[Counter[str], list[str]]:
-    """Runs sessions until so many cells were served: how many of each kind, and the first differences."""
+    """Runs sessions until copies have served `hits` cells. Returns the count of each kind, and the first differences."""
     found: Counter[str] = Counter()
     problems: list[str] = []
     while sum(found[kind] for kind in KINDS) < hits and len(problems) < 3:
@@ -290,7 +290,7 @@ def main() -> None:
     parser.add_argument("--hits", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    os.environ["PYTHONHASHSEED"] = "0"  # that of both guests
+    os.environ["PYTHONHASHSEED"] = "0"  # the same for both guests
     begun = time.monotonic()
     found, problems = fuzz(options.seed, options.hits, progress=True)
     served = sum(found[kind] for kind in KINDS)

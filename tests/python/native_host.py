@@ -21,7 +21,7 @@ from sandglass.runtime import values
 
 FOLDER = str(Path(__file__).parents[2] / "pyodide-glue" / "python")
 BOOTSTRAP = "import sys; sys.path.insert(0, sys.argv.pop(1)); from sandglass.__main__ import main; main()"
-#: The work of a zygote, without the privileges that namespaces need.
+#: A zygote's work, without the namespaces, which need privileges.
 FORKED = """import os, sys
 sys.path.insert(0, sys.argv.pop(1))
 from sandglass.native import guest as native, zygote
@@ -57,7 +57,7 @@ def text(value: str) -> tuple[str, bytes]:
 
 
 class Execution:
-    """All that the host learned of one execution."""
+    """All that the host knows of one execution."""
 
     def __init__(self) -> None:
         self.streams: dict[str, str] = {}
@@ -151,7 +151,7 @@ class Host:
             data += piece
         return bytes(data)
 
-    # ---- turns ----
+    # ---- exchanges ----
 
     def init(self, **changes: Any) -> Event:
         self.send({"type": "init", "version": 8, "config": {**CONFIG, **changes}, "restores": False})
@@ -165,9 +165,9 @@ class Host:
         self.send({**request, "timeoutMs": timeout_ms})
 
     def end(self, until: str | None = None, *, promoted: bool = False) -> Execution:
-        """Takes events to the execution's end, or until this was printed.
+        """Takes events to the execution's end, or until the text `until` was printed.
 
-        `promoted`: a copy may say that it is, or that it waits for it.
+        `promoted`: also accepts a copy's events that it is promoted, or waits for that.
         """
         seen = Execution()
         while True:
@@ -179,7 +179,7 @@ class Host:
                 return seen
 
     def hear(self, seen: Execution, *, promoted: bool = False) -> bool:
-        """Takes what is in the next frame; whether the execution has ended with it."""
+        """Takes the events of the next frame. Returns true if the execution has ended with them."""
         events, bodies = self.receive()
         for event in events:
             kind = event["type"]
@@ -201,7 +201,7 @@ class Host:
         return False
 
     def called(self, call: int, name: str, argument: Any) -> None:
-        """The guest has called the host."""
+        """Answers a host call."""
         encoding, body = self.answer(name, argument)
         self.reply(call, encoding, body)
 
@@ -222,7 +222,7 @@ class Host:
         self.send({"type": "interrupt", "turn": self.turn, "reason": reason})
 
     def ask(self, kind: str, *bodies: bytes, **fields: Any) -> tuple[Event, bytes]:
-        """Another turn: its answer, and the body of that."""
+        """Runs another exchange. Returns the answer and its body."""
         self.turn += 1
         self.send({"type": kind, "turn": self.turn, "timeoutMs": PATIENCE_SECONDS * 1000, **fields}, *bodies)
         (event,), bodies_back = self.receive()
@@ -232,7 +232,7 @@ class Host:
     # ---- copies ----
 
     def fork(self) -> Copy:
-        """A copy of the guest, or AssertionError with what it says of why not."""
+        """Makes a copy of the guest. Raises AssertionError with the guest's reason if it refuses."""
         return Copy(self)
 
 
@@ -277,7 +277,7 @@ class Copy(Host):
         self.send({**request, "timeoutMs": PATIENCE_SECONDS * 1000, "ahead": True, "more": more})
 
     def take(self, seen: Execution, until: float | None) -> bool:
-        """Takes what it says until this time, or until the execution has ended; whether it has."""
+        """Takes events until this time, or until the execution's end. Returns true if it has ended."""
         while until is None or self.hears_anything_within(max(until - time.monotonic(), 0)):
             if self.hear(seen, promoted=True):
                 return True
@@ -293,7 +293,7 @@ class Copy(Host):
         self.send({"type": "extend", "turn": self.turn, "text": text, "last": last})
 
     def waits(self) -> dict[str, str]:
-        """The text that it has printed until it waits for more code."""
+        """Takes output until the copy waits for more code. Returns the text of each stream."""
         streams: dict[str, str] = {}
         while True:
             for event in self.receive()[0]:
@@ -303,9 +303,9 @@ class Copy(Host):
                 streams[event["stream"]] = streams.get(event["stream"], "") + event["text"]
 
     def let_go(self) -> None:
-        """Its code has come, and it is the guest."""
+        """Makes the copy the guest, because its code has come."""
         self.is_guest = True
-        with suppress(OSError):  # it has ended its code, and waits for nothing
+        with suppress(OSError):  # the copy has run its code, and waits no more
             self._release.send(b"x")
 
     def promote(self, rest: str | None = None) -> None:

@@ -139,7 +139,7 @@ def test_patches_end_with_their_cell(guest: Guest, source: str, monkeypatch: pyt
         asyncio.futures: ("Future",),
     }.items():
         for name in names:
-            monkeypatch.setattr(module, name, getattr(module, name))  # the last one stays, as in any Python
+            monkeypatch.setattr(module, name, getattr(module, name))  # undone after the test, as the last value stays
     guest.run("import asyncio\n" + source)
     assert guest.ok("await asyncio.sleep(0, 5)").result == "5"
     assert guest.ok("async def f(): return await asyncio.sleep(0, 6)\nasyncio.run(f())").result == "6"

@@ -1,4 +1,4 @@
-"""The files that describe cells."""
+"""Files that describe cells."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sandglass.state.cell_files import show
 
 
 def file_of(guest: Guest, which: str, about: bytes) -> bytes:
-    """The file of a cell. Making it puts the interpreter in order, so the runtime has to be installed."""
+    """Makes the file of a cell. That repairs the interpreter, so the runtime has to be installed."""
     with installed(guest.runtime):
         return guest.state.cell_file(which, about)
 
@@ -78,7 +78,7 @@ def test_an_output_has_the_result_and_the_names_that_changed(guest: Guest) -> No
     assert made["changed"] == ["mutated", "g", "new"]
     assert made["removed"] == ["gone"]
     assert "def g(): return 2\n" in made["function_definitions"]
-    # Another guest, or the same a second time, knows of no beginning.
+    # Without the state from before the cell, as in a new guest or the second time, the changes are unknown.
     assert make(guest, "output", result=result)["changed"] is None
 
 

@@ -1,4 +1,4 @@
-"""Questions of an editor about code, on native Python."""
+"""An editor's questions about code, on native Python."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_what_a_name_stands_for(guest: Guest) -> None:
     text = look(guest, "inspect", "add")["text"]
     assert "Signature: add(a: int, b: int = 2) -> int" in text and "Adds." in text and "return a" not in text
     assert "return a + b" in look(guest, "inspect", "add", detail=1)["text"]
-    # In the parentheses of a call, it is the call that is asked about.
+    # Within the parentheses of a call, the question is about the call.
     assert "Signature: add" in look(guest, "inspect", "add(1, (2, ")["text"]
     rows = look(guest, "inspect", "rows", 1)["text"]
     assert "Type:      list" in rows and "Length:    1000" in rows and len(rows) < 20_000

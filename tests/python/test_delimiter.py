@@ -1,4 +1,4 @@
-"""Stateless runs over standard input and output, as a client that attaches to a container sees them."""
+"""Stateless runs over standard input and output, as a client attached to a container sees them."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 
 @pytest.mark.skipif(not os.path.exists(SYSTEM_PYTHON), reason="needs a Python that other users can run")
 def test_a_run_cannot_reach_the_servers_descriptors() -> None:
-    # Not as root, who may open any process's; in a container it may not.
+    # Not as root, which may open any process's descriptors. In a container, it may not.
     user = 65534 if os.geteuid() == 0 else None
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,4 +1,4 @@
-"""Rich outputs, on native Python; tests/cases/displays.toml has what users see."""
+"""Rich outputs, on native Python. Cases of users' view are in tests/cases/displays.toml."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_no_bundle_raises(bundle: dict[str, Any]) -> None:
 
 @pytest.fixture
 def pyplot(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A stand-in for `matplotlib.pyplot`, as far as it is used."""
+    """A stand-in for the used part of `matplotlib.pyplot`."""
     module: Any = ModuleType("matplotlib.pyplot")
     figures: dict[int, Any] = {}
 

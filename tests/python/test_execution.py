@@ -1,4 +1,4 @@
-"""Cells: results, errors, tracebacks, and everything a cell can do to the interpreter."""
+"""Cells: results, errors, tracebacks, and a cell's changes to the interpreter."""
 
 from __future__ import annotations
 

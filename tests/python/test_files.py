@@ -1,4 +1,4 @@
-"""Files for the host, on native Python; tests/cases/files.toml has what users see."""
+"""Files for the host, on native Python. Cases of users' view are in tests/cases/files.toml."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_pipes_are_not_read(files: Files, monkeypatch: pytest.MonkeyPatch) -> No
     os.mkfifo("pipe")
     with pytest.raises(FileError, match="is a pipe"):
         files.read("pipe", False, MOST)
-    # One that takes a file's place while that is read keeps nobody waiting.
+    # A pipe that replaces a file while it is read must not block the reader.
     files.write("file", [b"x"])
     pieces = files.read("file", False, MOST)
     os.replace("pipe", "file")
@@ -203,5 +203,5 @@ def test_no_path_does_more_than_fail(files: Files, path: str) -> None:
         lambda: files.write(f"{path}/x", [b"x"]),
         lambda: files.remove(path),
     ):
-        with suppress(FileError, ValueError):  # UnicodeEncodeError: what the host sends is well-formed
+        with suppress(FileError, ValueError):  # UnicodeEncodeError is fine, as the host sends well-formed names only
             act()

@@ -1,4 +1,4 @@
-"""Tests that what a copy of the memory cannot hold is found by name, without a call of the user's code."""
+"""The search for variables that a copy of the memory cannot hold. It calls no code of the user."""
 
 import ctypes
 from pathlib import Path
@@ -9,7 +9,7 @@ from sandglass.state import foreign
 
 
 class Proxy:
-    """Stands for Pyodide's class of JavaScript objects, which is none of the leaves either."""
+    """A stand-in for Pyodide's class of JavaScript objects, which is no leaf either."""
 
 
 def found(guest: Guest) -> dict[str, str]:

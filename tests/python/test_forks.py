@@ -28,7 +28,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 
 def take_over(copy: Copy) -> None:
-    """The steps of a host when a copy that has ended its code becomes the guest."""
+    """Promotes a copy that has run its code, by the host's steps."""
     copy.end_origin()
     copy.promote()
 
@@ -70,7 +70,7 @@ def test_copies_of_copies(host: Host) -> None:
                 third.end()
                 third.end_it()
             assert second.ok("print(x)").stdout == "[1, 2]\n"
-            # The process that was started is there as long as any of them is.
+            # The first process lives as long as any copy.
             assert host.process.poll() is None
             second.begin("import os; os._exit(7)")
             with pytest.raises(EOFError):
@@ -379,7 +379,7 @@ def test_many_turns_leave_nothing_open(host: Host) -> None:
     assert at.ok("print(len(os.listdir('/dev/fd')))").stdout == before
     assert at.ok("print(x)").stdout == "20\n"
     children = Path(f"/proc/{host.process.pid}/task/{host.process.pid}/children")
-    while len(children.read_text().split()) > 1:  # until the last one that was replaced is gone
+    while len(children.read_text().split()) > 1:  # until the last replaced process is gone
         time.sleep(0.01)
     for copy in copies:
         copy.__exit__()

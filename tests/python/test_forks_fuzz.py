@@ -1,4 +1,4 @@
-"""A few of the sessions that `forks_fuzz.py` makes."""
+"""A few sessions of `forks_fuzz.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandglass.ahead.syscall_gate import is_possible
 @pytest.mark.skipif(not is_possible(), reason="for Linux on x86-64")
 def test_nobody_can_tell_what_ran_ahead() -> None:
     hash_seed = os.environ.get("PYTHONHASHSEED")
-    os.environ["PYTHONHASHSEED"] = "0"  # that of both guests
+    os.environ["PYTHONHASHSEED"] = "0"  # the same for both guests
     try:
         found, problems = fuzz(7, 250)
     finally:

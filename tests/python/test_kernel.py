@@ -1,4 +1,4 @@
-"""A guest that lodges in an interpreter of others, without a Jupyter kernel: those are host/tests/jupyter.rs."""
+"""A guest in an interpreter of another program. Tests with real Jupyter kernels are in host/tests/jupyter.rs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from native_host import FOLDER, Host
 from sandglass.runtime.namespace import Namespace
 from sandglass.runtime.profiles import PROFILES
 
-#: Runs turns as a kernel does, with an event loop around them, and sees that nothing is taken over in between.
+#: Runs exchanges within an event loop, as a kernel does, and checks that the interpreter is restored between them.
 LODGING = f"""import asyncio, sys
 sys.path[:0] = [sys.argv.pop(1), {str(Path(__file__).parent)!r}]
 from conftest import hooks
@@ -120,7 +120,7 @@ sys.path.insert(0, sys.argv.pop(1))
 from socket import AF_UNIX, socket
 from sandglass.native import kernel_guest as kernel
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background would ignore it
 begin = kernel.KernelGuest.begin
 def interrupted(guest):
     os.kill(os.getpid(), signal.SIGINT)
@@ -146,7 +146,7 @@ os._exit(7)
 
 def test_an_interrupt_of_others_tears_no_end_of_a_turn(tmp_path: Path) -> None:
     before = """import os, signal
-signal.signal(signal.SIGINT, lambda *args: signal.default_int_handler(*args))  # asyncio puts its own before Python's
+signal.signal(signal.SIGINT, lambda *args: signal.default_int_handler(*args))  # not Python's own handler, which asyncio would replace
 put, turn = kernel._set_handler, kernel.turn
 def put_and_interrupt(*args):
     put(*args)

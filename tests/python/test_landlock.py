@@ -1,4 +1,4 @@
-"""Landlock, on this kernel. Each attempt runs in a process of its own: it confines itself for good."""
+"""Landlock on this machine's kernel. Each attempt runs in a process of its own, which stays confined."""
 
 from __future__ import annotations
 

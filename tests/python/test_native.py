@@ -1,4 +1,4 @@
-"""The native guest as a process: turns, host calls, stopping, output, files."""
+"""The native guest as a process: exchanges, host calls, stopping, output, files."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_frame_of_another_epoch_ends_the_guest(host: Host) -> None:
     assert host.process.wait(60) != 0
 
 
-# ---- turns ----
+# ---- exchanges ----
 
 
 def test_says_what_it_is(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_what_it_cannot_do_is_refused(host: Host) -> None:
 
 def test_a_short_execution_is_answered_by_one_frame(host: Host) -> None:
     host.ok("pass")
-    for _ in range(100):  # it may take longer once in a while
+    for _ in range(100):  # an execution that takes longer needs more frames
         host.begin("import sys\nprint('a')\nprint('b', file=sys.stderr)\n'c'")
         events, _ = host.receive()
         if events[-1]["type"] == "executed":
@@ -222,7 +222,7 @@ def test_all_threads_of_a_cell_can_call_at_once(host: Host) -> None:
         "with ThreadPoolExecutor(10) as pool: found = list(pool.map(llm_query, map(str, range(10))))\nfound"
     )
     pending = []
-    while len(pending) < 10:  # none is answered before all have come
+    while len(pending) < 10:  # no call is answered before all have come
         events, bodies = host.receive()
         pending += [(event["call"], body) for event, body in zip(events, bodies, strict=True)]
     for number, body in reversed(pending):
@@ -504,7 +504,7 @@ def test_files_of_the_host_have_a_quota(host: Host) -> None:
         refused["type"] == "refused" and "No space left" in refused["message"] and "maxFileBytes" in refused["message"]
     )
     assert host.ask("writeFile", bytes(10), path="b")[0]["type"] == "done"
-    assert host.ask("writeFile", bytes(10), path="b")[0]["type"] == "done"  # in place of itself
+    assert host.ask("writeFile", bytes(10), path="b")[0]["type"] == "done"  # in place of the old file
 
 
 def test_an_execution_tells_which_files_it_changed(host: Host) -> None:

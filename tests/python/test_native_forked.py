@@ -1,4 +1,4 @@
-"""Guests that were forked in a thread of another process, as a zygote forks them."""
+"""Guests forked in a thread of another process, as a zygote does it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of what cells leave running, break or close in a native guest, and what later cells see of that."""
+"""Leftovers of cells in a native guest: threads, processes, and things broken or closed; and their effect on later cells."""
 
 from __future__ import annotations
 
@@ -86,11 +86,11 @@ LEFTOVER = (
 
 def test_a_thread_that_would_not_end_is_named_and_has_no_part_in_later_cells(host: Host) -> None:
     assert "sandglass: the thread 'leftover' still runs" in host.ok(LEFTOVER).stderr
-    assert host.ok("1").stderr == ""  # it is named once
+    assert host.ok("1").stderr == ""  # the thread is named only once
     seen = host.ok("go.set(); t.join(60); print('mine'); (t.is_alive(), len(said))")
     assert (seen.stdout, seen.stderr, seen.result) == ("mine\n", "", "(False, 2)")
     assert seen.calls == [] and seen.displays == []
-    # New threads are heard, whatever number the system gives them.
+    # New threads' output is shown, even if the system reuses a thread's number.
     source = "ts = [threading.Thread(target=print, args=(i,)) for i in range(20)]\nfor t in ts: t.start()\nfor t in ts: t.join()"
     assert sorted(host.ok(source).stdout.split()) == sorted(map(str, range(20)))
 
@@ -130,7 +130,7 @@ CAREFUL = (
 def test_a_thread_hears_once_that_it_is_to_stop(host: Host, wait: str) -> None:
     host.begin(CAREFUL.replace("WAIT", wait))
     report = None
-    while report is None:  # nobody answers the call
+    while report is None:  # the call stays unanswered
         for event in host.receive()[0]:
             report = event.get("execution")
     assert report["ended"] == "ok"
@@ -161,7 +161,7 @@ def test_host_calls_of_threads_end_with_their_cell(host: Host) -> None:
     while "executed" not in kinds:
         events, _ = host.receive()
         kinds += [event["type"] for event in events]
-    assert "output" not in kinds  # nobody is named
+    assert "output" not in kinds  # no thread is named
     host.reply(1, "text", b"late")
     assert host.ok("t.join(60); t.is_alive()").result == "False"
 
@@ -200,16 +200,16 @@ ENDED = "os.waitid(os.P_PID, p.pid, os.WEXITED | os.WNOWAIT)"
 @pytest.mark.parametrize(
     ("code", "later", "result"),
     [
-        # Objects of a class of their own.
+        # Processes of a subclass.
         ("class Mine(subprocess.Popen): pass\np = Mine(['sleep', '1000'])", "p.wait()", "-9"),
         (
             "class Mine(subprocess.Popen): pass\np = Mine(['sh', '-c', 'exit 3'])\n" + ENDED,
             "p.poll(), p.returncode",
             "(3, 3)",
         ),
-        # One that is deaf.
+        # A process object whose `poll` is broken.
         ("p = subprocess.Popen(['sleep', '1000'])\np.poll = None", "p.wait()", "-9"),
-        # A thread of the cell waits for it, or one that stays.
+        # A process that a thread waits for: one of the cell's, or one that stays.
         (
             "p = subprocess.Popen(['sleep', '1000'])\nt = threading.Thread(target=p.wait); t.start()\n"
             "while not p._waitpid_lock.locked(): pass",
@@ -239,7 +239,7 @@ def test_later_cells_see_that_a_child_was_killed(host: Host, code: str, later: s
 
 
 def test_all_children_are_seen_to_be_killed(host: Host) -> None:
-    # Some of them end between two looks.
+    # So many that some end between two looks.
     host.ok("import subprocess\nps = [subprocess.Popen(['sleep', '1000']) for _ in range(40)]")
     assert host.ok("{p.wait() for p in ps}").result == "{-9}"
 
@@ -318,7 +318,7 @@ def test_a_copy_that_computes_ends_with_the_cell(host: Host) -> None:
     assert not is_there(int(seen.result))
 
 
-# ---- what cells break ----
+# ---- things that cells break ----
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Profiles: names, signatures, texts and conventions, as the projects that they are named after publish them."""
+"""Profiles: the names, signatures, texts and conventions that the projects of the same names publish."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_dspy_s_call_limit_takes_all_of_a_batch_or_nothing(dspy: Guest) -> None:
     cell = dspy.run("llm_query_batched(['a', 'b'])\nllm_query_batched(['c', 'd'])")
     assert (cell.ended, cell.error_type, cell.error) == ("limit", "RuntimeError", f"RuntimeError: {text}")
     assert dspy.bridge.calls == [("llm_query", [["a", None], ["b", None]])]
-    # What was refused does not count, what the host's own functions took does, and the next cell begins anew.
+    # Refused calls do not count, calls of the host's own functions do, and the next cell starts from zero.
     cell = dspy.ok(
         "fetch_page('u'); llm_query('a')\n"
         "try: llm_query_batched(['c', 'd'])\nexcept RuntimeError as e: print(e, isinstance(e, LimitError))\n"
@@ -285,7 +285,7 @@ def test_dspy_s_batch_raises_what_the_code_did_wrong(dspy: Guest) -> None:
         assert (cell.ended, cell.error) == ("limit", "RuntimeError: budget")
 
 
-# ---- what is shown ----
+# ---- output ----
 
 
 @pytest.mark.parametrize("profile", ["rlm", "rlm-legacy"])
@@ -386,7 +386,7 @@ def test_the_final_answer_of_smolagents_ends_the_cell(guest: Guest) -> None:
     for call, final in [("answer=2", 2), ("[None]", [None]), ("answer={'a': 1}", {"a": 1}), ("''", "")]:
         cell = guest.ok(f"final_answer({call})\nraise RuntimeError('not run')")
         assert cell.has_final and cell.final == final
-    # The first one counts, whatever catches it.
+    # The first answer counts, even if the cell catches its exception.
     assert guest.ok("try:\n    final_answer(1)\nexcept BaseException:\n    final_answer(2)").final == 1
     assert "missing 1 required" in guest.run("final_answer()").error
 

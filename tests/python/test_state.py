@@ -1,4 +1,4 @@
-"""Saved state: what a cell defined is the same in another interpreter, and what cannot be saved costs nothing else."""
+"""Saved state: variables are the same in another interpreter, and one that cannot be saved does not cost the others."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from sandglass.state import by_value, pickling
 
-# The variable that is lost is a coroutine, collected whenever.
+# A lost variable here is a coroutine, which is collected at any time.
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine 'f' was never awaited")
 
-# What one session defines, and what another one finds. Every line of the second half is a check.
+# Cases: code of one session, and checks in another session that has the state. Each line of the second part is a check.
 CASES = {
     "plain values": (
         "a = 1; b = 'é\\ud800'; c = [1.5, None, True, 2j, b'x', ...]; d = {(1, 2): {3}, 'k': frozenset('ab')}; big = 'x' * 10**6",
@@ -367,7 +367,7 @@ def moved(guest: Guest) -> tuple[Guest, dict[str, str]]:
 def test_comes_back_by_value(guest: Guest, name: str) -> None:
     before, after = CASES[name]
     guest.ok(before)
-    for _ in range(2):  # what was restored can be saved as well
+    for _ in range(2):  # a restored state can be saved again
         guest, lost = moved(guest)
         assert lost == {}, lost
     guest.ok(after)
@@ -384,7 +384,7 @@ def test_comes_back_in_another_process(tmp_path: Path) -> None:
 
 
 def test_session_of_a_model(tmp_path: Path) -> None:
-    """Random state, sys.path, folder, user modules, numpy: things of the process, so in processes of their own."""
+    """Random state, sys.path, folder, user modules and numpy belong to a process, so each step runs in its own."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "mylib.py").write_text("class Tool:\n    def run(self): return 'ran'\nlimit = 3")
     before = [
@@ -627,7 +627,7 @@ def test_many_unpicklable_variables_cost_one_attempt_each(guest: Guest) -> None:
 
 
 def shape(value: object) -> object:
-    """A graph with every container numbered when it is first met: equal for graphs that share alike."""
+    """The shape of an object graph, with containers numbered in the order of first sight. Equal for the same sharing."""
     numbers: dict[int, int] = {}
     rows: list[object] = []
     todo = [value]
@@ -687,7 +687,7 @@ def test_any_graph_keeps_its_shape(kinds: list[str], links: list[tuple[int, int,
 
 
 def test_seeded_memo_matches_pickles_own_numbering() -> None:
-    """The trick that `shared` rests on: what both sides put in the memo first is referred to by number."""
+    """Checks the basis of `shared`: both sides fill the memo first, so pickles refer to these objects by number."""
     shared = [{"n": 1}, sys]
     data = by_value._dump([shared[0], [sys], ["x", "x"]], shared)
     assert isinstance(data, bytes)
@@ -700,7 +700,7 @@ def test_seeded_memo_matches_pickles_own_numbering() -> None:
 
 
 def main(step: str, folder: str, cells: str | None = None) -> None:
-    """Runs the first or second half of all cases, or given cells, in this process, with a namespace for each."""
+    """Runs the first or second part of all cases, or given cells, in this process, with a namespace for each."""
     report: dict[str, Any] = {}
     sessions = {"session": json.loads(cells)} if cells else {n: [c[step == "load"]] for n, c in CASES.items()}
     for name, sources in sessions.items():

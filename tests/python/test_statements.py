@@ -1,4 +1,4 @@
-"""Cells run statement by statement: as a whole they would do the same, and so they do when their text comes bit by bit."""
+"""Cells that run statement by statement. The result is that of the whole cell, even if the text comes in pieces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conftest import CONFIG, Guest
 from sandglass.runtime import compiling
 from sandglass.runtime.compiling import Growing
 
-#: Cells of several statements, and what they come to.
+#: Cells of several statements.
 CELLS = {
     "values": "a = 1\nb = a + 1\nprint(b)\n[a, b]",
     "a last statement that is no expression": "a = 1\na += 1\nprint(a)\ndel a",
@@ -64,7 +64,7 @@ CELLS = {
 
 
 def cuts(source: str) -> list[list[str]]:
-    """The source in two pieces, for each end of a line, and in as many as there may be."""
+    """Ways to cut the source: into two pieces at each line's end, and into all its lines."""
     ends = [end.start() for end in re.finditer(r"\r?\n", source)]
     pieces = [source[a:b] for a, b in itertools.pairwise([0, *ends, len(source)])]
     return [*([source[:at], source[at:]] for at in (*ends, len(source))), [*pieces, ""], pieces]
@@ -75,7 +75,7 @@ def test_it_is_the_same_in_pieces(source: str) -> None:
     def come_to(pieces: list[str]) -> tuple[object, ...]:
         guest = new_guest()
         cell = guest.write(pieces)
-        guest.write(["None; 0"])  # `_` is another value now, so that the last one ends here
+        guest.write(["None; 0"])  # gives `_` another value, so that the old one is freed here
         lines = linecache.getlines("<cell 1>")
         return cell.ended, cell.stdout, cell.stderr, cell.result, cell.traceback, cell.names, cell.final, lines
 
@@ -98,7 +98,7 @@ def new_guest() -> Guest:
         ("print(1)\nreturn 5", "SyntaxError: 'return' outside function"),
         ("print(1)\nx = 1\nglobal x", "SyntaxError: name 'x' is assigned to before global declaration"),
         ("print(1)\nfrom __future__ import annotations", "SyntaxError: from __future__ imports must occur"),
-        ("return 1\ndef f(a, a): pass", "SyntaxError: duplicate argument 'a'"),  # of the whole, this comes first
+        ("return 1\ndef f(a, a): pass", "SyntaxError: duplicate argument 'a'"),  # the first in the whole cell
         ("def f():\n    nonlocal y\nprint(1)", "SyntaxError: no binding for nonlocal 'y' found"),
         ("print(1)\nbreak", "SyntaxError: 'break' outside loop"),
         ("print(1)\n__debug__ = 1", "SyntaxError: cannot assign to __debug__"),
@@ -206,7 +206,7 @@ def test_code_that_looks_at_its_own_source_is_told_of_or_has_it_all() -> None:
         return guest.write([begin, look, rest]).result, asked
 
     whole = new_guest().ok(begin + look + rest).result
-    seen, asked = look_at("")  # nobody has asked for the code: it is told of, and so not taken
+    seen, asked = look_at("")  # the code looked before it was asked for, so this run is not used
     assert seen != whole and asked
     assert look_at(rest)[0] == whole
     guest = new_guest()

@@ -124,7 +124,7 @@ def test_what_is_in_columns_is_told_by_some_of_their_rows():
     for name in frame.columns:
         sample = samples[name]
         if sample is None:
-            continue  # what pandas keeps in Arrow's arrays
+            continue  # a column in Arrow's arrays has no sample
         assert sample["rows"] == len(looked)
         assert sample["nulls"] == looked[name].isna().sum(), name
         assert sample["distinct"] == looked[name].nunique(), name
@@ -253,7 +253,7 @@ def test_no_code_of_the_users_runs():
     assert ran == []
 
 
-#: In a process of its own: what it does to pandas is for good.
+#: A program for a process of its own, because it changes pandas for good.
 TAMPERED = """
 import pandas, sys
 from sandglass.ahead.survey import survey

@@ -27,7 +27,7 @@ def cross(value: Any, **limits: int) -> Any:
 
 
 def exact(value: Any) -> Any:
-    """Comparable with types and NaN told apart."""
+    """A form of the value that tells types and NaN apart when it is compared."""
     if isinstance(value, (list, tuple)):
         return type(value).__name__, [exact(item) for item in value]
     if isinstance(value, dict):
@@ -74,7 +74,7 @@ def test_bodies_hold_only_documented_tags(value: Any) -> None:
 
 
 def _read(body: memoryview, at: int) -> tuple[Any, int]:
-    """A reader written from the format's description, as the host's is."""
+    """A reader written from the format's description, like the host's."""
     tag, at = chr(body[at]), at + 1
     if tag in "NTFS0":
         return tag, at
@@ -384,5 +384,5 @@ def test_list_variables(guest: Guest) -> None:
         {"name": "L", "type": "type", "length": None},
         {"name": "x", "type": "list", "length": 2},
         {"name": "y", "type": "int", "length": None},
-        {"name": "z", "type": "L", "length": 0},  # of the list, not by its own __len__
+        {"name": "z", "type": "L", "length": 0},  # the list's length, not that of the class's __len__
     ]

@@ -1,4 +1,4 @@
-"""Tests of a zygote before its first fork: after that it needs a boundary, where host/tests/pool.rs tests it."""
+"""A zygote before its first fork. Later it needs a boundary, so host/tests/pool.rs tests the rest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a zygote needs 
 
 
 def ready(folder: Path, preload: list[str]) -> dict[str, Any]:
-    """The report of a zygote that is to preload modules of a folder."""
+    """Starts a zygote that preloads modules of a folder. Returns its report."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     path = os.pathsep.join([str(folder), str(Path(sandglass.__file__).parents[1])])
     fd = str(theirs.fileno())
@@ -30,7 +30,7 @@ def ready(folder: Path, preload: list[str]) -> dict[str, Any]:
         socket.send_fds(ours, [json.dumps({"preload": preload}).encode()], [filter_file])
         os.close(filter_file)
         report: dict[str, Any] = json.loads(ours.recv(65536))
-        ours.shutdown(socket.SHUT_RDWR)  # the host is gone
+        ours.shutdown(socket.SHUT_RDWR)  # the host ends
         assert process.wait(60) == 0
     return report
 
@@ -73,11 +73,11 @@ def test_an_order_that_the_host_takes_back_is_not_carried_out() -> None:
         for number in range(2):
             told = json.loads(ours.recv(65536))
             assert told == {"failed": number, "message": "OSError: nobody waits for this guest any more"}
-        ours.shutdown(socket.SHUT_RDWR)  # the host is gone
+        ours.shutdown(socket.SHUT_RDWR)  # the host ends
         assert process.wait(60) == 0
 
 
-#: As a user that is bound: one that has root's rights is not.
+#: A program that runs as a user with limits, because root has none.
 HOARD = """
 import errno, os, signal, socket
 from sandglass.native import rlimits, zygote
@@ -122,11 +122,11 @@ def own():
     with open("/proc/self/smaps_rollup") as file:
         return sum(int(line.split()[1]) for line in file if line.startswith("Private_Dirty"))
 
-# As many modules as libraries for data have, each in a page of its own.
+# As many modules as data libraries have, each in a page of its own.
 spread = []
 for number in range(4000):
     sys.modules[f"module_{number}"] = types.ModuleType("module")
-    spread.append([bytes(60) for _ in range(40)])  # of a size that shares pages with modules
+    spread.append([bytes(60) for _ in range(40)])  # objects of this size share pages with modules
 from sandglass.native import zygote
 from sandglass.runtime.guards import Guards
 zygote.become_quiet()

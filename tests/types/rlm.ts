@@ -1,4 +1,4 @@
-// The types of `sandglass/rlm`, used rightly and wrongly; `tsc` is the test.
+// Right and wrong uses of the types of `sandglass/rlm`. `tsc` is the test.
 
 import { fromJsonLines, replayRlm, runRlm, toJsonLines } from "../../pyodide-glue/rlm.js";
 

@@ -1,4 +1,4 @@
-// The public types, used rightly and wrongly; `tsc` is the test.
+// Right and wrong uses of the public types. `tsc` is the test.
 
 import { displayFrame, sanitizeHtml } from "../../dist/display.js";
 import { createSandbox, SandboxError } from "../../pyodide-glue/index.js";
@@ -99,13 +99,13 @@ export async function wrongly(): Promise<void> {
   await createSandbox({ timeout: "1" });
   // @ts-expect-error: an answer is a string
   await createSandbox({ onLLMQuery: async () => 42 });
-  // @ts-expect-error: one of four
+  // @ts-expect-error: a profile is one of four
   await createSandbox({ profile: "smolagents" });
   // @ts-expect-error: a server has an address
   await createSandbox({ backend: { apiKey: "…" } });
-  // @ts-expect-error: what runs guests is the server's to choose
+  // @ts-expect-error: the server chooses its backend
   await createSandbox({ backend: { url: "/", isolation: "docker" } });
-  // @ts-expect-error: frame or worker
+  // @ts-expect-error: the isolation is frame or worker
   await createSandbox({ isolation: "none" });
   const sandbox = await createSandbox();
   // @ts-expect-error: code is text
@@ -114,7 +114,7 @@ export async function wrongly(): Promise<void> {
   await sandbox.executeStream(new ReadableStream<Uint8Array>());
   // @ts-expect-error: code that is complete is for execute
   await sandbox.executeStream("1");
-  // @ts-expect-error: auto or off
+  // @ts-expect-error: predictions are auto or off
   await createSandbox({ predictions: true });
   // @ts-expect-error: a message has a role
   await sandbox.updateConversation([{ content: "" }]);
@@ -126,10 +126,10 @@ export async function wrongly(): Promise<void> {
   (await sandbox.readFile("a")) satisfies string;
   // @ts-expect-error: there is no such encoding
   await sandbox.readFile("a", { encoding: "latin-1" });
-  // @ts-expect-error: only an execution can be told
+  // @ts-expect-error: feedback is about an execution
   sandbox.feedback("printed");
   // @ts-expect-error: a value is unknown until it is looked at
   (await sandbox.getVariable("x")).length;
-  // @ts-expect-error: what a sandbox is cannot be changed
+  // @ts-expect-error: capabilities cannot be changed
   sandbox.capabilities = {};
 }

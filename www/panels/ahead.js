@@ -1,4 +1,4 @@
-// Whether cells run ahead, and what that has brought, by what had predicted them.
+// The panel of work ahead: a switch for it, and its figures for each source of predictions.
 
 import { byId } from "../dom.js";
 import { count, time } from "../format.js";
@@ -6,11 +6,11 @@ import { count, time } from "../format.js";
 /** @import { Source, Tally } from "../../pkg/sandglass.js" */
 /** @import { Session } from "../session.js" */
 
-/** The time without typing before what is written may be meant. */
+/** Time without typing after which a cell counts as written. */
 const PAUSE_MS = 800;
-/** Nothing tells when a run ahead begins or ends. */
+/** Time between two readings of the figures: no event tells of the begin or end of a run ahead. */
 const SHOW_MS = 500;
-/** The names that people have for the sources. @type {Record<Source, string>} */
+/** The sources' names in the panel. @type {Record<Source, string>} */
 const NAMES = {
   explicit: "Cells being written",
   stream: "Streamed code",
@@ -21,7 +21,7 @@ const NAMES = {
   code: "Guessed: the last code again",
 };
 
-/** @param {Session} session @returns {(code: string) => void} hears what a cell says that will probably be run */
+/** @param {Session} session @returns {(code: string) => void} takes the code of a cell that will probably be run */
 export function aheadPanel(session) {
   const wanted = /** @type {HTMLInputElement} */ (byId("ahead"));
   const guesses = /** @type {HTMLInputElement} */ (byId("guesses"));

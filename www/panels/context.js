@@ -1,4 +1,4 @@
-// What `context` is: the sample, pasted text or a file.
+// The panel that chooses the value of `context`: the sample, pasted text or a file.
 
 import { byId } from "../dom.js";
 import { count } from "../format.js";

@@ -1,4 +1,4 @@
-// Every host call as it happens: what Python asked, what it got, and how long that took.
+// The log of host calls as they happen: Python's question, the answer, and the time it took.
 
 import { byId, el } from "../dom.js";
 import { clip, preview, time } from "../format.js";
@@ -17,18 +17,18 @@ export class CallLog {
     byId("clear-calls").addEventListener("click", () => this.#clear());
   }
 
-  /** Calls that wait for an answer now. */
+  /** The number of calls that wait for an answer. */
   get pending() {
     return this.#pending;
   }
 
   /**
-   * Has `answer` answer, and shows it.
+   * Calls `answer`, and shows the call and its answer.
    * @param {object} call
    * @param {string} call.name
    * @param {string} call.prompt
    * @param {AbortSignal} call.signal
-   * @param {boolean} [call.nested]  made by a sub-sandbox
+   * @param {boolean} [call.nested]  true if a sub-sandbox made the call
    * @param {() => Promise<string>} answer
    */
   async record({ name, prompt, signal, nested = false }, answer) {

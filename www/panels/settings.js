@@ -1,4 +1,4 @@
-// Which model answers. The key lives in its input only: nothing here stores it.
+// The choice of a model. The key lives in its input only: nothing here stores it.
 
 import { byId } from "../dom.js";
 import { complete, extract } from "../model.js";
@@ -6,7 +6,7 @@ import { complete, extract } from "../model.js";
 /** @import { RlmEndpoint } from "../../pkg/sandglass.js" */
 /** @typedef {(prompt: string, info: { model?: string, signal: AbortSignal }) => Promise<string>} Answer */
 
-/** Who answers a prompt now, and the endpoint for whole runs, if one is chosen. */
+/** The form of the model: a function that answers one prompt, and the endpoint for whole runs, if one is chosen. */
 export function settingsPanel() {
   const form = /** @type {HTMLFormElement} */ (byId("model"));
   const fields = byId("endpoint");

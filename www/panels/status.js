@@ -1,4 +1,4 @@
-// The header's badge: what the sandbox is doing, how far its start is, and what it can do.
+// The header's badge: the sandbox's state, the progress of its start, and its capabilities.
 
 import { byId, el } from "../dom.js";
 

@@ -1,4 +1,4 @@
-// What Python has by now, and a look at any of it.
+// The panel of Python's variables, with a preview of a chosen one.
 
 import { byId, el } from "../dom.js";
 import { count, preview } from "../format.js";
@@ -7,7 +7,7 @@ import { count, preview } from "../format.js";
 /** @import { Session } from "../session.js" */
 
 const MAX_ROWS = 200;
-/** Longer values stay in Python: a look at one is no reason to copy it all. */
+/** Length up to which a value is copied out of Python for a preview. */
 const MAX_LENGTH = 500_000;
 
 /** @param {Session} session @returns {() => Promise<void>} brings the list up to date */
@@ -30,7 +30,7 @@ export function variablesPanel(session) {
     if (!variable) return;
     shownName.textContent = variable.name;
     if ((variable.length ?? 0) > MAX_LENGTH) {
-      shownValue.textContent = `Too long to fetch for a look. In a cell: ${variable.name}[:500]`;
+      shownValue.textContent = `Too long to show here. In a cell: ${variable.name}[:500]`;
       return;
     }
     if (session.state === "running") shownValue.textContent = "waiting for the running cell …";

@@ -1,4 +1,4 @@
-// The final answer: large, to be copied, and in its typed form where one was asked for.
+// The final answer: in large letters, with a button that copies it, and in its typed form if a schema was given.
 
 import { byId } from "../dom.js";
 import { clip, count, time } from "../format.js";
@@ -11,6 +11,7 @@ const MAX_CHARS = 100_000;
 /** An answer as text. @param {unknown} answer */
 export const answerText = (answer) => (typeof answer === "string" ? answer : JSON.stringify(answer, null, 2));
 
+/** The card of the final answer, with its facts and a button that copies it. */
 export class AnswerCard {
   #card = byId("answer");
   #title = byId("answer-title");

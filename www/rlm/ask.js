@@ -17,18 +17,19 @@ import { MAX_TITLE_CHARS, RunView } from "./view.js";
 /**
  * @typedef {object} Recording
  * @property {RunEvent[]} events
- * @property {(() => Promise<unknown>) | undefined} context  what it was about, where that is known
+ * @property {(() => Promise<unknown>) | undefined} context  makes the value that the run was about, if known
  */
 
 const BUILT_IN = "driven by the built-in policy: a fixed script that writes Python, not an LLM";
 
+/** The first view. It runs questions, and shows and repeats recordings. */
 export class Ask {
   #endpoint;
   /** @type {AbortController | undefined} */
   #abort;
-  /** What is shown. @type {Recording | undefined} */
+  /** The run on show. @type {Recording | undefined} */
   #recording;
-  /** Counts what was shown, so that what is read slowly does not take the place of what came later. */
+  /** Counts the runs shown, so that a recording that loads slowly does not replace a newer run. */
   #shown = 0;
 
   #run = /** @type {HTMLButtonElement} */ (byId("ask-run"));
@@ -42,7 +43,7 @@ export class Ask {
   #controls = new PlayerControls(this.#view);
   #composer = new Composer({ onRun: () => void this.run(), onRecording: (file) => void this.#open(file) });
 
-  /** @param {() => RlmEndpoint | undefined} endpoint  the one that was chosen; without one, the built-in policy does it */
+  /** @param {() => RlmEndpoint | undefined} endpoint  the chosen endpoint; without one, the built-in policy drives runs */
   constructor(endpoint) {
     this.#endpoint = endpoint;
     this.#run.addEventListener("click", () => void this.run());
@@ -59,7 +60,7 @@ export class Ask {
     this.#enable();
   }
 
-  /** The view is looked at for the first time. */
+  /** Prepares the view when it is opened for the first time. */
   open() {
     void this.#showSample("sample shown");
     void warmUp();
@@ -76,7 +77,7 @@ export class Ask {
     await this.#live(kind, { ...asked.options, model }, asked.context);
   }
 
-  /** Runs now, with everything to be seen. @param {string} kind @param {RlmOptions} options @param {() => Promise<unknown>} context */
+  /** Runs a question now and shows it as it goes. @param {string} kind @param {RlmOptions} options @param {() => Promise<unknown>} context */
   async #live(kind, options, context) {
     const abort = (this.#abort = new AbortController());
     const [live, recorder] = [new Live(), new Recorder()];
@@ -105,7 +106,7 @@ export class Ask {
     }
   }
 
-  /** Runs the shown recording again, with its replies in the model's place. */
+  /** Runs the shown recording again: Python runs, and the recorded replies stand in for the model. */
   async #runAgain() {
     const recording = this.#recording;
     const [start] = recording?.events ?? [];
@@ -113,7 +114,7 @@ export class Ask {
     const { task, maxDepth, maxIterations, answerSchema } = start;
     const calls = recording.events.filter(({ type }) => type === "callStarted").length;
     const context = recording.context ?? (() => contextOf(this.#composer.sources));
-    // Streaming is none of what a replay needs.
+    // A replay needs no streamed pieces.
     const lines = await toBlob(recording.events.filter(({ type }) => type !== "text" && type !== "output")).text();
     const run = await this.#live(
       "Run again: Python runs now, the model's replies are those of the recording",
@@ -123,7 +124,7 @@ export class Ask {
     if (run) this.#compare(recording.events, this.#recording?.events ?? []);
   }
 
-  /** Says whether two runs came to the same. @param {RunEvent[]} before @param {RunEvent[]} now */
+  /** Compares the answers of two runs, and shows the outcome. @param {RunEvent[]} before @param {RunEvent[]} now */
   #compare(before, now) {
     const answerOf = (/** @type {RunEvent[]} */ events) => {
       const end = events.findLast(({ type, run }) => type === "runEnded" && run === "0");
@@ -159,7 +160,7 @@ export class Ask {
    * @param {string} kind
    * @param {() => Promise<RunEvent[]>} read
    * @param {Recording["context"]} context
-   * @param {"file" | "sample shown" | "sample played"} from  what is not played is shown as it ended
+   * @param {"file" | "sample shown" | "sample played"} from  all but "sample played" show the end first
    */
   async #load(kind, read, context, from) {
     if (this.#abort) return this.#composer.problem("run", "A run is under way: stop it first.");
@@ -179,7 +180,7 @@ export class Ask {
       this.#controls.play();
       this.#scroll();
     } catch (error) {
-      // Nobody has asked for it.
+      // Nobody asked for the sample, so a failure to load it needs no words.
       if (from === "sample shown") return;
       this.#composer.problem("run", `The recording cannot be opened: ${/** @type {Error} */ (error).message}.`);
     }
@@ -194,7 +195,7 @@ export class Ask {
     setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
   }
 
-  /** What is above the run; nothing hides it. @param {string} [kind] @param {string} [task] @param {Recording} [recording] */
+  /** Shows a run's title, or hides the run. @param {string} [kind] @param {string} [task] @param {Recording} [recording] */
   #present(kind, task = "", recording) {
     this.#shown++;
     this.#recording = recording;
@@ -221,10 +222,10 @@ export class Ask {
   }
 }
 
-/** Has the page fetch Python and make what its guests start from, so that the first run starts as quickly as later ones. */
+/** Fetches Python and makes the guests' snapshot, so that the first run starts as fast as later ones. */
 async function warmUp() {
   await new Promise((resolve) => setTimeout(resolve, 300));
-  // Should it fail, the run will say why.
+  // A failure here shows again in the run, which says why.
   await createSandbox().then(
     (sandbox) => sandbox.destroy(),
     () => {},

@@ -1,4 +1,4 @@
-// One block of code: the code, the calls that it makes, what it prints, and how it ended.
+// One block of code in a turn: the code, its calls, its output and its result.
 
 import { el } from "../dom.js";
 import { time } from "../format.js";
@@ -10,7 +10,7 @@ import { showPython } from "./highlight.js";
 
 /** @import { Block } from "./state.js" */
 
-/** Code that is still being written, or waits for its turn. */
+/** The view of code that is still being written, or that has not started. */
 export class DraftView {
   #text = "";
   #code = el("code");
@@ -22,6 +22,7 @@ export class DraftView {
   }
 }
 
+/** The view of a block that has started. */
 export class BlockView {
   #revision = 0;
   #printed = 0;
@@ -42,7 +43,7 @@ export class BlockView {
     void showPython(this.#code, block.code);
   }
 
-  /** @param {Block} block @param {boolean} isOver  whether nothing more will come of it */
+  /** @param {Block} block @param {boolean} isOver  true if nothing more can happen to the block */
   update(block, isOver) {
     this.#running.hidden = isOver || block.execution !== undefined;
     if (block.revision === this.#revision) return;
@@ -63,7 +64,7 @@ export class BlockView {
     if (!execution) return;
     this.#ended = true;
     const { stdout, stderr } = execution;
-    // What came live may be in another order, or not be all of it.
+    // Live output may be incomplete or in another order than the execution's.
     if (live.map(({ text }) => text).join("") !== stdout + stderr) {
       const whole = new Output();
       if (stdout) whole.push("stdout", stdout);
@@ -72,10 +73,10 @@ export class BlockView {
       this.#output = whole;
     }
     this.#output.paint();
-    // Older recordings know none.
+    // Older recordings have no `displays`.
     this.#result.append(...showDisplays(execution.displays ?? []), ...describeRun(execution));
     if (declared) {
-      const text = `It declared the final answer, after ${time(execution.duration)}.`;
+      const text = `Declared the final answer after ${time(execution.duration)}.`;
       this.#result.append(el("p", { class: "declared", text }));
     }
     this.element.append(this.#result);

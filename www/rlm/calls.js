@@ -1,4 +1,4 @@
-// The calls of one block: what Python asked, and what it was told.
+// The calls of one block: Python's questions and their answers.
 
 import { el } from "../dom.js";
 import { clip, count, time } from "../format.js";
@@ -9,6 +9,7 @@ import { labelled } from "../result.js";
 const FIRST = 8;
 const MORE = 100;
 
+/** The list of a block's calls. Long lists show their first calls, and more on demand. */
 export class CallsView {
   #onRun;
   #calls = /** @type {Call[]} */ ([]);
@@ -84,7 +85,7 @@ class CallView {
     this.#fill();
   }
 
-  /** Fills in what is folded when it is opened. */
+  /** Fills in a call's body when it is unfolded. */
   #fill() {
     if (!this.#details.open) return;
     const { prompt, promptChars, model, answer, error, retries } = this.#call;

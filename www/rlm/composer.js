@@ -1,4 +1,4 @@
-// What is asked, about what, and within which limits. Problems are told beside the field that has them.
+// The form of a question: the question, its sources and its limits. A problem is shown beside its field.
 
 import { byId, el, icon } from "../dom.js";
 import { SAMPLE, contextOf, droppedFiles, fileSource, isTrajectory, textSource } from "./sources.js";
@@ -9,7 +9,7 @@ import { SAMPLE, contextOf, droppedFiles, fileSource, isTrajectory, textSource }
 const MAX_LISTED = 30;
 const PEEK_CHARS = 300;
 
-/** Where the problem of an option is told, by the beginning of its name. @type {[RegExp, string][]} */
+/** The field that shows an option's problem, by the beginning of the option's name. @type {[RegExp, string][]} */
 const PLACES = [
   [/^task\b/, "question"],
   [/^answerSchema\b/, "schema"],
@@ -17,6 +17,7 @@ const PLACES = [
   [/^(maxDepth|maxIterations|budget)\b/, "limits"],
 ];
 
+/** The form of a question. Its options are read when a run starts. */
 export class Composer {
   /** @type {Source[]} */
   sources = [SAMPLE];
@@ -56,13 +57,13 @@ export class Composer {
     this.#show();
   }
 
-  /** What `runRlm` is to do, but for the model; undefined when something is wrong, which is then told. */
+  /** Reads the options of `runRlm`, without the model. Shows a problem and returns undefined if a field is wrong. */
   read() {
     this.clearProblems();
     const task = this.#question.value.trim();
     let isRight = true;
     if (!task) {
-      this.problem("question", "Ask something.");
+      this.problem("question", "Enter a question.");
       isRight = false;
     }
     if (!this.#limits.checkValidity()) {
@@ -94,7 +95,7 @@ export class Composer {
     return { options, context: () => contextOf(sources) };
   }
 
-  /** Tells what is wrong with an option. @param {string} message  as runRlm says it: `name: problem` */
+  /** Shows the problem of an option. @param {string} message  the message of runRlm: `name: problem` */
   refused(message) {
     const place = PLACES.find(([name]) => name.test(message))?.[1] ?? "run";
     this.problem(place, message);
@@ -130,7 +131,7 @@ export class Composer {
     }
   }
 
-  // ---- what it is about ----
+  // ---- the sources ----
 
   /** @param {HTMLElement} area */
   #acceptDrops(area) {

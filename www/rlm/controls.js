@@ -1,10 +1,11 @@
-// Play, pause, step and scrub through a recording.
+// The player's controls: play, pause, step, and a slider for the place in a recording.
 
 import { byId, icon } from "../dom.js";
 
 /** @import { Player } from "./player.js" */
 /** @import { RunView } from "./view.js" */
 
+/** The toolbar of a recording. */
 export class PlayerControls {
   #view;
   /** @type {Player | undefined} */
@@ -49,7 +50,7 @@ export class PlayerControls {
     this.#bar.hidden = true;
   }
 
-  /** From where it is, or from the beginning when it is at its end. */
+  /** Plays from the current place, or from the beginning if the recording is at its end. */
   play() {
     const player = this.#player;
     if (!player) return;
@@ -70,7 +71,7 @@ export class PlayerControls {
     this.#view.wake();
   }
 
-  /** Shows where it is. */
+  /** Shows the current place. */
   update() {
     const player = this.#player;
     if (!player) return;

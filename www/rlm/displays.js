@@ -1,4 +1,5 @@
-// Rich outputs of code. They are anybody's: pictures only as PNG or JPEG, HTML only as text or in a frame that may do nothing.
+// Rich outputs of code. Nobody has checked them: pictures are shown only as PNG or JPEG, HTML only as text or in a frame
+// without any rights.
 
 import { displayFrame } from "../../dist/display.js";
 import { el } from "../dom.js";
@@ -30,7 +31,7 @@ function show({ mime, data }) {
   return figure;
 }
 
-/** Shows HTML in place of its text, when asked to. @param {HTMLElement} text @param {string} html */
+/** A button that shows HTML in a frame in place of its text. @param {HTMLElement} text @param {string} html */
 function frameButton(text, html) {
   /** @type {HTMLIFrameElement | undefined} */
   let frame;

@@ -1,14 +1,14 @@
-// Python in colours, in elements of the page. Its parser is loaded when it is first needed.
+// Python code in colours. The parser is loaded when code is first shown.
 
 import { el } from "../dom.js";
 
-/** Longer code is shown as it is. */
+/** Length up to which code is coloured. */
 const MAX_CHARS = 20_000;
 
 /** @type {Promise<typeof import("../../dist/www/colours.js")> | undefined} */
 let loading;
 
-/** Shows code in an element: at once, and in colours by and by. @param {HTMLElement} element @param {string} code */
+/** Shows code in an element: plain at once, in colours once they are known. @param {HTMLElement} element @param {string} code */
 export async function showPython(element, code) {
   element.textContent = code;
   if (code.length > MAX_CHARS) return;

@@ -1,4 +1,4 @@
-// What the tree has spent, and of how much.
+// The meters above a run: what the tree of runs has spent of each limit.
 
 import { el } from "../dom.js";
 import { count, time } from "../format.js";
@@ -16,6 +16,7 @@ const KINDS = [
   { name: "Time", limit: "time", show: time },
 ];
 
+/** The meters of calls, tokens, cost and time. */
 export class Meters {
   #meters;
 

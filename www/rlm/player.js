@@ -1,16 +1,16 @@
-// Where a view gets its events from: a run that happens now, or one that was recorded.
+// Sources of events for the view of a run: `Live` is a run that happens now, `Player` a recorded one.
 
 /** @import { RunEvent } from "./state.js" */
 
-/** Nobody wants to wait for longer than this for the next event of a recording. */
+/** Longest pause between two events of a recording that is played; longer pauses are shortened. */
 const MAX_GAP_MS = 900;
 
 /**
  * @typedef {object} Source
- * @property {(elapsed: number) => void} tick  milliseconds have passed
+ * @property {(elapsed: number) => void} tick  moves time on by some milliseconds
  * @property {() => RunEvent | undefined} next  the next event that is due
- * @property {number} time  of the run, in milliseconds
- * @property {boolean} active  whether more will come by itself
+ * @property {number} time  milliseconds since the run began
+ * @property {boolean} active  true while more events come by themselves
  */
 
 /** A run that happens now. @implements {Source} */
@@ -22,7 +22,7 @@ export class Live {
   #ended = false;
   time = 0;
 
-  /** @param {RunEvent} event  which has happened just now */
+  /** @param {RunEvent} event  an event of this moment */
   push(event) {
     this.#began = performance.now() - event.time;
     this.#waiting.push(event);
@@ -52,12 +52,12 @@ export class Live {
   }
 }
 
-/** A recorded run, which starts at its end: everything is to be seen at once. @implements {Source} */
+/** A recorded run. It starts at its end, so that all of it is visible at once. @implements {Source} */
 export class Player {
   #events;
-  /** How many events have been shown. */
+  /** The number of events shown. */
   position = 0;
-  /** How many there should be, as soon as possible. */
+  /** The number of events to show as soon as possible. */
   #target;
   playing = false;
   speed = 1;
@@ -87,9 +87,9 @@ export class Player {
   }
 
   /**
-   * Goes to a place of the recording. To go back, everything is shown anew: whoever shows it has to begin afresh.
+   * Goes to a place of the recording. Going back starts over from the first event, so the view must be reset.
    * @param {number} position
-   * @returns {boolean} whether that is so
+   * @returns {boolean} true if the view must be reset
    */
   seek(position) {
     const isBack = position < this.position;

@@ -1,19 +1,19 @@
-// The built-in "model" of a run: a fixed policy, no language model. It writes real Python for the question it is given, turn by
-// turn, and answers `llm_query` by keyword extraction (../model.js). So a run can be watched without any endpoint.
+// The built-in "model" of a run: a fixed policy, not a language model. For each question it writes real Python, turn by turn,
+// and it answers `llm_query` by keyword extraction (../model.js). So a run can be watched without any endpoint.
 
 import { extract, keywords } from "../model.js";
 
 /** @import { RlmModelFunction } from "../../pkg/sandglass.js" */
 
-/** Contexts up to this are asked about in one prompt. */
+/** Size up to which one prompt asks about the whole context. */
 const SMALL_CHARS = 30_000;
-/** Contexts from this on are shared out among runs of their own. */
+/** Size from which the context is divided among child runs. */
 const LARGE_CHARS = 400_000;
-/** How fast it "types", so that one can follow. */
+/** Pieces in which the policy "types" its replies, slowly enough to follow. */
 const PIECE_CHARS = 16;
 const PIECE_MS = 16;
 
-/** What asks for a number. */
+/** Questions that ask for a number. */
 const COUNTING = /^\W*(how many|how often|count)\b/i;
 const COUNTING_WORDS = new Set(["many", "often", "time", "count", "number", "line", "there", "occur", "happen"]);
 
@@ -153,14 +153,14 @@ ${final(schema)}`,
 /** @param {string[]} texts */
 const pythonList = (texts) => `[${texts.map((text) => JSON.stringify(text)).join(", ")}]`;
 
-/** The words to look for. @param {string} task */
+/** The words to search for. @param {string} task */
 function words(task) {
   const all = [...keywords(task)];
   const telling = COUNTING.test(task) ? all.filter((word) => !COUNTING_WORDS.has(word)) : all;
   return (telling.length > 0 ? telling : all).slice(0, 12);
 }
 
-/** How the answer is declared: in the form that a schema asks for, as far as keywords can. @param {string | undefined} schema */
+/** Code that declares the answer, in the form of the schema as far as keywords can. @param {string | undefined} schema */
 function final(schema) {
   if (!schema) return "FINAL(answer)";
   return `

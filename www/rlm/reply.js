@@ -1,16 +1,16 @@
-// A model's reply as it is shown: what it says, and the code that it writes. What is run is decided elsewhere (crates/rlm/src/parse.rs).
+// A model's reply as it is shown: prose and code. The code that runs is chosen elsewhere (crates/rlm/src/parse.rs).
 
 /** @typedef {{ kind: "prose" | "code", text: string }} Segment */
 
 const FENCE = /^[ \t]*(`{3,}|~{3,})[ \t]*([\w+-]*)[^`]*$/;
 const LANGUAGES = new Set(["repl", "python", "py", "python3"]);
 
-/** Takes a reply apart, as far as it has come. @param {string} reply @returns {Segment[]} */
+/** Splits a reply, or its beginning, into prose and code. @param {string} reply @returns {Segment[]} */
 export function segments(reply) {
   /** @type {Segment[]} */
   const found = [];
   let [prose, code] = ["", ""];
-  /** The mark that ends the code. @type {string | undefined} */
+  /** The fence that will close the code. @type {string | undefined} */
   let fence;
   const add = (/** @type {Segment["kind"]} */ kind, /** @type {string} */ text) => {
     if (text.trim()) found.push({ kind, text: text.replace(/^\n+|\s+$/g, "") });

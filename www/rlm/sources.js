@@ -1,4 +1,4 @@
-// What the question is about: files, a pasted text, or the sample. Files are not read here: the sandbox reads them.
+// The sources of a question: files, a pasted text, or the sample. The sandbox reads the files, not this page.
 
 import { count } from "../format.js";
 import { harbourLogPeek, harbourLogSlowly } from "../sample.js";
@@ -14,7 +14,7 @@ import { harbourLogPeek, harbourLogSlowly } from "../sample.js";
 const SAMPLE_LINES = 60_000;
 const PEEK_BYTES = 2_000;
 
-/** About 1.3 million tokens: more than prompts hold. @type {Source} */
+/** A text of about 1.3 million tokens, more than a prompt can hold. @type {Source} */
 export const SAMPLE = {
   name: "Harbour log",
   size: `generated on this page, ${count(SAMPLE_LINES, "line")}`,
@@ -38,7 +38,7 @@ export const textSource = (text) => ({
   peek: async () => text.slice(0, PEEK_BYTES),
 });
 
-/** What `context` is: the one text or file itself, several as a dict by name. @param {Source[]} sources */
+/** The value of `context`: a single text or file as it is, several as a dict by name. @param {Source[]} sources */
 export async function contextOf(sources) {
   const [first, ...others] = sources;
   if (!first) return "";
@@ -59,14 +59,14 @@ function bytes(size) {
   return size < 1e6 ? `${(size / 1e3).toFixed(1)} kB` : `${(size / 1e6).toFixed(1)} MB`;
 }
 
-/** Whether a file is a recorded run. @param {File} file */
+/** Tells recorded runs from other files. @param {File} file */
 export async function isTrajectory(file) {
   if (!/\.(jsonl|ndjson)$/i.test(file.name)) return false;
   const start = await file.slice(0, 20_000).text();
   return /^\s*\{[^\n]*"type":\s*"runStarted"/.test(start);
 }
 
-/** The files of a drop, without folders, which cannot be read. @param {DataTransfer} data */
+/** The files of a drop, and the number of folders, which cannot be read. @param {DataTransfer} data */
 export function droppedFiles(data) {
   const files = [];
   let folders = 0;

@@ -1,10 +1,10 @@
-// What a run looks like, made of its events and of nothing else: so a recorded run looks as it did live.
+// The state of a tree of runs for the views, made from events alone. So a recorded run looks as it did live.
 //
-// Every node has a `revision` that grows with each change of it or below it, by which views know what to draw again.
+// Every node has a `revision`. It grows with each change of the node or of a node below it, so views know what to draw again.
 
 /** @import { CodeExecution, ContextFacts, RlmEventKind, RunOutcome, Usage } from "../../pkg/sandglass.js" */
 /** @typedef {RlmEventKind & { run: string, depth: number, time: number }} RunEvent */
-/** @typedef {{ calls?: number, tokens?: number, cost?: number, time?: number }} Limits  of the tree; `time` in milliseconds */
+/** @typedef {{ calls?: number, tokens?: number, cost?: number, time?: number }} Limits  of the tree; `time` is in ms */
 /** @typedef {{ stream: "stdout" | "stderr", text: string }} Piece */
 
 /**
@@ -12,10 +12,10 @@
  * @property {number} revision
  * @property {number} number
  * @property {string} name
- * @property {string} prompt  its beginning and end
+ * @property {string} prompt  the prompt's beginning and end
  * @property {number} promptChars
  * @property {string} [model]
- * @property {string} [child]  the run that it started
+ * @property {string} [child]  id of the run that the call started
  * @property {"waiting" | "answered" | "failed"} status
  * @property {string} [answer]
  * @property {string} [error]
@@ -29,10 +29,10 @@
  * @property {number} number  from 1
  * @property {string} code
  * @property {number} startedAt
- * @property {Piece[]} live  what it printed so far
+ * @property {Piece[]} live  output so far
  * @property {number} liveChars
  * @property {CodeExecution} [execution]
- * @property {boolean} declared  whether it declared an answer
+ * @property {boolean} declared  true if the block declared an answer
  * @property {Call[]} calls
  */
 
@@ -44,14 +44,14 @@
  * @property {number} promptTokens
  * @property {number} startedAt
  * @property {"asked" | "replied"} status
- * @property {string} text  of the reply, as far as it has come
+ * @property {string} text  the reply so far
  * @property {Usage} [usage]
  * @property {boolean} estimated
  * @property {boolean} cut
- * @property {number} [duration]  of the reply
- * @property {string[]} notes  retries, and what was done to the messages
+ * @property {number} [duration]  time until the reply was complete
+ * @property {string[]} notes  retries, and changes to the messages
  * @property {Block[]} blocks
- * @property {string} [rejected]  why its answer was not accepted
+ * @property {string} [rejected]  the reason for which the answer was not accepted
  */
 
 /**
@@ -69,7 +69,7 @@
  * @property {unknown} [answerSchema]
  * @property {number} startedAt
  * @property {number} [duration]
- * @property {Required<Usage>} usage  its own and its children's
+ * @property {Required<Usage>} usage  the sum of the run and its children
  * @property {Turn[]} turns
  * @property {Map<number, { call: Call, block?: Block, turn?: Turn }>} calls
  * @property {string[]} notes  for the next turn
@@ -77,14 +77,15 @@
  * @property {string} [error]
  */
 
-/** Of what a running block printed; its execution has the rest. */
+/** Bound of the live output of one block; its execution has the rest. */
 const MAX_LIVE_CHARS = 200_000;
 
+/** All runs of a tree. `apply` takes its events in their order. */
 export class State {
   revision = 0;
   /** @type {Map<string, Run>} */
   runs = new Map();
-  /** Events so far. */
+  /** The number of events so far. */
   count = 0;
   /** Milliseconds from the beginning of the first run to the last event. */
   time = 0;
@@ -139,7 +140,7 @@ export class State {
     return run;
   }
 
-  /** A run that waits for its sandbox. @param {string} id @param {string} task @param {number} time */
+  /** Adds a run that waits for its sandbox. @param {string} id @param {string} task @param {number} time */
   expect(id, task, time) {
     const run = this.#run(id, time);
     run.task ||= task;
@@ -148,7 +149,7 @@ export class State {
 }
 
 /**
- * What each event changes.
+ * The change that each type of event makes.
  * @type {{ [T in RlmEventKind["type"]]: (state: State, run: Run, event: RunEvent & { type: T }) => void }}
  */
 const APPLY = {
@@ -157,9 +158,9 @@ const APPLY = {
   },
 
   turnStarted(state, run, { turn, of, promptTokens, left, time }) {
-    // A turn is a call of a model, as each query is.
+    // Each turn is one call of a model, and so is each query.
     charge(run, { calls: 1 });
-    // What is left and what was spent at the beginning are what there is.
+    // The limits are what is left in the first turn plus what was spent before it.
     if (run.id === "0" && turn === 1) {
       const { calls, tokens, cost } = left;
       const whole = left.time === undefined ? undefined : Math.round((left.time + time) / 100) * 100;
@@ -264,7 +265,7 @@ const APPLY = {
     });
   },
 
-  // What is spent is added up from the calls and turns, which come sooner.
+  // Ignored: spending is added up from calls and turns, whose events come sooner.
   budget() {},
 
   answerRejected(_, run, { problems }) {
@@ -282,7 +283,7 @@ const APPLY = {
 /** @param {Run} run */
 const lastTurn = (run) => run.turns.at(-1);
 
-/** Marks a run and all that it belongs to as changed. @param {Run | undefined} run */
+/** Marks a run and its ancestors as changed. @param {Run | undefined} run */
 function touch(run) {
   for (; run; run = run.parent) run.revision++;
 }

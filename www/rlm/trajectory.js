@@ -1,14 +1,14 @@
-// Trajectories as files: JSON lines, one event each. A file is anybody's, so every line is checked before anything is shown.
+// Trajectories as files: JSON lines, one event each. A file may come from anybody, so every line is checked before any is shown.
 
 import { Slices } from "../slices.js";
 
 /** @import { RunEvent } from "./state.js" */
 
-/** A file beyond this is none that a browser tab shows well. */
+/** Largest file that a browser tab shows well. */
 const MAX_BYTES = 128 << 20;
-/** Live events that come closer together than this are kept as one. */
+/** Time within which live events are merged into one. */
 const MERGE_MS = 100;
-/** Of what one block prints live; its execution has the beginning and the end. */
+/** Bound of the live output kept of one block; its execution has the beginning and the end. */
 const MAX_PRINTED_CHARS = 200_000;
 
 /** @typedef {(value: unknown) => boolean} Check */
@@ -58,7 +58,7 @@ const execution = object({
   displays: maybe(list(display)),
 });
 
-/** The fields that each event has to have. @type {Record<string, Record<string, Check>>} */
+/** The required fields of each type of event. @type {Record<string, Record<string, Check>>} */
 const EVENTS = {
   runStarted: { version: whole, task: text, contexts: list(facts), maxIterations: whole, maxDepth: whole },
   turnStarted: { turn: whole, of: whole, messages: whole, promptTokens: number, left },
@@ -83,7 +83,7 @@ const EVENTS = {
   output: { stream: oneOf("stdout", "stderr"), text },
 };
 
-/** The fault of an event; undefined when nothing is. @param {unknown} event */
+/** The fault of an event, or undefined if it has none. @param {unknown} event */
 export function problemOf(event) {
   const { type, run, time } = /** @type {Partial<RunEvent>} */ (event ?? {});
   const fields = Object.hasOwn(EVENTS, String(type)) && EVENTS[String(type)];
@@ -97,7 +97,7 @@ export function problemOf(event) {
 }
 
 /**
- * Reads a trajectory without holding the page up. A last line that is cut off is left out.
+ * Reads a trajectory without blocking the page. An incomplete last line is left out.
  * @param {Blob} file
  * @returns {Promise<RunEvent[]>}
  */
@@ -137,11 +137,11 @@ export function toBlob(events) {
 
 /** @typedef {Extract<RunEvent, { type: "text" | "output" }>} LiveEvent */
 
-/** Keeps what happens; text and output that come in small pieces are kept in fewer. */
+/** Records events. Small pieces of text and output are merged into larger ones. */
 export class Recorder {
   /** @type {RunEvent[]} */
   events = [];
-  /** The last event of each run, when it is a live one. @type {Map<string, LiveEvent>} */
+  /** The last event of each run, if it is a live event. @type {Map<string, LiveEvent>} */
   #live = new Map();
   /** Characters that the running block of each run has printed. @type {Map<string, number>} */
   #printed = new Map();

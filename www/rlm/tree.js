@@ -1,11 +1,11 @@
-// The tree of runs: who started whom, how far each is, and what it takes.
+// The tree of runs: each run's parent, its status and its costs.
 
 import { el } from "../dom.js";
 import { count, time } from "../format.js";
 
 /** @import { Run, State } from "./state.js" */
 
-/** More runs than this are counted, not listed. */
+/** Runs listed; further ones are only counted. */
 const MAX_ROWS = 1_000;
 
 /** @type {Record<Run["status"], string>} */
@@ -19,6 +19,7 @@ export const STATUS = {
   failed: "failed",
 };
 
+/** The list of runs, one row each; one of them is selected. */
 export class TreeView {
   #list;
   #more;
@@ -50,8 +51,8 @@ export class TreeView {
   /**
    * @param {State} state
    * @param {number} now  milliseconds since the first run began
-   * @param {number} until  when new rows have to wait for the next frame
-   * @returns {boolean} whether all rows are there
+   * @param {number} until  time after which new rows wait for the next frame
+   * @returns {boolean} true if all rows are there
    */
   update(state, now, until) {
     let rest = 0;
@@ -63,7 +64,7 @@ export class TreeView {
           rest++;
           continue;
         }
-        // A child comes after its parent.
+        // Parents come first in the map, so a child's row finds its parent's.
         if (performance.now() > until) {
           isWhole = false;
           break;
@@ -79,7 +80,7 @@ export class TreeView {
     return isWhole;
   }
 
-  /** Arrows move through the rows. @param {KeyboardEvent} event */
+  /** Moves through the rows by arrow keys. @param {KeyboardEvent} event */
   #key(event) {
     const rows = [...this.#list.querySelectorAll(".run-row")];
     const at = rows.indexOf(/** @type {Element} */ (event.target));
@@ -164,7 +165,7 @@ class Row {
   }
 }
 
-/** Of whatever currency the price is in. @param {number} cost */
+/** An amount, without a currency: the user's prices may be in any. @param {number} cost */
 export function money(cost) {
   return cost === 0 ? "0" : cost < 0.01 ? cost.toPrecision(2) : cost.toFixed(2);
 }

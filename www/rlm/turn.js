@@ -1,4 +1,4 @@
-// One turn of a run: what the model said, and its code. A turn that is folded costs one line.
+// One turn of a run: the model's reply, and its code. A folded turn costs one line.
 
 import { el } from "../dom.js";
 import { clip, count, time } from "../format.js";
@@ -9,13 +9,14 @@ import { segments } from "./reply.js";
 
 const MAX_REPLY_CHARS = 100_000;
 
+/** The view of one turn, folded or unfolded. */
 export class TurnView {
   #revision = 0;
   #status = "";
   #turn;
   #onRun;
-  /** Whether somebody has folded or opened it; then it stays so. */
-  #isSet = false;
+  /** True once the reader has folded or unfolded the turn, which then stays as it is. */
+  #setByReader = false;
   #isOver = false;
   /** @type {{ view: ProseView | DraftView | BlockView, kind: string }[]} */
   #parts = [];
@@ -32,10 +33,10 @@ export class TurnView {
   constructor(turn, { onRun }) {
     this.#turn = turn;
     this.#onRun = onRun;
-    const name = turn.number > turn.of ? "Last words" : `Turn ${turn.number}`;
+    const name = turn.number > turn.of ? "Final turn" : `Turn ${turn.number}`;
     const summary = el(
       "summary",
-      { onclick: () => (this.#isSet = true) },
+      { onclick: () => (this.#setByReader = true) },
       el("span", { class: "turn-name", text: name }),
       this.#gist,
       this.#facts,
@@ -45,12 +46,12 @@ export class TurnView {
     this.element = el("li", { class: "turn" }, this.#details);
   }
 
-  /** Unless somebody has decided otherwise. @param {boolean} open */
+  /** Folds or unfolds the turn, unless the reader has. @param {boolean} open */
   set open(open) {
-    if (!this.#isSet && this.#details.open !== open) this.#details.open = open;
+    if (!this.#setByReader && this.#details.open !== open) this.#details.open = open;
   }
 
-  /** @param {Run} run  the turn's */
+  /** @param {Run} run  the run of this turn */
   update(run) {
     const { revision } = this.#turn;
     if (revision === this.#revision && run.status === this.#status) return;
@@ -86,7 +87,7 @@ export class TurnView {
       else if (blocks[block]) this.#block(index, block++);
       else this.#part(index, "draft", () => new DraftView()).update(part.text);
     });
-    // What is run is decided by others than who parts the reply here.
+    // The controller parses replies by stricter rules, so there may be blocks that `segments` did not find.
     let end = parts.length;
     while (block < blocks.length) this.#block(end++, block++);
     while (this.#parts.length > end) this.#parts.pop()?.view.element.remove();
@@ -103,7 +104,7 @@ export class TurnView {
   }
 
   /**
-   * The view at a place, a new one where another kind stood.
+   * The view at a place. A view of another kind is replaced by a new one.
    * @template {ProseView | DraftView | BlockView} V
    * @param {number} index @param {string} kind @param {() => V} make
    * @returns {V}
@@ -119,7 +120,7 @@ export class TurnView {
   }
 }
 
-/** What a model says; text that grows is appended to. */
+/** The view of prose. Growing text is appended to. */
 class ProseView {
   #text = "";
   element = el("p", { class: "prose" });

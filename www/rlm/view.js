@@ -1,5 +1,5 @@
-// Shows a run: the tree of runs, the turns of one of them, what is spent, and the answer. It draws in animation frames, a little
-// at a time, and only what has changed.
+// The view of a run: the tree of runs, the turns of one of them, the spending and the answer. It draws in animation frames,
+// a little at a time, and only what has changed.
 
 import { byId, el } from "../dom.js";
 import { clip, count } from "../format.js";
@@ -12,14 +12,15 @@ import { TurnView } from "./turn.js";
 /** @import { Source } from "./player.js" */
 /** @import { Run } from "./state.js" */
 
-/** Of each frame, for events and for drawing. */
+/** Time in each frame for events, and for drawing. */
 const APPLY_MS = 5;
 const DRAW_MS = 6;
-/** A longer task does not fit above the run. */
+/** Length of a task that fits above the run. */
 export const MAX_TITLE_CHARS = 300;
-/** The newest turns are open. */
+/** The number of newest turns that are unfolded. */
 const OPEN_TURNS = 2;
 
+/** The view of a tree of runs. It takes its events from a source. */
 export class RunView {
   state = new State();
   /** @type {Source | undefined} */
@@ -42,13 +43,13 @@ export class RunView {
   #meters = new Meters(byId("meters"));
   #answer = new AnswerCard();
 
-  /** @param {() => void} onFrame  hears of every frame that showed something */
+  /** @param {() => void} onFrame  called after every frame */
   constructor(onFrame) {
     this.#onFrame = onFrame;
     this.#tree = new TreeView(byId("tree"), byId("tree-more"), (id) => this.select(id));
   }
 
-  /** Shows another run, or the same one from its beginning. @param {Source} source */
+  /** Shows another source, or the same one from its beginning. @param {Source} source */
   show(source) {
     this.#source = source;
     this.#section.hidden = false;
@@ -56,7 +57,7 @@ export class RunView {
     this.reset();
   }
 
-  /** Forgets what was shown. */
+  /** Clears the view. */
   reset() {
     this.state = new State();
     this.#drawn = -1;
@@ -64,7 +65,7 @@ export class RunView {
     this.select(this.#selected);
   }
 
-  /** Shows the turns of another run. @param {string} id */
+  /** Shows the turns of a run. @param {string} id */
   select(id) {
     this.#selected = id;
     this.#turns = [];
@@ -76,7 +77,7 @@ export class RunView {
     this.wake();
   }
 
-  /** Draws, as long as there is something to draw. */
+  /** Draws frames until the source has no more events and all is drawn. */
   wake() {
     if (this.#frame) return;
     this.#lastFrame = performance.now();
@@ -97,7 +98,7 @@ export class RunView {
     if (source.active || !isWhole) this.#frame = requestAnimationFrame((now) => this.#step(now));
   }
 
-  /** @param {number} now  of the run @returns {boolean} whether all is drawn */
+  /** @param {number} now  milliseconds since the run began @returns {boolean} true if all is drawn */
   #draw(now) {
     const { state } = this;
     const hasTree = this.#tree.update(state, now, performance.now() + DRAW_MS / 2);
@@ -137,11 +138,11 @@ export class RunView {
   }
 }
 
-/** What a run is about. @param {Run} run */
+/** The task and contexts of a run. @param {Run} run */
 function about(run) {
   /** @type {HTMLElement[]} */
   const parts = [el("h3", { text: run.id === "0" ? "The run" : `Run ${run.id}` })];
-  // The first run's is the title.
+  // The first run's task is the title above.
   if (run.id !== "0" || run.task.length > MAX_TITLE_CHARS)
     parts.push(el("p", { class: "task", text: clip(run.task, 4_000) }));
   for (const { name, type, length, unit, characters, peek } of run.contexts.slice(0, 20)) {
@@ -153,7 +154,7 @@ function about(run) {
   return parts;
 }
 
-/** How it ended; the first run has a card of its own for that. @param {Run} run */
+/** The answer or error of a child run; the first run's is in the answer card. @param {Run} run */
 function ending(run) {
   if (run.id === "0" || run.status === "running" || run.status === "waiting") return [];
   const has = run.answer !== undefined && run.answer !== null;

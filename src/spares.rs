@@ -1,5 +1,7 @@
 //! Guests that are started before anybody needs them. Until one is taken it has run nobody's code, so all sandboxes of a page
 //! share them: one that dies is replaced at once, and a new sandbox starts at once.
+//!
+//! Decisions: `docs/internals/guest-in-a-browser.md`.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -70,10 +72,10 @@ impl Claim {
         POOLS.with_borrow_mut(|pools| act(pools.entry(self.kind.clone()).or_default()))
     }
 
-    /// Takes note of whether the sandbox has a guest of its own in the place of one of them.
-    pub(super) fn hold(&self, holds: bool) {
+    /// Takes note of how many guests of its own the sandbox has in the place of some of them.
+    pub(super) fn hold(&self, count: usize) {
         if !self.released.get() {
-            let wanted = self.spares.saturating_sub(u32::from(holds));
+            let wanted = self.spares.saturating_sub(u32::try_from(count).unwrap_or(u32::MAX));
             self.in_pool(|pool| pool.wanted.insert(self.number, wanted));
         }
     }

@@ -19,6 +19,7 @@ use crate::frame::{FRAME_SLACK_BYTES, Frame, FrameError, FrameReader, Outbox};
 use futures_util::future::BoxFuture;
 
 pub(crate) mod fork;
+pub(crate) mod memory;
 pub(crate) mod process;
 mod rlimits;
 
@@ -48,6 +49,16 @@ pub struct Plan {
     pub id_map: Option<String>,
     /// Bytes of a compiled filter of system calls, for the program to read from the file descriptor [`FILTER_FD`].
     pub filter: Option<Vec<u8>>,
+}
+
+impl Plan {
+    /// Starts a process as planned, without a channel: it will connect by itself.
+    ///
+    /// # Errors
+    /// [`Error::BootFailed`] when the program cannot be started.
+    pub async fn start(self) -> Result<Box<dyn Process>, Error> {
+        process::run(self, epoch()?, None, None).await
+    }
 }
 
 /// The place where a guest finds its channel.
@@ -120,7 +131,7 @@ pub trait Process: Send + Sync + 'static {
     }
 
     /// For how long its end may take to show after its channel has closed.
-    fn patience(&self) -> Duration {
+    fn exit_timeout(&self) -> Duration {
         Duration::from_secs(5)
     }
 }
@@ -227,11 +238,6 @@ impl Guest {
         self
     }
 
-    /// Returns true when it still runs, as far as that shows without waiting.
-    pub fn is_alive(&mut self) -> bool {
-        self.exit().is_none()
-    }
-
     /// The guest's exit, if the guest has ended, as far as that shows without waiting.
     pub fn exit(&mut self) -> Option<Exit> {
         self.process.wait().now_or_never()
@@ -331,14 +337,19 @@ impl GuestProcess {
         self.process.wait().await
     }
 
+    /// The number of the process that was started for it, where that is one of this machine's that still runs.
+    pub(crate) fn id(&self) -> Option<u32> {
+        self.process.id()
+    }
+
     /// The counts of its limits.
     pub fn hits(&self) -> Hits {
         self.process.hits()
     }
 
     /// For how long its end may take to show after its channel has closed.
-    pub fn patience(&self) -> Duration {
-        self.process.patience()
+    pub fn exit_timeout(&self) -> Duration {
+        self.process.exit_timeout()
     }
 }
 

@@ -178,8 +178,8 @@ impl Sandbox {
         }
     }
 
-    /// Prepares for code that may come next, the likeliest first: with [`SandboxBuilder::ahead`] it runs in a copy of the guest, which takes
-    /// the guest's place if an execution with just this code comes next, in the state as it is. Otherwise nothing of it ever shows: what it
+    /// Prepares for code that may come next, the likeliest first: with [`SandboxBuilder::ahead`] each runs in a copy of the guest
+    /// ([`Limits::max_shadows`](sandglass_core::Limits::max_shadows)), which takes the guest's place if an execution with just this code comes next, in the state as it is. Otherwise nothing of it ever shows: what it
     /// does to files, or asks of the world, waits until then. Replaces what was hinted before. While code is being written, only one that begins
     /// so counts: that is all of it, and runs to its end.
     pub fn hint<S: Into<String>>(&self, codes: impl IntoIterator<Item = S>) {

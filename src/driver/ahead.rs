@@ -5,25 +5,54 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::rc::Rc;
 
-use js_sys::{Array, Promise};
+use js_sys::{Array, Promise, Reflect};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, future_to_promise, spawn_local};
 use web_sys::AbortController;
 
 use super::Driver;
+use crate::arguments::source;
 use crate::glue::{describe, thrown};
 use crate::options::ExecuteOptions;
 use crate::outbox::JsBody;
 use crate::packages::disregard;
 use crate::pieces::Pieces;
-use crate::rlm::stop::Stop;
-use crate::sandbox::source;
+use crate::stop::Stop;
 use sandglass_core::error::Error;
 use sandglass_core::limits::MAX_WRITTEN_BYTES;
 use sandglass_core::packages::imported_modules;
 use sandglass_core::session::{Command, Input, Package, Wanted};
 use sandglass_core::speculate::{Lines, Prediction, Source};
 use sandglass_core::stats::Stats;
+
+/// Bytes of memory that a machine is thought to have which does not tell.
+const UNKNOWN_MEMORY_GIB: f64 = 4.0;
+/// The part of the machine's memory that guests may take which run code ahead.
+const MEMORY_SHARE: f64 = 1.0 / 16.0;
+
+/// The processors that are there for guests which run code ahead: all but the page's own, and one at least.
+pub(super) fn processors() -> usize {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "clamped to a few"
+    )]
+    let all = of_navigator("hardwareConcurrency").unwrap_or(2.0).clamp(2.0, 1024.0) as usize;
+    all - 1
+}
+
+/// Bytes of state that guests may be given which run code ahead. Browsers tell the machine's memory roughly, or not.
+pub(super) fn copied_bytes() -> f64 {
+    let gib = of_navigator("deviceMemory").unwrap_or(UNKNOWN_MEMORY_GIB);
+    gib * MEMORY_SHARE * 1024.0 * 1024.0 * 1024.0
+}
+
+/// A number that the browser tells of its machine.
+fn of_navigator(name: &str) -> Option<f64> {
+    let navigator = Reflect::get(&js_sys::global(), &"navigator".into()).ok()?;
+    let number = Reflect::get(&navigator, &name.into()).ok()?.as_f64()?;
+    (number > 0.0).then_some(number)
+}
 
 /// Work that was done ahead.
 #[derive(Default)]

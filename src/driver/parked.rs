@@ -1,16 +1,19 @@
 //! Guests that ran code ahead, or were replaced by one that did, and wait to be used again.
+//!
+//! Decisions: `docs/internals/saving-and-restoring.md`.
 
+use sandglass_core::limits::MAX_COPIES;
 use sandglass_core::protocol::Event;
 use sandglass_core::session::{ShadowId, Slot};
-use wasm_bindgen::JsValue;
 
 use super::Driver;
 use super::messages::Parts;
 use super::slots::Held;
-use crate::guest_frame::Guest;
+use crate::guest_frame::{Guest, Letter};
 
 /// A guest that has run code, and may run code ahead.
 pub(super) struct Parked {
+    number: u32,
     guest: Guest,
     /// True when it has said that it can.
     is_sure: bool,
@@ -21,7 +24,7 @@ impl Driver {
     pub(super) fn park(&self, shadow: ShadowId) {
         match self.slots.take(Slot::Shadow(shadow)) {
             Some(Held::Here(guest)) => self.keep(guest),
-            Some(Held::OnServer(_)) | None => self.hold_a_spare(),
+            Some(Held::OnServer(_)) | None => self.hold_spares(),
         }
     }
 
@@ -29,65 +32,78 @@ impl Driver {
     /// to start. It counts as a spare, and there is none where the user wants none. It is asked at once whether it can be used again; one
     /// that says anything else, or anything later, is ended: it has run code.
     pub(super) fn keep(&self, guest: Guest) {
-        let may_park = self.options.limits.spares > 0 && !self.session.borrow().has_packages();
+        let limits = &self.options.limits;
+        let most = limits.max_shadows.unwrap_or(MAX_COPIES) as usize;
+        let has_room = self.parked.borrow().len() + self.slots.shadows() < most;
+        let may_park = limits.spares > 0 && has_room && !self.session.borrow().has_packages();
         let init = self.shadow_init.borrow().clone();
         match init {
-            Some(init) if may_park && self.parked.borrow().is_none() => {
-                let (messages, failures) = (self.this.clone(), self.this.clone());
-                guest.adopt(
-                    move |data| {
-                        if let Some(driver) = messages.upgrade() {
-                            driver.hear_parked(&data);
-                        }
-                    },
-                    move |_| {
-                        if let Some(driver) = failures.upgrade() {
-                            driver.end_parked();
-                        }
-                    },
-                );
-                guest.post(init, None);
-                self.parked.replace(Some(Parked { guest, is_sure: false }));
+            Some(init) if may_park => {
+                let number = self.last_parked.get() + 1;
+                self.last_parked.set(number);
+                let this = self.this.clone();
+                let outbox = guest.outbox();
+                guest.adopt(&outbox, move |letter| {
+                    if let Some(driver) = this.upgrade() {
+                        driver.hear_parked(number, letter);
+                    }
+                });
+                outbox.post(init, None);
+                self.parked.borrow_mut().push(Parked {
+                    number,
+                    guest,
+                    is_sure: false,
+                });
             }
             _ => guest.end_soon(),
         }
-        self.hold_a_spare();
+        self.hold_spares();
     }
 
-    fn hear_parked(&self, data: &JsValue) {
-        let events = Parts::default().read(data, self.options.limits.max_value_bytes);
-        let is_ready = matches!(events.as_deref(), Ok([(Event::Ready { .. }, None)]));
-        if let Some(parked) = &mut *self.parked.borrow_mut()
+    fn hear_parked(&self, number: u32, letter: Letter) {
+        let is_ready = if let Letter::Message(data) = letter {
+            let events = Parts::default().read(&data, self.options.limits.max_value_bytes);
+            matches!(events.as_deref(), Ok([(Event::Ready { .. }, None)]))
+        } else {
+            false
+        };
+        let mut parked = self.parked.borrow_mut();
+        if let Some(parked) = parked.iter_mut().find(|parked| parked.number == number)
             && is_ready
             && !parked.is_sure
         {
             parked.is_sure = true;
             return;
         }
-        self.end_parked();
+        drop(parked);
+        self.end_parked(|parked| parked.number == number);
     }
 
-    fn end_parked(&self) {
-        if let Some(Parked { guest, .. }) = self.parked.take() {
+    fn end_parked(&self, which: impl Fn(&Parked) -> bool) {
+        let ended: Vec<_> = self
+            .parked
+            .borrow_mut()
+            .extract_if(.., |parked| which(parked))
+            .collect();
+        for Parked { guest, .. } in ended {
             guest.end_soon();
         }
-        self.hold_a_spare();
+        self.hold_spares();
     }
 
-    /// The parked guest, if it can be used.
+    /// A parked guest that can be used.
     pub(super) fn take_parked(&self) -> Option<Guest> {
-        let is_gone = |parked: &Parked| parked.guest.is_gone();
-        if self.session.borrow().has_packages() || self.parked.borrow().as_ref().is_some_and(is_gone) {
-            self.end_parked();
-        }
-        let parked = self.parked.borrow_mut().take_if(|parked| parked.is_sure);
-        parked.map(|parked| parked.guest)
+        let has_packages = self.session.borrow().has_packages();
+        self.end_parked(|parked| has_packages || parked.guest.is_gone());
+        let mut parked = self.parked.borrow_mut();
+        let at = parked.iter().position(|parked| parked.is_sure)?;
+        Some(parked.remove(at).guest)
     }
 
-    /// A guest that is parked, or runs ahead, stands for one of the spares.
-    pub(super) fn hold_a_spare(&self) {
+    /// Each guest that is parked, or runs ahead, stands for one of the spares.
+    pub(super) fn hold_spares(&self) {
         if let Some(claim) = &self.claim {
-            claim.hold(self.parked.borrow().is_some() || self.slots.has_shadows());
+            claim.hold(self.parked.borrow().len() + self.slots.shadows());
         }
     }
 }

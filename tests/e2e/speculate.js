@@ -350,6 +350,50 @@ async function turns() {
   return { problems };
 }
 
+/** Each code of a hint runs ahead, and any of them is served. */
+async function several() {
+  const problems = [];
+  const frames = () => document.querySelectorAll("iframe").length;
+  await until(() => frames() === 0, "those of earlier tests are gone");
+  const [sandbox, plain] = [await create({ maxShadows: 3 }), await create()];
+  for (const each of [sandbox, plain]) await each.execute(PREPARE);
+  const codes = [1, 2, 3, 4].map((n) => `numbers.append((${n}, random.random())); print(${n}); look()`);
+  const finished = async (/** @type {number} */ count) => {
+    const before = tally(sandbox);
+    await sandbox.hint(codes);
+    await until(() => tally(sandbox).finished === before.finished + count, `${count} run ahead`);
+  };
+  for (const [round, comes] of [2, 0].entries()) {
+    await finished(3);
+    const { started, finished: over, used, wasted } = tally(sandbox);
+    problems.push(
+      ...different([started, over, used, wasted], [3 * round + 3, 3 * round + 3, round, 2 * round], "counts"),
+    );
+    problems.push(...different(await seen(sandbox, codes[comes]), await seen(plain, codes[comes]), codes[comes]));
+    problems.push(...different(tally(sandbox).used, round + 1, `${codes[comes]} is served`));
+  }
+  // There is no room for the fourth; what is named again is kept.
+  await finished(3);
+  const { started } = tally(sandbox);
+  await sandbox.hint([codes[3], codes[2]]);
+  await until(() => tally(sandbox).started === started + 1, "the fourth is begun");
+  await until(() => tally(sandbox).finished === started + 1, "the fourth runs ahead");
+  for (const code of [codes[2], codes[3]]) {
+    problems.push(...different(await seen(sandbox, code), await seen(plain, code), code));
+  }
+  problems.push(...different(tally(sandbox).used, 3, "the third is served, and the fourth was of the state before"));
+  // Those that never end, and one that takes all memory, are in nobody's way.
+  await sandbox.hint(["while True: pass", "x = []\nwhile True: x.append(bytearray(1 << 24))", "while True: 1"]);
+  await pause(500);
+  const look = "len(numbers), value, look()";
+  problems.push(...different(await seen(sandbox, look), await seen(plain, look), "other code"));
+  await until(() => tally(sandbox).started === tally(sandbox).used + tally(sandbox).wasted, "the counts add up");
+  await sandbox.destroy();
+  await plain.destroy();
+  await until(() => frames() === 0, "no guest is left");
+  return { problems, said: `${tally(sandbox).used} of ${tally(sandbox).started} served` };
+}
+
 /** Code that counts a secret in all memory of its guest. The secret is given to it in another form. */
 const search = (/** @type {string} */ secret) => `
 import ctypes, pyodide_js
@@ -1012,6 +1056,7 @@ export const TESTS = {
   "what is not certain is run when it is asked for": unsure,
   "what JavaScript knows is in no copy": touched,
   "guests take turns, unless code has left something in them": turns,
+  "each code of a hint runs ahead, and any is served": several,
   "what a guest that rests remembers stays in its sandbox": remembered,
   "host functions are called when the code is asked for": hostCalls,
   "code that comes while it runs ahead goes on": joining,

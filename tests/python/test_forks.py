@@ -78,6 +78,29 @@ def test_copies_of_copies(host: Host) -> None:
             assert host.process.wait(10) == 7
 
 
+def test_copies_of_one_state(host: Host) -> None:
+    host.ok("import random; random.seed(7); x = []")
+    copies = [host.fork() for _ in range(3)]
+    for at, copy in enumerate(copies):
+        copy.run_ahead(f"x.append(({at}, random.random())); print(len(x))")
+    assert [copy.end().stdout for copy in copies] == ["1\n"] * 3
+    first, second, third = copies
+    with second:
+        take_over(second)
+        for copy in (first, third):
+            with copy:
+                copy.end_it()
+        assert second.ok("random.seed(7); print(x == [(1, random.random())])").stdout == "True\n"
+        with second.fork() as another:
+            another.run_ahead("print(len(x))")
+            assert another.end().stdout == "1\n"
+            another.end_it()
+        second.begin("import os; os._exit(7)")
+        with pytest.raises(EOFError):
+            second.end()
+        assert host.process.wait(10) == 7, "the end of the last guest, not of a copy that was thrown away"
+
+
 def test_the_end_of_a_guest_is_told_though_a_copy_outlives_it(host: Host) -> None:
     with host.fork() as copy:
         host.begin("import os; os._exit(7)")

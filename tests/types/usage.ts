@@ -13,6 +13,7 @@ export async function rightly(): Promise<void> {
     profile: "rlm-legacy",
     predictions: "auto",
     maxAheadShare: 0.1,
+    maxShadows: 2,
     onProgress: (progress) => {
       progress.stage satisfies "assets" | "backend" | "python" | "ready" | "cold" | "calls" | "packages";
       if (progress.stage === "calls") progress.total satisfies number;

@@ -3,6 +3,8 @@
 //!
 //! A new limit is a field of [`Limits`] with a name in `Limits::NAMES`: the options of pages and of the server read it by that name. It is
 //! described in `src/sandbox.rs` (TypeScript) and `crates/server/src/openapi.json`.
+//!
+//! Decisions: `docs/internals/guest-in-a-browser.md` and `docs/internals/values-and-calls.md`.
 
 use crate::error::Error;
 
@@ -40,6 +42,8 @@ pub struct Limits {
     pub max_checkpoint_bytes: f64,
     /// The part of the session's time that code may take which ran ahead and was not asked for, from 0 to 1 (`maxAheadShare`).
     pub max_ahead_share: f64,
+    /// Guests that run code ahead, or wait for theirs to come (`maxShadows`); [`MAX_FORKS`] or [`MAX_COPIES`] by default.
+    pub max_shadows: Option<u32>,
     /// Guests that are kept ready to take over (`spares`).
     pub spares: u32,
 }
@@ -114,8 +118,12 @@ pub const MAX_SURVEYED_COLUMNS: usize = 50;
 pub const MAX_SURVEYED_NAME_BYTES: usize = 400;
 /// See [`MAX_SURVEYED`].
 pub const MAX_SAMPLED_TEXTS: usize = 10;
-/// Bytes that code which runs ahead may send.
+/// Bytes that code which runs ahead may send, all of it together.
 pub const MAX_AHEAD_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
+/// Guests that run code ahead where they are forks, and so share their memory with the session's own: by default, and at most.
+pub const MAX_FORKS: u32 = 8;
+/// The same by default where each is given a copy of all the memory.
+pub const MAX_COPIES: u32 = 2;
 /// The time by which a session is thought to have begun earlier, in milliseconds, for its share of time that may be spent in vain
 /// (`maxAheadShare`): at its begin, that is all there is.
 pub const AHEAD_CREDIT_MS: f64 = 60_000.0;
@@ -152,6 +160,7 @@ impl Default for Limits {
             checkpoints: true,
             max_checkpoint_bytes: 1024.0 * 1024.0 * 1024.0,
             max_ahead_share: 0.05,
+            max_shadows: None,
             spares: 1,
         }
     }
@@ -166,7 +175,7 @@ const MAX_MS: f64 = 2_147_483_647.0;
 
 impl Limits {
     /// The option names that [`Limits::set`] knows.
-    pub const NAMES: [&'static str; 14] = [
+    pub const NAMES: [&'static str; 15] = [
         "timeout",
         "wallTimeout",
         "hostCallTimeout",
@@ -180,6 +189,7 @@ impl Limits {
         "memoryLimit",
         "maxFileBytes",
         "maxAheadShare",
+        "maxShadows",
         "spares",
     ];
 
@@ -206,6 +216,7 @@ impl Limits {
             }
             "maxFileBytes" => self.max_file_bytes = range(name, value, 0.0, 2_000_000_000.0, "bytes")?,
             "maxAheadShare" => self.max_ahead_share = range(name, value, 0.0, 1.0, "of the session's time")?,
+            "maxShadows" => self.max_shadows = Some(count(1.0, f64::from(MAX_FORKS), "guests")?),
             "spares" => self.spares = count(0.0, 8.0, "guests")?,
             _ => return Err(Error::invalid(name, "there is no such limit")),
         }

@@ -7,7 +7,7 @@
 //! copy of it that runs code which may come. Guests live in [`Slot`]s: the interpreter's own in one, each shadow's in another. A *job* is
 //! what a guest can be asked to do; an *exchange* is a job that a guest is at, with all that it says of it.
 //!
-//! Each part returns what is to be done. [`Session`] only passes that on, and tells the shadows what becomes of the interpreter's state.
+//! Each part writes down what is to be done. [`Session`] only passes that on, and tells the shadows what becomes of the interpreter's state.
 //!
 //! | file | holds |
 //! |---|---|
@@ -18,8 +18,10 @@
 //! | `saves.rs`, `checkpoints.rs`, `checkpoint_chain.rs` | when the state is saved, what comes back, and what is kept for that |
 //! | `contexts.rs`, `packages.rs` | what every guest is given |
 //! | `pings.rs`, `oversized.rs` | what guests have to prove, and how much they may say at once |
-//! | `shadows.rs`, `guesses.rs` | which code is worth running ahead |
+//! | `shadows.rs`, `guesses.rs` | which code is worth running ahead, and how much of it at a time |
 //! | `shadow.rs` | a shadow, and how its guest takes over |
+//!
+//! Decisions: `docs/internals/running-ahead.md`.
 
 mod calls;
 mod checkpoint_chain;
@@ -49,7 +51,7 @@ use crate::protocol::{Encoding, Event, GuestInfo, Profile, Request, Stream};
 use crate::speculate::Prediction;
 use crate::stats::Stats;
 use commands::Next;
-use interpreter::{Config, Guest, Interpreter, Note, Output};
+use interpreter::{Config, Guest, Interpreter, Note};
 use pings::Pings;
 use shadows::{ShadowEffect, Shadows};
 
@@ -190,13 +192,15 @@ pub enum Input<B> {
     Fetched(Ticket, Result<Vec<Package<B>>, Error>),
     /// A host call came back.
     HostReturned(u32, Result<Encoded<B>, HostFailure>),
-    /// Code that is likely to come next, instead of what was told before.
+    /// Code that is likely to come next, the likeliest first, instead of what was told before.
     Hint(Vec<Prediction>),
     /// Code that is being written, as far as it is there, and the `timeout` that it will have. It is whole lines, up to where another
     /// statement begins; it is empty when nobody writes any more.
     Written(String, Option<f64>),
     /// The newest of what is talked about; guesses are made of it, where there are any.
     Conversation(String),
+    /// The guests of shadows take more memory than there is for them.
+    MemoryIsShort,
     /// Time has passed: [`Session::wake_at`] is reached.
     Tick,
 }
@@ -309,7 +313,7 @@ impl<B: Body> Session<B> {
     }
 
     fn of(interpreter: Interpreter<B>) -> Self {
-        let shadows = Shadows::within(interpreter.config.limits.max_ahead_share);
+        let shadows = Shadows::within(&interpreter.config.limits);
         Self {
             interpreter,
             shadows,
@@ -336,6 +340,15 @@ impl<B: Body> Session<B> {
     #[must_use]
     pub fn with_forks(mut self) -> Self {
         self.interpreter.forks = true;
+        self.shadows.are_forks(&self.interpreter.config.limits);
+        self
+    }
+
+    /// The same on a machine that has `processors` for shadows, and room for `bytes` of state in all of them together; where they
+    /// are forks, [`Input::MemoryIsShort`] tells. By default one shadow runs at a time.
+    #[must_use]
+    pub fn with_shadows_on(mut self, processors: usize, bytes: f64) -> Self {
+        self.shadows.on(processors, bytes);
         self
     }
 
@@ -368,6 +381,11 @@ impl<B: Body> Session<B> {
     pub fn packages(&self) -> Vec<(String, String)> {
         let known = |package: &Package<B>| (normalized(&package.wheel.name), package.wheel.version.clone());
         self.interpreter.packages.iter().map(known).collect()
+    }
+
+    /// The limits that it has.
+    pub fn limits(&self) -> &Limits {
+        &self.interpreter.config.limits
     }
 
     /// The number of executions that it was asked for.
@@ -439,6 +457,7 @@ impl<B: Body> Session<B> {
             Input::Written(code, timeout_ms) if interpreter.can_be_copied() => self.shadows.written(code, timeout_ms),
             Input::Written(..) => {} // there will be no copy
             Input::Conversation(text) => self.shadows.converse(now, &text),
+            Input::MemoryIsShort => self.shadows.memory_is_short(),
             Input::Tick => {}
         }
         self.follow(now);
@@ -467,7 +486,7 @@ impl<B: Body> Session<B> {
                         self.follow(now);
                         self.interpreter.take_over(ticket, job, promotion);
                     }
-                    None => self.interpreter.begin_for(now, ticket, job),
+                    None => self.interpreter.begin(now, Some(ticket), job, None),
                 },
             }
             self.follow(now);
@@ -485,13 +504,10 @@ impl<B: Body> Session<B> {
     /// Takes what the shadows and the interpreter want done, and tells the shadows what they have to know, at the place where it happened.
     fn follow(&mut self, now: f64) {
         self.follow_shadows();
-        while let Some(output) = self.interpreter.next_output() {
-            match output {
-                Output::Guest(effect) => self.effects.push(Effect::Guest(Slot::Main, effect)),
-                Output::Host(effect) => self.effects.push(Effect::Host(effect)),
-                Output::Note(note) => self.tell_shadows(now, note),
-            }
+        while let Some(note) = self.interpreter.notes.pop_front() {
+            self.tell_shadows(now, note);
         }
+        self.effects.append(&mut self.interpreter.effects);
     }
 
     fn follow_shadows(&mut self) {

@@ -41,12 +41,14 @@ fn what_takes_no_time_is_not_worth_its_cost() {
 #[test]
 fn a_source_that_becomes_right_is_believed_again() {
     let mut predictor = Predictor::default();
-    predictor.tally(Source::Explicit).wasted = 40;
+    for _ in 0..40 {
+        predictor.turned_out(Source::Explicit, false);
+    }
     let mut tries = 0;
     for _ in 0..2_000 {
         predictor.predict(vec![prediction(0, Source::Explicit, 1.0, None)]);
         if predictor.choose().is_some() {
-            predictor.tally(Source::Explicit).used += 1;
+            predictor.turned_out(Source::Explicit, true);
             tries += 1;
         }
     }
@@ -84,12 +86,12 @@ proptest! {
     #[test]
     fn the_chosen_one_is_expected_to_save_most(
         given in proptest::collection::vec((0..Source::ALL.len(), -0.5..1.5, proptest::option::of(0.0..5_000.0)), 0..40),
-        used in 0..50_u32,
-        wasted in 0..50_u32,
+        came in proptest::collection::vec(any::<bool>(), 0..50),
     ) {
         let mut predictor = Predictor::default();
-        let tally = predictor.tally(Source::Pattern);
-        (tally.used, tally.wasted) = (used, wasted);
+        for came in came {
+            predictor.turned_out(Source::Explicit, came);
+        }
         let given: Vec<_> = (0..).zip(given).map(|(id, (source, probability, ms))| {
             prediction(id, Source::ALL[source], probability, ms)
         }).collect();

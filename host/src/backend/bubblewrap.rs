@@ -74,7 +74,7 @@ pub async fn zygote_launcher(
     }
     if !geteuid().is_root() {
         tracing::warn!(
-            "guests share the user id of this host, which is not root, and with it what the kernel counts by user: docs/security.md says what that is"
+            "guests share the user id of this host, which is not root, and with it what the kernel counts by user: docs/server/security.md says what that is"
         );
     }
     let users = users.filter(|_| can_map());

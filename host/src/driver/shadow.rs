@@ -1,10 +1,16 @@
-//! The copies of the guest that run code ahead: how they begin, and how one becomes the guest.
+//! The copies of the guest that run code ahead: how they begin, what they may take, and how one becomes the guest.
 
 use sandglass_core::Error;
+use sandglass_core::limits::MAX_AHEAD_BYTES;
 use sandglass_core::session::{GuestInput, Input, ShadowId, Slot};
 
 use super::slots::HeldGuest;
 use super::task::SandboxTask;
+use crate::frame::FRAME_SLACK_BYTES;
+use crate::guest::memory;
+
+/// The part of the guest's memory that it and its copies may take before there are fewer copies: the rest is for what runs.
+const MEMORY_SHARE: f64 = 0.75;
 
 impl SandboxTask {
     /// Has the guest make a copy of itself.
@@ -20,15 +26,48 @@ impl SandboxTask {
         }
     }
 
+    /// Bytes that a message of the guest in a slot may have. What a copy says is kept until its code comes.
+    pub(super) fn max_bytes(&self, slot: Slot) -> usize {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a constant far below 2^32"
+        )]
+        match slot {
+            Slot::Main => self.max_value_bytes,
+            Slot::Shadow(_) => self.max_value_bytes.min(MAX_AHEAD_BYTES as usize),
+        }
+    }
+
+    /// Tells the session when the copies take too much memory, after the one in this slot has begun, or done something.
+    pub(super) fn look_at_memory(&mut self, slot: Slot) {
+        if slot == Slot::Main || self.slots.shadows().nth(1).is_none() {
+            return;
+        }
+        let mut origin = None;
+        let mut processes = Vec::new();
+        for copy in self.slots.shadows() {
+            origin = origin.or_else(|| copy.succession.as_ref()?.origin());
+            processes.extend(copy.process.id());
+        }
+        processes.extend(origin);
+        let most = self.session.limits().max_memory_bytes * MEMORY_SHARE;
+        if memory::take_more(&processes, most) {
+            self.tell(Input::MemoryIsShort);
+        }
+    }
+
     /// A copy takes the place of the guest.
     pub(super) fn promote(&mut self, shadow: ShadowId) {
         let replaced = self.slots.replace(Slot::Main, Slot::Shadow(shadow));
+        let max_bytes = self.max_value_bytes + FRAME_SLACK_BYTES;
         let (Some(HeldGuest::Running(guest)), Some(copy)) = (replaced, self.slots.running_mut(Slot::Main)) else {
             // It has just gone, and the session believes that it is the guest.
             self.slots.take(Slot::Main);
             let lost = GuestInput::Lost(Error::GuestLost("the copy ended".to_owned()));
             return self.tell(Input::Guest(Slot::Main, lost));
         };
+        copy.reader.set_max_bytes(max_bytes);
         if let Some(succession) = copy.succession.take() {
             succession.succeed();
         }

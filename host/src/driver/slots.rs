@@ -79,9 +79,9 @@ impl Slots {
         self.held.insert(slot, held);
     }
 
-    /// Puts a guest that was started into its slot; the frames that have waited for it.
-    pub(super) fn launched(&mut self, slot: Slot, guest: Guest, max_value_bytes: usize) -> Vec<Frame> {
-        let running = HeldGuest::Running(Box::new(Running::of(guest, max_value_bytes)));
+    /// Puts a guest that was started into its slot; the frames that have waited for it. It may send messages of so many bytes.
+    pub(super) fn launched(&mut self, slot: Slot, guest: Guest, max_bytes: usize) -> Vec<Frame> {
+        let running = HeldGuest::Running(Box::new(Running::of(guest, max_bytes)));
         let before = self
             .held
             .get_mut(&slot)
@@ -90,6 +90,12 @@ impl Slots {
             Some(HeldGuest::Launching(_, waiting)) => waiting,
             _ => Vec::new(),
         }
+    }
+
+    /// The guests that run code ahead, or wait for it.
+    pub(super) fn shadows(&self) -> impl Iterator<Item = &Running> {
+        let shadows = self.held.keys().filter(|slot| **slot != Slot::Main);
+        shadows.filter_map(|slot| self.running(*slot))
     }
 
     /// Takes the guest out of a slot.
@@ -111,10 +117,13 @@ impl Slots {
         Some(self.held.get(&slot)?.generation)
     }
 
-    /// The slot of a guest, if it is still in one.
-    pub(super) fn slot_of(&self, generation: u64) -> Option<Slot> {
-        let mut held = self.held.iter();
-        held.find_map(|(slot, held)| (held.generation == generation).then_some(*slot))
+    /// A guest that runs, where it is now.
+    pub(super) fn find(&mut self, generation: u64) -> Option<(Slot, &mut Running)> {
+        let mut held = self.held.iter_mut();
+        held.find_map(|(slot, held)| match &mut held.guest {
+            HeldGuest::Running(running) if held.generation == generation => Some((*slot, &mut **running)),
+            _ => None,
+        })
     }
 
     /// The guest in a slot, when it runs.
@@ -156,13 +165,8 @@ impl Slots {
             return std::future::pending().await;
         }
         let held = self.held.iter_mut();
-        select_all(held.map(|(slot, held)| Box::pin(held.next(*slot)))).await.0
-    }
-}
-
-impl Held {
-    async fn next(&mut self, slot: Slot) -> (Slot, Happened) {
-        (slot, self.guest.next().await)
+        let each = held.map(|(slot, held)| Box::pin(async { (*slot, held.guest.next().await) }));
+        select_all(each).await.0
     }
 }
 
@@ -182,7 +186,7 @@ impl HeldGuest {
                     ..
                 } = &mut **running;
                 let GuestWriter { stream, outbox, .. } = writer;
-                let time = if *given_up { GONE_WITHIN } else { process.patience() };
+                let time = if *given_up { GONE_WITHIN } else { process.exit_timeout() };
                 let overdue = closed.map(|at| at + time);
                 tokio::select! {
                     biased;
@@ -197,10 +201,10 @@ impl HeldGuest {
 }
 
 impl Running {
-    fn of(mut guest: Guest, max_value_bytes: usize) -> Self {
+    fn of(mut guest: Guest, max_bytes: usize) -> Self {
         let begin = guest.has_waited().then(Vec::new);
         let (forker, succession) = guest.take_forks();
-        let (reader, writer, process) = guest.split(max_value_bytes);
+        let (reader, writer, process) = guest.split(max_bytes);
         Self {
             reader,
             writer,

@@ -4,6 +4,8 @@
 //! Whatever the guest says here may be a lie. Descriptors that it sends are taken for pidfds only when the kernel says so, and only
 //! of processes that descend from the one that was started for it: others have been passed on, such as the host's own, which the
 //! kernel gives to whoever asks for the peer of a socket.
+//!
+//! Decisions: `docs/internals/running-ahead.md`.
 
 use std::any::Any;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
+use tokio::sync::Mutex;
 
 use super::process::process_of;
 use super::{Exit, Guest, Process, epoch};
@@ -42,14 +45,15 @@ enum Report {
 
 /// Has a guest make copies of itself.
 pub(crate) struct Forker {
-    control: Arc<AsyncFd<OwnedFd>>,
+    /// Held from an order to its answer: there is one at a time.
+    control: Arc<Mutex<AsyncFd<OwnedFd>>>,
     /// The process that was started for the guest.
     root: Option<u32>,
     /// An object that is kept for as long as there are copies.
     kept: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-/// The means by which a copy takes the place of the guest that it was made of.
+/// The means by which a copy takes the place of the guest that it was made of. Dropped with the copy, it changes nothing.
 pub(crate) struct Succession {
     origin: OwnedFd,
     release: OwnedFd,
@@ -63,7 +67,7 @@ impl Forker {
         let control = watched(ours, Interest::READABLE | Interest::WRITABLE)?;
         Ok((
             Self {
-                control: Arc::new(control),
+                control: Arc::new(Mutex::new(control)),
                 root: None,
                 kept: None,
             },
@@ -84,10 +88,11 @@ impl Forker {
         Self { kept, ..self }
     }
 
-    /// A copy of the guest as it is. One at a time: an answer to an earlier order is thrown away.
+    /// A copy of the guest as it is. An answer to an earlier order, for which nobody waits any more, is thrown away.
     pub(crate) fn fork(&self) -> BoxFuture<'static, Result<Guest, Error>> {
         let (control, root, kept) = (Arc::clone(&self.control), self.root, self.kept.clone());
         Box::pin(async move {
+            let control = control.lock().await;
             let forked = tokio::time::timeout(FORK_TIMEOUT, fork(&control, root)).await;
             let late = || Error::BootFailed(format!("the guest made no copy of itself within {FORK_TIMEOUT:?}"));
             Ok(forked.map_err(|_| late())??.keep_with_copies(kept))
@@ -164,6 +169,11 @@ fn parent_of(pid: u32) -> Option<u32> {
 }
 
 impl Succession {
+    /// The process of the guest that the copy was made of.
+    pub(crate) fn origin(&self) -> Option<u32> {
+        process_of(&self.origin)
+    }
+
     /// The copy is the guest; the one before ends. When it has, what the copy waits for of the world happens: two never have the same
     /// lock, or the same port.
     pub(crate) fn succeed(self) {
@@ -196,6 +206,10 @@ impl Process for CopyProcess {
             let _ = self.pidfd.readable().await;
             Exit::default()
         })
+    }
+
+    fn id(&self) -> Option<u32> {
+        process_of(self.pidfd.get_ref())
     }
 }
 

@@ -29,7 +29,7 @@ async fn sandbox(kind: BackendKind) -> Sandbox {
     sandbox
 }
 
-async fn tally(sandbox: &Sandbox, source: Source) -> Tally {
+pub(crate) async fn tally(sandbox: &Sandbox, source: Source) -> Tally {
     sandbox
         .stats()
         .await
@@ -42,7 +42,7 @@ async fn tally(sandbox: &Sandbox, source: Source) -> Tally {
 
 /// Waits until so many copies have come to the end of their code, for a while: one that has to wait for something goes on when it is
 /// asked for.
-async fn finished(sandbox: &Sandbox, source: Source, count: u32) {
+pub(crate) async fn finished(sandbox: &Sandbox, source: Source, count: u32) {
     let ended = async {
         while tally(sandbox, source).await.finished < count {
             tokio::time::sleep(Duration::from_millis(2)).await;
@@ -52,7 +52,7 @@ async fn finished(sandbox: &Sandbox, source: Source, count: u32) {
     assert!(tally(sandbox, source).await.started >= count, "nothing runs ahead");
 }
 
-async fn prints(sandbox: &Sandbox, code: &str) -> String {
+pub(crate) async fn prints(sandbox: &Sandbox, code: &str) -> String {
     let run = sandbox.execute(code).await.unwrap();
     assert_eq!(run.outcome, Outcome::Ok, "{:?}", run.run);
     run.run.stdout

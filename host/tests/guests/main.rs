@@ -15,5 +15,6 @@ mod executions;
 mod hidden;
 mod host_calls;
 mod hostile;
+mod several;
 mod support;
 mod times;

@@ -1,4 +1,6 @@
 //! The checkpoints that there are: full ones, each followed by what changed after it.
+//!
+//! Decisions: `docs/internals/saving-and-restoring.md`.
 
 use std::iter::successors;
 
@@ -109,6 +111,11 @@ impl<B: Body> CheckpointChain<B> {
             earlier -= self.0.drain(..end).map(|link| size(&link)).sum::<f64>();
         }
         Kept::Yes
+    }
+
+    /// Bytes of the last chain, which is the state.
+    pub(super) fn bytes(&self) -> f64 {
+        self.0[self.last_full()..].iter().map(size).sum()
     }
 
     pub(super) fn clear(&mut self) {

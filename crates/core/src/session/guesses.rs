@@ -2,6 +2,8 @@
 //!
 //! It is asked right after an exchange, before the state is saved: so whatever that does to the guest's memory is in the copy, too. A guess runs
 //! only when nobody has told anything, once in each state; once more when what is talked about is for other code.
+//!
+//! Decisions: `docs/internals/running-ahead.md`.
 
 use super::Body;
 use super::shadow::Shadow;
@@ -82,7 +84,7 @@ impl<B: Body> Shadows<B> {
             None => true,
             Some(tried) => best.source == Source::Conversation && tried != Source::Conversation,
         });
-        let gives_way = self.shadow.as_ref().is_none_or(Shadow::is_guess);
+        let gives_way = self.shadows.iter().all(Shadow::is_guess);
         if !is_new || !gives_way || self.share.left(now) < cost_ms {
             self.predictor.forget_guesses();
         }

@@ -1,7 +1,12 @@
-//! Work that is done before anybody asks for it: which code is worth running ahead, and the shadow that runs it.
+//! Work that is done before anybody asks for it: which code is worth running ahead, and the shadows that run it.
 //!
-//! It only reads the session's interpreter. It hears what becomes of that one's state, since whatever changes it ends a shadow: that began
-//! with another.
+//! It only reads the session's interpreter. It hears what becomes of that one's state, since whatever changes it ends all shadows: they
+//! began with another.
+//!
+//! Each code of a hint has a shadow of its own, the likeliest first: one is begun whenever a processor is free, and those that have
+//! finished wait for their code. When there is no room for one more, the least likely ends. Code that is written, or guessed, has one shadow.
+//!
+//! Decisions: `docs/internals/running-ahead.md`.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +17,15 @@ use super::interpreter::Interpreter;
 use super::shadow::{Check, InVain, Promotion, Shadow, Stage, Writing, goes_on};
 use super::{Body, GuestEffect, GuestInput, ShadowId};
 use crate::deadline::earliest;
-use crate::limits::{CHECK_MS, MAX_WRITTEN_BYTES, PROMOTION_MS};
+use crate::limits::{CHECK_MS, Limits, MAX_AHEAD_BYTES, MAX_COPIES, MAX_FORKS, MAX_WRITTEN_BYTES, PROMOTION_MS};
 use crate::protocol::Request;
 use crate::speculate::{Prediction, Predictor, Share, Source, Tally};
 
 /// By how much two clocks may differ that are so far apart: whoever is woken by one must be late by the other.
 const ROUNDING_MS: f64 = 0.001;
+
+/// Bytes of a guest that has been given nothing.
+const GUEST_BYTES: f64 = 64.0 * 1024.0 * 1024.0;
 
 /// A step that shadows ask for, to be done in order.
 #[derive(Debug)]
@@ -32,6 +40,19 @@ pub(super) enum ShadowEffect<B> {
     Ask(Request),
 }
 
+/// The room that there is for shadows.
+#[derive(Debug)]
+struct Room {
+    /// The number that is kept at most.
+    most: usize,
+    /// The number of those that run at the same time.
+    at_once: usize,
+    /// Bytes of state that all may be given together, where each is given its own.
+    bytes: f64,
+    /// The number that memory has turned out to be enough for.
+    proven: usize,
+}
+
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Shadows<B> {
@@ -42,7 +63,11 @@ pub(super) struct Shadows<B> {
     /// The time of the input that is being handled.
     now: f64,
     writing: Option<Writing>,
-    pub(super) shadow: Option<Shadow<B>>,
+    /// The likeliest first.
+    pub(super) shadows: Vec<Shadow<B>>,
+    room: Room,
+    /// The source of what was told, when shadows run that and nothing of it has come yet.
+    trial: Option<Source>,
     last_shadow: ShadowId,
     last_check: u32,
     answered_check: u32,
@@ -50,20 +75,38 @@ pub(super) struct Shadows<B> {
 }
 
 impl<B: Body> Shadows<B> {
-    /// None yet; `most` is the share of time that may be spent in vain.
-    pub(super) fn within(most: f64) -> Self {
+    /// None yet.
+    pub(super) fn within(limits: &Limits) -> Self {
         Self {
             predictor: Predictor::default(),
-            share: Share::new(most),
+            share: Share::new(limits.max_ahead_share),
             guesses: None,
             now: 0.0,
             writing: None,
-            shadow: None,
+            shadows: Vec::new(),
+            room: Room {
+                most: limits.max_shadows.unwrap_or(MAX_COPIES) as usize,
+                at_once: 1,
+                bytes: f64::INFINITY,
+                proven: usize::MAX,
+            },
+            trial: None,
             last_shadow: 0,
             last_check: 0,
             answered_check: 0,
             effects: Vec::new(),
         }
+    }
+
+    /// The guests of shadows are forks: they share their memory with the session's own.
+    pub(super) fn are_forks(&mut self, limits: &Limits) {
+        self.room.most = limits.max_shadows.unwrap_or(MAX_FORKS) as usize;
+    }
+
+    /// There is a machine that has processors for so many at a time, and room for copies of so many bytes of state.
+    pub(super) fn on(&mut self, processors: usize, bytes: f64) {
+        self.room.at_once = processors.max(1);
+        self.room.bytes = bytes;
     }
 
     /// Steps to be done.
@@ -89,7 +132,11 @@ impl<B: Body> Shadows<B> {
 
     /// The time at which to look again, if nothing else happens. `is_idle`: whether the session's guest is at rest.
     pub(super) fn wake_at(&self, is_idle: bool) -> Option<f64> {
-        let shadow = self.shadow.as_ref()?;
+        let times = self.shadows.iter().map(|shadow| self.wakes_at(shadow, is_idle));
+        times.fold(None, earliest)
+    }
+
+    fn wakes_at(&self, shadow: &Shadow<B>, is_idle: bool) -> Option<f64> {
         let more = self.writing.as_ref();
         let more = more.filter(|writing| is_idle && shadow.can_take(writing));
         let stage = match shadow.stage {
@@ -146,6 +193,16 @@ impl<B: Body> Shadows<B> {
         self.forget_guesses();
     }
 
+    /// There is not enough memory for all shadows. The least likely ends, and there are no more than are left then.
+    pub(super) fn memory_is_short(&mut self) {
+        if self.shadows.len() > 1
+            && let Some(id) = self.least_likely().map(|shadow| shadow.id)
+        {
+            self.end_those(&[id]);
+        }
+        self.room.proven = self.shadows.len().max(1);
+    }
+
     // ---- running ahead ----
 
     /// Runs what is likely to come, when there is nothing to do and the state is safe.
@@ -154,56 +211,114 @@ impl<B: Body> Shadows<B> {
             return;
         }
         let next = interpreter.last_execution + 1;
-        if self.shadow.as_ref().is_some_and(|shadow| shadow.execution != next) {
-            self.end(); // the execution that it was for was taken back
-        }
+        self.end_where(|shadow| shadow.execution != next); // the execution that it was for was taken back
         if self.writing.is_some() {
             return self.follow_writing(now, interpreter);
         }
-        if self.shadow.as_ref().is_some_and(Shadow::is_written) {
-            self.end(); // nobody writes any more
-        }
+        self.end_where(Shadow::is_written); // nobody writes any more
         if self.predictor.is_empty() {
             return;
         }
         if self.share.left(now) <= 0.0 {
             return self.predictor.forget(); // too much was in vain
         }
-        if let Some(shadow) = &self.shadow {
-            if self.predictor.expects(&shadow.prediction.code) {
-                return self.predictor.forget(); // it is under way already
-            }
-            self.end();
+        if self.predictor.take_new() {
+            self.keep_expected();
         }
-        let Some(copy) = interpreter.exact_copy() else { return };
-        let Some(prediction) = self.predictor.choose() else {
-            return;
-        };
-        self.predictor.forget();
-        self.start(now, copy, prediction, None);
+        self.start_expected(now, interpreter);
+    }
+
+    /// Something else is likely to come than before: what runs is kept when it is among that.
+    fn keep_expected(&mut self) {
+        let mut vain = Vec::new();
+        for shadow in &mut self.shadows {
+            match self.predictor.take(&shadow.prediction.code) {
+                Some(expected) => shadow.prediction.probability = expected.probability,
+                None => vain.push(shadow.id),
+            }
+        }
+        self.end_those(&vain);
+        self.sort();
+    }
+
+    /// Begins what may come, the likeliest first, as long as there is room.
+    fn start_expected(&mut self, now: f64, interpreter: &Interpreter<B>) {
+        while !self.predictor.is_empty() && self.has_processor() {
+            // All that runs would be in vain but for one.
+            let spent_ms: f64 = self.shadows.iter().map(|shadow| shadow.busy_ms(now)).sum();
+            if !self.shadows.is_empty() && self.share.left(now) <= spent_ms {
+                return self.predictor.forget();
+            }
+            let Some(copy) = interpreter.exact_copy() else { return };
+            if !self.has_room(&copy) {
+                let likeliest = self.predictor.likeliest();
+                match self.least_likely() {
+                    Some(last) if last.prediction.probability < likeliest => {
+                        let last = last.id;
+                        self.end_those(&[last]);
+                    }
+                    _ => return,
+                }
+            }
+            let Some(prediction) = self.predictor.choose() else {
+                return;
+            };
+            self.start(now, copy, prediction, None);
+        }
+    }
+
+    /// Returns true when one more could run.
+    fn has_processor(&self) -> bool {
+        self.shadows.iter().filter(|shadow| shadow.is_at_work()).count() < self.room.at_once
+    }
+
+    /// Returns true when one more can be kept, which is given this state.
+    fn has_room(&self, copy: &Interpreter<B>) -> bool {
+        let Room {
+            most, bytes, proven, ..
+        } = self.room;
+        let count = self.shadows.len();
+        #[expect(clippy::cast_precision_loss, reason = "a few")]
+        let needed = (count + 1) as f64 * (copy.checkpoints.chain.bytes() + GUEST_BYTES);
+        count == 0 || (count < most.min(proven) && needed <= bytes)
+    }
+
+    fn least_likely(&self) -> Option<&Shadow<B>> {
+        self.shadows.last()
+    }
+
+    fn sort(&mut self) {
+        let probability = |shadow: &Shadow<B>| shadow.prediction.probability;
+        self.shadows
+            .sort_by(|one, other| probability(other).total_cmp(&probability(one)));
     }
 
     /// Runs what there is of code that is being written. It comes for certain, so that nothing else is worth trying.
     fn follow_writing(&mut self, now: f64, interpreter: &Interpreter<B>) {
         self.predictor.forget();
-        let Some(writing) = &self.writing else { return };
-        match &mut self.shadow {
-            Some(shadow) if shadow.is_written() && shadow.may_be_of(writing) => {
-                // Not before the copy has compiled and run it: it may be what nobody asks for. The guest is idle now, and not when it has come.
-                if shadow.is_over_as_a_whole() && shadow.check == Check::NotAsked {
-                    let whole = shadow.prediction.code.clone();
-                    return self.ask_check(now, whole);
-                }
-                shadow.extend(now, writing);
-                return self.follow_shadow();
+        let Some(writing) = self.writing.take() else { return };
+        self.end_where(|shadow| {
+            let goes_with_it = if shadow.is_written() {
+                shadow.may_be_of(&writing)
+            } else {
+                shadow.prediction.code.starts_with(&writing.code) // as was hinted
+            };
+            !goes_with_it
+        });
+        let writing = self.writing.insert(writing);
+        if let Some(shadow) = self.shadows.iter_mut().find(|shadow| shadow.is_written()) {
+            let id = shadow.id;
+            // Not before the copy has compiled and run it: it may be what nobody asks for. The guest is idle now, and not when it has come.
+            if shadow.is_over_as_a_whole() && shadow.check == Check::NotAsked {
+                let whole = shadow.prediction.code.clone();
+                return self.ask_check(now, id, whole);
             }
-            Some(shadow) if !shadow.is_written() && shadow.prediction.code.starts_with(&writing.code) => return, // as was hinted
-            Some(_) => self.end(),
-            None => {}
+            shadow.extend(now, writing);
+            return self.follow_shadow(id);
         }
-        let Some(writing) = self.writing.as_mut().filter(|writing| !writing.tried) else {
+        if writing.tried || !self.shadows.is_empty() {
             return;
-        };
+        }
         let Some(copy) = interpreter.exact_copy() else { return };
         writing.tried = true;
         let timeout_ms = writing.timeout_ms;
@@ -216,58 +331,81 @@ impl<B: Body> Shadows<B> {
 
     /// Has a copy of the interpreter run code.
     fn start(&mut self, now: f64, copy: Interpreter<B>, prediction: Prediction, timeout_ms: Option<f64>) {
-        self.tally(prediction.source).started += 1;
-        self.tried(prediction.source);
+        let source = prediction.source;
+        self.tally(source).started += 1;
+        self.tried(source);
+        if !source.is_guess() {
+            self.trial = Some(source);
+        }
         self.last_shadow = self.last_shadow.wrapping_add(1);
-        self.shadow = Some(Shadow::new(now, self.last_shadow, copy, prediction, timeout_ms));
-        self.with_shadow(|shadow| shadow.tick(now));
+        let id = self.last_shadow;
+        self.shadows.push(Shadow::new(now, id, copy, prediction, timeout_ms));
+        self.sort();
+        self.with_shadow(id, |shadow| shadow.tick(now));
     }
 
     /// Something comes from a shadow's guest.
     pub(super) fn guest_input(&mut self, now: f64, id: ShadowId, input: GuestInput<B>) {
-        if self.shadow.as_ref().is_some_and(|shadow| shadow.id == id) {
-            self.with_shadow(|shadow| shadow.guest_input(now, input));
+        self.with_shadow(id, |shadow| shadow.guest_input(now, input));
+        // What all have said is kept here.
+        while self.shadows.iter().map(|shadow| shadow.bytes).sum::<f64>() > MAX_AHEAD_BYTES {
+            let Some(id) = self.least_likely().map(|shadow| shadow.id) else {
+                return;
+            };
+            self.end_those(&[id]);
         }
     }
 
     /// Ends what has taken too long.
     pub(super) fn check_time(&mut self, now: f64) {
-        let Some(shadow) = &self.shadow else { return };
+        let ids: Vec<ShadowId> = self.shadows.iter().map(|shadow| shadow.id).collect();
+        for id in ids {
+            self.check_time_of(now, id);
+        }
+    }
+
+    fn check_time_of(&mut self, now: f64, id: ShadowId) {
+        let Some(shadow) = self.shadows.iter().find(|shadow| shadow.id == id) else {
+            return;
+        };
         let late = matches!(shadow.check, Check::Asked(_, since) if now >= since + CHECK_MS);
         match shadow.stage {
-            _ if late => self.end(),
+            _ if late => self.end_those(&[id]),
             // What is told may take as long as it needs.
             Stage::Preparing | Stage::Running(_)
                 if shadow.is_guess() && self.share.left(now) <= shadow.busy_ms(now) =>
             {
-                self.end();
+                self.end_those(&[id]);
             }
-            Stage::Preparing | Stage::Running(_) => self.with_shadow(|shadow| shadow.tick(now)),
+            Stage::Preparing | Stage::Running(_) => self.with_shadow(id, |shadow| shadow.tick(now)),
             Stage::Asked(_, since) if now < since + PROMOTION_MS => {}
             Stage::Over(_) | Stage::Waiting(_) if now < shadow.gives_up_at() => {}
             Stage::Asked(..) | Stage::Over(_) | Stage::Waiting(_) => {
                 if shadow.is_written() {
                     self.writing = None; // nobody has gone on with it
                 }
-                self.end();
+                self.end_those(&[id]);
             }
         }
     }
 
-    /// Does something with the shadow, and ends it when that shows that it is in vain.
-    fn with_shadow(&mut self, act: impl FnOnce(&mut Shadow<B>) -> Result<(), InVain>) {
-        let Some(shadow) = &mut self.shadow else { return };
+    /// Does something with a shadow, and ends it when that shows that it is in vain.
+    fn with_shadow(&mut self, id: ShadowId, act: impl FnOnce(&mut Shadow<B>) -> Result<(), InVain>) {
+        let Some(shadow) = self.shadows.iter_mut().find(|shadow| shadow.id == id) else {
+            return;
+        };
         let goes_on = act(shadow);
-        self.follow_shadow();
+        self.follow_shadow(id);
         if let Err(InVain) = goes_on {
-            self.end();
+            self.end_those(&[id]);
         }
     }
 
-    /// Takes what the shadow wants done, and counts it when it has finished.
-    fn follow_shadow(&mut self) {
-        let Some(shadow) = &mut self.shadow else { return };
-        let id = shadow.id;
+    /// Takes what a shadow wants done, and counts it when it has finished.
+    fn follow_shadow(&mut self, id: ShadowId) {
+        let Some(shadow) = self.shadows.iter_mut().find(|shadow| shadow.id == id) else {
+            return;
+        };
         let effects = shadow.take_effects().into_iter();
         self.effects
             .extend(effects.map(|effect| ShadowEffect::Guest(id, effect)));
@@ -277,9 +415,18 @@ impl<B: Body> Shadows<B> {
         }
     }
 
-    /// Ends the shadow, when there is one.
+    /// Ends all shadows.
     pub(super) fn end(&mut self) {
-        if let Some(shadow) = self.shadow.take() {
+        self.end_where(|_| true);
+    }
+
+    fn end_those(&mut self, ids: &[ShadowId]) {
+        self.end_where(|shadow| ids.contains(&shadow.id));
+    }
+
+    fn end_where(&mut self, is_vain: impl Fn(&Shadow<B>) -> bool) {
+        let vain: Vec<_> = self.shadows.extract_if(.., |shadow| is_vain(shadow)).collect();
+        for shadow in vain {
             let spent_ms = shadow.busy_ms(self.now).max(0.0);
             self.share.waste(spent_ms);
             let tally = self.tally(shadow.prediction.source);
@@ -291,24 +438,33 @@ impl<B: Body> Shadows<B> {
                 ShadowEffect::Guest(shadow.id, GuestEffect::Kill)
             });
         }
+        if self.shadows.is_empty() {
+            self.room.proven = usize::MAX;
+            if let Some(source) = self.trial.take() {
+                self.predictor.turned_out(source, false);
+            }
+        }
     }
 
     // ---- its code comes ----
 
-    /// Returns true when what comes next is what the shadow runs, and it is not certain yet that its guest may take over.
+    /// Returns true when what comes next is what a shadow runs, and it is not certain yet that its guest may take over.
     pub(super) fn are_joined(&mut self, now: f64, interpreter: &Interpreter<B>) -> bool {
-        let (Some(shadow), Some(Queued::Job(Job::Execute(execution)))) = (&mut self.shadow, interpreter.front()) else {
+        let Some(Queued::Job(Job::Execute(execution))) = interpreter.front() else {
             return false;
         };
-        if !shadow.can_be_asked() || !shadow.is(execution, now, &interpreter.budget) {
+        let budget = &interpreter.budget;
+        let mut shadows = self.shadows.iter_mut();
+        let Some(shadow) = shadows.find(|shadow| shadow.can_be_asked() && shadow.is(execution, now, budget)) else {
             return false;
-        }
+        };
+        let id = shadow.id;
         if shadow.is_written() {
             match shadow.check {
                 Check::Passed if shadow.checked == execution.code => {}
                 Check::Asked(..) if shadow.checked == execution.code => return true,
                 _ => {
-                    self.ask_check(now, execution.code.clone());
+                    self.ask_check(now, id, execution.code.clone());
                     return true;
                 }
             }
@@ -318,7 +474,7 @@ impl<B: Body> Shadows<B> {
             // What a fork does to the world waits until it has taken over: it may do so at any time.
             Stage::Running(_) if !interpreter.forks => {
                 shadow.ask(now, &execution.code);
-                self.follow_shadow();
+                self.follow_shadow(id);
                 true
             }
             _ => false,
@@ -326,8 +482,8 @@ impl<B: Body> Shadows<B> {
     }
 
     /// Asks the session's own guest whether code may have run piece by piece.
-    fn ask_check(&mut self, now: f64, code: String) {
-        if let Some(shadow) = &mut self.shadow {
+    fn ask_check(&mut self, now: f64, id: ShadowId, code: String) {
+        if let Some(shadow) = self.shadows.iter_mut().find(|shadow| shadow.id == id) {
             self.last_check += 1;
             let check = self.last_check;
             shadow.check = Check::Asked(check, now);
@@ -347,30 +503,35 @@ impl<B: Body> Shadows<B> {
             return Err("a check that nobody asked for");
         }
         self.answered_check = check;
-        match &mut self.shadow {
-            Some(shadow) if matches!(shadow.check, Check::Asked(number, _) if number == check) => {
-                shadow.check = Check::Passed;
-                if !plain {
-                    self.end();
-                }
+        let is_asked = |shadow: &&mut Shadow<B>| matches!(shadow.check, Check::Asked(number, _) if number == check);
+        // There is none when it took too long.
+        if let Some(shadow) = self.shadows.iter_mut().find(is_asked) {
+            shadow.check = Check::Passed;
+            if !plain {
+                let id = shadow.id;
+                self.end_those(&[id]);
             }
-            _ => {} // it took too long
         }
         Ok(())
     }
 
-    /// Has the shadow's guest take over when it ran what is to begin now. All that was predicted for this moment is forgotten.
+    /// Has a shadow's guest take over when it ran what is to begin now: the others end. All that was predicted for this moment is
+    /// forgotten.
     pub(super) fn promote(&mut self, now: f64, job: &Job<B>, interpreter: &Interpreter<B>) -> Option<Promotion<B>> {
         let Job::Execute(execution) = job else { return None };
         self.predictor.forget();
         self.predictor.came(&execution.code);
         self.writing = None;
-        let shadow = self.shadow.as_ref()?;
-        let exchange = shadow.can_take_over(execution, interpreter.forks)?;
-        if !interpreter.may_run() || !shadow.is(execution, now, &interpreter.budget) {
+        if !interpreter.may_run() {
             return None;
         }
-        let mut shadow = self.shadow.take()?;
+        let takes_over = |shadow: &Shadow<B>| {
+            let exchange = shadow.can_take_over(execution, interpreter.forks)?;
+            shadow.is(execution, now, &interpreter.budget).then_some(exchange)
+        };
+        let mut shadows = self.shadows.iter().enumerate();
+        let (at, exchange) = shadows.find_map(|(at, shadow)| Some((at, takes_over(shadow)?)))?;
+        let mut shadow = self.shadows.remove(at);
         let (promotion, saved_ms) = shadow.promotion(now, exchange, &execution.code, interpreter.forks);
         let effects = shadow.take_effects().into_iter();
         self.effects
@@ -379,6 +540,10 @@ impl<B: Body> Shadows<B> {
         let tally = self.tally(shadow.prediction.source);
         tally.used += 1;
         tally.time_saved += saved_ms;
+        if let Some(source) = self.trial.take() {
+            self.predictor.turned_out(source, true);
+        }
+        self.end();
         Some(promotion)
     }
 

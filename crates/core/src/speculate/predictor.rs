@@ -1,4 +1,6 @@
 //! Which prediction to run.
+//!
+//! Decisions: `docs/internals/running-ahead.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +18,13 @@ const PROBE: u32 = 16;
 #[derive(Debug, Clone, Default)]
 pub struct Predictor {
     waiting: Vec<Prediction>,
+    /// True when what waits has not been looked at yet.
+    is_new: bool,
+    /// True when what waits is worth its cost.
+    is_worth_it: bool,
     tallies: BTreeMap<Source, Tally>,
+    /// How many lists of what was told had what came, and how many there were.
+    told: BTreeMap<Source, (f64, f64)>,
     refused: u32,
     /// The guesses for the present state, whether it ran or not: so what comes teaches something about all of them.
     offered: Vec<Prediction>,
@@ -50,16 +58,37 @@ impl Predictor {
             })
             .take(MAX_PREDICTIONS)
             .collect();
+        (self.is_new, self.is_worth_it) = (!self.waiting.is_empty(), false);
     }
 
-    /// Returns true when this is among what may come next.
-    pub fn expects(&self, code: &str) -> bool {
-        self.waiting.iter().any(|known| known.code == code)
+    /// Returns true once for each list of what may come next.
+    pub fn take_new(&mut self) -> bool {
+        std::mem::take(&mut self.is_new)
+    }
+
+    /// Takes this from what may come next, when it is there.
+    pub fn take(&mut self, code: &str) -> Option<Prediction> {
+        let at = self.waiting.iter().position(|known| known.code == code)?;
+        Some(self.waiting.remove(at))
+    }
+
+    /// The highest probability of what waits; 0 when nothing does.
+    pub fn likeliest(&self) -> f64 {
+        let probabilities = self.waiting.iter().map(|prediction| prediction.probability);
+        probabilities.fold(0.0, f64::max)
     }
 
     /// Nothing that was thought before holds any more.
     pub fn forget(&mut self) {
         self.waiting.clear();
+        self.is_new = false;
+    }
+
+    /// A list of what was told, of which something has run, is over. `came`: whether one of it is what came.
+    pub fn turned_out(&mut self, source: Source, came: bool) {
+        let (right, all) = self.told.entry(source).or_default();
+        *right += f64::from(u8::from(came));
+        *all += 1.0;
     }
 
     /// Guesses are not to be tried.
@@ -89,8 +118,8 @@ impl Predictor {
             let learned = self.learned(prediction);
             lower_bound(learned.came + won, learned.offered + won + lost)
         } else {
-            let tally = self.tallies.get(&prediction.source).cloned().unwrap_or_default();
-            tally.precision((won, lost))
+            let (right, all) = self.told.get(&prediction.source).copied().unwrap_or_default();
+            lower_bound(right + won, all + won + lost)
         };
         prediction.probability.clamp(0.0, 1.0) * trust
     }
@@ -116,6 +145,7 @@ impl Predictor {
         let best = self.best_guess().cloned();
         if self.waiting.iter().all(|waiting| waiting.source.is_guess()) {
             self.waiting = best.into_iter().collect();
+            (self.is_new, self.is_worth_it) = (!self.waiting.is_empty(), false);
         }
     }
 
@@ -165,13 +195,14 @@ impl Predictor {
         }
     }
 
-    /// Takes the prediction that is worth most; none when none is worth its cost, and then all are given up.
+    /// Takes the prediction that is worth most; none when none is worth its cost, and then all are given up. That is decided once for all
+    /// that was told together: by how often one of such a list was what came, and by the best of it.
     pub fn choose(&mut self) -> Option<Prediction> {
         let savings = self.waiting.iter().map(|prediction| self.expected_saving(prediction));
         let (at, best) = savings
             .enumerate()
             .reduce(|best, next| if next.1 > best.1 { next } else { best })?;
-        if best <= 0.0 {
+        if best <= 0.0 && !self.is_worth_it {
             self.refused += 1;
             // Of guesses it shows whether they run or not.
             let is_guess = self.waiting.get(at).is_some_and(|best| best.source.is_guess());
@@ -180,6 +211,7 @@ impl Predictor {
                 return None;
             }
         }
+        self.is_worth_it = true;
         Some(self.waiting.remove(at))
     }
 

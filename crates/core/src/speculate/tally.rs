@@ -52,12 +52,6 @@ impl Tally {
         self.time_saved += other.time_saved;
         self.time_wasted += other.time_wasted;
     }
-
-    /// The probability that the next one is used, as far as it is safe to say.
-    pub fn precision(&self, (won, lost): (f64, f64)) -> f64 {
-        let used = f64::from(self.used) + won;
-        lower_bound(used, used + f64::from(self.wasted) + lost)
-    }
 }
 
 /// The lower bound of Wilson's interval for a probability, of which `won` of `all` were seen.

@@ -62,13 +62,13 @@ enum Step {
     },
     /// Nothing happens for so long that the guest is asked to save, and does so.
     Rests,
-    /// Code is hinted at, or written so far.
-    Expects {
-        length: usize,
-        written: bool,
-    },
-    /// The guest that runs it does what it was asked for, or says something.
-    Shadow(Shadow),
+    /// Code is written so far.
+    Writes(usize),
+    /// Codes of these lengths are hinted at.
+    Hints(Vec<usize>),
+    /// A guest that runs code ahead does what it was asked for, or says something: one so many before the newest.
+    Shadow(Shadow, u32),
+    MemoryIsShort,
     /// The session's own says whether it may have run so.
     Checks(bool),
     /// It tells what there is, if it was asked: a text of this length.
@@ -132,8 +132,10 @@ fn step() -> impl Strategy<Value = Step> {
         10 => (0..3_usize, any::<bool>()).prop_map(|(position, well)| Step::Returns { position, well }),
         2 => (0..9_u32).prop_map(Step::ReturnsUnknown),
         8 => any::<bool>().prop_map(|well| Step::Fetched { well }),
-        4 => (0..50_usize, any::<bool>()).prop_map(|(length, written)| Step::Expects { length, written }),
-        24 => shadow().prop_map(Step::Shadow),
+        2 => (0..50_usize).prop_map(Step::Writes),
+        2 => prop::collection::vec(0..50_usize, 0..4).prop_map(Step::Hints),
+        24 => (shadow(), back()).prop_map(|(what, back)| Step::Shadow(what, back)),
+        1 => Just(Step::MemoryIsShort),
         6 => prop::bool::weighted(0.8).prop_map(Step::Checks),
         6 => prop::sample::select(vec![10, 400_000_000]).prop_map(Step::Tells),
         6 => (0.0..2_000.0_f64).prop_map(Step::Wait),
@@ -158,8 +160,10 @@ fn step_ahead() -> impl Strategy<Value = Step> {
         8 => Just(Step::Answers { ended: Ended::Ok, stopped: None, names: None }),
         8 => Just(Step::Rests),
         4 => Just(Step::Sends(ready(PROTOCOL_VERSION), None)),
-        12 => (0..7_usize, any::<bool>()).prop_map(|(length, written)| Step::Expects { length, written }),
-        30 => shadow().prop_map(Step::Shadow),
+        6 => (0..7_usize).prop_map(Step::Writes),
+        6 => prop::collection::vec(0..7_usize, 0..5).prop_map(Step::Hints),
+        30 => (shadow(), back()).prop_map(|(what, back)| Step::Shadow(what, back)),
+        1 => Just(Step::MemoryIsShort),
         8 => prop::bool::weighted(0.8).prop_map(Step::Checks),
         8 => prop::sample::select(vec![10, 400_000_000]).prop_map(Step::Tells),
         1 => prop::sample::select(vec!["", "find \"nothing\" in it"]).prop_map(Step::Talks),
@@ -173,6 +177,11 @@ fn step_ahead() -> impl Strategy<Value = Step> {
         1 => (0.0..1e5_f64).prop_map(Step::Sleep),
         1 => Just(Step::Sends(Event::Checked { check: 1, plain: true }, None)),
     ]
+}
+
+/// The newest, as a rule.
+fn back() -> impl Strategy<Value = u32> {
+    prop_oneof![3 => Just(0), 1 => 1..4_u32]
 }
 
 fn shadow() -> impl Strategy<Value = Shadow> {
@@ -300,7 +309,7 @@ fn aside() -> impl Strategy<Value = (Event, Option<Bytes>)> {
             spent: false,
         },
         Event::Restored {
-            turn: 1,
+            exchange: 1,
             lost: Vec::new(),
         },
         Event::NotSaved {
@@ -405,9 +414,14 @@ impl World {
                 self.wait(60.0);
                 self.saves(true);
             }
-            Step::Expects { length, written: true } => self.writes(&"x".repeat(length)),
-            Step::Expects { length, .. } => self.hint(&[&"x".repeat(length)]),
-            Step::Shadow(what) => {
+            Step::Writes(length) => self.writes(&"x".repeat(length)),
+            Step::Hints(lengths) => {
+                let codes: Vec<_> = lengths.into_iter().map(|length| "x".repeat(length)).collect();
+                self.hint(&codes.iter().map(String::as_str).collect::<Vec<_>>());
+            }
+            Step::MemoryIsShort => self.feed(Input::MemoryIsShort),
+            Step::Shadow(what, back) => {
+                self.at = self.last_shadow().saturating_sub(back);
                 self.shadow_does(what);
                 if matches!(what, Shadow::Helps) {
                     self.shadow_does(what); // it is ready, and has the state
@@ -438,34 +452,37 @@ impl World {
 
     /// Code that runs ahead says what it may, or never would.
     fn shadow_does(&mut self, what: Shadow) {
-        let Some(guest) = &self.shadow else { return };
+        let Some(guest) = self.shadow() else { return };
         let asked = guest.inbox.iter().rev().map(|(request, _)| request);
         let asked = asked
             .clone()
             .find(|request| !matches!(request, Request::Promote { .. }));
-        let (turn, asked) = (guest.turn.unwrap_or(1), asked.cloned());
+        let (exchange, asked) = (guest.exchange.unwrap_or(1), asked.cloned());
         let is_written = guest
             .inbox
             .iter()
             .any(|(request, _)| matches!(request, Request::Execute { more: true, .. }));
         let event = match (what, asked) {
             (Shadow::Helps, Some(Request::Init { .. })) => ready(PROTOCOL_VERSION),
-            (Shadow::Helps, Some(Request::Restore { .. })) => Event::Restored { turn, lost: Vec::new() },
-            (Shadow::Helps, Some(Request::Install { .. })) => Event::Done { turn },
-            (Shadow::Helps, _) if guest.promoting => Event::Promoted { turn },
-            (Shadow::Helps, _) if is_written && !guest.waiting => Event::Waiting { turn },
-            (Shadow::Waits, _) if is_written => Event::Waiting { turn },
-            (Shadow::IsPromoted, _) => Event::Promoted { turn },
-            (Shadow::Looks, _) => Event::External { turn },
-            (Shadow::Prints, _) => output(turn, Stream::Stdout, "ahead"),
+            (Shadow::Helps, Some(Request::Restore { .. })) => Event::Restored {
+                exchange,
+                lost: Vec::new(),
+            },
+            (Shadow::Helps, Some(Request::Install { .. })) => Event::Done { exchange },
+            (Shadow::Helps, _) if guest.promoting => Event::Promoted { exchange },
+            (Shadow::Helps, _) if is_written && !guest.waiting => Event::Waiting { exchange },
+            (Shadow::Waits, _) if is_written => Event::Waiting { exchange },
+            (Shadow::IsPromoted, _) => Event::Promoted { exchange },
+            (Shadow::Looks, _) => Event::External { exchange },
+            (Shadow::Prints, _) => output(exchange, Stream::Stdout, "ahead"),
             (Shadow::Ends, _) => Event::Executed {
-                turn,
+                exchange,
                 execution: ok(),
                 encoding: Encoding::None,
             },
             (Shadow::Calls, _) => {
                 let event = Event::HostCall {
-                    turn,
+                    exchange,
                     call: self.fresh_call(),
                     batch: 1,
                     name: "ask".to_owned(),
@@ -498,7 +515,7 @@ impl World {
                     | Request::Promote { .. }
             )
         });
-        let (Some(turn), Some(asked)) = (guest.turn, asked) else {
+        let (Some(exchange), Some(asked)) = (guest.exchange, asked) else {
             return;
         };
         let (event, body) = match asked {
@@ -513,7 +530,7 @@ impl World {
                 };
                 (
                     Event::Executed {
-                        turn,
+                        exchange,
                         execution,
                         encoding: Encoding::None,
                     },
@@ -522,25 +539,31 @@ impl World {
             }
             _ if ended == Ended::Error => (
                 Event::Refused {
-                    turn,
+                    exchange,
                     message: "no".to_owned(),
                 },
                 None,
             ),
             Request::SetVariable { .. } | Request::WriteFile { .. } | Request::Install { .. } => {
-                (Event::Done { turn }, None)
+                (Event::Done { exchange }, None)
             }
             Request::ReadFile { text: false, .. } | Request::ListFiles { .. } | Request::RemoveFile { .. } => (
                 Event::Value {
-                    turn,
+                    exchange,
                     encoding: Encoding::Missing,
                 },
                 Some(Vec::new()),
             ),
-            Request::Restore { .. } => (Event::Restored { turn, lost: Vec::new() }, None),
+            Request::Restore { .. } => (
+                Event::Restored {
+                    exchange,
+                    lost: Vec::new(),
+                },
+                None,
+            ),
             _ => (
                 Event::Value {
-                    turn,
+                    exchange,
                     encoding: Encoding::Text,
                 },
                 Some(b"value".to_vec()),
@@ -550,14 +573,14 @@ impl World {
     }
 
     fn says(&mut self, ahead: i32, what: Saying) {
-        let current = self.guest.as_ref().and_then(|guest| guest.turn);
-        let Some(turn) = current.map(|turn| turn.saturating_add_signed(ahead)) else {
+        let current = self.guest.as_ref().and_then(|guest| guest.exchange);
+        let Some(exchange) = current.map(|exchange| exchange.saturating_add_signed(ahead)) else {
             return;
         };
         let (event, body) = match what {
             Saying::Output { skipped, bytes, stream } => (
                 Event::Output {
-                    turn,
+                    exchange,
                     stream,
                     skipped,
                     text: "x".repeat(bytes),
@@ -570,7 +593,7 @@ impl World {
                 let body = body.map(|bytes| vec![0; bytes]);
                 (
                     Event::HostCall {
-                        turn,
+                        exchange,
                         call,
                         batch: 1,
                         name,
@@ -582,25 +605,25 @@ impl World {
             }
             Saying::Executed(execution, body) => (
                 Event::Executed {
-                    turn,
+                    exchange,
                     execution,
                     encoding: Encoding::Text,
                 },
                 body,
             ),
-            Saying::Value(encoding, body) => (Event::Value { turn, encoding }, body),
+            Saying::Value(encoding, body) => (Event::Value { exchange, encoding }, body),
             Saying::Display(mime, size) => (
                 Event::Display {
-                    turn,
+                    exchange,
                     mime: mime.to_owned(),
                     is_result: size.is_some_and(|size| size % 2 == 0),
                 },
                 size.map(|size| vec![0; size]),
             ),
-            Saying::Done => (Event::Done { turn }, None),
+            Saying::Done => (Event::Done { exchange }, None),
             Saying::Refused => (
                 Event::Refused {
-                    turn,
+                    exchange,
                     message: "no".to_owned(),
                 },
                 None,
@@ -658,12 +681,13 @@ proptest! {
         checkpoints in any::<bool>(),
         guesses in any::<bool>(),
     ) {
-        let limits = sandglass_core::Limits { wall_timeout_ms, checkpoints, ..limits() };
+        let limits = sandglass_core::Limits { wall_timeout_ms, checkpoints, max_shadows: Some(3), ..limits() };
         let mut session = Session::new(limits.clone(), ["ask", "look", "llm_query", "rlm_query"].map(str::to_owned).to_vec());
         if guesses {
             session = session.with_guesses();
         }
-        let mut world = World::with(limits, session);
+        let mut world = World::with(limits, session.with_shadows_on(2, f64::INFINITY));
+        world.most = (3, 2);
         if initialized {
             world = world.begun();
         }
@@ -680,13 +704,15 @@ proptest! {
     #[test]
     fn what_runs_ahead_is_in_nobodys_way(steps in prop::collection::vec(step_ahead(), 0..80), guest_helps in any::<bool>()) {
         let limits = sandglass_core::Limits { checkpoints: true, ..limits() };
-        let mut world = World::with(limits.clone(), Session::new(limits, vec!["ask".to_owned()]).with_guesses()).begun();
+        let session = Session::new(limits.clone(), vec!["ask".to_owned()]).with_guesses();
+        let mut world = World::with(limits, session.with_shadows_on(2, f64::INFINITY)).begun();
+        world.most.1 = 2;
         world.saves(true);
         for step in steps {
             world.take(step);
         }
         world.settle(guest_helps);
         prop_assert_eq!(world.answers.len(), world.tickets() as usize);
-        prop_assert!(world.calls.is_empty() && world.shadow.is_none());
+        prop_assert!(world.calls.is_empty() && world.shadows.is_empty());
     }
 }

@@ -61,7 +61,7 @@ fn tally(world: &World, source: Source) -> Tally {
 
 /// The code that runs ahead.
 fn ahead(world: &World) -> Option<&str> {
-    let inbox = &world.shadow.as_ref()?.inbox;
+    let inbox = &world.shadow()?.inbox;
     inbox.iter().find_map(|(request, _)| match request {
         Request::Execute { code, ahead: true, .. } => Some(code.as_str()),
         _ => None,
@@ -98,7 +98,7 @@ fn nothing_is_asked_or_guessed_without_the_option() {
     assert!(world.saves(true));
     world.feed(Input::Conversation("describe it".to_owned()));
     world.wait(1_000.0);
-    assert!(world.shadow.is_none() && world.session.predictions().is_empty());
+    assert!(world.shadow().is_none() && world.session.predictions().is_empty());
     world.event(Event::Surveyed {
         survey: 1,
         variables: Vec::new(),
@@ -109,7 +109,7 @@ fn nothing_is_asked_or_guessed_without_the_option() {
 #[test]
 fn what_saves_nothing_does_not_run() {
     let world = guessing(1_000, |_| {});
-    assert!(world.shadow.is_none());
+    assert!(world.shadow().is_none());
     let predictions = world.session.predictions();
     assert!(
         predictions.iter().any(|guess| guess.code == "len(context)"),
@@ -132,7 +132,7 @@ fn each_state_is_asked_about_once_and_before_it_is_saved() {
     world.command(Command::ListVariables);
     world.event_with(
         Event::Value {
-            turn: world.turn(),
+            exchange: world.exchange(),
             encoding: sandglass_core::protocol::Encoding::Marshal,
         },
         b"[]",
@@ -170,9 +170,9 @@ fn a_hint_or_code_that_is_written_displaces_it() {
     world.shadow_begins();
     assert_eq!(ahead(&world), Some("something else"));
     world.writes("");
-    assert!(world.shadow.is_none());
+    assert!(world.shadow().is_none());
     world.wait(1_000.0);
-    assert!(world.shadow.is_none(), "a guess is tried once in a state");
+    assert!(world.shadow().is_none(), "a guess is tried once in a state");
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn what_is_talked_about_runs_instead() {
     let ticket = world.execute("sales.nunique()");
     world.shadow_says(
         Event::Promoted {
-            turn: world.shadow_turn(),
+            exchange: world.shadow_turn(),
         },
         None,
     );
@@ -219,16 +219,16 @@ fn a_guess_is_cut_off_when_its_share_of_the_time_is_over() {
     let mut world = guessing(LONG, |limits| limits.timeout_ms = 30_000.0);
     world.shadow_begins();
     world.wait(2_900.0);
-    assert!(world.shadow.is_some());
+    assert!(world.shadow().is_some());
     world.wait(400.0);
-    assert!(world.shadow.is_none());
+    assert!(world.shadow().is_none());
     let wasted = tally(&world, Source::Pattern).time_wasted;
     assert!((3_000.0..3_300.0).contains(&wasted), "{wasted}");
     // There is a little again soon, and not enough for such a guess.
     world.execute("x = 1");
     world.ends(ok());
     world.tells(vec![a_text("context", LONG)]);
-    assert!(world.saves(true) && world.shadow.is_none());
+    assert!(world.saves(true) && world.shadow().is_none());
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn what_never_comes_true_is_not_run_any_more() {
     let mut world = guessing(LONG, |limits| limits.max_ahead_share = 1.0);
     let mut ran = Vec::new();
     for round in 0..120 {
-        if world.shadow.is_some() {
+        if world.shadow().is_some() {
             world.shadow_begins();
             world.shadow_ends(ok());
             ran.push(round);
@@ -253,10 +253,13 @@ fn what_never_comes_true_is_not_run_any_more() {
 #[test]
 fn what_comes_true_is_run_again_and_again() {
     let mut world = guessing(20_000_000, |limits| limits.max_ahead_share = 1.0);
-    assert!(world.shadow.is_none(), "it might take 0.2 s, and is not likely enough");
+    assert!(
+        world.shadow().is_none(),
+        "it might take 0.2 s, and is not likely enough"
+    );
     for round in 0..6 {
         let ticket = world.execute(WORDS);
-        if world.guest.as_ref().is_some_and(|guest| guest.turn.is_some()) {
+        if world.guest.as_ref().is_some_and(|guest| guest.exchange.is_some()) {
             world.sleep(300.0);
             world.ends(ok());
         }
@@ -267,7 +270,7 @@ fn what_comes_true_is_run_again_and_again() {
         world.ends(ok());
         world.tells(vec![a_text("context", 20_000_000)]);
         assert!(world.saves(true));
-        if world.shadow.is_some() {
+        if world.shadow().is_some() {
             world.shadow_begins();
             assert_eq!(ahead(&world), Some(WORDS));
             world.sleep(300.0);

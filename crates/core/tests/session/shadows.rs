@@ -74,7 +74,7 @@ fn tally(world: &World) -> Tally {
 fn assert_forced(world: &mut World, code: &str) {
     let ticket = world.execute(code);
     assert_eq!(world.asked_for(), format!("execute {code}"));
-    assert!(world.shadow.is_none(), "it still runs ahead");
+    assert!(world.shadow().is_none(), "it still runs ahead");
     world.ends(ok());
     assert_eq!(world.execution(ticket).stdout, "");
     assert_eq!(tally(world).used, 0);
@@ -140,7 +140,7 @@ fn a_fork_needs_no_checkpoint() {
         },
         None,
     );
-    let asked = world.shadow.as_ref().and_then(|guest| guest.inbox.last());
+    let asked = world.shadow().and_then(|guest| guest.inbox.last());
     assert!(
         matches!(
             asked,
@@ -198,13 +198,13 @@ fn no_more_than_a_share_of_the_time_is_spent_in_vain() {
     assert_eq!((started, wasted), (5, 5));
 
     world.hint(&["x = 1"]);
-    assert!(world.shadow.is_none(), "there is nothing left");
+    assert!(world.shadow().is_none(), "there is nothing left");
     world.writes("x = 1");
-    assert!(world.shadow.is_some(), "what is written comes for certain");
+    assert!(world.shadow().is_some(), "what is written comes for certain");
     world.writes("");
     world.wait(20_000.0);
     world.hint(&["x = 1"]);
-    assert!(world.shadow.is_some(), "the share is larger by now");
+    assert!(world.shadow().is_some(), "the share is larger by now");
 }
 
 #[test]
@@ -244,12 +244,12 @@ fn whatever_may_change_the_state_ends_it() {
     for change in changes {
         for mut world in [running("x = 1"), finished("x = 1")] {
             world.command(change());
-            assert!(world.shadow.is_none(), "{:?}", change());
+            assert!(world.shadow().is_none(), "{:?}", change());
         }
     }
     let mut world = finished("x = 1");
     world.command(Command::ListVariables);
-    assert!(world.shadow.is_some(), "a list changes nothing");
+    assert!(world.shadow().is_some(), "a list changes nothing");
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn going_back_ends_it() {
     world.shadow_begins();
     world.shadow_ends(ok());
     let ticket = world.command(Command::Undo);
-    assert!(world.shadow.is_none());
+    assert!(world.shadow().is_none());
     world.boot();
     world.restored(&[]);
     assert_eq!(world.answer(ticket), &Ok(Reply::State(0)));
@@ -272,16 +272,19 @@ fn going_back_ends_it() {
 #[test]
 fn what_only_the_world_can_tell_ends_it() {
     let mut world = running("import time; time.time()");
-    let turn = world.shadow_turn();
-    world.shadow_says(Event::External { turn }, None);
+    let exchange = world.shadow_turn();
+    world.shadow_says(Event::External { exchange }, None);
     assert_forced(&mut world, "import time; time.time()");
 }
 
 #[test]
 fn an_exception_is_what_the_code_comes_to_but_for_want_of_memory() {
     let mut world = running("1 / 0");
-    let turn = world.shadow_turn();
-    world.shadow_says(output(turn, Stream::Error, "ZeroDivisionError: division by zero"), None);
+    let exchange = world.shadow_turn();
+    world.shadow_says(
+        output(exchange, Stream::Error, "ZeroDivisionError: division by zero"),
+        None,
+    );
     world.shadow_ends(raised("ZeroDivisionError"));
     let ticket = world.execute("1 / 0");
     assert_eq!(world.failure(ticket), "ZeroDivisionError: division by zero");
@@ -311,17 +314,17 @@ fn what_dies_or_lies_is_thrown_away() {
     let inputs: [Lie; 5] = [
         |_| GuestInput::Lost(Error::GuestLost("exit".to_owned())),
         |_| GuestInput::BadMessage("nonsense".to_owned()),
-        |turn| GuestInput::Event(Event::Done { turn }, None),
-        |turn| GuestInput::Event(output(turn + 1, Stream::Stdout, "of another turn"), None),
-        |turn| GuestInput::Event(output(turn, Stream::Stdout, &"x".repeat(300_000)), None),
+        |exchange| GuestInput::Event(Event::Done { exchange }, None),
+        |exchange| GuestInput::Event(output(exchange + 1, Stream::Stdout, "of another exchange"), None),
+        |exchange| GuestInput::Event(output(exchange, Stream::Stdout, &"x".repeat(300_000)), None),
     ];
     for input in inputs {
         let mut world = running("x = 1");
-        let turn = world.shadow_turn();
-        world.shadow_sends(input(turn));
+        let exchange = world.shadow_turn();
+        world.shadow_sends(input(exchange));
         assert_forced(&mut world, "x = 1");
         let mut world = finished("x = 1");
-        world.shadow_sends(input(turn));
+        world.shadow_sends(input(exchange));
         assert_forced(&mut world, "x = 1");
     }
 }
@@ -338,7 +341,7 @@ fn a_shadow_is_not_heard_in_the_place_of_another() {
     let stale = [
         GuestInput::Lost(Error::GuestLost("exit".to_owned())),
         GuestInput::BadMessage("nonsense".to_owned()),
-        GuestInput::Event(Event::External { turn: 1 }, None),
+        GuestInput::Event(Event::External { exchange: 1 }, None),
     ];
     for input in stale {
         world.feed(Input::Guest(Slot::Shadow(gone), input));
@@ -361,15 +364,15 @@ fn nobody_waits_for_a_guest_that_has_not_begun() {
     world.hint(&["x = 1"]);
     world.execute("x = 1");
     assert_eq!(world.asked_for(), "execute x = 1");
-    assert!(world.shadow.is_none());
+    assert!(world.shadow().is_none());
 }
 
 #[test]
 fn a_host_call_waits_for_its_code() {
     let mut world = running("ask('?')");
-    let (turn, call) = (world.shadow_turn(), world.fresh_call());
+    let (exchange, call) = (world.shadow_turn(), world.fresh_call());
     let event = Event::HostCall {
-        turn,
+        exchange,
         call,
         batch: 1,
         name: "ask".to_owned(),
@@ -399,9 +402,9 @@ fn a_host_call_waits_for_its_code() {
 #[test]
 fn a_host_call_for_other_code_is_never_made() {
     let mut world = running("ask('?')");
-    let (turn, call) = (world.shadow_turn(), world.fresh_call());
+    let (exchange, call) = (world.shadow_turn(), world.fresh_call());
     let event = Event::HostCall {
-        turn,
+        exchange,
         call,
         batch: 1,
         name: "ask".to_owned(),
@@ -410,24 +413,24 @@ fn a_host_call_for_other_code_is_never_made() {
     };
     world.shadow_says(event, Some(b"args"));
     world.execute("something else");
-    assert!(world.shadow.is_none() && world.under_way().is_empty());
+    assert!(world.shadow().is_none() && world.under_way().is_empty());
     assert_eq!(world.asked_for(), "execute something else");
 }
 
 #[test]
 fn code_that_comes_while_it_runs_ahead_goes_on_there() {
     let mut world = running("work()");
-    let turn = world.shadow_turn();
+    let exchange = world.shadow_turn();
     world.sleep(400.0);
-    world.shadow_says(output(turn, Stream::Stdout, "half\n"), None);
+    world.shadow_says(output(exchange, Stream::Stdout, "half\n"), None);
     let ticket = world.execute("work()");
     assert!(
         world.is_pending(ticket) && world.printed.is_empty(),
         "it is asked first"
     );
-    world.shadow_says(Event::Promoted { turn }, None);
+    world.shadow_says(Event::Promoted { exchange }, None);
     assert_eq!(world.printed, "half\n");
-    world.event(output(turn, Stream::Stdout, "more\n"));
+    world.event(output(exchange, Stream::Stdout, "more\n"));
     assert_eq!(world.printed, "half\nmore\n");
     // It has as much time as any execution: its own.
     world.wait(599.0);
@@ -452,15 +455,15 @@ fn code_that_ends_while_it_is_asked_is_taken_too() {
         (world.execution(ticket).outcome, world.execution(ticket).duration),
         (Outcome::Ok, 20.0)
     );
-    assert!(world.shadow.is_none());
+    assert!(world.shadow().is_none());
 }
 
 #[test]
 fn a_guest_that_does_not_say_so_does_not_take_over() {
     let ends: [fn(&mut World); 3] = [
         |world| {
-            let turn = world.shadow_turn();
-            world.shadow_says(Event::External { turn }, None);
+            let exchange = world.shadow_turn();
+            world.shadow_says(Event::External { exchange }, None);
         },
         |world| world.wait(100.0),
         |world| world.shadow_sends(GuestInput::BadMessage("nonsense".to_owned())),
@@ -469,7 +472,7 @@ fn a_guest_that_does_not_say_so_does_not_take_over() {
         let mut world = running("work()");
         let ticket = world.execute("work()");
         end(&mut world);
-        assert!(world.shadow.is_none());
+        assert!(world.shadow().is_none());
         assert_eq!(world.asked_for(), "execute work()");
         world.ends(ok());
         assert_eq!(world.execution(ticket).id, 1);
@@ -479,12 +482,12 @@ fn a_guest_that_does_not_say_so_does_not_take_over() {
 #[test]
 fn what_is_taken_back_while_it_is_asked_never_runs() {
     let mut world = running("work()");
-    let turn = world.shadow_turn();
+    let exchange = world.shadow_turn();
     let ticket = world.execute("work()");
     world.feed(Input::Interrupt);
     assert!(world.failure(ticket).contains("nothing was run"));
-    assert!(world.shadow.is_none(), "nobody can ask for it any more");
-    world.shadow_sends(GuestInput::Event(Event::Promoted { turn }, None));
+    assert!(world.shadow().is_none(), "nobody can ask for it any more");
+    world.shadow_sends(GuestInput::Event(Event::Promoted { exchange }, None));
     let ticket = world.execute("work()");
     assert_eq!(world.asked_for(), "execute work()");
     world.ends(ok());
@@ -522,7 +525,7 @@ fn a_budget_of_time_takes_only_what_was_quicker() {
         let mut world = finished("x = 1");
         let ticket = within(&mut world, "x = 1", max_time);
         assert_eq!(!world.is_pending(ticket), taken, "finished, {max_time} ms");
-        assert!(world.shadow.is_none());
+        assert!(world.shadow().is_none());
     }
     let mut world = running("x = 1");
     within(&mut world, "x = 1", 500.0);
@@ -531,7 +534,7 @@ fn a_budget_of_time_takes_only_what_was_quicker() {
         "execute x = 1",
         "it has done more than it may have, perhaps"
     );
-    assert!(world.shadow.is_none());
+    assert!(world.shadow().is_none());
 }
 
 #[test]
@@ -560,11 +563,17 @@ fn a_guest_without_a_bridge_is_not_asked_at_work() {
     };
     let version = PROTOCOL_VERSION;
     world.shadow_says(Event::Ready { version, guest }, None);
-    let turn = world.shadow_turn();
-    world.shadow_says(Event::Restored { turn, lost: Vec::new() }, None);
+    let exchange = world.shadow_turn();
+    world.shadow_says(
+        Event::Restored {
+            exchange,
+            lost: Vec::new(),
+        },
+        None,
+    );
     world.execute("work()");
     assert_eq!(world.asked_for(), "execute work()", "at once");
-    assert!(world.shadow.is_none());
+    assert!(world.shadow().is_none());
 }
 
 #[test]
@@ -574,15 +583,15 @@ fn a_look_at_the_state_is_saved_before_it_is_copied() {
     world.ends_well(&["context", "x"]);
     assert!(world.saves(true));
     let ticket = world.get("x"); // its `__repr__` counts
-    let turn = world.turn();
+    let exchange = world.exchange();
     world.event(Event::Refused {
-        turn,
+        exchange,
         message: "it is no value".to_owned(),
     });
     assert!(!world.is_pending(ticket));
     assert!(!world.saves(true), "nothing is to run ahead");
     world.hint(&["x"]);
-    assert!(world.shadow.is_none(), "the checkpoint may be another state");
+    assert!(world.shadow().is_none(), "the checkpoint may be another state");
     assert!(world.saves(true));
     world.shadow_begins();
     world.shadow_ends(ok());
@@ -598,10 +607,10 @@ fn a_look_at_the_state_does_not_keep_from_going_back() {
         world.ends_well(&["context", "x"]);
         assert!(world.saves(true));
         world.get("x");
-        let turn = world.turn();
+        let exchange = world.exchange();
         world.event_with(
             Event::Value {
-                turn,
+                exchange,
                 encoding: Encoding::Marshal,
             },
             b"1",
@@ -623,10 +632,10 @@ fn a_look_at_the_state_does_not_keep_from_going_back() {
 fn what_breaks_the_protocol_when_it_takes_over_says_nothing_to_the_next_guest() {
     let mut world = running("work()");
     // Nobody looks at calls before they are made.
-    let (turn, calls) = (world.shadow_turn(), [world.fresh_call(), world.fresh_call()]);
+    let (exchange, calls) = (world.shadow_turn(), [world.fresh_call(), world.fresh_call()]);
     for (call, size) in calls.into_iter().zip([2_000, 1]) {
         let event = Event::HostCall {
-            turn,
+            exchange,
             call,
             batch: 2,
             name: "ask".to_owned(),
@@ -656,11 +665,11 @@ fn it_does_not_wait_for_ever() {
 #[test]
 fn it_does_not_say_without_end() {
     let mut world = running("x = 1");
-    let (turn, bytes) = (world.shadow_turn(), "x".repeat(200_000));
+    let (exchange, bytes) = (world.shadow_turn(), "x".repeat(200_000));
     for _ in 0..90 {
-        if world.shadow.is_some() {
+        if world.shadow().is_some() {
             world.sleep(10.0);
-            world.shadow_says(output(turn, Stream::Stdout, &bytes), None);
+            world.shadow_says(output(exchange, Stream::Stdout, &bytes), None);
         }
     }
     assert_forced(&mut world, "x = 1");
@@ -670,7 +679,7 @@ fn it_does_not_say_without_end() {
 fn destroying_ends_it() {
     let mut world = running("x = 1");
     world.feed(Input::Destroy);
-    assert!(world.shadow.is_none());
+    assert!(world.shadow().is_none());
 }
 
 #[test]
@@ -678,12 +687,12 @@ fn a_hint_during_an_execution_is_for_the_next() {
     let mut world = ready();
     world.execute("x = 1");
     world.hint(&["x"]);
-    assert!(world.shadow.is_none());
+    assert!(world.shadow().is_none());
     world.ends_well(&["context", "x"]);
-    assert!(world.shadow.is_none(), "the state is not safe yet");
+    assert!(world.shadow().is_none(), "the state is not safe yet");
     assert!(world.saves(true));
     world.shadow_begins();
-    let asked = world.shadow.as_ref().and_then(|guest| guest.inbox.last());
+    let asked = world.shadow().and_then(|guest| guest.inbox.last());
     assert!(matches!(asked, Some((Request::Execute { execution: 2, .. }, _))));
 }
 
@@ -695,7 +704,7 @@ fn a_state_that_cannot_be_copied_is_not() {
     world.wait(50.0);
     assert!(world.saves_but(&["x"], false));
     world.hint(&["x"]);
-    assert!(world.shadow.is_none());
+    assert!(world.shadow().is_none());
 }
 
 #[test]
@@ -705,7 +714,8 @@ fn the_newest_hint_counts() {
     world.shadow_begins();
     world.shadow_ends(ok());
     world.hint(&["x = 2", "x = 3"]);
-    assert_eq!(tally(&world).started, 2, "it is there already");
+    assert_eq!(tally(&world).started, 3, "one is there already");
+    assert_eq!(world.runs_ahead(), ["x = 2", "none yet"]);
     let ticket = world.execute("x = 2");
     assert_eq!((world.execution(ticket).id, tally(&world).used), (1, 1));
 }
@@ -742,16 +752,16 @@ fn written(code: &str) -> World {
         })
     ));
     world.sleep(30.0);
-    let turn = world.shadow_turn();
-    world.shadow_says(output(turn, Stream::Stdout, "begun\n"), None);
-    world.shadow_says(Event::Waiting { turn }, None);
+    let exchange = world.shadow_turn();
+    world.shadow_says(output(exchange, Stream::Stdout, "begun\n"), None);
+    world.shadow_says(Event::Waiting { exchange }, None);
     world
 }
 
 /// More of code that is being written, and not the last of it.
-fn more(turn: u32, text: &str) -> Request {
+fn more(exchange: u32, text: &str) -> Request {
     Request::Extend {
-        turn,
+        exchange,
         text: text.to_owned(),
         last: false,
     }
@@ -764,7 +774,7 @@ fn assert_run_whole(world: &mut World, code: &str) {
         world.checks(false);
     }
     assert_eq!(world.asked_for(), format!("execute {code}"));
-    assert!(world.shadow.is_none(), "it still runs ahead");
+    assert!(world.shadow().is_none(), "it still runs ahead");
     world.ends(ok());
     assert_eq!((streams(world).used, world.printed.as_str()), (0, ""));
 }
@@ -774,17 +784,17 @@ fn code_that_is_being_written_runs_as_it_comes() {
     let mut world = written("a");
     world.wait(5_000.0);
     world.writes("a\nb");
-    let turn = world.shadow_turn();
+    let exchange = world.shadow_turn();
     assert_eq!(
         world.shadow_told(),
         Some(&Request::Extend {
-            turn,
+            exchange,
             text: "\nb".to_owned(),
             last: false
         })
     );
     world.sleep(20.0);
-    world.shadow_says(Event::Waiting { turn }, None);
+    world.shadow_says(Event::Waiting { exchange }, None);
     world.wait(3_000.0);
     let ticket = world.execute("a\nb\nc");
     assert_eq!(
@@ -797,7 +807,7 @@ fn code_that_is_being_written_runs_as_it_comes() {
     assert_eq!(
         world.shadow_told(),
         Some(&Request::Promote {
-            turn,
+            exchange,
             rest: Some("\nc".to_owned())
         })
     );
@@ -835,9 +845,9 @@ fn when_all_of_it_is_known_the_rest_runs_at_once() {
         "it comes for certain"
     );
     world.hint(&[whole]);
-    let turn = world.shadow_turn();
+    let exchange = world.shadow_turn();
     let rest = Request::Extend {
-        turn,
+        exchange,
         text: "\n    b".to_owned(),
         last: true,
     };
@@ -911,10 +921,10 @@ fn what_took_too_long_before_is_not_waited_with() {
     let mut world = ready();
     world.writes("a");
     world.shadow_begins();
-    let turn = world.shadow_turn();
+    let exchange = world.shadow_turn();
     world.sleep(1_001.0); // nobody was told of the time
-    world.shadow_says(Event::Waiting { turn }, None);
-    assert!(world.shadow.is_none());
+    world.shadow_says(Event::Waiting { exchange }, None);
+    assert!(world.shadow().is_none());
     assert_run_whole(&mut world, "a\nb");
 }
 
@@ -923,21 +933,21 @@ fn it_takes_a_little_at_a_time() {
     let mut world = ready();
     world.writes("a");
     world.shadow_begins();
-    let turn = world.shadow_turn();
+    let exchange = world.shadow_turn();
     world.writes("a\nb");
-    world.shadow_says(Event::Waiting { turn }, None);
+    world.shadow_says(Event::Waiting { exchange }, None);
     assert!(matches!(world.shadow_told(), Some(Request::Execute { .. })), "too soon");
     world.writes("a\nb\nc");
     world.wait(100.0);
-    assert_eq!(world.shadow_told(), Some(&more(turn, "\nb\nc")));
+    assert_eq!(world.shadow_told(), Some(&more(exchange, "\nb\nc")));
     world.writes("a\nb\nc\nd");
     world.wait(200.0);
     assert!(
         matches!(world.shadow_told(), Some(Request::Extend { .. })),
         "it is at work"
     );
-    world.shadow_says(Event::Waiting { turn }, None);
-    assert_eq!(world.shadow_told(), Some(&more(turn, "\nd")));
+    world.shadow_says(Event::Waiting { exchange }, None);
+    assert_eq!(world.shadow_told(), Some(&more(exchange, "\nd")));
 }
 
 #[test]
@@ -946,18 +956,18 @@ fn what_waits_for_more_wakes_nobody_meanwhile() {
     world.command(Command::ListVariables);
     world.writes("a\nb");
     world.wait(500.0);
-    let turn = world.turn();
+    let exchange = world.exchange();
     let encoding = Encoding::Marshal;
-    world.event_with(Event::Value { turn, encoding }, b"[]");
+    world.event_with(Event::Value { exchange, encoding }, b"[]");
     assert!(matches!(world.shadow_told(), Some(Request::Extend { .. })));
-    let turn = world.shadow_turn();
-    world.shadow_says(Event::Waiting { turn }, None);
+    let exchange = world.shadow_turn();
+    world.shadow_says(Event::Waiting { exchange }, None);
     world.writes("a\nb\nc");
     world.execute("a\nb\nc\nd");
     world.wait(500.0);
     world.checks(true);
     let rest = Some("\nc\nd".to_owned());
-    assert_eq!(world.shadow_told(), Some(&Request::Promote { turn, rest }));
+    assert_eq!(world.shadow_told(), Some(&Request::Promote { exchange, rest }));
 }
 
 #[test]
@@ -999,12 +1009,12 @@ fn code_that_becomes_something_else_runs_whole() {
 fn a_change_of_the_state_ends_what_is_being_written() {
     let mut world = written("a");
     world.command(Command::SetVariable("y".to_owned(), text("1")));
-    assert!(world.shadow.is_none());
-    let turn = world.turn();
-    world.event(Event::Done { turn });
+    assert!(world.shadow().is_none());
+    let exchange = world.exchange();
+    world.event(Event::Done { exchange });
     world.wait(50.0);
     world.writes("a\nb");
-    assert!(world.shadow.is_none(), "it is begun once");
+    assert!(world.shadow().is_none(), "it is begun once");
     assert_run_whole(&mut world, "a\nb\nc");
 }
 
@@ -1012,7 +1022,7 @@ fn a_change_of_the_state_ends_what_is_being_written() {
 fn nobody_writes_any_more() {
     let mut world = written("a");
     world.writes("");
-    assert!(world.shadow.is_none());
+    assert!(world.shadow().is_none());
     assert_eq!(streams(&world).wasted, 1);
 }
 
@@ -1028,9 +1038,9 @@ fn a_host_call_of_what_is_being_written_waits_for_all_of_it() {
     let mut world = ready();
     world.writes("ask('?')");
     world.shadow_begins();
-    let (turn, call) = (world.shadow_turn(), world.fresh_call());
+    let (exchange, call) = (world.shadow_turn(), world.fresh_call());
     let event = Event::HostCall {
-        turn,
+        exchange,
         call,
         batch: 1,
         name: "ask".to_owned(),
@@ -1047,13 +1057,13 @@ fn a_host_call_of_what_is_being_written_waits_for_all_of_it() {
     assert_eq!(
         world.shadow_told(),
         Some(&Request::Promote {
-            turn,
+            exchange,
             rest: Some("\nb\nc".to_owned())
         })
     );
     let calls = world.under_way();
     world.returns(calls[0], "!");
-    world.event(Event::Waiting { turn }); // it has not heard of the rest yet
+    world.event(Event::Waiting { exchange }); // it has not heard of the rest yet
     world.ends(ok());
     assert_eq!((world.execution(ticket).host_calls, streams(&world).used), (1, 1));
 }
@@ -1065,22 +1075,22 @@ fn all_of_it_may_come_while_a_statement_runs() {
         world.writes("a");
         world.shadow_begins();
         world.sleep(40.0);
-        let turn = world.shadow_turn();
+        let exchange = world.shadow_turn();
         let ticket = world.execute("a\nb");
         world.checks(true);
         let rest = Some("\nb".to_owned());
-        assert_eq!(world.shadow_told(), Some(&Request::Promote { turn, rest }));
-        assert!(world.shadow.is_some(), "it is asked first");
+        assert_eq!(world.shadow_told(), Some(&Request::Promote { exchange, rest }));
+        assert!(world.shadow().is_some(), "it is asked first");
         world.sleep(10.0);
         world.shadow_says(
             if waits {
-                Event::Waiting { turn }
+                Event::Waiting { exchange }
             } else {
-                Event::Promoted { turn }
+                Event::Promoted { exchange }
             },
             None,
         );
-        assert!(world.shadow.is_none());
+        assert!(world.shadow().is_none());
         world.sleep(5.0);
         world.ends(ok());
         assert_eq!(world.execution(ticket).duration, 55.0);
@@ -1091,25 +1101,25 @@ fn all_of_it_may_come_while_a_statement_runs() {
 #[test]
 fn what_lies_about_code_that_is_being_written_is_thrown_away() {
     let inputs: [Lie; 4] = [
-        |turn| {
+        |exchange| {
             let (execution, encoding) = (ok(), Encoding::None);
             GuestInput::Event(
                 Event::Executed {
-                    turn,
+                    exchange,
                     execution,
                     encoding,
                 },
                 None,
             )
         },
-        |turn| GuestInput::Event(output(turn, Stream::Stdout, "at rest"), None),
-        |turn| GuestInput::Event(Event::Waiting { turn }, None),
-        |turn| GuestInput::Event(Event::External { turn }, None),
+        |exchange| GuestInput::Event(output(exchange, Stream::Stdout, "at rest"), None),
+        |exchange| GuestInput::Event(Event::Waiting { exchange }, None),
+        |exchange| GuestInput::Event(Event::External { exchange }, None),
     ];
     for input in inputs {
         let mut world = written("a");
-        let turn = world.shadow_turn();
-        world.shadow_sends(input(turn));
+        let exchange = world.shadow_turn();
+        world.shadow_sends(input(exchange));
         assert_run_whole(&mut world, "a\nb");
     }
     let mut world = ready();
@@ -1176,13 +1186,13 @@ fn run(steps: &[Step], fails: bool, place: Where) -> (CodeExecution, String, Vec
         Where::Ahead(_) => world.hint(&["cell\nmore"]),
         Where::Written(..) => world.writes("cell"),
     }
-    let turn = if place == Where::Here {
-        world.turn()
+    let exchange = if place == Where::Here {
+        world.exchange()
     } else {
         world.shadow_begins();
         world.shadow_turn()
     };
-    let say = |world: &mut World, event: Event, body: Option<&[u8]>| match (world.shadow.is_some(), body) {
+    let say = |world: &mut World, event: Event, body: Option<&[u8]>| match (world.shadow().is_some(), body) {
         (true, body) => world.shadow_says(event, body),
         (false, Some(body)) => world.event_with(event, body),
         (false, None) => world.event(event),
@@ -1191,7 +1201,7 @@ fn run(steps: &[Step], fails: bool, place: Where) -> (CodeExecution, String, Vec
         if let Where::Written(ms, last) = place
             && at == last.min(steps.len())
         {
-            world.shadow_says(Event::Waiting { turn }, None);
+            world.shadow_says(Event::Waiting { exchange }, None);
             world.wait(ms);
             world.execute("cell\nmore");
             world.checks(true);
@@ -1200,13 +1210,13 @@ fn run(steps: &[Step], fails: bool, place: Where) -> (CodeExecution, String, Vec
     for (at, step) in steps.iter().enumerate() {
         written(&mut world, at);
         match step {
-            Step::Says(stream, text) => say(&mut world, output(turn, *stream, text), None),
+            Step::Says(stream, text) => say(&mut world, output(exchange, *stream, text), None),
             Step::Shows(bytes) => {
                 let mime = "image/png".to_owned();
                 say(
                     &mut world,
                     Event::Display {
-                        turn,
+                        exchange,
                         mime,
                         is_result: false,
                     },
@@ -1226,7 +1236,7 @@ fn run(steps: &[Step], fails: bool, place: Where) -> (CodeExecution, String, Vec
     say(
         &mut world,
         Event::Executed {
-            turn,
+            exchange,
             execution,
             encoding,
         },
@@ -1236,7 +1246,7 @@ fn run(steps: &[Step], fails: bool, place: Where) -> (CodeExecution, String, Vec
         world.wait(ms);
         world.execute("cell\nmore");
     }
-    assert!(world.shadow.is_none());
+    assert!(world.shadow().is_none());
     (world.execution(2).clone(), world.printed, world.shown)
 }
 

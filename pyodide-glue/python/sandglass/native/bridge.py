@@ -275,7 +275,7 @@ class NativeBridge:
         now = monotonic()
         if not self.stopping:
             self.stopping, self._stopping_since = reason, now
-        # The main thread hears of it first: it would take the SystemExit of a thread that it waits for as the cell's end.
+        # The main thread hears of it first. The SystemExit of a thread that it waits for would end the cell otherwise.
         if any(wait.thread == self._main for wait in self._waits):
             return self._end_all_waits()
         if now >= self._stopping_since + DEAF_SECONDS:

@@ -1,6 +1,6 @@
 // npm run bench:speculate: what work ahead brings in recorded sessions of a controller, in real time. Linux.
-//   node scripts/bench-speculate.mjs [--browser chromium|firefox | --dataframes] [--sessions part-of-a-name] [--ways hints,stream] [--tuning]
-// --dataframes replays those over DataFrames instead, in guests on this machine, with pandas; without that way of `list`.
+//   node scripts/bench-speculate.mjs [--browser chromium|firefox | --dataframes] [--sessions part-of-a-name-or-style] [--ways hints,stream] [--tuning]
+// --dataframes replays those over DataFrames instead, in guests on this machine that have pandas; `list` is none of the ways then.
 // Only the sessions that nothing was tuned on are replayed, unless --tuning asks for the others. Each is replayed
 //   none      without any work ahead: what the others are measured by
 //   list      with the same few looks at the context hinted at before each reply, as somebody would who knows nothing
@@ -53,7 +53,7 @@ const { values } = parseArgs({
 const ALL = values.dataframes ? "templates,hints,stream,oracle" : "list,templates,hints,stream,oracle";
 const ways = /** @type {Way[]} */ (["none", ...(values.ways ?? ALL).split(",")]);
 const sessions = (values.dataframes ? dataframes.sessions() : inBrowsers())
-  .filter(({ name }) => name.includes(values.sessions))
+  .filter(({ name, style }) => name.includes(values.sessions) || style === values.sessions)
   .filter(({ purpose }) => purpose === (values.tuning ? "tuning" : "reporting"));
 /** @type {Record<Way, Replayed[]>} */
 const all = { none: [], list: [], templates: [], hints: [], stream: [], oracle: [] };
@@ -204,7 +204,7 @@ function guesses(way) {
     const made = all[way].flatMap(({ operations }, at) => (sessions[at]?.style === style ? operations : []));
     const right = made.filter(({ guessed }) => guessed);
     const worth = right.filter(({ duration }) => duration >= NOTICED);
-    lines[`code of a ${style} that was among its guesses`] =
+    lines[`code that was among the guesses (${style})`] =
       `${right.length} of ${made.length}, ${worth.length} of them taking ${NOTICED} ms or more`;
   }
   return lines;

@@ -1,9 +1,8 @@
 //! Replays recorded sessions in native guests, in real time, for `npm run bench:speculate -- --dataframes`, which prints what comes of it.
 //!
-//!     replay PYTHON MODULES
+//!     replay PYTHON
 //!
-//! The guests are in bubblewrap, forked from one that has imported the modules, as those of a server are: a library that has started threads
-//! when it was imported is then of one thread again, and what has several cannot run ahead.
+//! The guests are in bubblewrap.
 //!
 //! Reads an [`Order`] a line from standard input, as JSON, and answers each with a line of [`Replayed`], or `{"error": why}`.
 
@@ -12,8 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sandglass_core::speculate::Tally;
-use sandglass_host::backend::{self, bubblewrap};
-use sandglass_host::pool::{Pool, PoolSettings, Source};
+use sandglass_host::backend;
 use sandglass_host::{BackendKind, Launcher, Limits, Outcome, Sandbox, Settings};
 use sandglass_rlm::writing::{Step, Writing};
 use serde::{Deserialize, Serialize};
@@ -23,7 +21,9 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Characters of a token: a reply grows by one at a time, and its end is one more.
 const TOKEN: usize = 4;
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Runs first in each session. By itself NumPy starts threads when it is imported, and a guest that has any is not copied: nothing but the cell
+/// with the import would run ahead.
+const ONE_THREAD: &str = "import os\nos.environ.update(OPENBLAS_NUM_THREADS='1', OMP_NUM_THREADS='1')";
 
 /// A session, and the help that the sandbox gets.
 #[derive(Deserialize)]
@@ -88,24 +88,15 @@ struct Operation {
 async fn main() -> Result<(), Failure> {
     let mut args = std::env::args().skip(1);
     let python = args.next().ok_or("no Python")?;
-    let modules: Vec<_> = args.next().ok_or("no modules")?.split(',').map(str::to_owned).collect();
     let settings = Settings {
         python: Some(python.into()),
         ahead: true,
         ..Settings::default()
     };
-    let zygotes = bubblewrap::zygote_launcher(&settings, modules, None, PATIENCE).await?;
-    let cold = backend::launcher(BackendKind::Bubblewrap, &settings).await?;
-    let one = PoolSettings {
-        min_spares: 1,
-        max_spares: 1,
-        max_wait: PATIENCE,
-        ..PoolSettings::default()
-    };
-    let pool = Arc::new(Pool::new(Source::Zygote(zygotes), cold, one));
+    let launcher = backend::launcher(BackendKind::Bubblewrap, &settings).await?;
     for line in std::io::stdin().lock().lines() {
         let order: Order = serde_json::from_str(&line?)?;
-        let answer = match replay(&pool, order).await {
+        let answer = match replay(&launcher, order).await {
             Ok(replayed) => serde_json::to_value(replayed)?,
             Err(error) => json!({ "error": error.to_string() }),
         };
@@ -114,15 +105,13 @@ async fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-async fn replay(pool: &Arc<Pool>, Order { turns, way, pace }: Order) -> Result<Replayed, Failure> {
-    pool.warm(PATIENCE).await?;
-    let launcher: Arc<dyn Launcher> = pool.clone();
+async fn replay(launcher: &Arc<dyn Launcher>, Order { turns, way, pace }: Order) -> Result<Replayed, Failure> {
     let limits = Limits {
         timeout_ms: 300_000.0,
         ..Limits::default()
     };
     let sandbox = Sandbox::builder()
-        .launcher(launcher)
+        .launcher(Arc::clone(launcher))
         .predictions(way == Way::Templates)
         .limits(limits)
         .without_context()
@@ -139,7 +128,7 @@ async fn replay(pool: &Arc<Pool>, Order { turns, way, pace }: Order) -> Result<R
 
 async fn run_all(sandbox: &Sandbox, turns: &[Turn], way: Way, pace: &Pace) -> Result<Vec<Operation>, Failure> {
     let mut operations = Vec::new();
-    sandbox.execute("1").await?;
+    sandbox.execute(ONE_THREAD).await?;
     for turn in turns {
         if way == Way::Oracle {
             sandbox.hint([turn.code.as_str()]);

@@ -9,9 +9,6 @@ import { mustRun, root } from "../project.mjs";
 const recordings = join(root, "tests/sessions/dataframes");
 const requirements = join(root, "scripts/bench/dataframes.txt");
 const venv = join(root, ".setup/dataframes");
-/** What guests have imported when a session begins, as those of a server have. */
-const PRELOAD =
-  "numpy,pandas,scipy.stats,sklearn.linear_model,sklearn.ensemble,statsmodels.api,statsmodels.formula.api";
 const log = join(root, ".setup/logs/bench-dataframes.log");
 
 /**
@@ -34,7 +31,7 @@ export async function start() {
   await install();
   await mustRun(["cargo", "build", "-p", "sandglass-host", "--example", "replay"], { log });
   const program = join(root, "target/debug/examples/replay");
-  const child = spawn(program, [join(venv, "bin/python3"), PRELOAD], { stdio: ["pipe", "pipe", "inherit"] });
+  const child = spawn(program, [join(venv, "bin/python3")], { stdio: ["pipe", "pipe", "inherit"] });
   const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
   return {
     id: child.pid,

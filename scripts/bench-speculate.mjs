@@ -6,6 +6,7 @@
 //   templates with nothing told but what the model says before its code: predictions of the sandbox's own (predictions: "auto")
 //   hints     with the first block of a reply hinted at once it is closed
 //   stream    with the first block of a reply given to executeStream as it is written; runRlm does the same
+//   five      with five codes of the session hinted at before the model has begun, of which one comes; their order is by chance, the same in each run
 //   oracle    with the next code hinted at before the model has begun: the most that could be had
 // The models' pace is an assumption (PACE): recordings have no times that others could repeat. A reply comes token by token, and that it ends is a
 // token too, as with any endpoint that streams.
@@ -14,6 +15,7 @@ import { cpus } from "node:os";
 import { join, relative } from "node:path";
 import { parseArgs } from "node:util";
 import { cpuSeconds, megabytes } from "./processes.mjs";
+import { candidates } from "./bench/candidates.mjs";
 import { quantile } from "./bench/quantile.mjs";
 import { dataFile, prepare } from "./bench/session-data.mjs";
 import { launch } from "./browsers.mjs";
@@ -32,7 +34,7 @@ const { values } = parseArgs({
   options: {
     browser: { type: "string", default: "chromium" },
     sessions: { type: "string", default: "" },
-    ways: { type: "string", default: "list,templates,hints,stream,oracle" },
+    ways: { type: "string", default: "list,templates,hints,stream,five,oracle" },
     tuning: { type: "boolean", default: false },
   },
 });
@@ -43,6 +45,10 @@ const sessions = readdirSync(folder)
   .filter((file) => file.endsWith(".json") && file.includes(values.sessions))
   .map((file) => ({ name: file.slice(0, -5), ...JSON.parse(readFileSync(join(folder, file), "utf8")) }))
   .filter(({ purpose }) => purpose === (values.tuning ? "tuning" : "reporting"));
+for (const { turns } of sessions) {
+  const codes = turns.map((/** @type {Turn} */ turn) => turn.executions[0]?.code ?? "");
+  for (const [at, turn] of turns.entries()) turn.candidates = candidates(codes, at);
+}
 await prepare();
 
 const server = await serve(root, {
@@ -50,7 +56,7 @@ const server = await serve(root, {
   folders: { node_modules: join(root, "node_modules") },
 });
 /** @type {Record<Way, Replayed[]>} */
-const all = { none: [], list: [], templates: [], hints: [], stream: [], oracle: [] };
+const all = { none: [], list: [], templates: [], hints: [], stream: [], five: [], oracle: [] };
 const browser = await launch(name);
 try {
   console.log(

@@ -415,6 +415,7 @@ impl SandboxTask {
             };
             let bytes = output_bytes(&event, body.as_ref());
             let is_ready = matches!(event, Event::Ready { .. });
+            let is_over = matches!(event, Event::Executed { .. });
             self.feed(Input::Guest(slot, GuestInput::Event(event, body)));
             let Some(slot) = self.slots.slot_of(generation) else {
                 return;
@@ -426,14 +427,14 @@ impl SandboxTask {
             if is_ready {
                 running.begin = None;
             }
+            if is_over {
+                self.look_at_memory(slot);
+            }
             if is_ready && slot == Slot::Main {
                 lock(&self.info).clone_from(self.session.info());
             }
         }
         self.credit(generation);
-        if let Some(slot) = self.slots.slot_of(generation) {
-            self.look_at_memory(slot);
-        }
     }
 
     /// Has the guest send more output, when what it has sent is taken.

@@ -7,15 +7,16 @@
 // BREATH_MS it asks Python's signal handler (browser/bridge.py) for a *breath*: the handler suspends the interpreter for one
 // trip through the event loop, so that an `interrupt` message is heard although Python is computing. It works in loops,
 // in regular expressions and in sort keys, in any page; only a single long call into C goes on until it is done.
+// Decisions: docs/internals/guest-in-a-browser.md and docs/internals/values-and-calls.md.
 
 import { plainBytes } from "./bytes.js";
 import { readMailbox } from "./mailbox.js";
 
-/** @import { Encoding, Event, Request, StopReason, Stream } from "../pkg/sandglass.js" */
+/** @import { Encoding, Event, ReplyStatus, Request, StopReason, Stream } from "../pkg/sandglass.js" */
 /** @import { createDetector } from "./nondeterminism.js" */
 
 const BREATH_MS = 50;
-/** Output that follows a message or the begin of a turn so soon waits for the next message. */
+/** Output that follows a message or the begin of an exchange so soon waits for the next message. */
 const HOLD_MS = 20;
 /** Longer output never waits. */
 const MAX_HELD = 4096;
@@ -31,22 +32,22 @@ const MAX_WRITTEN_BYTES = 16_000_000;
 const SHORT_TEXT = 10_000;
 const encoder = new TextEncoder();
 const decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
-/** The text, or false where it has lone surrogates. @param {Uint8Array} body */
+/** The text, or its bytes where it has lone surrogates. @param {Uint8Array} body */
 const decode = (body) => {
   try {
     return decoder.decode(body);
   } catch {
-    return false;
+    return body;
   }
 };
-const { Map, Promise, Uint8Array, setTimeout, clearTimeout, queueMicrotask } = self;
+const { Map, Promise, setTimeout, clearTimeout, queueMicrotask } = self;
 
 /**
  * Posts an event and its body, with what was held before it; `null` only posts what was held. With `hold`, it waits for the next.
  * @typedef {(event: Event | null, body?: Uint8Array, hold?: boolean) => void} Post
  */
 
-/** @typedef {{ ok: boolean, kind: string, body: Uint8Array | string }} Answer */
+/** @typedef {[status: ReplyStatus, encoding: Encoding, body: Uint8Array | string]} Answer */
 
 /**
  * @param {Post} post
@@ -54,8 +55,8 @@ const { Map, Promise, Uint8Array, setTimeout, clearTimeout, queueMicrotask } = s
  * @param {ReturnType<typeof createDetector>} detector
  */
 export function createBridge(post, mailbox, detector) {
-  /** The turn under way, 0 between turns. */
-  let turn = 0;
+  /** The exchange under way, 0 between exchanges. */
+  let exchange = 0;
   let deadline = Infinity;
   let nextLook = Infinity;
   /** @type {StopReason | null} Why Python is to stop. */
@@ -82,7 +83,7 @@ export function createBridge(post, mailbox, detector) {
   let texts = [];
   /** All that is left of it, when somebody has asked for it. @type {string | undefined} */
   let rest;
-  /** Python is not in the turn: it waits for more text. @type {(() => void) | null} */
+  /** Python is not in the exchange: it waits for more text. @type {(() => void) | null} */
   let wake = null;
 
   const breath = new MessageChannel();
@@ -131,7 +132,7 @@ export function createBridge(post, mailbox, detector) {
     unsent = [];
     const batch = events.length;
     for (const [index, [call, name, encoding, body]] of events.entries()) {
-      post({ type: "hostCall", turn, call, batch, name, encoding, blocking }, body, index < batch - 1);
+      post({ type: "hostCall", exchange, call, batch, name, encoding, blocking }, body, index < batch - 1);
     }
     holdUntil = now() + HOLD_MS;
   };
@@ -139,10 +140,9 @@ export function createBridge(post, mailbox, detector) {
   /** @param {Extract<Request, { type: "hostReply" }>} reply @param {Uint8Array} body */
   const accept = ({ call, status, encoding, message }, body) => {
     if (calls.get(call) !== null) return;
-    const ok = status === "ok";
     // A short text crosses as a string at once; what is long is copied as bytes and decoded by Python, which is faster.
-    const text = ok ? encoding === "text" && body.length < SHORT_TEXT && decode(body) : (message ?? "");
-    calls.set(call, { ok, kind: ok ? encoding : status, body: text === false ? body : text });
+    const isShort = encoding === "text" && body.length < SHORT_TEXT;
+    calls.set(call, [status, encoding, status !== "ok" ? (message ?? "") : isShort ? decode(body) : body]);
     unanswered -= 1;
     if (unanswered === 0) allAnswered?.();
   };
@@ -151,19 +151,20 @@ export function createBridge(post, mailbox, detector) {
 
   /** Code that runs ahead has been asked for. @param {number} number @param {string} [more]  the rest of its text */
   const promote = (number, more) => {
-    if (number !== turn) return;
+    if (number !== exchange) return;
     rest = more;
     const watched = detector.end();
     if (wake) wake();
-    else if (watched) post({ type: "promoted", turn });
+    else if (watched) post({ type: "promoted", exchange });
   };
 
   /** Blocks for one message, at most `ms`. @param {number} ms */
   const block = (ms) => {
     const message = read?.(ms);
     if (message?.request.type === "hostReply") accept(message.request, message.body);
-    if (message?.request.type === "promote") promote(message.request.turn, message.request.rest);
-    if (message?.request.type === "interrupt" && message.request.turn === turn) stopping ??= message.request.reason;
+    if (message?.request.type === "promote") promote(message.request.exchange, message.request.rest);
+    if (message?.request.type === "interrupt" && message.request.exchange === exchange)
+      stopping ??= message.request.reason;
   };
 
   return {
@@ -177,15 +178,15 @@ export function createBridge(post, mailbox, detector) {
     /** @param {number} number @param {number} timeoutMs */
     begin(number, timeoutMs) {
       const time = now();
-      turn = number;
+      exchange = number;
       stopping = null;
       deadline = time + timeoutMs;
       nextLook = Math.min(deadline, time + BREATH_MS);
       holdUntil = time + HOLD_MS;
     },
 
-    /** Returns true when Python is in a turn. */
-    busy: () => turn !== 0,
+    /** Returns true when Python is in an exchange. */
+    busy: () => exchange !== 0,
 
     /** Nothing is known of what the guest was told before, which may not have been heard yet; calls are numbered from 1 again. */
     beginAnew() {
@@ -198,13 +199,13 @@ export function createBridge(post, mailbox, detector) {
 
     /** More of the text that is being written, or the last of it. @param {number} number @param {string} text @param {boolean} isLast */
     extend(number, text, isLast) {
-      if (number !== turn) return;
+      if (number !== exchange) return;
       texts.push({ text, isLast });
       wake?.();
     },
 
     /**
-     * Waits for more text, between two statements. The time of the turn stands still.
+     * Waits for more text, between two statements. The time of the exchange stands still.
      * @returns {Promise<{ text: string, isLast: boolean, isAsked?: boolean }>}  whether the host waits for what comes of it
      */
     async nextText() {
@@ -212,7 +213,7 @@ export function createBridge(post, mailbox, detector) {
       if (texts.length === 0 && rest === undefined) {
         const begun = now();
         nextLook = Infinity;
-        post({ type: "waiting", turn });
+        post({ type: "waiting", exchange });
         await new Promise((resolve) => (wake = () => resolve(undefined)));
         wake = null;
         const time = now();
@@ -223,13 +224,13 @@ export function createBridge(post, mailbox, detector) {
       return texts.shift() ?? { text: rest ?? "", isLast: true, isAsked: true };
     },
 
-    /** Ends the turn; why Python was told to stop, if it was. */
+    /** Ends the exchange; why Python was told to stop, if it was. */
     end() {
       texts = [];
       rest = undefined;
       endWait?.();
       const reason = stopping;
-      turn = 0;
+      exchange = 0;
       stopping = null;
       nextLook = deadline = Infinity;
       written = [];
@@ -243,7 +244,7 @@ export function createBridge(post, mailbox, detector) {
 
     /** @param {number} number @param {StopReason} reason */
     interrupt(number, reason) {
-      if (number === turn) stop(reason);
+      if (number === exchange) stop(reason);
     },
 
     // ---- for Pyodide ----
@@ -266,27 +267,27 @@ export function createBridge(post, mailbox, detector) {
      */
     write(fd, bytes) {
       // While Python waits, it is not the cell that writes.
-      if (!turn || endWait) return bytes.length;
+      if (!exchange || endWait) return bytes.length;
       writtenBytes += bytes.length;
       if (writtenBytes <= MAX_WRITTEN_BYTES) written.push([fd, bytes.slice()]);
       return bytes.length;
     },
 
-    /** For browser/bridge.py, where user code can reach it: nothing here answers a call or ends a turn. */
+    /** For browser/bridge.py, where user code can reach it: nothing here answers a call or ends an exchange. */
     python: {
       /** @type {(stream: Stream, skipped: number, text: string) => void} */
       output(stream, skipped, text) {
-        if (!turn) return;
+        if (!exchange) return;
         const time = now();
         const hold = time < holdUntil && text.length < MAX_HELD;
         if (!hold) holdUntil = time + HOLD_MS;
-        post({ type: "output", turn, stream, skipped, text: text.toWellFormed() }, undefined, hold);
+        post({ type: "output", exchange, stream, skipped, text: text.toWellFormed() }, undefined, hold);
       },
 
       /** @type {(mime: string, data: Uint8Array, isResult: boolean) => void} */
       display(mime, data, isResult) {
         const bytes = plainBytes(data);
-        if (turn) post({ type: "display", turn, mime: `${mime}`, isResult: isResult === true }, bytes);
+        if (exchange) post({ type: "display", exchange, mime: `${mime}`, isResult: isResult === true }, bytes);
       },
 
       get hasWritten() {
@@ -301,50 +302,30 @@ export function createBridge(post, mailbox, detector) {
       },
 
       /**
-       * Registers a host call of the wait that follows. It is posted when Python is really suspended, so that nothing runs
-       * while the host believes that Python waits.
-       * @param {string} name @param {Encoding} encoding @param {Uint8Array | string} body
+       * Calls a host function, and gives the answers of all calls: three elements of each. They are posted when Python is really
+       * suspended, so that nothing runs while the host believes that Python waits.
+       * @param {string} name @param {(string | Uint8Array)[]} flat  the encoding and the body of each call
        */
-      call(name, encoding, body) {
-        const bytes = typeof body === "string" ? encoder.encode(body) : plainBytes(body);
-        lastCall += 1;
-        calls.set(lastCall, null);
-        unanswered += 1;
-        unsent.push([lastCall, `${name}`, /** @type {Encoding} */ (`${encoding}`), bytes]);
-      },
-
-      /**
-       * The same for several calls of one function.
-       * @param {string} name @param {(string | Uint8Array)[]} flat  the encoding and the body of each
-       */
-      callAll(name, flat) {
-        for (let i = 0; i + 1 < flat.length; i += 2) this.call(name, /** @type {Encoding} */ (flat[i]), flat[i + 1]);
-      },
-
-      /** The answers of all registered calls. */
-      answered() {
-        const begun = now();
-        queueMicrotask(() => send(false));
-        return wait((resolve) => {
-          allAnswered = () => {
-            const waited = now() - begun;
-            deadline += waited;
-            nextLook = Math.min(deadline, now() + BREATH_MS);
-            resolve(takeAnswers());
-          };
-        });
-      },
-
-      /** The same by blocking. */
-      answeredBlocking() {
-        const begun = now();
-        send(true);
-        while (unanswered > 0) {
-          if (stopping) return interrupted();
-          block(Infinity);
+      ask(name, flat) {
+        for (let i = 0; i + 1 < flat.length; i += 2) {
+          const body = flat[i + 1];
+          const bytes = typeof body === "string" ? encoder.encode(body) : plainBytes(body);
+          lastCall += 1;
+          calls.set(lastCall, null);
+          unanswered += 1;
+          unsent.push([lastCall, `${name}`, /** @type {Encoding} */ (`${flat[i]}`), bytes]);
         }
-        deadline += now() - begun;
-        return takeAnswers();
+        const begun = now();
+        if (mailbox) {
+          send(true);
+          while (unanswered > 0) {
+            if (stopping) return interrupted();
+            block(Infinity);
+          }
+          return takeAnswers(begun);
+        }
+        queueMicrotask(() => send(false));
+        return wait((resolve) => (allAnswered = () => resolve(takeAnswers(begun))));
       },
 
       /** Takes back registered calls that Python does not wait for after all. */
@@ -352,21 +333,19 @@ export function createBridge(post, mailbox, detector) {
 
       /** @param {number | undefined} ms */
       sleep(ms) {
+        if (mailbox) {
+          post(null);
+          const until = Math.min(ms === undefined ? Infinity : now() + ms, deadline);
+          while (now() < until && !stopping) block(until - now());
+          if (now() >= deadline) stopping ??= "timeout";
+          return stopping ? interrupted() : true;
+        }
         return wait((resolve) => {
           const left = deadline - now();
           const overdue = ms === undefined || ms > left;
           const timer = setTimeout(() => (overdue ? stop("timeout") : resolve(true)), overdue ? left : ms);
           return () => clearTimeout(timer);
         });
-      },
-
-      /** @param {number | undefined} ms */
-      sleepBlocking(ms) {
-        post(null);
-        const until = Math.min(ms === undefined ? Infinity : now() + ms, deadline);
-        while (now() < until && !stopping) block(until - now());
-        if (now() >= deadline) stopping ??= "timeout";
-        return stopping ? interrupted() : true;
       },
 
       /** The rest of the text that is being written. Before it is there, only the world can tell. */
@@ -401,11 +380,13 @@ export function createBridge(post, mailbox, detector) {
     },
   };
 
-  /** Three elements a call, in order: whether it went well; the encoding, or the kind of failure; the body, or a text. */
-  function takeAnswers() {
-    allAnswered = null;
-    const answers = [...calls.values()].flatMap((answer) => (answer ? [answer.ok, answer.kind, answer.body] : []));
-    calls.clear();
+  /** The answers, in the order of the calls. The clock of the exchange stood still since then. @param {number} begun */
+  function takeAnswers(begun) {
+    const time = now();
+    deadline += time - begun;
+    nextLook = Math.min(deadline, time + BREATH_MS);
+    const answers = [...calls.values()].flatMap((answer) => answer ?? []);
+    forget();
     return answers;
   }
 

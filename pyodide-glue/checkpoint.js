@@ -8,6 +8,7 @@
 //
 // A checkpoint is a `Blob`: the size of its header as a 32-bit number, the header (`Header`) as JSON, then pages of memory or
 // values, then files.
+// Decisions: docs/internals/saving-and-restoring.md.
 
 /** @typedef {any} Module  what Emscripten makes; Pyodide's `_module` */
 /**

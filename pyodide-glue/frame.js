@@ -1,4 +1,5 @@
 // The places where guests live in a page: hidden frames of opaque origins.
+// Decisions: docs/internals/guest-in-a-browser.md.
 
 import { frame as script } from "../dist/assets.js";
 

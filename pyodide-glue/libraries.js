@@ -3,6 +3,7 @@
 // the same places, into a guest that takes over: then all indices of the table mean the same there.
 //
 // build.mjs has Emscripten ask here for the place of a library, and leave out what only fills memory while `isReplaying`.
+// Decisions: docs/internals/guest-in-a-browser.md.
 
 /**
  * @typedef {object} Loaded

@@ -1,6 +1,7 @@
 // Takes from the worker what guest code must not have. The frame's policy already closes the network and `eval`; this
 // makes the same true of `isolation: "worker"` as far as a worker can, and keeps what the glue stands on from being
 // changed under it.
+// Decisions: docs/internals/guest-in-a-browser.md.
 
 /** What is left on the global object; everything else is removed along its whole prototype chain. */
 const KEPT = new Set(

@@ -3,6 +3,7 @@
 // Layout: three 32-bit numbers (state, size of the message, size of this piece), then the piece. A message is the size of
 // its header as a 32-bit number, the header as UTF-8 JSON, and the body. The reader asks for the next piece by a message
 // to whoever started it.
+// Decisions: docs/internals/guest-in-a-browser.md.
 
 /** @import { Request } from "../pkg/sandglass.js" */
 

@@ -1,5 +1,6 @@
 // Detects nondeterminism in code that runs ahead of its time: it asks for the clock, for chance, or for JavaScript, whose state is in no
 // copy of the interpreter's memory. Its outcome may then differ from that of a later run, or of a run in another guest.
+// Decisions: docs/internals/running-ahead.md.
 
 /** Emscripten's functions that tell the time, or that are chance. */
 const WORLD = ["clock_time_get", "emscripten_date_now", "emscripten_get_now", "random_get"];

@@ -1,5 +1,6 @@
 // The needs of a page's first guest, begun while the supervisor is still being compiled: its frame loads, and its files are
 // asked for.
+// Decisions: docs/internals/guest-in-a-browser.md.
 
 import { createFrame } from "./frame.js";
 

@@ -1,4 +1,5 @@
 // Loads Pyodide from bytes, without a network, and the Python runtime into it.
+// Decisions: docs/internals/guest-in-a-browser.md.
 
 import { loadPyodide } from "pyodide";
 import createPyodideModule from "pyodide/pyodide.asm.mjs";
@@ -23,9 +24,6 @@ import {
 /** @import { createDetector } from "./nondeterminism.js" */
 /** @import { Hash, Image } from "./snapshot.js" */
 /** @import { Parts } from "./start-worker.js" */
-
-/** The protocol's version; crates/core/src/protocol.rs refuses another. */
-const PROTOCOL_VERSION = 8;
 
 // Pyodide builds absolute addresses of its files from this. Nothing is ever fetched from there.
 const ASSETS = "https://guest.invalid/";
@@ -135,7 +133,7 @@ export async function loadRuntime(
     },
     made: snapshot === given ? undefined : { snapshot, reason: given && DAMAGED },
     info: {
-      version: PROTOCOL_VERSION,
+      version: python.VERSION,
       guest: /** @type {Pick<GuestInfo, "python" | "pyodide">} */ ({ python: lock.python, pyodide: pyodide.version }),
     },
   };
@@ -264,71 +262,64 @@ function leaveTerminals(FS) {
 /** @typedef {string | [report: string, encoding: Encoding, final: Uint8Array] | undefined} Ended */
 
 /**
- * The runtime's methods as functions that may wait. What they throw is fatal.
+ * The runtime's methods as functions, some of which may wait. What they throw is fatal.
  * @param {any} calls  `CALLS` of `browser/guest.py`
  * @param {any} module
  * @param {ReturnType<typeof createBridge>} bridge
  */
 function createCalls(calls, module, bridge) {
-  // Python waits by blocking, or is suspended, for which it needs `callPromising`.
   const { canBlock } = bridge.python;
-  /** @param {any} method @returns {(...args: unknown[]) => Promise<any>} */
-  const waiting = (method) =>
-    canBlock ? async (...args) => method(...args) : (...args) => method.callPromising(...args);
   /** @param {string} name */
   const named = (name) => {
     const call = calls.get(name);
     if (!call) throw new Error(`the runtime has no ${name}`);
     return call;
   };
-  const configure = named("configure");
-  const prepare = named("prepare");
-  const execute = waiting(named("execute"));
-  const extend = named("extend");
-  const isPlain = named("is_plain");
-  const survey = named("survey");
-  const takeText = named("take_text");
-  const takeFile = named("take_file");
-  const file = named("file");
-  const forgetFolders = named("forget_folders");
-  const findForeign = named("find_foreign");
-  const saveState = named("save_state");
-  const loadState = named("load_state");
-  const flush = named("flush");
+  // Python waits by blocking, or is suspended, for which it needs `callPromising`.
+  const waiting = (/** @type {string} */ name) =>
+    canBlock ? named(name) : named(name).callPromising.bind(named(name));
+  const [survey, findForeign, saveState, loadState, flush] = [
+    "survey",
+    "find_foreign",
+    "save_state",
+    "load_state",
+    "flush",
+  ].map(named);
   return {
     /** @type {(config: string) => Answer} */
-    configure: (config) => configure(config),
+    configure: named("configure"),
     /**
-     * Undefined when there is not enough memory to go on; an empty report of a cell that waits for more of its text. `isWhole`:
-     * `code` is all of it, and nothing was given to `extend`.
-     * @type {(execution: number, code: string, ahead: boolean, isWhole: boolean) => Promise<Ended>}
+     * Compiles all of a cell that `execute` is about to run. For the stack of its own that `callPromising` makes: Python's
+     * compiler is several times slower there.
+     * @type {((execution: number, code: string) => void) | undefined}
      */
-    execute: (execution, code, ahead, isWhole) => {
-      // Not on the stack of its own that `callPromising` makes: Python's compiler is several times slower there.
-      if (!canBlock && isWhole) prepare(execution, code);
-      return execute(execution, code, ahead);
-    },
+    prepare: canBlock ? undefined : named("prepare"),
+    /**
+     * Undefined when there is not enough memory to go on; an empty report of a cell that waits for more of its text.
+     * @type {(execution: number, code: string, ahead: boolean) => Promise<Ended>}
+     */
+    execute: waiting("execute"),
     /**
      * What `execute` runs next of a cell whose text is still being written.
      * @type {(execution: number, text: string, isLast: boolean) => void}
      */
-    extend: (execution, text, isLast) => extend(execution, text, isLast),
+    extend: named("extend"),
     /** Returns true when statements of this code may run before all of it is there. @type {(code: string) => boolean} */
-    isPlain: (code) => isPlain(code),
+    isPlain: named("is_plain"),
     /** The variables that the next code may be about. @returns {SurveyedVariable[]} */
     survey: () => parse(survey()),
     /** @type {(name: string) => Promise<Answer>} */
-    getVariable: waiting(named("get_variable")),
+    getVariable: waiting("get_variable"),
     /** The pieces of a text, of which `setVariable` brings the last. @type {(piece: Uint8Array) => void} */
-    takeText: (piece) => takeText(piece),
+    takeText: named("take_text"),
     /** The same for a file; false when it is no text. @type {(piece: Uint8Array, last: boolean) => boolean} */
-    takeFile: (piece, last) => takeFile(piece, last),
+    takeFile: named("take_file"),
     /** @type {(name: string, encoding: Encoding, body: Uint8Array) => Promise<Answer>} */
-    setVariable: waiting(named("set_variable")),
+    setVariable: waiting("set_variable"),
     /** @type {() => Promise<Answer>} */
-    listVariables: waiting(named("list_variables")),
-    /** @type {(action: string, path: string, body: Uint8Array) => ["refused", string] | [Encoding, ...Uint8Array[]]} */
-    file: (action, path, body) => file(action, path, body),
+    listVariables: waiting("list_variables"),
+    /** @type {(kind: string, path: string, body: Uint8Array, asText: boolean) => ["refused", string] | [Encoding, ...Uint8Array[]]} */
+    file: named("file"),
     /** @param {number[]} gone  descriptors that cannot be opened again @returns {LostVariable[]} */
     findForeign: (gone) => parse(findForeign(stringify(gone))),
     /** @returns {[Uint8Array, LostVariable[]]} */
@@ -341,8 +332,8 @@ function createCalls(calls, module, bridge) {
         bridge.end();
       }
     },
-    /** There are files that Python has not put there. */
-    forgetFolders: () => forgetFolders(),
+    /** There are files that Python has not put there. @type {() => void} */
+    forgetFolders: named("forget_folders"),
     /** @param {Uint8Array} state @returns {LostVariable[]} */
     loadState: (state) => parse(loadState(state)),
     /** The last words of an interpreter that has failed: it can often still say what was printed. */

@@ -4,6 +4,7 @@
 // Layout: the hash of the head, bytes of its first part, number of pages (64-bit floats, little-endian); the head: first what
 // Pyodide needs to know of its references to JavaScript, as JSON with spaces behind, then the hashes of all pages of the memory
 // (64-bit floats, 0 where it is zero); then the pages.
+// Decisions: docs/internals/guest-in-a-browser.md and docs/internals/saving-and-restoring.md.
 
 import hasher from "./pages.wat";
 

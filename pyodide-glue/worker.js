@@ -1,7 +1,7 @@
 // The guest's entry in the browser: a classic worker that runs one Python interpreter for one sandbox.
 //
 // Its first message brings a private port that only this file holds, the next ones what Python starts from (`Parts`, and the
-// compiled module). From then on the port speaks the protocol of crates/core/src/protocol.rs. Python cannot end its own turn: the event that does is posted here, when
+// compiled module). From then on the port speaks the protocol of crates/core/src/protocol.rs. Python cannot end its own exchange: the event that does is posted here, when
 // the interpreter has really come back.
 
 import { createBridge } from "./bridge.js";
@@ -10,7 +10,7 @@ import { lockDown, silence } from "./lockdown.js";
 import { loadRuntime } from "./runtime.js";
 import { createDetector } from "./nondeterminism.js";
 
-/** @import { Encoding, Event, Request } from "../pkg/sandglass.js" */
+/** @import { Event, Request } from "../pkg/sandglass.js" */
 /** @import { Post } from "./bridge.js" */
 /** @import { Parts } from "./start-worker.js" */
 
@@ -89,43 +89,14 @@ self.onmessage = async ({ data }) => {
     if (made) postMessage([stringify([{ type: "snapshot", reason: made.reason }]), made.snapshot]);
     const send = (/** @type {Event} */ event, /** @type {Blob | undefined} */ blob) =>
       postMessage(blob ? [stringify([event]), blob] : [stringify([event])]);
-    const handle = createHandler(postLong, send, bridge, detector, runtime);
-    const receive = assembleBodies(handle, runtime.python.takeText);
-    port.onmessage = ({ data: [header, body] }) => {
-      const request = /** @type {Request} */ (parse(header));
-      if (request.type !== "save") runtime.checkpoints.interrupt();
-      receive(request, body);
-    };
+    port.onmessage = createHandler(postLong, send, bridge, detector, runtime);
   } catch (error) {
     post({ type: "bootFailed", message: text(error) });
   }
 };
 
 /**
- * Joins the pieces of a body with the message that they precede.
- * @param {(request: Request, body: Uint8Array) => void} handle
- * @param {(piece: Uint8Array) => void} takeText  gives Python a piece of a text that `setVariable` will bring the end of
- */
-function assembleBodies(handle, takeText) {
-  /** @type {Uint8Array[]} */
-  let parts = [];
-  /** @param {Request} request @param {Uint8Array | undefined} body */
-  return (request, body) => {
-    if (request.type === "part") {
-      if (body && request.encoding === "text") takeText(body);
-      else if (body) parts.push(body);
-    } else if (!body || parts.length === 0) {
-      handle(request, body ?? new Uint8Array(0));
-    } else {
-      const whole = join([...parts, body]);
-      parts = [];
-      handle(request, whole);
-    }
-  };
-}
-
-/**
- * Puts requests to Python, one turn at a time.
+ * Makes the port's listener, which puts requests to Python, one exchange at a time.
  * @param {Post} post
  * @param {(event: Event, blob?: Blob) => void} send
  * @param {ReturnType<typeof createBridge>} bridge
@@ -154,22 +125,26 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
   };
 
   /** @param {Extract<Request, { type: "execute" }>} request */
-  const execute = async ({ turn, execution: id, code, ahead = false, more = false }) => {
+  const execute = async ({ exchange, execution: id, code, ahead = false, more = false }) => {
     files.watch();
-    if (ahead) detector.begin(() => post({ type: "external", turn }));
+    if (ahead) detector.begin(() => post({ type: "external", exchange }));
     if (more) python.extend(id, code, false);
-    let ended = await python.execute(id, code, ahead, !more);
+    else python.prepare?.(id, code);
+    let ended = await python.execute(id, code, ahead);
     while (ended === "") {
       const { text, isLast, isAsked } = await bridge.nextText();
       python.extend(id, text, isLast);
-      ended = await python.execute(id, text, ahead && !isAsked, false);
+      ended = await python.execute(id, text, ahead && !isAsked);
     }
     detector.end();
     if (!ended)
       return post({ type: "fatal", message: "memory was full (memoryLimit), with nothing left to go on with" });
     const [report, encoding, final] = typeof ended === "string" ? [ended, /** @type {const} */ ("none")] : ended;
     const execution = { ...parse(report), stopped: bridge.end(), ...files.changed() };
-    post({ type: "executed", turn, execution, encoding }, execution.final ? (final ?? new Uint8Array(0)) : undefined);
+    post(
+      { type: "executed", exchange, execution, encoding },
+      execution.final ? (final ?? new Uint8Array(0)) : undefined,
+    );
   };
 
   /** @param {Extract<Request, { type: "setVariable" }>} request @param {Uint8Array | Blob} body */
@@ -199,37 +174,37 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
     return true;
   };
 
-  /** @param {Extract<Request, { turn: number, name: string }> | Extract<Request, { type: "listVariables" }>} request @param {Uint8Array} body */
+  /** @param {Extract<Request, { exchange: number, name: string }> | Extract<Request, { type: "listVariables" }>} request @param {Uint8Array} body */
   const variables = async (request, body) => {
-    const { turn } = request;
+    const { exchange } = request;
     const [encoding, result] = await (request.type === "setVariable"
       ? assign(request, body)
       : request.type === "getVariable"
         ? python.getVariable(request.name)
         : python.listVariables());
     bridge.end();
-    if (encoding === "refused") post({ type: "refused", turn, message: result.slice(0, 4000).toWellFormed() });
-    else if (request.type === "setVariable") post({ type: "done", turn });
-    else post({ type: "value", turn, encoding }, result);
+    if (encoding === "refused") post({ type: "refused", exchange, message: result.slice(0, 4000).toWellFormed() });
+    else if (request.type === "setVariable") post({ type: "done", exchange });
+    else post({ type: "value", exchange, encoding }, result);
   };
 
   /** @param {FileRequest} request @param {Uint8Array | Blob} body */
   const file = async (request, body) => {
-    const { turn, path } = request;
+    const { exchange, path } = request;
     let data = /** @type {Uint8Array} */ (body);
     try {
       if (!(body instanceof Uint8Array)) data = new Uint8Array(await body.arrayBuffer());
     } catch (error) {
       bridge.end();
-      return post({ type: "refused", turn, message: `${path}: the data could not be read: ${text(error)}` });
+      return post({ type: "refused", exchange, message: `${path}: the data could not be read: ${text(error)}` });
     }
-    const action = request.type === "readFile" && request.text ? "readText" : FILE_ACTIONS[request.type];
-    const [encoding, ...pieces] = python.file(action, path, data);
+    const asText = request.type === "readFile" && request.text;
+    const [encoding, ...pieces] = python.file(request.type, path, data, asText);
     bridge.end();
     if (encoding === "refused")
-      post({ type: "refused", turn, message: String(pieces[0]).slice(0, 4000).toWellFormed() });
-    else if (encoding === "none") post({ type: "done", turn });
-    else post({ type: "value", turn, encoding }, join(/** @type {Uint8Array[]} */ (pieces)));
+      post({ type: "refused", exchange, message: String(pieces[0]).slice(0, 4000).toWellFormed() });
+    else if (encoding === "none") post({ type: "done", exchange });
+    else post({ type: "value", exchange, encoding }, join(/** @type {Uint8Array[]} */ (pieces)));
   };
 
   /** @param {Extract<Request, { type: "save" }>} request */
@@ -246,20 +221,20 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
   };
 
   /** @param {Extract<Request, { type: "restore" }>} request @param {Blob[]} chain */
-  const restore = async ({ turn }, chain) => {
+  const restore = async ({ exchange }, chain) => {
     const lost = await checkpoints.restore(chain, inits > 1, () => python.configure(settings));
     bridge.end();
-    post({ type: "restored", turn, lost });
+    post({ type: "restored", exchange, lost });
   };
 
   /** @param {Extract<Request, { type: "install" }>} request @param {Blob[]} blobs */
-  const install = async ({ turn, wheels, maxBytes }, blobs) => {
+  const install = async ({ exchange, wheels, maxBytes }, blobs) => {
     /** @type {Event} */
-    let ended = { type: "done", turn };
+    let ended = { type: "done", exchange };
     try {
       await packages.install(wheels, blobs, maxBytes);
     } catch (error) {
-      ended = { type: "refused", turn, message: text(error).replace(/^Error: /, "") };
+      ended = { type: "refused", exchange, message: text(error).replace(/^Error: /, "") };
     }
     bridge.end();
     post(ended);
@@ -282,26 +257,38 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
     }
   };
 
-  /** @param {Promise<void>} turn */
-  const orDie = (turn) =>
-    turn.catch((error) => {
+  /** @param {Promise<void>} exchange */
+  const orDie = (exchange) =>
+    exchange.catch((error) => {
       try {
         python.flush();
       } catch {}
       post({ type: "fatal", message: text(error) });
     });
 
-  return (/** @type {Request} */ request, /** @type {Uint8Array} */ body) => {
+  /** Pieces of a body, of which the next message that has one brings the last. @type {Uint8Array[]} */
+  let parts = [];
+
+  /** @param {{ data: [header: string, body?: Uint8Array] }} message */
+  return ({ data: [header, last] }) => {
+    const request = /** @type {Request} */ (parse(header));
+    if (request.type !== "save") checkpoints.interrupt();
+    if (request.type === "part") {
+      if (last && request.encoding === "text") python.takeText(last);
+      else if (last) parts.push(last);
+      return;
+    }
+    const body = last ? join([...parts, last]) : new Uint8Array(0);
+    if (last) parts = [];
     switch (request.type) {
       case "save":
         return void orDie(save(request));
       case "restore":
-        bridge.begin(request.turn, request.timeoutMs);
+        bridge.begin(request.exchange, request.timeoutMs);
         return void orDie(restore(request, /** @type {any} */ (body)));
       case "install":
-        bridge.begin(request.turn, request.timeoutMs);
+        bridge.begin(request.exchange, request.timeoutMs);
         return void orDie(install(request, /** @type {any} */ (body)));
-      case "part": // never gets here: `assembleBodies` keeps it
       case "credit": // these are for native guests
       case "openState":
       case "captureState":
@@ -311,9 +298,9 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
       case "hostReply":
         return bridge.reply(request, body);
       case "promote":
-        return bridge.promote(request.turn, request.rest);
+        return bridge.promote(request.exchange, request.rest);
       case "extend":
-        return bridge.extend(request.turn, request.text, request.last ?? false);
+        return bridge.extend(request.exchange, request.text, request.last ?? false);
       case "check":
         return post({ type: "checked", check: request.check, plain: isPlain(request.code) });
       case "survey":
@@ -322,9 +309,9 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
         if (!bridge.busy()) post({ type: "pong", ping: request.ping });
         return;
       case "interrupt":
-        return bridge.interrupt(request.turn, request.reason);
+        return bridge.interrupt(request.exchange, request.reason);
       case "execute":
-        bridge.begin(request.turn, request.timeoutMs);
+        bridge.begin(request.exchange, request.timeoutMs);
         return void orDie(execute(request));
       case "writeFile":
       case "readFile":
@@ -332,24 +319,16 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
       case "removeFile":
       case "cellFile":
       case "look":
-        bridge.begin(request.turn, request.timeoutMs);
+        bridge.begin(request.exchange, request.timeoutMs);
         return void orDie(file(request, body));
       default:
-        bridge.begin(request.turn, request.timeoutMs);
+        bridge.begin(request.exchange, request.timeoutMs);
         return void orDie(variables(request, body));
     }
   };
 }
 
-/** @typedef {Extract<Request, { type: keyof typeof FILE_ACTIONS }>} FileRequest */
-const FILE_ACTIONS = {
-  writeFile: "write",
-  readFile: "read",
-  listFiles: "list",
-  removeFile: "remove",
-  cellFile: "cell",
-  look: "look",
-};
+/** @typedef {Extract<Request, { path: string }>} FileRequest */
 
 /** Pieces of a body, joined. @param {Uint8Array[]} pieces */
 function join(pieces) {

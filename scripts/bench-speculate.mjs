@@ -1,5 +1,6 @@
 // npm run bench:speculate: what work ahead brings in recorded sessions of a controller, in real time. Linux.
-//   node scripts/bench-speculate.mjs [--browser chromium|firefox] [--sessions part-of-a-name] [--ways hints,stream] [--tuning]
+//   node scripts/bench-speculate.mjs [--browser chromium|firefox | --dataframes] [--sessions part-of-a-name] [--ways hints,stream] [--tuning]
+// --dataframes replays those over DataFrames instead, in guests on this machine, with pandas; without that way of `list`.
 // Only the sessions that nothing was tuned on are replayed, unless --tuning asks for the others. Each is replayed
 //   none      without any work ahead: what the others are measured by
 //   list      with the same few looks at the context hinted at before each reply, as somebody would who knows nothing
@@ -17,13 +18,25 @@ import { parseArgs } from "node:util";
 import { cpuSeconds, megabytes } from "./processes.mjs";
 import { candidates } from "./bench/candidates.mjs";
 import { quantile } from "./bench/quantile.mjs";
+import * as dataframes from "./bench/dataframes.mjs";
 import { dataFile, prepare } from "./bench/session-data.mjs";
 import { launch } from "./browsers.mjs";
 import { root } from "./project.mjs";
 import { CROSS_ORIGIN_ISOLATED, serve } from "./serve.mjs";
 
 /** @import { Operation, Pace, Turn, Way } from "./bench/speculate.js" */
-/** @typedef {{ operations: Operation[], ahead: { started: number, used: number }, wall: number, cpu: number, memory: number }} Replayed */
+/** @typedef {{ started: number, used: number, timeWasted: number }} Ahead */
+/** @typedef {Operation & { guesses?: number, guessed?: boolean }} Guessed */
+/** @typedef {{ operations: Guessed[], ahead: Ahead, wall: number, cpu: number, memory: number }} Replayed */
+/** @typedef {{ name: string, purpose: string, style?: string, turns: (Turn & { outcome?: string })[], data: import("./bench/session-data.mjs").Data }} Session */
+/**
+ * What replays sessions: its processes, and how it is told.
+ * @typedef {object} Replayer
+ * @property {string} title
+ * @property {() => number | undefined} id
+ * @property {(session: any, way: Way) => Promise<{ operations: Guessed[], ahead: Ahead }>} replay
+ * @property {() => Promise<unknown>} close
+ */
 
 /** Milliseconds until a reply begins, characters a second (60 tokens of 4), milliseconds that a sub-model takes. @type {Pace} */
 const PACE = { think: 800, charsPerSecond: 240, answer: 700 };
@@ -34,73 +47,117 @@ const { values } = parseArgs({
   options: {
     browser: { type: "string", default: "chromium" },
     sessions: { type: "string", default: "" },
-    ways: { type: "string", default: "list,templates,hints,stream,five,oracle" },
+    ways: { type: "string" },
     tuning: { type: "boolean", default: false },
+    dataframes: { type: "boolean", default: false },
   },
 });
-const name = /** @type {"chromium" | "firefox"} */ (values.browser);
-const ways = /** @type {Way[]} */ (["none", ...values.ways.split(",")]);
-const folder = join(root, "tests/sessions");
-const sessions = readdirSync(folder)
-  .filter((file) => file.endsWith(".json") && file.includes(values.sessions))
-  .map((file) => ({ name: file.slice(0, -5), ...JSON.parse(readFileSync(join(folder, file), "utf8")) }))
+const ALL = values.dataframes ? "templates,hints,stream,five,oracle" : "list,templates,hints,stream,five,oracle";
+const ways = /** @type {Way[]} */ (["none", ...(values.ways ?? ALL).split(",")]);
+const sessions = (values.dataframes ? dataframes.sessions() : inBrowsers())
+  .filter(({ name }) => name.includes(values.sessions))
   .filter(({ purpose }) => purpose === (values.tuning ? "tuning" : "reporting"));
 for (const { turns } of sessions) {
-  const codes = turns.map((/** @type {Turn} */ turn) => turn.executions[0]?.code ?? "");
+  const codes = turns.map(codeOf);
   for (const [at, turn] of turns.entries()) turn.candidates = candidates(codes, at);
 }
-await prepare();
-
-const server = await serve(root, {
-  headers: CROSS_ORIGIN_ISOLATED,
-  folders: { node_modules: join(root, "node_modules") },
-});
 /** @type {Record<Way, Replayed[]>} */
 const all = { none: [], list: [], templates: [], hints: [], stream: [], five: [], oracle: [] };
-const browser = await launch(name);
+const replayer = await (values.dataframes ? native() : browsers());
 try {
-  console.log(
-    `Work ahead in ${sessions.length} sessions: ${await browser.version()}, ${cpus().length} × ${cpus()[0]?.model}`,
-  );
+  console.log(`Work ahead in ${sessions.length} sessions: ${replayer.title}, ${cpus().length} × ${cpus()[0]?.model}`);
   console.log(`A model that begins after ${PACE.think} ms and writes ${PACE.charsPerSecond} characters a second.\n`);
-  // What a browser does only once is nobody's.
-  if (sessions[0]) await replay({ ...sessions[0], turns: sessions[0].turns.slice(0, 2) }, "stream");
+  // What a browser, or a machine with its disk, does only once is nobody's.
+  if (sessions[0]) await measure({ ...sessions[0], turns: sessions[0].turns.slice(0, 2) }, "stream");
   for (const [at, session] of sessions.entries()) {
-    for (const way of at % 2 ? ways.toReversed() : ways) all[way].push(await replay(session, way));
+    for (const way of at % 2 ? ways.toReversed() : ways) all[way].push(await measure(session, way));
   }
 } finally {
-  await browser.close();
-  await server.close();
+  await replayer.close();
 }
 report();
 
-/** @param {{ turns: Turn[], data: import("./bench/session-data.mjs").Data }} session @param {Way} way @returns {Promise<Replayed>} */
-async function replay(session, way) {
-  const page = await browser.newPage();
-  page.setDefaultTimeout(0);
-  page.on("pageerror", (error) => console.error(error));
-  await page.goto(`${server.url}/scripts/bench/speculate.html`);
-  await page.waitForFunction("window.replay");
-  const id = browser.process()?.pid;
-  const [began, cpu] = [performance.now(), cpuSeconds(id)];
-  let memory = 0;
-  const watch = setInterval(() => (memory = Math.max(memory, megabytes(id))), 500);
-  const done = await page.evaluate(
-    // @ts-expect-error: scripts/bench/speculate.js defines it
-    (session, context, way, pace) => window.replay(session, context, way, pace),
-    session,
-    `/${relative(root, dataFile(session.data))}`,
-    way,
-    PACE,
-  );
+/** @param {any} session @param {Way} way @returns {Promise<Replayed>} */
+async function measure(session, way) {
+  const id = replayer.id();
+  const [began, before] = [performance.now(), cpuSeconds(id)];
+  let [memory, cpu] = [0, before];
+  // A guest that is killed takes its time with it.
+  const look = () => {
+    memory = Math.max(memory, megabytes(id));
+    cpu = Math.max(cpu, cpuSeconds(id));
+  };
+  const watch = setInterval(look, 500);
+  const done = await replayer.replay(session, way);
   clearInterval(watch);
-  const used = { wall: (performance.now() - began) / 1000, cpu: cpuSeconds(id) - cpu, memory };
-  await page.close();
-  return { ...done, ...used };
+  look();
+  return { ...done, wall: (performance.now() - began) / 1000, cpu: cpu - before, memory };
+}
+
+/** The code that a turn runs first. @param {any} turn @returns {string} */
+function codeOf(turn) {
+  return turn.code ?? turn.executions[0]?.code ?? "";
+}
+
+/** @returns {Session[]} */
+function inBrowsers() {
+  const folder = join(root, "tests/sessions");
+  const files = readdirSync(folder).filter((file) => file.endsWith(".json"));
+  return files.map((file) => ({ name: file.slice(0, -5), ...JSON.parse(readFileSync(join(folder, file), "utf8")) }));
+}
+
+/** @returns {Promise<Replayer>} */
+async function browsers() {
+  await prepare();
+  const server = await serve(root, {
+    headers: CROSS_ORIGIN_ISOLATED,
+    folders: { node_modules: join(root, "node_modules") },
+  });
+  const browser = await launch(/** @type {"chromium" | "firefox"} */ (values.browser));
+  return {
+    title: await browser.version(),
+    id: () => browser.process()?.pid,
+    async replay(session, way) {
+      const page = await browser.newPage();
+      page.setDefaultTimeout(0);
+      page.on("pageerror", (error) => console.error(error));
+      await page.goto(`${server.url}/scripts/bench/speculate.html`);
+      await page.waitForFunction("window.replay");
+      const done = await page.evaluate(
+        // @ts-expect-error: scripts/bench/speculate.js defines it
+        (session, context, way, pace) => window.replay(session, context, way, pace),
+        session,
+        `/${relative(root, dataFile(session.data))}`,
+        way,
+        PACE,
+      );
+      await page.close();
+      return done;
+    },
+    close: async () => (await browser.close(), await server.close()),
+  };
+}
+
+/** @returns {Promise<Replayer>} */
+async function native() {
+  const program = await dataframes.start();
+  return {
+    title: "native guests with pandas",
+    id: () => program.id,
+    replay: ({ turns }, way) => program.replay({ turns, way, pace: PACE }),
+    close: async () => program.close(),
+  };
 }
 
 function report() {
   const base = all.none;
+  for (const [at, { turns, name }] of sessions.entries()) {
+    const recorded = turns.flatMap((turn) => turn.outcome ?? []);
+    const otherwise = recorded.filter((outcome, index) => outcome !== base[at]?.operations[index]?.outcome);
+    if (otherwise.length === 0) continue;
+    process.exitCode = 1;
+    console.log(`${name}: ${otherwise.length} executions ended otherwise than when they were recorded`);
+  }
   const executed = sum(base.flatMap(({ operations }) => operations.map(({ duration }) => duration)));
   const operations = base.flatMap(({ operations }) => operations).length;
   console.log(`${operations} executions, ${(executed / 1000).toFixed(1)} s of Python without work ahead\n`);
@@ -137,15 +194,31 @@ function report() {
           ),
         )}`;
       })(),
+      ...guesses(way),
       "runs ahead that were used": share(sum(replayed.map(({ ahead }) => ahead.used)), started),
+      "ran for nothing": `${(sum(replayed.map(({ ahead }) => ahead.timeWasted)) / 1000).toFixed(1)} s`,
       "more computing, of the time that passed": `${((cpu / wall) * 100).toFixed(1)} %`,
-      "memory of the browser at most, more than without": `${Math.max(...replayed.map(({ memory }) => memory)).toFixed(0)} MB, ${median(replayed.map((run, at) => run.memory - (base[at]?.memory ?? 0))).toFixed(0)} MB (median)`,
+      "memory at most, more than without": `${Math.max(...replayed.map(({ memory }) => memory)).toFixed(0)} MB, ${median(replayed.map((run, at) => run.memory - (base[at]?.memory ?? 0))).toFixed(0)} MB (median)`,
     };
     console.log(way);
     for (const [what, figure] of Object.entries(lines)) console.log(`  ${what.padEnd(52)} ${figure}`);
     if (differs > 0) console.log(`  ${differs} executions ended otherwise than without`);
     console.log();
   }
+}
+
+/** How often the code that came was among the guesses, of cells of notebooks and of agents. @param {Way} way */
+function guesses(way) {
+  const lines = /** @type {Record<string, string>} */ ({});
+  if (way !== "templates") return lines;
+  for (const style of new Set(sessions.flatMap(({ style }) => style ?? []))) {
+    const made = all[way].flatMap(({ operations }, at) => (sessions[at]?.style === style ? operations : []));
+    const right = made.filter(({ guessed }) => guessed);
+    const worth = right.filter(({ duration }) => duration >= NOTICED);
+    lines[`code of a ${style} that was among its guesses`] =
+      `${right.length} of ${made.length}, ${worth.length} of them taking ${NOTICED} ms or more`;
+  }
+  return lines;
 }
 
 /** @param {number[]} numbers */

@@ -1,5 +1,6 @@
 // Patches of Pyodide's Emscripten script. They are there so that guests start sooner, names of files stay what they
 // are, and pyodide-glue/libraries.js can do its work.
+// Decisions: docs/internals/guest-in-a-browser.md.
 import { readFile, readdir } from "node:fs/promises";
 import { join } from "node:path";
 import { root } from "./project.mjs";

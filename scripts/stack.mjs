@@ -7,6 +7,7 @@
 // the engine's. `PyObject_Hash`, which recurses without a check of the stack, gets a check.
 //
 // The binary format: https://webassembly.github.io/spec/core/binary/
+// Decisions: docs/internals/guest-in-a-browser.md.
 
 /** Bytes of a frame, and of each local variable in it: about those of V8's baseline compiler, whose frames are the largest. */
 const FRAME = 64;

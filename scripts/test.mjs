@@ -79,6 +79,8 @@ const cargoTest = (...args) => ({
  */
 const SUITES = [
   { name: "structure", command: ["node", "scripts/check-structure.mjs"], count: sumLine },
+  { name: "texts", command: ["node", "scripts/check-texts.mjs"], count: sumLine },
+  { name: "checks of texts", command: ["node", "tests/texts.mjs"], count: sumLine },
   { name: "rustfmt", command: ["cargo", "fmt", "--all", "--check"] },
   { name: "prettier", command: ["prettier", "--check", "**/*.{js,mjs,ts,css,html}"] },
   { name: "ruff", command: [python("ruff"), "check", ...PYTHON_FOLDERS] },
@@ -147,6 +149,7 @@ const SUITES = [
   ...inBrowsers(1, "playground"),
   ...inBrowsers(1, "playground-ask"),
   { name: "readme", ...e2e("readme", "--browser", "chromium") },
+  { name: "samples of documents", ...e2e("docs", "--browser", "chromium"), needs: ["build", "rust build"] },
 ];
 
 const only = options.only?.split(",") ?? [""];

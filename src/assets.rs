@@ -1,4 +1,6 @@
 //! The files that a guest is made of: fetched by the page, checked, kept for the next guest.
+//!
+//! Decisions: `docs/internals/guest-in-a-browser.md`.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;

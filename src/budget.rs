@@ -4,8 +4,8 @@ use js_sys::{Function, Reflect};
 use wasm_bindgen::convert::TryFromJsValue;
 use wasm_bindgen::prelude::*;
 
+use super::arguments::entries;
 use super::glue::now;
-use super::options::entries;
 use sandglass_core::budget::{Budget, BudgetLimits, Usage};
 use sandglass_core::error::Error;
 

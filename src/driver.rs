@@ -16,7 +16,7 @@ use std::rc::{Rc, Weak};
 use gloo_timers::callback::Timeout;
 use js_sys::{Array, Function, Promise, Reflect};
 use wasm_bindgen::prelude::*;
-use wasm_bindgen_futures::{JsFuture, future_to_promise, spawn_local};
+use wasm_bindgen_futures::{JsFuture, spawn_local};
 use web_sys::AbortController;
 
 use self::ahead::Ahead;
@@ -30,13 +30,13 @@ use super::glue::{Glue, now, object, random, thrown};
 use super::options::{ExecuteOptions, Options};
 use super::outbox::JsBody;
 use super::remote::Server;
-use super::sandbox::Sandbox;
 use super::spares::Claim;
+use super::stop::after;
 use sandglass_core::budget::{Budget, BudgetLimits};
 use sandglass_core::error::Error;
 use sandglass_core::execution::{CodeExecution, Killer, Outcome};
 use sandglass_core::protocol::{GuestInfo, Request, Stream};
-use sandglass_core::session::{Command, Effect, Encoded, GuestInput, HostEffect, Input, Reply, Session, Slot, Ticket};
+use sandglass_core::session::{Command, Effect, Encoded, Fork, GuestEffect, HostEffect, Input, Reply, Session, Ticket};
 
 /// One session and everything around it.
 pub(super) struct Driver {
@@ -87,12 +87,9 @@ pub(crate) type Ran = (Box<CodeExecution>, Option<JsValue>);
 struct Waiter {
     settle: Settle,
     on_output: Option<OnOutput>,
-    on_stdout: Option<Function>,
-    on_stderr: Option<Function>,
-    on_display: Option<Function>,
+    options: ExecuteOptions,
     /// The outputs that the execution has shown so far.
     displays: Array,
-    on_progress: Option<Function>,
 }
 
 impl Driver {
@@ -176,35 +173,27 @@ impl Driver {
 
     /// A promise of what becomes of a command.
     pub(super) fn submit(&self, command: Command<JsBody>, options: ExecuteOptions) -> Promise {
-        let ticket = self.next_ticket();
-        let ExecuteOptions {
-            signal,
-            on_stdout,
-            on_stderr,
-            on_display,
-            on_progress,
-            ..
-        } = options;
-        let (mut on_stdout, mut on_stderr) = (on_stdout, on_stderr);
-        let (mut on_display, mut on_progress) = (on_display, on_progress);
-        let promise = Promise::new(&mut |resolve, reject| {
-            let settle: Settle = Box::new(move |driver, reply, displays| {
-                let _ = match reply.and_then(|reply| driver.present(reply, displays)) {
-                    Ok(value) => resolve.call1(&JsValue::UNDEFINED, &value),
-                    Err(error) => reject.call1(&JsValue::UNDEFINED, &thrown(&driver.glue, &error)),
-                };
-            });
-            let waiter = Waiter {
-                settle,
-                on_output: None,
-                on_stdout: on_stdout.take(),
-                on_stderr: on_stderr.take(),
-                on_display: on_display.take(),
-                displays: Array::new(),
-                on_progress: on_progress.take(),
+        self.submit_for(command, options, Self::present)
+    }
+
+    /// The same; `present` makes the value that it resolves to.
+    pub(super) fn submit_for(
+        &self,
+        command: Command<JsBody>,
+        options: ExecuteOptions,
+        present: impl FnOnce(&Self, Reply<JsBody>, &Array) -> Result<JsValue, Error> + 'static,
+    ) -> Promise {
+        let mut functions = None;
+        let promise = Promise::new(&mut |resolve, reject| functions = Some((resolve, reject)));
+        let settle: Settle = Box::new(move |driver, reply, displays| {
+            let Some((resolve, reject)) = functions else { return };
+            let _ = match reply.and_then(|reply| present(driver, reply, displays)) {
+                Ok(value) => resolve.call1(&JsValue::UNDEFINED, &value),
+                Err(error) => reject.call1(&JsValue::UNDEFINED, &thrown(&driver.glue, &error)),
             };
-            self.waiters.borrow_mut().insert(ticket, waiter);
         });
+        let signal = options.signal.clone();
+        let ticket = self.wait(settle, None, options);
         match signal {
             Some(signal) if signal.aborted() => self.feed(Input::Aborted(ticket, command)),
             Some(signal) => {
@@ -225,13 +214,7 @@ impl Driver {
             timeout_ms,
             budget,
         };
-        self.submit(execute, options)
-    }
-
-    fn next_ticket(&self) -> Ticket {
-        let ticket = self.last_ticket.get() + 1;
-        self.last_ticket.set(ticket);
-        ticket
+        self.submit_for(execute, options, Self::present)
     }
 
     /// Has code run for Rust. `ended` is told what became of it.
@@ -242,7 +225,6 @@ impl Driver {
         ended: impl FnOnce(Result<Ran, Error>) + 'static,
     ) {
         self.load_imported(&code);
-        let ticket = self.next_ticket();
         let settle: Settle = Box::new(move |driver, reply, displays| {
             ended(match reply {
                 Ok(Reply::Execution(execution, last)) => driver.ran(execution, last, displays),
@@ -250,22 +232,27 @@ impl Driver {
                 Err(error) => Err(error),
             });
         });
-        let waiter = Waiter {
-            settle,
-            on_output,
-            on_stdout: None,
-            on_stderr: None,
-            on_display: None,
-            displays: Array::new(),
-            on_progress: None,
-        };
-        self.waiters.borrow_mut().insert(ticket, waiter);
+        let ticket = self.wait(settle, on_output, ExecuteOptions::default());
         let execute = Command::Execute {
             code,
             timeout_ms: None,
             budget: BudgetLimits::default(),
         };
         self.feed(Input::Command(ticket, execute));
+    }
+
+    /// Has somebody wait for a command, whose number is returned.
+    fn wait(&self, settle: Settle, on_output: Option<OnOutput>, options: ExecuteOptions) -> Ticket {
+        let ticket = self.last_ticket.get() + 1;
+        self.last_ticket.set(ticket);
+        let waiter = Waiter {
+            settle,
+            on_output,
+            options,
+            displays: Array::new(),
+        };
+        self.waiters.borrow_mut().insert(ticket, waiter);
+        ticket
     }
 
     /// The same for a command whose value is still on its way.
@@ -321,16 +308,13 @@ impl Driver {
         self.follow(effects);
     }
 
-    /// Gives the session what comes from the guest in a slot.
-    fn hear(&self, slot: Slot, input: GuestInput<JsBody>) {
-        self.feed(Input::Guest(slot, input));
-    }
-
     fn follow(&self, effects: Vec<Effect<JsBody>>) {
         self.effects.borrow_mut().extend(effects);
         // A callback of the user's may come back in here; its effects wait for their turn.
         if !self.busy.replace(true) {
-            while let Some(effect) = self.next_effect() {
+            loop {
+                let next = self.effects.borrow_mut().pop_front();
+                let Some(effect) = next else { break };
                 let promotes = matches!(effect, Effect::Promote(_));
                 self.carry_out(effect);
                 if promotes {
@@ -372,10 +356,6 @@ impl Driver {
         !self.waiters.borrow().is_empty() || self.reading.get() > 0
     }
 
-    fn next_effect(&self) -> Option<Effect<JsBody>> {
-        self.effects.borrow_mut().pop_front()
-    }
-
     /// Keeps one timer that goes off no later than the session wants to be woken.
     fn set_timer(&self) {
         let Some(at) = self.session.borrow().wake_at() else {
@@ -391,13 +371,7 @@ impl Driver {
             return;
         }
         let this = self.this.clone();
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "clamped to what a timer can count"
-        )]
-        let ms = (at - now()).ceil().clamp(0.0, f64::from(i32::MAX)) as u32;
-        let timeout = Timeout::new(ms, move || {
+        let timeout = after(at - now(), move || {
             if let Some(driver) = this.upgrade() {
                 driver.timer.replace(None);
                 driver.feed(Input::Tick);
@@ -408,32 +382,32 @@ impl Driver {
 
     fn carry_out(&self, effect: Effect<JsBody>) {
         match effect {
-            Effect::Guest(slot, effect) => self.carry_out_in(slot, effect),
+            Effect::Guest(slot, GuestEffect::Boot) => self.boot(slot),
+            Effect::Guest(slot, GuestEffect::Kill) => self.kill(slot),
+            Effect::Guest(slot, GuestEffect::Post(request, body)) => self.post(slot, request, body),
+            Effect::Guest(slot, GuestEffect::Restore(request, bodies) | GuestEffect::Install(request, bodies)) => {
+                if let Some(held) = self.slots.at(slot) {
+                    held.outbox.post_all(&request, bodies);
+                }
+            }
             Effect::Park(shadow) => self.park(shadow),
             Effect::Promote(shadow) => self.promote(shadow),
-            Effect::Host(effect) => self.carry_out_for_host(effect),
-        }
-    }
-
-    /// Does something for whoever uses the sandbox.
-    fn carry_out_for_host(&self, effect: HostEffect<JsBody>) {
-        match effect {
-            HostEffect::Fetch(ticket, wanted) => self.fetch(ticket, wanted),
-            HostEffect::CallHost {
+            Effect::Host(HostEffect::Fetch(ticket, wanted)) => self.fetch(ticket, wanted),
+            Effect::Host(HostEffect::CallHost {
                 call,
                 name,
                 args,
                 budget,
-            } => self.call_host(call, &name, &args, &budget),
-            HostEffect::Progress(progress) => self.calls_progress(&progress),
-            HostEffect::AbortHost(call) => {
+            }) => self.call_host(call, &name, &args, &budget),
+            Effect::Host(HostEffect::Progress(progress)) => self.calls_progress(&progress),
+            Effect::Host(HostEffect::AbortHost(call)) => {
                 if let Some(controller) = self.calls.borrow_mut().remove(&call) {
                     controller.abort();
                 }
             }
-            HostEffect::Print(ticket, stream, text) => self.print(ticket, stream, &text),
-            HostEffect::Display { ticket, mime, body, .. } => self.display(ticket, &mime, &body),
-            HostEffect::Resolve(ticket, reply) => {
+            Effect::Host(HostEffect::Print(ticket, stream, text)) => self.print(ticket, stream, &text),
+            Effect::Host(HostEffect::Display { ticket, mime, body, .. }) => self.display(ticket, &mime, &body),
+            Effect::Host(HostEffect::Resolve(ticket, reply)) => {
                 let waiter = self.waiters.borrow_mut().remove(&ticket);
                 if let Some(Waiter { settle, displays, .. }) = waiter {
                     settle(self, reply, &displays);
@@ -445,7 +419,7 @@ impl Driver {
     // ---- the user's functions ----
 
     /// The value that a reply resolves to.
-    fn present(&self, reply: Reply<JsBody>, displays: &Array) -> Result<JsValue, Error> {
+    pub(super) fn present(&self, reply: Reply<JsBody>, displays: &Array) -> Result<JsValue, Error> {
         match reply {
             Reply::Done => Ok(JsValue::UNDEFINED),
             Reply::State(execution) => Ok(execution.into()),
@@ -456,20 +430,14 @@ impl Driver {
                 let last = self.complete(&mut execution, last);
                 show(&execution, last, displays)
             }
-            Reply::Fork(fork) => {
-                let session = Session::forked(*fork).with_budget(self.budget());
-                let driver =
-                    Self::with_session(self.glue.clone(), self.options.clone(), session, self.on_query.clone());
-                // Resolved when another guest has the state.
-                let ready = driver.submit(Command::Checkpoint, ExecuteOptions::default());
-                let sandbox = Sandbox::new(driver);
-                Ok(future_to_promise(async move {
-                    JsFuture::from(ready).await?;
-                    Ok(sandbox.into())
-                })
-                .into())
-            }
+            Reply::Fork(_) => Err(Error::NotSerializable("a copy of the sandbox is no value".to_owned())),
         }
+    }
+
+    /// Another that goes on from a fork of the session.
+    pub(super) fn forked(&self, fork: Fork<JsBody>) -> Rc<Self> {
+        let session = Session::forked(fork).with_budget(self.budget());
+        Self::with_session(self.glue.clone(), self.options.clone(), session, self.on_query.clone())
     }
 
     /// The outcome of an execution in Rust.
@@ -508,11 +476,11 @@ impl Driver {
         let on_output = waiter.and_then(|waiter| waiter.on_output.clone());
         let (own, all) = match stream {
             Stream::Stderr => (
-                waiter.and_then(|waiter| waiter.on_stderr.clone()),
+                waiter.and_then(|waiter| waiter.options.on_stderr.clone()),
                 &self.options.on_stderr,
             ),
             _ => (
-                waiter.and_then(|waiter| waiter.on_stdout.clone()),
+                waiter.and_then(|waiter| waiter.options.on_stdout.clone()),
                 &self.options.on_stdout,
             ),
         };
@@ -530,7 +498,7 @@ impl Driver {
         let waiters = self.waiters.borrow();
         let own = waiters.get(&ticket).and_then(|waiter| {
             waiter.displays.push(&shown);
-            waiter.on_display.clone()
+            waiter.options.on_display.clone()
         });
         drop(waiters);
         for callback in own.iter().chain(&self.options.on_display) {

@@ -4,8 +4,8 @@ use js_sys::{Array, Object, Reflect};
 use tsify::Tsify;
 use wasm_bindgen::prelude::*;
 
+use super::arguments::{entries, one_of, whole_number};
 use super::glue::{get, is_plain};
-use super::options::{entries, one_of, whole_number};
 use sandglass_core::error::Error;
 use sandglass_core::execution::CodeExecution;
 use sandglass_core::protocol::Profile;

@@ -4,11 +4,11 @@ use js_sys::{JsString, Promise};
 use wasm_bindgen::prelude::*;
 use web_sys::Blob;
 
+use super::arguments::{entries, text};
 use super::convert::as_bytes;
 use super::glue::well_formed;
-use super::options::entries;
 use super::outbox::JsBody;
-use super::sandbox::{FilesPromise, Sandbox, ValuePromise, VoidPromise, text};
+use super::sandbox::{FilesPromise, Sandbox, ValuePromise, VoidPromise};
 use sandglass_core::error::Error;
 use sandglass_core::limits::MAX_PATH_BYTES;
 use sandglass_core::session::{Body, Command, FileCommand};

@@ -5,13 +5,13 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use gloo_timers::callback::Timeout;
-use js_sys::{Array, Object};
+use js_sys::{Array, Object, Uint8Array};
 use wasm_bindgen::prelude::*;
 use web_sys::{HtmlIFrameElement, MessageChannel, MessageEvent, MessagePort};
 
 use super::glue::{Glue, describe, get, object};
 use super::options::Isolation;
-use super::outbox::{JsBody, Outbox};
+use super::outbox::{Outbox, Way, header};
 use super::snapshot::Snapshot;
 use sandglass_core::guest;
 use sandglass_core::protocol::Request;
@@ -24,16 +24,15 @@ const FRAME_IS_BLOCKED: &str = "its frame does not run. Does the page have a Con
     it: allow its script in script-src (its hash is `frameHash` in dist/assets.js) with 'wasm-unsafe-eval', and worker-src blob:";
 
 /// A guest: [`Guest::open`] makes its place, [`Guest::launch`] starts its worker there, [`Guest::furnish`] starts Python in
-/// that, and [`Guest::adopt`] lets messages through. Dropping it ends it.
+/// that, and [`Guest::adopt`] has its messages heard. Dropping it ends it.
 #[must_use = "dropping a guest ends it"]
 pub(super) struct Guest {
     port: MessagePort,
     control: MessagePort,
     /// The ends that go to the worker and to who starts it.
     far_ends: Array,
-    outbox: Outbox,
-    /// Messages that are to be posted once somebody has adopted it.
-    held: RefCell<Option<Posts>>,
+    /// Messages to it, once somebody has adopted it.
+    outbox: RefCell<Option<Rc<Outbox>>>,
     home: Home,
     inbox: Rc<Inbox>,
     catching_up: RefCell<Option<Timeout>>,
@@ -43,48 +42,34 @@ pub(super) struct Guest {
     _on_control: Closure<dyn FnMut(MessageEvent)>,
 }
 
-type Posts = Vec<(Request, Option<JsBody>)>;
-
 /// The place where a guest's messages arrive; they wait there until somebody wants them.
 #[derive(Default)]
 struct Inbox {
-    owner: RefCell<Option<Owner>>,
+    owner: RefCell<Option<OnLetter>>,
     /// In order; later ones wait behind them.
     early: RefCell<VecDeque<Letter>>,
 }
 
-/// The one who is told of a guest: what it posts, and why its worker failed.
-#[derive(Clone)]
-struct Owner {
-    on_message: Rc<dyn Fn(JsValue)>,
-    on_failure: Rc<dyn Fn(String)>,
-}
+/// Hears what comes from a guest.
+type OnLetter = Rc<dyn Fn(Letter)>;
 
-impl Owner {
-    fn take(&self, letter: Letter) {
-        match letter {
-            Letter::Message(message) => (self.on_message)(message),
-            Letter::Failure(why) => (self.on_failure)(why),
-        }
-    }
-}
-
-enum Letter {
+/// Something that comes from a guest.
+pub(super) enum Letter {
     Message(JsValue),
+    /// Why its worker failed.
     Failure(String),
 }
 
 impl Inbox {
     /// A copy, since an owner may let go of the guest, and so of this, while it takes a letter.
-    fn owner(&self) -> Option<Owner> {
+    fn owner(&self) -> Option<OnLetter> {
         self.owner.borrow().clone()
     }
 
     fn deliver(&self, letter: Letter) {
         let is_first = self.early.borrow().is_empty();
-        let owner = self.owner();
-        match owner.filter(|_| is_first) {
-            Some(owner) => owner.take(letter),
+        match self.owner().filter(|_| is_first) {
+            Some(owner) => owner(letter),
             None => self.early.borrow_mut().push_back(letter),
         }
     }
@@ -95,7 +80,7 @@ impl Inbox {
             let Some(letter) = self.early.borrow_mut().pop_front() else {
                 return;
             };
-            owner.take(letter);
+            owner(letter);
         }
     }
 }
@@ -147,11 +132,10 @@ impl Guest {
         channel.port1().set_onmessage(Some(on_message.as_ref().unchecked_ref()));
         control.port1().set_onmessage(Some(on_control.as_ref().unchecked_ref()));
         Ok(Self {
-            outbox: Outbox::new(channel.port1()),
             port: channel.port1(),
             control: control.port1(),
             far_ends: Array::of2(&channel.port2(), &control.port2()),
-            held: RefCell::new(Some(Vec::new())),
+            outbox: RefCell::default(),
             home: match isolation {
                 Isolation::Worker => Home::Page(None),
                 Isolation::Frame => open_frame(glue)?,
@@ -164,22 +148,22 @@ impl Guest {
         })
     }
 
-    /// Gives the guest an owner. What it has posted so far arrives at once, and so does what was posted to it.
-    pub(super) fn adopt(&self, on_message: impl Fn(JsValue) + 'static, on_failure: impl Fn(String) + 'static) {
-        let owner = Owner {
-            on_message: Rc::new(on_message),
-            on_failure: Rc::new(on_failure),
-        };
-        self.inbox.owner.replace(Some(owner));
-        for (request, body) in self.held.take().into_iter().flatten() {
-            self.outbox.post(request, body);
-        }
+    /// Gives the guest an owner, who hears what it has posted so far at once. It is sent what is in the outbox, which is its own from now on.
+    pub(super) fn adopt(&self, outbox: &Rc<Outbox>, owner: impl Fn(Letter) + 'static) {
+        self.inbox.owner.replace(Some(Rc::new(owner)));
+        self.outbox.replace(Some(outbox.clone()));
+        outbox.open(Way::Port(self.port.clone()));
         if !self.inbox.early.borrow().is_empty() {
             let inbox = self.inbox.clone();
             // In a task of its own: whoever adopts it is not ready to hear of it yet.
             let soon = Timeout::new(0, move || inbox.catch_up());
             self.catching_up.replace(Some(soon));
         }
+    }
+
+    /// Messages to it: what somebody has begun to send it goes on when it gets another owner. A fresh one, when there was no owner.
+    pub(super) fn outbox(&self) -> Rc<Outbox> {
+        self.outbox.borrow().clone().unwrap_or_else(Outbox::new)
     }
 
     /// Starts the worker.
@@ -223,37 +207,15 @@ impl Guest {
             || matches!(&self.home, Home::Frame { element, .. } if !element.is_connected())
     }
 
-    /// Returns true when messages go through.
+    /// Returns true when somebody hears it.
     pub(super) fn is_adopted(&self) -> bool {
-        self.held.borrow().is_none()
-    }
-
-    /// Sends a message.
-    pub(super) fn post(&self, request: Request, body: Option<JsBody>) {
-        match &mut *self.held.borrow_mut() {
-            Some(held) => held.push((request, body)),
-            None => self.outbox.post(request, body),
-        }
-    }
-
-    /// Sends a message with checkpoints, at once.
-    pub(super) fn post_blobs(&self, request: &Request, chain: Vec<JsBody>) {
-        let header = serde_json::to_string(request).unwrap_or_default();
-        let blobs = chain.into_iter().filter_map(|body| match body {
-            JsBody::Blob(blob) => Some(blob),
-            _ => None,
-        });
-        let message = Array::of2(&header.into(), &blobs.collect::<Array>());
-        if let Err(error) = self.port.post_message(&message) {
-            web_sys::console::error_1(&error);
-        }
+        self.inbox.owner.borrow().is_some()
     }
 
     /// Sends a message to a guest that is blocked, by its mailbox.
-    pub(super) fn post_blocked(&self, request: &Request, body: Option<JsBody>) {
-        let body = body.map(|body| self.outbox.whole(&body));
-        let header = serde_json::to_string(request).unwrap_or_default();
-        let message = Array::of2(&header.into(), &body.map_or(JsValue::UNDEFINED, JsValue::from));
+    pub(super) fn post_blocked(&self, request: &Request, body: Option<Uint8Array>) {
+        let body = body.map_or(JsValue::UNDEFINED, JsValue::from);
+        let message = Array::of2(&header(request).into(), &body);
         if let Err(error) = self.control.post_message(&message) {
             web_sys::console::error_1(&error);
         }
@@ -271,7 +233,9 @@ impl Guest {
     fn close(&self) {
         self.inbox.owner.take();
         self.frame_watch.take();
-        self.outbox.clear();
+        if let Some(outbox) = self.outbox.take() {
+            outbox.close();
+        }
         for port in [&self.port, &self.control] {
             port.set_onmessage(None);
             port.close();

@@ -7,8 +7,9 @@
 //! | `guest_frame` | the frame and the worker of a guest |
 //! | `outbox` | messages on their way to a guest, a piece at a time |
 //! | `spares`, `snapshot` | guests that wait to be needed, and the memory that all of them start from |
-//! | `remote` | guests on a server, by a WebSocket |
-//! | `options` | what `createSandbox` takes |
+//! | `remote`, `wire` | guests on a server, by a WebSocket, and its frames |
+//! | `options`, `arguments` | what `createSandbox` takes; how that, and what all methods take, is read |
+//! | `stop` | ends work from outside |
 //! | `convert` | values of JavaScript as Python's, and back |
 //! | `source` | values on their way to Python |
 //! | `files` | the public methods about files |
@@ -20,6 +21,7 @@
 //! | `glue` | functions of JavaScript that Rust needs |
 #![cfg(target_arch = "wasm32")]
 
+mod arguments;
 mod assets;
 mod budget;
 mod convert;
@@ -38,7 +40,9 @@ mod sandbox;
 mod snapshot;
 mod source;
 mod spares;
+mod stop;
 mod wheels;
+mod wire;
 
 /// Functions that `tests/web.rs` looks at; no part of the API.
 #[doc(hidden)]
@@ -60,7 +64,7 @@ pub mod testing {
     /// # Errors
     /// A text that says what is wrong with it.
     pub fn open_frame(frame: &js_sys::ArrayBuffer) -> Result<(String, Vec<u32>), String> {
-        let (header, bodies) = super::remote::open_frame(frame)?;
+        let (header, bodies) = super::wire::open_frame(frame)?;
         let length = |body: JsValue| js_sys::Uint8Array::from(body).length();
         Ok((header, bodies.iter().map(length).collect()))
     }

@@ -4,8 +4,9 @@
 use js_sys::{Array, Function};
 use wasm_bindgen::prelude::*;
 
+use super::arguments::{entries, function, one_of};
 use super::budget;
-use super::glue::{self, Glue, describe, is_plain};
+use super::glue::Glue;
 use super::packages;
 use super::remote::Backend;
 use sandglass_core::budget::BudgetLimits;
@@ -214,31 +215,23 @@ impl ExecuteOptions {
         }
         Ok(options)
     }
-}
 
-pub(super) fn entries(value: &JsValue, what: &str) -> Result<Vec<(String, JsValue)>, Error> {
-    if value.is_undefined() {
-        return Ok(Vec::new());
+    /// Those of one `loadPackages`.
+    pub(super) fn of_load(value: &JsValue) -> Result<Self, Error> {
+        let mut options = Self::default();
+        for (name, value) in entries(value, "options")? {
+            match name.as_str() {
+                _ if value.is_undefined() => {}
+                "signal" => {
+                    let signal = value.dyn_into();
+                    options.signal = Some(signal.map_err(|_| Error::invalid(&name, "must be an AbortSignal"))?);
+                }
+                "onProgress" => options.on_progress = Some(function(&name, &value)?),
+                _ => return Err(Error::invalid(name, "there is no such option of loadPackages")),
+            }
+        }
+        Ok(options)
     }
-    if !is_plain(value) {
-        return Err(Error::invalid(what, "must be an object"));
-    }
-    let entries =
-        glue::entries(value).map_err(|error| Error::invalid(what, format!("cannot be read: {}", describe(&error))))?;
-    Ok(entries
-        .iter()
-        .map(|entry| {
-            let entry: Array = entry.unchecked_into();
-            (entry.get(0).as_string().unwrap_or_default(), entry.get(1))
-        })
-        .collect())
-}
-
-pub(super) fn function(name: &str, value: &JsValue) -> Result<Function, Error> {
-    value
-        .dyn_ref::<Function>()
-        .cloned()
-        .ok_or_else(|| Error::invalid(name, "must be a function"))
 }
 
 /// Returns true when something is `"auto"`, and not `"off"`.
@@ -254,27 +247,6 @@ fn is_on(name: &str, value: &JsValue) -> Result<bool, Error> {
 fn profile(name: &str, value: &JsValue) -> Result<Profile, Error> {
     let profile = value.as_string().as_deref().and_then(Profile::named);
     profile.ok_or_else(|| Error::invalid(name, one_of(Profile::ALL.map(Profile::name))))
-}
-
-/// A text that says what an option that takes one of these names has to be.
-pub(super) fn one_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
-    let names: Vec<String> = names.into_iter().map(|name| format!("\"{name}\"")).collect();
-    format!("must be one of {}", names.join(", "))
-}
-
-/// A count; `what` it has to be.
-pub(super) fn whole_number(name: &str, value: &JsValue, what: &str) -> Result<u32, Error> {
-    let number = value
-        .as_f64()
-        .filter(|number| number.fract() == 0.0 && (0.0..=4e9).contains(number));
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "whole, and within u32 by its range"
-    )]
-    number
-        .map(|number| number as u32)
-        .ok_or_else(|| Error::invalid(name, what))
 }
 
 /// A list of different names, in order.

@@ -11,7 +11,7 @@ use wasm_bindgen_futures::{JsFuture, spawn_local};
 use web_sys::{Blob, MessageChannel, MessagePort};
 
 use super::glue::{bytes, describe, now, well_formed};
-use super::remote::Wire;
+use super::wire::Wire;
 use sandglass_core::protocol::{Encoding, Request};
 use sandglass_core::session::Body;
 use sandglass_core::value::wtf8_from_utf16;
@@ -190,61 +190,77 @@ async fn read(blob: &Blob, start: u32) -> Result<Piece, JsValue> {
 
 /// The way by which messages leave.
 #[derive(Clone)]
-enum Way {
+pub(super) enum Way {
     Port(MessagePort),
+    /// To a guest on a server.
     Socket(Wire),
 }
 
 /// The place where messages to one guest leave, in order. One without a body may overtake.
-#[derive(Clone)]
 pub(super) struct Outbox {
-    way: Way,
-    waiting: Rc<RefCell<VecDeque<(Request, JsBody)>>>,
+    /// There is none before the guest can be reached, and when nobody wants it any more.
+    way: RefCell<Option<Way>>,
+    /// The messages that were posted before there was one.
+    early: RefCell<Vec<(Request, Option<JsBody>)>>,
+    waiting: RefCell<VecDeque<(Request, JsBody)>>,
     /// True when a task works at what waits: there is one at most, also while it lets the page do other things.
-    pumping: Rc<Cell<bool>>,
-    /// The number of times that what waits was forgotten: a task of before has nothing more to do.
-    cleared: Rc<Cell<u32>>,
+    is_draining: Cell<bool>,
     cutter: Cutter,
 }
 
 impl Outbox {
-    /// An outbox to the other end of `port`.
-    pub(super) fn new(port: MessagePort) -> Self {
-        Self::by(Way::Port(port))
-    }
-
-    /// An outbox to a guest on a server.
-    pub(super) fn to_server(wire: Wire) -> Self {
-        Self::by(Way::Socket(wire))
-    }
-
-    fn by(way: Way) -> Self {
-        Self {
-            way,
-            waiting: Rc::default(),
-            pumping: Rc::default(),
-            cleared: Rc::default(),
+    pub(super) fn new() -> Rc<Self> {
+        Rc::new(Self {
+            way: RefCell::default(),
+            early: RefCell::default(),
+            waiting: RefCell::default(),
+            is_draining: Cell::default(),
             cutter: Cutter::new(),
+        })
+    }
+
+    /// The guest can be reached: what was posted so far is sent.
+    pub(super) fn open(self: &Rc<Self>, way: Way) {
+        self.way.replace(Some(way));
+        for (request, body) in self.early.take() {
+            self.post(request, body);
         }
     }
 
     /// Sends a message.
-    pub(super) fn post(&self, request: Request, body: Option<JsBody>) {
-        let Some(body) = body else {
-            return self.post_piece(&request, None);
+    pub(super) fn post(self: &Rc<Self>, request: Request, body: Option<JsBody>) {
+        let way = self.way.borrow();
+        let (way, body) = match (&*way, body) {
+            (Some(way), Some(body)) => (way, body),
+            (Some(way), None) => return self.post_piece(way, &request, None),
+            (None, body) => return self.early.borrow_mut().push((request, body)),
         };
-        let busy = !self.waiting.borrow().is_empty();
-        if let (false, Way::Port(port), JsBody::Blob(blob)) = (busy, &self.way, &body) {
-            return post_blob(port, &request, blob);
-        }
-        if !busy && body.length() <= STEP && !matches!(body, JsBody::Blob(_)) {
-            let piece = self.cutter.piece(&body, 0);
-            return self.post_piece(&request, Some(&piece));
+        if self.waiting.borrow().is_empty() {
+            match (way, &body) {
+                (Way::Port(port), JsBody::Blob(blob)) => return post_blobs(port, &request, blob),
+                (Way::Socket(_), JsBody::Blob(_)) => {}
+                _ if body.length() <= STEP => {
+                    let piece = self.cutter.piece(&body, 0);
+                    return self.post_piece(way, &request, Some(&piece));
+                }
+                _ => {}
+            }
         }
         self.waiting.borrow_mut().push_back((request, body));
-        if !self.pumping.replace(true) {
-            let (outbox, begun) = (self.clone(), self.cleared.get());
-            spawn_local(async move { outbox.pump(begun).await });
+        if !self.is_draining.replace(true) {
+            let outbox = self.clone();
+            spawn_local(async move { outbox.drain().await });
+        }
+    }
+
+    /// Sends a message with checkpoints or wheels, at once.
+    pub(super) fn post_all(&self, request: &Request, bodies: Vec<JsBody>) {
+        let blobs = bodies.into_iter().filter_map(|body| match body {
+            JsBody::Blob(blob) => Some(blob),
+            _ => None,
+        });
+        if let Some(Way::Port(port)) = &*self.way.borrow() {
+            post_blobs(port, request, &blobs.collect::<Array>());
         }
     }
 
@@ -261,37 +277,33 @@ impl Outbox {
         }
     }
 
-    /// Forgets what has not been sent.
-    pub(super) fn clear(&self) {
-        self.waiting.borrow_mut().clear();
-        self.cleared.set(self.cleared.get().wrapping_add(1));
-        self.pumping.set(false);
+    /// Forgets what has not been sent: nobody wants the guest any more.
+    pub(super) fn close(&self) {
+        self.way.take();
+        self.waiting.take();
     }
 
-    async fn pump(&self, begun: u32) {
-        let is_stale = || self.cleared.get() != begun;
+    async fn drain(&self) {
         let mut slice_ends = now() + SLICE_MS;
         let mut start = 0;
         loop {
-            if let Way::Socket(wire) = &self.way {
+            let way = self.way.borrow().clone();
+            if let Some(Way::Socket(wire)) = &way {
                 wire.has_room().await;
             }
-            if is_stale() {
-                return;
-            }
-            let Some((request, body)) = self.waiting.borrow().front().cloned() else {
-                self.pumping.set(false);
-                return;
+            let next = self.waiting.borrow().front().cloned();
+            // A closed outbox has nothing to send.
+            let (Some(way), Some((request, body))) = (way, next) else {
+                return self.is_draining.set(false);
             };
-            let piece = match (&body, &self.way) {
+            let piece = match (&body, &way) {
                 (JsBody::Blob(blob), Way::Port(port)) => {
-                    post_blob(port, &request, blob);
+                    post_blobs(port, &request, blob);
                     self.waiting.borrow_mut().pop_front();
                     continue;
                 }
                 (JsBody::Blob(blob), Way::Socket(wire)) => match read(blob, start).await {
-                    // Nobody wants it any more.
-                    _ if is_stale() => return,
+                    _ if self.way.borrow().is_none() => continue,
                     Ok(piece) => piece,
                     Err(error) => {
                         self.waiting.borrow_mut().pop_front();
@@ -307,10 +319,10 @@ impl Outbox {
                     (JsBody::Text(_), Request::SetVariable { .. }) => Encoding::Text,
                     _ => Encoding::Bytes,
                 };
-                self.post_piece(&Request::Part { encoding }, Some(&piece));
+                self.post_piece(&way, &Request::Part { encoding }, Some(&piece));
                 start = piece.next;
             } else {
-                self.post_piece(&request, Some(&piece));
+                self.post_piece(&way, &request, Some(&piece));
                 self.waiting.borrow_mut().pop_front();
                 start = 0;
             }
@@ -321,12 +333,22 @@ impl Outbox {
         }
     }
 
-    fn post_piece(&self, request: &Request, piece: Option<&Piece>) {
-        // A request is plain data, which JSON can always hold.
-        let header = serde_json::to_string(request).unwrap_or_default();
-        let posted = match &self.way {
-            Way::Port(port) => post(port, header, piece),
+    fn post_piece(&self, way: &Way, request: &Request, piece: Option<&Piece>) {
+        let header = header(request);
+        let posted = match way {
             Way::Socket(wire) => wire.send(&header, piece.map(|piece| &piece.bytes)),
+            Way::Port(port) => {
+                let message = Array::of1(&header.into());
+                if let Some(piece) = piece {
+                    message.push(&piece.bytes);
+                }
+                match piece {
+                    Some(Piece { bytes, owned: true, .. }) if bytes.length() >= SMALL_BODY => {
+                        port.post_message_with_transferable(&message, &Array::of1(&bytes.buffer()))
+                    }
+                    _ => port.post_message(&message),
+                }
+            }
         };
         if let Err(error) = posted {
             web_sys::console::error_1(&error);
@@ -334,23 +356,15 @@ impl Outbox {
     }
 }
 
-fn post_blob(port: &MessagePort, request: &Request, blob: &Blob) {
-    let header = serde_json::to_string(request).unwrap_or_default();
-    if let Err(error) = port.post_message(&Array::of2(&header.into(), blob)) {
-        web_sys::console::error_1(&error);
-    }
+/// A request as JSON: it is plain data, which JSON can always hold.
+pub(super) fn header(request: &Request) -> String {
+    serde_json::to_string(request).unwrap_or_default()
 }
 
-fn post(port: &MessagePort, header: String, piece: Option<&Piece>) -> Result<(), JsValue> {
-    let message = Array::of1(&header.into());
-    let Some(Piece { bytes, owned, .. }) = piece else {
-        return port.post_message(&message);
-    };
-    message.push(bytes);
-    if *owned && bytes.length() >= SMALL_BODY {
-        port.post_message_with_transferable(&message, &Array::of1(&bytes.buffer()))
-    } else {
-        port.post_message(&message)
+/// Sends a message with one `Blob`, or an array of them.
+fn post_blobs(port: &MessagePort, request: &Request, blobs: &JsValue) {
+    if let Err(error) = port.post_message(&Array::of2(&header(request).into(), blobs)) {
+        web_sys::console::error_1(&error);
     }
 }
 

@@ -1,5 +1,7 @@
 //! Packages: the page finds and fetches them. What a guest asks for is never fetched: only what the user asked for, or what the lock
 //! file has for a module that the code imports.
+//!
+//! Decisions: `docs/internals/guest-in-a-browser.md`.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -11,7 +13,6 @@ use wasm_bindgen_futures::{JsFuture, spawn_local};
 use web_sys::{Blob, Response};
 
 use super::glue::{Glue, describe, fetch, get, object};
-use super::options::{ExecuteOptions, entries, function};
 use super::outbox::JsBody;
 use super::wheels::{self, Watcher};
 use sandglass_core::error::Error;
@@ -93,23 +94,6 @@ pub(super) fn requirements(name: &str, value: &JsValue) -> Result<Vec<String>, E
         Requirement::parse(text)?;
     }
     Ok(texts)
-}
-
-/// Reads what one `loadPackages` is given.
-pub(super) fn load_options(value: &JsValue) -> Result<ExecuteOptions, Error> {
-    let mut options = ExecuteOptions::default();
-    for (name, value) in entries(value, "options")? {
-        match name.as_str() {
-            _ if value.is_undefined() => {}
-            "signal" => {
-                let signal = value.dyn_into();
-                options.signal = Some(signal.map_err(|_| Error::invalid(&name, "must be an AbortSignal"))?);
-            }
-            "onProgress" => options.on_progress = Some(function(&name, &value)?),
-            _ => return Err(Error::invalid(name, "there is no such option of loadPackages")),
-        }
-    }
-    Ok(options)
 }
 
 /// The user's view of packages that were loaded.

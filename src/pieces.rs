@@ -6,7 +6,7 @@ use web_sys::{ReadableStream, ReadableStreamDefaultReader};
 
 use super::glue::{describe, get};
 use super::packages::disregard;
-use super::rlm::stop::{Stop, Waited};
+use super::stop::{Stop, Waited};
 use sandglass_core::error::Error;
 
 /// The place where the pieces come from: a stream's reader or an async iterator, which differ in their names only.

@@ -1,30 +1,28 @@
 //! A guest on a `sandglass-host` server, by a WebSocket instead of a frame. The page's session supervises it like its own; the
 //! server only carries frames.
+//!
+//! Decisions: `docs/internals/server.md`.
 
 mod connect;
-mod wire;
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
-use js_sys::{Array, ArrayBuffer, JsString};
+use js_sys::{ArrayBuffer, JsString};
 use serde::Deserialize;
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::spawn_local;
 use web_sys::{AbortController, MessageEvent, Url};
 
+use super::arguments::entries;
 use super::glue::get;
-use super::options::entries;
-use super::outbox::{JsBody, Outbox};
+use super::wire::{News, OnNews, Wire, guest_of};
 use sandglass_core::error::Error;
 use sandglass_core::execution::Killer;
 use sandglass_core::limits::Limits;
-use sandglass_core::protocol::Request;
 use sandglass_rlm::query::without_key;
 
 use connect::{Opened, Socket};
-use wire::OnUnreadable;
-pub(super) use wire::{Wire, open_frame};
 
 /// UTF-16 units of a message that is text.
 const MAX_NOTICE: u32 = 1 << 16;
@@ -112,26 +110,12 @@ struct Line {
     seat: RefCell<Weak<Seat>>,
 }
 
-/// The one who is told of a guest: its frames, why it is gone, and that a file that was to be sent cannot be read.
-pub(super) struct Owner {
-    pub(super) on_booted: Box<dyn Fn()>,
-    pub(super) on_frame: Box<dyn Fn(&ArrayBuffer)>,
-    pub(super) on_failure: Box<dyn Fn(Error, Option<Killer>)>,
-    pub(super) on_unreadable: OnUnreadable,
-}
-
 /// The state that a guest and its connection share.
 struct Seat {
-    owner: Owner,
+    on_news: OnNews,
     /// Its number on the connection, from 1; 0 as long as there is none.
     number: Cell<u32>,
-    mail: RefCell<Mail>,
-}
-
-enum Mail {
-    /// Messages that are to be posted once it runs.
-    Held(Vec<(Request, Option<JsBody>)>),
-    Open(Outbox),
+    has_booted: Cell<bool>,
 }
 
 /// A guest on a server. Dropping it ends it.
@@ -190,11 +174,11 @@ impl Server {
     }
 
     /// Starts a guest.
-    pub(super) fn boot(self: &Rc<Self>, owner: Owner) -> RemoteGuest {
+    pub(super) fn boot(self: &Rc<Self>, on_news: OnNews) -> RemoteGuest {
         let seat = Rc::new(Seat {
-            owner,
+            on_news,
             number: Cell::default(),
-            mail: RefCell::new(Mail::Held(Vec::new())),
+            has_booted: Cell::default(),
         });
         let line = self.line.borrow().clone().filter(|line| line.socket.is_open());
         let opening = match line {
@@ -222,7 +206,7 @@ impl Server {
             let Some(seat) = seat.upgrade() else { return };
             match opened {
                 Ok(opened) => server.connected(opened).boot(&seat),
-                Err(error) => (seat.owner.on_failure)(error, None),
+                Err(error) => (seat.on_news)(News::Lost(error, None)),
             }
         });
         opening
@@ -292,19 +276,20 @@ impl Line {
             return;
         };
         if let Some(frame) = data.dyn_ref::<ArrayBuffer>() {
-            if wire::guest_of(frame) == Some(seat.number.get()) {
-                (seat.owner.on_frame)(frame);
+            if guest_of(frame) == Some(seat.number.get()) {
+                (seat.on_news)(News::Frame(frame));
             }
             return;
         }
         let text = data.dyn_ref::<JsString>().filter(|text| text.length() <= MAX_NOTICE);
         match text.and_then(|text| serde_json::from_str(&String::from(text)).ok()) {
-            Some(Notice::Booted { guest }) if guest == seat.number.get() => {
-                let wire = Wire::new(self.socket.raw(), guest, seat.owner.on_unreadable.clone());
-                seat.open(Outbox::to_server(wire));
+            Some(Notice::Booted { guest }) if guest == seat.number.get() && !seat.has_booted.replace(true) => {
+                let wire = Wire::new(self.socket.raw(), guest, seat.on_news.clone());
+                (seat.on_news)(News::Booted(wire));
             }
             Some(Notice::Lost { guest, message, killer }) if guest == seat.number.get() => {
-                (seat.owner.on_failure)(Error::GuestLost(format!("the guest ended: {message}")), killer);
+                let error = Error::GuestLost(format!("the guest ended: {message}"));
+                (seat.on_news)(News::Lost(error, killer));
             }
             Some(Notice::Booted { .. } | Notice::Lost { .. } | Notice::Other) => {}
             None => self.fail(Error::BackendUnavailable(
@@ -316,48 +301,18 @@ impl Line {
     fn fail(&self, error: Error) {
         let seat = self.seat.borrow().upgrade();
         if let Some(seat) = seat {
-            (seat.owner.on_failure)(error, None);
+            (seat.on_news)(News::Lost(error, None));
         }
-    }
-}
-
-impl Seat {
-    fn open(&self, outbox: Outbox) {
-        if let Mail::Open(_) = &*self.mail.borrow() {
-            return;
-        }
-        let held = self.mail.replace(Mail::Open(outbox.clone()));
-        if let Mail::Held(posts) = held {
-            for (request, body) in posts {
-                outbox.post(request, body);
-            }
-        }
-        (self.owner.on_booted)();
     }
 }
 
 impl RemoteGuest {
-    /// Sends a message.
-    pub(super) fn post(&self, request: Request, body: Option<JsBody>) {
-        let mut mail = self.seat.mail.borrow_mut();
-        match &mut *mail {
-            Mail::Held(posts) => posts.push((request, body)),
-            Mail::Open(outbox) => {
-                let outbox = outbox.clone();
-                drop(mail);
-                outbox.post(request, body);
-            }
-        }
-    }
-
-    /// So many bytes of output were taken.
-    pub(super) fn took(&self, bytes: f64) {
+    /// So many bytes of output were taken. Returns how many it is to be told of, when they are enough.
+    pub(super) fn took(&self, bytes: f64) -> Option<f64> {
         let untold = self.untold.get() + bytes;
-        if untold < MOST_UNTOLD {
-            return self.untold.set(untold);
-        }
-        self.untold.set(0.0);
-        self.post(Request::Credit { bytes: untold }, None);
+        let is_told = untold >= MOST_UNTOLD;
+        self.untold.set(if is_told { 0.0 } else { untold });
+        is_told.then_some(untold)
     }
 }
 
@@ -370,13 +325,10 @@ impl Drop for RemoteGuest {
         let Some(line) = line.filter(|line| std::ptr::eq(line.seat.borrow().as_ptr(), Rc::as_ptr(&self.seat))) else {
             return;
         };
-        match &*self.seat.mail.borrow() {
-            Mail::Open(outbox) => {
-                outbox.clear();
-                line.tell("kill", self.seat.number.get());
-            }
-            // A server that does not even start one may be out of reach.
-            Mail::Held(_) => self.server.hang_up(&line),
+        if self.seat.has_booted.get() {
+            line.tell("kill", self.seat.number.get());
+        } else {
+            self.server.hang_up(&line); // a server that does not even start one may be out of reach
         }
     }
 }
@@ -392,6 +344,3 @@ fn whole(bytes: f64) -> u64 {
         bytes.ceil() as u64
     }
 }
-
-/// The header of a frame, and its bodies.
-pub(super) type Frame = (String, Array);

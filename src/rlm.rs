@@ -8,7 +8,6 @@
 //! | [`model`] | who answers: an endpoint or a function |
 //! | [`writing`] | what is done while a reply comes |
 //! | [`tree`] | what all runs of a tree share |
-//! | [`stop`] | how work is ended, and places that are waited for |
 //! | [`options`] | the options |
 
 mod draft;
@@ -16,7 +15,6 @@ mod model;
 mod options;
 mod repl;
 mod run;
-pub(super) mod stop;
 mod tree;
 mod writing;
 
@@ -27,9 +25,9 @@ use wasm_bindgen_futures::future_to_promise;
 
 use self::model::NOT_RECORDED;
 use self::options::Options;
-use self::stop::{Stop, after};
 use self::tree::Tree;
 use super::glue::{Glue, get, now, object, thrown};
+use super::stop::{Stop, after};
 use sandglass_core::budget::Budget;
 use sandglass_core::error::Error;
 use sandglass_rlm::controller::Finish;

@@ -4,18 +4,20 @@ use std::rc::Rc;
 
 use js_sys::{Array, Promise};
 use wasm_bindgen::prelude::*;
-use wasm_bindgen_futures::JsFuture;
+use wasm_bindgen_futures::{JsFuture, future_to_promise};
 
+use super::arguments::{entries, source, text, whole_number};
 use super::budget::{JsBudget, shown};
 use super::driver::Driver;
 use super::feedback::FeedbackOptions;
-use super::glue::{Glue, exact, get, object, thrown};
-use super::options::{ExecuteOptions, Options, entries, whole_number};
+use super::glue::{Glue, get, object, thrown};
+use super::options::{ExecuteOptions, Options};
+use super::outbox::JsBody;
 use super::packages;
 use super::pieces::Pieces;
 use super::source::Source;
 use sandglass_core::error::Error;
-use sandglass_core::session::{Command, Input, Series, Target, Wanted};
+use sandglass_core::session::{Command, Input, Reply, Series, Target, Wanted};
 use sandglass_rlm::parse::code_so_far;
 
 /// The newest messages of a conversation whose words count.
@@ -434,7 +436,7 @@ impl Sandbox {
                     "cannot be loaded with a backend: packages are those of the server's Python; nothing was installed";
                 return Err(Error::invalid("requirements", why));
             }
-            let options = packages::load_options(options)?;
+            let options = ExecuteOptions::of_load(options)?;
             Ok(self.driver.submit(Command::Load(Wanted::Requirements(wanted)), options))
         });
         self.promise(promise).unchecked_into()
@@ -465,7 +467,24 @@ impl Sandbox {
 
     /// Another sandbox with the same options, whose state begins as a copy of this one's.
     pub fn fork(&self) -> SandboxPromise {
-        self.submit(Command::Fork).unchecked_into()
+        let present = |driver: &Driver, reply: Reply<JsBody>, _: &Array| {
+            let Reply::Fork(fork) = reply else {
+                return driver.present(reply, &Array::new());
+            };
+            let driver = driver.forked(*fork);
+            // Resolved when another guest has the state.
+            let ready = driver.submit(Command::Checkpoint, ExecuteOptions::default());
+            let sandbox = Sandbox::new(driver);
+            let forked = async move {
+                JsFuture::from(ready).await?;
+                Ok(sandbox.into())
+            };
+            Ok(future_to_promise(forked).into())
+        };
+        let forked = self
+            .driver
+            .submit_for(Command::Fork, ExecuteOptions::default(), present);
+        forked.unchecked_into()
     }
 
     /// Stops the execution that is running, if any. What it had printed and what it had assigned is kept, unless it
@@ -508,7 +527,7 @@ impl Sandbox {
         Ok(self.driver.prepare(code))
     }
 
-    pub(super) fn submit(&self, command: Command<super::outbox::JsBody>) -> Promise {
+    pub(super) fn submit(&self, command: Command<JsBody>) -> Promise {
         self.driver.submit(command, ExecuteOptions::default())
     }
 
@@ -544,13 +563,6 @@ impl Drop for Sandbox {
     fn drop(&mut self) {
         self.driver.abandon();
     }
-}
-
-pub(super) fn text(name: &str, value: &JsValue) -> Result<String, Error> {
-    let text = value
-        .dyn_ref()
-        .ok_or_else(|| Error::invalid(name, "must be a string"))?;
-    exact("it", text).map_err(|problem| Error::invalid(name, problem))
 }
 
 /// The text of the last message of the model's, and what was said last, by anybody.
@@ -603,19 +615,4 @@ fn count(name: &str, value: &JsValue) -> Result<Option<u32>, Error> {
         return Ok(None);
     }
     whole_number(name, value, "must be the number of an execution").map(Some)
-}
-
-/// The source of an execution. One that Python could not even read is refused before it is changed on the way.
-pub(super) fn source(code: &JsValue) -> Result<String, Error> {
-    let text = code
-        .dyn_ref()
-        .ok_or_else(|| Error::invalid("code", "must be a string; nothing was run"))?;
-    if super::glue::well_formed(text) {
-        Ok(text.into())
-    } else {
-        Err(Error::invalid(
-            "code",
-            "holds a lone surrogate, which is no text that Python can read; nothing was run",
-        ))
-    }
 }

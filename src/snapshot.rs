@@ -2,6 +2,8 @@
 //!
 //! A guest checks what it is given, and makes a new one if it will not do: whoever can write to this page's cache could write
 //! the page as well.
+//!
+//! Decisions: `docs/internals/guest-in-a-browser.md`.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

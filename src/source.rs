@@ -1,5 +1,7 @@
 //! Values on their way to Python: whatever is large is written a little at a time, and what is not in the page's memory yet is
 //! fetched.
+//!
+//! Decisions: `docs/internals/values-and-calls.md`.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -1,5 +1,7 @@
 //! Guests that are started before anybody needs them. Until one is taken it has run nobody's code, so all sandboxes of a page
 //! share them: one that dies is replaced at once, and a new sandbox starts at once.
+//!
+//! Decisions: `docs/internals/guest-in-a-browser.md`.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;

@@ -1,26 +1,54 @@
-// The recordings in tests/sessions/ are well-formed: what was run is what their replies say, in order.
+// The recordings in tests/sessions/ are well-formed: what was run is what their replies say, in order. Those over DataFrames name
+// packages that are installed for them.
 //   node tests/sessions.mjs
 import { createHash } from "node:crypto";
 import { readFileSync, readdirSync } from "node:fs";
 import { basename, join } from "node:path";
+import * as dataframes from "../scripts/bench/dataframes.mjs";
 import { root } from "../scripts/project.mjs";
 import { segments } from "../www/rlm/reply.js";
 
 const folder = join(root, "tests/sessions");
 const files = readdirSync(folder).filter((file) => file.endsWith(".json"));
 const heldOut = thirdOf(files.map((file) => basename(file, ".json")));
+const overFrames = dataframes.sessions();
 let failed = 0;
-for (const file of files) {
+for (const file of files)
+  attempt(file, () => check(basename(file, ".json"), JSON.parse(readFileSync(join(folder, file), "utf8"))));
+for (const session of overFrames) attempt(session.name, () => checkFrames(session));
+if (files.length === 0 || overFrames.length === 0) throw new Error(`no recordings in ${folder}`);
+console.log(`${files.length + overFrames.length - failed} passed, ${failed} failed, 0 skipped`);
+process.exitCode = failed ? 1 : 0;
+
+/** @param {string} name @param {() => void} test */
+function attempt(name, test) {
   try {
-    check(basename(file, ".json"), JSON.parse(readFileSync(join(folder, file), "utf8")));
+    test();
   } catch (error) {
     failed++;
-    console.log(`✗ ${file}: ${/** @type {Error} */ (error).message}`);
+    console.log(`✗ ${name}: ${/** @type {Error} */ (error).message}`);
   }
 }
-if (files.length === 0) throw new Error(`no recordings in ${folder}`);
-console.log(`${files.length - failed} passed, ${failed} failed, 0 skipped`);
-process.exitCode = failed ? 1 : 0;
+
+/** @param {any} session */
+function checkFrames(session) {
+  const { name, style, task, data, turns, answer } = session;
+  keys(session, ["name", "purpose", "style", "task", "data", "turns", "answer"]);
+  keys(data, ["package", "version", "licence"]);
+  must(session.purpose === "reporting", "nothing is tuned on these");
+  must(["agent", "notebook"].includes(style), `its style is ${style}`);
+  for (const text of [name, task, data.licence, answer]) must(typeof text === "string" && text !== "", "an empty text");
+  must(dataframes.packages().includes(`${data.package}==${data.version}`), "its data is not installed");
+  must(turns.length >= 15 && turns.length <= 40, `${turns.length} turns`);
+  turns.forEach((/** @type {any} */ turn, /** @type {number} */ index) => {
+    keys(turn, ["reply", "code", "outcome", "durationMs"]);
+    const blocks = segments(turn.reply).filter(({ kind }) => kind === "code");
+    must(blocks.length === 1 && blocks[0]?.text === turn.code, `the code of turn ${index + 1} is not its block`);
+    must(["ok", "error"].includes(turn.outcome), `the outcome of turn ${index + 1} is ${turn.outcome}`);
+    must(Number.isFinite(turn.durationMs) && turn.durationMs > 0, "durationMs is no time");
+    must(style === "agent" || turn.reply.startsWith("```"), `turn ${index + 1} of a notebook has prose`);
+  });
+}
 
 /** @param {string} name @param {any} session */
 function check(name, session) {

@@ -3,7 +3,8 @@
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use crate::{BackendKind, Error, KernelSettings, Limits, Sandbox, Settings, Users, Value};
+use crate::rlm::Endpoint;
+use crate::{BackendKind, Error, Limits, Settings, Users, Value};
 
 /// The variable of the environment that may hold keys.
 pub const KEYS_VARIABLE: &str = "SANDGLASS_KEYS";
@@ -44,53 +45,6 @@ impl GuestArgs {
     }
 }
 
-/// Which kernel a guest of the backend jupyter lodges in.
-#[derive(Debug, Clone, Default, clap::Args)]
-pub struct KernelChoice {
-    /// With jupyter, the kernelspec that is started, by its name or its folder; by default python3.
-    #[arg(long, env = "SANDGLASS_KERNEL", value_name = "NAME")]
-    pub kernel: Option<String>,
-    /// With jupyter, the connection file of a kernel that runs and is used in the place of one that is started.
-    #[arg(
-        long,
-        env = "SANDGLASS_CONNECTION_FILE",
-        value_name = "FILE",
-        conflicts_with = "kernel"
-    )]
-    pub connection_file: Option<PathBuf>,
-}
-
-impl KernelChoice {
-    /// The same as settings of a backend.
-    pub fn settings(&self) -> KernelSettings {
-        KernelSettings {
-            name: self.kernel.clone(),
-            connection_file: self.connection_file.clone(),
-            ..KernelSettings::default()
-        }
-    }
-}
-
-/// Options that describe a sandbox.
-#[derive(Debug, Clone, clap::Args)]
-pub struct SandboxArgs {
-    /// The backend that it runs in.
-    #[command(flatten)]
-    pub guest: GuestArgs,
-    /// In which kernel.
-    #[command(flatten)]
-    pub kernel: KernelChoice,
-    /// The folder that the code has as /workspace, and works in; without it, an empty one.
-    #[arg(long, value_name = "DIR")]
-    pub workspace: Option<PathBuf>,
-    /// The time that code may run, in seconds; host calls do not count.
-    #[arg(long, value_name = "SECONDS", default_value_t = timeout_seconds(), value_parser = seconds)]
-    pub timeout: f64,
-    /// The file that the variable `context` holds: what JSON says if it is named *.json, else text.
-    #[arg(long, value_name = "FILE")]
-    pub context: Option<PathBuf>,
-}
-
 /// The time that code may run where nobody says.
 pub fn timeout_seconds() -> f64 {
     Limits::default().timeout_ms / 1_000.0
@@ -101,31 +55,6 @@ pub fn seconds(text: &str) -> Result<f64, String> {
     let fits = |seconds: &f64| Limits::default().set("timeout", seconds * 1_000.0).is_ok();
     let seconds = text.parse().ok().filter(fits);
     seconds.ok_or_else(|| "must be a number of seconds, from 0.001 to 2147483".to_owned())
-}
-
-impl SandboxArgs {
-    /// A sandbox with its context, whose guest has started.
-    ///
-    /// # Errors
-    /// The file that cannot be read, or why there is no guest.
-    pub async fn sandbox(&self) -> Result<Sandbox, String> {
-        let context = self.context.as_deref().map(context).transpose()?.unwrap_or_default();
-        let mut limits = Limits::default();
-        limits.set("timeout", self.timeout * 1_000.0).map_err(told)?;
-        let sandbox = Sandbox::builder()
-            .backend(self.guest.backend)
-            .settings(Settings {
-                workspace: self.workspace.clone(),
-                kernel: self.kernel.settings(),
-                ..self.guest.settings()
-            })
-            .limits(limits)
-            .build()
-            .await
-            .map_err(told)?;
-        sandbox.initialize(context).await.map_err(told)?;
-        Ok(sandbox)
-    }
 }
 
 /// An error as commands tell it.
@@ -153,6 +82,35 @@ pub fn text_of(path: &Path) -> Result<String, String> {
         std::fs::read_to_string(path)
     };
     text.map_err(|error| format!("{} cannot be read: {error}", path.display()))
+}
+
+/// The model that answers `llm_query`.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct ModelArgs {
+    /// The OpenAI-compatible endpoint that answers llm_query, such as https://api.example.com/v1; its key is taken from SANDGLASS_LLM_KEY.
+    #[arg(long, env = "SANDGLASS_LLM_URL", value_name = "URL")]
+    pub llm_url: Option<String>,
+    /// The model that answers, and others that Python may name by `model=`.
+    #[arg(long, env = "SANDGLASS_LLM_MODEL", value_delimiter = ',', value_name = "MODEL")]
+    pub llm_model: Vec<String>,
+}
+
+impl ModelArgs {
+    /// The endpoint, where there is one. The first model answers when Python names none.
+    ///
+    /// # Errors
+    /// There is no model, the address is none, or no request can have the key.
+    pub fn endpoint(&self, key: Option<String>) -> Result<Option<Endpoint>, String> {
+        let Some(url) = &self.llm_url else { return Ok(None) };
+        let (own, others) = self
+            .llm_model
+            .split_first()
+            .ok_or("--llm-url needs --llm-model: the name of the model that answers")?;
+        let mut endpoint = Endpoint::new(url, key, own)
+            .map_err(|error| format!("--llm-url (its key is SANDGLASS_LLM_KEY): {error}"))?;
+        endpoint.models = others.to_vec();
+        Ok(Some(endpoint))
+    }
 }
 
 /// Secrets, which come from the environment.
@@ -185,5 +143,38 @@ impl Secrets {
 impl std::fmt::Debug for Secrets {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str("Secrets")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_needs_an_address_and_a_model() {
+        let args = |url: &str, models: &[&str]| ModelArgs {
+            llm_url: Some(url.to_owned()),
+            llm_model: models.iter().map(|model| (*model).to_owned()).collect(),
+        };
+        let problem = args("https://api.example/v1", &[]).endpoint(None).unwrap_err();
+        assert!(problem.contains("--llm-model"), "{problem}");
+        let problem = args("api.example", &["m"]).endpoint(None).unwrap_err();
+        assert!(
+            problem.starts_with("--llm-url") && problem.contains("http or https"),
+            "{problem}"
+        );
+        let secret = Some("secret-key".to_owned());
+        let endpoint = args("https://api.example/v1/", &["m", "n"]).endpoint(secret);
+        let endpoint = endpoint.unwrap().unwrap();
+        assert_eq!(
+            (endpoint.model.as_str(), endpoint.models.as_slice()),
+            ("m", &["n".to_owned()][..])
+        );
+        let shown = format!("{endpoint:?}");
+        assert!(
+            shown.contains("https://api.example/v1/chat/completions") && !shown.contains("secret"),
+            "{shown}"
+        );
+        assert!(ModelArgs::default().endpoint(None).unwrap().is_none());
     }
 }

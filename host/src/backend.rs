@@ -3,7 +3,6 @@
 
 pub mod bubblewrap;
 pub mod docker;
-pub mod jupyter;
 pub mod subprocess;
 
 use std::sync::Arc;
@@ -21,7 +20,7 @@ pub async fn launcher(kind: BackendKind, settings: &Settings) -> Result<Arc<dyn 
         BackendKind::Bubblewrap => bubblewrap::launcher(settings).await,
         BackendKind::Docker => docker::launcher(settings).await,
         BackendKind::Subprocess => subprocess::launcher(settings).await,
-        BackendKind::Jupyter => Ok(jupyter::launcher(settings)?),
+        BackendKind::Jupyter => settings.kernels()?.launcher(settings),
         BackendKind::Auto => {
             let mut reasons = Vec::new();
             match bubblewrap::launcher(settings).await {

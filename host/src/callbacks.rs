@@ -41,6 +41,14 @@ impl HostCall {
             _ => Err(format!("{} must be a str", what())),
         }
     }
+
+    /// Takes the text of an argument, which may be long. Fails like [`HostCall::text`].
+    fn take_text(&mut self, at: usize) -> Result<String, String> {
+        match self.args.get_mut(at) {
+            Some(Value::Str(text)) => Ok(std::mem::take(text)),
+            _ => self.text(at).map(str::to_owned),
+        }
+    }
 }
 
 /// A question of `llm_query` or `rlm_query`.
@@ -108,15 +116,12 @@ where
     R: Future<Output = Result<A, String>> + Send + 'static,
     A: Into<Answer>,
 {
-    Arc::new(move |call| {
-        let query = call.text(0).map(str::to_owned).map(|prompt| {
-            let model = call.args.get(if recursive { 2 } else { 1 });
-            Query {
-                prompt,
-                model: model.and_then(Value::as_str).map(str::to_owned),
-                context: call.args.get(1).filter(|_| recursive).cloned().unwrap_or_default(),
-                budget: call.budget.clone(),
-            }
+    Arc::new(move |mut call| {
+        let query = call.take_text(0).map(|prompt| Query {
+            prompt,
+            model: call.take_text(if recursive { 2 } else { 1 }).ok(),
+            context: call.args.into_iter().nth(1).filter(|_| recursive).unwrap_or_default(),
+            budget: call.budget,
         });
         let answer = query.map(&function);
         Box::pin(async move {

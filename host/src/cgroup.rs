@@ -4,7 +4,7 @@
 //! group per guest. It holds a lock on its group for as long as it lives. A supervisor that starts removes the groups that
 //! nobody holds a lock on: those of supervisors that were killed, with whatever is still in them.
 
-mod place;
+mod path;
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::FlockOperation;
 use rustix::process::{Pid, Signal, kill_process};
 
-use place::{Place, Version};
+use path::{CgroupPath, Version};
 
 /// How the groups of supervisors begin.
 const PREFIX: &str = "sandglass.";
@@ -59,7 +59,7 @@ pub struct Usage {
 /// The group of one guest. When it is dropped, everything in it is killed and it is removed.
 #[derive(Debug)]
 pub struct Cgroup {
-    place: Place,
+    path: CgroupPath,
     /// Gone before the group of the supervisor.
     home: Arc<Home>,
 }
@@ -88,17 +88,17 @@ impl Cgroup {
             .filter(|c| c.is_ascii_alphanumeric() || *c == '-')
             .take(40)
             .collect();
-        let place = home
-            .place
+        let path = home
+            .path
             .child(&format!("{}.{readable}", NUMBER.fetch_add(1, Ordering::Relaxed)));
-        for folder in place.folders() {
+        for folder in path.folders() {
             if let Err(error) = fs::create_dir(folder) {
-                remove_folders(&place);
+                remove_folders(&path);
                 return Err(error);
             }
         }
-        let group = Self { place, home };
-        for setting in group.place.settings(bounds) {
+        let group = Self { path, home };
+        for setting in group.path.settings(bounds) {
             match write(&setting.file, &setting.value) {
                 Err(error) if setting.optional && error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
@@ -113,7 +113,7 @@ impl Cgroup {
     /// # Errors
     /// When there is no such process any more, or the kernel refuses.
     pub fn add(&self, pid: u32) -> io::Result<()> {
-        self.place
+        self.path
             .folders()
             .iter()
             .try_for_each(|folder| write(&folder.join("cgroup.procs"), &pid.to_string()))
@@ -121,48 +121,48 @@ impl Cgroup {
 
     /// What has happened since the group was made.
     pub fn events(&self) -> Events {
-        self.place.events()
+        self.path.events()
     }
 
     /// What it uses now.
     pub fn usage(&self) -> Usage {
         let read = |file: PathBuf| fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok());
-        let (now, peak) = self.place.memory_usage();
+        let (now, peak) = self.path.memory_usage();
         Usage {
             memory_bytes: read(now).unwrap_or(0),
             peak_memory_bytes: read(peak),
-            pids: read(self.place.pids.join("pids.current")).unwrap_or(0),
+            pids: read(self.path.pids.join("pids.current")).unwrap_or(0),
         }
     }
 
     /// Whether there is no process in it any more.
     pub fn is_empty(&self) -> bool {
-        fs::read_to_string(self.place.pids.join("cgroup.procs")).map_or(true, |members| members.trim().is_empty())
+        fs::read_to_string(self.path.pids.join("cgroup.procs")).map_or(true, |members| members.trim().is_empty())
     }
 
     /// Kills everything in it. It takes nothing new afterwards: a group is for one guest.
     pub fn kill_all(&self) {
-        kill_all(&self.place.pids);
+        kill_all(&self.path.pids);
     }
 
     /// The group's folder, of the controller of processes where there are several.
     pub fn folder(&self) -> &Path {
-        &self.place.pids
+        &self.path.pids
     }
 }
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
         self.kill_all();
-        if remove_folders(&self.place) {
+        if remove_folders(&self.path) {
             return;
         }
         // Killed processes take a moment to be gone, and nobody shall wait for it here.
-        let place = self.place.clone();
+        let path = self.path.clone();
         let home = Arc::clone(&self.home);
         let under_way = UnderWay::new();
         let removal = move || {
-            remove_patiently(&place);
+            remove_when_empty(&path);
             drop(home);
             drop(under_way);
         };
@@ -195,23 +195,23 @@ impl Drop for UnderWay {
     }
 }
 
-/// Waits until the groups of guests that have been dropped are removed: for a process that is about to end. What is still there
-/// after `patience`, a later supervisor removes.
-pub fn settle(patience: Duration) {
+/// Waits until the groups of guests that have been dropped are removed: for a process that is about to end. A later supervisor removes
+/// what is still there when the time is over.
+pub fn settle(within: Duration) {
     let removals = REMOVALS.0.lock().unwrap_or_else(PoisonError::into_inner);
-    drop(REMOVALS.1.wait_timeout_while(removals, patience, |left| *left > 0));
+    drop(REMOVALS.1.wait_timeout_while(removals, within, |left| *left > 0));
 }
 
 /// A group that somebody else made and removes, such as that of a container.
 #[derive(Debug)]
-pub struct Watched(Place);
+pub struct Watched(CgroupPath);
 
 impl Watched {
     /// The group of a process. None where that cannot be seen.
     pub fn of(pid: u32) -> Option<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-        place::candidates(&mounts, &groups).into_iter().next().map(Self)
+        path::candidates(&mounts, &groups).into_iter().next().map(Self)
     }
 
     /// Bounds what whoever made it has not: sockets.
@@ -235,11 +235,11 @@ impl Watched {
 /// The reason why not.
 pub fn check() -> Result<String, String> {
     let home = home()?;
-    let version = match home.place.version {
+    let version = match home.path.version {
         Version::V1 => "version 1",
         Version::V2 => "version 2",
     };
-    let lacking = if home.place.cpu.is_none() {
+    let lacking = if home.path.cpu.is_none() {
         ", without a bound for the processors"
     } else {
         ""
@@ -253,7 +253,7 @@ pub fn check() -> Result<String, String> {
 /// The supervisor's own group.
 #[derive(Debug)]
 struct Home {
-    place: Place,
+    path: CgroupPath,
     parent: PathBuf,
     /// Held for as long as the group is in use: the sign for others that its supervisor lives.
     locks: Vec<File>,
@@ -261,7 +261,7 @@ struct Home {
 
 impl Drop for Home {
     fn drop(&mut self) {
-        remove_folders(&self.place);
+        remove_folders(&self.path);
         self.locks.clear();
     }
 }
@@ -278,7 +278,7 @@ fn home() -> Result<Arc<Home>, String> {
         return Ok(home);
     }
     let read = |file: &str| fs::read_to_string(file).map_err(|error| format!("{file} cannot be read: {error}"));
-    let candidates = place::candidates(&read("/proc/self/mountinfo")?, &read("/proc/self/cgroup")?);
+    let candidates = path::candidates(&read("/proc/self/mountinfo")?, &read("/proc/self/cgroup")?);
     let mut reasons = Vec::new();
     for base in &candidates {
         match Home::make(base) {
@@ -297,7 +297,7 @@ fn home() -> Result<Arc<Home>, String> {
 }
 
 impl Home {
-    fn make(base: &Place) -> io::Result<Self> {
+    fn make(base: &CgroupPath) -> io::Result<Self> {
         let mut base = base.clone();
         if base.version == Version::V2 {
             enable(&base.memory, "+memory")?;
@@ -314,14 +314,14 @@ impl Home {
         for _ in 0..ATTEMPTS {
             let mut random = [0; 8];
             getrandom::fill(&mut random).map_err(|error| io::Error::other(error.to_string()))?;
-            let place = base.child(&format!("{PREFIX}{:016x}", u64::from_ne_bytes(random)));
+            let path = base.child(&format!("{PREFIX}{:016x}", u64::from_ne_bytes(random)));
             let parent = base.pids.clone();
             let mut home = Self {
-                place,
+                path,
                 parent,
                 locks: Vec::new(),
             };
-            let folders: Vec<PathBuf> = home.place.folders().into_iter().map(Path::to_owned).collect();
+            let folders: Vec<PathBuf> = home.path.folders().into_iter().map(Path::to_owned).collect();
             for folder in &folders {
                 fs::create_dir(folder)?;
                 home.locks.extend(lock(folder)?);
@@ -329,13 +329,13 @@ impl Home {
             if home.locks.len() < folders.len() || !folders.iter().all(|folder| folder.is_dir()) {
                 continue;
             }
-            if home.place.version == Version::V2 {
+            if home.path.version == Version::V2 {
                 let controllers = if base.cpu.is_some() {
                     "+memory +pids +cpu"
                 } else {
                     "+memory +pids"
                 };
-                enable(&home.place.memory, controllers)?;
+                enable(&home.path.memory, controllers)?;
             }
             return Ok(home);
         }
@@ -438,8 +438,8 @@ fn kill_all(folder: &Path) {
 }
 
 /// Whether all folders of it are gone. Tries all of them.
-fn remove_folders(place: &Place) -> bool {
-    let left = place.folders().into_iter().filter(|folder| !remove(folder)).count();
+fn remove_folders(path: &CgroupPath) -> bool {
+    let left = path.folders().into_iter().filter(|folder| !remove(folder)).count();
     left == 0
 }
 
@@ -450,19 +450,19 @@ fn remove(folder: &Path) -> bool {
     }
 }
 
-fn remove_patiently(place: &Place) {
-    for folder in place.folders() {
+fn remove_when_empty(path: &CgroupPath) {
+    for folder in path.folders() {
         if !remove_within(folder, REMOVAL) {
             tracing::warn!("{} is left behind: it still holds processes", folder.display());
         }
     }
 }
 
-fn remove_within(folder: &Path, patience: Duration) -> bool {
+fn remove_within(folder: &Path, within: Duration) -> bool {
     let begin = Instant::now();
     let mut pause = Duration::from_millis(1);
     while !remove(folder) {
-        if begin.elapsed() > patience {
+        if begin.elapsed() > within {
             return false;
         }
         thread::sleep(pause);

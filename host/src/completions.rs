@@ -65,8 +65,12 @@ impl Completions {
         self.url.as_str()
     }
 
-    /// A text of the endpoint without the key, which endpoints quote. Replies come without it.
-    pub fn without_key(&self, text: String) -> String {
+    /// The key, which is not to be told: endpoints quote it.
+    pub(crate) fn key(&self) -> Option<&str> {
+        self.key.as_deref()
+    }
+
+    fn without_key(&self, text: String) -> String {
         query::without_key(text, self.key.as_deref())
     }
 
@@ -75,8 +79,8 @@ impl Completions {
     /// # Errors
     /// Why there is no reply.
     pub async fn attempt(&self, body: String, timeout_ms: f64, on_text: OnText<'_>) -> Result<Reply, Failure> {
-        let patience = Duration::from_secs_f64(timeout_ms.max(1.0) / 1_000.0);
-        let answered = tokio::time::timeout(patience, self.send(body, on_text)).await;
+        let within = Duration::from_secs_f64(timeout_ms.max(1.0) / 1_000.0);
+        let answered = tokio::time::timeout(within, self.send(body, on_text)).await;
         answered.unwrap_or(Err(Failure::TimedOut(timeout_ms)))
     }
 
@@ -173,7 +177,7 @@ fn told(error: reqwest::Error) -> String {
 }
 
 /// A random number from 0 to 1, which spreads attempts.
-pub fn chance() -> f64 {
+pub(crate) fn chance() -> f64 {
     f64::from(getrandom::u32().unwrap_or(u32::MAX / 2)) / f64::from(u32::MAX)
 }
 

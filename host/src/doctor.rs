@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::backend::{jupyter, launcher, subprocess};
+use crate::backend::{launcher, subprocess};
 use crate::launcher::{BackendKind, Settings};
 
 /// The report of a backend.
@@ -36,7 +36,10 @@ pub async fn examine(backend: BackendKind, settings: &Settings) -> Vec<Finding> 
     for &backend in backends {
         let usable = match backend {
             BackendKind::Subprocess => subprocess::look(settings).await.map(drop),
-            BackendKind::Jupyter => jupyter::look(settings).await,
+            BackendKind::Jupyter => match settings.kernels() {
+                Ok(kernels) => kernels.look(settings).await,
+                Err(error) => Err(error),
+            },
             _ => launcher(backend, settings).await.map(drop),
         };
         let usable = usable.map_err(|error| error.to_string());

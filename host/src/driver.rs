@@ -12,7 +12,7 @@ use std::time::Instant;
 use sandglass_core::Error;
 use sandglass_core::budget::Usage;
 use sandglass_core::protocol::GuestInfo;
-use sandglass_core::session::{Command, Encoded, HostFailure, Reply, Session, Ticket};
+use sandglass_core::session::{Command, Encoded, HostFailure, Input, Reply, Session, Ticket};
 use sandglass_core::speculate::Prediction;
 use sandglass_core::stats::Stats;
 use tokio::sync::{mpsc, oneshot};
@@ -57,12 +57,8 @@ type Answered = Result<Reply<Payload>, Error>;
 /// A message to the task.
 enum Message {
     Command(Ticket, Command<Payload>, Watch, oneshot::Sender<Answered>),
-    Cancel(Ticket),
-    Interrupt,
-    Hint(Vec<Prediction>),
-    /// Code that is being written, as far as it is there; none when nobody writes any more.
-    Written(String, Option<f64>),
-    Conversation(String),
+    /// What needs no answer.
+    Input(Input<Payload>),
     Predictions(oneshot::Sender<Vec<Prediction>>),
     Stats(oneshot::Sender<Stats>),
     /// Is told when nothing is left.
@@ -124,22 +120,27 @@ impl Driver {
     }
 
     pub(crate) fn interrupt(&self) {
-        let _ = self.messages.send(Message::Interrupt);
+        self.tell(Input::Interrupt);
     }
 
     /// Code that may come next.
     pub(crate) fn hint(&self, predictions: Vec<Prediction>) {
-        let _ = self.messages.send(Message::Hint(predictions));
+        self.tell(Input::Hint(predictions));
     }
 
     /// Code that is being written, as far as it is there; empty when nobody writes any more.
     pub(crate) fn written(&self, code: &str, timeout_ms: Option<f64>) {
-        let _ = self.messages.send(Message::Written(code.to_owned(), timeout_ms));
+        self.tell(Input::Written(code.to_owned(), timeout_ms));
     }
 
     /// The newest of what is talked about.
     pub(crate) fn converse(&self, text: String) {
-        let _ = self.messages.send(Message::Conversation(text));
+        self.tell(Input::Conversation(text));
+    }
+
+    /// Gives the session an input that needs no answer.
+    fn tell(&self, input: Input<Payload>) {
+        let _ = self.messages.send(Message::Input(input));
     }
 
     /// The code that is guessed to come next.
@@ -185,7 +186,7 @@ struct Waiting<'a> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket {
-            let _ = self.driver.messages.send(Message::Cancel(ticket));
+            self.driver.tell(Input::Cancel(ticket));
         }
     }
 }

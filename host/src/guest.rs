@@ -51,6 +51,16 @@ pub struct Plan {
     pub filter: Option<Vec<u8>>,
 }
 
+impl Plan {
+    /// Starts a process as planned, without a channel: it will connect by itself.
+    ///
+    /// # Errors
+    /// [`Error::BootFailed`] when the program cannot be started.
+    pub async fn start(self) -> Result<Box<dyn Process>, Error> {
+        process::run(self, epoch()?, None, None).await
+    }
+}
+
 /// The place where a guest finds its channel.
 pub const CHANNEL_FD: i32 = 3;
 /// The place where a guest is asked for copies of itself.
@@ -121,7 +131,7 @@ pub trait Process: Send + Sync + 'static {
     }
 
     /// For how long its end may take to show after its channel has closed.
-    fn patience(&self) -> Duration {
+    fn exit_timeout(&self) -> Duration {
         Duration::from_secs(5)
     }
 }
@@ -226,11 +236,6 @@ impl Guest {
             self.kept.push(Box::new(what));
         }
         self
-    }
-
-    /// Returns true when it still runs, as far as that shows without waiting.
-    pub fn is_alive(&mut self) -> bool {
-        self.exit().is_none()
     }
 
     /// The guest's exit, if the guest has ended, as far as that shows without waiting.
@@ -343,8 +348,8 @@ impl GuestProcess {
     }
 
     /// For how long its end may take to show after its channel has closed.
-    pub fn patience(&self) -> Duration {
-        self.process.patience()
+    pub fn exit_timeout(&self) -> Duration {
+        self.process.exit_timeout()
     }
 }
 

@@ -3,6 +3,8 @@
 //! A policy and `<iframe sandbox>` keep HTML from running scripts and from loading anything. They do not keep it from looking up
 //! names and opening connections (`<link rel=preconnect>`). So HTML is taken apart and written again from an allowlist
 //! ([`HTML_ALLOWED`]), twice: [`tidy`] bounds what parsing it may cost, [`ammonia`] looks at what a browser would make of it.
+//!
+//! Decisions: `docs/internals/jupyter.md`.
 
 mod css;
 mod tidy;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::Duration;
+use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use sandglass_core::Error;
@@ -147,8 +147,8 @@ pub struct Settings {
     pub image: Option<String>,
     /// Docker's runtime, such as `runsc`.
     pub runtime: Option<String>,
-    /// Which kernel runs guests (`jupyter` only).
-    pub kernel: KernelSettings,
+    /// The starter of guests in Jupyter kernels (`jupyter` only).
+    pub kernels: Option<Arc<dyn Kernels>>,
     /// A guest's share of the machine.
     pub resources: Resources,
     /// The folder that the guest has as `/workspace`; without one it has an empty folder of its own.
@@ -166,25 +166,34 @@ pub struct Settings {
     pub guest_users: Users,
 }
 
-/// Which Jupyter kernel runs guests.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KernelSettings {
-    /// The kernelspec that each guest gets a kernel of: its name, or the folder that it is in. By default `python3`.
-    pub name: Option<String>,
-    /// The connection file of a kernel that runs, in the place of a kernelspec: it gets one guest at a time, and goes on after it.
-    pub connection_file: Option<PathBuf>,
-    /// Time that a kernel has to start, or to get to us.
-    pub patience: Duration,
+impl Settings {
+    /// The starter of guests in kernels.
+    ///
+    /// # Errors
+    /// [`Error::BackendUnavailable`] when there is none.
+    pub(crate) fn kernels(&self) -> Result<&dyn Kernels, Error> {
+        self.kernels.as_deref().ok_or_else(|| {
+            Error::BackendUnavailable(
+                "which Jupyter kernel runs guests has not been said: give the sandbox KernelSettings of the crate sandglass-jupyter"
+                    .to_owned(),
+            )
+        })
+    }
 }
 
-impl Default for KernelSettings {
-    fn default() -> Self {
-        Self {
-            name: None,
-            connection_file: None,
-            patience: Duration::from_secs(60),
-        }
-    }
+/// A starter of guests in Jupyter kernels, about which this crate knows nothing: `KernelSettings` of the crate `sandglass-jupyter`.
+pub trait Kernels: fmt::Debug + Send + Sync {
+    /// The launcher for guests in its kernels. It warns, every time.
+    ///
+    /// # Errors
+    /// [`Error::BackendUnavailable`] when there are no such kernels.
+    fn launcher(&self, settings: &Settings) -> Result<Arc<dyn Launcher>, Error>;
+
+    /// Checks that there could be guests, without a warning. A kernel that is to be started is not.
+    ///
+    /// # Errors
+    /// As for [`Kernels::launcher`], and when a kernel that runs does not answer.
+    fn look<'a>(&'a self, settings: &'a Settings) -> BoxFuture<'a, Result<(), Error>>;
 }
 
 /// Starts guests of one kind. It holds what they share: files, images, a plan.

@@ -32,7 +32,6 @@
 //! | [`complete`] | whether Python that is typed goes on |
 //! | [`html`] | HTML of guests, for those who show it |
 //! | [`log`] | what the program logs |
-//! | [`zmtp`] | ZeroMQ's protocol, as Jupyter kernels and front ends speak it |
 
 pub mod args;
 pub mod backend;
@@ -60,18 +59,22 @@ pub mod stateless;
 pub mod users;
 pub mod value;
 pub mod workspace;
-pub mod zmtp;
 pub mod zygote;
 
 pub use guest::{Exit, Guest};
 pub use html::sanitize_html;
-pub use launcher::{BackendKind, KernelSettings, Launcher, Resources, Settings};
+pub use launcher::{BackendKind, Kernels, Launcher, Resources, Settings};
 pub use sandbox::{
     Answer, Capabilities, ExecuteOptions, Execution, FileEntry, Final, HostCall, Query, Sandbox, SandboxBuilder,
     Variable,
 };
 pub use sandglass_core::execution::{CodeExecution, Killer, Outcome, StateStatus};
 pub use sandglass_core::protocol::Stream;
-pub use sandglass_core::{BudgetLimits, Error, Limits, PROTOCOL_VERSION, Profile};
+pub use sandglass_core::{BudgetLimits, Error, Limits, PROTOCOL_VERSION, Profile, SUBPROTOCOL};
 pub use users::Users;
 pub use value::Value;
+
+/// The samples of `docs/notebook.md`, run by `cargo test --doc`.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/notebook.md")]
+struct NotebookSamples;

@@ -2,6 +2,8 @@
 //!
 //! A guest that was handed out never comes back. The level follows demand: it doubles when somebody finds the pool empty, and goes
 //! down by one for each quiet [`PoolSettings::calm`]. Whatever dies while it waits is replaced.
+//!
+//! Decisions: `docs/internals/guests-on-hosts.md`.
 
 use std::collections::VecDeque;
 use std::fmt;

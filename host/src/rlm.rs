@@ -7,10 +7,8 @@
 //! | `run` | one run: carries out what [`sandglass_rlm::tree`] wants |
 //! | `repl` | its sandbox |
 //! | `endpoint` | asks models |
-//! | `draft` | a draft of a reply, whose code runs ahead |
 //! | `stop` | how work is ended |
 
-mod draft;
 mod endpoint;
 mod repl;
 mod run;

@@ -2,6 +2,8 @@
 //!
 //! The request and the response are those of known stateless REPL servers, so that their clients work here.
 //! `python/sandglass/native/delimiter.py` answers the same over standard input and output.
+//!
+//! Decisions: `docs/internals/server.md`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

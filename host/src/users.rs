@@ -4,13 +4,12 @@
 //! id share those counts, so that one can use up what all of them have.
 //!
 //! A host that has taken an id holds a lock on a file of that name in [`LOCKS`]. Other hosts on this machine take another one. The
-//! first id of a range is nobody's. It stands for root in the namespace of a zygote, which mounts there need.
+//! first id of a range is nobody's. It stands for root in the namespace of a zygote, which mounts there need. See `docs/internals/guests-on-hosts.md`.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -19,7 +18,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock, fstat};
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::geteuid;
 use rustix::thread::{CapabilitySet, capabilities};
 use sandglass_core::Error;
@@ -136,51 +135,8 @@ impl Users {
         }
     }
 
-    /// The one that the files in a folder belong to, so that a guest can write to them; otherwise as [`Users::take`]. A folder that is
-    /// root's is given to the guest, with nothing in it, and one that is `nobody`'s with all in it that is. Others stay whose they are.
-    ///
-    /// # Errors
-    /// The folder cannot be given away, or there is no id.
-    pub fn of_folder(self, folder: &Path) -> io::Result<Option<Arc<User>>> {
-        let owner = fs::metadata(folder)?.uid();
-        let user = match self.here() {
-            Some(users) if users.contains(owner) => {
-                // Whoever has it works in the same folder.
-                return Ok(Some(
-                    users.claim_again(owner).unwrap_or_else(|| User::shared(owner, owner)),
-                ));
-            }
-            Some(users) => Some(users.take_one().map_err(io::Error::other)?),
-            None => User::nobody(),
-        };
-        if let Some(user) = &user
-            && (owner == 0 || owner == NOBODY)
-        {
-            give_folder(&File::open(folder)?.into(), owner, user.id)?;
-        }
-        Ok(user)
-    }
-
-    /// The one that the files of a workspace belong to; or another one, which they are given to, when somebody else has that.
-    pub(crate) fn of_workspace(self, folder: &OwnedFd) -> io::Result<Option<Arc<User>>> {
-        let owner = fstat(folder)?.st_uid;
-        let user = match self.here() {
-            Some(users) => match Some(owner)
-                .filter(|owner| users.contains(*owner))
-                .and_then(|owner| users.claim_again(owner))
-            {
-                Some(user) => Some(user),
-                None => Some(users.take_one().map_err(io::Error::other)?),
-            },
-            None => User::nobody(),
-        };
-        if let Some(user) = user.as_ref().filter(|user| user.id != owner) {
-            give_folder(folder, owner, user.id)?;
-        }
-        Ok(user)
-    }
-
-    fn take_one(self) -> Result<Arc<User>, Error> {
+    /// One that nobody has, of ids that are [here](Users::here).
+    pub(crate) fn take_one(self) -> Result<Arc<User>, Error> {
         // Hosts that do not see each other's locks begin at different ones; and one that was given back is not the next one.
         static NEXT: LazyLock<AtomicU32> = LazyLock::new(|| AtomicU32::new(getrandom::u32().unwrap_or(0)));
         let guests = self.count - 1;
@@ -219,7 +175,7 @@ impl Users {
 
     /// The same for the owner of a folder, who may also be one whose last guest still ends: the next guest in that folder is the same
     /// user anyway.
-    fn claim_again(self, id: u32) -> Option<Arc<User>> {
+    pub(crate) fn claim_again(self, id: u32) -> Option<Arc<User>> {
         let leaving = {
             let mut leaving = leaving();
             let at = leaving.ids.iter().position(|(_, taken)| taken.id == id);
@@ -390,10 +346,10 @@ fn watch() {
     }
 }
 
-/// Waits until the ids that leave are given back: for a process that is about to end. Those that are still in use after `patience` are
-/// free when it has ended.
-pub fn settle(patience: Duration) {
-    let deadline = Instant::now() + patience;
+/// Waits until the ids that leave are given back: for a process that is about to end. Those that are still in use when
+/// the time is over are free when it has ended.
+pub fn settle(within: Duration) {
+    let deadline = Instant::now() + within;
     loop {
         give_back_unused();
         if leaving().ids.is_empty() || Instant::now() >= deadline {
@@ -467,15 +423,6 @@ fn lock(id: u32) -> io::Result<(PathBuf, File)> {
             return Ok((path, file));
         }
     }
-}
-
-/// Gives a folder, and what in it belongs to the same user, to another one. What is root's in it stays root's.
-fn give_folder(folder: &OwnedFd, from: u32, to: u32) -> io::Result<()> {
-    if from != 0 {
-        crate::workspace::give_all(folder.as_fd(), from, to)?;
-    }
-    // At last: until then whoever comes next sees that not all is given, and goes on with it.
-    std::os::unix::fs::fchown(folder, Some(to), Some(to))
 }
 
 #[cfg(test)]

@@ -12,9 +12,17 @@
 //! | `tree` | walking, measuring, comparing and removing |
 //! | `names` | names that are not UTF-8 |
 //! | `unlinked_files` | files without a name that somebody still has open |
+//! | `all` | all workspaces of a server |
+//! | `error` | errors, and quotas |
+//! | `files` | making folders and files |
+//! | `owner` | the user whom a workspace belongs to |
 
+mod all;
 mod beneath;
+mod error;
+mod files;
 mod names;
+mod owner;
 mod tree;
 mod unlinked_files;
 
@@ -24,24 +32,25 @@ mod tests;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fs::{
-    AtFlags, Dir, FileType, FlockOperation, Gid, Mode, OFlags, Stat, Uid, fchmod, fchown, flock, fstat, mkdirat,
-    openat, renameat, statat, unlinkat,
-};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, statat, unlinkat};
 use rustix::io::Errno;
 use sandglass_core::execution::{Change, FileChange};
 
+pub use self::all::Workspaces;
 use self::beneath::kind;
+pub use self::error::{Quota, WorkspaceError};
+use self::files::make_folder;
+pub(crate) use self::files::put;
 pub use self::tree::Usage;
 use self::tree::{Next, Version, Walked};
-use crate::users::{User, Users};
+use crate::users::User;
 
 /// The folder of a workspace in which the files of cells are kept.
 pub const CELLS_FOLDER: &str = ".repl";
@@ -56,279 +65,6 @@ const MAX_CHANGES: usize = sandglass_core::limits::MAX_CHANGED_FILES;
 const MAX_NAME: usize = 64;
 /// For how long a descriptor may be on its way from one process to another.
 const ON_THEIR_WAY: Duration = Duration::from_millis(100);
-/// Times that a workspace is looked up again because it was removed meanwhile.
-const ATTEMPTS: u32 = 8;
-
-/// Why something cannot be done with a workspace or a file of it. Nothing was changed.
-#[derive(Debug, thiserror::Error)]
-pub enum WorkspaceError {
-    /// A user or session cannot have this name.
-    #[error(
-        "{what} {name:?} cannot be a folder's name: 1 to {MAX_NAME} letters, digits, \"_\", \"-\", \".\" or \"@\", the first none of the last three"
-    )]
-    Name {
-        /// Which of the two.
-        what: &'static str,
-        /// Its name.
-        name: String,
-    },
-    /// Another session has it.
-    #[error("the workspace {0} is in use: end the session that has it, or take another name")]
-    InUse(String),
-    /// There is no such file or folder.
-    #[error("there is no file or folder {0:?}")]
-    NotFound(String),
-    /// A path leads to something that is refused.
-    #[error("{path}: {problem}")]
-    Refused {
-        /// The path as it was given.
-        path: String,
-        /// A text that says what is wrong with it.
-        problem: String,
-    },
-    /// There is no room for it.
-    #[error("the workspace has no room for it: {0}")]
-    Quota(String),
-    /// The system failed.
-    #[error("{what}: {error}")]
-    System {
-        /// The operation.
-        what: String,
-        /// The system's error.
-        error: io::Error,
-    },
-}
-
-impl WorkspaceError {
-    /// The stable code that callers may branch on.
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::Name { .. } => "invalid_option",
-            Self::InUse(_) => "workspace_in_use",
-            Self::NotFound(_) => "file_not_found",
-            Self::Refused { .. } | Self::System { .. } => "file_error",
-            Self::Quota(_) => "quota",
-        }
-    }
-
-    fn refused(path: &str, problem: impl Into<String>) -> Self {
-        Self::Refused {
-            path: path.to_owned(),
-            problem: problem.into(),
-        }
-    }
-
-    fn system(what: impl Into<String>, error: impl Into<io::Error>) -> Self {
-        Self::System {
-            what: what.into(),
-            error: error.into(),
-        }
-    }
-
-    /// The meaning of a failure at a path within a workspace.
-    fn at(path: &str, error: Errno) -> Self {
-        match error {
-            Errno::NOENT | Errno::NOTDIR => Self::NotFound(path.to_owned()),
-            Errno::LOOP => Self::refused(path, "is a link, or lies behind one; links are not followed"),
-            Errno::XDEV => Self::refused(path, "leads out of the workspace"),
-            Errno::NOSPC | Errno::DQUOT => Self::Quota("the disk is full".to_owned()),
-            error => Self::system(path, error),
-        }
-    }
-}
-
-/// The bounds of a workspace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Quota {
-    /// Bytes on the disk.
-    pub bytes: u64,
-    /// Files and folders.
-    pub files: u64,
-}
-
-impl Quota {
-    /// Names what there is too much of, if anything.
-    pub fn exceeded(&self, usage: &Usage) -> Option<String> {
-        if usage.in_flight {
-            let why = "code has sent file descriptors that nobody has received, and what they keep on the disk cannot be counted";
-            Some(why.to_owned())
-        } else if !usage.complete {
-            Some("its folders are deeper, or more, than can be looked at".to_owned())
-        } else if usage.bytes > self.bytes {
-            Some(format!("{} bytes of {}", usage.bytes, self.bytes))
-        } else if usage.files > self.files {
-            Some(format!("{} files of {}", usage.files, self.files))
-        } else {
-            None
-        }
-    }
-}
-
-/// All workspaces of a server: `WORKSPACE_DIR`.
-#[derive(Debug)]
-pub struct Workspaces {
-    path: PathBuf,
-    folder: OwnedFd,
-    users: Option<Users>,
-    quota: Option<Quota>,
-}
-
-impl Workspaces {
-    /// Those in a folder, which is made when there is none. With `users`, each workspace that somebody has belongs to another one of them;
-    /// others than root leave it out.
-    ///
-    /// # Errors
-    /// [`WorkspaceError::System`], when it cannot be made.
-    pub fn open(path: &Path, users: Option<Users>, quota: Option<Quota>) -> Result<Self, WorkspaceError> {
-        let fail = |error: io::Error| WorkspaceError::system(path.display().to_string(), error);
-        std::fs::create_dir_all(path).map_err(fail)?;
-        let path = path.canonicalize().map_err(fail)?;
-        let folder = File::open(&path).map_err(fail)?.into();
-        Ok(Self {
-            path,
-            folder,
-            users,
-            quota,
-        })
-    }
-
-    /// Takes a workspace, and makes it when there is none. Nobody else gets it until it is dropped.
-    ///
-    /// # Errors
-    /// [`WorkspaceError::InUse`] when somebody has it, [`WorkspaceError::Name`] for a name that is none.
-    pub fn claim(&self, user: &str, session: &str) -> Result<Workspace, WorkspaceError> {
-        check_name("the user", user)?;
-        check_name("the session", session)?;
-        let label = format!("{user}/{session}");
-        let fail = |error: Errno| WorkspaceError::at(&label, error);
-        for _ in 0..ATTEMPTS {
-            // Others than the owner may pass through it, but not see what is there.
-            let parent = make_folder(&self.folder, user, Mode::from_raw_mode(0o711), None).map_err(fail)?;
-            let folder = match make_folder(&parent, session, Mode::RWXU, None) {
-                Err(Errno::NOENT) => continue, // the user's folder was removed just now
-                folder => folder.map_err(fail)?,
-            };
-            match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
-                Err(Errno::AGAIN) => return Err(WorkspaceError::InUse(label)),
-                locked => locked.map_err(fail)?,
-            }
-            // Whoever had it until now may have removed it.
-            let there = statat(&parent, session, AtFlags::SYMLINK_NOFOLLOW);
-            let same =
-                |stat: &Stat| fstat(&folder).is_ok_and(|mine| (mine.st_dev, mine.st_ino) == (stat.st_dev, stat.st_ino));
-            if !there.is_ok_and(|stat| same(&stat)) {
-                continue;
-            }
-            let owner = self.users.map(|users| users.of_workspace(&folder)).transpose();
-            return Ok(Workspace {
-                path: self.path.join(user).join(session),
-                user: user.to_owned(),
-                session: session.to_owned(),
-                parent,
-                folder,
-                owner: owner.map_err(|error| WorkspaceError::system(&label, error))?.flatten(),
-                quota: self.quota,
-            });
-        }
-        Err(WorkspaceError::InUse(label))
-    }
-
-    /// Their folder.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Removes a user's workspaces that nobody has, all but the `kept` ones that were changed last. `is_meant` says of a name whether it is
-    /// of those that this is about.
-    ///
-    /// # Errors
-    /// [`WorkspaceError`], when one cannot be read or removed; then there may be more than `kept`.
-    pub fn prune(&self, user: &str, kept: usize, is_meant: impl Fn(&str) -> bool) -> Result<(), WorkspaceError> {
-        check_name("the user", user)?;
-        let fail = |error: Errno| WorkspaceError::at(user, error);
-        let folder = match beneath::open(&self.folder, user, OFlags::RDONLY | OFlags::DIRECTORY) {
-            Err(Errno::NOENT) => return Ok(()),
-            folder => folder.map_err(fail)?,
-        };
-        let mut sessions = Vec::new();
-        for entry in Dir::read_from(&folder).map_err(fail)? {
-            let entry = entry.map_err(fail)?;
-            let Ok(name) = entry.file_name().to_str() else { continue };
-            if check_name("the session", name).is_err() || !is_meant(name) {
-                continue;
-            }
-            if let Ok(stat) = statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW)
-                && kind(&stat) == FileType::Directory
-            {
-                sessions.push(((stat.st_ctime, stat.st_ctime_nsec), name.to_owned()));
-            }
-        }
-        sessions.sort();
-        let mut seen = 0;
-        for (_, session) in sessions.iter().rev() {
-            match self.claim(user, session) {
-                Err(WorkspaceError::InUse(_)) => continue,
-                Err(error) => return Err(error),
-                Ok(workspace) if seen == kept => workspace.destroy()?,
-                Ok(_) => seen += 1,
-            }
-        }
-        Ok(())
-    }
-}
-
-fn check_name(what: &'static str, name: &str) -> Result<(), WorkspaceError> {
-    let fits = |(index, byte): (usize, u8)| match byte {
-        b'.' | b'-' | b'@' => index > 0,
-        byte => byte.is_ascii_alphanumeric() || byte == b'_',
-    };
-    if (1..=MAX_NAME).contains(&name.len()) && name.bytes().enumerate().all(fits) {
-        return Ok(());
-    }
-    let name = name.chars().take(MAX_NAME).collect();
-    Err(WorkspaceError::Name { what, name })
-}
-
-/// Opens a folder, and makes it first when there is none.
-fn make_folder(
-    parent: impl AsFd,
-    name: impl AsRef<OsStr>,
-    mode: Mode,
-    owner: Option<&User>,
-) -> rustix::io::Result<OwnedFd> {
-    let name = name.as_ref();
-    let made = match mkdirat(&parent, name, mode) {
-        Ok(()) => true,
-        Err(Errno::EXIST) => false,
-        Err(error) => return Err(error),
-    };
-    let folder = beneath::open(&parent, name, OFlags::RDONLY | OFlags::DIRECTORY)?;
-    if made {
-        // Not what the host's umask left of it: guests have to get in.
-        fchmod(&folder, mode)?;
-        if let Some(owner) = owner {
-            give(&folder, owner)?;
-        }
-    }
-    Ok(folder)
-}
-
-fn give(file: &OwnedFd, owner: &User) -> rustix::io::Result<()> {
-    fchown(file, Some(Uid::from_raw(owner.id())), Some(Gid::from_raw(owner.id())))
-}
-
-/// Gives what in a folder belongs to one user to another. Takes as long as the disk does.
-///
-/// # Errors
-/// Not all could be given.
-pub(crate) fn give_all(folder: BorrowedFd<'_>, from: u32, to: u32) -> io::Result<()> {
-    match tree::give(folder, from, to)? {
-        Walked::Beyond => Err(io::Error::other(
-            "its folders are deeper, or more, than can be given to another user: remove some of them, or take an empty folder",
-        )),
-        _ => Ok(()),
-    }
-}
 
 /// One workspace, held by one session.
 #[derive(Debug)]
@@ -748,33 +484,4 @@ impl Workspace {
 /// Names as one path.
 fn joined(names: &[&OsStr]) -> OsString {
     names.join(OsStr::new("/"))
-}
-
-/// Makes `bytes` the contents of a file of a folder, all of them or none. A file that was there is replaced, not written to: it may
-/// have other names.
-pub(crate) fn put(
-    folder: &OwnedFd,
-    name: impl AsRef<OsStr>,
-    bytes: &[u8],
-    mode: Mode,
-    owner: Option<&User>,
-) -> rustix::io::Result<()> {
-    let mut random = [0; 8];
-    getrandom::fill(&mut random).map_err(|_| Errno::IO)?;
-    let part = format!(".sandglass-{:016x}", u64::from_le_bytes(random));
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = openat(folder, part.as_str(), flags, mode)?;
-    let written = (|| {
-        if let Some(owner) = owner {
-            give(&file, owner)?;
-        }
-        let mut file = File::from(file);
-        let written = file.write_all(bytes);
-        written.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-        renameat(folder, part.as_str(), folder, name.as_ref())
-    })();
-    if written.is_err() {
-        let _ = unlinkat(folder, part.as_str(), AtFlags::empty());
-    }
-    written
 }

@@ -2,6 +2,8 @@
 //!
 //! `python/sandglass/native/zygote.py` is the other end and tells what the two say to each other. A guest that was forked is a [`Guest`] like
 //! any other: it has a channel of its own, is killed by a pidfd, and is limited by a control group of its own.
+//!
+//! Decisions: `docs/internals/guests-on-hosts.md`.
 
 use std::collections::HashMap;
 use std::fmt;

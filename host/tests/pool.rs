@@ -5,6 +5,8 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::collections::{HashMap, HashSet};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,6 +20,7 @@ use sandglass_host::stateless::{self, Bounds, Request};
 use sandglass_host::workspace::Workspaces;
 use sandglass_host::zygote::{Zygote, ZygoteLauncher};
 use sandglass_host::{BackendKind, Error, Launcher, Limits, Outcome, Resources, Sandbox, Settings, StateStatus, Users};
+use tokio::process::Command;
 use tokio::sync::Notify;
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -115,6 +118,36 @@ async fn a_forked_guest_has_what_was_imported_and_no_privileges() {
         let run = guest.execute(attack).await.unwrap();
         assert_eq!(run.outcome, Outcome::Error, "{attack}");
     }
+}
+
+/// A forked guest is another user than its zygote, which has imported all that it can without this.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_forked_guest_imports_from_a_virtual_environment_what_its_zygote_did_not() {
+    let _alone = alone().await;
+    let folder = tempfile::Builder::new()
+        .permissions(Permissions::from_mode(0o755))
+        .tempdir_in("/tmp")
+        .unwrap();
+    let venv = folder.path().join("venv");
+    let made = Command::new("/usr/bin/python3")
+        .args(["-m", "venv", "--without-pip"])
+        .arg(&venv)
+        .status();
+    assert!(made.await.unwrap().success(), "python3-venv is needed");
+    let packages = fs::read_dir(venv.join("lib")).unwrap().next().unwrap().unwrap().path();
+    fs::write(packages.join("site-packages/later.py"), "found = 'later'").unwrap();
+    let settings = Settings {
+        python: Some(venv.join("bin/python")),
+        ..Settings::default()
+    };
+    let zygotes = bubblewrap::zygote_launcher(&settings, Vec::new(), None, PATIENCE)
+        .await
+        .unwrap();
+    let pool = Arc::new(Pool::new(Source::Zygote(zygotes), cold().await, few()));
+    pool.warm(PATIENCE).await.unwrap();
+    let sandbox = sandbox(&pool).await;
+    assert_eq!(result(&sandbox, "import later\nlater.found").await, "'later'");
+    sandbox.destroy().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,6 +1,6 @@
 """One competitor of `npm run bench:host` that is not ours: `python rivals.py monty|ipykernel|local-repl|dspy|docker-exec|docker-run`.
 
-It takes the same orders as host/examples/bench.rs, from lines of JSON, and answers in the same way.
+It takes the same orders as crates/cli/examples/bench.rs, from lines of JSON, and answers in the same way.
 """
 
 from __future__ import annotations

@@ -113,10 +113,11 @@ function stream(sandbox) {
 
 /** Counts of what ran ahead so far, of all sources. @param {Sandbox} sandbox */
 function tallies(sandbox) {
-  const sum = { started: 0, finished: 0, used: 0, wasted: 0, saved: 0 };
+  const sum = { started: 0, finished: 0, used: 0, wasted: 0, saved: 0, timeWasted: 0 };
   for (const tally of Object.values(sandbox.stats().ahead.code)) {
     for (const key of /** @type {const} */ (["started", "finished", "used", "wasted"])) sum[key] += tally[key];
     sum.saved += tally.timeSaved;
+    sum.timeWasted += tally.timeWasted;
   }
   return sum;
 }

@@ -11,13 +11,13 @@ use wasm_bindgen_futures::{JsFuture, future_to_promise, spawn_local};
 use web_sys::AbortController;
 
 use super::Driver;
+use crate::arguments::source;
 use crate::glue::{describe, thrown};
 use crate::options::ExecuteOptions;
 use crate::outbox::JsBody;
 use crate::packages::disregard;
 use crate::pieces::Pieces;
-use crate::rlm::stop::Stop;
-use crate::sandbox::source;
+use crate::stop::Stop;
 use sandglass_core::error::Error;
 use sandglass_core::limits::MAX_WRITTEN_BYTES;
 use sandglass_core::packages::imported_modules;

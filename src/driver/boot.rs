@@ -7,7 +7,7 @@ use std::task::Poll;
 
 use gloo_timers::callback::Timeout;
 use sandglass_core::error::Error;
-use sandglass_core::session::{GuestInput, ShadowId, Slot};
+use sandglass_core::session::{GuestInput, Input, ShadowId, Slot};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::spawn_local;
 
@@ -70,7 +70,7 @@ impl Driver {
             Ok(guest) => guest,
             Err(error) => {
                 let error = Error::BootFailed(describe(&error));
-                return self.hear(Slot::Main, GuestInput::Lost(error));
+                return self.feed(Input::Guest(Slot::Main, GuestInput::Lost(error)));
             }
         };
         let held = self.slots.place(Slot::Main, Some(Held::Here(guest)), None);
@@ -83,7 +83,7 @@ impl Driver {
             let started = start(&base, &glue, isolation, &this).await;
             this(&|driver, held| match &started {
                 Ok(()) => driver.adopt(held),
-                Err(error) => driver.hear(Slot::Main, GuestInput::Lost(error.clone())),
+                Err(error) => driver.feed(Input::Guest(Slot::Main, GuestInput::Lost(error.clone()))),
             });
         });
     }
@@ -106,9 +106,6 @@ impl Driver {
             let guest = Cell::new(guest);
             this(&|driver, held| match guest.take() {
                 Some(guest) => {
-                    for (request, body) in held.unsent.take() {
-                        guest.post(request, body);
-                    }
                     held.guest.replace(Some(Held::Here(guest)));
                     driver.adopt(held);
                 }
@@ -170,7 +167,7 @@ impl GuestSlot {
         };
         if let Err(error) = done {
             let error = Error::BootFailed(describe(&error));
-            driver.hear(Slot::Main, GuestInput::Lost(error));
+            driver.feed(Input::Guest(Slot::Main, GuestInput::Lost(error)));
         }
     }
 }

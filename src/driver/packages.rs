@@ -36,7 +36,9 @@ impl Driver {
 
     pub(super) fn fetch(&self, ticket: Ticket, wanted: Wanted) {
         let waiters = self.waiters.borrow();
-        let own = waiters.get(&ticket).and_then(|waiter| waiter.on_progress.clone());
+        let own = waiters
+            .get(&ticket)
+            .and_then(|waiter| waiter.options.on_progress.clone());
         drop(waiters);
         let found = self.find(own, wanted);
         let this = self.this.clone();

@@ -1,14 +1,15 @@
 //! Guests that ran code ahead, or were replaced by one that did, and wait to be used again.
+//!
+//! Decisions: `docs/internals/saving-and-restoring.md`.
 
 use sandglass_core::limits::MAX_COPIES;
 use sandglass_core::protocol::Event;
 use sandglass_core::session::{ShadowId, Slot};
-use wasm_bindgen::JsValue;
 
 use super::Driver;
 use super::messages::Parts;
 use super::slots::Held;
-use crate::guest_frame::Guest;
+use crate::guest_frame::{Guest, Letter};
 
 /// A guest that has run code, and may run code ahead.
 pub(super) struct Parked {
@@ -40,20 +41,14 @@ impl Driver {
             Some(init) if may_park => {
                 let number = self.last_parked.get() + 1;
                 self.last_parked.set(number);
-                let (messages, failures) = (self.this.clone(), self.this.clone());
-                guest.adopt(
-                    move |data| {
-                        if let Some(driver) = messages.upgrade() {
-                            driver.hear_parked(number, &data);
-                        }
-                    },
-                    move |_| {
-                        if let Some(driver) = failures.upgrade() {
-                            driver.end_parked(|parked| parked.number == number);
-                        }
-                    },
-                );
-                guest.post(init, None);
+                let this = self.this.clone();
+                let outbox = guest.outbox();
+                guest.adopt(&outbox, move |letter| {
+                    if let Some(driver) = this.upgrade() {
+                        driver.hear_parked(number, letter);
+                    }
+                });
+                outbox.post(init, None);
                 self.parked.borrow_mut().push(Parked {
                     number,
                     guest,
@@ -65,9 +60,13 @@ impl Driver {
         self.hold_spares();
     }
 
-    fn hear_parked(&self, number: u32, data: &JsValue) {
-        let events = Parts::default().read(data, self.options.limits.max_value_bytes);
-        let is_ready = matches!(events.as_deref(), Ok([(Event::Ready { .. }, None)]));
+    fn hear_parked(&self, number: u32, letter: Letter) {
+        let is_ready = if let Letter::Message(data) = letter {
+            let events = Parts::default().read(&data, self.options.limits.max_value_bytes);
+            matches!(events.as_deref(), Ok([(Event::Ready { .. }, None)]))
+        } else {
+            false
+        };
         let mut parked = self.parked.borrow_mut();
         if let Some(parked) = parked.iter_mut().find(|parked| parked.number == number)
             && is_ready

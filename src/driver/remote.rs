@@ -9,7 +9,9 @@ use super::messages::parse;
 use super::slots::{GuestSlot, Held};
 use crate::glue::now;
 use crate::outbox::JsBody;
-use crate::remote::{Owner, Server, open_frame};
+use crate::outbox::Way;
+use crate::remote::Server;
+use crate::wire::{News, open_frame};
 use sandglass_core::error::Error;
 use sandglass_core::execution::Killer;
 use sandglass_core::protocol::{Encoding, Event, ReplyStatus, Request};
@@ -26,18 +28,22 @@ impl Driver {
         let held = self.slots.place(Slot::Main, None, None);
         let generation = held.generation;
         self.progress("backend");
-        let (booted, frames) = (self.of_generation(generation), self.of_generation(generation));
-        let (failures, unreadable) = (self.of_generation(generation), self.of_generation(generation));
-        let guest = server.boot(Owner {
-            on_booted: Box::new(move || booted(&|driver, _| driver.progress("python"))),
-            on_frame: Box::new(move |frame| frames(&|driver, held| driver.receive_frame(held, frame))),
-            on_failure: Box::new(move |error, killer| {
-                failures(&|driver, _| driver.lost(error.clone(), killer));
-            }),
-            on_unreadable: Rc::new(move |request, begun, why| {
-                unreadable(&|driver, _| driver.could_not_read(request, begun, why));
-            }),
-        });
+        let this = self.this.clone();
+        let guest = server.boot(Rc::new(move |news| {
+            let Some(driver) = this.upgrade() else { return };
+            let Some((_, held)) = driver.slots.find(generation) else {
+                return;
+            };
+            match news {
+                News::Booted(wire) => {
+                    held.outbox.open(Way::Socket(wire));
+                    driver.progress("python");
+                }
+                News::Frame(frame) => driver.receive_frame(&held, frame),
+                News::Lost(error, killer) => driver.lost(error, killer),
+                News::Unreadable { request, begun, why } => driver.could_not_read(request, begun, why),
+            }
+        }));
         held.guest.replace(Some(Held::OnServer(guest)));
     }
 
@@ -69,7 +75,7 @@ impl Driver {
             .and_then(|(header, bodies)| held.parts.borrow_mut().with_bodies(parse(&header)?, &bodies, most));
         let events = match events {
             Ok(events) => events,
-            Err(what) => return self.hear(Slot::Main, GuestInput::BadMessage(what)),
+            Err(what) => return self.feed(Input::Guest(Slot::Main, GuestInput::BadMessage(what))),
         };
         let output: f64 = events
             .iter()
@@ -78,27 +84,27 @@ impl Driver {
         if self.take_all(held.generation, events) {
             self.progress("ready");
         }
-        if let (true, Some(Held::OnServer(guest))) = (output > 0.0, &*held.guest.borrow()) {
-            guest.took(output);
+        if let (true, Some(Held::OnServer(guest))) = (output > 0.0, &*held.guest.borrow())
+            && let Some(bytes) = guest.took(output)
+        {
+            held.outbox.post(Request::Credit { bytes }, None);
         }
     }
 
     /// A file that was to be sent cannot be read. What waits for it is told; a guest that has a part of it is of no more use.
     fn could_not_read(&self, request: &Request, begun: bool, why: &str) {
-        let refused = |turn, message| GuestInput::Event(Event::Refused { turn, message }, None);
+        let hear = |input| self.feed(Input::Guest(Slot::Main, input));
+        let refused = |exchange, message| hear(GuestInput::Event(Event::Refused { exchange, message }, None));
         match request {
             _ if begun => {
                 let what = format!("a file could not be read to its end while it was sent: {why}");
-                self.hear(Slot::Main, GuestInput::Lost(Error::GuestLost(what)));
+                hear(GuestInput::Lost(Error::GuestLost(what)));
             }
-            Request::SetVariable { turn, .. } => {
-                self.hear(Slot::Main, refused(*turn, format!("the file could not be read: {why}")));
+            Request::SetVariable { exchange, .. } => {
+                refused(*exchange, format!("the file could not be read: {why}"));
             }
-            Request::WriteFile { turn, path, .. } => {
-                self.hear(
-                    Slot::Main,
-                    refused(*turn, format!("{path}: the data could not be read: {why}")),
-                );
+            Request::WriteFile { exchange, path, .. } => {
+                refused(*exchange, format!("{path}: the data could not be read: {why}"));
             }
             Request::HostReply { call, .. } => {
                 let reply = Request::HostReply {

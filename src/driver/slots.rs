@@ -9,15 +9,15 @@ use js_sys::Array;
 use sandglass_core::error::Error;
 use sandglass_core::limits::MAX_AHEAD_BYTES;
 use sandglass_core::protocol::{Event, Request};
-use sandglass_core::session::{GuestEffect, GuestInput, Slot};
+use sandglass_core::session::{GuestInput, Input, Slot};
 use wasm_bindgen::prelude::*;
 use web_sys::Blob;
 
 use super::messages::{Events, Parts};
 use super::{Driver, notify};
 use crate::glue::object;
-use crate::guest_frame::Guest;
-use crate::outbox::JsBody;
+use crate::guest_frame::{Guest, Letter};
+use crate::outbox::{JsBody, Outbox};
 use crate::remote::RemoteGuest;
 use crate::snapshot::{self, Maker};
 
@@ -33,8 +33,8 @@ pub(super) struct GuestSlot {
     pub(super) generation: u32,
     /// None while it is started.
     pub(super) guest: RefCell<Option<Held>>,
-    /// The messages that it is to be sent then.
-    pub(super) unsent: RefCell<Vec<(Request, Option<JsBody>)>>,
+    /// Messages to it; open once it can be reached.
+    pub(super) outbox: Rc<Outbox>,
     pub(super) parts: RefCell<Parts>,
     /// The guest's numbers of calls that it is blocked in.
     blocked: RefCell<HashSet<u32>>,
@@ -68,10 +68,14 @@ impl Slots {
     pub(super) fn place(&self, slot: Slot, guest: Option<Held>, unconfirmed: Option<UnconfirmedInit>) -> Rc<GuestSlot> {
         let generation = self.last_generation.get() + 1;
         self.last_generation.set(generation);
+        let outbox = match &guest {
+            Some(Held::Here(guest)) => guest.outbox(),
+            _ => Outbox::new(),
+        };
         let placed = Rc::new(GuestSlot {
             generation,
             guest: RefCell::new(guest),
-            unsent: RefCell::default(),
+            outbox,
             parts: RefCell::default(),
             blocked: RefCell::default(),
             unconfirmed_init: RefCell::new(unconfirmed),
@@ -98,7 +102,11 @@ impl Slots {
         let held = self.held.borrow_mut().remove(&slot)?;
         held.unconfirmed_init.take();
         held.maker.take();
-        held.guest.take()
+        let guest = held.guest.take();
+        if !matches!(guest, Some(Held::Here(_))) {
+            held.outbox.close(); // a guest of the page does so when it ends
+        }
+        guest
     }
 
     /// Moves a guest to another slot, whose guest is taken out.
@@ -118,22 +126,8 @@ impl Slots {
 }
 
 impl GuestSlot {
-    /// Sends its guest a message, as soon as there is one. `is_blocking`: a guest that waits hears nothing but its mailbox.
-    fn post(&self, request: Request, body: Option<JsBody>, is_blocking: bool) {
-        if let (Request::Init { .. }, Some(unconfirmed)) = (&request, &mut *self.unconfirmed_init.borrow_mut()) {
-            unconfirmed.init = Some(request.clone());
-        }
-        match &*self.guest.borrow() {
-            None => self.unsent.borrow_mut().push((request, body)),
-            Some(Held::OnServer(guest)) => guest.post(request, body),
-            Some(Held::Here(guest)) if self.is_blocked(guest, &request, is_blocking) => {
-                guest.post_blocked(&request, body);
-            }
-            Some(Held::Here(guest)) => guest.post(request, body),
-        }
-    }
-
-    /// Returns true when the guest hears this in its mailbox only. What it may hear in either way is in the mailbox then.
+    /// Returns true when the guest hears this in its mailbox only. What it may hear in either way is in the mailbox then. `is_blocking`: a
+    /// guest that waits hears nothing but its mailbox.
     fn is_blocked(&self, guest: &Guest, request: &Request, is_blocking: bool) -> bool {
         match request {
             Request::HostReply { call, .. } => return self.blocked.borrow_mut().remove(call),
@@ -147,38 +141,24 @@ impl GuestSlot {
         }
         false
     }
-
-    /// Sends its guest a message with `Blob`s.
-    fn post_blobs(&self, request: &Request, blobs: Vec<JsBody>) {
-        if let Some(Held::Here(guest)) = &*self.guest.borrow() {
-            guest.post_blobs(request, blobs);
-        }
-    }
 }
 
 impl Driver {
-    /// Does something with the guest in a slot.
-    pub(super) fn carry_out_in(&self, slot: Slot, effect: GuestEffect<JsBody>) {
-        match effect {
-            GuestEffect::Boot => self.boot(slot),
-            GuestEffect::Kill => self.kill(slot),
-            GuestEffect::Post(request, body) => self.post(slot, request, body),
-            GuestEffect::Restore(request, blobs) | GuestEffect::Install(request, blobs) => {
-                if let Some(held) = self.slots.at(slot) {
-                    held.post_blobs(&request, blobs);
-                }
-            }
-        }
-    }
-
     /// Sends the guest in a slot a message.
     pub(super) fn post(&self, slot: Slot, request: Request, body: Option<JsBody>) {
         if let (Request::Init { .. }, Slot::Shadow(_)) = (&request, slot) {
             self.shadow_init.replace(Some(request.clone()));
         }
-        if let Some(held) = self.slots.at(slot) {
-            let is_blocking = self.session.borrow().info().bridge == "atomics";
-            held.post(request, body, is_blocking);
+        let Some(held) = self.slots.at(slot) else { return };
+        if let (Request::Init { .. }, Some(unconfirmed)) = (&request, &mut *held.unconfirmed_init.borrow_mut()) {
+            unconfirmed.init = Some(request.clone());
+        }
+        let is_blocking = self.session.borrow().info().bridge == "atomics";
+        match &*held.guest.borrow() {
+            Some(Held::Here(guest)) if held.is_blocked(guest, &request, is_blocking) => {
+                guest.post_blocked(&request, body.map(|body| held.outbox.whole(&body)));
+            }
+            _ => held.outbox.post(request, body),
         }
     }
 
@@ -196,37 +176,37 @@ impl Driver {
 
     /// Lets messages to and from a guest through.
     pub(super) fn adopt(&self, held: &GuestSlot) {
-        let generation = held.generation;
-        let (messages, failures) = (self.of_generation(generation), self.of_generation(generation));
+        let (this, generation) = (self.this.clone(), held.generation);
         if let Some(Held::Here(guest)) = &*held.guest.borrow() {
-            guest.adopt(
-                move |data| messages(&|driver, _| driver.receive(generation, &data)),
-                move |why| {
-                    failures(&|driver, _| {
-                        driver.failed(generation, GuestInput::Lost(Error::GuestLost(why.clone())));
-                    });
-                },
-            );
+            guest.adopt(&held.outbox, move |letter| {
+                if let Some(driver) = this.upgrade() {
+                    driver.receive(generation, letter);
+                }
+            });
         }
     }
 
-    /// A message from a guest; it is not to be trusted.
-    fn receive(&self, generation: u32, data: &JsValue) {
+    /// Something comes from a guest; it is not to be trusted.
+    fn receive(&self, generation: u32, letter: Letter) {
         let Some((slot, held)) = self.slots.find(generation) else {
             return;
+        };
+        let data = match letter {
+            Letter::Message(data) => data,
+            Letter::Failure(why) => return self.failed(generation, GuestInput::Lost(Error::GuestLost(why))),
         };
         let most = self.options.limits.max_value_bytes;
         let most = match slot {
             Slot::Main => most,
             Slot::Shadow(_) => most.min(MAX_AHEAD_BYTES), // it is kept until its code comes
         };
-        let read = held.parts.borrow_mut().read(data, most);
+        let read = held.parts.borrow_mut().read(&data, most);
         let events = match read {
             Ok(events) => events,
-            Err(what) => return self.hear(slot, GuestInput::BadMessage(what)),
+            Err(what) => return self.feed(Input::Guest(slot, GuestInput::BadMessage(what))),
         };
         if let (Slot::Main, [(event @ Event::Snapshot { .. }, _)]) = (slot, &events[..]) {
-            return self.take_snapshot(&held, data, event);
+            return self.take_snapshot(&held, &data, event);
         }
         if self.take_all(generation, events) {
             snapshot::prove(&self.options.assets_url(&self.glue));
@@ -260,7 +240,7 @@ impl Driver {
                 held.blocked.borrow_mut().insert(*call);
             }
             has_become_ready |= slot == Slot::Main && matches!(event, Event::Ready { .. });
-            self.hear(slot, GuestInput::Event(event, body));
+            self.feed(Input::Guest(slot, GuestInput::Event(event, body)));
         }
         has_become_ready && self.slots.find(generation).is_some()
     }
@@ -273,7 +253,7 @@ impl Driver {
         if held.unconfirmed_init.borrow().is_some() {
             self.start_another(slot, &held);
         } else {
-            self.hear(slot, input);
+            self.feed(Input::Guest(slot, input));
         }
     }
 
@@ -292,7 +272,10 @@ impl Driver {
                 snapshot::keep(&self.options.assets_url(&self.glue), &self.glue, blob);
                 held.maker.take();
             }
-            _ => self.hear(Slot::Main, GuestInput::BadMessage("an unasked snapshot".to_owned())),
+            _ => {
+                let unasked = GuestInput::BadMessage("an unasked snapshot".to_owned());
+                self.feed(Input::Guest(Slot::Main, unasked));
+            }
         }
     }
 }

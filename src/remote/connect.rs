@@ -10,8 +10,8 @@ use web_sys::{AbortSignal, BinaryType, CloseEvent, MessageEvent, Response, WebSo
 
 use super::Backend;
 use crate::glue::{base64, bytes, describe, fetch, object};
+use sandglass_core::SUBPROTOCOL;
 use sandglass_core::error::Error;
-use sandglass_core::protocol::PROTOCOL_VERSION;
 
 /// The backends that can run guests on a server.
 const BACKENDS: [&str; 4] = ["bubblewrap", "docker", "subprocess", "jupyter"];
@@ -93,7 +93,7 @@ async fn channel(backend: &Backend, id: &str) -> Result<Socket, Error> {
     let url = &backend.url;
     // http becomes ws, https wss.
     let address = format!("ws{}v1/sessions/{id}/channel", url.trim_start_matches("http"));
-    let protocols = Array::of1(&format!("sandglass.v{PROTOCOL_VERSION}").into());
+    let protocols = Array::of1(&SUBPROTOCOL.into());
     if let Some(key) = &backend.api_key {
         let key = String::from(base64(&bytes(key.as_bytes())));
         let key = key.trim_end_matches('=').replace('+', "-").replace('/', "_");

@@ -5,50 +5,41 @@ use std::rc::Rc;
 
 use wasm_bindgen_futures::spawn_local;
 
-use super::model::{Listener, Model, NoAnswer, Purpose, Question};
+use super::model::{Listener, Model, Purpose, Question};
 use super::run::Run;
-use super::stop::Stop;
 use crate::glue::now;
-use sandglass_core::budget::Budget;
-use sandglass_rlm::openai::Reply;
+use crate::stop::Stop;
+use sandglass_rlm::openai::Retry;
 use sandglass_rlm::{Message, draft};
 
-/// A draft that is being written.
+/// A draft that is to be asked for, or is being written.
 pub(super) struct Draft {
     stop: Stop,
-    budget: Budget,
-    messages: Vec<Message>,
-    price: Option<[f64; 2]>,
-    heard: RefCell<String>,
-    is_asked: Cell<bool>,
+    written: RefCell<Option<draft::Draft>>,
     is_over: Cell<bool>,
 }
 
 impl Draft {
-    /// Ends it, when it is not over: the reply that it is for has begun, or will not come. It has used what it was sent and has said so far.
+    /// Ends it, when it is not over: the reply that it is for has begun, or will not come.
     pub(super) fn end(&self) {
-        if !self.is_over.replace(true) && self.is_asked.get() {
-            self.charge(&Reply {
-                text: self.heard.take(),
-                price: self.price,
-                ..Reply::default()
-            });
+        if !self.is_over.replace(true) {
+            self.written.take();
             self.stop.end();
         }
-    }
-
-    fn charge(&self, said: &Reply) {
-        draft::charge(&self.budget, &self.messages, said);
     }
 }
 
 impl Listener for Draft {
     fn text(&self, text: &str) {
-        self.heard.borrow_mut().push_str(text);
+        if let Some(written) = &mut *self.written.borrow_mut() {
+            written.hear(text);
+        }
     }
 
-    fn retry(&self, _attempt: u32, _wait_ms: f64, _reason: String) {
-        self.heard.borrow_mut().clear();
+    fn retry(&self, _: Retry) {
+        if let Some(written) = &mut *self.written.borrow_mut() {
+            written.begin_again();
+        }
     }
 }
 
@@ -59,29 +50,29 @@ impl Run {
         let model = self.tree.options.draft.clone().filter(|model| !model.is(asked))?;
         let draft = Rc::new(Draft {
             stop: Stop::on(&[self.stop.signal()]).ok()?,
-            budget: self.budget(),
-            messages: messages.to_vec(),
-            price: match &model {
-                Model::Endpoint(endpoint) => endpoint.price,
-                Model::Function(_) => None,
-            },
-            heard: RefCell::default(),
-            is_asked: Cell::default(),
+            written: RefCell::default(),
             is_over: Cell::default(),
         });
-        let (run, written) = (self.clone(), draft.clone());
-        spawn_local(async move { run.wait_for(&written, &model, turn).await });
+        let (run, asked, messages) = (self.clone(), draft.clone(), messages.to_vec());
+        spawn_local(async move { run.wait_for(&asked, &model, &messages, turn).await });
         Some(draft)
     }
 
-    async fn wait_for(&self, draft: &Rc<Draft>, model: &Model, turn: u32) {
-        let of = self.tree.options.max_iterations;
-        if draft.is_over.get() || !draft::admit(&draft.budget, turn, of, now()) {
+    async fn wait_for(&self, draft: &Rc<Draft>, model: &Model, messages: &[Message], turn: u32) {
+        if draft.is_over.get() {
             return;
         }
-        draft.is_asked.set(true);
+        let price = match model {
+            Model::Endpoint(endpoint) => endpoint.price,
+            Model::Function(_) => None,
+        };
+        let most = self.tree.options.max_iterations;
+        let Some(written) = draft::Draft::admit(self.budget(), messages, price, turn, most, now()) else {
+            return;
+        };
+        draft.written.replace(Some(written));
         let question = Question {
-            messages: &draft.messages,
+            messages,
             run: &self.id(),
             depth: self.depth(),
             purpose: Purpose::Draft(turn),
@@ -89,16 +80,10 @@ impl Run {
         };
         let listener: Rc<dyn Listener> = draft.clone();
         let answered = model.ask(&question, &draft.stop, &listener).await;
-        if draft.is_over.replace(true) {
-            return;
-        }
-        match answered {
-            Ok(reply) => {
-                draft.charge(&reply);
-                self.expects(draft::codes(&reply));
-            }
+        draft.is_over.set(true);
+        if let Some(written) = draft.written.take() {
             // A draft that fails is not the run's failure.
-            Err(NoAnswer::Stopped | NoAnswer::Failed(_) | NoAnswer::NotRecorded(_)) => {}
+            self.expects(written.end(answered.ok()));
         }
     }
 }

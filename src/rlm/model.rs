@@ -9,13 +9,13 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
 use web_sys::{ReadableStreamDefaultReader, Response};
 
-use super::stop::{Stop, Waited, after};
 use crate::budget::usage;
 use crate::glue::{describe, fetch, get, object, readable};
+use crate::stop::{Stop, Waited, after};
 use sandglass_rlm::event::hash;
 use sandglass_rlm::limits::MAX_REPLY_BYTES;
 use sandglass_rlm::openai::{
-    Failure, Reply, RetryAfter, StreamReader, completions_url, read_reply, refusal, request_body, retry_in,
+    Attempts, Failure, Reply, Retry, RetryAfter, StreamReader, completions_url, read_reply, refusal, request_body,
 };
 use sandglass_rlm::{Message, query};
 
@@ -74,7 +74,7 @@ pub(super) trait Listener {
     /// Text has come.
     fn text(&self, text: &str);
     /// An attempt failed; the text so far does not count.
-    fn retry(&self, attempt: u32, wait_ms: f64, reason: String);
+    fn retry(&self, retry: Retry);
 }
 
 /// Why there is no answer.
@@ -200,7 +200,8 @@ impl Endpoint {
         let model =
             query::model_named(question.model.as_deref(), &self.model, &self.models).map_err(NoAnswer::Failed)?;
         let body = request_body(model, question.messages, self.stream, &self.body);
-        for attempt in 1.. {
+        let mut attempts = Attempts::new(self.max_retries);
+        loop {
             let failure = match self.attempt(&body, stop, &**listener).await {
                 Ok(reply) => {
                     return Ok(Reply {
@@ -208,22 +209,15 @@ impl Endpoint {
                         ..reply
                     });
                 }
-                Err(_) if stop.is_stopped() => break,
+                Err(_) if stop.is_stopped() => return Err(NoAnswer::Stopped),
                 Err(failure) => failure,
             };
-            let reason = query::without_key(failure.to_string(), self.api_key.as_deref());
-            let Some(wait_ms) = retry_in(&failure, attempt, self.max_retries, Math::random()) else {
-                let times = if attempt > 1 {
-                    format!(" ({attempt} attempts)")
-                } else {
-                    String::new()
-                };
-                return Err(NoAnswer::Failed(format!("{reason}{times}")));
-            };
-            listener.retry(attempt, wait_ms, reason);
+            let retry = attempts.failed(&failure, self.api_key.as_deref(), Math::random());
+            let retry = retry.map_err(NoAnswer::Failed)?;
+            let wait_ms = retry.wait_ms;
+            listener.retry(retry);
             stop.pause(wait_ms).await?;
         }
-        Err(NoAnswer::Stopped)
     }
 
     async fn attempt(&self, body: &str, stop: &Stop, listener: &dyn Listener) -> Result<Reply, Failure> {

@@ -8,9 +8,10 @@ use wasm_bindgen::prelude::*;
 use web_sys::AbortSignal;
 
 use super::model::{Endpoint, Model};
+use crate::arguments::entries;
 use crate::budget;
 use crate::glue::{exact, get};
-use crate::options::{self as sandbox_options, entries};
+use crate::options as sandbox_options;
 use sandglass_core::budget::BudgetLimits;
 use sandglass_core::error::Error;
 use sandglass_rlm::limits::{

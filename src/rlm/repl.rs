@@ -8,7 +8,6 @@ use serde_json::Value;
 use wasm_bindgen::prelude::*;
 
 use super::run::Run;
-use super::stop::Waited;
 use super::writing::Writing;
 use crate::budget::Given;
 use crate::convert::encode;
@@ -17,6 +16,7 @@ use crate::glue::{describe, exact, thrown};
 use crate::options::ExecuteOptions;
 use crate::outbox::JsBody;
 use crate::sandbox::Sandbox;
+use crate::stop::Waited;
 use sandglass_core::execution::CodeExecution;
 use sandglass_core::protocol::Stream;
 use sandglass_core::session::Command;

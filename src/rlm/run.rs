@@ -13,17 +13,17 @@ use web_sys::AbortSignal;
 use super::draft::Draft;
 use super::model::{Listener, Model, NoAnswer, Purpose, Question};
 use super::repl::Repl;
-use super::stop::{Stop, Waited};
 use super::tree::Tree;
 use super::writing::{Work as Ahead, Writing};
 use crate::driver::Asked;
 use crate::glue::{exact, now, readable};
+use crate::stop::{Stop, Waited};
 use sandglass_core::budget::Budget;
 use sandglass_rlm::Message;
 use sandglass_rlm::controller::Finish;
 use sandglass_rlm::event::{RlmEventKind, RunOutcome};
 use sandglass_rlm::limits::MAX_EVENT_CHARS;
-use sandglass_rlm::openai::Reply;
+use sandglass_rlm::openai::{Reply, Retry};
 use sandglass_rlm::query::{self, Refused};
 use sandglass_rlm::tree::{self, Answer, Came, Input, Next, Query, Step, Work};
 
@@ -69,21 +69,21 @@ impl Run {
 
     /// Does its task with contexts.
     pub(super) async fn work(self: Rc<Self>, contexts: Vec<JsValue>) -> Finish {
-        let place = match self.tree.places(self.depth()) {
-            Some(places) => places.take(&self.stop).await.map(Some),
+        let permit = match self.tree.permits(self.depth()) {
+            Some(permits) => permits.acquire(&self.stop).await.map(Some),
             None => Ok(None),
         };
-        let opened = match place {
-            Ok(place) => Repl::open(&self, &contexts)
+        let opened = match permit {
+            Ok(permit) => Repl::open(&self, &contexts)
                 .await
-                .map(|(repl, facts)| (repl, facts, place)),
+                .map(|(repl, facts)| (repl, facts, permit)),
             Err(waited) => Err(waited),
         };
         drop(contexts);
         let (mut repl, mut input) = match opened {
-            Ok((repl, facts, place)) => {
+            Ok((repl, facts, permit)) => {
                 self.writing.replace(repl.writing());
-                (Some((repl, place)), Input::Ready(facts))
+                (Some((repl, permit)), Input::Ready(facts))
             }
             Err(waited) => (None, self.stopped(&waited)),
         };
@@ -308,7 +308,7 @@ impl Listener for Told {
         }
     }
 
-    fn retry(&self, attempt: u32, wait: f64, reason: String) {
+    fn retry(&self, retry: Retry) {
         let call = match self.purpose {
             Purpose::Turn(_) => {
                 self.run.writes(Writing::begin);
@@ -319,9 +319,9 @@ impl Listener for Told {
         };
         self.run.emit(RlmEventKind::Retry {
             call,
-            attempt,
-            wait,
-            reason,
+            attempt: retry.attempt,
+            wait: retry.wait_ms,
+            reason: retry.reason,
         });
     }
 }

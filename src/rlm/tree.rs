@@ -8,9 +8,9 @@ use wasm_bindgen::prelude::*;
 
 use super::options::Options;
 use super::run::Run;
-use super::stop::{Places, Stop};
 use crate::driver::notify;
 use crate::glue::{Glue, now, thrown};
+use crate::stop::{Semaphore, Stop};
 use sandglass_core::budget::Budget;
 use sandglass_core::error::Error;
 use sandglass_rlm::event::{RlmEvent, RunOutcome};
@@ -23,8 +23,8 @@ pub(super) struct Tree {
     /// Knows the rules of its runs, and why they are ended.
     runs: Arc<tree::Tree>,
     stop: Stop,
-    /// The place where runs of one depth, from 1, get their places: each depth waits for the next one only.
-    places: Vec<Rc<Places>>,
+    /// Permits for the runs of one depth, from 1: each depth waits for the next one only.
+    permits: Vec<Rc<Semaphore>>,
     /// The trajectory.
     events: Array,
 }
@@ -35,16 +35,16 @@ impl Tree {
         Rc::new(Self {
             glue,
             runs: tree::Tree::new(options.rules(), now()),
-            places: (0..options.max_depth).map(|_| Places::new(count)).collect(),
+            permits: (0..options.max_depth).map(|_| Semaphore::new(count)).collect(),
             options,
             stop,
             events: Array::new(),
         })
     }
 
-    /// The place where a run of this depth waits for its turn; the first does not.
-    pub(super) fn places(&self, depth: u32) -> Option<&Rc<Places>> {
-        self.places.get(usize::try_from(depth.checked_sub(1)?).ok()?)
+    /// The permits that runs of this depth wait for; the first run does not.
+    pub(super) fn permits(&self, depth: u32) -> Option<&Rc<Semaphore>> {
+        self.permits.get(usize::try_from(depth.checked_sub(1)?).ok()?)
     }
 
     /// Makes the first run.

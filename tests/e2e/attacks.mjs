@@ -178,7 +178,7 @@ for name in ("length", "buffer", "byteLength", "byteOffset", "constructor", "sli
         attempt(lambda: js.Object.defineProperty(place, name, getter))
 bridge = next(o for o in gc.get_objects() if type(o).__name__ == "BrowserBridge")._js
 attempt(lambda: bridge.display("text/plain", data, False))
-attempt(lambda: bridge.call("llm_query", "bytes", data))
+attempt(lambda: bridge.ask("llm_query", to_js(["bytes", data])))
 attempt(lambda: bridge.forget())
 print("seen", seen)`,
     "frames of the glue show no port": `
@@ -234,11 +234,11 @@ for maker in (js.Function, to_js([1]).constructor.constructor, of(js.Object.getO
 
 /** Changes to the objects that the glue and Pyodide rely on. None may change a result, though it may end the guest. */
 export const POLLUTIONS = [
-  "js.Object.prototype.toJSON = create_proxy(lambda *a: to_js({'type': 'executed', 'turn': 99}, dict_converter=js.Object.fromEntries))",
+  "js.Object.prototype.toJSON = create_proxy(lambda *a: to_js({'type': 'executed', 'exchange': 99}, dict_converter=js.Object.fromEntries))",
   "js.Array.prototype.toJSON = create_proxy(lambda *a: 'forged')",
   "js.Object.defineProperty(js.Object.prototype, '0', js.Object.fromEntries(to_js([['set', create_proxy(lambda *a: None)]])))",
   "js.Object.defineProperty(js.Array.prototype, '0', js.Object.fromEntries(to_js([['set', create_proxy(lambda *a: None)]])))",
-  "js.Object.defineProperty(js.Object.prototype, 'turn', js.Object.fromEntries(to_js([['get', create_proxy(lambda *a: 1)], ['set', create_proxy(lambda *a: None)]])))",
+  "js.Object.defineProperty(js.Object.prototype, 'exchange', js.Object.fromEntries(to_js([['get', create_proxy(lambda *a: 1)], ['set', create_proxy(lambda *a: None)]])))",
   "js.Array.prototype.push = create_proxy(lambda *a: 0)",
   "js.Array.prototype.map = js.Array.prototype.flatMap = create_proxy(lambda *a: js.Array.new())",
   "js.Reflect.set(js.Array.prototype, js.Symbol.iterator, create_proxy(lambda *a: None))",
@@ -314,20 +314,20 @@ export const ABUSES = [
   "bridge.output('stdout', 0, 'x' * 10_000_000)",
   "bridge.output(js.Object.new(), js.Object.new(), 'x')",
   "bridge.output()",
-  "bridge.call('llm_query', 'text', js.Object.new())\nbridge.answered()",
-  "bridge.call('llm_query', 'nonsense', to_js(b'x'))\nbridge.answered()",
-  "bridge.call('llm_query', 'marshal', to_js(b'garbage'))\nbridge.answered()",
-  "bridge.call('llm_query', 'marshal', to_js(b'['))\nbridge.answered()",
-  "bridge.call(js.Object.new(), 'text', to_js(b'x'))\nbridge.answered()",
-  "bridge.call('x' * 5_000_000, 'text', to_js(b'x'))\nbridge.answered()",
-  "bridge.call('no_such_function', 'none', to_js(b''))\nbridge.answered()",
-  "for _ in range(3000): bridge.call('llm_query', 'marshal', to_js(b'['))\nbridge.answered()",
-  "for _ in range(3): bridge.answered()",
+  "bridge.ask('llm_query', to_js(['text', js.Object.new()]))",
+  "bridge.ask('llm_query', to_js(['nonsense', to_js(b'x')]))",
+  "bridge.ask('llm_query', to_js(['marshal', to_js(b'garbage')]))",
+  "bridge.ask('llm_query', to_js(['marshal', to_js(b'[')]))",
+  "bridge.ask(js.Object.new(), to_js(['text', to_js(b'x')]))",
+  "bridge.ask('x' * 5_000_000, to_js(['text', to_js(b'x')]))",
+  "bridge.ask('no_such_function', to_js(['none', to_js(b'')]))",
+  "bridge.ask('llm_query', to_js(['marshal', b'['] * 3000))",
+  "for _ in range(3): bridge.ask('llm_query', to_js([]))",
   "for _ in range(1000): bridge.breathe()",
   "for _ in range(1000): bridge.sleep(-1)",
   "bridge.sleep('x')\nbridge.sleep(js.Object.new())\nbridge.sleep(1e300)",
-  "bridge.answeredBlocking()",
-  "bridge.sleepBlocking(10)",
+  "bridge.ask('llm_query', js.Object.fromEntries(to_js([['length', 2]])))",
+  "bridge.sleep(10)",
   "bridge.forget()\nbridge.takeWritten()\nbridge.overdue()\nbridge.lookAgain()",
   "while True: bridge.output('stdout', 0, 'x')",
   "while True: bridge.output('stdout', 0, 'x' * 60_000)",

@@ -20,15 +20,15 @@ export const KEY = "a-key-for-tests-0123456789";
 
 /**
  * Starts a server that pages of `origin` may use.
- * @param {{ backend: string, origin: string, port?: number, settings?: string[] }} options  port 0 takes a free one
+ * @param {{ backend: string, origin: string, port?: number, settings?: string[], keys?: string }} options  port 0 takes a free one
  */
-export async function startHost({ backend, origin, port = 0, settings = [] }) {
+export async function startHost({ backend, origin, port = 0, settings = [], keys = `tester ${KEY}` }) {
   if (!existsSync(program)) throw new Error(`there is no ${program}: cargo build -p sandglass-cli`);
   const args = ["serve", "--listen", `127.0.0.1:${port}`, "--backend", backend, "--allow-origin", origin];
   if (backend === "subprocess") args.push("--allow-subprocess");
   if (backend === "jupyter") args.push("--python", join(root, ".setup/jupyter/7/bin/python"));
   const child = spawn(program, [...args, ...settings], {
-    env: { REPL_DOCKER_IMAGE: TEST_IMAGE, ...process.env, SANDGLASS_KEYS: `tester ${KEY}`, NO_COLOR: "1" },
+    env: { REPL_DOCKER_IMAGE: TEST_IMAGE, ...process.env, SANDGLASS_KEYS: keys, NO_COLOR: "1" },
     stdio: ["ignore", "pipe", "pipe"],
   });
   let said = "";

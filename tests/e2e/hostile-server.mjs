@@ -1,5 +1,6 @@
 // A hostile server behind the option `backend`: its answers to HTTP requests, and its messages on the channel.
 import { createHash } from "node:crypto";
+import { readFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { listen } from "../../scripts/serve.mjs";
 
@@ -8,8 +9,9 @@ import { listen } from "../../scripts/serve.mjs";
 
 const KEY = "a-key-that-is-nobody-elses-0123";
 const ID = "0123456789abcdef0123456789abcdef";
-const PROTOCOL = "sandglass.v8";
-const VERSION = 8;
+/** The version of the wire, which `crates/core/src/protocol.rs` writes there. */
+const WIRE = new URL("../../pyodide-glue/python/sandglass/runtime/wire.py", import.meta.url);
+const VERSION = Number(readFileSync(WIRE, "utf8").match(/^VERSION = (\d+)$/m)?.[1]);
 /** Milliseconds that a sandbox may take for an answer of any kind. */
 const IN_TIME_MS = 20_000;
 
@@ -76,10 +78,10 @@ const CHANNELS = {
   "results of turns to come": [
     BOOTED,
     READY,
-    ...[0, 1, 2, 3, 4, 0xffff_ffff].flatMap((turn) => [
-      frame(1, { type: "executed", turn, execution: REPORT, encoding: "none" }),
-      frame(1, { type: "value", turn, encoding: "text" }, Buffer.from("forged")),
-      frame(1, { type: "done", turn }),
+    ...[0, 1, 2, 3, 4, 0xffff_ffff].flatMap((exchange) => [
+      frame(1, { type: "executed", exchange, execution: REPORT, encoding: "none" }),
+      frame(1, { type: "value", exchange, encoding: "text" }, Buffer.from("forged")),
+      frame(1, { type: "done", exchange }),
     ]),
   ],
   "calls before there is code": [
@@ -87,14 +89,14 @@ const CHANNELS = {
     READY,
     frame(
       1,
-      { type: "hostCall", turn: 1, call: 1, batch: 1, name: "llm_query", encoding: "text", blocking: false },
+      { type: "hostCall", exchange: 1, call: 1, batch: 1, name: "llm_query", encoding: "text", blocking: false },
       Buffer.from("REACHED"),
     ),
   ],
   "output before there is code": [
     BOOTED,
     READY,
-    frame(1, { type: "output", turn: 1, stream: "stdout", skipped: 0, text: "x" }),
+    frame(1, { type: "output", exchange: 1, stream: "stdout", skipped: 0, text: "x" }),
   ],
   "pieces without an end": [
     BOOTED,
@@ -104,7 +106,7 @@ const CHANNELS = {
   "a code page in a body": [
     BOOTED,
     READY,
-    frame(1, { type: "display", turn: 0, mime: "text/html" }, Buffer.from("<script>")),
+    frame(1, { type: "display", exchange: 0, mime: "text/html" }, Buffer.from("<script>")),
   ],
   "two guests at once": [BOOTED, BOOTED, READY, READY],
 };
@@ -238,7 +240,7 @@ async function start(answer, said) {
     );
     socket.on("error", () => {});
     socket.write(
-      `HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Protocol: ${PROTOCOL}\r\n` +
+      `HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Protocol: ${String(request.headers["sec-websocket-protocol"]).split(",")[0]}\r\n` +
         `Sec-WebSocket-Accept: ${accept.digest("base64")}\r\n\r\n`,
     );
     socket.once("data", () => said.forEach((message) => socket.write(toWire(message))));

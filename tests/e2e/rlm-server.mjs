@@ -94,8 +94,8 @@ const POLICIES = {
   endless: ({ turn, last }) => (turn === 0 ? `echo: ${last.slice(0, 20)}` : "```repl\nprint(llm_query('again'))\n```"),
 };
 
-/** Starts the server. */
-export async function startModelServer() {
+/** Starts the server. @param {typeof POLICIES} [policies]  the replies of each model */
+export async function startModelServer(policies = POLICIES) {
   /** @type {Fault[]} */
   let faults = [];
   /** Counts of requests so far, and of connections by their end. */
@@ -143,7 +143,7 @@ export async function startModelServer() {
     if (request.url !== "/v1/chat/completions") return void send(404, { error: { message: "no such place" } });
 
     const asked = read(text);
-    const policy = POLICIES[asked.model];
+    const policy = policies[asked.model];
     if (!policy) return void send(404, { error: { message: `no model ${asked.model}`, code: "model_not_found" } });
     const fault = faults.find((fault) => (fault.times ?? 1) > 0 && (!fault.match || text.includes(fault.match)));
     if (fault) {

@@ -313,7 +313,7 @@ def test_connection_files_are_checked(tmp_path: Path) -> None:
     for changes, why in (
         ({"key": ""}, "no key"),
         ({"signature_scheme": "hmac-md5"}, "hmac-md5"),
-        ({"transport": "carrier pigeon"}, "no connection file"),
+        ({"transport": "carrier pigeon"}, "carrier pigeon"),
         ({"ip": "203.0.113.1"}, "cannot be listened to"),
     ):
         file.write_text(json.dumps({**info, **changes}))

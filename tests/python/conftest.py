@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -23,8 +23,13 @@ from hypothesis import settings
 sys.path.insert(0, str(Path(__file__).parents[2] / "pyodide-glue" / "python"))
 
 from sandglass.runtime import values
-from sandglass.runtime.runtime import UNFINISHED, Runtime
+from sandglass.runtime.runtime import Runtime
 from sandglass.state.state import State
+
+if TYPE_CHECKING:
+    from sandglass.runtime.bridge import Answer
+    from sandglass.runtime.runtime import Ended
+    from sandglass.runtime.wire import Encoding
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPIPE)
 
@@ -137,20 +142,20 @@ class FakeBridge:
         self.displays.append((mime, data))
         self.events.append("display")
 
-    def host_call(self, name: str, calls: list[tuple[str, bytes]]) -> list[tuple[bool, str, bytes]]:
+    def host_call(self, name: str, calls: list[tuple[Encoding, str | bytes]]) -> list[Answer]:
         self.events.append("call")
         if self.interrupt_call:
             raise KeyboardInterrupt
-        decoded = [values.decode(encoding, body) for encoding, body in calls]
+        decoded = [body if isinstance(body, str) else values.decode(encoding, body) for encoding, body in calls]
         arguments = [[value] if isinstance(value, str) else value for value in decoded]
         self.calls.append((name, arguments))
         replies = []
         for args in arguments:
             reply = self.answer(*args)
             if isinstance(reply, Reply):
-                replies.append((False, reply.kind, reply.message.encode()))
+                replies.append((reply.kind, "none", reply.message))
             else:
-                replies.append((True, *values.encode(reply, max_bytes=10**8, max_depth=100)))
+                replies.append(("ok", *values.encode(reply, max_bytes=10**8, max_depth=100)))
         return replies
 
     def sleep(self, seconds: float | None) -> None:
@@ -166,12 +171,13 @@ class FakeBridge:
 class Cell:
     """All that the host knows of one execution."""
 
-    def __init__(self, header: str, encoding: str, body: bytes, bridge: FakeBridge) -> None:
-        assert len(header) < 10_000_000
-        self.header = json.loads(header)
+    def __init__(self, ended: Ended | None, bridge: FakeBridge) -> None:
+        assert ended is not None
+        self.header, encoding, body = ended
+        assert len(json.dumps(self.header)) < 10_000_000
         self.ended = self.header["ended"]
         self.error_type = self.header["errorType"]
-        self.names = self.header["names"]
+        self.names = self.header.get("names")
         self.final = values.decode(encoding, body) if self.header["final"] else None
         self.has_final = self.header["final"]
         self.stdout, self.stderr = bridge.text("stdout"), bridge.text("stderr")
@@ -195,7 +201,7 @@ class Guest:
         self.count += 1
         with installed(self.runtime) as runtime:
             reply = runtime.execute(self.count, source, ahead)
-        return Cell(*reply, self.bridge)
+        return Cell(reply, self.bridge)
 
     def write(self, pieces: list[str]) -> Cell:
         """Runs a cell whose text comes in these pieces. Each but the last ends with a statement."""
@@ -204,14 +210,14 @@ class Guest:
         self.count += 1
         with installed(self.runtime) as runtime:
             if len(pieces) == 1:
-                return Cell(*runtime.execute(self.count, pieces[0]), self.bridge)
+                return Cell(runtime.execute(self.count, pieces[0]), self.bridge)
             runtime.extend(self.count, pieces[0], False)
             reply = runtime.execute(self.count, pieces[0], True)
             for number, piece in enumerate(pieces[1:], 2):
-                assert reply == UNFINISHED
+                assert reply is None
                 runtime.extend(self.count, piece, number == len(pieces))
                 reply = runtime.execute(self.count, piece, number < len(pieces))
-        return Cell(*reply, self.bridge)
+        return Cell(reply, self.bridge)
 
     def ok(self, source: str) -> Cell:
         cell = self.run(source)

@@ -15,9 +15,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sandglass.runtime import values
+from sandglass.runtime.wire import VERSION
+
+if TYPE_CHECKING:
+    from sandglass.runtime.wire import (
+        Encoding,
+        ExecuteRequest,
+        GuestConfig,
+        HostReplyRequest,
+        ReplyStatus,
+        Request,
+        StopReason,
+    )
 
 FOLDER = str(Path(__file__).parents[2] / "pyodide-glue" / "python")
 BOOTSTRAP = "import sys; sys.path.insert(0, sys.argv.pop(1)); from sandglass.__main__ import main; main()"
@@ -33,7 +45,7 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(guest, 0)[1]) % 256)
 """
 EPOCH = 0xFEDCBA98
 PATIENCE_SECONDS = 120.0
-CONFIG = {
+CONFIG: GuestConfig = {
     "maxOutputChars": 50_000,
     "maxValueBytes": 64 << 20,
     "maxMemoryBytes": 1 << 30,
@@ -49,10 +61,11 @@ CONFIG = {
     "profile": "default",
     "outputFields": [],
 }
+#: An event as the guest wrote it: anything.
 Event = dict[str, Any]
 
 
-def text(value: str) -> tuple[str, bytes]:
+def text(value: str) -> tuple[Encoding, bytes]:
     return "text", value.encode()
 
 
@@ -92,9 +105,9 @@ class Host:
         )
         theirs.close()
         control.close()
-        self.turn = self.execution = 0
+        self.exchange = self.execution = 0
         self.credits = True
-        self.answer: Callable[[str, Any], tuple[str, bytes]] = lambda name, argument: text(f"answer to {argument}")
+        self.answer: Callable[[str, Any], tuple[Encoding, bytes]] = lambda name, argument: text(f"answer to {argument}")
 
     def __enter__(self) -> Host:
         return self
@@ -107,7 +120,7 @@ class Host:
 
     # ---- frames ----
 
-    def send(self, request: Event, *bodies: bytes, epoch: int | None = None) -> None:
+    def send(self, request: Request, *bodies: bytes, epoch: int | None = None) -> None:
         self.socket.sendall(frame(request, *bodies, epoch=self.epoch if epoch is None else epoch))
 
     def receive(self) -> tuple[list[Event], list[bytes]]:
@@ -115,7 +128,7 @@ class Host:
         data = self._take(length)
         epoch, header_length = struct.unpack_from("<II", data)
         assert epoch == self.epoch
-        events = json.loads(data[8 : 8 + header_length])
+        events: list[Event] = json.loads(data[8 : 8 + header_length])
         bodies, at = [], 8 + header_length
         while at < length:
             (size,) = struct.unpack_from("<I", data, at)
@@ -154,15 +167,25 @@ class Host:
     # ---- exchanges ----
 
     def init(self, **changes: Any) -> Event:
-        self.send({"type": "init", "version": 8, "config": {**CONFIG, **changes}, "restores": False})
+        config: Any = {**CONFIG, **changes}
+        self.send({"type": "init", "version": VERSION, "config": config, "restores": False})
         (event,), _ = self.receive()
         return event
 
     def begin(self, code: str, timeout_ms: float = PATIENCE_SECONDS * 1000) -> None:
-        self.turn += 1
+        self.exchange += 1
         self.execution += 1
-        request = {"type": "execute", "turn": self.turn, "execution": self.execution, "code": code}
-        self.send({**request, "timeoutMs": timeout_ms})
+        self.send(self.execute(code, timeout_ms))
+
+    def execute(self, code: str, timeout_ms: float) -> ExecuteRequest:
+        """The request to run this code."""
+        return {
+            "type": "execute",
+            "exchange": self.exchange,
+            "execution": self.execution,
+            "code": code,
+            "timeoutMs": timeout_ms,
+        }
 
     def end(self, until: str | None = None, *, promoted: bool = False) -> Execution:
         """Takes events to the execution's end, or until the text `until` was printed.
@@ -183,7 +206,7 @@ class Host:
         events, bodies = self.receive()
         for event in events:
             kind = event["type"]
-            assert event["turn"] == self.turn, event
+            assert event["exchange"] == self.exchange, event
             if kind == "output":
                 seen.streams[event["stream"]] = seen.streams.get(event["stream"], "") + event["text"]
             elif kind == "display":
@@ -205,9 +228,13 @@ class Host:
         encoding, body = self.answer(name, argument)
         self.reply(call, encoding, body)
 
-    def reply(self, call: int, encoding: str, body: bytes, status: str = "ok", message: str | None = None) -> None:
-        answer = {"type": "hostReply", "call": call, "status": status, "encoding": encoding}
-        self.send(answer if message is None else {**answer, "message": message}, *([body] if status == "ok" else []))
+    def reply(
+        self, call: int, encoding: Encoding, body: bytes, status: ReplyStatus = "ok", message: str | None = None
+    ) -> None:
+        answer: HostReplyRequest = {"type": "hostReply", "call": call, "status": status, "encoding": encoding}
+        if message is not None:
+            answer["message"] = message
+        self.send(answer, *([body] if status == "ok" else []))
 
     def run(self, code: str, timeout_ms: float = PATIENCE_SECONDS * 1000) -> Execution:
         self.begin(code, timeout_ms)
@@ -218,15 +245,16 @@ class Host:
         assert seen.report["ended"] == "ok" and seen.report["stopped"] is None, (seen.report, seen.traceback)
         return seen
 
-    def interrupt(self, reason: str = "interrupt") -> None:
-        self.send({"type": "interrupt", "turn": self.turn, "reason": reason})
+    def interrupt(self, reason: StopReason = "interrupt") -> None:
+        self.send({"type": "interrupt", "exchange": self.exchange, "reason": reason})
 
     def ask(self, kind: str, *bodies: bytes, **fields: Any) -> tuple[Event, bytes]:
         """Runs another exchange. Returns the answer and its body."""
-        self.turn += 1
-        self.send({"type": kind, "turn": self.turn, "timeoutMs": PATIENCE_SECONDS * 1000, **fields}, *bodies)
+        self.exchange += 1
+        request: Any = {"type": kind, "exchange": self.exchange, "timeoutMs": PATIENCE_SECONDS * 1000, **fields}
+        self.send(request, *bodies)
         (event,), bodies_back = self.receive()
-        assert event["turn"] == self.turn
+        assert event["exchange"] == self.exchange
         return event, bodies_back[0] if bodies_back else b""
 
     # ---- copies ----
@@ -241,7 +269,7 @@ class Copy(Host):
 
     def __init__(self, origin: Host) -> None:
         self.epoch = origin.epoch + 1
-        self.turn, self.execution = origin.turn + 100, origin.execution
+        self.exchange, self.execution = origin.exchange + 100, origin.execution
         self.credits, self.answer, self.process = origin.credits, origin.answer, origin.process
         self.socket, channel = socket.socketpair()
         self.socket.settimeout(PATIENCE_SECONDS)
@@ -271,10 +299,9 @@ class Copy(Host):
         signal.pidfd_send_signal(self._pids[1], signal.SIGKILL)
 
     def run_ahead(self, code: str, more: bool = False) -> None:
-        self.turn += 1
+        self.exchange += 1
         self.execution += 1
-        request = {"type": "execute", "turn": self.turn, "execution": self.execution, "code": code}
-        self.send({**request, "timeoutMs": PATIENCE_SECONDS * 1000, "ahead": True, "more": more})
+        self.send({**self.execute(code, PATIENCE_SECONDS * 1000), "ahead": True, "more": more})
 
     def take(self, seen: Execution, until: float | None) -> bool:
         """Takes events until this time, or until the execution's end. Returns true if it has ended."""
@@ -290,7 +317,7 @@ class Copy(Host):
             self._unanswered.append((call, name, argument))
 
     def extend(self, text: str, last: bool = False) -> None:
-        self.send({"type": "extend", "turn": self.turn, "text": text, "last": last})
+        self.send({"type": "extend", "exchange": self.exchange, "text": text, "last": last})
 
     def waits(self) -> dict[str, str]:
         """Takes output until the copy waits for more code. Returns the text of each stream."""
@@ -310,7 +337,7 @@ class Copy(Host):
 
     def promote(self, rest: str | None = None) -> None:
         self.let_go()
-        self.send({"type": "promote", "turn": self.turn, "rest": rest})
+        self.send({"type": "promote", "exchange": self.exchange, "rest": rest})
         for call in self._unanswered:
             self.called(*call)
 

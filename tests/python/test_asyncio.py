@@ -111,15 +111,6 @@ def test_submit_and_exit_pass_through_coroutines(guest: Guest) -> None:
     assert guest.ok("await asyncio.sleep(0, 1)").result == "1"
 
 
-def test_an_external_wake_hook_waits_instead(guest: Guest) -> None:
-    guest.runtime.namespace.globals["bridge"] = guest.bridge
-    source = (
-        "import asyncio\nloop = asyncio.get_running_loop()\nfuture = loop.create_future()\nloop.expect_wake(1)\n"
-        "bridge.sleep = lambda s: (None if s else loop.call_soon_threadsafe(future.set_result, 'woken'))\nawait future"
-    )
-    assert guest.ok("import asyncio\n" + source).result == "'woken'"
-
-
 @pytest.mark.parametrize(
     "source",
     [

@@ -1,4 +1,4 @@
-"""A guest in an interpreter of another program. Tests with real Jupyter kernels are in host/tests/jupyter.rs."""
+"""A guest in an interpreter of another program. Tests with real Jupyter kernels are in crates/jupyter/tests/jupyter.rs."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def turns(token, turn=kernel.turn):
     sys.exit(7)
 kernel.turn = turns"""
     with Host(tmp_path, program=LODGING.replace("# before", before)) as host:
-        host.send({"type": "listVariables", "turn": 1, "timeoutMs": 60_000})
+        host.send({"type": "listVariables", "exchange": 1, "timeoutMs": 60_000})
         assert host.process.wait(30) == 7
 
 

@@ -13,6 +13,7 @@ from native_host import CONFIG, EPOCH, Host, frame, text
 
 from sandglass.native.frames import MAX_FRAME_BYTES, BodyParts, FrameError, FrameReader, pack_frame
 from sandglass.runtime import values
+from sandglass.runtime.wire import VERSION
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def test_what_is_no_frame_is_refused_before_it_is_taken(data: bytes) -> None:
 
 
 def test_a_frame_of_another_epoch_ends_the_guest(host: Host) -> None:
-    host.send({"type": "listVariables", "turn": 1, "timeoutMs": 1000}, epoch=EPOCH - 1)
+    host.send({"type": "listVariables", "exchange": 1, "timeoutMs": 1000}, epoch=EPOCH - 1)
     with pytest.raises((EOFError, ConnectionResetError)):
         host.receive()
     assert host.process.wait(60) != 0
@@ -100,7 +101,7 @@ def test_a_frame_of_another_epoch_ends_the_guest(host: Host) -> None:
 def test_says_what_it_is(tmp_path: Path) -> None:
     with Host(tmp_path) as host:
         ready = host.init()
-        assert ready["version"] == 8
+        assert ready["version"] == VERSION
         assert ready["guest"]["bridge"] == "native" and ready["guest"]["softInterrupt"] is True
         assert ready["guest"]["python"].startswith("3.") and ready["guest"]["pyodide"] is None
 
@@ -305,7 +306,7 @@ def test_an_interrupt_stops(host: Host, code: str) -> None:
     report = None
     while report is None:
         for event in host.receive()[0]:
-            assert event["turn"] == host.turn
+            assert event["exchange"] == host.exchange
             report = event.get("execution")
     assert report["stopped"] == "interrupt" and report["errorType"] == "KeyboardInterrupt", report
     assert host.ok("kept").result == "1"
@@ -337,7 +338,7 @@ def test_an_interrupt_of_a_turn_that_is_over_has_no_effect(host: Host) -> None:
     host.ok("1")
     host.interrupt()
     for _ in range(20):
-        host.send({"type": "interrupt", "turn": host.turn, "reason": "interrupt"})
+        host.send({"type": "interrupt", "exchange": host.exchange, "reason": "interrupt"})
         assert host.ok("sum(range(1000))").result == "499500"
 
 
@@ -376,8 +377,8 @@ def test_an_interrupt_that_is_swallowed_comes_again(host: Host) -> None:
 
 def test_reading_a_variable_can_be_interrupted(host: Host) -> None:
     host.ok("class A:\n  def __repr__(self):\n    while True: pass\na = A()")
-    host.turn += 1
-    host.send({"type": "getVariable", "turn": host.turn, "name": "a", "timeoutMs": 100_000})
+    host.exchange += 1
+    host.send({"type": "getVariable", "exchange": host.exchange, "name": "a", "timeoutMs": 100_000})
     host.interrupt()
     (event,), _ = host.receive()
     assert event["type"] == "refused"

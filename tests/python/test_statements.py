@@ -40,7 +40,7 @@ CELLS = {
     "who is who": "a = 1000\nb = 1000\n(a is b, (lambda: 1000)() is a)",
     "await in a function": "import asyncio\nasync def f():\n    return await asyncio.sleep(0, 5)\nx = asyncio.run(f())\nx",
     "frames": "import sys\nf = sys._getframe()\ng = sys._getframe()\n(f is g, f.f_lineno, g.f_lineno, f.f_code.co_name, f.f_code.co_filename[:5])",
-    "the stack": "import traceback\nfirst = traceback.format_stack()[-5:]\nsecond = traceback.format_stack()[-5:]\nprint(first, second)",
+    "the stack": "import traceback\nfirst = traceback.format_stack()[-4:]\nsecond = traceback.format_stack()[-4:]\nprint(first, second)",
     "little of the stack": "import sys\nlimit = sys.getrecursionlimit()\nsys.setrecursionlimit(len(sys._current_frames()) + 90)\nx = [1]\nsys.setrecursionlimit(limit)\nx",
     "other builtins": "import builtins\nbuiltins.next = builtins.isinstance = builtins.map = None\nx = [1]\nx",
     "other lines": "import linecache\nlinecache.cache = {}\ndef f(): 1 / 0\nf()",

@@ -12,6 +12,7 @@ use crate::show::clean;
 use sandglass_host::args::GuestArgs;
 use sandglass_host::sandbox::{Execution, Sandbox};
 use sandglass_host::value::Value;
+use sandglass_jupyter::KernelSettings;
 
 /// Bytes of a file that is shown.
 const MAX_FILE_BYTES: u64 = 256 << 20;
@@ -59,6 +60,7 @@ pub async fn show(args: &CellArgs) -> Result<Execution, Error> {
     let sandbox = Sandbox::builder()
         .backend(args.guest.backend)
         .settings(args.guest.settings())
+        .kernel(KernelSettings::default())
         .limits(limits)
         .build()
         .await?;

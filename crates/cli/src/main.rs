@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `run` | the commands `run` and `doctor` |
 //! | `repl` | the command `repl` |
+//! | `sandbox` | options of both |
 //! | `rlm`, `show` | the command `rlm`, and what it shows of a run |
 //! | `cell` | the command `cell` |
 //! | `image` | the commands `image` and `venv` |
@@ -13,22 +14,23 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand};
-use sandglass_host::args::SandboxArgs;
+use clap::{Args, Parser, Subcommand};
 use sandglass_host::{cgroup, log, users};
-use sandglass_jupyter::KernelCommand;
+use sandglass_jupyter::{KernelChoice, KernelCommand};
 use sandglass_server::ServeArgs;
 
 use self::cell::CellArgs;
 use self::image::{ImageCommand, VenvCommand};
 use self::rlm::RlmArgs;
 use self::run::{DoctorArgs, RunArgs};
+use self::sandbox::SandboxArgs;
 
 mod cell;
 mod image;
 mod repl;
 mod rlm;
 mod run;
+mod sandbox;
 mod show;
 
 #[derive(Parser)]
@@ -38,11 +40,20 @@ struct Cli {
     command: Command,
 }
 
+/// `sandglass-host serve`: the server knows no Jupyter.
+#[derive(Args)]
+struct ServeCommand {
+    #[command(flatten)]
+    args: ServeArgs,
+    #[command(flatten)]
+    kernel: KernelChoice,
+}
+
 // One line per command, here and in `main`.
 #[derive(Subcommand)]
 enum Command {
     /// Sessions over HTTP and WebSocket.
-    Serve(Box<ServeArgs>),
+    Serve(Box<ServeCommand>),
     /// Runs a file, or the code of -c, and exits with 0, 1 (it failed), 124 (out of time) or 130 (interrupted).
     Run(Box<RunArgs>),
     /// Runs what is typed, as Python's own REPL does.
@@ -88,7 +99,7 @@ async fn ended() -> ExitCode {
         log::of_command();
     }
     let ended = match command {
-        Command::Serve(args) => sandglass_server::serve(*args).await,
+        Command::Serve(command) => serve(*command).await,
         Command::Run(args) => run::run(*args).await,
         Command::Repl(args) => repl::repl(*args).await,
         Command::Doctor(args) => run::doctor(*args).await,
@@ -105,6 +116,18 @@ async fn ended() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The command `serve`, which is handed what starts guests in kernels.
+async fn serve(ServeCommand { mut args, kernel }: ServeCommand) -> Result<u8, String> {
+    if kernel.connection_file.is_some() {
+        return Err(
+            "--connection-file: the sessions of a server would share that kernel's variables; name a kernelspec"
+                .to_owned(),
+        );
+    }
+    args.kernels = kernel.kernels();
+    sandglass_server::serve(args).await
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use rustyline::error::ReadlineError;
 use rustyline::{Cmd, DefaultEditor, EventHandler, KeyCode, KeyEvent, Modifiers};
 
 use crate::run::execute;
+use crate::sandbox::SandboxArgs;
 use sandglass_host::Execution;
-use sandglass_host::args::SandboxArgs;
 use sandglass_host::complete::goes_on;
 
 /// `sandglass-host repl`: reads statements as Python's own REPL does, and runs each as a cell. Ctrl-C interrupts the cell that

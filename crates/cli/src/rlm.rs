@@ -19,10 +19,11 @@ use sandglass_rlm::schema::Schema;
 
 use crate::show::{Show, clean, name};
 use sandglass_host::Settings;
-use sandglass_host::args::{GuestArgs, KernelChoice, seconds, timeout_seconds};
+use sandglass_host::args::{GuestArgs, seconds, timeout_seconds};
 use sandglass_host::backend;
 use sandglass_host::rlm::{Endpoint, Rlm, RlmOptions, Stop, run};
 use sandglass_host::value::Value;
+use sandglass_jupyter::KernelChoice;
 
 /// The file that stands for standard input.
 const STDIN: &str = "-";
@@ -140,7 +141,7 @@ pub async fn main(args: RlmArgs) -> ExitCode {
         }
     };
     let settings = Settings {
-        kernel: args.kernel.settings(),
+        kernels: args.kernel.kernels(),
         ahead: !args.no_stream || args.draft,
         ..args.guest.settings()
     };

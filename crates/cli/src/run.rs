@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use sandglass_core::session::ToResult;
 
-use sandglass_host::args::{GuestArgs, KernelChoice, SandboxArgs, text_of, told};
+use sandglass_host::args::{GuestArgs, text_of, told};
 use sandglass_host::sandbox::{ExecuteOptions, traceback_with_error};
 use sandglass_host::{Execution, Outcome, Sandbox, Settings, Stream, doctor};
+use sandglass_jupyter::KernelChoice;
 
+use crate::sandbox::SandboxArgs;
 use crate::show::clean;
 
 /// The status of a program whose code failed.
@@ -138,7 +140,7 @@ pub struct DoctorArgs {
 /// Never; commands are alike.
 pub async fn doctor(args: DoctorArgs) -> Result<u8, String> {
     let settings = Settings {
-        kernel: args.kernel.settings(),
+        kernels: args.kernel.kernels(),
         ..args.guest.settings()
     };
     let findings = doctor::examine(args.guest.backend, &settings).await;

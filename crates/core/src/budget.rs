@@ -3,6 +3,8 @@
 //! A budget is a node of a tree: what is spent in one is spent in all that it belongs to, so a limit of the root holds for all
 //! children together. [`Budget::scope`] is a part at the same depth (an execution), [`Budget::child`] one level deeper (a
 //! recursion). Times are milliseconds on the driver's monotonic clock.
+//!
+//! Decisions: `docs/internals/values-and-calls.md`.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +12,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::protocol::Profile;
 
 /// The limits of a budget; what is not given is not limited.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -106,19 +107,6 @@ pub enum Exhausted {
     /// Depth.
     #[error("recursion deeper than {0} is not in the budget (maxDepth): use llm_query, or do it here")]
     Depth(f64),
-}
-
-impl Exhausted {
-    /// The text that Python is told. dspy's `_LLMCallBudget` (`dspy/predict/rlm.py`, 3.4.1) has a text of its own for calls.
-    pub fn told(&self, profile: Profile) -> String {
-        match self {
-            Self::Calls { made, more, most } if profile == Profile::Dspy => format!(
-                "LLM call limit exceeded: {made} + {more} > {most}. \
-                 Use Python code for aggregation instead of making more LLM calls."
-            ),
-            other => other.to_string(),
-        }
-    }
 }
 
 impl BudgetLimits {
@@ -493,20 +481,5 @@ mod tests {
             prop_assert!(root.spent().calls <= root_limit);
             prop_assert_eq!(root.left(0.0).calls, Some(root_limit - root.spent().calls));
         }
-    }
-
-    #[test]
-    fn dspy_is_told_of_used_up_calls_in_its_own_words() {
-        let (made, more, most) = (48.0, 3.0, 50.0);
-        let calls = Exhausted::Calls { made, more, most };
-        assert_eq!(
-            calls.told(Profile::Dspy),
-            "LLM call limit exceeded: 48 + 3 > 50. Use Python code for aggregation instead of making more LLM calls."
-        );
-        assert_eq!(calls.told(Profile::Rlm), calls.to_string());
-        assert_eq!(
-            Exhausted::Cost(1.5).told(Profile::Dspy),
-            Exhausted::Cost(1.5).to_string()
-        );
     }
 }

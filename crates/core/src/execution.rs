@@ -79,6 +79,7 @@ pub struct Display {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct FileChange {
     /// Its path, relative to the working folder.
     pub path: String,
@@ -92,6 +93,7 @@ pub struct FileChange {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Change {
     /// It was not there before.
     Created,
@@ -172,6 +174,7 @@ pub enum StateStatus {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct LostVariable {
     /// Its name.
     pub name: String,

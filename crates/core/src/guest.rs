@@ -65,6 +65,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("runtime/user_code.py"),
     file!("runtime/values.py"),
     file!("runtime/warning_origin.py"),
+    file!("runtime/wire.py"),
     file!("state/__init__.py"),
     file!("state/by_value.py"),
     file!("state/cell_files.py"),

@@ -44,5 +44,5 @@ pub use budget::{Budget, BudgetLimits};
 pub use error::Error;
 pub use execution::{CodeExecution, Killer};
 pub use limits::Limits;
-pub use protocol::{PROTOCOL_VERSION, Profile};
+pub use protocol::{PROTOCOL_VERSION, Profile, SUBPROTOCOL};
 pub use session::{Effect, Input, Session};

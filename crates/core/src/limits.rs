@@ -3,6 +3,8 @@
 //!
 //! A new limit is a field of [`Limits`] with a name in `Limits::NAMES`: the options of pages and of the server read it by that name. It is
 //! described in `src/sandbox.rs` (TypeScript) and `crates/server/src/openapi.json`.
+//!
+//! Decisions: `docs/internals/guest-in-a-browser.md` and `docs/internals/values-and-calls.md`.
 
 use crate::error::Error;
 

@@ -8,6 +8,8 @@
 //! | `lock` | the format of `pyodide-lock.json` |
 //! | `resolve` | which wheels a list of requirements comes down to |
 //! | `imports` | which modules a piece of code imports |
+//!
+//! Decisions: `docs/internals/guest-in-a-browser.md`.
 
 mod imports;
 mod lock;

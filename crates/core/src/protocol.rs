@@ -1,4 +1,4 @@
-//! The wire between host and guest: the only definition there is. TypeScript's is generated from it.
+//! The wire between host and guest: the only definition there is. TypeScript's and Python's are made of it.
 //!
 //! A message is a header and bodies, which are bytes. The header is JSON: a [`Request`] with at most one body, or an array of
 //! [`Event`]s with the bodies of those that have one ([`Event::has_body`]), in order. In the browser it is the array
@@ -7,7 +7,7 @@
 //! Ordering rules:
 //!
 //! 1. The host sends [`Request::Init`] first; the guest answers [`Event::Ready`] or [`Event::BootFailed`].
-//! 2. Then one *exchange* at a time: a request with its number, `turn`, answered by exactly one event that carries the number
+//! 2. Then one *exchange* at a time: a request with its number, `exchange`, answered by exactly one event that carries the number
 //!    ([`Event::Executed`], [`Event::Value`], [`Event::Done`], [`Event::Restored`] or [`Event::Refused`]) and ends the exchange. Numbers grow.
 //! 3. During an `Execute` the guest sends [`Event::Output`], [`Event::Display`] and [`Event::HostCall`]s with fresh, growing numbers; the
 //!    host answers each call by one [`Request::HostReply`]. A guest is suspended while it has calls pending.
@@ -19,14 +19,28 @@
 //! 7. [`Event::Fatal`] is a guest's last word.
 //!
 //! Anything else a guest sends is a violation and ends it.
+//!
+//! Decisions: `docs/internals/values-and-calls.md`.
 
 use serde::{Deserialize, Serialize};
 
 use crate::deadline::StopReason;
 use crate::execution::{FileChange, LostVariable};
 
+#[cfg(test)]
+mod python;
+
+macro_rules! version {
+    () => {
+        9
+    };
+}
+
 /// Changes whenever a message does. Host and guest refuse to talk to another version.
-pub const PROTOCOL_VERSION: u32 = 8;
+pub const PROTOCOL_VERSION: u32 = version!();
+
+/// The subprotocol of a WebSocket that leads to a guest on a server.
+pub const SUBPROTOCOL: &str = concat!("sandglass.v", version!());
 
 /// The host functions that the guest has helpers for; others are the user's own.
 pub const QUERIES: [&str; 2] = ["llm_query", "rlm_query"];
@@ -35,6 +49,7 @@ pub const QUERIES: [&str; 2] = ["llm_query", "rlm_query"];
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Request {
     /// The first message. No other state reaches a guest before it.
     /// `restores`: a `Restore` comes next, which brings the configuration as well.
@@ -48,7 +63,7 @@ pub enum Request {
     /// still being written, whole lines after which another statement begins; when it has run, the guest says `Waiting`, and the exchange
     /// goes on with `Extend`, at last with `Promote`.
     Execute {
-        turn: u32,
+        exchange: u32,
         execution: u32,
         code: String,
         timeout_ms: f64,
@@ -61,7 +76,7 @@ pub enum Request {
     },
     /// More of the code that is being written, to a guest that said `Waiting`; `last`: it is all there, as far as is known.
     Extend {
-        turn: u32,
+        exchange: u32,
         text: String,
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         #[cfg_attr(target_arch = "wasm32", tsify(optional))]
@@ -75,52 +90,84 @@ pub enum Request {
     /// Prove that no code runs. To workers only, and only between exchanges; answered by `Pong`, from the event loop.
     Ping { ping: u32 },
     /// Answered by `Value`.
-    GetVariable { turn: u32, name: String, timeout_ms: f64 },
+    GetVariable {
+        exchange: u32,
+        name: String,
+        timeout_ms: f64,
+    },
     /// The body is the value. Answered by `Done`.
     SetVariable {
-        turn: u32,
+        exchange: u32,
         name: String,
         encoding: Encoding,
         timeout_ms: f64,
     },
     /// Answered by `Value`, a list of dicts `name`, `type`, `length`.
-    ListVariables { turn: u32, timeout_ms: f64 },
+    ListVariables { exchange: u32, timeout_ms: f64 },
     /// Make the body the contents of a file, and the folders that it needs. A path is relative to the working folder, or
     /// lies in it or in the folder of temporary files. Answered by `Done`.
-    WriteFile { turn: u32, path: String, timeout_ms: f64 },
+    WriteFile {
+        exchange: u32,
+        path: String,
+        timeout_ms: f64,
+    },
     /// Answered by `Value`: `Bytes`, or `Text` when `text` is wanted, or `Missing`.
     ReadFile {
-        turn: u32,
+        exchange: u32,
         path: String,
         text: bool,
         timeout_ms: f64,
     },
     /// Everything in a folder and below. Answered by `Value`, a list of dicts `path`, `size`, `modified` (milliseconds since
     /// 1970), `type`; or `Missing`.
-    ListFiles { turn: u32, path: String, timeout_ms: f64 },
+    ListFiles {
+        exchange: u32,
+        path: String,
+        timeout_ms: f64,
+    },
     /// Remove a file, or a folder with all that is in it. Answered by `Done`, or by `Value`: `Missing`.
-    RemoveFile { turn: u32, path: String, timeout_ms: f64 },
+    RemoveFile {
+        exchange: u32,
+        path: String,
+        timeout_ms: f64,
+    },
     /// Add the variables that the body holds, which `CaptureState` made, here or elsewhere: base64 of LZ4 of a cloudpickle,
     /// `max_bytes` long at most when unpacked. Answered by `Done`, or by `Refused`, and then no variable was set.
-    OpenState { turn: u32, max_bytes: f64, timeout_ms: f64 },
+    OpenState {
+        exchange: u32,
+        max_bytes: f64,
+        timeout_ms: f64,
+    },
     /// Write the user's variables so that another guest can have them. Answered by `Value`: `Bytes`; or by `Refused`.
-    CaptureState { turn: u32, max_bytes: f64, timeout_ms: f64 },
+    CaptureState {
+        exchange: u32,
+        max_bytes: f64,
+        timeout_ms: f64,
+    },
     /// Describe a cell that is about to run (`path` is `input`) or has run (`output`) as a file of its own, a pickle. The body is JSON,
     /// what the host knows of the cell; `python/sandglass/state/cell_files.py` has the keys. Answered by `Value`, `Bytes`.
-    CellFile { turn: u32, path: String, timeout_ms: f64 },
+    CellFile {
+        exchange: u32,
+        path: String,
+        timeout_ms: f64,
+    },
     /// Code that ran ahead has been asked for: from now on it may look at the clock and so on. Answered by `Promoted` when it has not
     /// done so before; a guest that is not at that any more, or says `Waiting`, answers nothing, nor does one that is a fork: it has taken
     /// over by then. `rest` is what there is not yet of code
     /// that was being written.
     Promote {
-        turn: u32,
+        exchange: u32,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(target_arch = "wasm32", tsify(optional))]
         rest: Option<String>,
     },
     /// Look at code that is being written: `path` is `complete` or `inspect`. The body is JSON, and so is the answer;
     /// `python/sandglass/runtime/completion.py` has the keys. Answered by `Value`, `Bytes`.
-    Look { turn: u32, path: String, timeout_ms: f64 },
+    Look {
+        exchange: u32,
+        path: String,
+        timeout_ms: f64,
+    },
     /// Answers a host call: the body is the result, or `message` says why there is none.
     HostReply {
         call: u32,
@@ -135,20 +182,20 @@ pub enum Request {
     Save { checkpoint: u32, full: bool },
     /// Become the guest that made a checkpoint. Answered by `Restored`.
     Restore {
-        turn: u32,
+        exchange: u32,
         checkpoint: u32,
         timeout_ms: f64,
     },
     /// Have these wheels, whose bytes are the bodies: in the browser an array of `Blob`s. They may take `max_bytes` unpacked.
     /// Answered by `Done`, or by `Refused`, and then nothing is installed.
     Install {
-        turn: u32,
+        exchange: u32,
         wheels: Vec<WheelFile>,
         max_bytes: f64,
         timeout_ms: f64,
     },
     /// Stop the exchange: a pending wait is rejected, running code gets a `KeyboardInterrupt`.
-    Interrupt { turn: u32, reason: StopReason },
+    Interrupt { exchange: u32, reason: StopReason },
     /// A piece of a body. `Text` says that it is a variable's, which a guest may decode while the rest is on its way.
     Part { encoding: Encoding },
     /// Bytes of `Output` and `Display` events that the host has taken: a native guest holds back more than it has credit for.
@@ -159,6 +206,7 @@ pub enum Request {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct GuestConfig {
     /// Characters of each output stream that are sent in full; see [`Event::Output`].
     pub max_output_chars: u32,
@@ -193,6 +241,7 @@ pub struct GuestConfig {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Profile {
     /// Sandglass's own.
     #[default]
@@ -247,6 +296,7 @@ impl Profile {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct WheelFile {
     /// For messages.
     pub file_name: String,
@@ -258,6 +308,7 @@ pub struct WheelFile {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum ReplyStatus {
     /// The body is the result.
     Ok,
@@ -273,6 +324,7 @@ pub enum ReplyStatus {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Encoding {
     /// `None`, or no value where none is asked for; the body is empty.
     None,
@@ -294,6 +346,7 @@ pub enum Encoding {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Event {
     /// The guest runs and has read `Init`.
     Ready { version: u32, guest: GuestInfo },
@@ -302,7 +355,7 @@ pub enum Event {
     /// Text on a stream, in order. `skipped` characters before it were left out: allowed once `max_output_chars`
     /// characters were sent, and only if this text holds the last `max_output_chars` up to here.
     Output {
-        turn: u32,
+        exchange: u32,
         stream: Stream,
         #[cfg_attr(target_arch = "wasm32", tsify(type = "number"))]
         skipped: u64,
@@ -311,7 +364,7 @@ pub enum Event {
     /// Something to see. The body is UTF-8 where the mime type is one of [text](crate::display::Kind), else raw bytes.
     /// `is_result`: it is the last expression's value, whose `repr` was sent before.
     Display {
-        turn: u32,
+        exchange: u32,
         mime: String,
         #[serde(default)]
         is_result: bool,
@@ -321,7 +374,7 @@ pub enum Event {
     /// hears nothing but what the driver puts into its mailbox. `batch` is how many calls it made at once, this one among them:
     /// they come one after the other.
     HostCall {
-        turn: u32,
+        exchange: u32,
         call: u32,
         batch: u32,
         name: String,
@@ -330,25 +383,25 @@ pub enum Event {
     },
     /// An execution ended; the body is the final answer where there is one.
     Executed {
-        turn: u32,
+        exchange: u32,
         execution: ExecutionReport,
         encoding: Encoding,
     },
     /// The body is the value asked for.
-    Value { turn: u32, encoding: Encoding },
+    Value { exchange: u32, encoding: Encoding },
     /// The request is carried out.
-    Done { turn: u32 },
+    Done { exchange: u32 },
     /// The guest has the state of the checkpoint, but for the variables `lost`.
-    Restored { turn: u32, lost: Vec<LostVariable> },
+    Restored { exchange: u32, lost: Vec<LostVariable> },
     /// The request cannot be carried out; nothing was changed.
-    Refused { turn: u32, message: String },
+    Refused { exchange: u32, message: String },
     /// Code that runs ahead wants to know what only the world can tell, such as the time: it may come to something else when it is run
     /// later.
-    External { turn: u32 },
+    External { exchange: u32 },
     /// See [`Request::Promote`].
-    Promoted { turn: u32 },
+    Promoted { exchange: u32 },
     /// Code that is being written has run as far as it is there.
-    Waiting { turn: u32 },
+    Waiting { exchange: u32 },
     /// See [`Request::Check`].
     Checked { check: u32, plain: bool },
     /// See [`Request::Survey`]: the newest variables, the newest first.
@@ -407,6 +460,7 @@ impl Event {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SurveyedVariable {
     pub name: String,
     /// The name of its class.
@@ -426,6 +480,7 @@ pub struct SurveyedVariable {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SurveyedColumn {
     pub name: String,
     pub kind: ColumnKind,
@@ -438,6 +493,7 @@ pub struct SurveyedColumn {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ColumnSample {
     /// The number of rows that were looked at.
     pub rows: u32,
@@ -453,6 +509,7 @@ pub struct ColumnSample {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum ColumnKind {
     Number,
     Text,
@@ -465,6 +522,7 @@ pub enum ColumnKind {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct GuestInfo {
     /// The way Python waits for the host: `atomics`, `jspi` or `none`.
     pub bridge: String,
@@ -480,6 +538,7 @@ pub struct GuestInfo {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Stream {
     /// The text printed.
     Stdout,
@@ -497,6 +556,7 @@ pub enum Stream {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ExecutionReport {
     /// The way it ended: by an exception or not, and of what kind.
     pub ended: Ended,
@@ -524,6 +584,7 @@ pub struct ExecutionReport {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Ended {
     /// It ran to its end.
     Ok,

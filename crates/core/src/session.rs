@@ -7,7 +7,7 @@
 //! copy of it that runs code which may come. Guests live in [`Slot`]s: the interpreter's own in one, each shadow's in another. A *job* is
 //! what a guest can be asked to do; an *exchange* is a job that a guest is at, with all that it says of it.
 //!
-//! Each part returns what is to be done. [`Session`] only passes that on, and tells the shadows what becomes of the interpreter's state.
+//! Each part writes down what is to be done. [`Session`] only passes that on, and tells the shadows what becomes of the interpreter's state.
 //!
 //! | file | holds |
 //! |---|---|
@@ -20,6 +20,8 @@
 //! | `pings.rs`, `oversized.rs` | what guests have to prove, and how much they may say at once |
 //! | `shadows.rs`, `guesses.rs` | which code is worth running ahead, and how much of it at a time |
 //! | `shadow.rs` | a shadow, and how its guest takes over |
+//!
+//! Decisions: `docs/internals/running-ahead.md`.
 
 mod calls;
 mod checkpoint_chain;
@@ -49,7 +51,7 @@ use crate::protocol::{Encoding, Event, GuestInfo, Profile, Request, Stream};
 use crate::speculate::Prediction;
 use crate::stats::Stats;
 use commands::Next;
-use interpreter::{Config, Guest, Interpreter, Note, Output};
+use interpreter::{Config, Guest, Interpreter, Note};
 use pings::Pings;
 use shadows::{ShadowEffect, Shadows};
 
@@ -484,7 +486,7 @@ impl<B: Body> Session<B> {
                         self.follow(now);
                         self.interpreter.take_over(ticket, job, promotion);
                     }
-                    None => self.interpreter.begin_for(now, ticket, job),
+                    None => self.interpreter.begin(now, Some(ticket), job, None),
                 },
             }
             self.follow(now);
@@ -502,13 +504,10 @@ impl<B: Body> Session<B> {
     /// Takes what the shadows and the interpreter want done, and tells the shadows what they have to know, at the place where it happened.
     fn follow(&mut self, now: f64) {
         self.follow_shadows();
-        while let Some(output) = self.interpreter.next_output() {
-            match output {
-                Output::Guest(effect) => self.effects.push(Effect::Guest(Slot::Main, effect)),
-                Output::Host(effect) => self.effects.push(Effect::Host(effect)),
-                Output::Note(note) => self.tell_shadows(now, note),
-            }
+        while let Some(note) = self.interpreter.notes.pop_front() {
+            self.tell_shadows(now, note);
         }
+        self.effects.append(&mut self.interpreter.effects);
     }
 
     fn follow_shadows(&mut self) {

@@ -1,5 +1,7 @@
 //! Work that is worth doing before anybody asks for it: predictions of code, which of them to run, and how well that went. No clock, no
 //! guest: [`crate::session`] runs what is chosen here.
+//!
+//! Decisions: `docs/internals/running-ahead.md`.
 
 mod context;
 mod lines;

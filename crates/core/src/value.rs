@@ -26,6 +26,8 @@
 //! | `"file"` | bytes that are a str where they are UTF-8; only to the guest |
 //!
 //! Source: CPython's `Python/marshal.c` and the documentation of the module `marshal`.
+//!
+//! Decisions: `docs/internals/values-and-calls.md`.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;

@@ -1,4 +1,6 @@
 //! An execution, as the outputs of a notebook's cell.
+//!
+//! Decisions: `docs/internals/jupyter.md`.
 
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};

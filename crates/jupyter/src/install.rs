@@ -8,6 +8,7 @@ use clap::Args;
 use jupyter_protocol::JupyterKernelspec;
 
 use super::CellsArgs;
+use sandglass_host::args::Secrets;
 
 const FILE: &str = "kernel.json";
 /// The mark that tells kernels of ours from others.
@@ -75,10 +76,8 @@ fn user_data(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, Str
 
 /// Installs it, and says where.
 pub(super) fn install(args: &InstallArgs) -> Result<u8, String> {
-    if args.cells.llm_url.is_some() {
-        // Rather now than in a log that nobody reads.
-        args.cells.model()?;
-    }
+    // Rather now than in a log that nobody reads.
+    args.cells.model.endpoint(Secrets::from_environment()?.llm_key)?;
     let program = std::env::current_exe().map_err(|error| format!("this program's own path is not known: {error}"))?;
     let mut argv = vec![text(program.as_os_str())?];
     argv.extend(COMMAND.map(str::to_owned));
@@ -156,11 +155,11 @@ impl CellsArgs {
         }
         add("timeout", &self.timeout.to_string());
         add("max-output", &self.max_output.to_string());
-        if let Some(url) = &self.llm_url {
+        if let Some(url) = &self.model.llm_url {
             add("llm-url", url);
         }
-        if !self.llm_model.is_empty() {
-            add("llm-model", &self.llm_model.join(","));
+        if !self.model.llm_model.is_empty() {
+            add("llm-model", &self.model.llm_model.join(","));
         }
         if self.trust_output {
             argv.push("--trust-output".to_owned());

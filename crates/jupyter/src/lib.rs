@@ -1,24 +1,35 @@
-//! A Jupyter kernel whose cells run in a sandbox: the commands `kernel install` and `kernel run`.
+//! All of Jupyter: a kernel whose cells run in a sandbox (the commands `kernel install` and `kernel run`), and the backend whose guests
+//! run in kernels.
 //!
-//! It speaks version 5.4 of [Jupyter's protocol](https://jupyter-client.readthedocs.io/en/stable/messaging.html).
+//! The kernel speaks version 5.4 of [Jupyter's protocol](https://jupyter-client.readthedocs.io/en/stable/messaging.html).
 //!
 //! | module | holds |
 //! |---|---|
 //! | `install` | the file by which notebooks find it |
-//! | `wire` | sockets and messages |
+//! | `wire` | a kernel's sockets, and what goes over them |
 //! | `run` | requests, one after the other, and those that may overtake |
 //! | `cell` | an execution, as the outputs of a notebook's cell |
 //! | `input` | `input()`, asked of the front end |
 //! | `completion` | completion and inspection |
 //! | `cell_history` | the cells of this session |
+//! | `backend` | guests in kernels |
+//! | `connection` | connection files |
+//! | `messages` | signed messages |
+//! | `zmtp` | ZeroMQ's protocol |
+//!
+//! Decisions: `docs/internals/jupyter.md`.
 
+mod backend;
 mod cell;
 mod cell_history;
 mod completion;
+mod connection;
 mod input;
 mod install;
+mod messages;
 mod run;
 mod wire;
+mod zmtp;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,12 +38,11 @@ use clap::{Args, Subcommand};
 use sandglass_core::{Error, Limits};
 use sandglass_rlm::{Message, Role};
 
+pub use self::backend::{Inspected, Jupyter, KernelSettings};
 use self::input::Input;
-use sandglass_host::BackendKind;
-use sandglass_host::args::Secrets;
-use sandglass_host::args::{GuestArgs, context, seconds};
-use sandglass_host::rlm::Endpoint;
-use sandglass_host::sandbox::{Answer, Sandbox};
+use sandglass_host::args::{GuestArgs, ModelArgs, Secrets, context, seconds};
+use sandglass_host::sandbox::Sandbox;
+use sandglass_host::{BackendKind, Kernels};
 
 /// The time that a cell may run where nobody says, in seconds: notebooks have a button to stop one.
 const TIMEOUT_SECONDS: f64 = 3_600.0;
@@ -40,6 +50,33 @@ const TIMEOUT_SECONDS: f64 = 3_600.0;
 const MAX_OUTPUT_CHARS: u32 = 10_000_000;
 /// The time that somebody may think about what to answer to `input()`, in milliseconds.
 const ANSWER_MS: f64 = 24.0 * 3_600_000.0;
+
+/// Which kernel a guest of the backend jupyter lodges in.
+#[derive(Debug, Clone, Default, Args)]
+pub struct KernelChoice {
+    /// With jupyter, the kernelspec that is started, by its name or its folder; by default python3.
+    #[arg(long, env = "SANDGLASS_KERNEL", value_name = "NAME")]
+    pub kernel: Option<String>,
+    /// With jupyter, the connection file of a kernel that runs and is used in the place of one that is started.
+    #[arg(
+        long,
+        env = "SANDGLASS_CONNECTION_FILE",
+        value_name = "FILE",
+        conflicts_with = "kernel"
+    )]
+    pub connection_file: Option<PathBuf>,
+}
+
+impl KernelChoice {
+    /// The same for [`Settings`](sandglass_host::Settings).
+    pub fn kernels(&self) -> Option<Arc<dyn Kernels>> {
+        Some(Arc::new(KernelSettings {
+            name: self.kernel.clone(),
+            connection_file: self.connection_file.clone(),
+            ..KernelSettings::default()
+        }))
+    }
+}
 
 /// `sandglass-host kernel …`
 #[derive(Debug, Subcommand)]
@@ -84,12 +121,9 @@ pub struct CellsArgs {
     /// Gives HTML, SVG, Markdown, LaTeX and charts to the notebook as code has made them: then code can run scripts in the notebook's page.
     #[arg(long)]
     pub trust_output: bool,
-    /// The OpenAI-compatible endpoint that answers llm_query, such as https://api.example.com/v1; its key is taken from SANDGLASS_LLM_KEY.
-    #[arg(long, env = "SANDGLASS_LLM_URL", value_name = "URL")]
-    pub llm_url: Option<String>,
-    /// The model that answers, and others that code may name.
-    #[arg(long, env = "SANDGLASS_LLM_MODEL", value_delimiter = ',', value_name = "MODEL")]
-    pub llm_model: Vec<String>,
+    /// The model that answers `llm_query`.
+    #[command(flatten)]
+    pub model: ModelArgs,
 }
 
 /// The command `kernel`.
@@ -137,17 +171,13 @@ impl CellsArgs {
                 let input = Arc::clone(&input);
                 async move { input.ask(&call).await }
             });
-        if let Some(model) = self.model()? {
+        if let Some(model) = self.model.endpoint(Secrets::from_environment()?.llm_key)? {
             let model = Arc::new(model);
             builder = builder.on_llm_query(move |query| {
                 let model = Arc::clone(&model);
                 async move {
                     let asked = [Message::new(Role::User, &query.prompt)];
-                    let reply = model.ask(&asked, query.model.as_deref(), None, &|_, _, _| {}).await?;
-                    Ok(Answer {
-                        text: reply.text,
-                        usage: reply.usage.unwrap_or_default(),
-                    })
+                    model.ask(&asked, query.model.as_deref(), None, &|_| {}).await
                 }
             });
         }
@@ -167,18 +197,5 @@ impl CellsArgs {
         limits.set("maxOutputLength", f64::from(self.max_output))?;
         limits.set("hostCallTimeout", ANSWER_MS)?;
         Ok(limits)
-    }
-
-    /// The model that answers `llm_query`.
-    fn model(&self) -> Result<Option<Endpoint>, String> {
-        let Some(url) = &self.llm_url else { return Ok(None) };
-        let (own, others) = self
-            .llm_model
-            .split_first()
-            .ok_or("--llm-url needs --llm-model: the name of the model that answers")?;
-        let key = Secrets::from_environment()?.llm_key;
-        let mut endpoint = Endpoint::new(url, key, own).map_err(|error| format!("--llm-url: {error}"))?;
-        endpoint.models = others.to_vec();
-        Ok(Some(endpoint))
     }
 }

@@ -1,21 +1,18 @@
 //! The sockets of a kernel, and what goes over them.
 
-use std::io::Read;
 use std::path::Path;
 
 use bytes::Bytes;
-use jupyter_protocol::{
-    ConnectionInfo, IoPubWelcome, JupyterMessage, JupyterMessageContent, Transport, UnknownMessage,
-};
-use sandglass_host::backend::jupyter::messages::Signer;
-use sandglass_host::zmtp::{self, Endpoint, Listener, Router, Server};
+use jupyter_protocol::{IoPubWelcome, JupyterMessage, JupyterMessageContent, UnknownMessage};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
+use crate::connection::{self, endpoint};
+use crate::messages::Signer;
+use crate::zmtp::{self, Listener, Router, Server};
+
 const PROTOCOL_VERSION: &str = "5.4";
-/// Bytes of a connection file.
-const MAX_FILE_BYTES: u64 = 64 << 10;
 /// Bytes of a message with code, of one with an answer or an order, and of a sign of life.
 const MAX_REQUEST_BYTES: u64 = 8 << 20;
 const MAX_ANSWER_BYTES: u64 = 1 << 20;
@@ -44,7 +41,13 @@ impl Wire {
     /// # Errors
     /// An error in the file, or in the addresses.
     pub(super) async fn open(file: &Path) -> Result<(Self, Channels), String> {
-        let info = read(file).map_err(|why| format!("{}: {why}", file.display()))?;
+        let info = connection::read(file)?;
+        if info.key.is_empty() {
+            return Err(format!(
+                "there is no key in {}: anybody on this machine could run code here",
+                file.display()
+            ));
+        }
         let signer = Signer::new(&info.key);
         let listener = async |port: u16| {
             let bound = Listener::bind(&endpoint(&info, port)).await;
@@ -92,32 +95,6 @@ impl Wire {
     /// Closes them when what was sent has left.
     pub(super) async fn close(self) {
         self.0.close().await;
-    }
-}
-
-/// The connection file, as Jupyter has written it.
-fn read(file: &Path) -> Result<ConnectionInfo, String> {
-    let mut text = String::new();
-    let read = std::fs::File::open(file).and_then(|file| file.take(MAX_FILE_BYTES).read_to_string(&mut text));
-    read.map_err(|error| format!("cannot be read: {error}"))?;
-    let info: ConnectionInfo =
-        serde_json::from_str(&text).map_err(|error| format!("is no connection file: {error}"))?;
-    if info.signature_scheme != "hmac-sha256" {
-        return Err(format!(
-            "messages are to be signed by {}, and this kernel knows hmac-sha256 only",
-            info.signature_scheme
-        ));
-    }
-    if info.key.is_empty() {
-        return Err("there is no key in it: anybody on this machine could run code here".to_owned());
-    }
-    Ok(info)
-}
-
-fn endpoint(info: &ConnectionInfo, port: u16) -> Endpoint {
-    match info.transport {
-        Transport::TCP => Endpoint::Tcp(info.ip.clone(), port),
-        Transport::IPC => Endpoint::Ipc(format!("{}-{port}", info.ip).into()),
     }
 }
 

@@ -3,6 +3,8 @@
 //! A run takes turns. In each, the model is asked, the blocks of its reply are run one after the other, and what came of them is
 //! the next message. It ends when code declares a final answer that is what was asked for, when a reply says `FINAL(…)` in its
 //! prose, when the turns or the budget are used up, or when the driver stops it.
+//!
+//! Decisions: `docs/internals/controller.md`.
 
 use std::collections::VecDeque;
 
@@ -11,8 +13,8 @@ use serde_json::Value;
 use super::Message;
 use super::answer::{check, json_in};
 use super::event::{RlmEventKind, RunOutcome, TRAJECTORY_VERSION};
-use super::history::History;
 use super::limits::MAX_BLOCKS;
+use super::message_history::MessageHistory;
 use super::openai::Reply;
 use super::parse::{Block, Parsed, parse};
 use super::prompt::{self, ContextFacts, Setting};
@@ -155,7 +157,7 @@ enum Declared {
 pub struct Controller {
     task: Task,
     budget: Budget,
-    history: Option<History>,
+    history: Option<MessageHistory>,
     step: Step,
     turn: u32,
     began_at: f64,
@@ -226,7 +228,7 @@ impl Controller {
         });
         opening.push('\n');
         opening.push_str(&self.turn_line(now, 1));
-        let history = History::new(rules, opening, self.task.max_prompt_tokens);
+        let history = MessageHistory::new(rules, opening, self.task.max_prompt_tokens);
         let (fixed, most) = (history.fixed_tokens(), self.task.max_prompt_tokens);
         if fixed > most / 2 {
             let error = format!(

@@ -1,27 +1,82 @@
 //! Drafts: while a run's model thinks, another one is asked the same, and the code of its reply runs ahead.
+//!
+//! Decisions: `docs/internals/running-ahead.md`.
 
 use super::Message;
-use super::openai::Reply;
+use super::openai::{Reply, estimated_prompt};
 use super::parse::parse;
 use sandglass_core::budget::{Budget, Usage};
 
-/// Counts the call of a draft for this turn, if there may be one: never one of the calls that the run itself may need.
-pub fn admit(budget: &Budget, turn: u32, max_iterations: u32, now: f64) -> bool {
-    let own_calls = max_iterations.saturating_sub(turn) + 1;
-    let left = budget.left(now).calls;
-    left.is_none_or(|left| left > f64::from(own_calls)) && budget.admit(now).is_ok()
+/// A draft that is being written. Dropped before its [end](Draft::end), it has used what it was sent and has said so far.
+#[derive(Debug)]
+pub struct Draft {
+    budget: Budget,
+    prompt_tokens: f64,
+    price: Option<[f64; 2]>,
+    heard: String,
+    is_over: bool,
 }
 
-/// Charges what was said, though it may be the begin of a reply only. The call was counted when it was admitted.
-pub fn charge(budget: &Budget, asked: &[Message], said: &Reply) {
-    budget.charge(&Usage {
-        calls: 0.0,
-        ..said.used(asked)
-    });
+impl Draft {
+    /// A draft of this turn's reply, whose call is counted, if there may be one: never with one of the calls that the run itself may need.
+    pub fn admit(
+        budget: Budget,
+        asked: &[Message],
+        price: Option<[f64; 2]>,
+        turn: u32,
+        max_iterations: u32,
+        now: f64,
+    ) -> Option<Self> {
+        let own_calls = max_iterations.saturating_sub(turn) + 1;
+        let left = budget.left(now).calls;
+        let is_admitted = left.is_none_or(|left| left > f64::from(own_calls)) && budget.admit(now).is_ok();
+        is_admitted.then(|| Self {
+            budget,
+            prompt_tokens: estimated_prompt(asked),
+            price,
+            heard: String::new(),
+            is_over: false,
+        })
+    }
+
+    /// More of it has come.
+    pub fn hear(&mut self, text: &str) {
+        self.heard.push_str(text);
+    }
+
+    /// An attempt failed; its text does not count.
+    pub fn begin_again(&mut self) {
+        self.heard.clear();
+    }
+
+    /// The code that may come: the first block, if there is one. The others find another state than there is now. A draft that failed
+    /// has none, and costs nothing.
+    pub fn end(mut self, reply: Option<Reply>) -> Vec<String> {
+        self.is_over = true;
+        let Some(reply) = reply else { return Vec::new() };
+        self.charge(&reply);
+        let first = parse(&reply.text).blocks.into_iter().take(1);
+        first.map(|block| block.code).collect()
+    }
+
+    /// Charges for what was said. The call was counted when it was admitted.
+    fn charge(&self, said: &Reply) {
+        self.budget.charge(&Usage {
+            calls: 0.0,
+            ..said.used_after(self.prompt_tokens)
+        });
+    }
 }
 
-/// The code that may come: the first block, if there is one. The others find another state than there is now.
-pub fn codes(said: &Reply) -> Vec<String> {
-    let first = parse(&said.text).blocks.into_iter().take(1);
-    first.map(|block| block.code).collect()
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if !self.is_over {
+            let said = Reply {
+                text: std::mem::take(&mut self.heard),
+                price: self.price,
+                ..Reply::default()
+            };
+            self.charge(&said);
+        }
+    }
 }

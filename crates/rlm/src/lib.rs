@@ -10,7 +10,7 @@
 //! | [`answer`] | final values as JSON, and as what was asked for |
 //! | [`integer`] | ints that are too large for numbers of JSON |
 //! | [`schema`] | the part of JSON Schema that typed answers are checked by |
-//! | [`history`] | the messages of a run, kept below a number of tokens |
+//! | [`message_history`] | the messages of a run, kept below a number of tokens |
 //! | [`directives`] | final answers in a model's prose |
 //! | [`feedback`] | what a model is told of an execution |
 //! | [`event`] | what is told of a run: the lines of a trajectory |
@@ -27,9 +27,9 @@ pub mod directives;
 pub mod draft;
 pub mod event;
 pub mod feedback;
-pub mod history;
 pub mod integer;
 pub mod limits;
+pub mod message_history;
 pub mod openai;
 pub mod parse;
 pub mod prompt;

@@ -23,7 +23,18 @@ pub struct Reply {
 impl Reply {
     /// Its usage as the answer to these messages: by estimate, where the endpoint does not say.
     pub fn used(&self, asked: &[Message]) -> Usage {
-        let mut usage = self.usage.unwrap_or_else(|| estimated_usage(asked, &self.text));
+        self.used_after(estimated_prompt(asked))
+    }
+
+    /// The same after messages of so many tokens, by estimate.
+    pub(crate) fn used_after(&self, prompt_tokens: f64) -> Usage {
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+        let mut usage = self.usage.unwrap_or_else(|| Usage {
+            calls: 0.0,
+            input_tokens: prompt_tokens,
+            output_tokens: super::estimate_tokens(&self.text) as f64,
+            cost: 0.0,
+        });
         if let Some([input, output]) = self.price {
             usage.cost = usage.input_tokens * input + usage.output_tokens * output;
         }
@@ -335,6 +346,49 @@ impl RetryAfter<'_> {
     }
 }
 
+/// The attempts of one question: whether another one follows a failure, when, and what is told of it.
+#[derive(Debug)]
+pub struct Attempts {
+    max_retries: u32,
+    failed: u32,
+}
+
+/// A failed attempt that another one follows.
+#[derive(Debug, PartialEq)]
+pub struct Retry {
+    /// The number of the attempt that failed, from 1.
+    pub attempt: u32,
+    /// Milliseconds until the next.
+    pub wait_ms: f64,
+    /// Why it failed.
+    pub reason: String,
+}
+
+impl Attempts {
+    /// So many after the first.
+    pub fn new(max_retries: u32) -> Self {
+        Self { max_retries, failed: 0 }
+    }
+
+    /// An attempt has failed. `chance` is a random number from 0 to 1. The `key` is taken out of what is told.
+    ///
+    /// # Errors
+    /// No other attempt follows, and why there is no reply.
+    pub fn failed(&mut self, failure: &Failure, key: Option<&str>, chance: f64) -> Result<Retry, String> {
+        self.failed += 1;
+        let reason = super::query::without_key(failure.to_string(), key);
+        match retry_in(failure, self.failed, self.max_retries, chance) {
+            Some(wait_ms) => Ok(Retry {
+                attempt: self.failed,
+                wait_ms,
+                reason,
+            }),
+            None if self.failed > 1 => Err(format!("{reason} ({} attempts)", self.failed)),
+            None => Err(reason),
+        }
+    }
+}
+
 /// Milliseconds to wait before attempt `attempt + 1`, or `None` when there is to be none. `chance` is a random number from 0 to 1:
 /// clients that failed together should not come back together.
 pub fn retry_in(failure: &Failure, attempt: u32, max_retries: u32, chance: f64) -> Option<f64> {
@@ -357,17 +411,9 @@ pub fn retry_in(failure: &Failure, attempt: u32, max_retries: u32, chance: f64) 
     }
 }
 
-/// The usage of a call where the endpoint does not say: an estimate of the tokens.
-fn estimated_usage(messages: &[Message], reply: &str) -> Usage {
-    let prompt: usize = messages
-        .iter()
-        .map(|message| super::estimate_tokens(&message.content) + 4)
-        .sum();
-    #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-    Usage {
-        calls: 0.0,
-        input_tokens: prompt as f64,
-        output_tokens: super::estimate_tokens(reply) as f64,
-        cost: 0.0,
-    }
+/// Tokens of messages, by estimate.
+#[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+pub(crate) fn estimated_prompt(messages: &[Message]) -> f64 {
+    let tokens = |message: &Message| super::estimate_tokens(&message.content) + 4;
+    messages.iter().map(tokens).sum::<usize>() as f64
 }

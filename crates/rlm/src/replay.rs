@@ -1,4 +1,6 @@
 //! A recorded trajectory in the place of the model: what it replied then, it replies again.
+//!
+//! Decisions: `docs/internals/controller.md`.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};

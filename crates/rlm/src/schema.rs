@@ -5,6 +5,8 @@
 //! `items`, `prefixItems`, `minItems`, `maxItems`, `uniqueItems`, `minLength`, `maxLength`, `minimum`, `maximum`, `exclusiveMinimum`,
 //! `exclusiveMaximum`, `multipleOf`, `allOf`, `anyOf`, `oneOf`, `not`, and `$ref` to `#`, `#/$defs/…` or `#/definitions/…`. Annotations,
 //! `format` among them, are not checked. Any other keyword is refused: what is not checked must not look as if it were.
+//!
+//! Decisions: `docs/internals/controller.md`.
 
 use std::cell::Cell;
 use std::cmp::Ordering;

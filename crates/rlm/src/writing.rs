@@ -1,5 +1,7 @@
 //! Work that can be done while the model still writes: what its code imports is fetched, the first block of its reply runs as it comes, and
 //! before there is one, what it says is for guesses. The blocks after it find another state than the one that there is now.
+//!
+//! Decisions: `docs/internals/running-ahead.md`.
 
 use super::parse::{may_end, parse};
 use sandglass_core::limits::MAX_WRITTEN_BYTES;

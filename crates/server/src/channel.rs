@@ -10,6 +10,8 @@
 //!
 //! Binary messages of another guest are dropped. The relay reads no more from the guest while the socket is full, and no more from the
 //! socket while the guest takes nothing. A long body comes in pieces (`part` events), so that it does not hold the page up.
+//!
+//! Decisions: `docs/internals/server.md`.
 
 use std::collections::VecDeque;
 use std::future::{pending, poll_fn};
@@ -20,13 +22,14 @@ use std::time::Duration;
 
 use axum::Extension;
 use axum::body::Bytes;
+use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
-use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{Sink, StreamExt};
+use sandglass_core::SUBPROTOCOL;
 use sandglass_core::protocol::{Event, Request};
 use serde::Deserialize;
 use serde_json::json;
@@ -35,20 +38,18 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use super::App;
 use super::bodies::sized;
-use super::connections::{Place, is_set};
+use super::connections::ConnectionPermit;
 use super::errors::ApiError;
 use super::pieces::messages;
 use super::quotas::{Account, Held};
-use super::sessions::{Attached, Fate, Kind, Session};
-use super::storage::Excess;
+use super::sessions::{Attached, Kind, OwnSession, Session};
+use super::storage::{Excess, Fate};
 use futures_util::future::BoxFuture;
 use sandglass_host::Killer;
 use sandglass_host::frame::{Frame, FrameReader};
 use sandglass_host::guest::{Exit, Guest, GuestProcess, GuestWriter};
 use sandglass_host::launcher::Launcher;
 
-/// The subprotocol that both sides speak.
-const PROTOCOL: &str = "sandglass.v8";
 /// Bytes that a message may have beyond the largest body.
 const SLACK_BYTES: usize = 1 << 20;
 /// Bytes for the guest that it has not taken yet, beyond which the socket is not read.
@@ -66,12 +67,11 @@ const FAREWELL: Duration = Duration::from_secs(2);
 pub async fn channel(
     State(app): State<App>,
     Extension(account): Extension<Arc<Account>>,
-    Extension(place): Extension<Arc<Place>>,
+    Extension(connection): Extension<Arc<ConnectionPermit>>,
     Extension(held): Extension<Arc<Held>>,
-    Path(id): Path<String>,
+    OwnSession(session): OwnSession,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, ApiError> {
-    let session = app.sessions.of(&account.owner, &id)?;
     let Kind::Channel {
         launcher,
         most_value_bytes,
@@ -84,9 +84,9 @@ pub async fn channel(
         Ok(upgrade) => upgrade,
         Err(rejection) => return Ok(rejection.into_response()),
     };
-    if !upgrade.requested_protocols().any(|protocol| protocol == PROTOCOL) {
+    if !upgrade.requested_protocols().any(|protocol| protocol == SUBPROTOCOL) {
         return Err(ApiError::invalid(format!(
-            "the client must offer the subprotocol {PROTOCOL}"
+            "the client must offer the subprotocol {SUBPROTOCOL}"
         )));
     }
     let attached = session.attach().ok_or_else(|| {
@@ -100,15 +100,15 @@ pub async fn channel(
         launcher,
         most_value_bytes,
     };
-    // What ends with the task: the places among the connections and the key's requests, the count, and the session with its guest.
+    // What ends with the task: the permits among the connections and the key's requests, the count, and the session with its guest.
     let failed = Arc::clone(&session);
     let upgrade = upgrade
-        .protocols([PROTOCOL])
+        .protocols([SUBPROTOCOL])
         .max_message_size(most_bytes)
         .max_frame_size(most_bytes)
         .on_failed_upgrade(move |error| tracing::debug!(session = failed.id, %error, "no WebSocket came of it"));
     Ok(upgrade.on_upgrade(move |socket| async move {
-        let _kept = (place, held, open);
+        let _kept = (connection, held, open);
         Relay::new(app, account, session, socket, guests).run(attached).await;
     }))
 }
@@ -149,7 +149,7 @@ struct Relay {
     booting: Option<BoxFuture<'static, Result<Guest, sandglass_core::Error>>>,
     guest: Option<Running>,
     /// The exchange under way, by its number.
-    turn: Option<u32>,
+    exchange: Option<u32>,
     heard_at: Instant,
     used_at: Instant,
 }
@@ -179,7 +179,7 @@ impl Relay {
             number: 0,
             booting: None,
             guest: None,
-            turn: None,
+            exchange: None,
             heard_at: Instant::now(),
             used_at: Instant::now(),
         }
@@ -204,19 +204,19 @@ impl Relay {
     async fn relay(&mut self) -> Farewell {
         let silence = Duration::from_secs_f64(self.app.args.channel_silence_seconds);
         let idle = Duration::from_secs_f64(self.app.args.session_idle_seconds);
-        let mut ending = self.app.ending.clone();
-        let mut destroyed = self.session.destroyed();
+        let ending = self.app.ending.clone();
+        let destroyed = self.session.destroyed();
         let folder = self.session.folder();
         let mut excess = folder.map_or_else(Excess::none, |folder| folder.excess());
         let mut pings = interval((silence / 3).max(Duration::from_millis(1)));
         pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let is_busy = self.turn.is_some() || self.booting.is_some();
+            let is_busy = self.exchange.is_some() || self.booting.is_some();
             let socket_is_free = self.outgoing.is_empty();
             let takes_more = Running::takes_more(self.guest.as_ref()) && self.outgoing.messages.len() < MOST_WAITING;
             let happened = tokio::select! {
-                () = is_set(&mut destroyed) => Happened::End(DESTROYED),
-                () = is_set(&mut ending), if !is_busy => Happened::End(SHUTTING_DOWN),
+                () = destroyed.cancelled() => Happened::End(DESTROYED),
+                () = ending.cancelled(), if !is_busy => Happened::End(SHUTTING_DOWN),
                 () = sleep_until(self.heard_at + silence) => Happened::End(SILENT),
                 () = sleep_until(self.used_at + idle), if !is_busy => Happened::End(IDLE),
                 message = self.incoming.next(), if takes_more => Happened::Message(message),
@@ -306,7 +306,7 @@ impl Relay {
     /// Ends the guest with all its processes, and waits for that.
     async fn end_guest(&mut self, has_closed: bool) -> Option<Exit> {
         self.booting = None;
-        self.turn = None;
+        self.exchange = None;
         self.guest.take()?.end(has_closed).await
     }
 
@@ -325,8 +325,8 @@ impl Relay {
         let header = frame.header.clone();
         let request = sized(header.len(), move || serde_json::from_slice::<Request>(&header)).await;
         let request = request.ok().and_then(Result::ok).ok_or(NO_FRAME)?;
-        if let Some(turn) = turn_of(&request) {
-            self.turn = Some(turn);
+        if let Some(exchange) = exchange_of(&request) {
+            self.exchange = Some(exchange);
         }
         guest.push(&frame, size, held).map_err(|()| NO_FRAME)
     }
@@ -343,8 +343,12 @@ impl Relay {
                 if events.iter().filter(|event| event.has_body()).count() != frame.bodies.len() {
                     return self.lost("it sent events and bodies that do not belong together").await;
                 }
-                if events.iter().filter_map(ended_turn).any(|turn| self.turn == Some(turn)) {
-                    self.turn = None;
+                if events
+                    .iter()
+                    .filter_map(ended_exchange)
+                    .any(|exchange| self.exchange == Some(exchange))
+                {
+                    self.exchange = None;
                     self.used_at = Instant::now();
                 }
                 for message in messages(self.number, &events, &frame) {
@@ -395,30 +399,30 @@ impl Relay {
 }
 
 /// The number of the exchange that a request begins.
-fn turn_of(request: &Request) -> Option<u32> {
+fn exchange_of(request: &Request) -> Option<u32> {
     match request {
-        Request::Execute { turn, .. }
-        | Request::GetVariable { turn, .. }
-        | Request::SetVariable { turn, .. }
-        | Request::ListVariables { turn, .. }
-        | Request::WriteFile { turn, .. }
-        | Request::ReadFile { turn, .. }
-        | Request::ListFiles { turn, .. }
-        | Request::RemoveFile { turn, .. }
-        | Request::Restore { turn, .. }
-        | Request::Install { turn, .. } => Some(*turn),
+        Request::Execute { exchange, .. }
+        | Request::GetVariable { exchange, .. }
+        | Request::SetVariable { exchange, .. }
+        | Request::ListVariables { exchange, .. }
+        | Request::WriteFile { exchange, .. }
+        | Request::ReadFile { exchange, .. }
+        | Request::ListFiles { exchange, .. }
+        | Request::RemoveFile { exchange, .. }
+        | Request::Restore { exchange, .. }
+        | Request::Install { exchange, .. } => Some(*exchange),
         _ => None,
     }
 }
 
 /// The number of the exchange that an event ends.
-fn ended_turn(event: &Event) -> Option<u32> {
+fn ended_exchange(event: &Event) -> Option<u32> {
     match event {
-        Event::Executed { turn, .. }
-        | Event::Value { turn, .. }
-        | Event::Done { turn }
-        | Event::Restored { turn, .. }
-        | Event::Refused { turn, .. } => Some(*turn),
+        Event::Executed { exchange, .. }
+        | Event::Value { exchange, .. }
+        | Event::Done { exchange }
+        | Event::Restored { exchange, .. }
+        | Event::Refused { exchange, .. } => Some(*exchange),
         _ => None,
     }
 }
@@ -514,7 +518,7 @@ impl Running {
         if let Some((exit, _)) = self.exited {
             return Some(exit);
         }
-        if has_closed && let Ok(exit) = timeout(self.process.patience(), self.process.wait()).await {
+        if has_closed && let Ok(exit) = timeout(self.process.exit_timeout(), self.process.wait()).await {
             return Some(exit);
         }
         self.process.kill();
@@ -576,14 +580,5 @@ impl Outgoing {
         ready!(Pin::new(&mut self.sink).poll_flush(context))?;
         self.is_flushed = true;
         Poll::Ready(Ok(()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn the_subprotocol_is_named_after_the_protocol_s_version() {
-        let name = format!("sandglass.v{}", sandglass_core::PROTOCOL_VERSION);
-        assert_eq!(super::PROTOCOL, name);
     }
 }

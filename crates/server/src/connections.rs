@@ -17,8 +17,9 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
 use super::metrics::{Gauge, Up};
@@ -43,9 +44,9 @@ pub struct Deadlines {
     pub write: Duration,
 }
 
-/// A connection's place among those that there may be. A WebSocket keeps it when HTTP is done.
+/// The permit of a connection, one of those that there may be. A WebSocket keeps it when HTTP is done.
 #[derive(Debug)]
-pub struct Place {
+pub struct ConnectionPermit {
     /// The address of the other end.
     pub peer: SocketAddr,
     _permit: OwnedSemaphorePermit,
@@ -147,9 +148,9 @@ pub async fn accept(
     most: u32,
     deadlines: Deadlines,
     open: Gauge,
-    mut ending: watch::Receiver<bool>,
+    ending: CancellationToken,
 ) -> JoinSet<()> {
-    let places = Arc::new(Semaphore::new(most as usize));
+    let permits = Arc::new(Semaphore::new(most as usize));
     let idle = Arc::<Idle>::default();
     let mut connections = JoinSet::new();
     loop {
@@ -163,10 +164,10 @@ pub async fn accept(
                     return None;
                 }
             };
-            let permit = match Arc::clone(&places).try_acquire_owned() {
+            let permit = match Arc::clone(&permits).try_acquire_owned() {
                 Ok(permit) => permit,
                 Err(_) => tokio::select! {
-                    permit = Arc::clone(&places).acquire_owned() => permit.ok()?,
+                    permit = Arc::clone(&permits).acquire_owned() => permit.ok()?,
                     never = idle.make_room() => match never {},
                 },
             };
@@ -174,36 +175,30 @@ pub async fn accept(
         };
         tokio::select! {
             biased;
-            () = is_set(&mut ending) => return connections,
+            () = ending.cancelled() => return connections,
             accepted = accepted => if let Some((stream, peer, permit)) = accepted {
-                let place = Arc::new(Place { peer, _permit: permit, _open: open.up() });
+                let connection = Arc::new(ConnectionPermit { peer, _permit: permit, _open: open.up() });
                 let activity = Activity::new(&idle);
-                connections.spawn(serve(stream, place, activity, router.clone(), deadlines, ending.clone()));
+                connections.spawn(serve(stream, connection, activity, router.clone(), deadlines, ending.clone()));
             },
         }
     }
 }
 
-/// Waits until a flag is set.
-pub async fn is_set(flag: &mut watch::Receiver<bool>) {
-    // Nobody left who could set it: it is over as well.
-    let _ = flag.wait_for(|is_set| *is_set).await;
-}
-
 async fn serve(
     stream: TcpStream,
-    place: Arc<Place>,
+    connection: Arc<ConnectionPermit>,
     activity: Arc<Activity>,
     router: Router,
     deadlines: Deadlines,
-    mut ending: watch::Receiver<bool>,
+    ending: CancellationToken,
 ) {
     prepare(&stream, deadlines.write);
-    let peer = place.peer;
+    let peer = connection.peer;
     let give_way = Arc::clone(&activity.give_way);
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
         let busy = activity.request();
-        request.extensions_mut().insert(Arc::clone(&place));
+        request.extensions_mut().insert(Arc::clone(&connection));
         let answer = router.clone().oneshot(request.map(Body::new));
         async move {
             let mut answer = answer.await.map_err(|never: Infallible| never)?;
@@ -231,7 +226,7 @@ async fn serve(
             tracing::debug!(%peer, "a connection without a request gives way to another one");
             return;
         }
-        () = is_set(&mut ending) => {
+        () = ending.cancelled() => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
@@ -242,11 +237,11 @@ async fn serve(
 }
 
 /// Sets options of a connection; those that cannot be set are done without.
-fn prepare(stream: &TcpStream, patience: Duration) {
+fn prepare(stream: &TcpStream, write_timeout: Duration) {
     // Small answers must not wait for more to come.
     let _ = stream.set_nodelay(true);
     // A client whose machine is gone says nothing, and while code runs it is sent nothing: the system has to ask.
-    let milliseconds = u32::try_from(patience.as_millis()).unwrap_or(u32::MAX);
+    let milliseconds = u32::try_from(write_timeout.as_millis()).unwrap_or(u32::MAX);
     let _ = sockopt::set_socket_keepalive(stream, true)
         .and_then(|()| sockopt::set_tcp_keepidle(stream, ASKING))
         .and_then(|()| sockopt::set_tcp_keepintvl(stream, ASKING))

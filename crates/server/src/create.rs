@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use axum::Extension;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use sandglass_core::{BudgetLimits, Limits, Profile};
+use sandglass_rlm::openai::Reply;
 use serde_json::{Map, Value as Json, json};
 
 use super::App;
@@ -15,8 +16,8 @@ use super::bodies::{self, sized, take_json};
 use super::errors::ApiError;
 use super::llm::{NO_MODEL, NO_RECURSION};
 use super::quotas::Account;
-use super::sessions::{Fate, Kind, Session, new_id};
-use super::storage;
+use super::sessions::{Kind, OwnSession, Session, watch_folder};
+use super::storage::{Fate, new_id};
 use sandglass_host::backend;
 use sandglass_host::launcher::Settings;
 use sandglass_host::sandbox::{Answer, Query};
@@ -104,7 +105,7 @@ pub async fn create(
     let session = Session::new(id, Arc::clone(&account.owner), kind, folder, place);
     app.sessions.add(Arc::clone(&session)).await?;
     if let Some(folder) = session.folder() {
-        let watching = storage::watch(app.clone(), Arc::clone(folder), Arc::downgrade(&session));
+        let watching = watch_folder(app.clone(), Arc::clone(folder), Arc::downgrade(&session));
         tokio::spawn(watching);
     }
     app.metrics.sessions_created.inc();
@@ -113,15 +114,9 @@ pub async fn create(
     bodies::json(StatusCode::CREATED, 0, told).await
 }
 
-async fn answer(app: App, query: Query) -> Result<Answer, String> {
-    let Some(llm) = &app.llm else {
-        return Err(NO_MODEL.to_owned());
-    };
-    let reply = llm.ask(&query.prompt, query.model.as_deref(), &app.metrics).await?;
-    Ok(Answer {
-        text: reply.text,
-        usage: reply.usage.unwrap_or_default(),
-    })
+async fn answer(app: App, query: Query) -> Result<Reply, String> {
+    let llm = app.llm.as_ref().ok_or(NO_MODEL)?;
+    llm.ask(&query.prompt, query.model.as_deref(), &app.metrics).await
 }
 
 fn wanted(app: &App, fields: Map<String, Json>) -> Result<Wanted, ApiError> {
@@ -320,22 +315,12 @@ pub async fn list(State(app): State<App>, Extension(account): Extension<Arc<Acco
 }
 
 /// `GET /v1/sessions/{id}`.
-pub async fn show(
-    State(app): State<App>,
-    Extension(account): Extension<Arc<Account>>,
-    Path(id): Path<String>,
-) -> Result<Response, ApiError> {
-    let session = app.sessions.of(&account.owner, &id)?;
+pub async fn show(OwnSession(session): OwnSession) -> Result<Response, ApiError> {
     bodies::json(StatusCode::OK, 0, told(&session)).await
 }
 
 /// `DELETE /v1/sessions/{id}`.
-pub async fn destroy(
-    State(app): State<App>,
-    Extension(account): Extension<Arc<Account>>,
-    Path(id): Path<String>,
-) -> Result<Response, ApiError> {
-    let session = app.sessions.of(&account.owner, &id)?;
+pub async fn destroy(State(app): State<App>, OwnSession(session): OwnSession) -> Result<Response, ApiError> {
     // Not given up when the client leaves.
     let removing = tokio::spawn(async move { app.sessions.remove(&session.id, Fate::Removed).await });
     removing

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use axum::Extension;
 use axum::body::{Body, Bytes};
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
@@ -22,7 +22,7 @@ use super::App;
 use super::bodies::{self, Taken, sized, take_json};
 use super::errors::ApiError;
 use super::quotas::{Account, Held};
-use super::sessions::{InUse, Session};
+use super::sessions::{InUse, OwnSession, Session};
 use sandglass_host::sandbox::{ExecuteOptions, Execution};
 use sandglass_host::{Sandbox, Stream};
 
@@ -44,11 +44,10 @@ struct Run {
 pub async fn execute(
     State(app): State<App>,
     Extension(account): Extension<Arc<Account>>,
-    Path(id): Path<String>,
+    OwnSession(session): OwnSession,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let session = app.sessions.of(&account.owner, &id)?;
     let (_, in_use) = session.sandbox()?;
     let place = account.execution()?;
     let Taken { value: run, held, .. } = take_json::<Run>(&account, app.args.body_limits(), &headers, body).await?;
@@ -99,11 +98,10 @@ struct Hint {
 pub async fn hint(
     State(app): State<App>,
     Extension(account): Extension<Arc<Account>>,
-    Path(id): Path<String>,
+    OwnSession(session): OwnSession,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let session = app.sessions.of(&account.owner, &id)?;
     let (sandbox, _in_use) = session.sandbox()?;
     let _place = account.execution()?; // none runs ahead either where no more may run
     let Taken { value: hint, .. } = take_json::<Hint>(&account, app.args.body_limits(), &headers, body).await?;
@@ -135,12 +133,7 @@ pub async fn hint(
 }
 
 /// `POST /v1/sessions/{id}/interrupt`.
-pub async fn interrupt(
-    State(app): State<App>,
-    Extension(account): Extension<Arc<Account>>,
-    Path(id): Path<String>,
-) -> Result<Response, ApiError> {
-    let session = app.sessions.of(&account.owner, &id)?;
+pub async fn interrupt(OwnSession(session): OwnSession) -> Result<Response, ApiError> {
     let (sandbox, _in_use) = session.sandbox()?;
     sandbox.interrupt();
     Ok(StatusCode::NO_CONTENT.into_response())

@@ -15,6 +15,7 @@ use super::App;
 use super::bodies::{self, Taken, take};
 use super::errors::ApiError;
 use super::quotas::Account;
+use super::sessions::OwnSession;
 
 /// Which folder is listed.
 #[derive(Deserialize)]
@@ -26,12 +27,9 @@ pub struct Folder {
 
 /// `GET /v1/sessions/{id}/files?path=…`.
 pub async fn list(
-    State(app): State<App>,
-    Extension(account): Extension<Arc<Account>>,
-    Path(id): Path<String>,
+    OwnSession(session): OwnSession,
     folder: Result<Query<Folder>, QueryRejection>,
 ) -> Result<Response, ApiError> {
-    let session = app.sessions.of(&account.owner, &id)?;
     let (sandbox, _in_use) = session.sandbox()?;
     let Query(folder) = folder.map_err(|rejection| ApiError::invalid(rejection.body_text()))?;
     let files = sandbox.list_files(folder.path).await?;
@@ -40,11 +38,9 @@ pub async fn list(
 
 /// `GET /v1/sessions/{id}/files/{path}`.
 pub async fn read(
-    State(app): State<App>,
-    Extension(account): Extension<Arc<Account>>,
-    Path((id, path)): Path<(String, String)>,
+    OwnSession(session): OwnSession,
+    Path((_, path)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
-    let session = app.sessions.of(&account.owner, &id)?;
     let (sandbox, _in_use) = session.sandbox()?;
     let bytes = sandbox.read_file(path).await?;
     // Whoever wrote the file is not trusted: no browser may show it as a page of this server.
@@ -60,11 +56,11 @@ pub async fn read(
 pub async fn write(
     State(app): State<App>,
     Extension(account): Extension<Arc<Account>>,
-    Path((id, path)): Path<(String, String)>,
+    OwnSession(session): OwnSession,
+    Path((_, path)): Path<(String, String)>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let session = app.sessions.of(&account.owner, &id)?;
     let (sandbox, _in_use) = session.sandbox()?;
     let Taken { value, held, .. } = take(&account, app.args.body_limits(), &headers, body).await?;
     if let Some(folder) = session.folder() {
@@ -77,11 +73,9 @@ pub async fn write(
 
 /// `DELETE /v1/sessions/{id}/files/{path}`.
 pub async fn remove(
-    State(app): State<App>,
-    Extension(account): Extension<Arc<Account>>,
-    Path((id, path)): Path<(String, String)>,
+    OwnSession(session): OwnSession,
+    Path((_, path)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
-    let session = app.sessions.of(&account.owner, &id)?;
     let (sandbox, _in_use) = session.sandbox()?;
     sandbox.remove_file(path).await?;
     Ok(StatusCode::NO_CONTENT.into_response())

@@ -30,7 +30,7 @@ pub struct Checks(Mutex<Option<(Instant, Json)>>);
 
 /// `GET /health`: 200 as long as the server takes requests.
 pub async fn health(State(app): State<App>) -> Result<Response, ApiError> {
-    let (status, word) = if *app.ending.borrow() {
+    let (status, word) = if app.ending.is_cancelled() {
         (StatusCode::SERVICE_UNAVAILABLE, "ending")
     } else {
         (StatusCode::OK, "ok")

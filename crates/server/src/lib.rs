@@ -49,7 +49,7 @@ use std::time::{Duration, Instant};
 
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use access::{Keys, LOCAL, Origins};
 use connections::Deadlines;
@@ -87,7 +87,7 @@ pub struct Shared {
     storage: Option<Arc<storage::Storage>>,
     runs: stateless::Files,
     started: Instant,
-    ending: watch::Receiver<bool>,
+    ending: CancellationToken,
 }
 
 impl std::ops::Deref for App {
@@ -103,7 +103,6 @@ impl std::ops::Deref for App {
 pub struct Server {
     app: App,
     listener: TcpListener,
-    end: watch::Sender<bool>,
 }
 
 impl Server {
@@ -114,10 +113,7 @@ impl Server {
     pub async fn bind(args: ServeArgs, secrets: Secrets) -> Result<Self, String> {
         let keys = args.keys(&secrets)?;
         let origins = args.origins(&keys)?;
-        let llm = match &args.llm_url {
-            Some(url) => Some(Llm::new(url, args.llm_model.clone(), secrets.llm_key.as_deref())?),
-            None => None,
-        };
+        let llm = args.model.endpoint(secrets.llm_key)?.map(Llm::new);
         let owners = if keys.is_empty() {
             vec![LOCAL.into()]
         } else {
@@ -127,7 +123,6 @@ impl Server {
         let listener = TcpListener::bind(args.listen)
             .await
             .map_err(|error| format!("{} cannot be listened on: {error}", args.listen))?;
-        let (end, ending) = watch::channel(false);
         let app = App(Arc::new(Shared {
             quotas: Quotas::new(owners, args.bounds()),
             sessions: Sessions::default(),
@@ -141,9 +136,9 @@ impl Server {
             keys,
             origins,
             llm,
-            ending,
+            ending: CancellationToken::new(),
         }));
-        Ok(Self { app, listener, end })
+        Ok(Self { app, listener })
     }
 
     /// The address that it listens at.
@@ -156,7 +151,9 @@ impl Server {
 
     /// Serves until `ended` is ready; then running requests have some time to end, and all guests are destroyed.
     pub async fn run(self, ended: impl Future<Output = ()>) {
-        let Self { app, listener, end } = self;
+        let Self { app, listener } = self;
+        // It ends as well when nobody waits for it any more.
+        let end = app.ending.clone().drop_guard();
         let seconds = Duration::from_secs_f64;
         let deadlines = Deadlines {
             head: seconds(app.args.head_timeout_seconds),
@@ -181,7 +178,7 @@ impl Server {
             sessions = app.quotas.sessions(),
             "shutting down: running requests may end"
         );
-        end.send_replace(true);
+        drop(end);
         expiring.abort();
         warming.abort();
         let mut connections = accepting.await.unwrap_or_default();
@@ -215,12 +212,6 @@ impl Server {
 /// It could not be started.
 pub async fn serve(args: ServeArgs) -> Result<u8, String> {
     log::of_server(args.log_format);
-    if args.kernel.connection_file.is_some() {
-        return Err(
-            "--connection-file: the sessions of a server would share that kernel's variables; name a kernelspec"
-                .to_owned(),
-        );
-    }
     let secrets = Secrets::from_environment()?;
     let watched = |kind| signal(kind).map_err(|error| format!("signals cannot be watched: {error}"));
     let (mut terminate, mut interrupt) = (watched(SignalKind::terminate())?, watched(SignalKind::interrupt())?);
@@ -235,7 +226,7 @@ pub async fn serve(args: ServeArgs) -> Result<u8, String> {
     if app.keys.is_empty() {
         tracing::warn!("there are no keys: every program on this machine may run code here");
     }
-    tracing::info!(%address, backend = %app.args.guest.backend, keys = ?app.keys, llm = ?app.llm, "listening");
+    tracing::info!(%address, backend = %app.args.guest.backend, keys = ?app.keys, llm = ?app.llm.as_ref().map(|llm| &llm.endpoint), "listening");
     // Scripts read this line to learn the port.
     println!("listening on http://{address}");
     let mut told = async move || {

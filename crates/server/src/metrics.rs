@@ -1,4 +1,6 @@
 //! Counters, as Prometheus reads them.
+//!
+//! Decisions: `docs/internals/server.md`.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

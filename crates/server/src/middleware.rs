@@ -1,4 +1,6 @@
 //! Checks that every request passes first: where it comes from, whose it is, whether there are too many; and what every answer has.
+//!
+//! Decisions: `docs/internals/server.md`.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,10 +13,9 @@ use axum::response::{IntoResponse, Response};
 
 use super::App;
 use super::access::{self, LOCAL, Origin};
-use super::connections::Place;
+use super::connections::ConnectionPermit;
 use super::errors::{ApiError, Ours, Refused};
 use super::quotas::{Account, Held};
-use super::routes;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The status that is counted when the client has left before the answer.
@@ -40,15 +41,15 @@ pub async fn pass(State(app): State<App>, mut request: Request, next: Next) -> R
             response.headers_mut().insert(header::CONNECTION, close);
             response
         }
-        Ok((account, place)) => {
-            let place = held.insert(Arc::new(place));
-            request.extensions_mut().insert(Arc::clone(place));
+        Ok((account, share)) => {
+            let share = held.insert(Arc::new(share));
+            request.extensions_mut().insert(Arc::clone(share));
             if let Some(account) = account {
                 watch.owner = Some(Arc::clone(&account.owner));
                 request.extensions_mut().insert(account);
             }
-            if let Some(place) = request.extensions().get::<Arc<Place>>() {
-                tracing::trace!(id = watch.id, peer = %place.peer, "request");
+            if let Some(connection) = request.extensions().get::<Arc<ConnectionPermit>>() {
+                tracing::trace!(id = watch.id, peer = %connection.peer, "request");
             }
             match is_preflight(&request) {
                 true => StatusCode::NO_CONTENT.into_response(),
@@ -64,6 +65,11 @@ pub async fn pass(State(app): State<App>, mut request: Request, next: Next) -> R
     add_headers(response.headers_mut(), &watch.id, &origin);
     watch.answered(&response);
     response
+}
+
+/// Returns true when a route answers without a key.
+fn is_open(route: &str) -> bool {
+    matches!(route, "/health" | "/openapi.json")
 }
 
 fn is_preflight(request: &Request) -> bool {
@@ -85,10 +91,10 @@ fn admit(app: &App, origin: &Origin, request: &Request, route: &str) -> Result<(
             "a server without keys answers only when it is called localhost, or by a loopback address",
         );
     }
-    if is_preflight(request) || routes::is_open(route) {
+    if is_preflight(request) || is_open(route) {
         return Ok((None, app.quotas.admit_open()?));
     }
-    if *app.ending.borrow() {
+    if app.ending.is_cancelled() {
         return Err(ApiError::shutting_down());
     }
     let owner = if app.keys.is_empty() {
@@ -227,7 +233,7 @@ impl Drop for Watch<'_> {
         // Paths and bodies are the user's; only the route is told.
         match *status {
             500.. => tracing::warn!(id, owner, method, route, status, ms, "request"),
-            _ if routes::is_open(route) => tracing::debug!(id, owner, method, route, status, ms, "request"),
+            _ if is_open(route) => tracing::debug!(id, owner, method, route, status, ms, "request"),
             _ => tracing::info!(id, owner, method, route, status, ms, "request"),
         }
     }

@@ -78,7 +78,7 @@ mod tests {
     }
 
     fn value(encoding: Encoding) -> Event {
-        Event::Value { turn: 3, encoding }
+        Event::Value { exchange: 3, encoding }
     }
 
     #[test]
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn a_display_stays_whole() {
         let display = Event::Display {
-            turn: 3,
+            exchange: 3,
             mime: "image/png".to_owned(),
             is_result: false,
         };

@@ -1,11 +1,13 @@
 //! Quotas: what each key may have at the same time, and how often it may ask.
+//!
+//! Decisions: `docs/internals/server.md`.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::errors::ApiError;
 
@@ -88,15 +90,12 @@ impl Quotas {
 
     /// Sessions that there are.
     pub fn sessions(&self) -> u64 {
-        self.sessions.now.load(Ordering::Relaxed)
+        self.sessions.now()
     }
 
     /// Executions that run or wait.
     pub fn executions(&self) -> u64 {
-        let accounts = self.accounts.values();
-        accounts
-            .map(|account| account.executions.now.load(Ordering::Relaxed))
-            .sum()
+        self.accounts.values().map(|account| account.executions.now()).sum()
     }
 }
 
@@ -151,7 +150,7 @@ impl Account {
     /// # Errors
     /// 429, when this key has too many bytes under way; 503, when the server has.
     pub fn body(&self, bytes: usize) -> Result<Held, ApiError> {
-        take_both(&self.body_bytes, bytes as u64).map_err(|(most, of_key)| {
+        take_both(&self.body_bytes, bytes).map_err(|(most, of_key)| {
             if of_key {
                 let message = format!("requests of this key with {most} bytes are under way, and no more may be");
                 refused("too_many_bytes", message).retry_after(1)
@@ -179,52 +178,42 @@ fn under_way(requests: &Arc<Counter>, whose: &str) -> Result<Held, ApiError> {
 }
 
 /// Takes from the key's counter and from the server's; the error says which of them is full, and at what.
-fn take_both([own, all]: &[Arc<Counter>; 2], amount: u64) -> Result<Held, (u64, bool)> {
+fn take_both([own, all]: &[Arc<Counter>; 2], amount: usize) -> Result<Held, (usize, bool)> {
     let own = own.take(amount).ok_or((own.most, true))?;
     let all = all.take(amount).ok_or((all.most, false))?;
     Ok(Held(vec![own, all]))
 }
 
+/// A number of units, of which each is with one holder at a time.
 #[derive(Debug)]
 struct Counter {
-    now: AtomicU64,
-    most: u64,
+    free: Arc<Semaphore>,
+    most: usize,
 }
 
 impl Counter {
     fn new(most: u64) -> Arc<Self> {
-        Arc::new(Self {
-            now: AtomicU64::new(0),
-            most,
-        })
+        let most = usize::try_from(most).map_or(Semaphore::MAX_PERMITS, |most| most.min(Semaphore::MAX_PERMITS));
+        let free = Arc::new(Semaphore::new(most));
+        Arc::new(Self { free, most })
     }
 
-    fn take(self: &Arc<Self>, amount: u64) -> Option<Share> {
-        let add = |now: u64| now.checked_add(amount).filter(|now| *now <= self.most);
-        self.now.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok()?;
-        Some(Share {
-            counter: Arc::clone(self),
-            amount,
-        })
+    fn now(&self) -> u64 {
+        (self.most - self.free.available_permits()) as u64
     }
-}
 
-#[derive(Debug)]
-struct Share {
-    counter: Arc<Counter>,
-    amount: u64,
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.counter.now.fetch_sub(self.amount, Ordering::Relaxed);
+    /// Takes some, of at most 4 GiB: a body is bounded below that before it is counted.
+    fn take(&self, amount: usize) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.free)
+            .try_acquire_many_owned(u32::try_from(amount).ok()?)
+            .ok()
     }
 }
 
 /// A part of a quota, given back when it is dropped.
 #[derive(Debug)]
 #[must_use = "the quota is given back when this is dropped"]
-pub struct Held(#[expect(dead_code, reason = "held for its drop")] Vec<Share>);
+pub struct Held(#[expect(dead_code, reason = "held for its drop")] Vec<OwnedSemaphorePermit>);
 
 /// A token bucket.
 #[derive(Debug)]

@@ -2,20 +2,21 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use axum::extract::{FromRequestParts, Path};
 use axum::http::StatusCode;
+use axum::http::request::Parts;
 use futures_util::future::join_all;
 use sandglass_core::stats::Stats;
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::App;
-use super::connections::is_set;
 use super::errors::ApiError;
 use super::metrics::Metrics;
-use super::quotas::Held;
-use super::storage::Folder;
+use super::quotas::{Account, Held};
+use super::storage::{Fate, Folder};
 use sandglass_host::Sandbox;
 use sandglass_host::launcher::Launcher;
 
@@ -26,7 +27,7 @@ const SWEEP: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 #[derive(Debug, Default)]
 pub struct Sessions {
     all: Mutex<HashMap<String, Arc<Session>>>,
-    closed: watch::Sender<bool>,
+    closed: CancellationToken,
 }
 
 /// A session.
@@ -40,20 +41,11 @@ pub struct Session {
     pub kind: Kind,
     uses: Mutex<Uses>,
     attached: AtomicBool,
-    destroyed: watch::Sender<bool>,
+    destroyed: CancellationToken,
     folder: Option<Arc<Folder>>,
     /// The counts of it that the server's metrics have.
     counted: Mutex<Stats>,
     _held: Held,
-}
-
-/// The fate of the folder of a session that ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
-    /// It is removed.
-    Removed,
-    /// It is kept, among as many as the settings say.
-    Kept,
 }
 
 /// A session's contents.
@@ -94,21 +86,6 @@ pub struct InUse(Arc<Session>);
 #[must_use = "another channel can take the place when this is dropped"]
 pub struct Attached(InUse);
 
-/// A new id: 128 random bits.
-///
-/// # Errors
-/// The system has none.
-pub fn new_id() -> Result<String, ApiError> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|error| ApiError::internal(format!("there are no random numbers: {error}")))?;
-    Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
-}
-
-/// Returns true when a name may be one of [`new_id`]'s.
-pub fn is_id(name: &str) -> bool {
-    name.len() == 32 && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-}
-
 impl Session {
     /// A session that takes this part of the quota.
     pub fn new(id: String, owner: Arc<str>, kind: Kind, folder: Option<Arc<Folder>>, held: Held) -> Arc<Self> {
@@ -121,7 +98,7 @@ impl Session {
                 last: Instant::now(),
             }),
             attached: AtomicBool::new(false),
-            destroyed: watch::Sender::new(false),
+            destroyed: CancellationToken::new(),
             folder,
             counted: Mutex::default(),
             _held: held,
@@ -168,9 +145,9 @@ impl Session {
         is_free.then(|| Attached(self.enter()))
     }
 
-    /// Becomes true when the session is destroyed.
-    pub fn destroyed(&self) -> watch::Receiver<bool> {
-        self.destroyed.subscribe()
+    /// Is cancelled when the session is destroyed.
+    pub fn destroyed(&self) -> CancellationToken {
+        self.destroyed.clone()
     }
 
     /// The time since it was last used.
@@ -188,7 +165,7 @@ impl Session {
         if let Some(folder) = &self.folder {
             folder.decide(fate);
         }
-        self.destroyed.send_replace(true);
+        self.destroyed.cancel();
         match &self.kind {
             Kind::Sandbox(sandbox) => sandbox.destroy().await,
             // Its relay ends the guest first, and settles then.
@@ -217,6 +194,26 @@ impl Drop for InUse {
 impl Drop for Attached {
     fn drop(&mut self) {
         self.0.0.attached.store(false, Ordering::Release);
+    }
+}
+
+/// The session that a request's path names, which is of the request's key.
+#[derive(Debug)]
+pub struct OwnSession(pub Arc<Session>);
+
+impl FromRequestParts<App> for OwnSession {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        let named = Path::<HashMap<String, String>>::from_request_parts(parts, app).await;
+        let account = parts.extensions.get::<Arc<Account>>();
+        match (named, account) {
+            (Ok(Path(named)), Some(account)) => {
+                let id = named.get("id").map(String::as_str).unwrap_or_default();
+                app.sessions.of(&account.owner, id).map(Self)
+            }
+            _ => Err(ApiError::invalid("the request could not be read")),
+        }
     }
 }
 
@@ -270,19 +267,19 @@ impl Sessions {
 
     /// Destroys all; no more can be added.
     pub async fn destroy_all(&self) {
-        self.closed.send_replace(true);
+        self.closed.cancel();
         let all: Vec<_> = lock(&self.all).drain().map(|(_, session)| session).collect();
         join_all(all.iter().map(|session| session.destroy(Fate::Kept))).await;
     }
 
     /// Returns true when all are being destroyed, because the server ends.
     pub fn are_closed(&self) -> bool {
-        *self.closed.borrow()
+        self.closed.is_cancelled()
     }
 
     /// Waits until that is so.
     pub async fn closed(&self) {
-        is_set(&mut self.closed.subscribe()).await;
+        self.closed.cancelled().await;
     }
 
     /// The amount of code that runs ahead in them, as of their last executions.
@@ -313,6 +310,21 @@ pub(super) async fn expire(app: App) {
             app.metrics.sessions_expired.inc();
         }
         join_all(expired.iter().map(|id| app.sessions.remove(id, Fate::Kept))).await;
+    }
+}
+
+/// Watches the folder of a session, which is ended when it writes while nobody uses it.
+pub(super) async fn watch_folder(app: App, folder: Arc<Folder>, session: Weak<Session>) {
+    let is_idle = || session.upgrade().is_none_or(|session| session.idle_for().is_some());
+    if let Some(why) = folder.watch(is_idle).await {
+        let workspace = folder.workspace();
+        tracing::warn!(
+            session = workspace.session(),
+            owner = workspace.user(),
+            why,
+            "ended: it writes while nobody uses it"
+        );
+        app.sessions.remove(workspace.session(), Fate::Kept).await;
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ArgAction;
@@ -10,10 +11,10 @@ use clap::builder::BoolishValueParser;
 use super::access::{Keys, Origins};
 use super::bodies::BodyLimits;
 use super::quotas::Bounds;
-use sandglass_host::args::{GuestArgs, KEYS_VARIABLE, KernelChoice, Secrets};
+use sandglass_host::args::{GuestArgs, KEYS_VARIABLE, ModelArgs, Secrets};
 use sandglass_host::log::LogFormat;
 use sandglass_host::pool::WhenEmpty;
-use sandglass_host::{Resources, Settings};
+use sandglass_host::{Kernels, Resources, Settings};
 
 /// The modules that are imported before anybody asks where the settings do not say: what data science begins with. What is
 /// not installed is left out.
@@ -35,9 +36,9 @@ pub struct ServeArgs {
     /// The place where guests run when a session does not say.
     #[command(flatten)]
     pub guest: GuestArgs,
-    /// In which kernels.
-    #[command(flatten)]
-    pub kernel: KernelChoice,
+    /// The starter of guests in Jupyter kernels, which is handed in by the program.
+    #[arg(skip)]
+    pub kernels: Option<Arc<dyn Kernels>>,
     /// Let sessions run in plain processes, which isolate nothing: only for code that you trust.
     #[arg(long, env = "SANDGLASS_ALLOW_SUBPROCESS", action = ArgAction::SetTrue, value_parser = BoolishValueParser::new())]
     pub allow_subprocess: bool,
@@ -120,12 +121,9 @@ pub struct ServeArgs {
     #[arg(long, env = "SANDGLASS_SHUTDOWN_SECONDS", default_value = "20", value_parser = seconds)]
     pub shutdown_seconds: f64,
 
-    /// The OpenAI-compatible endpoint that answers llm_query, such as https://api.example.com/v1; its key is taken from SANDGLASS_LLM_KEY.
-    #[arg(long, env = "SANDGLASS_LLM_URL", value_name = "URL")]
-    pub llm_url: Option<String>,
-    /// The model that answers; others named here may be asked for by Python's `model=`.
-    #[arg(long, env = "SANDGLASS_LLM_MODEL", value_delimiter = ',', value_name = "MODEL")]
-    pub llm_model: Vec<String>,
+    /// The model that answers `llm_query`.
+    #[command(flatten)]
+    pub model: ModelArgs,
 
     /// How the log is written: text or json. RUST_LOG chooses what is in it.
     #[arg(long, env = "SANDGLASS_LOG_FORMAT", default_value = "text")]
@@ -221,7 +219,7 @@ impl ServeArgs {
     pub fn guest_settings(&self) -> Settings {
         Settings {
             allow_subprocess: self.allow_subprocess,
-            kernel: self.kernel.settings(),
+            kernels: self.kernels.clone(),
             ..self.guest.settings()
         }
     }

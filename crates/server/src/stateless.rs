@@ -15,7 +15,7 @@ use super::App;
 use super::bodies::{self, Taken, take_json};
 use super::errors::ApiError;
 use super::quotas::Account;
-use super::sessions::new_id;
+use super::storage::new_id;
 use sandglass_host::Limits;
 use sandglass_host::stateless::{self, Bounds, Request, RunFile};
 

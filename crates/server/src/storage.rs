@@ -7,7 +7,7 @@
 use std::future::pending;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
@@ -15,10 +15,8 @@ use sandglass_core::Error;
 use sandglass_core::execution::Killer;
 use tokio::sync::{Notify, watch};
 
-use super::App;
 use super::bodies::off_the_workers;
 use super::errors::ApiError;
-use super::sessions::{Fate, Session, is_id};
 use super::settings::ServeArgs;
 use sandglass_host::workspace::{Quota, Usage, Workspace, WorkspaceError, Workspaces};
 use sandglass_host::{Execution, Outcome, Sandbox, StateStatus};
@@ -31,6 +29,30 @@ const LOOK: Duration = Duration::from_secs(1);
 const IDLE_LOOK: Duration = Duration::from_secs(10);
 /// The pause until the next look, as a multiple of the time that a look takes.
 const REST: u32 = 20;
+
+/// The fate of the folder of a session that ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It is removed.
+    Removed,
+    /// It is kept, among as many as the settings say.
+    Kept,
+}
+
+/// A new id of a session: 128 random bits.
+///
+/// # Errors
+/// The system has none.
+pub fn new_id() -> Result<String, ApiError> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|error| ApiError::internal(format!("there are no random numbers: {error}")))?;
+    Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
+}
+
+/// Returns true when a folder may be that of a session: other folders are not removed.
+fn is_id(name: &str) -> bool {
+    name.len() == 32 && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
 
 /// The folders of all sessions.
 #[derive(Debug)]
@@ -189,6 +211,28 @@ impl Folder {
         Ok((bytes, with_more))
     }
 
+    /// Looks at it again and again, until it is settled. Ends early with what there is too much of, when there is more and more of it while
+    /// nobody uses it: something is left in the guest that writes.
+    pub async fn watch(&self, is_idle: impl Fn() -> bool) -> Option<String> {
+        // What it held at the last look, if nobody used the session since.
+        let mut before = None;
+        while !self.is_settled.load(Ordering::Acquire) {
+            let began = Instant::now();
+            let looked = self.look(0).await;
+            let is_idle = is_idle();
+            if let (Some(before), Ok((bytes, Some(why)))) = (before, &looked)
+                && is_idle
+                && *bytes > before
+            {
+                return Some(why.clone());
+            }
+            let rest = (began.elapsed() * REST).max(if is_idle { IDLE_LOOK } else { LOOK });
+            let is_used = tokio::time::timeout(rest, self.used.notified()).await.is_ok();
+            before = looked.ok().map(|(bytes, _)| bytes).filter(|_| is_idle && !is_used);
+        }
+        None
+    }
+
     /// Hears of each look that finds too much.
     pub fn excess(&self) -> Excess {
         Excess(Some(self.over.subscribe()))
@@ -265,33 +309,5 @@ impl Excess {
                 return why.clone();
             }
         }
-    }
-}
-
-/// Looks at a session's folder again and again, until it is settled. A session whose folder holds too much, and more and more while nobody
-/// uses it, is ended: something is left in its guest that writes.
-pub(super) async fn watch(app: App, folder: Arc<Folder>, session: Weak<Session>) {
-    // What it held at the last look, if nobody used the session since.
-    let mut before = None;
-    while !folder.is_settled.load(Ordering::Acquire) {
-        let began = Instant::now();
-        let looked = folder.look(0).await;
-        let is_idle = session.upgrade().is_none_or(|session| session.idle_for().is_some());
-        if let (Some(before), Ok((bytes, Some(why)))) = (before, &looked)
-            && is_idle
-            && *bytes > before
-        {
-            let workspace = folder.workspace();
-            tracing::warn!(
-                session = workspace.session(),
-                owner = workspace.user(),
-                why,
-                "ended: it writes while nobody uses it"
-            );
-            return app.sessions.remove(workspace.session(), Fate::Kept).await;
-        }
-        let rest = (began.elapsed() * REST).max(if is_idle { IDLE_LOOK } else { LOOK });
-        let is_used = tokio::time::timeout(rest, folder.used.notified()).await.is_ok();
-        before = looked.ok().map(|(bytes, _)| bytes).filter(|_| is_idle && !is_used);
     }
 }

@@ -14,15 +14,11 @@ use super::App;
 use super::bodies::{self, Taken, media_type, off_the_workers, sized, take, take_json};
 use super::errors::ApiError;
 use super::quotas::Account;
+use super::sessions::OwnSession;
 use sandglass_host::Value;
 
 /// `GET /v1/sessions/{id}/variables`.
-pub async fn list(
-    State(app): State<App>,
-    Extension(account): Extension<Arc<Account>>,
-    Path(id): Path<String>,
-) -> Result<Response, ApiError> {
-    let session = app.sessions.of(&account.owner, &id)?;
+pub async fn list(OwnSession(session): OwnSession) -> Result<Response, ApiError> {
     let (sandbox, _in_use) = session.sandbox()?;
     let variables = sandbox.list_variables().await?;
     bodies::json(StatusCode::OK, variables.len() * 100, json!({ "variables": variables })).await
@@ -30,11 +26,9 @@ pub async fn list(
 
 /// `GET /v1/sessions/{id}/variables/{name}`.
 pub async fn get(
-    State(app): State<App>,
-    Extension(account): Extension<Arc<Account>>,
-    Path((id, name)): Path<(String, String)>,
+    OwnSession(session): OwnSession,
+    Path((_, name)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
-    let session = app.sessions.of(&account.owner, &id)?;
     let (sandbox, _in_use) = session.sandbox()?;
     let Some(value) = sandbox.get_variable(name.clone()).await? else {
         let message = format!("there is no variable \"{name}\"");
@@ -69,11 +63,11 @@ struct Set {
 pub async fn set(
     State(app): State<App>,
     Extension(account): Extension<Arc<Account>>,
-    Path((id, name)): Path<(String, String)>,
+    OwnSession(session): OwnSession,
+    Path((_, name)): Path<(String, String)>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let session = app.sessions.of(&account.owner, &id)?;
     let (sandbox, _in_use) = session.sandbox()?;
     let limits = app.args.body_limits();
     let (value, _held) = match media_type(&headers).as_deref() {

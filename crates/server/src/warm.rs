@@ -1,4 +1,6 @@
 //! Guests that are ready before anybody asks, as the settings want them.
+//!
+//! Decisions: `docs/internals/server.md`.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -74,7 +74,7 @@ pub async fn zygote_launcher(
     }
     if !geteuid().is_root() {
         tracing::warn!(
-            "guests share the user id of this host, which is not root, and with it what the kernel counts by user: docs/security.md says what that is"
+            "guests share the user id of this host, which is not root, and with it what the kernel counts by user: docs/server/security.md says what that is"
         );
     }
     let users = users.filter(|_| can_map());
@@ -384,7 +384,11 @@ impl Args {
         }
         for root in &view.roots {
             match root {
-                Root::Folder(folder) => args.bind("--ro-bind", folder, &seen_at(folder)),
+                Root::Folder(folder) => {
+                    let inside = seen_at(folder);
+                    args.enterable_parents(&inside);
+                    args.bind("--ro-bind", folder, &inside);
+                }
                 Root::Link(path, target) => args.bind("--symlink", target, path),
             }
         }
@@ -408,6 +412,20 @@ impl Args {
 
     fn bind(&mut self, how: &str, from: &Path, to: &Path) {
         self.0.extend([how.into(), from.into(), to.into()]);
+    }
+
+    /// Makes the folders around this one such that all users may enter them. By itself bubblewrap 0.8 makes them for its own user alone, and a
+    /// forked guest is another: it could import nothing more from a virtual environment.
+    fn enterable_parents(&mut self, path: &Path) {
+        let parents: Vec<_> = path
+            .ancestors()
+            .skip(1)
+            .filter(|parent| parent.parent().is_some())
+            .collect();
+        for parent in parents.into_iter().rev() {
+            self.add(["--perms", "0755", "--dir"]);
+            self.0.push(parent.into());
+        }
     }
 
     /// An empty folder of its own that holds so many bytes.

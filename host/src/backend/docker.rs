@@ -3,6 +3,8 @@
 //! The engine starts a container whose first process connects to a socket in a folder that only this process and the
 //! container can reach, confines itself further and becomes the guest's parent (`container.py`). Nothing that matters goes
 //! through the engine's own streams.
+//!
+//! Decisions: `docs/internals/guests-on-hosts.md`.
 
 mod container;
 mod plan;
@@ -31,7 +33,7 @@ use crate::seccomp;
 use crate::users::{NOBODY, User};
 use futures_util::future::BoxFuture;
 
-pub use plan::{Place, container};
+pub use plan::{ContainerParts, container};
 pub use supervisor::Supervisor;
 
 use container::Container;
@@ -143,7 +145,7 @@ impl Shared {
         let channel = Channel::open(&self.filter, ids).map_err(failed)?;
         let plan = container(
             &self.settings,
-            &Place {
+            &ContainerParts {
                 image: &self.image,
                 processors: self.processors,
                 package: &self.runtime.path(),

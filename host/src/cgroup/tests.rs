@@ -59,10 +59,10 @@ fn a_group_is_gone_with_everything_in_it_when_it_is_dropped() {
     go(&mut child);
     wait_for("three processes", || group.usage().pids == 3);
     assert!(group.usage().memory_bytes > 0);
-    let place = group.place.clone();
+    let path = group.path.clone();
     drop(group);
     assert!(!child.wait().unwrap().success());
-    wait_for("removal", || place.folders().iter().all(|folder| !folder.exists()));
+    wait_for("removal", || path.folders().iter().all(|folder| !folder.exists()));
 }
 
 #[test]
@@ -99,9 +99,9 @@ fn what_takes_too_much_memory_is_killed_and_counted() {
 #[test]
 fn what_a_dead_supervisor_left_is_removed_and_what_a_living_one_has_is_not() {
     let Some(group) = group() else { return };
-    let base = Place {
+    let base = CgroupPath {
         cpu: None,
-        ..place_of(&group.home.parent, group.home.place.version)
+        ..path_of(&group.home.parent, group.home.path.version)
     };
     let abandoned = base.pids.join(format!("{PREFIX}abandoned-{}", std::process::id()));
     fs::create_dir(&abandoned).unwrap();
@@ -123,8 +123,8 @@ fn what_a_dead_supervisor_left_is_removed_and_what_a_living_one_has_is_not() {
     assert!(!alive.exists());
 }
 
-fn place_of(folder: &Path, version: Version) -> Place {
-    Place {
+fn path_of(folder: &Path, version: Version) -> CgroupPath {
+    CgroupPath {
         version,
         memory: folder.to_owned(),
         pids: folder.to_owned(),

@@ -117,10 +117,13 @@ impl Slots {
         Some(self.held.get(&slot)?.generation)
     }
 
-    /// The slot of a guest, if it is still in one.
-    pub(super) fn slot_of(&self, generation: u64) -> Option<Slot> {
-        let mut held = self.held.iter();
-        held.find_map(|(slot, held)| (held.generation == generation).then_some(*slot))
+    /// A guest that runs, where it is now.
+    pub(super) fn find(&mut self, generation: u64) -> Option<(Slot, &mut Running)> {
+        let mut held = self.held.iter_mut();
+        held.find_map(|(slot, held)| match &mut held.guest {
+            HeldGuest::Running(running) if held.generation == generation => Some((*slot, &mut **running)),
+            _ => None,
+        })
     }
 
     /// The guest in a slot, when it runs.
@@ -162,13 +165,8 @@ impl Slots {
             return std::future::pending().await;
         }
         let held = self.held.iter_mut();
-        select_all(held.map(|(slot, held)| Box::pin(held.next(*slot)))).await.0
-    }
-}
-
-impl Held {
-    async fn next(&mut self, slot: Slot) -> (Slot, Happened) {
-        (slot, self.guest.next().await)
+        let each = held.map(|(slot, held)| Box::pin(async { (*slot, held.guest.next().await) }));
+        select_all(each).await.0
     }
 }
 
@@ -188,7 +186,7 @@ impl HeldGuest {
                     ..
                 } = &mut **running;
                 let GuestWriter { stream, outbox, .. } = writer;
-                let time = if *given_up { GONE_WITHIN } else { process.patience() };
+                let time = if *given_up { GONE_WITHIN } else { process.exit_timeout() };
                 let overdue = closed.map(|at| at + time);
                 tokio::select! {
                     biased;

@@ -1,8 +1,7 @@
 //! The task of a sandbox. It hears users, guests and the timer, gives each to the session as an input, and carries out the effects in
 //! order.
 //!
-//! `feed` gives an input and does all that follows from it. `tell` gives an input whose effects wait in the queue: it is for whatever
-//! happens while effects are carried out. A guest is known by its generation, since it may change slots while its frames are read.
+//! `tell` gives an input, whose effects wait in a queue until `follow` carries them out. A guest is known by its generation, since it may change slots while its frames are read.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
@@ -116,12 +115,13 @@ impl SandboxTask {
                 biased;
                 message = inbox.recv() => match message {
                     Some(message) => self.heard(message, &mut told),
-                    None => self.feed(Input::Destroy),
+                    None => self.tell(Input::Destroy),
                 },
-                () = &mut timer, if wake_at.is_some() => self.feed(Input::Tick),
+                () = &mut timer, if wake_at.is_some() => self.tell(Input::Tick),
                 (slot, happened) = self.slots.next() => self.happened(slot, happened),
                 Some(_) = self.ending.join_next() => {}
             }
+            self.follow();
         }
         inbox.close();
         while self.ending.join_next().await.is_some() {}
@@ -146,41 +146,32 @@ impl SandboxTask {
                     displays: Vec::new(),
                 };
                 self.waiters.insert(ticket, waiter);
-                self.feed(Input::Command(ticket, command));
+                self.tell(Input::Command(ticket, command));
             }
-            Message::Cancel(ticket) => self.feed(Input::Cancel(ticket)),
-            Message::Interrupt => self.feed(Input::Interrupt),
-            Message::Hint(predictions) => self.feed(Input::Hint(predictions)),
-            Message::Written(code, timeout_ms) => self.feed(Input::Written(code, timeout_ms)),
-            Message::Conversation(text) => self.feed(Input::Conversation(text)),
+            Message::Input(input) => self.tell(input),
             Message::Predictions(answer) => drop(answer.send(self.session.predictions())),
             Message::Stats(answer) => drop(answer.send(self.session.stats())),
             Message::Destroy(gone) => {
                 told.extend(gone);
-                self.feed(Input::Destroy);
+                self.tell(Input::Destroy);
             }
             Message::HostReturned(call, result, usage) => {
                 self.calls.remove(&call);
                 if let Some(usage) = usage {
-                    self.feed(Input::Used(call, usage));
+                    self.tell(Input::Used(call, usage));
                 }
-                self.feed(Input::HostReturned(call, result));
+                self.tell(Input::HostReturned(call, result));
             }
         }
     }
 
-    /// Gives the session an input and does what follows from it.
-    fn feed(&mut self, input: Input<Payload>) {
-        self.tell(input);
-        self.follow();
-    }
-
-    /// Gives the session an input. What follows from it is done after what is being done.
+    /// Gives the session an input.
     pub(super) fn tell(&mut self, input: Input<Payload>) {
         let effects = self.session.handle(now(), input);
         self.effects.extend(effects);
     }
 
+    /// Does what follows from all inputs so far.
     fn follow(&mut self) {
         while let Some(effect) = self.effects.pop_front() {
             self.carry_out(effect);
@@ -189,43 +180,51 @@ impl SandboxTask {
 
     fn carry_out(&mut self, effect: Effect<Payload>) {
         match effect {
-            Effect::Guest(slot, effect) => self.carry_out_in(slot, effect),
+            Effect::Guest(Slot::Main, GuestEffect::Boot) => {
+                self.begun = Hits::default();
+                self.launch(Vec::new());
+            }
+            Effect::Guest(Slot::Shadow(shadow), GuestEffect::Boot) => self.fork(shadow),
+            Effect::Guest(Slot::Main, GuestEffect::Kill) => self.kill(),
+            Effect::Guest(slot, GuestEffect::Kill) => drop(self.slots.take(slot)),
+            Effect::Guest(slot, GuestEffect::Post(request, body)) => {
+                if slot == Slot::Main && matches!(request, Request::Execute { .. }) {
+                    self.begun = self.hits();
+                }
+                self.post(slot, &request, body.into_iter().collect());
+            }
+            Effect::Guest(slot, GuestEffect::Restore(request, bodies) | GuestEffect::Install(request, bodies)) => {
+                self.post(slot, &request, bodies);
+            }
             // It has no other use: a new one is a fork away.
             Effect::Park(shadow) => drop(self.slots.take(Slot::Shadow(shadow))),
             Effect::Promote(shadow) => self.promote(shadow),
-            Effect::Host(effect) => self.carry_out_for_host(effect),
-        }
-    }
-
-    /// Does something for whoever uses the sandbox.
-    fn carry_out_for_host(&mut self, effect: HostEffect<Payload>) {
-        match effect {
-            HostEffect::Fetch(ticket, _) => {
+            Effect::Host(HostEffect::Fetch(ticket, _)) => {
                 let error = Error::PackageNotFound(
                     "native guests have the packages of their Python: install them there, or give another".to_owned(),
                 );
                 self.tell(Input::Fetched(ticket, Err(error)));
             }
-            HostEffect::CallHost {
+            Effect::Host(HostEffect::CallHost {
                 call,
                 name,
                 args,
                 budget,
-            } => self.call_host(call, name, args, budget),
-            HostEffect::AbortHost(call) => {
+            }) => self.call_host(call, name, args, budget),
+            Effect::Host(HostEffect::AbortHost(call)) => {
                 if let Some(task) = self.calls.remove(&call) {
                     task.abort();
                 }
             }
-            HostEffect::Progress(_) => {}
-            HostEffect::Print(ticket, stream, text) => self.print(ticket, stream, &text),
-            HostEffect::Display {
+            Effect::Host(HostEffect::Progress(_)) => {}
+            Effect::Host(HostEffect::Print(ticket, stream, text)) => self.print(ticket, stream, &text),
+            Effect::Host(HostEffect::Display {
                 ticket,
                 mime,
                 body,
                 to_result,
-            } => self.display(ticket, mime, &body, to_result),
-            HostEffect::Resolve(ticket, reply) => self.resolve(ticket, reply),
+            }) => self.display(ticket, mime, &body, to_result),
+            Effect::Host(HostEffect::Resolve(ticket, reply)) => self.resolve(ticket, reply),
         }
     }
 
@@ -267,28 +266,6 @@ impl SandboxTask {
 
     // ---- the guests ----
 
-    /// Does something with the guest in a slot.
-    fn carry_out_in(&mut self, slot: Slot, effect: GuestEffect<Payload>) {
-        match (effect, slot) {
-            (GuestEffect::Boot, Slot::Main) => {
-                self.begun = Hits::default();
-                self.launch(Vec::new());
-            }
-            (GuestEffect::Boot, Slot::Shadow(shadow)) => self.fork(shadow),
-            (GuestEffect::Kill, Slot::Main) => self.kill(),
-            (GuestEffect::Kill, Slot::Shadow(_)) => drop(self.slots.take(slot)),
-            (GuestEffect::Post(request, body), _) => {
-                if slot == Slot::Main && matches!(request, Request::Execute { .. }) {
-                    self.begun = self.hits();
-                }
-                self.post(slot, &request, body.into_iter().collect());
-            }
-            (GuestEffect::Restore(request, bodies) | GuestEffect::Install(request, bodies), _) => {
-                self.post(slot, &request, bodies);
-            }
-        }
-    }
-
     /// The counts of the limits of the sandbox's own guest.
     pub(super) fn hits(&self) -> Hits {
         let main = self.slots.running(Slot::Main);
@@ -318,11 +295,7 @@ impl SandboxTask {
             Err(error) => return self.lost(slot, &format!("a request could not be written: {error}")),
         };
         let bodies = bodies.into_iter().map(|body| body.0).collect();
-        self.send(slot, Frame { header, bodies });
-    }
-
-    fn send(&mut self, slot: Slot, frame: Frame) {
-        if let Err(error) = self.slots.send(slot, frame) {
+        if let Err(error) = self.slots.send(slot, Frame { header, bodies }) {
             self.lost(slot, &error.to_string());
         }
     }
@@ -360,13 +333,14 @@ impl SandboxTask {
             }
             (Happened::Overdue, _) => self.overdue(),
         }
-        self.follow();
     }
 
     fn launched(&mut self, slot: Slot, guest: Guest) {
         let max_bytes = self.max_bytes(slot);
         for frame in self.slots.launched(slot, guest, max_bytes) {
-            self.send(slot, frame);
+            if let Err(error) = self.slots.send(slot, frame) {
+                return self.lost(slot, &error.to_string());
+            }
         }
         self.look_at_memory(slot);
     }
@@ -376,51 +350,43 @@ impl SandboxTask {
         let Some(generation) = self.slots.generation(slot) else {
             return;
         };
-        let mut next = Some(frame);
-        for _ in 0..FRAMES_AT_ONCE {
-            let Some(frame) = next.take() else { return };
-            self.frame(generation, frame);
-            let Some(slot) = self.slots.slot_of(generation) else {
-                return;
-            };
-            let Some(running) = self.slots.running_mut(slot) else {
+        self.frame(generation, frame);
+        for _ in 1..FRAMES_AT_ONCE {
+            self.follow();
+            let Some((slot, running)) = self.slots.find(generation) else {
                 return;
             };
             match running.reader.buffered() {
-                Ok(frame) => next = frame,
-                Err(error) => return self.feed(Input::Guest(slot, GuestInput::BadMessage(error.to_string()))),
+                Ok(Some(frame)) => self.frame(generation, frame),
+                Ok(None) => return,
+                Err(error) => return self.tell(Input::Guest(slot, GuestInput::BadMessage(error.to_string()))),
             }
-        }
-        if let Some(frame) = next {
-            self.frame(generation, frame);
         }
     }
 
     /// Takes a frame's events, as long as the guest is in a slot: each may end it, or move it to another.
     fn frame(&mut self, generation: u64, frame: Frame) {
-        let Some(slot) = self.slots.slot_of(generation) else {
+        let Some((slot, _)) = self.slots.find(generation) else {
             return;
         };
         let max_bytes = self.max_bytes(slot);
-        let Some(running) = self.slots.running_mut(slot) else {
+        let Some((_, running)) = self.slots.find(generation) else {
             return;
         };
         let events = match running.parts.read(frame, max_bytes) {
             Ok(events) => events,
-            Err(what) => return self.feed(Input::Guest(slot, GuestInput::BadMessage(what))),
+            Err(what) => return self.tell(Input::Guest(slot, GuestInput::BadMessage(what))),
         };
         for (event, body) in events {
-            let Some(slot) = self.slots.slot_of(generation) else {
+            let Some((slot, _)) = self.slots.find(generation) else {
                 return;
             };
             let bytes = output_bytes(&event, body.as_ref());
             let is_ready = matches!(event, Event::Ready { .. });
             let is_over = matches!(event, Event::Executed { .. });
-            self.feed(Input::Guest(slot, GuestInput::Event(event, body)));
-            let Some(slot) = self.slots.slot_of(generation) else {
-                return;
-            };
-            let Some(running) = self.slots.running_mut(slot) else {
+            self.tell(Input::Guest(slot, GuestInput::Event(event, body)));
+            self.follow();
+            let Some((slot, running)) = self.slots.find(generation) else {
                 return;
             };
             running.owed += bytes;
@@ -434,13 +400,8 @@ impl SandboxTask {
                 lock(&self.info).clone_from(self.session.info());
             }
         }
-        self.credit(generation);
-    }
-
-    /// Has the guest send more output, when what it has sent is taken.
-    fn credit(&mut self, generation: u64) {
-        if let Some(slot) = self.slots.slot_of(generation)
-            && let Some(running) = self.slots.running_mut(slot)
+        // What it has sent is taken: it may send more.
+        if let Some((slot, running)) = self.slots.find(generation)
             && running.owed >= CREDIT_BYTES
         {
             let bytes = std::mem::take(&mut running.owed);
@@ -520,7 +481,6 @@ impl SandboxTask {
             }
             self.effects.push_back(effect);
         }
-        self.follow();
     }
 
     // ---- the user's functions ----

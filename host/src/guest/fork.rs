@@ -4,6 +4,8 @@
 //! Whatever the guest says here may be a lie. Descriptors that it sends are taken for pidfds only when the kernel says so, and only
 //! of processes that descend from the one that was started for it: others have been passed on, such as the host's own, which the
 //! kernel gives to whoever asks for the peer of a socket.
+//!
+//! Decisions: `docs/internals/running-ahead.md`.
 
 use std::any::Any;
 use std::os::fd::{AsFd, OwnedFd};

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use sandglass_core::Error;
 use sandglass_rlm::limits::{ATTEMPT_TIMEOUT_MS, MAX_RETRIES};
-use sandglass_rlm::openai::{Reply, request_body, retry_in};
+use sandglass_rlm::openai::{Attempts, Reply, Retry, request_body};
 use sandglass_rlm::{Message, query};
 use serde_json::{Map, Value};
 
 use crate::completions::{Completions, OnText, chance};
+use crate::sandbox::Answer;
 
 /// An OpenAI-compatible endpoint. Its key is in requests, and nowhere else.
 #[derive(Clone)]
@@ -40,6 +41,15 @@ impl std::fmt::Debug for Endpoint {
     }
 }
 
+impl From<Reply> for Answer {
+    fn from(reply: Reply) -> Self {
+        Self {
+            text: reply.text,
+            usage: reply.usage.unwrap_or_default(),
+        }
+    }
+}
+
 impl Endpoint {
     /// One with this address, such as `https://api.example.com/v1`.
     ///
@@ -68,18 +78,18 @@ impl Endpoint {
     }
 
     /// Asks, again where that may help. `on_text` is told the reply as it comes, where somebody listens and the endpoint streams; `on_retry`
-    /// the attempt that failed, whose text does not count, the milliseconds until the next, and why.
+    /// each attempt that failed, whose text does not count.
     pub async fn ask(
         &self,
         messages: &[Message],
         named: Option<&str>,
         on_text: Option<OnText<'_>>,
-        on_retry: &(dyn Fn(u32, f64, String) + Send + Sync),
+        on_retry: &(dyn Fn(Retry) + Send + Sync),
     ) -> Result<Reply, String> {
         let model = query::model_named(named, &self.model, &self.models)?;
         let body = request_body(model, messages, self.stream && on_text.is_some(), &self.body);
         let on_text = on_text.unwrap_or(&|_| {});
-        let mut attempt = 1;
+        let mut attempts = Attempts::new(self.max_retries);
         loop {
             let failure = match self.completions.attempt(body.clone(), self.timeout_ms, on_text).await {
                 Ok(reply) => {
@@ -90,18 +100,10 @@ impl Endpoint {
                 }
                 Err(failure) => failure,
             };
-            let reason = self.completions.without_key(failure.to_string());
-            let Some(wait_ms) = retry_in(&failure, attempt, self.max_retries, chance()) else {
-                let times = if attempt > 1 {
-                    format!(" ({attempt} attempts)")
-                } else {
-                    String::new()
-                };
-                return Err(format!("{reason}{times}"));
-            };
-            on_retry(attempt, wait_ms, reason);
-            tokio::time::sleep(Duration::from_secs_f64(wait_ms / 1_000.0)).await;
-            attempt += 1;
+            let retry = attempts.failed(&failure, self.completions.key(), chance())?;
+            let pause = Duration::from_secs_f64(retry.wait_ms / 1_000.0);
+            on_retry(retry);
+            tokio::time::sleep(pause).await;
         }
     }
 }

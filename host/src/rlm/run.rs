@@ -9,14 +9,14 @@ use sandglass_core::speculate::{Source, Tally};
 use sandglass_core::stats::Stats;
 use sandglass_core::value::{ill_formed, lone_surrogate};
 use sandglass_rlm::controller::Finish;
+use sandglass_rlm::draft::Draft;
 use sandglass_rlm::event::{RlmEvent, RlmEventKind};
-use sandglass_rlm::openai::Reply;
+use sandglass_rlm::openai::{Reply, Retry};
 use sandglass_rlm::tree::{self, Came, Input, Next, Step, Work};
 use sandglass_rlm::writing::Writing;
 use sandglass_rlm::{Message, query};
 use tokio::sync::{Notify, Semaphore, oneshot};
 
-use super::draft::draft;
 use super::repl::Repl;
 use super::stop::Stop;
 use super::{Endpoint, RlmOptions};
@@ -33,8 +33,8 @@ pub(super) struct Tree {
     pub(super) launcher: Arc<dyn Launcher>,
     /// Knows the rules of its runs, and why they are ended.
     pub(super) runs: Arc<tree::Tree>,
-    /// The place where runs of one depth, from 1, get their places: each depth waits for the next one only.
-    places: Vec<Semaphore>,
+    /// Permits for the runs of one depth, from 1: each depth waits for the next one only.
+    permits: Vec<Semaphore>,
     /// The counts of the sandboxes that are gone.
     stats: Mutex<Stats>,
 }
@@ -43,7 +43,7 @@ impl Tree {
     pub(super) fn new(options: RlmOptions, launcher: Arc<dyn Launcher>) -> Arc<Self> {
         let count = options.max_concurrent_runs as usize;
         Arc::new(Self {
-            places: (0..options.max_depth).map(|_| Semaphore::new(count)).collect(),
+            permits: (0..options.max_depth).map(|_| Semaphore::new(count)).collect(),
             runs: tree::Tree::new(options.rules(), now()),
             options,
             launcher,
@@ -120,20 +120,15 @@ impl Run {
     /// Does its task with contexts. A boxed future, because a run contains runs.
     pub(super) fn work(self: Arc<Self>, contexts: Vec<Value>) -> BoxFuture<'static, Finish> {
         Box::pin(async move {
-            let places = self
-                .depth()
-                .checked_sub(1)
-                .and_then(|at| self.tree.places.get(at as usize));
-            let place = match places {
-                Some(places) => match self.stop.wait(places.acquire()).await {
-                    Some(place) => Ok(place.ok()),
-                    None => Err(NoAnswer::Stopped),
-                },
-                None => Ok(None),
+            let permits = self.depth().checked_sub(1);
+            let permits = permits.and_then(|at| self.tree.permits.get(at as usize));
+            let permit = match permits {
+                Some(permits) => self.stop.wait(permits.acquire()).await.map(Result::ok),
+                None => Some(None),
             };
-            let opened = match &place {
-                Ok(_) => self.open(contexts).await,
-                Err(_) => Err(NoAnswer::Stopped),
+            let opened = match &permit {
+                Some(_) => self.open(contexts).await,
+                None => Err(NoAnswer::Stopped),
             };
             let (mut repl, mut input) = match opened {
                 Ok((repl, facts)) => (Some(repl), Input::Ready(facts)),
@@ -208,7 +203,6 @@ impl Run {
             0 => &options.model,
             _ => &options.sub_model,
         };
-        let budget = self.budget();
         let writing = Mutex::new(Writing::default());
         let (begins, has_begun) = (Notify::new(), AtomicBool::new(false));
         let hear = |text: &str| {
@@ -232,11 +226,10 @@ impl Run {
             let Some(endpoint) = options.draft.as_ref().filter(is_of_use) else {
                 return;
             };
-            let drafting = draft(endpoint, messages, &budget, turn, options.max_iterations);
             let drafted = tokio::select! {
                 biased;
                 () = begins.notified() => None,
-                drafted = self.stop.wait(drafting) => drafted.flatten(),
+                drafted = self.stop.wait(self.draft(endpoint, messages, turn)) => drafted,
             };
             if let Some(codes) = drafted.filter(|codes| !codes.is_empty() && !has_begun.load(Ordering::Relaxed)) {
                 repl.expect(codes);
@@ -256,6 +249,23 @@ impl Run {
         }
     }
 
+    /// The code in a draft of a turn's reply. It has none where the budget has no call left for one.
+    async fn draft(&self, endpoint: &Endpoint, messages: &[Message], turn: u32) -> Vec<String> {
+        let most = self.tree.options.max_iterations;
+        let Some(draft) = Draft::admit(self.budget(), messages, endpoint.price, turn, most, now()) else {
+            return Vec::new();
+        };
+        let draft = Mutex::new(draft);
+        let written = || draft.lock().unwrap_or_else(PoisonError::into_inner);
+        let (on_text, on_retry) = (|text: &str| written().hear(text), |_| written().begin_again());
+        let answered = endpoint.ask(messages, None, Some(&on_text), &on_retry).await;
+        // A draft that fails is not the run's failure.
+        draft
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner)
+            .end(answered.ok())
+    }
+
     /// Asks a model: for a turn, or for a call of Python's.
     async fn ask_model(
         &self,
@@ -268,15 +278,15 @@ impl Run {
             Ask::Turn(on_text, _) => (None, None, Some(on_text)),
             Ask::Query(call, named) => (Some(call), named, None),
         };
-        let on_retry = |attempt, wait, reason| {
+        let on_retry = |retry: Retry| {
             if let Ask::Turn(_, begin_again) = what {
                 begin_again();
             }
             self.emit(RlmEventKind::Retry {
                 call,
-                attempt,
-                wait,
-                reason,
+                attempt: retry.attempt,
+                wait: retry.wait_ms,
+                reason: retry.reason,
             });
         };
         match stop.wait(model.ask(messages, named, on_text, &on_retry)).await {

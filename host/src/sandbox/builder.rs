@@ -12,7 +12,7 @@ use super::Sandbox;
 use crate::backend;
 use crate::callbacks::{self, Answer, Functions, HostCall, Query};
 use crate::driver::{Callbacks, Driver, now};
-use crate::launcher::{BackendKind, KernelSettings, Launcher, Resources, Settings};
+use crate::launcher::{BackendKind, Kernels, Launcher, Resources, Settings};
 use crate::users::Users;
 use crate::value::Value;
 use crate::workspace::Workspace;
@@ -81,10 +81,10 @@ impl SandboxBuilder {
         self
     }
 
-    /// Which kernel runs the guest, with [`BackendKind::Jupyter`].
+    /// Sets which kernel runs the guest, with [`BackendKind::Jupyter`]: `KernelSettings` of the crate `sandglass-jupyter`.
     #[must_use]
-    pub fn kernel(mut self, kernel: KernelSettings) -> Self {
-        self.settings.kernel = kernel;
+    pub fn kernel(mut self, kernel: impl Kernels + 'static) -> Self {
+        self.settings.kernels = Some(Arc::new(kernel));
         self
     }
 

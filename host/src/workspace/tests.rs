@@ -7,10 +7,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{CWD, FileType, Mode, chown, mkdirat, mknodat, openat};
+use rustix::fs::{CWD, FileType, Mode, Uid, chown, mkdirat, mknodat, openat};
 use tempfile::TempDir;
 
 use super::*;
+use crate::users::Users;
 
 mod given;
 

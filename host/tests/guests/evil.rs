@@ -79,17 +79,17 @@ async fn what_is_no_frame_says_so() {
         ("send(b'{')", "broke the protocol"),
         ("send(b'[' * 10_000)", "broke the protocol"),
         ("send([{'type': 'nonsense'}])", "unknown variant"),
-        ("send([{'type': 'done', 'turn': 1}])", "`done` before it was ready"),
+        ("send([{'type': 'done', 'exchange': 1}])", "`done` before it was ready"),
         (
-            "ready(); send([{'type': 'done', 'turn': 1}], [b'x'])",
+            "ready(); send([{'type': 'done', 'exchange': 1}], [b'x'])",
             "bodies that are not its events'",
         ),
         (
-            "ready(); send([{'type': 'done', 'turn': 7}])",
-            "turn 7, which is not under way",
+            "ready(); send([{'type': 'done', 'exchange': 7}])",
+            "exchange 7, which is not under way",
         ),
         (
-            "ready(); send([{'type': 'value', 'turn': 1, 'encoding': 'text'}], [bytes(1_100_000)])",
+            "ready(); send([{'type': 'value', 'exchange': 1, 'encoding': 'text'}], [bytes(1_100_000)])",
             "larger than maxValueSize",
         ),
         (

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::exchange::{Exchange, Job};
-use super::interpreter::{Config, Output};
-use super::{Body, Encoded, GuestEffect, HostEffect, Progress};
-use crate::budget::Usage;
-use crate::protocol::{Encoding, QUERIES, ReplyStatus, Request};
+use super::interpreter::Config;
+use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Progress, Slot};
+use crate::budget::{Exhausted, Usage};
+use crate::protocol::{Encoding, Profile, QUERIES, ReplyStatus, Request};
 
 /// Why the user's function gave no result, as Python is to read it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,7 +106,8 @@ impl<B: Body> Exchange<B> {
         made: HostCall<B>,
         config: &Config,
         last_call: &mut u32,
-    ) -> Result<Vec<Output<B>>, String> {
+        effects: &mut Vec<Effect<B>>,
+    ) -> Result<(), String> {
         let HostCall {
             call,
             batch,
@@ -114,7 +115,7 @@ impl<B: Body> Exchange<B> {
             args,
         } = made;
         let (Job::Execute(execution), calls) = (&mut self.job, &mut self.calls) else {
-            return Ok(Vec::new());
+            return Ok(());
         };
         if call <= calls.last {
             return Err(format!("host call {call} twice"));
@@ -151,7 +152,7 @@ impl<B: Body> Exchange<B> {
                     .budget
                     .admit_all(size, now)
                     .err()
-                    .map(|why| why.told(config.profile)),
+                    .map(|why| told(&why, config.profile)),
             });
             batch.missing -= 1;
             let refusal = batch.refusal.clone();
@@ -160,9 +161,8 @@ impl<B: Body> Exchange<B> {
         } else {
             None
         };
-        let mut outputs = Vec::new();
-        if let Some((status, message)) = refusal {
-            calls.refuse(call, status, message, &mut outputs);
+        if let Some(refusal) = refusal {
+            calls.reply(call, Err(refusal), effects);
         } else {
             calls.waiting_bytes += args.body.size();
             calls.waiting.push_back(Waiting {
@@ -173,8 +173,8 @@ impl<B: Body> Exchange<B> {
             });
             self.deadline.pause(now);
         }
-        self.start_calls(now, config, last_call, &mut outputs);
-        Ok(outputs)
+        self.start_calls(now, config, last_call, effects);
+        Ok(())
     }
 
     /// The user's function has returned.
@@ -185,26 +185,24 @@ impl<B: Body> Exchange<B> {
         result: Result<Encoded<B>, HostFailure>,
         config: &Config,
         last_call: &mut u32,
-    ) -> Vec<Output<B>> {
-        let mut outputs = Vec::new();
-        let Some(running) = self.calls.running.remove(&call) else {
-            return outputs;
-        };
-        match result {
-            Ok(value) => self.calls.answer(running.guest_call, value, &mut outputs),
-            Err(HostFailure(message)) => {
-                self.calls
-                    .refuse(running.guest_call, ReplyStatus::Error, message, &mut outputs);
-            }
+        effects: &mut Vec<Effect<B>>,
+    ) {
+        if let Some(running) = self.calls.running.remove(&call) {
+            let result = result.map_err(|HostFailure(message)| (ReplyStatus::Error, message));
+            self.calls.reply(running.guest_call, result, effects);
+            self.start_calls(now, config, last_call, effects);
         }
-        self.start_calls(now, config, last_call, &mut outputs);
-        outputs
     }
 
     /// Answers the calls whose time is over.
-    pub(super) fn expire_calls(&mut self, now: f64, config: &Config, last_call: &mut u32) -> Vec<Output<B>> {
+    pub(super) fn expire_calls(
+        &mut self,
+        now: f64,
+        config: &Config,
+        last_call: &mut u32,
+        effects: &mut Vec<Effect<B>>,
+    ) {
         let ms = config.limits.host_call_timeout_ms;
-        let mut outputs = Vec::new();
         let running = self.calls.running.iter();
         let expired = running.filter(|(_, call)| now >= call.expires_at);
         let expired: Vec<u32> = expired.map(|(number, _)| *number).collect();
@@ -212,25 +210,24 @@ impl<B: Body> Exchange<B> {
             let Some(call) = self.calls.running.remove(number) else {
                 continue;
             };
-            outputs.push(Output::Host(HostEffect::AbortHost(*number)));
+            effects.push(Effect::Host(HostEffect::AbortHost(*number)));
             let message = format!("{} took longer than {ms} ms (hostCallTimeout)", call.name);
-            self.calls
-                .refuse(call.guest_call, ReplyStatus::Timeout, message, &mut outputs);
+            let refusal = Err((ReplyStatus::Timeout, message));
+            self.calls.reply(call.guest_call, refusal, effects);
         }
         if !expired.is_empty() {
-            self.start_calls(now, config, last_call, &mut outputs);
+            self.start_calls(now, config, last_call, effects);
         }
-        outputs
     }
 
     /// Nobody waits for any of its calls any more.
-    pub(super) fn abort_calls(&mut self) -> Vec<Output<B>> {
+    pub(super) fn abort_calls(&mut self, effects: &mut Vec<Effect<B>>) {
         let calls = &mut self.calls;
         calls.waiting.clear();
         calls.waiting_bytes = 0;
         calls.progress = None;
         let running = std::mem::take(&mut calls.running).into_keys();
-        running.map(|call| Output::Host(HostEffect::AbortHost(call))).collect()
+        effects.extend(running.map(|call| Effect::Host(HostEffect::AbortHost(call))));
     }
 
     /// Takes note of what a call under way has used.
@@ -243,7 +240,7 @@ impl<B: Body> Exchange<B> {
     }
 
     /// Starts what has a place, and lets the guest's clock run when nothing is left to wait for.
-    fn start_calls(&mut self, now: f64, config: &Config, last_call: &mut u32, outputs: &mut Vec<Output<B>>) {
+    fn start_calls(&mut self, now: f64, config: &Config, last_call: &mut u32, effects: &mut Vec<Effect<B>>) {
         let calls = &mut self.calls;
         while let Job::Execute(execution) = &self.job
             && calls.running.len() < config.limits.max_concurrent_host_calls as usize
@@ -263,8 +260,8 @@ impl<B: Body> Exchange<B> {
                 Some(_) => budget.may_recurse().and_then(|()| budget.admit(now)),
             };
             if let Err(why) = allowed {
-                let why = why.told(config.profile);
-                calls.refuse(guest_call, ReplyStatus::Limit, why, outputs);
+                let refusal = Err((ReplyStatus::Limit, told(&why, config.profile)));
+                calls.reply(guest_call, refusal, effects);
                 continue;
             }
             *last_call += 1;
@@ -275,7 +272,7 @@ impl<B: Body> Exchange<B> {
                 expires_at: now + config.limits.host_call_timeout_ms,
             };
             calls.running.insert(call, running);
-            outputs.push(Output::Host(HostEffect::CallHost {
+            effects.push(Effect::Host(HostEffect::CallHost {
                 call,
                 name,
                 args,
@@ -289,38 +286,57 @@ impl<B: Body> Exchange<B> {
     }
 }
 
-impl<B: Body> Calls<B> {
-    /// Gives the guest what the user's function returned.
-    fn answer(&mut self, call: u32, value: Encoded<B>, outputs: &mut Vec<Output<B>>) {
-        self.answered(false, outputs);
-        let Encoded { encoding, body } = value;
-        outputs.push(reply(call, ReplyStatus::Ok, encoding, None, Some(body)));
-    }
-
-    /// Tells the guest why there is no result.
-    fn refuse(&mut self, call: u32, status: ReplyStatus, why: String, outputs: &mut Vec<Output<B>>) {
-        self.answered(true, outputs);
-        outputs.push(reply(call, status, Encoding::None, Some(why), None));
-    }
-
-    /// One of the calls that Python made at once is answered.
-    fn answered(&mut self, failed: bool, outputs: &mut Vec<Output<B>>) {
+impl<B> Calls<B> {
+    /// Gives the guest what the user's function returned, or tells it why there is no result.
+    fn reply(&mut self, call: u32, result: Result<Encoded<B>, (ReplyStatus, String)>, effects: &mut Vec<Effect<B>>) {
         if let Some(progress) = &mut self.progress {
             progress.done += 1;
-            progress.failed += u32::from(failed);
+            progress.failed += u32::from(result.is_err());
             if progress.total > 1 {
-                outputs.push(Output::Host(HostEffect::Progress(progress.clone())));
+                effects.push(Effect::Host(HostEffect::Progress(progress.clone())));
             }
         }
+        let (status, encoding, message, body) = match result {
+            Ok(Encoded { encoding, body }) => (ReplyStatus::Ok, encoding, None, Some(body)),
+            Err((status, why)) => (status, Encoding::None, Some(why), None),
+        };
+        let request = Request::HostReply {
+            call,
+            status,
+            encoding,
+            message,
+        };
+        effects.push(Effect::Guest(Slot::Main, GuestEffect::Post(request, body)));
     }
 }
 
-fn reply<B>(call: u32, status: ReplyStatus, encoding: Encoding, message: Option<String>, body: Option<B>) -> Output<B> {
-    let request = Request::HostReply {
-        call,
-        status,
-        encoding,
-        message,
-    };
-    Output::Guest(GuestEffect::Post(request, body))
+/// The text that Python is told. dspy's `_LLMCallBudget` (`dspy/predict/rlm.py`, 3.4.1) has a text of its own for calls.
+fn told(why: &Exhausted, profile: Profile) -> String {
+    match why {
+        Exhausted::Calls { made, more, most } if profile == Profile::Dspy => format!(
+            "LLM call limit exceeded: {made} + {more} > {most}. \
+             Use Python code for aggregation instead of making more LLM calls."
+        ),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(all(test, not(target_arch = "wasm32")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dspy_is_told_of_used_up_calls_in_its_own_words() {
+        let (made, more, most) = (48.0, 3.0, 50.0);
+        let calls = Exhausted::Calls { made, more, most };
+        assert_eq!(
+            told(&calls, Profile::Dspy),
+            "LLM call limit exceeded: 48 + 3 > 50. Use Python code for aggregation instead of making more LLM calls."
+        );
+        assert_eq!(told(&calls, Profile::Rlm), calls.to_string());
+        assert_eq!(
+            told(&Exhausted::Cost(1.5), Profile::Dspy),
+            Exhausted::Cost(1.5).to_string()
+        );
+    }
 }

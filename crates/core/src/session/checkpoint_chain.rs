@@ -1,4 +1,6 @@
 //! The checkpoints that there are: full ones, each followed by what changed after it.
+//!
+//! Decisions: `docs/internals/saving-and-restoring.md`.
 
 use std::iter::successors;
 

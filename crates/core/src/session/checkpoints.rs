@@ -1,4 +1,6 @@
 //! The state that comes back: when a guest dies, or when the user asks for it. `saves.rs` tells when the state is saved.
+//!
+//! Decisions: `docs/internals/saving-and-restoring.md`.
 
 use super::checkpoint_chain::{CheckpointChain, Link};
 use super::exchange::{Exchange, Job};
@@ -477,7 +479,7 @@ impl<B: Body> Interpreter<B> {
             return false;
         };
         let chain = self.checkpoints.bodies(checkpoint);
-        self.begin(now, None, Job::Restore { checkpoint, chain });
+        self.begin(now, None, Job::Restore { checkpoint, chain }, None);
         true
     }
 

@@ -1,11 +1,13 @@
 //! Commands: how they wait, and which comes next.
+//!
+//! Decisions: `docs/internals/values-and-calls.md`.
 
 use super::checkpoints::Ask;
 use super::contexts::Target;
 use super::exchange::{Execution, Job, nothing_changed};
-use super::interpreter::{Guest, Interpreter, Output};
+use super::interpreter::{Guest, Interpreter};
 use super::packages::Load;
-use super::{Body, Command, HostEffect, Reply, Ticket};
+use super::{Body, Command, Effect, HostEffect, Reply, Ticket};
 use crate::deadline::StopReason;
 use crate::error::Error;
 use crate::limits::MAX_QUEUED_COMMANDS;
@@ -88,7 +90,7 @@ impl<B: Body> Interpreter<B> {
             }
             if let Queued::Load(load) = &queued {
                 let fetch = HostEffect::Fetch(ticket, load.wanted.clone());
-                self.emit(Output::Host(fetch));
+                self.effects.push(Effect::Host(fetch));
             }
             self.queue.push_back((ticket, queued));
         }
@@ -131,8 +133,8 @@ impl<B: Body> Interpreter<B> {
             } => {
                 self.last_execution += 1;
                 let limits = &self.config.limits;
-                let execution = Execution::new(now, self.last_execution, code, timeout_ms, budget, limits);
-                Job::Execute(Box::new(execution.within(limits)?))
+                let execution = Execution::new(now, self.last_execution, code, timeout_ms, budget, limits)?;
+                Job::Execute(Box::new(execution))
             }
         };
         Ok(Queued::Job(job))
@@ -185,6 +187,10 @@ impl<B: Body> Interpreter<B> {
             Some((ticket, Queued::State(ask))) => self.answer_about_state(now, ticket, ask),
             Some((ticket, Queued::Load(load))) => self.load(now, ticket, load),
             Some((_, Queued::Awaiting(_))) => {} // `waits_for_value` lets none come here
+            // The `initialize` that it waited for failed.
+            Some((ticket, Queued::Job(job))) if !self.may_run() && !job.initializes() => {
+                self.resolve(ticket, Err(Error::NotInitialized));
+            }
             Some((ticket, Queued::Job(job))) => match (&job, self.budget.overdue(now)) {
                 (Job::Execute(_), Some(why)) => self.resolve(ticket, job.unaffordable(&why)),
                 _ => return Next::Begin(ticket, job),
@@ -193,23 +199,13 @@ impl<B: Body> Interpreter<B> {
         Next::Done
     }
 
-    /// Begins a job that somebody asked for.
-    pub(super) fn begin_for(&mut self, now: f64, ticket: Ticket, job: Job<B>) {
-        if self.may_run() || job.initializes() {
-            self.begin(now, Some(ticket), job);
-        } else {
-            // The `initialize` that it waited for failed.
-            self.resolve(ticket, Err(Error::NotInitialized));
-        }
-    }
-
     /// Does what comes next, as long as there is something.
     pub(super) fn run_next(&mut self, now: f64) {
         loop {
             match self.next(now) {
                 Next::Nothing => return,
                 Next::Done => {}
-                Next::Begin(ticket, job) => self.begin_for(now, ticket, job),
+                Next::Begin(ticket, job) => self.begin(now, Some(ticket), job, None),
             }
         }
     }

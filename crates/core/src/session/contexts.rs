@@ -144,7 +144,7 @@ impl<B: Body> Interpreter<B> {
             match self.contexts.find(&name).cloned().filter(|_| !replaced) {
                 Some(value) => {
                     let target = Target::Variable(name);
-                    return self.begin(now, None, Job::Set { target, value });
+                    return self.begin(now, None, Job::Set { target, value }, None);
                 }
                 None => self.lacking.retain(|lacking| *lacking != name),
             }

@@ -7,10 +7,10 @@ use super::calls::{Calls, HostCall};
 use super::contexts::{Contexts, Target};
 use super::display::{Shown, ToResult};
 use super::files::FileCommand;
-use super::interpreter::{Config, Output};
-use super::oversized::kind;
+use super::interpreter::Config;
+use super::oversized::{does_not_fit, kind, number_of};
 use super::packages::Install;
-use super::{Body, Encoded, GuestEffect, HostEffect, Reply, Ticket};
+use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Reply, Ticket};
 use crate::budget::{Budget, BudgetLimits, Exhausted, Usage};
 use crate::deadline::{Deadline, StopReason};
 use crate::error::Error;
@@ -69,9 +69,6 @@ pub(super) enum Ending<B> {
     Restored(Vec<LostVariable>),
     Refused(String),
 }
-
-/// The outcome of an event: what is to be done, and how the exchange ended, if it did.
-pub(super) type Heard<B> = (Vec<Output<B>>, Option<Ending<B>>);
 
 /// An execution under way.
 #[derive(Debug)]
@@ -173,23 +170,24 @@ pub(super) fn nothing_changed() -> Error {
 
 impl<B: Body> Job<B> {
     /// The request that the guest is sent.
-    fn request(&mut self, turn: u32, timeout_ms: f64, contexts: &Contexts<B>) -> GuestEffect<B> {
+    pub(super) fn request(&mut self, exchange: u32, config: &Config, contexts: &Contexts<B>) -> GuestEffect<B> {
+        let timeout_ms = self.timeout_ms(config);
         let (request, body) = match self {
             Self::Restore { checkpoint, chain } => {
                 let checkpoint = *checkpoint;
                 let request = Request::Restore {
-                    turn,
+                    exchange,
                     checkpoint,
                     timeout_ms,
                 };
                 return GuestEffect::Restore(request, std::mem::take(chain));
             }
-            Self::Install(install) => return GuestEffect::Install(install.request(turn), install.bodies()),
+            Self::Install(install) => return GuestEffect::Install(install.request(exchange), install.bodies()),
             Self::Execute(execution) => {
                 let code = execution.code.clone();
                 (
                     Request::Execute {
-                        turn,
+                        exchange,
                         execution: execution.id,
                         code,
                         timeout_ms,
@@ -201,7 +199,7 @@ impl<B: Body> Job<B> {
             }
             Self::Get(name) => (
                 Request::GetVariable {
-                    turn,
+                    exchange,
                     name: name.clone(),
                     timeout_ms,
                 },
@@ -209,7 +207,7 @@ impl<B: Body> Job<B> {
             ),
             Self::OpenState(state, max_bytes) => (
                 Request::OpenState {
-                    turn,
+                    exchange,
                     max_bytes: *max_bytes,
                     timeout_ms,
                 },
@@ -217,17 +215,17 @@ impl<B: Body> Job<B> {
             ),
             Self::CaptureState(max_bytes) => (
                 Request::CaptureState {
-                    turn,
+                    exchange,
                     max_bytes: *max_bytes,
                     timeout_ms,
                 },
                 None,
             ),
-            Self::File(command) => command.request(turn, timeout_ms),
-            Self::List => (Request::ListVariables { turn, timeout_ms }, None),
+            Self::File(command) => command.request(exchange, timeout_ms),
+            Self::List => (Request::ListVariables { exchange, timeout_ms }, None),
             Self::Set { target, value } => {
                 let request = Request::SetVariable {
-                    turn,
+                    exchange,
                     name: contexts.name(target),
                     encoding: value.encoding,
                     timeout_ms,
@@ -247,34 +245,25 @@ impl<B> Exchange<B> {
 }
 
 impl<B: Body> Exchange<B> {
-    /// Begins one, and says what the guest is to be sent.
-    pub(super) fn begin(
-        now: f64,
-        number: u32,
-        ticket: Option<Ticket>,
-        mut job: Job<B>,
-        config: &Config,
-        contexts: &Contexts<B>,
-    ) -> (Self, GuestEffect<B>) {
+    /// One that begins now.
+    pub(super) fn new(now: f64, number: u32, ticket: Option<Ticket>, job: Job<B>, config: &Config) -> Self {
         let timeout_ms = job.timeout_ms(config);
         let (wall_timeout_ms, budget_ends_at) = match &job {
             Job::Execute(execution) => (config.limits.wall_timeout_ms, execution.budget.expires_at()),
             _ => (None, None),
         };
-        let request = job.request(number, timeout_ms, contexts);
         let deadline = Deadline::start(now, timeout_ms, wall_timeout_ms, config.limits.grace_period_ms);
-        let exchange = Self {
+        Self {
             number,
             ticket,
             job,
             deadline: deadline.within(budget_ends_at),
             calls: Calls::default(),
             flow: Flow::new(config.limits.max_output_chars),
-        };
-        (exchange, request)
+        }
     }
 
-    /// Takes an event that the guest sent. An error is a violation.
+    /// Takes an event that the guest sent, and says how it ended the exchange, if it did. An error is a violation.
     pub(super) fn heard(
         &mut self,
         now: f64,
@@ -282,7 +271,11 @@ impl<B: Body> Exchange<B> {
         body: Option<B>,
         config: &Config,
         last_call: &mut u32,
-    ) -> Result<Heard<B>, String> {
+        effects: &mut Vec<Effect<B>>,
+    ) -> Result<Option<Ending<B>>, String> {
+        if number_of(&event) != Some(self.number) {
+            return Err(does_not_fit(&event));
+        }
         let bytes = match &event {
             Event::Output { text, .. } => text.len(),
             _ => 0,
@@ -301,21 +294,19 @@ impl<B: Body> Exchange<B> {
                 Job::Execute(execution),
             ) => {
                 execution.buffer(stream).push(skipped, &text);
-                let (Some(ticket), Stream::Stdout | Stream::Stderr) = (self.ticket, stream) else {
-                    return Ok((Vec::new(), None));
-                };
-                let text = if skipped > 0 {
-                    omission_notice(skipped) + &text
-                } else {
-                    text
-                };
-                let print = HostEffect::Print(ticket, stream, text);
-                Ok((vec![Output::Host(print)], None))
+                if let (Some(ticket), Stream::Stdout | Stream::Stderr) = (self.ticket, stream) {
+                    let text = if skipped > 0 {
+                        omission_notice(skipped) + &text
+                    } else {
+                        text
+                    };
+                    effects.push(Effect::Host(HostEffect::Print(ticket, stream, text)));
+                }
             }
-            (Event::Waiting { .. }, Job::Execute(_)) => Ok((Vec::new(), None)), // for what is on its way already
+            (Event::Waiting { .. }, Job::Execute(_)) => {} // for what is on its way already
             (Event::Display { mime, is_result, .. }, Job::Execute(execution)) => {
                 let shown = execution.display(self.ticket, mime, is_result, body)?;
-                Ok((shown.into_iter().map(Output::Host).collect(), None))
+                effects.extend(shown.map(Effect::Host));
             }
             (
                 Event::HostCall {
@@ -334,10 +325,25 @@ impl<B: Body> Exchange<B> {
                     name,
                     args,
                 };
-                Ok((self.host_call(now, made, config, last_call)?, None))
+                self.host_call(now, made, config, last_call, effects)?;
             }
-            (event, job) => Ok((Vec::new(), Some(job.ending(event, body)?))),
+            (
+                Event::Executed {
+                    execution: report,
+                    encoding,
+                    ..
+                },
+                Job::Execute(_),
+            ) => {
+                let last = body.filter(|_| report.has_final);
+                return Ok(Some(Ending::Executed(
+                    report,
+                    last.map(|body| Encoded { encoding, body }),
+                )));
+            }
+            (event, job) => return job.ending(event, body).map(Some),
         }
+        Ok(None)
     }
 
     /// Returns true when it has been asked to stop.
@@ -347,20 +353,9 @@ impl<B: Body> Exchange<B> {
 }
 
 impl<B: Body> Job<B> {
-    /// The ending of the exchange that this event is.
+    /// The ending of the exchange that this event is, where that is no execution.
     fn ending(&self, event: Event, body: Option<B>) -> Result<Ending<B>, String> {
         Ok(match (event, self) {
-            (
-                Event::Executed {
-                    execution: report,
-                    encoding,
-                    ..
-                },
-                Self::Execute(_),
-            ) => {
-                let last = body.filter(|_| report.has_final);
-                Ending::Executed(report, last.map(|body| Encoded { encoding, body }))
-            }
             (event, Self::File(command)) => command.ending(event, body)?,
             (Event::Value { encoding, .. }, Self::Get(_) | Self::List | Self::CaptureState(_)) => match body {
                 Some(_) if matches!(self, Self::CaptureState(_)) && encoding != Encoding::Bytes => {
@@ -378,17 +373,18 @@ impl<B: Body> Job<B> {
 }
 
 impl Execution {
-    /// Code that nobody has begun to run. Its budget becomes a part of the session's when it begins.
-    pub(super) fn new(
+    /// Code that nobody has begun to run, or the reply to code that is longer than it may be. Its budget becomes a part of the session's
+    /// when it begins.
+    pub(super) fn new<B>(
         now: f64,
         id: u32,
         code: String,
         timeout_ms: Option<f64>,
         budget: BudgetLimits,
         limits: &Limits,
-    ) -> Self {
+    ) -> Result<Self, Reply<B>> {
         let buffer = || OutputBuffer::new(limits.max_output_chars);
-        Self {
+        let execution = Self {
             id,
             code,
             timeout_ms: timeout_ms.unwrap_or(limits.timeout_ms),
@@ -400,19 +396,15 @@ impl Execution {
             result: buffer(),
             error: buffer(),
             traceback: buffer(),
-        }
-    }
-
-    /// The same, or the reply to code that is longer than it may be.
-    pub(super) fn within<B>(self, limits: &Limits) -> Result<Self, Reply<B>> {
-        let (chars, most) = (self.code.chars().count(), limits.max_code_chars);
+        };
+        let (chars, most) = (execution.code.chars().count(), limits.max_code_chars);
         if chars <= most as usize {
-            return Ok(self);
+            return Ok(execution);
         }
         let error = format!(
             "LimitError: the code has {chars} characters, maxCodeLength is {most}; nothing was run. Pass data with setVariable",
         );
-        Err(self.refused(Outcome::Limit, "LimitError", &error))
+        Err(execution.refused(Outcome::Limit, "LimitError", &error))
     }
 
     /// The reply for code that is not run at all.

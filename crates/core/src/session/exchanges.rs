@@ -2,25 +2,20 @@
 
 use super::contexts::Target;
 use super::exchange::{Ending, Exchange, Job};
-use super::interpreter::{Interpreter, Note, Output};
-use super::oversized::kind;
+use super::interpreter::{Interpreter, Note};
 use super::shadow::Promotion;
-use super::{Body, Encoded, HostFailure, Reply, Ticket};
+use super::{Body, Effect, Encoded, GuestInput, HostFailure, Reply, Slot, Ticket};
 use crate::budget::Usage;
 use crate::deadline::StopReason;
 use crate::error::Error;
 use crate::execution::StateReport;
-use crate::protocol::{Event, ExecutionReport, Request};
+use crate::protocol::{ExecutionReport, Request};
 
 impl<B: Body> Interpreter<B> {
-    pub(super) fn begin(&mut self, now: f64, ticket: Option<Ticket>, job: Job<B>) {
-        self.begin_as(now, ticket, job, None);
-    }
-
-    /// The same; the guest may be at it already, under the number `begun`.
-    fn begin_as(&mut self, now: f64, ticket: Option<Ticket>, mut job: Job<B>, begun: Option<u32>) {
+    /// Has the guest begin a job, or takes note that it is at it already, under the number `begun`.
+    pub(super) fn begin(&mut self, now: f64, ticket: Option<Ticket>, mut job: Job<B>, begun: Option<u32>) {
         if !job.keeps_state() {
-            self.emit(Output::Note(Note::Changes));
+            self.notes.push_back(Note::Changes);
         }
         self.last_exchange += 1;
         if let Job::Execute(execution) = &mut job {
@@ -28,11 +23,12 @@ impl<B: Body> Interpreter<B> {
         }
         self.checkpoints.begins(&job);
         let number = begun.unwrap_or(self.last_exchange);
-        let (exchange, request) = Exchange::begin(now, number, ticket, job, &self.config, &self.contexts);
-        self.exchange = Some(exchange);
         if begun.is_none() {
-            self.emit(Output::Guest(request));
+            self.checkpoints.overtaken();
+            let request = job.request(number, &self.config, &self.contexts);
+            self.effects.push(Effect::Guest(Slot::Main, request));
         }
+        self.exchange = Some(Exchange::new(now, number, ticket, job, &self.config));
     }
 
     /// A guest takes over that was a copy of this one and is at a job already. What it has said since then is heard as if it came now.
@@ -47,49 +43,18 @@ impl<B: Body> Interpreter<B> {
         self.stats.guests += 1;
         self.info = info;
         self.checkpoints.promoted();
-        self.begin_as(begun_at, Some(ticket), job, Some(exchange));
+        self.begin(begun_at, Some(ticket), job, Some(exchange));
         for (at, event, body) in said {
             let is_at_it = |exchange: &Exchange<B>| exchange.ticket == Some(ticket);
             if !self.exchange.as_ref().is_some_and(is_at_it) {
                 break; // what it said ended it, and the next guest has not said the rest
             }
-            self.guest_event(at, event, body);
-        }
-    }
-
-    /// An event of a guest that is up. Whatever does not fit its exchange is a violation.
-    pub(super) fn exchange_event(&mut self, now: f64, event: Event, body: Option<B>) {
-        let number = match &event {
-            Event::Output { turn, .. }
-            | Event::HostCall { turn, .. }
-            | Event::Display { turn, .. }
-            | Event::Executed { turn, .. }
-            | Event::Waiting { turn }
-            | Event::Value { turn, .. }
-            | Event::Done { turn }
-            | Event::Restored { turn, .. }
-            | Event::Refused { turn, .. } => *turn,
-            _ => return self.violation(now, &format!("{} out of order", kind(&event))),
-        };
-        let Some(exchange) = self.exchange.as_mut().filter(|exchange| exchange.number == number) else {
-            return self.violation(
-                now,
-                &format!("{} for turn {number}, which is not under way", kind(&event)),
-            );
-        };
-        match exchange.heard(now, event, body, &self.config, &mut self.last_call) {
-            Err(what) => self.violation(now, &what),
-            Ok((outputs, ending)) => {
-                self.emit_all(outputs);
-                if let Some(ending) = ending {
-                    self.ended(now, ending);
-                }
-            }
+            self.guest_input(at, GuestInput::Event(event, body));
         }
     }
 
     /// The exchange is over.
-    fn ended(&mut self, now: f64, ending: Ending<B>) {
+    pub(super) fn ended(&mut self, now: f64, ending: Ending<B>) {
         let is_own = |exchange: &Exchange<B>| exchange.ticket.is_none();
         match ending {
             Ending::Refused(message) if self.exchange.as_ref().is_some_and(is_own) => {
@@ -109,10 +74,10 @@ impl<B: Body> Interpreter<B> {
             (Ending::Executed(report, last), Job::Execute(execution)) => {
                 let state = self.untold_loss.take().unwrap_or_else(StateReport::kept);
                 self.checkpoints.execution = execution.id;
-                self.emit(Output::Note(Note::Ran {
+                self.notes.push_back(Note::Ran {
                     code: execution.code.clone(),
                     ms: deadline.guest_ms(now),
-                }));
+                });
                 let ended = execution.ended(&deadline, now, &report, state);
                 let ExecutionReport { names, .. } = report;
                 if let Some(names) = names {
@@ -193,15 +158,14 @@ impl<B: Body> Interpreter<B> {
         self.abort_calls();
         if let Some(exchange) = &mut self.exchange {
             exchange.deadline.resume(now);
-            let turn = exchange.number;
-            self.post(Request::Interrupt { turn, reason });
+            let exchange = exchange.number;
+            self.post(Request::Interrupt { exchange, reason });
         }
     }
 
     pub(super) fn host_returned(&mut self, now: f64, call: u32, result: Result<Encoded<B>, HostFailure>) {
         if let Some(exchange) = &mut self.exchange {
-            let outputs = exchange.host_returned(now, call, result, &self.config, &mut self.last_call);
-            self.emit_all(outputs);
+            exchange.host_returned(now, call, result, &self.config, &mut self.last_call, &mut self.effects);
         }
     }
 
@@ -213,8 +177,7 @@ impl<B: Body> Interpreter<B> {
 
     pub(super) fn abort_calls(&mut self) {
         if let Some(exchange) = &mut self.exchange {
-            let outputs = exchange.abort_calls();
-            self.emit_all(outputs);
+            exchange.abort_calls(&mut self.effects);
         }
     }
 }

@@ -97,27 +97,47 @@ impl<B: Body> FileCommand<B> {
     }
 
     /// The request that the guest is sent.
-    pub(super) fn request(&self, turn: u32, timeout_ms: f64) -> (Request, Option<B>) {
+    pub(super) fn request(&self, exchange: u32, timeout_ms: f64) -> (Request, Option<B>) {
         let path = self.path().to_owned();
         let request = match self {
             Self::Write { data, .. } => {
-                let request = Request::WriteFile { turn, path, timeout_ms };
+                let request = Request::WriteFile {
+                    exchange,
+                    path,
+                    timeout_ms,
+                };
                 return (request, Some(data.clone()));
             }
             Self::Read { text, .. } => Request::ReadFile {
-                turn,
+                exchange,
                 path,
                 text: *text,
                 timeout_ms,
             },
-            Self::List(_) => Request::ListFiles { turn, path, timeout_ms },
-            Self::Remove(_) => Request::RemoveFile { turn, path, timeout_ms },
+            Self::List(_) => Request::ListFiles {
+                exchange,
+                path,
+                timeout_ms,
+            },
+            Self::Remove(_) => Request::RemoveFile {
+                exchange,
+                path,
+                timeout_ms,
+            },
             Self::Cell { about, .. } => {
-                let request = Request::CellFile { turn, path, timeout_ms };
+                let request = Request::CellFile {
+                    exchange,
+                    path,
+                    timeout_ms,
+                };
                 return (request, Some(about.clone()));
             }
             Self::Look { about, .. } => {
-                let request = Request::Look { turn, path, timeout_ms };
+                let request = Request::Look {
+                    exchange,
+                    path,
+                    timeout_ms,
+                };
                 return (request, Some(about.clone()));
             }
         };

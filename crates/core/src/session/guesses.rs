@@ -2,6 +2,8 @@
 //!
 //! It is asked right after an exchange, before the state is saved: so whatever that does to the guest's memory is in the copy, too. A guess runs
 //! only when nobody has told anything, once in each state; once more when what is talked about is for other code.
+//!
+//! Decisions: `docs/internals/running-ahead.md`.
 
 use super::Body;
 use super::shadow::Shadow;

@@ -1,11 +1,12 @@
 //! An interpreter, as the host sees it: a line of states, and whichever guest has the newest.
 //!
 //! Guests come and go: one that dies is replaced by a fresh one, which is given what was saved. Commands wait in a queue, and become
-//! exchanges one at a time. An interpreter knows nothing of slots, nor of copies of it that run code ahead: it only notes what they have to
-//! know.
+//! exchanges one at a time. An interpreter knows nothing of copies of it that run code ahead: it only notes what they have to know.
 //!
 //! Its methods stand where their subject is: `commands.rs` (the queue), `exchanges.rs`, `saves.rs`, `contexts.rs`, `packages.rs`,
 //! `pings.rs`. Here are its life, its clock, and what sorts what its guest says.
+//!
+//! Decisions: `docs/internals/guest-in-a-browser.md` and `docs/internals/saving-and-restoring.md`.
 
 use std::collections::VecDeque;
 
@@ -13,11 +14,11 @@ use super::checkpoints::{Ask, Checkpoints};
 use super::commands::Queued;
 use super::contexts::Contexts;
 use super::exchange::{Exchange, Job};
-use super::oversized::{kind, oversized};
+use super::oversized::{does_not_fit, kind, oversized};
 use super::packages::Package;
 use super::pings::Pings;
 use super::saves::{Demand, Saved};
-use super::{Body, GuestEffect, GuestInput, HostEffect, Reply, Ticket};
+use super::{Body, Effect, GuestEffect, GuestInput, HostEffect, Reply, Slot, Ticket};
 use crate::budget::{Budget, BudgetLimits};
 use crate::deadline::{StopReason, Verdict, earliest};
 use crate::error::Error;
@@ -27,17 +28,6 @@ use crate::limits::{
 };
 use crate::protocol::{Event, GuestConfig, GuestInfo, PROTOCOL_VERSION, Profile, Request, SurveyedVariable};
 use crate::stats::Stats;
-
-/// A step that an interpreter asks for, to be done in order.
-#[derive(Debug)]
-pub(super) enum Output<B> {
-    /// With its guest.
-    Guest(GuestEffect<B>),
-    /// For whoever uses it.
-    Host(HostEffect<B>),
-    /// Something that copies of it have to know.
-    Note(Note),
-}
 
 /// The facts that copies of an interpreter have to know of it.
 #[derive(Debug)]
@@ -114,7 +104,10 @@ pub(super) struct Interpreter<B> {
     pub(super) last_execution: u32,
     pub(super) last_call: u32,
     pub(super) stats: Stats,
-    outputs: VecDeque<Output<B>>,
+    /// The steps to be done next, in order. Its guest is in the slot [`Slot::Main`], to itself; a shadow has it in its own.
+    pub(super) effects: Vec<Effect<B>>,
+    /// What copies of it have to know, before those steps are done.
+    pub(super) notes: VecDeque<Note>,
 }
 
 impl<B: Body> Interpreter<B> {
@@ -141,7 +134,8 @@ impl<B: Body> Interpreter<B> {
             last_execution: 0,
             last_call: 0,
             stats: Stats::default(),
-            outputs: VecDeque::new(),
+            effects: Vec::new(),
+            notes: VecDeque::new(),
         }
     }
 
@@ -155,34 +149,21 @@ impl<B: Body> Interpreter<B> {
         self.guest == Guest::Up && self.exchange.is_none()
     }
 
-    /// The steps to be done next. Nothing else may be asked of it before that is done.
-    pub(super) fn next_output(&mut self) -> Option<Output<B>> {
-        self.outputs.pop_front()
-    }
-
-    pub(super) fn emit(&mut self, output: Output<B>) {
-        if let Output::Guest(GuestEffect::Post(request, _) | GuestEffect::Install(request, _)) = &output {
-            self.checkpoints.sent(request);
-        }
-        self.outputs.push_back(output);
-    }
-
-    pub(super) fn emit_all(&mut self, outputs: Vec<Output<B>>) {
-        for output in outputs {
-            self.emit(output);
-        }
-    }
-
     /// Sends the guest a message.
     pub(super) fn post(&mut self, request: Request) {
-        self.emit(Output::Guest(GuestEffect::Post(request, None)));
+        self.checkpoints.overtaken();
+        self.do_with_guest(GuestEffect::Post(request, None));
+    }
+
+    fn do_with_guest(&mut self, effect: GuestEffect<B>) {
+        self.effects.push(Effect::Guest(Slot::Main, effect));
     }
 
     pub(super) fn resolve(&mut self, ticket: Ticket, reply: Result<Reply<B>, Error>) {
         if let Ok(Reply::Execution(execution, _)) = &reply {
             self.stats.count(execution);
         }
-        self.emit(Output::Host(HostEffect::Resolve(ticket, reply)));
+        self.effects.push(Effect::Host(HostEffect::Resolve(ticket, reply)));
     }
 
     // ---- the guest's life ----
@@ -192,19 +173,25 @@ impl<B: Body> Interpreter<B> {
             return;
         }
         self.end_guest(Guest::Destroyed);
-        let current = self.exchange.take().and_then(|exchange| exchange.ticket);
-        let queued = std::mem::take(&mut self.queue).into_iter().map(|(ticket, _)| ticket);
-        let starting = std::mem::take(&mut self.starting).into_iter();
-        let reverting = self.take_reverting();
-        for ticket in current.into_iter().chain(queued).chain(starting).chain(reverting) {
+        if let Some(ticket) = self.exchange.take().and_then(|exchange| exchange.ticket) {
             self.resolve(ticket, Err(Error::Destroyed));
         }
+        self.refuse_all(&Error::Destroyed);
         self.contexts.clear();
+    }
+
+    /// Refuses everything that waits for a guest.
+    fn refuse_all(&mut self, error: &Error) {
+        let queued = std::mem::take(&mut self.queue).into_iter().map(|(ticket, _)| ticket);
+        let starting = std::mem::take(&mut self.starting);
+        for ticket in queued.chain(starting).chain(self.take_reverting()) {
+            self.resolve(ticket, Err(error.clone()));
+        }
     }
 
     pub(super) fn boot(&mut self, now: f64) {
         self.guest = Guest::Booting(now + self.config.limits.boot_timeout_ms);
-        self.emit(Output::Guest(GuestEffect::Boot));
+        self.do_with_guest(GuestEffect::Boot);
         self.stats.guests += 1;
         let Config {
             limits,
@@ -263,17 +250,7 @@ impl<B: Body> Interpreter<B> {
     pub(super) fn boot_failed(&mut self, error: Error) {
         self.end_guest(Guest::Down);
         self.exchange = None;
-        let waiting = std::mem::take(&mut self.queue);
-        let starting = std::mem::take(&mut self.starting).into_iter();
-        let reverting = self.take_reverting();
-        for ticket in waiting
-            .into_iter()
-            .map(|(ticket, _)| ticket)
-            .chain(starting)
-            .chain(reverting)
-        {
-            self.resolve(ticket, Err(error.clone()));
-        }
+        self.refuse_all(&error);
     }
 
     pub(super) fn guest_gone(&mut self, now: f64, error: Error) {
@@ -349,9 +326,9 @@ impl<B: Body> Interpreter<B> {
 
     pub(super) fn end_guest(&mut self, next: Guest) {
         self.abort_calls();
-        self.emit(Output::Note(Note::Ended));
+        self.notes.push_back(Note::Ended);
         if matches!(self.guest, Guest::Booting(_) | Guest::Up) {
-            self.emit(Output::Guest(GuestEffect::Kill));
+            self.do_with_guest(GuestEffect::Kill);
         }
         self.guest = next;
         self.forget_ping();
@@ -384,8 +361,7 @@ impl<B: Body> Interpreter<B> {
         }
         self.check_ping(now);
         if let Some(exchange) = &mut self.exchange {
-            let outputs = exchange.expire_calls(now, &self.config, &mut self.last_call);
-            self.emit_all(outputs);
+            exchange.expire_calls(now, &self.config, &mut self.last_call, &mut self.effects);
         }
         match self.exchange.as_mut().map(|exchange| exchange.deadline.check(now)) {
             Some(Verdict::Interrupt(reason)) => self.ask_to_stop(now, reason),
@@ -438,7 +414,7 @@ impl<B: Body> Interpreter<B> {
     pub(super) fn save(&mut self, now: f64, copies: bool) {
         let demand = self.demand(copies);
         if let Some(request) = self.checkpoints.begin_save(now, demand, &self.names, &self.contexts) {
-            self.post(request);
+            self.do_with_guest(GuestEffect::Post(request, None));
         }
         self.checkpoints.note_wait(now, demand);
     }
@@ -447,14 +423,11 @@ impl<B: Body> Interpreter<B> {
 
     /// Something comes from the guest.
     pub(super) fn guest_input(&mut self, now: f64, input: GuestInput<B>) {
-        match input {
-            GuestInput::Event(event, body) => self.guest_event(now, event, body),
-            GuestInput::BadMessage(what) => self.violation(now, &what),
-            GuestInput::Lost(error) => self.guest_gone(now, error),
-        }
-    }
-
-    pub(super) fn guest_event(&mut self, now: f64, event: Event, body: Option<B>) {
+        let (event, body) = match input {
+            GuestInput::Event(event, body) => (event, body),
+            GuestInput::BadMessage(what) => return self.violation(now, &what),
+            GuestInput::Lost(error) => return self.guest_gone(now, error),
+        };
         let is_value = !matches!(event, Event::Saved { .. });
         #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
         if body
@@ -490,15 +463,27 @@ impl<B: Body> Interpreter<B> {
                 self.saved(now, save, body);
             }
             (Guest::Up, Event::NotSaved { checkpoint, reason }) => self.not_saved(now, checkpoint, reason),
-            (Guest::Up, Event::Checked { check, plain }) => self.emit(Output::Note(Note::Checked { check, plain })),
+            (Guest::Up, Event::Checked { check, plain }) => self.notes.push_back(Note::Checked { check, plain }),
             (Guest::Up, Event::Surveyed { survey, variables }) => {
-                self.emit(Output::Note(Note::Surveyed { survey, variables }));
+                self.notes.push_back(Note::Surveyed { survey, variables });
             }
             (Guest::Up, Event::Pong { ping }) => self.ponged(now, ping),
             (Guest::Up, Event::Waiting { .. }) if self.forks && self.exchange.is_some() => {} // the rest is on its way
             (Guest::Up, Event::Fatal { message }) => self.guest_gone(now, Error::GuestLost(message)),
-            (Guest::Up, _) if self.awaits_pong() => self.violation(now, "an event of a turn before it was idle"),
-            (Guest::Up, event) => self.exchange_event(now, event, body),
+            (Guest::Up, _) if self.awaits_pong() => self.violation(now, "an event of an exchange before it was idle"),
+            (Guest::Up, event) => {
+                let heard = match &mut self.exchange {
+                    Some(exchange) => {
+                        exchange.heard(now, event, body, &self.config, &mut self.last_call, &mut self.effects)
+                    }
+                    None => Err(does_not_fit(&event)),
+                };
+                match heard {
+                    Err(what) => self.violation(now, &what),
+                    Ok(None) => {}
+                    Ok(Some(ending)) => self.ended(now, ending),
+                }
+            }
             (Guest::Booting(_), event) => self.violation(now, &format!("{} before it was ready", kind(&event))),
         }
     }

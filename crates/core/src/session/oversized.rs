@@ -1,4 +1,4 @@
-//! The first look at what a guest says: its size.
+//! The first look at what a guest says: its name, its exchange and its size.
 
 use super::files::oversized_report;
 use crate::limits::{
@@ -31,6 +31,30 @@ pub(super) fn kind(event: &Event) -> &'static str {
         Event::Checked { .. } => "`checked`",
         Event::Surveyed { .. } => "`surveyed`",
         Event::Pong { .. } => "`pong`",
+    }
+}
+
+/// The number of the exchange that an event belongs to, where it belongs to one.
+pub(super) fn number_of(event: &Event) -> Option<u32> {
+    match event {
+        Event::Output { exchange, .. }
+        | Event::HostCall { exchange, .. }
+        | Event::Display { exchange, .. }
+        | Event::Executed { exchange, .. }
+        | Event::Waiting { exchange }
+        | Event::Value { exchange, .. }
+        | Event::Done { exchange }
+        | Event::Restored { exchange, .. }
+        | Event::Refused { exchange, .. } => Some(*exchange),
+        _ => None,
+    }
+}
+
+/// The violation of an event that is not of the exchange under way.
+pub(super) fn does_not_fit(event: &Event) -> String {
+    match number_of(event) {
+        Some(number) => format!("{} for exchange {number}, which is not under way", kind(event)),
+        None => format!("{} out of order", kind(event)),
     }
 }
 

@@ -4,8 +4,8 @@
 
 use super::commands::Queued;
 use super::exchange::Job;
-use super::interpreter::{Interpreter, Output};
-use super::{Body, Error, HostEffect, Reply, Ticket};
+use super::interpreter::Interpreter;
+use super::{Body, Effect, Error, HostEffect, Reply, Ticket};
 use crate::limits::{MAX_UNPACKED_BYTES, VALUE_TIMEOUT_MS};
 use crate::packages::{Wheel, normalized};
 use crate::protocol::{Request, Stream, WheelFile};
@@ -54,13 +54,13 @@ pub(super) struct Install<B> {
 }
 
 impl<B: Body> Install<B> {
-    pub(super) fn request(&self, turn: u32) -> Request {
+    pub(super) fn request(&self, exchange: u32) -> Request {
         let file = |package: &Package<B>| WheelFile {
             file_name: package.wheel.file_name.clone(),
             is_library: package.wheel.is_library,
         };
         Request::Install {
-            turn,
+            exchange,
             wheels: self.packages.iter().map(file).collect(),
             max_bytes: MAX_UNPACKED_BYTES,
             timeout_ms: VALUE_TIMEOUT_MS,
@@ -96,7 +96,8 @@ impl<B: Body> Interpreter<B> {
                 if packages.is_empty() {
                     self.resolve(ticket, Ok(Reply::Packages(Vec::new())));
                 } else {
-                    self.begin(now, Some(ticket), Job::Install(Install { packages, is_quiet }));
+                    let install = Job::Install(Install { packages, is_quiet });
+                    self.begin(now, Some(ticket), install, None);
                 }
             }
             Err(error) => self.not_loaded(ticket, is_quiet, error),
@@ -113,7 +114,7 @@ impl<B: Body> Interpreter<B> {
             packages,
             is_quiet: false,
         };
-        self.begin(now, None, Job::Install(install));
+        self.begin(now, None, Job::Install(install), None);
         true
     }
 
@@ -146,7 +147,7 @@ impl<B: Body> Interpreter<B> {
             let text = format!("sandglass: a package that this code imports was not loaded: {error}\n");
             execution.note(&text);
             let print = HostEffect::Print(*ticket, Stream::Stderr, text);
-            self.emit(Output::Host(print));
+            self.effects.push(Effect::Host(print));
         }
         self.resolve(ticket, Ok(Reply::Packages(Vec::new())));
     }

@@ -3,6 +3,8 @@
 //! A worker answers a `Ping` from its event loop only, and only between exchanges. After each execution the guest gets one. Until
 //! it is answered no event of another exchange counts, and a worker that does not answer is ended: it still computes. The numbers
 //! cannot be guessed, so that code which computes cannot answer in its place.
+//!
+//! Decisions: `docs/internals/guest-in-a-browser.md`.
 
 use super::Body;
 use super::interpreter::{Guest, Interpreter};

@@ -167,10 +167,10 @@ impl<B: Body> Checkpoints<B> {
         }
     }
 
-    /// The guest was sent something.
-    pub(super) fn sent(&mut self, request: &Request) {
+    /// The guest is sent something else.
+    pub(super) fn overtaken(&mut self) {
         if let Some(saving) = &mut self.saving {
-            saving.overtaken |= !matches!(request, Request::Save { .. });
+            saving.overtaken = true;
         }
     }
 

@@ -8,10 +8,12 @@
 //! Code that is being written runs as it comes, in one execution of the copy, which waits for more between two statements; that time
 //! counts for nothing. When all of it is there, the session's own guest says whether its statements were allowed to run before the
 //! rest was known: a syntax error, a warning or an `await` further down makes it another program. Then the copy is given the rest.
+//!
+//! Decisions: `docs/internals/running-ahead.md`.
 
 use super::exchange::Execution;
-use super::interpreter::{Interpreter, Note, Output};
-use super::{Body, Command, GuestEffect, GuestInput, HostEffect, Reply, ShadowId};
+use super::interpreter::{Interpreter, Note};
+use super::{Body, Command, Effect, GuestEffect, GuestInput, HostEffect, Reply, ShadowId};
 use crate::budget::{Budget, BudgetLimits};
 use crate::execution::Outcome;
 use crate::limits::{AHEAD_TTL_MS, EVENT_BYTES, EXTEND_MS, MAX_AHEAD_BYTES, MAX_WRITTEN_BYTES};
@@ -291,8 +293,8 @@ impl<B: Body> Shadow<B> {
     /// Something comes from its guest.
     pub(super) fn guest_input(&mut self, now: f64, input: GuestInput<B>) -> Result<(), InVain> {
         match (&input, self.stage) {
-            (GuestInput::Event(Event::Waiting { turn }, _), Stage::Running(number) | Stage::Asked(number, _))
-                if self.is_written() && *turn == number =>
+            (GuestInput::Event(Event::Waiting { exchange }, _), Stage::Running(number) | Stage::Asked(number, _))
+                if self.is_written() && *exchange == number =>
             {
                 return self.waits(now, number);
             }
@@ -361,31 +363,40 @@ impl<B: Body> Shadow<B> {
         let clock = self.clock(now);
         self.copy.check_time(clock);
         self.copy.run_next(clock);
-        while let Some(output) = self.copy.next_output() {
-            self.follow(now, output)?;
+        for note in std::mem::take(&mut self.copy.notes) {
+            match note {
+                Note::Changes | Note::Ended | Note::Ran { .. } => {} // it has no copies
+                Note::Checked { .. } | Note::Surveyed { .. } => return Err(InVain),
+            }
+        }
+        for effect in std::mem::take(&mut self.copy.effects) {
+            self.follow(now, effect)?;
         }
         Ok(())
     }
 
     /// Does what the copy wants, as far as that is between it and its guest.
-    fn follow(&mut self, now: f64, output: Output<B>) -> Result<(), InVain> {
+    fn follow(&mut self, now: f64, effect: Effect<B>) -> Result<(), InVain> {
         let prepares = self.stage == Stage::Preparing;
-        match output {
-            Output::Guest(GuestEffect::Post(
-                Request::Execute {
-                    turn,
-                    execution,
-                    code,
-                    timeout_ms,
-                    ..
-                },
-                body,
-            )) if prepares => {
-                self.stage = Stage::Running(turn);
+        match effect {
+            Effect::Guest(
+                _,
+                GuestEffect::Post(
+                    Request::Execute {
+                        exchange,
+                        execution,
+                        code,
+                        timeout_ms,
+                        ..
+                    },
+                    body,
+                ),
+            ) if prepares => {
+                self.stage = Stage::Running(exchange);
                 self.begun_at = now;
                 self.extended_at = now;
                 let request = Request::Execute {
-                    turn,
+                    exchange,
                     execution,
                     code,
                     timeout_ms,
@@ -394,12 +405,10 @@ impl<B: Body> Shadow<B> {
                 };
                 self.effects.push(GuestEffect::Post(request, body));
             }
-            Output::Guest(effect) if prepares && !matches!(effect, GuestEffect::Kill) => self.effects.push(effect),
+            Effect::Guest(_, effect) if prepares && !matches!(effect, GuestEffect::Kill) => self.effects.push(effect),
             // Kept with what the guest said.
-            Output::Host(HostEffect::Print(..) | HostEffect::Display { .. }) => {}
-            // It has no copies.
-            Output::Note(Note::Changes | Note::Ended | Note::Ran { .. }) => {}
-            Output::Host(HostEffect::Resolve(_, Ok(Reply::Execution(execution, _))))
+            Effect::Host(HostEffect::Print(..) | HostEffect::Display { .. }) => {}
+            Effect::Host(HostEffect::Resolve(_, Ok(Reply::Execution(execution, _))))
                 if is_sure(execution.outcome, execution.error_type.as_deref()) =>
             {
                 if let Stage::Running(number) | Stage::Asked(number, _) = self.stage {
@@ -407,14 +416,14 @@ impl<B: Body> Shadow<B> {
                 }
             }
             // It is stopped, or lost, or wants what is not the copy's to have.
-            Output::Guest(_) | Output::Host(_) | Output::Note(_) => return Err(InVain),
+            Effect::Guest(..) | Effect::Host(_) | Effect::Park(_) | Effect::Promote(_) => return Err(InVain),
         }
         Ok(())
     }
 
     /// Gives its guest more of the code that is being written.
     pub(super) fn extend(&mut self, now: f64, writing: &Writing) {
-        let Stage::Waiting(turn) = self.stage else { return };
+        let Stage::Waiting(exchange) = self.stage else { return };
         if !self.can_take(writing) || now < self.extends_at(Some(writing)) {
             return;
         }
@@ -423,10 +432,10 @@ impl<B: Body> Shadow<B> {
         self.prediction.code.push_str(&text);
         self.waited_ms += self.waits_since.take().map_or(0.0, |since| now - since);
         self.extended_at = now;
-        self.stage = Stage::Running(turn);
+        self.stage = Stage::Running(exchange);
         self.is_whole = last;
         self.effects
-            .push(GuestEffect::Post(Request::Extend { turn, text, last }, None));
+            .push(GuestEffect::Post(Request::Extend { exchange, text, last }, None));
     }
 
     /// Asks its guest, which is at work, whether it may take over for this code.
@@ -438,11 +447,11 @@ impl<B: Body> Shadow<B> {
     }
 
     /// Tells its guest that its code has come.
-    fn tell(&mut self, turn: u32, code: &str) {
+    fn tell(&mut self, exchange: u32, code: &str) {
         self.told = true;
         let rest = self.is_written().then(|| code[self.prediction.code.len()..].to_owned());
         self.effects
-            .push(GuestEffect::Post(Request::Promote { turn, rest }, None));
+            .push(GuestEffect::Post(Request::Promote { exchange, rest }, None));
     }
 
     /// Has its guest take over in this exchange, and tells how many milliseconds that saves.

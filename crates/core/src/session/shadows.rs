@@ -5,6 +5,8 @@
 //!
 //! Each code of a hint has a shadow of its own, the likeliest first: one is begun whenever a processor is free, and those that have
 //! finished wait for their code. When there is no room for one more, the least likely ends. Code that is written, or guessed, has one shadow.
+//!
+//! Decisions: `docs/internals/running-ahead.md`.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,6 @@
 //! Finds how much of code that is being written is certainly there.
+//!
+//! Decisions: `docs/internals/running-ahead.md`.
 
 /// Looks at code as it grows, at each line once.
 #[derive(Debug, Default)]

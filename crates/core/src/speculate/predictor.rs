@@ -1,4 +1,6 @@
 //! Which prediction to run.
+//!
+//! Decisions: `docs/internals/running-ahead.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 

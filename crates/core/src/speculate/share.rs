@@ -1,4 +1,6 @@
 //! The share of time that may be spent on code that nobody asks for.
+//!
+//! Decisions: `docs/internals/running-ahead.md`.
 
 use crate::limits::AHEAD_CREDIT_MS;
 

@@ -1,5 +1,7 @@
 //! Code that is made of the names that there are: what is usually asked of such a table, column or text, what usually follows such code,
 //! what was talked about, and the code that ran last, of something else.
+//!
+//! Decisions: `docs/internals/running-ahead.md`.
 
 use super::context::{Columns, Context, Frame};
 use super::literal::is_name;

@@ -309,7 +309,7 @@ fn aside() -> impl Strategy<Value = (Event, Option<Bytes>)> {
             spent: false,
         },
         Event::Restored {
-            turn: 1,
+            exchange: 1,
             lost: Vec::new(),
         },
         Event::NotSaved {
@@ -457,29 +457,32 @@ impl World {
         let asked = asked
             .clone()
             .find(|request| !matches!(request, Request::Promote { .. }));
-        let (turn, asked) = (guest.turn.unwrap_or(1), asked.cloned());
+        let (exchange, asked) = (guest.exchange.unwrap_or(1), asked.cloned());
         let is_written = guest
             .inbox
             .iter()
             .any(|(request, _)| matches!(request, Request::Execute { more: true, .. }));
         let event = match (what, asked) {
             (Shadow::Helps, Some(Request::Init { .. })) => ready(PROTOCOL_VERSION),
-            (Shadow::Helps, Some(Request::Restore { .. })) => Event::Restored { turn, lost: Vec::new() },
-            (Shadow::Helps, Some(Request::Install { .. })) => Event::Done { turn },
-            (Shadow::Helps, _) if guest.promoting => Event::Promoted { turn },
-            (Shadow::Helps, _) if is_written && !guest.waiting => Event::Waiting { turn },
-            (Shadow::Waits, _) if is_written => Event::Waiting { turn },
-            (Shadow::IsPromoted, _) => Event::Promoted { turn },
-            (Shadow::Looks, _) => Event::External { turn },
-            (Shadow::Prints, _) => output(turn, Stream::Stdout, "ahead"),
+            (Shadow::Helps, Some(Request::Restore { .. })) => Event::Restored {
+                exchange,
+                lost: Vec::new(),
+            },
+            (Shadow::Helps, Some(Request::Install { .. })) => Event::Done { exchange },
+            (Shadow::Helps, _) if guest.promoting => Event::Promoted { exchange },
+            (Shadow::Helps, _) if is_written && !guest.waiting => Event::Waiting { exchange },
+            (Shadow::Waits, _) if is_written => Event::Waiting { exchange },
+            (Shadow::IsPromoted, _) => Event::Promoted { exchange },
+            (Shadow::Looks, _) => Event::External { exchange },
+            (Shadow::Prints, _) => output(exchange, Stream::Stdout, "ahead"),
             (Shadow::Ends, _) => Event::Executed {
-                turn,
+                exchange,
                 execution: ok(),
                 encoding: Encoding::None,
             },
             (Shadow::Calls, _) => {
                 let event = Event::HostCall {
-                    turn,
+                    exchange,
                     call: self.fresh_call(),
                     batch: 1,
                     name: "ask".to_owned(),
@@ -512,7 +515,7 @@ impl World {
                     | Request::Promote { .. }
             )
         });
-        let (Some(turn), Some(asked)) = (guest.turn, asked) else {
+        let (Some(exchange), Some(asked)) = (guest.exchange, asked) else {
             return;
         };
         let (event, body) = match asked {
@@ -527,7 +530,7 @@ impl World {
                 };
                 (
                     Event::Executed {
-                        turn,
+                        exchange,
                         execution,
                         encoding: Encoding::None,
                     },
@@ -536,25 +539,31 @@ impl World {
             }
             _ if ended == Ended::Error => (
                 Event::Refused {
-                    turn,
+                    exchange,
                     message: "no".to_owned(),
                 },
                 None,
             ),
             Request::SetVariable { .. } | Request::WriteFile { .. } | Request::Install { .. } => {
-                (Event::Done { turn }, None)
+                (Event::Done { exchange }, None)
             }
             Request::ReadFile { text: false, .. } | Request::ListFiles { .. } | Request::RemoveFile { .. } => (
                 Event::Value {
-                    turn,
+                    exchange,
                     encoding: Encoding::Missing,
                 },
                 Some(Vec::new()),
             ),
-            Request::Restore { .. } => (Event::Restored { turn, lost: Vec::new() }, None),
+            Request::Restore { .. } => (
+                Event::Restored {
+                    exchange,
+                    lost: Vec::new(),
+                },
+                None,
+            ),
             _ => (
                 Event::Value {
-                    turn,
+                    exchange,
                     encoding: Encoding::Text,
                 },
                 Some(b"value".to_vec()),
@@ -564,14 +573,14 @@ impl World {
     }
 
     fn says(&mut self, ahead: i32, what: Saying) {
-        let current = self.guest.as_ref().and_then(|guest| guest.turn);
-        let Some(turn) = current.map(|turn| turn.saturating_add_signed(ahead)) else {
+        let current = self.guest.as_ref().and_then(|guest| guest.exchange);
+        let Some(exchange) = current.map(|exchange| exchange.saturating_add_signed(ahead)) else {
             return;
         };
         let (event, body) = match what {
             Saying::Output { skipped, bytes, stream } => (
                 Event::Output {
-                    turn,
+                    exchange,
                     stream,
                     skipped,
                     text: "x".repeat(bytes),
@@ -584,7 +593,7 @@ impl World {
                 let body = body.map(|bytes| vec![0; bytes]);
                 (
                     Event::HostCall {
-                        turn,
+                        exchange,
                         call,
                         batch: 1,
                         name,
@@ -596,25 +605,25 @@ impl World {
             }
             Saying::Executed(execution, body) => (
                 Event::Executed {
-                    turn,
+                    exchange,
                     execution,
                     encoding: Encoding::Text,
                 },
                 body,
             ),
-            Saying::Value(encoding, body) => (Event::Value { turn, encoding }, body),
+            Saying::Value(encoding, body) => (Event::Value { exchange, encoding }, body),
             Saying::Display(mime, size) => (
                 Event::Display {
-                    turn,
+                    exchange,
                     mime: mime.to_owned(),
                     is_result: size.is_some_and(|size| size % 2 == 0),
                 },
                 size.map(|size| vec![0; size]),
             ),
-            Saying::Done => (Event::Done { turn }, None),
+            Saying::Done => (Event::Done { exchange }, None),
             Saying::Refused => (
                 Event::Refused {
-                    turn,
+                    exchange,
                     message: "no".to_owned(),
                 },
                 None,

@@ -110,7 +110,7 @@ fn a_save_that_gave_way_is_asked_for_again() {
     world.get("x");
     world.event_with(
         Event::Value {
-            turn: world.turn(),
+            exchange: world.exchange(),
             encoding: Encoding::Text,
         },
         b"1",
@@ -141,7 +141,7 @@ fn a_state_that_cannot_be_restored_is_told_by_the_next_execution() {
     world.wait(1_100.0);
     world.boot();
     world.event(Event::Refused {
-        turn: world.turn(),
+        exchange: world.exchange(),
         message: "it is broken".to_owned(),
     });
     world.boot();
@@ -351,7 +351,7 @@ fn what_a_checkpoint_does_not_hold_is_named_when_it_is_restored() {
     assert_eq!(
         world.lost(next),
         ["x"],
-        "what turns out to be lost later is told by the next one"
+        "what exchanges out to be lost later is told by the next one"
     );
 }
 
@@ -529,7 +529,7 @@ fn a_checkpoint_that_cannot_be_restored_leaves_the_state_as_it_was() {
     let back = world.command(Command::Restore(Some(1)));
     world.boot();
     world.event(Event::Refused {
-        turn: world.turn(),
+        exchange: world.exchange(),
         message: "it is broken".to_owned(),
     });
     assert_eq!(world.code_of(back), "no_checkpoint");
@@ -759,7 +759,7 @@ fn a_fork_that_cannot_be_restored_says_so() {
     let ready = other.command(Command::Checkpoint);
     other.boot();
     other.event(Event::Refused {
-        turn: other.turn(),
+        exchange: other.exchange(),
         message: "it is broken".to_owned(),
     });
     assert_eq!(other.code_of(ready), "no_checkpoint");

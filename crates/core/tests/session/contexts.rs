@@ -68,9 +68,9 @@ fn what_was_added_after_the_checkpoint_is_given_to_the_restored_guest() {
 fn a_refused_addition_uses_no_number() {
     let mut world = World::ready();
     let ticket = world.command(Command::Add(Series::Context, text("bad")));
-    let turn = world.turn();
+    let exchange = world.exchange();
     let message = "no".to_owned();
-    world.event(Event::Refused { turn, message });
+    world.event(Event::Refused { exchange, message });
     assert!(world.error(ticket).to_string().contains("no"));
     adds(&mut world, Series::Context, "context_1");
 }
@@ -81,7 +81,7 @@ fn awaiting() -> (World, Ticket, Ticket) {
     let initialize = world.command(Command::Later(Target::Context));
     world.boot();
     let waiting = world.execute("len(context)");
-    assert!(world.guest.as_ref().is_some_and(|guest| guest.turn.is_none()));
+    assert!(world.guest.as_ref().is_some_and(|guest| guest.exchange.is_none()));
     (world, initialize, waiting)
 }
 
@@ -105,7 +105,7 @@ fn a_value_that_never_comes_fails_its_command_only() {
     assert_eq!(world.answer(initialize), &Err(why));
     assert_eq!(world.answer(waiting), &Err(Error::NotInitialized));
     world.feed(Input::Arrived(initialize, Ok(text("too late"))));
-    assert!(world.guest.as_ref().is_some_and(|guest| guest.turn.is_none()));
+    assert!(world.guest.as_ref().is_some_and(|guest| guest.exchange.is_none()));
 }
 
 #[test]

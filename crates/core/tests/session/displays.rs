@@ -15,16 +15,16 @@ fn roomy() -> World {
     })
 }
 
-fn display(turn: u32, mime: &str) -> Event {
+fn display(exchange: u32, mime: &str) -> Event {
     Event::Display {
-        turn,
+        exchange,
         mime: mime.to_owned(),
         is_result: false,
     }
 }
 
 fn show(world: &mut World, mime: &str, size: usize) {
-    world.event_with(display(world.turn(), mime), &vec![b'x'; size]);
+    world.event_with(display(world.exchange(), mime), &vec![b'x'; size]);
 }
 
 /// The guest is ended for `forge`, and told by `what`.
@@ -92,11 +92,11 @@ fn a_display_that_is_none() {
         is_a_violation("no mime type of one", |world| show(world, mime, 1));
     }
     is_a_violation("without a body", |world| {
-        world.event(display(world.turn(), "text/html"));
+        world.event(display(world.exchange(), "text/html"));
     });
     is_a_violation("an oversized event", |world| show(world, &"text/x".repeat(1_000), 1));
     is_a_violation("not under way", |world| {
-        world.event_with(display(world.turn() + 1, "text/html"), b"x");
+        world.event_with(display(world.exchange() + 1, "text/html"), b"x");
     });
 }
 

@@ -28,8 +28,8 @@ fn an_execution_tells_all_that_is_known() {
     let mut world = World::ready();
     let ticket = world.execute("f()");
     world.print("printed");
-    world.event(output(world.turn(), Stream::Stderr, "warned"));
-    world.event(output(world.turn(), Stream::Result, "42"));
+    world.event(output(world.exchange(), Stream::Stderr, "warned"));
+    world.event(output(world.exchange(), Stream::Result, "42"));
     world.wait(30.0);
     world.ends_well(&["context", "f"]);
     let execution = world.execution(ticket);
@@ -54,11 +54,11 @@ fn an_exception_is_a_result() {
     let ticket = world.execute("1 / 0");
     world.print("before");
     world.event(output(
-        world.turn(),
+        world.exchange(),
         Stream::Error,
         "ZeroDivisionError: division by zero",
     ));
-    world.event(output(world.turn(), Stream::Traceback, "Traceback …"));
+    world.event(output(world.exchange(), Stream::Traceback, "Traceback …"));
     world.ends(raised("ZeroDivisionError"));
     let execution = world.execution(ticket);
     assert_eq!(
@@ -83,7 +83,7 @@ fn an_exception_without_a_message_still_has_an_error() {
 fn a_limit_in_the_guest_is_a_result() {
     let mut world = World::ready();
     let ticket = world.execute("for _ in range(9): ask()");
-    world.event(output(world.turn(), Stream::Error, "LimitError: no more calls"));
+    world.event(output(world.exchange(), Stream::Error, "LimitError: no more calls"));
     world.ends(ExecutionReport {
         ended: Ended::Limit,
         ..raised("LimitError")
@@ -96,8 +96,8 @@ fn a_limit_in_the_guest_is_a_result() {
 fn an_execution_that_ended_well_has_no_error() {
     let mut world = World::ready();
     let ticket = world.execute("1");
-    world.event(output(world.turn(), Stream::Error, "ValueError: forged"));
-    world.event(output(world.turn(), Stream::Traceback, "forged"));
+    world.event(output(world.exchange(), Stream::Error, "ValueError: forged"));
+    world.event(output(world.exchange(), Stream::Traceback, "forged"));
     world.ends(ExecutionReport {
         error_type: Some("ValueError".to_owned()),
         ..ok()
@@ -115,9 +115,9 @@ fn long_output_keeps_its_head_and_tail() {
     let mut world = World::ready();
     let ticket = world.execute("print('…')");
     world.print(&"a".repeat(80));
-    let turn = world.turn();
+    let exchange = world.exchange();
     world.event(Event::Output {
-        turn,
+        exchange,
         stream: Stream::Stdout,
         skipped: 1_000,
         text: "b".repeat(100),
@@ -148,7 +148,7 @@ fn a_final_answer_comes_with_the_execution() {
         };
         world.event_with(
             Event::Executed {
-                turn: world.turn(),
+                exchange: world.exchange(),
                 execution: report,
                 encoding,
             },
@@ -167,7 +167,7 @@ fn a_body_is_no_final_answer_unless_it_is_declared_one() {
     let ticket = world.execute("1");
     world.event_with(
         Event::Executed {
-            turn: world.turn(),
+            exchange: world.exchange(),
             execution: ok(),
             encoding: Encoding::Text,
         },

@@ -28,8 +28,8 @@ fn remove() -> Command<Bytes> {
 }
 
 fn value(world: &mut World, encoding: Encoding) {
-    let turn = world.turn();
-    world.event_with(Event::Value { turn, encoding }, b"bytes");
+    let exchange = world.exchange();
+    world.event_with(Event::Value { exchange, encoding }, b"bytes");
 }
 
 fn with_checkpoints() -> World {
@@ -73,7 +73,7 @@ fn a_missing_file_and_a_refusal_have_codes_of_their_own() {
     let ticket = write(&mut world, "x");
     let message = "x: No space left on device".to_owned();
     world.event(Event::Refused {
-        turn: world.turn(),
+        exchange: world.exchange(),
         message: message.clone(),
     });
     assert_eq!(world.error(ticket), &Error::File(message));
@@ -91,8 +91,8 @@ fn an_answer_that_does_not_fit_ends_the_guest() {
         (list(), World::done),
         (remove(), |world| value(world, Encoding::Marshal)),
         (read(true), |world| {
-            let (turn, encoding) = (world.turn(), Encoding::Text);
-            world.event(Event::Value { turn, encoding });
+            let (exchange, encoding) = (world.exchange(), Encoding::Text);
+            world.event(Event::Value { exchange, encoding });
         }),
     ];
     for (command, forge) in forgeries {

@@ -132,7 +132,7 @@ fn each_state_is_asked_about_once_and_before_it_is_saved() {
     world.command(Command::ListVariables);
     world.event_with(
         Event::Value {
-            turn: world.turn(),
+            exchange: world.exchange(),
             encoding: sandglass_core::protocol::Encoding::Marshal,
         },
         b"[]",
@@ -204,7 +204,7 @@ fn what_is_talked_about_runs_instead() {
     let ticket = world.execute("sales.nunique()");
     world.shadow_says(
         Event::Promoted {
-            turn: world.shadow_turn(),
+            exchange: world.shadow_turn(),
         },
         None,
     );
@@ -259,7 +259,7 @@ fn what_comes_true_is_run_again_and_again() {
     );
     for round in 0..6 {
         let ticket = world.execute(WORDS);
-        if world.guest.as_ref().is_some_and(|guest| guest.turn.is_some()) {
+        if world.guest.as_ref().is_some_and(|guest| guest.exchange.is_some()) {
             world.sleep(300.0);
             world.ends(ok());
         }

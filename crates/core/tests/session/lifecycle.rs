@@ -87,7 +87,7 @@ fn a_context_that_the_guest_refuses_is_none() {
     let waiting = world.execute("len(context)");
     world.boot();
     world.event(Event::Refused {
-        turn: world.turn(),
+        exchange: world.exchange(),
         message: "too deep".to_owned(),
     });
     assert_eq!(world.code_of(initialize), "invalid_option");
@@ -101,7 +101,7 @@ fn a_refused_context_leaves_the_one_before() {
     let mut world = World::ready();
     world.command(Command::Initialize(text("a worse one")));
     world.event(Event::Refused {
-        turn: world.turn(),
+        exchange: world.exchange(),
         message: "too deep".to_owned(),
     });
     world.feed(guest_lost(Error::GuestLost("gone".to_owned())));
@@ -192,7 +192,7 @@ fn a_context_that_cannot_be_restored_fails_the_boot() {
     for failure in [
         |world: &mut World| {
             world.event(Event::Refused {
-                turn: world.turn(),
+                exchange: world.exchange(),
                 message: "no memory".to_owned(),
             })
         },
@@ -295,7 +295,7 @@ fn values_cross_as_they_were_sent() {
         let get = world.get("x");
         world.event_with(
             Event::Value {
-                turn: world.turn(),
+                exchange: world.exchange(),
                 encoding,
             },
             b"",
@@ -316,7 +316,7 @@ fn a_value_that_cannot_cross_is_refused_and_nothing_is_lost() {
     let mut world = World::ready();
     let get = world.get("x");
     world.event(Event::Refused {
-        turn: world.turn(),
+        exchange: world.exchange(),
         message: "x contains itself".to_owned(),
     });
     assert_eq!(
@@ -325,7 +325,7 @@ fn a_value_that_cannot_cross_is_refused_and_nothing_is_lost() {
     );
     let set = world.command(Command::SetVariable("1x".to_owned(), text("5")));
     world.event(Event::Refused {
-        turn: world.turn(),
+        exchange: world.exchange(),
         message: "'1x' is no name".to_owned(),
     });
     assert_eq!(world.code_of(set), "invalid_option");

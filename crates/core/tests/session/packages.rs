@@ -172,9 +172,9 @@ fn a_guest_may_refuse_a_wheel() {
     let mut world = World::ready();
     let ticket = load(&mut world, "a");
     fetched(&mut world, ticket, &["a"]);
-    let turn = world.turn();
+    let exchange = world.exchange();
     world.event(Event::Refused {
-        turn,
+        exchange,
         message: "it leads out".to_owned(),
     });
     assert_eq!(world.code_of(ticket), "integrity");
@@ -193,9 +193,9 @@ fn a_guest_that_refuses_what_the_session_has_does_not_start() {
     let next = world.get("x");
     world.feed(guest_lost(Error::GuestLost("it crashed".to_owned())));
     world.boot();
-    let turn = world.turn();
+    let exchange = world.exchange();
     world.event(Event::Refused {
-        turn,
+        exchange,
         message: "no room".to_owned(),
     });
     assert_eq!(world.code_of(next), "boot_failed");

@@ -120,8 +120,8 @@ fn no_more_than_the_limit_are_kept() {
         }
         assert_eq!(world.runs_ahead(), &CODES[..kept]);
         // One that ends by itself makes room.
-        let turn = world.shadow().map(|_| 1).unwrap_or_default();
-        world.shadow_says(output(turn, Stream::Stdout, "at rest"), None);
+        let exchange = world.shadow().map(|_| 1).unwrap_or_default();
+        world.shadow_says(output(exchange, Stream::Stdout, "at rest"), None);
         world.fork_begins();
         assert_eq!(world.runs_ahead().last(), Some(&CODES[kept]));
     }
@@ -416,15 +416,15 @@ impl Model {
         let Some(request) = process.asked.first().cloned() else {
             return false;
         };
-        if let Request::Execute { turn, code, .. } = &request {
+        if let Request::Execute { exchange, code, .. } = &request {
             if process.is_to_take_over && slot != Slot::Main {
                 process.is_to_take_over = false;
-                self.says(slot, Event::Promoted { turn: *turn }, None);
+                self.says(slot, Event::Promoted { exchange: *exchange }, None);
                 return true;
             }
             if !std::mem::replace(&mut process.has_printed, true) {
                 let printed = format!("{}>{code}", process.state.join(","));
-                self.says(slot, output(*turn, Stream::Stdout, &printed), None);
+                self.says(slot, output(*exchange, Stream::Stdout, &printed), None);
                 return true;
             }
             process.has_printed = false;
@@ -439,20 +439,26 @@ impl Model {
                 let version = PROTOCOL_VERSION;
                 (Event::Ready { version, guest }, None)
             }
-            Request::Execute { turn, .. } => {
+            Request::Execute { exchange, .. } => {
                 let (execution, encoding) = (ok(), Encoding::None);
                 let event = Event::Executed {
-                    turn,
+                    exchange,
                     execution,
                     encoding,
                 };
                 (event, None)
             }
-            Request::Restore { turn, .. } => (Event::Restored { turn, lost: Vec::new() }, None),
-            Request::SetVariable { turn, .. } => (Event::Done { turn }, None),
-            Request::ListVariables { turn, .. } => {
+            Request::Restore { exchange, .. } => (
+                Event::Restored {
+                    exchange,
+                    lost: Vec::new(),
+                },
+                None,
+            ),
+            Request::SetVariable { exchange, .. } => (Event::Done { exchange }, None),
+            Request::ListVariables { exchange, .. } => {
                 let encoding = Encoding::Marshal;
-                (Event::Value { turn, encoding }, Some(b"[]".to_vec()))
+                (Event::Value { exchange, encoding }, Some(b"[]".to_vec()))
             }
             Request::Save { checkpoint, full } => {
                 let event = Event::Saved {
@@ -523,7 +529,7 @@ impl Model {
             }
             Step::Looks(at) => {
                 if let Some(slot) = self.shadow(*at) {
-                    self.says(slot, Event::External { turn: 1 }, None);
+                    self.says(slot, Event::External { exchange: 1 }, None);
                 }
             }
             Step::IsLost(at) => {

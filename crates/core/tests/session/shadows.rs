@@ -272,16 +272,19 @@ fn going_back_ends_it() {
 #[test]
 fn what_only_the_world_can_tell_ends_it() {
     let mut world = running("import time; time.time()");
-    let turn = world.shadow_turn();
-    world.shadow_says(Event::External { turn }, None);
+    let exchange = world.shadow_turn();
+    world.shadow_says(Event::External { exchange }, None);
     assert_forced(&mut world, "import time; time.time()");
 }
 
 #[test]
 fn an_exception_is_what_the_code_comes_to_but_for_want_of_memory() {
     let mut world = running("1 / 0");
-    let turn = world.shadow_turn();
-    world.shadow_says(output(turn, Stream::Error, "ZeroDivisionError: division by zero"), None);
+    let exchange = world.shadow_turn();
+    world.shadow_says(
+        output(exchange, Stream::Error, "ZeroDivisionError: division by zero"),
+        None,
+    );
     world.shadow_ends(raised("ZeroDivisionError"));
     let ticket = world.execute("1 / 0");
     assert_eq!(world.failure(ticket), "ZeroDivisionError: division by zero");
@@ -311,17 +314,17 @@ fn what_dies_or_lies_is_thrown_away() {
     let inputs: [Lie; 5] = [
         |_| GuestInput::Lost(Error::GuestLost("exit".to_owned())),
         |_| GuestInput::BadMessage("nonsense".to_owned()),
-        |turn| GuestInput::Event(Event::Done { turn }, None),
-        |turn| GuestInput::Event(output(turn + 1, Stream::Stdout, "of another turn"), None),
-        |turn| GuestInput::Event(output(turn, Stream::Stdout, &"x".repeat(300_000)), None),
+        |exchange| GuestInput::Event(Event::Done { exchange }, None),
+        |exchange| GuestInput::Event(output(exchange + 1, Stream::Stdout, "of another exchange"), None),
+        |exchange| GuestInput::Event(output(exchange, Stream::Stdout, &"x".repeat(300_000)), None),
     ];
     for input in inputs {
         let mut world = running("x = 1");
-        let turn = world.shadow_turn();
-        world.shadow_sends(input(turn));
+        let exchange = world.shadow_turn();
+        world.shadow_sends(input(exchange));
         assert_forced(&mut world, "x = 1");
         let mut world = finished("x = 1");
-        world.shadow_sends(input(turn));
+        world.shadow_sends(input(exchange));
         assert_forced(&mut world, "x = 1");
     }
 }
@@ -338,7 +341,7 @@ fn a_shadow_is_not_heard_in_the_place_of_another() {
     let stale = [
         GuestInput::Lost(Error::GuestLost("exit".to_owned())),
         GuestInput::BadMessage("nonsense".to_owned()),
-        GuestInput::Event(Event::External { turn: 1 }, None),
+        GuestInput::Event(Event::External { exchange: 1 }, None),
     ];
     for input in stale {
         world.feed(Input::Guest(Slot::Shadow(gone), input));
@@ -367,9 +370,9 @@ fn nobody_waits_for_a_guest_that_has_not_begun() {
 #[test]
 fn a_host_call_waits_for_its_code() {
     let mut world = running("ask('?')");
-    let (turn, call) = (world.shadow_turn(), world.fresh_call());
+    let (exchange, call) = (world.shadow_turn(), world.fresh_call());
     let event = Event::HostCall {
-        turn,
+        exchange,
         call,
         batch: 1,
         name: "ask".to_owned(),
@@ -399,9 +402,9 @@ fn a_host_call_waits_for_its_code() {
 #[test]
 fn a_host_call_for_other_code_is_never_made() {
     let mut world = running("ask('?')");
-    let (turn, call) = (world.shadow_turn(), world.fresh_call());
+    let (exchange, call) = (world.shadow_turn(), world.fresh_call());
     let event = Event::HostCall {
-        turn,
+        exchange,
         call,
         batch: 1,
         name: "ask".to_owned(),
@@ -417,17 +420,17 @@ fn a_host_call_for_other_code_is_never_made() {
 #[test]
 fn code_that_comes_while_it_runs_ahead_goes_on_there() {
     let mut world = running("work()");
-    let turn = world.shadow_turn();
+    let exchange = world.shadow_turn();
     world.sleep(400.0);
-    world.shadow_says(output(turn, Stream::Stdout, "half\n"), None);
+    world.shadow_says(output(exchange, Stream::Stdout, "half\n"), None);
     let ticket = world.execute("work()");
     assert!(
         world.is_pending(ticket) && world.printed.is_empty(),
         "it is asked first"
     );
-    world.shadow_says(Event::Promoted { turn }, None);
+    world.shadow_says(Event::Promoted { exchange }, None);
     assert_eq!(world.printed, "half\n");
-    world.event(output(turn, Stream::Stdout, "more\n"));
+    world.event(output(exchange, Stream::Stdout, "more\n"));
     assert_eq!(world.printed, "half\nmore\n");
     // It has as much time as any execution: its own.
     world.wait(599.0);
@@ -459,8 +462,8 @@ fn code_that_ends_while_it_is_asked_is_taken_too() {
 fn a_guest_that_does_not_say_so_does_not_take_over() {
     let ends: [fn(&mut World); 3] = [
         |world| {
-            let turn = world.shadow_turn();
-            world.shadow_says(Event::External { turn }, None);
+            let exchange = world.shadow_turn();
+            world.shadow_says(Event::External { exchange }, None);
         },
         |world| world.wait(100.0),
         |world| world.shadow_sends(GuestInput::BadMessage("nonsense".to_owned())),
@@ -479,12 +482,12 @@ fn a_guest_that_does_not_say_so_does_not_take_over() {
 #[test]
 fn what_is_taken_back_while_it_is_asked_never_runs() {
     let mut world = running("work()");
-    let turn = world.shadow_turn();
+    let exchange = world.shadow_turn();
     let ticket = world.execute("work()");
     world.feed(Input::Interrupt);
     assert!(world.failure(ticket).contains("nothing was run"));
     assert!(world.shadow().is_none(), "nobody can ask for it any more");
-    world.shadow_sends(GuestInput::Event(Event::Promoted { turn }, None));
+    world.shadow_sends(GuestInput::Event(Event::Promoted { exchange }, None));
     let ticket = world.execute("work()");
     assert_eq!(world.asked_for(), "execute work()");
     world.ends(ok());
@@ -560,8 +563,14 @@ fn a_guest_without_a_bridge_is_not_asked_at_work() {
     };
     let version = PROTOCOL_VERSION;
     world.shadow_says(Event::Ready { version, guest }, None);
-    let turn = world.shadow_turn();
-    world.shadow_says(Event::Restored { turn, lost: Vec::new() }, None);
+    let exchange = world.shadow_turn();
+    world.shadow_says(
+        Event::Restored {
+            exchange,
+            lost: Vec::new(),
+        },
+        None,
+    );
     world.execute("work()");
     assert_eq!(world.asked_for(), "execute work()", "at once");
     assert!(world.shadow().is_none());
@@ -574,9 +583,9 @@ fn a_look_at_the_state_is_saved_before_it_is_copied() {
     world.ends_well(&["context", "x"]);
     assert!(world.saves(true));
     let ticket = world.get("x"); // its `__repr__` counts
-    let turn = world.turn();
+    let exchange = world.exchange();
     world.event(Event::Refused {
-        turn,
+        exchange,
         message: "it is no value".to_owned(),
     });
     assert!(!world.is_pending(ticket));
@@ -598,10 +607,10 @@ fn a_look_at_the_state_does_not_keep_from_going_back() {
         world.ends_well(&["context", "x"]);
         assert!(world.saves(true));
         world.get("x");
-        let turn = world.turn();
+        let exchange = world.exchange();
         world.event_with(
             Event::Value {
-                turn,
+                exchange,
                 encoding: Encoding::Marshal,
             },
             b"1",
@@ -623,10 +632,10 @@ fn a_look_at_the_state_does_not_keep_from_going_back() {
 fn what_breaks_the_protocol_when_it_takes_over_says_nothing_to_the_next_guest() {
     let mut world = running("work()");
     // Nobody looks at calls before they are made.
-    let (turn, calls) = (world.shadow_turn(), [world.fresh_call(), world.fresh_call()]);
+    let (exchange, calls) = (world.shadow_turn(), [world.fresh_call(), world.fresh_call()]);
     for (call, size) in calls.into_iter().zip([2_000, 1]) {
         let event = Event::HostCall {
-            turn,
+            exchange,
             call,
             batch: 2,
             name: "ask".to_owned(),
@@ -656,11 +665,11 @@ fn it_does_not_wait_for_ever() {
 #[test]
 fn it_does_not_say_without_end() {
     let mut world = running("x = 1");
-    let (turn, bytes) = (world.shadow_turn(), "x".repeat(200_000));
+    let (exchange, bytes) = (world.shadow_turn(), "x".repeat(200_000));
     for _ in 0..90 {
         if world.shadow().is_some() {
             world.sleep(10.0);
-            world.shadow_says(output(turn, Stream::Stdout, &bytes), None);
+            world.shadow_says(output(exchange, Stream::Stdout, &bytes), None);
         }
     }
     assert_forced(&mut world, "x = 1");
@@ -743,16 +752,16 @@ fn written(code: &str) -> World {
         })
     ));
     world.sleep(30.0);
-    let turn = world.shadow_turn();
-    world.shadow_says(output(turn, Stream::Stdout, "begun\n"), None);
-    world.shadow_says(Event::Waiting { turn }, None);
+    let exchange = world.shadow_turn();
+    world.shadow_says(output(exchange, Stream::Stdout, "begun\n"), None);
+    world.shadow_says(Event::Waiting { exchange }, None);
     world
 }
 
 /// More of code that is being written, and not the last of it.
-fn more(turn: u32, text: &str) -> Request {
+fn more(exchange: u32, text: &str) -> Request {
     Request::Extend {
-        turn,
+        exchange,
         text: text.to_owned(),
         last: false,
     }
@@ -775,17 +784,17 @@ fn code_that_is_being_written_runs_as_it_comes() {
     let mut world = written("a");
     world.wait(5_000.0);
     world.writes("a\nb");
-    let turn = world.shadow_turn();
+    let exchange = world.shadow_turn();
     assert_eq!(
         world.shadow_told(),
         Some(&Request::Extend {
-            turn,
+            exchange,
             text: "\nb".to_owned(),
             last: false
         })
     );
     world.sleep(20.0);
-    world.shadow_says(Event::Waiting { turn }, None);
+    world.shadow_says(Event::Waiting { exchange }, None);
     world.wait(3_000.0);
     let ticket = world.execute("a\nb\nc");
     assert_eq!(
@@ -798,7 +807,7 @@ fn code_that_is_being_written_runs_as_it_comes() {
     assert_eq!(
         world.shadow_told(),
         Some(&Request::Promote {
-            turn,
+            exchange,
             rest: Some("\nc".to_owned())
         })
     );
@@ -836,9 +845,9 @@ fn when_all_of_it_is_known_the_rest_runs_at_once() {
         "it comes for certain"
     );
     world.hint(&[whole]);
-    let turn = world.shadow_turn();
+    let exchange = world.shadow_turn();
     let rest = Request::Extend {
-        turn,
+        exchange,
         text: "\n    b".to_owned(),
         last: true,
     };
@@ -912,9 +921,9 @@ fn what_took_too_long_before_is_not_waited_with() {
     let mut world = ready();
     world.writes("a");
     world.shadow_begins();
-    let turn = world.shadow_turn();
+    let exchange = world.shadow_turn();
     world.sleep(1_001.0); // nobody was told of the time
-    world.shadow_says(Event::Waiting { turn }, None);
+    world.shadow_says(Event::Waiting { exchange }, None);
     assert!(world.shadow().is_none());
     assert_run_whole(&mut world, "a\nb");
 }
@@ -924,21 +933,21 @@ fn it_takes_a_little_at_a_time() {
     let mut world = ready();
     world.writes("a");
     world.shadow_begins();
-    let turn = world.shadow_turn();
+    let exchange = world.shadow_turn();
     world.writes("a\nb");
-    world.shadow_says(Event::Waiting { turn }, None);
+    world.shadow_says(Event::Waiting { exchange }, None);
     assert!(matches!(world.shadow_told(), Some(Request::Execute { .. })), "too soon");
     world.writes("a\nb\nc");
     world.wait(100.0);
-    assert_eq!(world.shadow_told(), Some(&more(turn, "\nb\nc")));
+    assert_eq!(world.shadow_told(), Some(&more(exchange, "\nb\nc")));
     world.writes("a\nb\nc\nd");
     world.wait(200.0);
     assert!(
         matches!(world.shadow_told(), Some(Request::Extend { .. })),
         "it is at work"
     );
-    world.shadow_says(Event::Waiting { turn }, None);
-    assert_eq!(world.shadow_told(), Some(&more(turn, "\nd")));
+    world.shadow_says(Event::Waiting { exchange }, None);
+    assert_eq!(world.shadow_told(), Some(&more(exchange, "\nd")));
 }
 
 #[test]
@@ -947,18 +956,18 @@ fn what_waits_for_more_wakes_nobody_meanwhile() {
     world.command(Command::ListVariables);
     world.writes("a\nb");
     world.wait(500.0);
-    let turn = world.turn();
+    let exchange = world.exchange();
     let encoding = Encoding::Marshal;
-    world.event_with(Event::Value { turn, encoding }, b"[]");
+    world.event_with(Event::Value { exchange, encoding }, b"[]");
     assert!(matches!(world.shadow_told(), Some(Request::Extend { .. })));
-    let turn = world.shadow_turn();
-    world.shadow_says(Event::Waiting { turn }, None);
+    let exchange = world.shadow_turn();
+    world.shadow_says(Event::Waiting { exchange }, None);
     world.writes("a\nb\nc");
     world.execute("a\nb\nc\nd");
     world.wait(500.0);
     world.checks(true);
     let rest = Some("\nc\nd".to_owned());
-    assert_eq!(world.shadow_told(), Some(&Request::Promote { turn, rest }));
+    assert_eq!(world.shadow_told(), Some(&Request::Promote { exchange, rest }));
 }
 
 #[test]
@@ -1001,8 +1010,8 @@ fn a_change_of_the_state_ends_what_is_being_written() {
     let mut world = written("a");
     world.command(Command::SetVariable("y".to_owned(), text("1")));
     assert!(world.shadow().is_none());
-    let turn = world.turn();
-    world.event(Event::Done { turn });
+    let exchange = world.exchange();
+    world.event(Event::Done { exchange });
     world.wait(50.0);
     world.writes("a\nb");
     assert!(world.shadow().is_none(), "it is begun once");
@@ -1029,9 +1038,9 @@ fn a_host_call_of_what_is_being_written_waits_for_all_of_it() {
     let mut world = ready();
     world.writes("ask('?')");
     world.shadow_begins();
-    let (turn, call) = (world.shadow_turn(), world.fresh_call());
+    let (exchange, call) = (world.shadow_turn(), world.fresh_call());
     let event = Event::HostCall {
-        turn,
+        exchange,
         call,
         batch: 1,
         name: "ask".to_owned(),
@@ -1048,13 +1057,13 @@ fn a_host_call_of_what_is_being_written_waits_for_all_of_it() {
     assert_eq!(
         world.shadow_told(),
         Some(&Request::Promote {
-            turn,
+            exchange,
             rest: Some("\nb\nc".to_owned())
         })
     );
     let calls = world.under_way();
     world.returns(calls[0], "!");
-    world.event(Event::Waiting { turn }); // it has not heard of the rest yet
+    world.event(Event::Waiting { exchange }); // it has not heard of the rest yet
     world.ends(ok());
     assert_eq!((world.execution(ticket).host_calls, streams(&world).used), (1, 1));
 }
@@ -1066,18 +1075,18 @@ fn all_of_it_may_come_while_a_statement_runs() {
         world.writes("a");
         world.shadow_begins();
         world.sleep(40.0);
-        let turn = world.shadow_turn();
+        let exchange = world.shadow_turn();
         let ticket = world.execute("a\nb");
         world.checks(true);
         let rest = Some("\nb".to_owned());
-        assert_eq!(world.shadow_told(), Some(&Request::Promote { turn, rest }));
+        assert_eq!(world.shadow_told(), Some(&Request::Promote { exchange, rest }));
         assert!(world.shadow().is_some(), "it is asked first");
         world.sleep(10.0);
         world.shadow_says(
             if waits {
-                Event::Waiting { turn }
+                Event::Waiting { exchange }
             } else {
-                Event::Promoted { turn }
+                Event::Promoted { exchange }
             },
             None,
         );
@@ -1092,25 +1101,25 @@ fn all_of_it_may_come_while_a_statement_runs() {
 #[test]
 fn what_lies_about_code_that_is_being_written_is_thrown_away() {
     let inputs: [Lie; 4] = [
-        |turn| {
+        |exchange| {
             let (execution, encoding) = (ok(), Encoding::None);
             GuestInput::Event(
                 Event::Executed {
-                    turn,
+                    exchange,
                     execution,
                     encoding,
                 },
                 None,
             )
         },
-        |turn| GuestInput::Event(output(turn, Stream::Stdout, "at rest"), None),
-        |turn| GuestInput::Event(Event::Waiting { turn }, None),
-        |turn| GuestInput::Event(Event::External { turn }, None),
+        |exchange| GuestInput::Event(output(exchange, Stream::Stdout, "at rest"), None),
+        |exchange| GuestInput::Event(Event::Waiting { exchange }, None),
+        |exchange| GuestInput::Event(Event::External { exchange }, None),
     ];
     for input in inputs {
         let mut world = written("a");
-        let turn = world.shadow_turn();
-        world.shadow_sends(input(turn));
+        let exchange = world.shadow_turn();
+        world.shadow_sends(input(exchange));
         assert_run_whole(&mut world, "a\nb");
     }
     let mut world = ready();
@@ -1177,8 +1186,8 @@ fn run(steps: &[Step], fails: bool, place: Where) -> (CodeExecution, String, Vec
         Where::Ahead(_) => world.hint(&["cell\nmore"]),
         Where::Written(..) => world.writes("cell"),
     }
-    let turn = if place == Where::Here {
-        world.turn()
+    let exchange = if place == Where::Here {
+        world.exchange()
     } else {
         world.shadow_begins();
         world.shadow_turn()
@@ -1192,7 +1201,7 @@ fn run(steps: &[Step], fails: bool, place: Where) -> (CodeExecution, String, Vec
         if let Where::Written(ms, last) = place
             && at == last.min(steps.len())
         {
-            world.shadow_says(Event::Waiting { turn }, None);
+            world.shadow_says(Event::Waiting { exchange }, None);
             world.wait(ms);
             world.execute("cell\nmore");
             world.checks(true);
@@ -1201,13 +1210,13 @@ fn run(steps: &[Step], fails: bool, place: Where) -> (CodeExecution, String, Vec
     for (at, step) in steps.iter().enumerate() {
         written(&mut world, at);
         match step {
-            Step::Says(stream, text) => say(&mut world, output(turn, *stream, text), None),
+            Step::Says(stream, text) => say(&mut world, output(exchange, *stream, text), None),
             Step::Shows(bytes) => {
                 let mime = "image/png".to_owned();
                 say(
                     &mut world,
                     Event::Display {
-                        turn,
+                        exchange,
                         mime,
                         is_result: false,
                     },
@@ -1227,7 +1236,7 @@ fn run(steps: &[Step], fails: bool, place: Where) -> (CodeExecution, String, Vec
     say(
         &mut world,
         Event::Executed {
-            turn,
+            exchange,
             execution,
             encoding,
         },

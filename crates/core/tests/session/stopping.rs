@@ -212,7 +212,7 @@ fn reading_a_variable_that_hangs_is_stopped_and_then_ends_the_guest() {
     world.wait(60_000.0);
     assert_eq!(world.asked_for(), "interrupt Timeout");
     world.event(Event::Refused {
-        turn: world.turn(),
+        exchange: world.exchange(),
         message: "KeyboardInterrupt".to_owned(),
     });
     assert_eq!(world.code_of(stopped), "timeout");
@@ -348,7 +348,7 @@ fn the_answer_that_comes_with_the_deadline_counts() {
     world.now += 1e9;
     world.event_with(
         Event::Value {
-            turn: world.turn(),
+            exchange: world.exchange(),
             encoding: sandglass_core::protocol::Encoding::Text,
         },
         b"5",

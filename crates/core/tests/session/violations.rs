@@ -30,9 +30,9 @@ fn is_a_violation(what: &str, forge: impl FnOnce(&mut World)) {
     assert_eq!(world.execution(next).outcome, Outcome::Ok);
 }
 
-fn call(turn: u32, call: u32, name: &str) -> Event {
+fn call(exchange: u32, call: u32, name: &str) -> Event {
     Event::HostCall {
-        turn,
+        exchange,
         call,
         batch: 1,
         name: name.to_owned(),
@@ -41,9 +41,9 @@ fn call(turn: u32, call: u32, name: &str) -> Event {
     }
 }
 
-fn executed(turn: u32, report: ExecutionReport) -> Event {
+fn executed(exchange: u32, report: ExecutionReport) -> Event {
     Event::Executed {
-        turn,
+        exchange,
         execution: report,
         encoding: Encoding::None,
     }
@@ -52,15 +52,19 @@ fn executed(turn: u32, report: ExecutionReport) -> Event {
 #[test]
 fn events_for_a_turn_that_is_not_under_way() {
     for shift in [-1_i32, 1] {
-        let turn = |world: &World| world.turn().wrapping_add_signed(shift);
+        let exchange = |world: &World| world.exchange().wrapping_add_signed(shift);
         is_a_violation("not under way", |world| {
-            world.event(output(turn(world), Stream::Stdout, "x"))
+            world.event(output(exchange(world), Stream::Stdout, "x"))
         });
-        is_a_violation("not under way", |world| world.event(executed(turn(world), ok())));
+        is_a_violation("not under way", |world| world.event(executed(exchange(world), ok())));
         is_a_violation("not under way", |world| {
-            world.event_with(call(turn(world), 1, "ask"), b"")
+            world.event_with(call(exchange(world), 1, "ask"), b"")
         });
-        is_a_violation("not under way", |world| world.event(Event::Done { turn: turn(world) }));
+        is_a_violation("not under way", |world| {
+            world.event(Event::Done {
+                exchange: exchange(world),
+            })
+        });
     }
 }
 
@@ -69,14 +73,14 @@ fn answers_that_do_not_fit_the_question() {
     is_a_violation("`done` does not fit", |world| world.done());
     is_a_violation("`refused` does not fit", |world| {
         world.event(Event::Refused {
-            turn: world.turn(),
+            exchange: world.exchange(),
             message: String::new(),
         });
     });
     is_a_violation("`value` does not fit", |world| {
         world.event_with(
             Event::Value {
-                turn: world.turn(),
+                exchange: world.exchange(),
                 encoding: Encoding::Text,
             },
             b"",
@@ -114,14 +118,16 @@ fn messages_that_are_none() {
 #[test]
 fn host_calls_that_are_malformed() {
     is_a_violation("host call 7 twice", |world| {
-        world.event_with(call(world.turn(), 7, "ask"), b"");
-        world.event_with(call(world.turn(), 7, "ask"), b"");
+        world.event_with(call(world.exchange(), 7, "ask"), b"");
+        world.event_with(call(world.exchange(), 7, "ask"), b"");
     });
     is_a_violation("host call 6 twice", |world| {
-        world.event_with(call(world.turn(), 7, "ask"), b"");
-        world.event_with(call(world.turn(), 6, "ask"), b"");
+        world.event_with(call(world.exchange(), 7, "ask"), b"");
+        world.event_with(call(world.exchange(), 6, "ask"), b"");
     });
-    is_a_violation("without arguments", |world| world.event(call(world.turn(), 1, "ask")));
+    is_a_violation("without arguments", |world| {
+        world.event(call(world.exchange(), 1, "ask"))
+    });
 }
 
 #[test]
@@ -129,7 +135,7 @@ fn events_that_are_too_large() {
     let long = |bytes: usize| "x".repeat(bytes + 1);
     is_a_violation("oversized", |world| world.print(&long(MAX_OUTPUT_EVENT_BYTES)));
     is_a_violation("oversized", |world| {
-        world.event_with(call(world.turn(), 1, &long(MAX_NAME_BYTES)), b"")
+        world.event_with(call(world.exchange(), 1, &long(MAX_NAME_BYTES)), b"")
     });
     is_a_violation("oversized", |world| {
         world.event(Event::Fatal {
@@ -140,26 +146,26 @@ fn events_that_are_too_large() {
         error_type: Some(long(MAX_NAME_BYTES)),
         ..ok()
     };
-    is_a_violation("oversized", |world| world.event(executed(world.turn(), report)));
+    is_a_violation("oversized", |world| world.event(executed(world.exchange(), report)));
     let report = ExecutionReport {
         names: Some(vec![long(MAX_NAME_BYTES)]),
         ..ok()
     };
-    is_a_violation("oversized", |world| world.event(executed(world.turn(), report)));
+    is_a_violation("oversized", |world| world.event(executed(world.exchange(), report)));
     let report = ExecutionReport {
         names: Some(vec![String::new(); MAX_NAMES + 1]),
         ..ok()
     };
-    is_a_violation("oversized", |world| world.event(executed(world.turn(), report)));
+    is_a_violation("oversized", |world| world.event(executed(world.exchange(), report)));
 }
 
 #[test]
 fn bodies_that_are_too_large() {
     is_a_violation("maxValueSize", |world| {
-        world.event_with(call(world.turn(), 1, "ask"), &[0; 1_001])
+        world.event_with(call(world.exchange(), 1, "ask"), &[0; 1_001])
     });
     is_a_violation("maxValueSize", |world| {
-        world.event_with(executed(world.turn(), ok()), &[0; 1_001])
+        world.event_with(executed(world.exchange(), ok()), &[0; 1_001])
     });
 }
 
@@ -168,7 +174,7 @@ fn what_is_as_large_as_allowed_is_fine() {
     let mut world = World::ready();
     let ticket = world.execute("1");
     world.print(&"x".repeat(MAX_OUTPUT_EVENT_BYTES));
-    world.event_with(call(world.turn(), u32::MAX, "ask"), &[0; 1_000]);
+    world.event_with(call(world.exchange(), u32::MAX, "ask"), &[0; 1_000]);
     let names = Some(vec!["x".repeat(MAX_NAME_BYTES); MAX_NAMES]);
     world.ends(ExecutionReport { names, ..ok() });
     assert_eq!(world.execution(ticket).outcome, Outcome::Ok);
@@ -196,15 +202,15 @@ fn a_flood_of_events_or_bytes() {
             if world.boots > 1 {
                 break;
             }
-            world.event_with(call(world.turn(), number, "ask"), b"");
+            world.event_with(call(world.exchange(), number, "ask"), b"");
         }
     });
 }
 
 /// Sends output that does not show; false when that was too much.
 fn floods(world: &mut World, text: &str) -> bool {
-    let turn = world.turn();
-    world.event(output(turn, Stream::Stderr, text));
+    let exchange = world.exchange();
+    world.event(output(exchange, Stream::Stderr, text));
     world.boots == 1
 }
 
@@ -227,8 +233,8 @@ fn steady_output_is_no_flood() {
 fn events_of_a_guest_that_has_nothing_to_do() {
     for event in [
         output(1, Stream::Stdout, "x"),
-        Event::Done { turn: 1 },
-        Event::Done { turn: 9 },
+        Event::Done { exchange: 1 },
+        Event::Done { exchange: 9 },
         executed(1, ok()),
     ] {
         let mut world = World::ready();
@@ -249,7 +255,7 @@ fn events_before_the_guest_is_ready_fail_the_boot() {
     };
     for (event, body) in [
         (output(1, Stream::Stdout, "x"), None),
-        (Event::Done { turn: 0 }, None),
+        (Event::Done { exchange: 0 }, None),
         (
             Event::Ready {
                 version: PROTOCOL_VERSION,
@@ -280,7 +286,7 @@ fn a_value_without_a_body_ends_the_guest_and_names_the_reason() {
     let mut world = World::ready();
     let get = world.get("x");
     world.event(Event::Value {
-        turn: world.turn(),
+        exchange: world.exchange(),
         encoding: Encoding::Text,
     });
     assert_eq!(world.code_of(get), "protocol");
@@ -288,7 +294,7 @@ fn a_value_without_a_body_ends_the_guest_and_names_the_reason() {
     world.fresh_guest();
     world.event_with(
         Event::Value {
-            turn: world.turn(),
+            exchange: world.exchange(),
             encoding: Encoding::Text,
         },
         b"",

@@ -25,7 +25,7 @@ pub(crate) struct Guest {
     /// The requests that the session sent it, in order.
     pub(crate) inbox: Vec<(Request, Option<Bytes>)>,
     /// The number of the request that it has to answer.
-    pub(crate) turn: Option<u32>,
+    pub(crate) exchange: Option<u32>,
     /// The checkpoint that it was asked for, and whether it has to be a full one.
     pub(crate) saving: Option<(u32, bool)>,
     /// The exchange that it was asked to stop.
@@ -244,10 +244,10 @@ impl World {
     }
 
     /// The exchange that the guest is in.
-    pub(crate) fn turn(&self) -> u32 {
+    pub(crate) fn exchange(&self) -> u32 {
         self.guest
             .as_ref()
-            .and_then(|guest| guest.turn)
+            .and_then(|guest| guest.exchange)
             .expect("the guest is idle")
     }
 
@@ -256,7 +256,7 @@ impl World {
         if self
             .guest
             .as_ref()
-            .is_some_and(|guest| guest.turn.is_none() && guest.saving.is_none())
+            .is_some_and(|guest| guest.exchange.is_none() && guest.saving.is_none())
             && !self.destroyed
         {
             self.wait(50.0); // for the session to be idle
@@ -292,23 +292,25 @@ impl World {
     /// The guest has the state that it was to restore.
     pub(crate) fn restored(&mut self, lost: &[&str]) {
         self.event(Event::Restored {
-            turn: self.turn(),
+            exchange: self.exchange(),
             lost: unsaved(lost),
         });
     }
 
     pub(crate) fn done(&mut self) {
-        self.event(Event::Done { turn: self.turn() });
+        self.event(Event::Done {
+            exchange: self.exchange(),
+        });
     }
 
     pub(crate) fn print(&mut self, text: &str) {
-        self.event(output(self.turn(), Stream::Stdout, text));
+        self.event(output(self.exchange(), Stream::Stdout, text));
     }
 
     /// The execution ends as `report` says.
     pub(crate) fn ends(&mut self, report: ExecutionReport) {
         self.event(Event::Executed {
-            turn: self.turn(),
+            exchange: self.exchange(),
             execution: report,
             encoding: Encoding::None,
         });
@@ -327,11 +329,11 @@ impl World {
 
     /// The same, as one of so many calls that are made at once.
     pub(crate) fn calls_one_of(&mut self, batch: u32, name: &str) -> u32 {
-        let (call, turn) = (self.fresh_call(), self.turn());
+        let (call, exchange) = (self.fresh_call(), self.exchange());
         let name = name.to_owned();
         self.event_with(
             Event::HostCall {
-                turn,
+                exchange,
                 call,
                 batch,
                 name,
@@ -434,20 +436,26 @@ impl World {
             },
             None,
         );
-        let turn = self.shadow_turn();
-        self.shadow_says(Event::Restored { turn, lost: Vec::new() }, None);
+        let exchange = self.shadow_turn();
+        self.shadow_says(
+            Event::Restored {
+                exchange,
+                lost: Vec::new(),
+            },
+            None,
+        );
     }
 
     pub(crate) fn shadow_turn(&self) -> u32 {
-        let turn = self.shadow().and_then(|guest| guest.turn);
-        turn.expect("nothing runs ahead")
+        let exchange = self.shadow().and_then(|guest| guest.exchange);
+        exchange.expect("nothing runs ahead")
     }
 
     pub(crate) fn shadow_says(&mut self, event: Event, body: Option<&[u8]>) {
         if let Some(guest) = self.shadows.get_mut(&self.at) {
             match &event {
                 Event::Ready { .. } => guest.ready = true,
-                Event::Executed { .. } | Event::Restored { .. } | Event::Done { .. } => guest.turn = None,
+                Event::Executed { .. } | Event::Restored { .. } | Event::Done { .. } => guest.exchange = None,
                 Event::HostCall { call, .. } => drop(guest.asked.insert(*call)),
                 Event::Promoted { .. } | Event::External { .. } => guest.promoting = false,
                 Event::Waiting { .. } => (guest.promoting, guest.waiting) = (false, true),
@@ -486,7 +494,7 @@ impl World {
 
     pub(crate) fn shadow_ends(&mut self, report: ExecutionReport) {
         let event = Event::Executed {
-            turn: self.shadow_turn(),
+            exchange: self.shadow_turn(),
             execution: report,
             encoding: Encoding::None,
         };
@@ -564,7 +572,7 @@ impl World {
         }
         let effects = self.session.handle(self.now, input);
         if ends_turn && let Some(guest) = &mut self.guest {
-            guest.turn = None;
+            guest.exchange = None;
             guest.asked.clear();
         }
         for effect in effects {
@@ -576,11 +584,11 @@ impl World {
         }
         self.destroyed |= destroys;
         assert!(self.calls.len() <= self.limits.max_concurrent_host_calls as usize);
-        let idle = self.guest.as_ref().is_none_or(|guest| guest.turn.is_none());
-        assert!(!idle || self.calls.is_empty(), "host calls outlive their turn");
+        let idle = self.guest.as_ref().is_none_or(|guest| guest.exchange.is_none());
+        assert!(!idle || self.calls.is_empty(), "host calls outlive their exchange");
         let (most, at_once) = self.most;
         assert!(self.shadows.len() <= most, "too many run ahead");
-        let at_work = |guest: &&Guest| guest.turn.is_some() && !guest.waiting && guest.asked.is_empty();
+        let at_work = |guest: &&Guest| guest.exchange.is_some() && !guest.waiting && guest.asked.is_empty();
         assert!(
             self.shadows.values().filter(at_work).count() <= at_once,
             "too many run ahead at the same time"
@@ -611,19 +619,19 @@ impl World {
     }
 
     fn ends_turn(&self, input: &Input<Bytes>) -> bool {
-        let current = self.guest.as_ref().and_then(|guest| guest.turn);
+        let current = self.guest.as_ref().and_then(|guest| guest.exchange);
         match input {
             Input::Guest(
                 Slot::Main,
                 GuestInput::Event(
-                    Event::Executed { turn, .. }
-                    | Event::Value { turn, .. }
-                    | Event::Done { turn }
-                    | Event::Restored { turn, .. }
-                    | Event::Refused { turn, .. },
+                    Event::Executed { exchange, .. }
+                    | Event::Value { exchange, .. }
+                    | Event::Done { exchange }
+                    | Event::Restored { exchange, .. }
+                    | Event::Refused { exchange, .. },
                     _,
                 ),
-            ) => current == Some(*turn),
+            ) => current == Some(*exchange),
             _ => false,
         }
     }
@@ -634,7 +642,7 @@ impl World {
             Effect::Guest(Slot::Shadow(shadow), effect) => self.carry_out_shadow(shadow, effect),
             Effect::Park(shadow) => {
                 let guest = self.shadows.remove(&shadow).expect("nobody can be parked");
-                assert!(guest.turn.is_none(), "a guest is parked in a turn");
+                assert!(guest.exchange.is_none(), "a guest is parked in an exchange");
             }
             Effect::Promote(shadow) => {
                 assert!(self.calls.is_empty(), "host calls outlive their guest");
@@ -739,17 +747,19 @@ impl World {
                 let guest = self.shadows.get_mut(&shadow).expect("posted to nobody");
                 match &request {
                     Request::Init { .. } => assert!(guest.inbox.is_empty()),
-                    Request::Execute { turn, ahead, .. } => {
+                    Request::Execute { exchange, ahead, .. } => {
                         assert!(ahead, "it does not know that nobody has asked");
-                        guest.turn = Some(*turn);
+                        guest.exchange = Some(*exchange);
                     }
-                    Request::Restore { turn, .. } | Request::Install { turn, .. } => guest.turn = Some(*turn),
-                    Request::Promote { turn, .. } => {
-                        assert!(guest.turn.is_none_or(|at| at == *turn), "it is not at that");
+                    Request::Restore { exchange, .. } | Request::Install { exchange, .. } => {
+                        guest.exchange = Some(*exchange)
+                    }
+                    Request::Promote { exchange, .. } => {
+                        assert!(guest.exchange.is_none_or(|at| at == *exchange), "it is not at that");
                         guest.promoting = !std::mem::take(&mut guest.waiting);
                     }
-                    Request::Extend { turn, .. } => {
-                        assert_eq!(guest.turn, Some(*turn));
+                    Request::Extend { exchange, .. } => {
+                        assert_eq!(guest.exchange, Some(*exchange));
                         assert!(std::mem::take(&mut guest.waiting), "it does not wait for more");
                     }
                     Request::Interrupt { .. } => {} // of what takes too long to be given the state
@@ -767,34 +777,34 @@ impl World {
                 assert!(guest.inbox.is_empty(), "`init` is not the first message");
                 None
             }
-            Request::Execute { turn, .. }
-            | Request::GetVariable { turn, .. }
-            | Request::SetVariable { turn, .. }
-            | Request::ListVariables { turn, .. }
-            | Request::OpenState { turn, .. }
-            | Request::CaptureState { turn, .. }
-            | Request::WriteFile { turn, .. }
-            | Request::ReadFile { turn, .. }
-            | Request::ListFiles { turn, .. }
-            | Request::RemoveFile { turn, .. }
-            | Request::CellFile { turn, .. }
-            | Request::Look { turn, .. }
-            | Request::Install { turn, .. }
-            | Request::Restore { turn, .. } => Some(*turn),
+            Request::Execute { exchange, .. }
+            | Request::GetVariable { exchange, .. }
+            | Request::SetVariable { exchange, .. }
+            | Request::ListVariables { exchange, .. }
+            | Request::OpenState { exchange, .. }
+            | Request::CaptureState { exchange, .. }
+            | Request::WriteFile { exchange, .. }
+            | Request::ReadFile { exchange, .. }
+            | Request::ListFiles { exchange, .. }
+            | Request::RemoveFile { exchange, .. }
+            | Request::CellFile { exchange, .. }
+            | Request::Look { exchange, .. }
+            | Request::Install { exchange, .. }
+            | Request::Restore { exchange, .. } => Some(*exchange),
             Request::HostReply { call, .. } => {
                 assert!(guest.asked.remove(call), "answered a call that does not wait");
                 None
             }
-            Request::Interrupt { turn, .. } => {
-                assert_eq!(guest.turn, Some(*turn), "interrupted a turn that is over");
-                assert_ne!(guest.interrupted, Some(*turn), "interrupted twice");
-                guest.interrupted = Some(*turn);
+            Request::Interrupt { exchange, .. } => {
+                assert_eq!(guest.exchange, Some(*exchange), "interrupted an exchange that is over");
+                assert_ne!(guest.interrupted, Some(*exchange), "interrupted twice");
+                guest.interrupted = Some(*exchange);
                 guest.asked.clear();
                 None
             }
             Request::Save { checkpoint, full } => {
                 assert!(
-                    guest.ready && guest.turn.is_none(),
+                    guest.ready && guest.exchange.is_none(),
                     "asked a guest that is busy to save"
                 );
                 assert_eq!(guest.saving, None, "asked for two saves at a time");
@@ -802,17 +812,17 @@ impl World {
                 return;
             }
             Request::Check { check, .. } => {
-                assert!(guest.ready && guest.turn.is_none(), "asked a guest that is busy");
+                assert!(guest.ready && guest.exchange.is_none(), "asked a guest that is busy");
                 guest.checks.push_back(*check);
                 None
             }
             Request::Ping { ping } => {
-                assert!(guest.ready && guest.turn.is_none(), "asked a guest that is busy");
+                assert!(guest.ready && guest.exchange.is_none(), "asked a guest that is busy");
                 guest.ping = Some(*ping);
                 return;
             }
             Request::Survey { survey } => {
-                assert!(guest.ready && guest.turn.is_none(), "asked a guest that is busy");
+                assert!(guest.ready && guest.exchange.is_none(), "asked a guest that is busy");
                 assert_eq!(guest.saving, None, "asked a guest that saves");
                 guest.survey = Some(*survey);
                 None
@@ -824,12 +834,12 @@ impl World {
             !guest.inbox.is_empty() || matches!(request, Request::Init { .. }),
             "`init` is not the first message"
         );
-        if let Some(turn) = begins {
-            assert!(guest.ready, "a turn before the guest is ready");
-            assert_eq!(guest.turn, None, "two turns at a time");
-            assert!(turn > self.last_turn, "a turn's number is used twice");
-            self.last_turn = turn;
-            guest.turn = Some(turn);
+        if let Some(exchange) = begins {
+            assert!(guest.ready, "an exchange before the guest is ready");
+            assert_eq!(guest.exchange, None, "two exchanges at a time");
+            assert!(exchange > self.last_turn, "an exchange's number is used twice");
+            self.last_turn = exchange;
+            guest.exchange = Some(exchange);
         }
         guest.inbox.push((request, body));
     }
@@ -890,9 +900,9 @@ pub(crate) fn raised(error_type: &str) -> ExecutionReport {
     }
 }
 
-pub(crate) fn output(turn: u32, stream: Stream, text: &str) -> Event {
+pub(crate) fn output(exchange: u32, stream: Stream, text: &str) -> Event {
     Event::Output {
-        turn,
+        exchange,
         stream,
         skipped: 0,
         text: text.to_owned(),

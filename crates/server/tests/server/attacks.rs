@@ -6,6 +6,7 @@ use futures_util::future::{join_all, select_all};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{SinkExt, StreamExt};
 use reqwest::{Method, StatusCode};
+use sandglass_host::SUBPROTOCOL;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
@@ -351,6 +352,14 @@ async fn a_channel_that_sends_nonsense_is_closed() {
     server.stop().await;
 }
 
+/// The header fields that ask for a channel.
+fn upgrade() -> String {
+    format!(
+        "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
+         sec-websocket-protocol: {SUBPROTOCOL}\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    )
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_huge_message_ends_a_channel() {
     let server = TestServer::with_keys(&["--max-body-mib", "1"]).await;
@@ -362,10 +371,8 @@ async fn a_huge_message_ends_a_channel() {
     ];
     for piece in pieces {
         let id = server.session(json!({ "channel": true })).await;
-        let upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-protocol: sandglass.v8\r\n\
-                       sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
         let path = format!("/v1/sessions/{id}/channel");
-        let mut raw = Raw::with(&server, &head("GET", &path, upgrade)).await;
+        let mut raw = Raw::with(&server, &head("GET", &path, &upgrade())).await;
         raw.0.write_all(piece).await.unwrap();
         let said = raw.rest().await;
         assert!(said.starts_with("HTTP/1.1 101 "), "{said}");
@@ -392,10 +399,8 @@ async fn a_channel_that_never_reads_is_closed() {
     let server =
         TestServer::with_keys(&["--write-timeout-seconds", "0.3", "--channel-silence-seconds", "100000"]).await;
     let id = server.session(json!({ "channel": true })).await;
-    let upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-protocol: sandglass.v8\r\n\
-                   sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
     let mut raw = Raw::deaf(&server).await;
-    raw.send(&head("GET", &format!("/v1/sessions/{id}/channel"), upgrade))
+    raw.send(&head("GET", &format!("/v1/sessions/{id}/channel"), &upgrade()))
         .await;
     // Each ping wants an answer as long as itself.
     let ping = [&[0x89, 0xfd, 0, 0, 0, 0][..], &[b'x'; 125]].concat();

@@ -181,7 +181,7 @@ impl TestServer {
         let url = format!("ws://{}/v1/sessions/{id}/channel", self.address());
         let mut request = url.into_client_request()?;
         let mut set = |name: &'static str, value: &str| request.headers_mut().insert(name, value.parse().unwrap());
-        set("sec-websocket-protocol", "sandglass.v8");
+        set("sec-websocket-protocol", sandglass_host::SUBPROTOCOL);
         if let Some(key) = self.key {
             set("authorization", &format!("Bearer {key}"));
         }

@@ -191,7 +191,7 @@ impl Process for Container {
         }
     }
 
-    fn patience(&self) -> Duration {
+    fn exit_timeout(&self) -> Duration {
         // The engine takes its time to see that a container has ended, and to say so.
         Duration::from_secs(10)
     }

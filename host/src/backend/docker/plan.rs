@@ -48,9 +48,9 @@ const HIDDEN: [&str; 12] = [
     "/sys",
 ];
 
-/// The paths that a container is given, and its names.
+/// The parts that a container is made of, besides the settings.
 #[derive(Debug, Clone, Copy)]
-pub struct Place<'a> {
+pub struct ContainerParts<'a> {
     /// The image.
     pub image: &'a str,
     /// The number of processors that the engine has.
@@ -70,19 +70,19 @@ pub struct Place<'a> {
 }
 
 /// The container of a guest.
-pub fn container(settings: &Settings, place: &Place<'_>) -> ContainerCreateBody {
+pub fn container(settings: &Settings, parts: &ContainerParts<'_>) -> ContainerCreateBody {
     let mut command: Vec<String> = guest_args(Path::new(PACKAGE), &settings.preload)
         .into_iter()
         .map(|arg| arg.to_string_lossy().into_owned())
         .collect();
     let channel = format!("{CHANNEL}/{SOCKET}");
-    let epoch = place.epoch.to_string();
+    let epoch = parts.epoch.to_string();
     command.extend(["--connect", &channel, "--epoch", &epoch, "--reap", "all", "--confine"].map(str::to_owned));
-    if place.is_filtered {
+    if parts.is_filtered {
         command.extend(["--filter".to_owned(), format!("{CHANNEL}/{FILTER}")]);
     }
     ContainerCreateBody {
-        image: Some(place.image.to_owned()),
+        image: Some(parts.image.to_owned()),
         entrypoint: Some(vec!["python3".to_owned()]),
         cmd: Some(command),
         // What the image sets, such as its PATH, stays.
@@ -96,19 +96,19 @@ pub fn container(settings: &Settings, place: &Place<'_>) -> ContainerCreateBody 
             format!("LOKY_MAX_CPU_COUNT={}", settings.resources.processors()),
         ]),
         working_dir: Some("/workspace".to_owned()),
-        user: Some(format!("{}:{}", place.user.0, place.user.1)),
+        user: Some(format!("{}:{}", parts.user.0, parts.user.1)),
         hostname: Some("sandglass".to_owned()),
         labels: Some(HashMap::from([(
             SUPERVISOR_LABEL.to_owned(),
-            place.supervisor.to_owned(),
+            parts.supervisor.to_owned(),
         )])),
         network_disabled: Some(true),
-        host_config: Some(host_config(settings, place)),
+        host_config: Some(host_config(settings, parts)),
         ..ContainerCreateBody::default()
     }
 }
 
-fn host_config(settings: &Settings, place: &Place<'_>) -> HostConfig {
+fn host_config(settings: &Settings, parts: &ContainerParts<'_>) -> HostConfig {
     let Resources {
         memory_bytes,
         pids,
@@ -117,12 +117,12 @@ fn host_config(settings: &Settings, place: &Place<'_>) -> HostConfig {
         tmp_bytes,
         disk_bytes,
     } = settings.resources;
-    let (uid, gid) = place.user;
+    let (uid, gid) = parts.user;
     let mut mounts = vec![
-        bind(place.package, PACKAGE, true),
-        bind(&place.channel.join(PASSWD), "/etc/passwd", true),
-        bind(&place.channel.join(GROUP), "/etc/group", true),
-        bind(place.channel, CHANNEL, true),
+        bind(parts.package, PACKAGE, true),
+        bind(&parts.channel.join(PASSWD), "/etc/passwd", true),
+        bind(&parts.channel.join(GROUP), "/etc/group", true),
+        bind(parts.channel, CHANNEL, true),
     ];
     let mut tmpfs = HashMap::from([(
         "/tmp".to_owned(),
@@ -133,7 +133,7 @@ fn host_config(settings: &Settings, place: &Place<'_>) -> HostConfig {
             mounts.push(bind(folder, "/workspace", false));
             if settings.hides_cells {
                 let hidden = format!("/workspace/{CELLS_FOLDER}");
-                mounts.push(bind(&place.channel.join(EMPTY), &hidden, true));
+                mounts.push(bind(&parts.channel.join(EMPTY), &hidden, true));
             }
         }
         None => {
@@ -158,7 +158,7 @@ fn host_config(settings: &Settings, place: &Place<'_>) -> HostConfig {
         // Memory and swap together, so that there is no swap.
         memory_swap: Some(signed(memory_bytes)),
         pids_limit: Some(i64::from(pids)),
-        nano_cpus: Some(nano_cpus(cpus, place.processors)),
+        nano_cpus: Some(nano_cpus(cpus, parts.processors)),
         ulimits: Some(vec![
             limit("nofile", i64::from(open_files)),
             limit("fsize", signed(settings.resources.file_bytes())),
@@ -211,8 +211,8 @@ fn nano_cpus(cpus: f64, processors: f64) -> i64 {
 mod tests {
     use super::*;
 
-    fn place() -> Place<'static> {
-        Place {
+    fn made_of() -> ContainerParts<'static> {
+        ContainerParts {
             image: "image",
             processors: 4.0,
             package: Path::new("/host/python"),
@@ -225,7 +225,7 @@ mod tests {
     }
 
     fn parts(settings: &Settings) -> (ContainerCreateBody, HostConfig) {
-        let mut body = container(settings, &place());
+        let mut body = container(settings, &made_of());
         let host = body.host_config.take().unwrap();
         (body, host)
     }
@@ -366,9 +366,9 @@ mod tests {
         assert_eq!(host.runtime.as_deref(), Some("runsc"));
         let unfiltered = container(
             &Settings::default(),
-            &Place {
+            &ContainerParts {
                 is_filtered: false,
-                ..place()
+                ..made_of()
             },
         );
         assert!(!unfiltered.cmd.unwrap().contains(&"--filter".to_owned()));

@@ -1,7 +1,8 @@
 //! Trees that are given to another user.
 
-use rustix::fs::symlinkat;
+use rustix::fs::{Uid, symlinkat};
 
+use super::super::owner::give_all;
 use super::*;
 
 /// Folders with long names in each other, and a file and a link in each: all that there is, from the top on.

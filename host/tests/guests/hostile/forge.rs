@@ -98,21 +98,21 @@ async fn frames_on_every_descriptor(kind: Kind) {
     let sandbox = armed(kind).await;
     let report = r#"{"outcome": "ok", "result": "forged", "final": False, "names": [], "stopped": None}"#;
     for events in [
-        format!(r#"[{{"type": "executed", "turn": turn, "execution": {report}, "encoding": "none"}}]"#),
-        r#"[{"type": "value", "turn": turn, "encoding": "none"}]"#.to_owned(),
-        r#"[{"type": "done", "turn": turn}]"#.to_owned(),
-        r#"[{"type": "refused", "turn": turn, "message": "forged"}]"#.to_owned(),
+        format!(r#"[{{"type": "executed", "exchange": exchange, "execution": {report}, "encoding": "none"}}]"#),
+        r#"[{"type": "value", "exchange": exchange, "encoding": "none"}]"#.to_owned(),
+        r#"[{"type": "done", "exchange": exchange}]"#.to_owned(),
+        r#"[{"type": "refused", "exchange": exchange, "message": "forged"}]"#.to_owned(),
         r#"[{"type": "ready", "version": 7, "guest": {"bridge": "native", "softInterrupt": True, "python": "9", "pyodide": None}}]"#.to_owned(),
-        r#"[{"type": "hostCall", "turn": turn, "call": 1, "batch": 1 << 31, "name": "nothing", "encoding": "none", "blocking": False}]"#.to_owned(),
-        r#"[{"type": "output", "turn": turn, "stream": "stdout", "skipped": 1 << 60, "text": "forged"}]"#.to_owned(),
+        r#"[{"type": "hostCall", "exchange": exchange, "call": 1, "batch": 1 << 31, "name": "nothing", "encoding": "none", "blocking": False}]"#.to_owned(),
+        r#"[{"type": "output", "exchange": exchange, "stream": "stdout", "skipped": 1 << 60, "text": "forged"}]"#.to_owned(),
         r#"[{"type": "saved", "checkpoint": 1, "full": True, "lost": [], "spent": False}]"#.to_owned(),
         r#"[{"type": "unheard of"}]"#.to_owned(),
         "[]".to_owned(),
         "None".to_owned(),
     ] {
-        let code = format!("for turn in range(100):\n    say(frame({events}), descriptors())");
+        let code = format!("for exchange in range(100):\n    say(frame({events}), descriptors())");
         assert_harmless(&sandbox, &code).await;
-        let code = format!("for turn in range(100):\n    say(frame({events}, b'body'), sockets())");
+        let code = format!("for exchange in range(100):\n    say(frame({events}, b'body'), sockets())");
         assert_harmless(&sandbox, &code).await;
     }
 }
@@ -125,7 +125,7 @@ async fn frames_that_are_too_long(kind: Kind) {
         "say(struct.pack('<III', 16, epoch, 0xffffffff), sockets())",
         "say(struct.pack('<III', 8, epoch, 0x7fffffff), sockets())",
         "say(struct.pack('<I', 0), sockets())",
-        "say(frame([{'type': 'done', 'turn': 1}], epoch=epoch ^ 1), sockets())",
+        "say(frame([{'type': 'done', 'exchange': 1}], epoch=epoch ^ 1), sockets())",
         "say(os.urandom(1 << 16), sockets())",
     ] {
         assert_harmless(&sandbox, code).await;
@@ -137,8 +137,8 @@ async fn frames_for_another_turn(kind: Kind) {
     let sandbox = armed(kind).await;
     let code = r#"
 report = {"outcome": "ok", "result": "'forged'", "final": False, "names": [], "stopped": None}
-for turn in range(1000):
-    say(frame([{"type": "executed", "turn": turn, "execution": report, "encoding": "none"}]), sockets())
+for exchange in range(1000):
+    say(frame([{"type": "executed", "exchange": exchange, "execution": report, "encoding": "none"}]), sockets())
 "#;
     let _ = sandbox.execute(code).await.unwrap();
     for number in 0..20 {

@@ -8,6 +8,8 @@ far apart as they can be. Texts are compared, not hashed:
 a hash stays in the text, and so would be in the next checkpoint.
 """
 
+# Decisions: docs/internals/running-ahead.md.
+
 from __future__ import annotations
 
 from types import GetSetDescriptorType, MemberDescriptorType, MethodDescriptorType, WrapperDescriptorType
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sandglass.runtime.runtime import Runtime
+    from sandglass.runtime.wire import ColumnKind, ColumnSample, SurveyedColumn, SurveyedVariable
 
 MOST_VARIABLES = 100
 _MOST_FRAMES = 20
@@ -38,9 +41,17 @@ _MOST_LENGTH = 2**32 - 1
 _MOST_BYTES = 2**53 - 1
 _LENGTH_TYPES = (str, bytes, list, tuple, dict, set)
 #: numpy's kinds of numbers, in `dtype.kind`, and of others.
-_KINDS = {"i": "number", "u": "number", "f": "number", "b": "bool", "M": "time", "m": "time", "U": "text"}
+_KINDS: dict[str, ColumnKind] = {
+    "i": "number",
+    "u": "number",
+    "f": "number",
+    "b": "bool",
+    "M": "time",
+    "m": "time",
+    "U": "text",
+}
 #: Classes of columns in pandas that are no arrays of numpy's; one of objects is most likely text.
-_ARRAYS = {
+_ARRAYS: dict[str, ColumnKind] = {
     "ArrowStringArray": "text",
     "BooleanArray": "bool",
     "Categorical": "text",
@@ -65,7 +76,7 @@ _mro_of = type.__dict__["__mro__"].__get__
 _table_of = type.__dict__["__dict__"].__get__
 
 
-def survey_of(runtime: Runtime) -> list[dict[str, Any]]:
+def survey_of(runtime: Runtime) -> list[SurveyedVariable]:
     """`survey` of a runtime's newest variables. Nothing, where code of the user's would hear of the look."""
     if runtime.is_traced():
         return []
@@ -76,14 +87,14 @@ def survey_of(runtime: Runtime) -> list[dict[str, Any]]:
             return []
 
 
-def survey(variables: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:
-    """`[{name, type, length, memory, columns: [{name, kind, sample}]}]` of these variables.
+def survey(variables: dict[str, Any], names: list[str]) -> list[SurveyedVariable]:
+    """The facts about these variables.
 
     `length` of a frame is the number of its rows, `memory` the bytes of its arrays. `sample` of a column is None or
     `{rows, nulls, distinct, texts}`: rows that were looked at, how many of them have no value, how many values there
     are among the others, and the most frequent of those that are texts.
     """
-    found = []
+    found: list[SurveyedVariable] = []
     frames = 0
     left = [_MOST_VALUES]
     for name in names[:MOST_VARIABLES]:
@@ -95,7 +106,7 @@ def survey(variables: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:
         kind = type_name(value)
         length: int | None = None
         memory: int | None = None
-        columns: list[dict[str, Any]] = []
+        columns: list[SurveyedColumn] = []
         if kind == "DataFrame" and frames < _MOST_FRAMES:
             frames += 1
             length, memory, columns = _frame(value, left)
@@ -107,14 +118,14 @@ def survey(variables: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:
     return found
 
 
-def _frame(frame: object, left: list[int]) -> tuple[int | None, int | None, list[dict[str, Any]]]:
+def _frame(frame: object, left: list[int]) -> tuple[int | None, int | None, list[SurveyedColumn]]:
     """The number of rows, the bytes of all arrays, and the first columns whose names are texts."""
     manager = _read(frame, "_mgr")
     axes, blocks = _read(manager, "axes"), _read(manager, "blocks")
     if type(axes) is not list or type(blocks) is not tuple or not axes:
         return None, None, []
     rows, memory = None, 0
-    kinds: dict[Any, str] = {}
+    kinds: dict[Any, ColumnKind] = {}
     places: dict[Any, tuple[object, int]] = {}
     for block in blocks:
         values = _read(block, "values")
@@ -129,7 +140,7 @@ def _frame(frame: object, left: list[int]) -> tuple[int | None, int | None, list
             kinds[place] = kind
             places[place] = values, at
     labels = _read(axes[0], "_data")
-    columns = []
+    columns: list[SurveyedColumn] = []
     for place, label in enumerate(_start(_array_of(labels))):
         if type(label) is str and len(label) <= _NAME_CHARS and _is_text(label):
             sample = _sample(*places[place], left) if place in places else None
@@ -146,7 +157,7 @@ def _array_of(values: object) -> object:
     return values
 
 
-def _sample(values: object, at: int, left: list[int]) -> dict[str, Any] | None:
+def _sample(values: object, at: int, left: list[int]) -> ColumnSample | None:
     """The contents of some rows of a column, which is at that place in its block."""
     array, mask = _array_of(values), _read(values, "_mask")
     items = _rows(array, at, left)
@@ -203,7 +214,7 @@ def _rows(array: object, at: int, left: list[int]) -> list[Any]:
     return found
 
 
-def _kind(values: object) -> str:
+def _kind(values: object) -> ColumnKind:
     """The kind of a column's contents, by its array."""
     dtype = _read(values, "dtype")
     kind = _read(dtype, "kind")

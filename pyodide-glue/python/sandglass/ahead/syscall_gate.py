@@ -12,6 +12,8 @@ its own durations, which are right.
 The handler is machine code, since no Python can run there; so this is for x86-64 only.
 """
 
+# Decisions: docs/internals/running-ahead.md.
+
 from __future__ import annotations
 
 import ctypes

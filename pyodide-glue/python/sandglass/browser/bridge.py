@@ -1,5 +1,7 @@
 """The bridge in a browser: `bridge.js` as a `Bridge`. Imported inside Pyodide only."""
 
+# Decisions: docs/internals/guest-in-a-browser.md.
+
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+    from sandglass.runtime.bridge import Answer
     from sandglass.runtime.runtime import Runtime
+    from sandglass.runtime.wire import Encoding, Stream
 
 #: The signal that `bridge.js` asks for a breath by.
 CLOCK = 64
@@ -32,7 +36,7 @@ class BrowserBridge:
     _js: Any
     _pyodide_loop: Any
     _can_block: bool
-    output: Callable[[str, int, str], None]
+    output: Callable[[Stream, int, str], None]
     runtime: Runtime
 
     def connect(self, js: Any) -> None:
@@ -44,35 +48,25 @@ class BrowserBridge:
     def display(self, mime: str, data: bytes, is_result: bool) -> None:
         self._js.display(mime, to_js(data), is_result)
 
-    def host_call(self, name: str, calls: list[tuple[str, bytes]]) -> list[tuple[bool, str, bytes]]:
+    def host_call(self, name: str, calls: list[tuple[Encoding, str | bytes]]) -> list[Answer]:
         js = self._js
-        # One crossing for all of them. A short text is cheaper as a string.
-        flat = [
-            part
-            for encoding, body in calls
-            for part in (encoding, body.decode() if encoding == "text" and body.isascii() else body)
-        ]
-        if len(flat) == 2 and type(flat[1]) is str:
-            js.call(name, *flat)
-        else:
-            js.callAll(name, to_js(flat))
+        # One crossing for all of them.
+        flat = to_js([part for call in calls for part in call])
         try:
-            answers = self._wait(js.answered, js.answeredBlocking)
+            answers = iter(self._wait(js.ask, name, flat).to_py())
         except BaseException:
             js.forget()
             raise
-        flat = iter(answers.to_py())
-        return [(ok, kind, _bytes(body)) for ok, kind, body in zip(flat, flat, flat, strict=True)]
+        return list(zip(answers, answers, answers, strict=True))
 
     def sleep(self, seconds: float | None) -> None:
-        ms = None if seconds is None else seconds * 1000
-        self._wait(self._js.sleep, self._js.sleepBlocking, ms)
+        self._wait(self._js.sleep, None if seconds is None else seconds * 1000)
 
-    def _wait(self, start: Any, block: Any, *args: Any) -> Any:
+    def _wait(self, start: Any, *args: Any) -> Any:
         """Waits one way or the other. Nothing comes back when Python is to stop."""
         result = _CANNOT_WAIT
         if self._can_block:
-            result = block(*args)
+            result = start(*args)
         elif can_run_sync():
             with suppress(RuntimeError):  # a JavaScript frame may be in the way
                 result = self._suspend(start, *args)
@@ -125,7 +119,3 @@ def _is_formatting(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_code.co_filename != _TRACEBACKS:
         frame = frame.f_back
     return frame is not None
-
-
-def _bytes(body: Any) -> bytes:
-    return body.encode() if isinstance(body, str) else bytes(body)

@@ -26,11 +26,14 @@ from sandglass.runtime.runtime import Runtime
 from sandglass.runtime.signals import reserve
 from sandglass.runtime.tracebacks import message_of
 from sandglass.runtime.values import BYTE_ORDER_MARK
+from sandglass.runtime.wire import VERSION as VERSION
 from sandglass.state.state import State
 
 if TYPE_CHECKING:
     from codecs import IncrementalDecoder
     from collections.abc import Callable
+
+    from sandglass.runtime.wire import Encoding, LostVariable
 
 _FILE_PIECE_BYTES = 1 << 20
 _Decoder = getincrementaldecoder("utf-8")
@@ -49,63 +52,56 @@ class Guest:
 
     def __init__(self) -> None:
         self._bridge = BrowserBridge()
-        self._runtime = Runtime(self._bridge)
-        self._state = State(self._runtime)
+        self.runtime = Runtime(self._bridge)
+        self._state = State(self.runtime)
         self._pieces: list[Any] = []
         self._is_too_much = False  # for the memory that there is: the rest of it is not taken either
         self._decoder: IncrementalDecoder | None = None
-        self._bridge.runtime = self._runtime
-        self._runtime.take_written = self._take_written
-        self._runtime.take_rest = self._take_rest
-        self._runtime.package_hint = _PACKAGE_HINT
-        self._reserve = self._runtime.reserve = Reserve()
-        reserve(CLOCK, self._runtime.own)
-        self._runtime.own(vars(time_zones), "load_tzdata", _load_time_zone)
+        self._bridge.runtime = self.runtime
+        self.runtime.take_written = self._take_written
+        self.runtime.take_rest = self._take_rest
+        self.runtime.package_hint = _PACKAGE_HINT
+        self._reserve = self.runtime.reserve = Reserve()
+        reserve(CLOCK, self.runtime.own)
+        self.runtime.own(vars(time_zones), "load_tzdata", _load_time_zone)
 
     def connect(self, js_bridge: Any) -> None:
         self._js = js_bridge
         self._bridge.connect(js_bridge)
-        self._runtime.install()
+        self.runtime.install()
 
     def _take_written(self) -> list[tuple[int, bytes]]:
         js = self._js
         return [(fd, data.to_bytes()) for fd, data in js.takeWritten()] if js.hasWritten else []
 
     def configure(self, config: str) -> Any:
-        return _answer(lambda: self._runtime.configure(from_json(config)))
-
-    def prepare(self, execution: int, source: str) -> None:
-        self._runtime.prepare(execution, source)
+        return _answer(lambda: self.runtime.configure(from_json(config)))
 
     def execute(self, execution: int, source: str, ahead: bool) -> Any:
-        """The header alone, or `[header, encoding, final]`. None when there is not enough memory to go on.
+        """The report alone, or `[report, encoding, final]`. None when there is not enough memory to go on.
 
-        The header is empty when the cell waits for more of its text: `extend` brings it, and this is called again.
+        The report is empty when the cell waits for more of its text: `extend` brings it, and this is called again.
         """
-        if not self._runtime.is_unfinished:
+        if not self.runtime.is_unfinished:
             self._bridge.watch()
             self._reserve.is_spent = False  # a value that was set may have said so; this cell tells by itself
         try:
-            header, encoding, body = self._runtime.execute(execution, source, ahead)
+            ended = self.runtime.execute(execution, source, ahead)
+            if self._reserve.is_spent:
+                return None
+            if ended is None:
+                return ""
+            report, encoding, body = ended
+            header = to_json(report)
+            return header if encoding == "none" else to_js([header, encoding, body])
         except MemoryError:
             return None
-        if self._reserve.is_spent:
-            return None
-        return header if encoding == "none" else to_js([header, encoding, body])
-
-    def extend(self, execution: int, text: str, is_last: bool) -> None:
-        """The code that `execute` runs next of a cell whose text is still being written."""
-        self._runtime.extend(execution, text, is_last)
-
-    def is_plain(self, source: str) -> bool:
-        """See `Runtime.is_plain`."""
-        return self._runtime.is_plain(source)
 
     def _take_rest(self) -> str:
         return str(self._js.rest())
 
     def get_variable(self, name: str) -> Any:
-        return _answer(lambda: self._runtime.get_variable(name))
+        return _answer(lambda: self.runtime.get_variable(name))
 
     def take_text(self, piece: Any) -> None:
         """A piece of the text that `set_variable` will bring the end of, decoded while the rest is on its way."""
@@ -138,7 +134,7 @@ class Guest:
             self._decoder = None
         return True
 
-    def set_variable(self, name: str, encoding: str, body: Any) -> Any:
+    def set_variable(self, name: str, encoding: Encoding, body: Any) -> Any:
         pieces, self._pieces = self._pieces, []
         is_too_much, self._is_too_much = self._is_too_much, False
 
@@ -146,36 +142,32 @@ class Guest:
             if is_too_much:
                 raise MemoryError
             if not pieces:
-                return self._runtime.set_variable(name, encoding, body.to_bytes())
+                return self.runtime.set_variable(name, encoding, body.to_bytes())
             pieces.append(values.decode("text", body.to_bytes()))
             text = "".join(pieces)
             pieces.clear()
-            return self._runtime.assign(name, text)
+            return self.runtime.assign(name, text)
 
         return _answer(assign)
 
     def list_variables(self) -> Any:
-        return _answer(self._runtime.list_variables)
+        return _answer(self.runtime.list_variables)
 
     def survey(self) -> str:
         """The things that the next code may be about, as JSON; see `survey_of`."""
-        return to_json(survey_of(self._runtime))
+        return to_json(survey_of(self.runtime))
 
-    def file(self, action: str, path: str, body: Any) -> Any:
+    def file(self, kind: str, path: str, body: Any, as_text: bool) -> Any:
         """`[encoding, piece, …]`, or `["refused", why]`; see `Runtime.file` and `State.cell_file`."""
         starts = range(0, body.length, _FILE_PIECE_BYTES)
         pieces = (body.subarray(start, start + _FILE_PIECE_BYTES).to_bytes() for start in starts)
         try:
-            if action == "cell":
+            if kind == "cellFile":
                 return to_js(["bytes", to_js(self._state.cell_file(path, b"".join(pieces)))])
-            encoding, contents = self._runtime.file(action, path, pieces)
+            encoding, contents = self.runtime.file(kind, path, pieces, as_text)
             return to_js([encoding, *[to_js(piece) for piece in contents]])  # one after the other: they may be large
         except BaseException as error:
             return to_js(["refused", _describe(error)])
-
-    def flush(self) -> None:
-        """Sends what was printed so far."""
-        self._runtime.flush()
 
     def find_foreign(self, gone: str) -> str:
         """Variables that a copy of the memory does not hold: a list of `{name, reason}` as JSON.
@@ -212,7 +204,8 @@ def _load_time_zone(key: str) -> Any:
 
 
 def _named(reasons: list[tuple[str, str]]) -> str:
-    return to_json([{"name": name, "reason": reason[:300]} for name, reason in reasons[:_MOST_NAMED]])
+    lost: list[LostVariable] = [{"name": name, "reason": reason[:300]} for name, reason in reasons[:_MOST_NAMED]]
+    return to_json(lost)
 
 
 def _answer(ask: Callable[[], tuple[str, bytes] | None]) -> Any:
@@ -235,11 +228,12 @@ GUEST = Guest()
 CALLS = {
     call.__name__: call
     for call in (
+        GUEST.runtime.prepare,
+        GUEST.runtime.extend,
+        GUEST.runtime.is_plain,
+        GUEST.runtime.flush,
         GUEST.configure,
-        GUEST.prepare,
         GUEST.execute,
-        GUEST.extend,
-        GUEST.is_plain,
         GUEST.survey,
         GUEST.get_variable,
         GUEST.set_variable,
@@ -251,7 +245,6 @@ CALLS = {
         GUEST.find_foreign,
         GUEST.save_state,
         GUEST.load_state,
-        GUEST.flush,
     )
 }
 

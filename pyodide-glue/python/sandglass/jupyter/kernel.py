@@ -1,5 +1,7 @@
 """Takes parts of the kernel while code of a `JupyterREPL` runs, and gives them back: streams, folder, loop, shell."""
 
+# Decisions: docs/internals/jupyter.md.
+
 from __future__ import annotations
 
 import asyncio
@@ -22,11 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
+    from sandglass.runtime.wire import Stream
+
 #: True when threads can be started: not in JupyterLite.
 HAS_THREADS = sys.platform != "emscripten"
 #: The time that the end of a cell waits for its background tasks to be cancelled.
 _CANCEL_SECONDS = 1.0
-_STREAMS = ("stdout", "stderr")
+_STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 #: The time that an execution waits for the one before it.
 TURN_SECONDS = 600.0
 _POLL_SECONDS = 0.05

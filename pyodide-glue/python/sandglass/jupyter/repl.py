@@ -1,5 +1,7 @@
 """`JupyterREPL`: RLM code in the notebook kernel that is running."""
 
+# Decisions: docs/internals/jupyter.md.
+
 from __future__ import annotations
 
 import os

@@ -1,7 +1,7 @@
-"""The guest on a host: a process that speaks crates/core/src/protocol.rs over a socket. A *turn* is an exchange.
+"""The guest on a host: a process that speaks crates/core/src/protocol.rs over a socket.
 
-- `guest.py`          takes requests, runs turns on the main thread, answers; its threads
-- `bridge.py`         the turn under way: its clock, its waits and its end, as a `Bridge`
+- `guest.py`          takes requests, runs exchanges on the main thread, answers; its threads
+- `bridge.py`         the exchange under way: its clock, its waits and its end, as a `Bridge`
 - `channel.py`        what the guest sends, in `frames.py`'s frames
 - `pipes.py`          file descriptors 1 and 2: what child processes and C code print
 - `host_loop.py`      the event loop of cells, which waits for pipes, sockets and processes as well

@@ -1,6 +1,6 @@
-"""The turn under way in a native guest: its clock, its waits and its end, as a `Bridge`.
+"""The exchange under way in a native guest: its clock, its waits and its end, as a `Bridge`.
 
-The reader thread begins turns, answers waits and stops them; the thread that waits, or the main thread, hears of it.
+The reader thread begins exchanges, answers waits and stops them. The thread that waits hears of it, or the main thread.
 
 C code may keep the interpreter's lock for long, so that no other thread of Python gets to run. But some of it looks for
 signals, such as regular expressions. So while the process computes, a timer of the system interrupts the main thread
@@ -25,9 +25,13 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from sandglass.native.channel import Channel
+    from sandglass.runtime.bridge import Answer
+    from sandglass.runtime.wire import Encoding, HostReplyRequest, StopReason
 
 #: Python may swallow an interrupt; it is repeated until the host's grace period is over.
 REPEAT_SECONDS = 0.2
+#: The time after which other threads are stopped though the main thread has not heard of it.
+DEAF_SECONDS = 0.6
 #: The time after which one that did not arrive is repeated: it came while code of ours ran.
 RETRY_SECONDS = 0.002
 BREATH_SECONDS = 0.05
@@ -36,7 +40,7 @@ LOOK_SECONDS = 0.25
 #: The time that the reader gets to take what has arrived.
 _BREATH_LENGTH_SECONDS = 0.002
 _FOREVER = float("inf")
-#: The answer to a thread that waits when the turn is stopped.
+#: The answer to a thread that waits when the exchange is stopped.
 STOPPING = "the execution is being stopped"
 _SIGINT, _SIGVTALRM = _signal.SIGINT, _signal.SIGVTALRM
 _CPU_TIMER, _set_timer = _signal.ITIMER_VIRTUAL, _signal.setitimer
@@ -51,7 +55,7 @@ class Wait:
 
     def __init__(self, calls: int) -> None:
         self.left = calls
-        self.answers: list[tuple[bool, str, Any]] = [(False, "error", b"")] * calls
+        self.answers: list[Answer] = [("error", "none", "")] * calls
         self.thread = get_ident()
         self.lock = allocate_lock()
         self.lock.acquire()
@@ -63,7 +67,7 @@ class Wait:
 
 
 class NativeBridge:
-    """The turn under way: its clock, its waits and its end."""
+    """The exchange under way: its clock, its waits and its end."""
 
     loop = HostLoop
 
@@ -83,8 +87,9 @@ class NativeBridge:
         self.has_mail: Callable[[], bool] = bool
         #: Sends what has waited for too long.
         self.flush_due: Callable[[], None] = lambda: None
-        #: Why the turn is to stop.
-        self.stopping: str | None = None
+        #: Why the exchange is to stop.
+        self.stopping: StopReason | None = None
+        self._stopping_since = 0.0
         self._unheard = False
         self._wakes = 0  # how often `wake` was called, and what each thread knows of that
         self._seen_wakes: dict[int, int] = {}
@@ -104,19 +109,18 @@ class NativeBridge:
         if not self.is_leftover(get_ident()):
             self._channel.display(mime, data, is_result)
 
-    def host_call(self, name: str, calls: list[tuple[str, bytes]]) -> list[tuple[bool, str, bytes]]:
+    def host_call(self, name: str, calls: list[tuple[Encoding, str | bytes]]) -> list[Answer]:
         channel, wait = self._channel, Wait(len(calls))
         try:
             with channel.lock:  # numbers have to arrive in order
                 with self._lock:
-                    turn = self._begin_wait(wait)
+                    exchange = self._begin_wait(wait)
                     first = self._last_call + 1
                     self._last_call += len(calls)
-                    numbers = list(range(first, first + len(calls)))
                     if not self._calls:
                         self._paused_at = self._channel.now()
-                    self._calls.update((number, (wait, index)) for index, number in enumerate(numbers))
-                channel.calls(turn, numbers, name, calls)
+                    self._calls.update((first + index, (wait, index)) for index in range(len(calls)))
+                channel.calls(exchange, first, name, calls)
             wait.lock.acquire()
         finally:
             with self._lock:
@@ -179,8 +183,8 @@ class NativeBridge:
                     wait.end()
 
     def _begin_wait(self, wait: Wait) -> int:
-        turn = self._channel.turn
-        if not turn or self.is_copy or self.is_leftover(wait.thread):
+        exchange = self._channel.exchange
+        if not exchange or self.is_copy or self.is_leftover(wait.thread):
             raise RuntimeError(
                 "this process is a copy (os.fork) of the sandbox's: it cannot call the host"
                 if self.is_copy
@@ -189,7 +193,7 @@ class NativeBridge:
         if self.stopping:
             raise self._interrupted()
         self._waits.add(wait)
-        return turn
+        return exchange
 
     def _check(self, wait: Wait) -> None:
         if self.is_leftover(wait.thread):
@@ -217,8 +221,8 @@ class NativeBridge:
 
     # ---- the reader's ----
 
-    def begin(self, turn: int, timeout_ms: float) -> None:
-        """A turn begins."""
+    def begin(self, exchange: int, timeout_ms: float) -> None:
+        """An exchange begins."""
         with self._lock:
             self.stopping = None
             self.has_new_thread = False
@@ -228,32 +232,32 @@ class NativeBridge:
             self._paused_at = None
             self._timeout = timeout_ms / 1000
             self._next_look = self._deadline = monotonic() + self._timeout
-            self._channel.begin(turn)
+            self._channel.begin(exchange)
 
-    def reply(self, call: int, status: str, encoding: str, message: str | None, body: Any) -> None:
+    def reply(self, reply: HostReplyRequest, body: Any) -> None:
         """The host has answered a call."""
         with self._lock:
-            wait, index = self._calls.pop(call, (None, 0))
+            wait, index = self._calls.pop(reply["call"], (None, 0))
             if wait is None:
                 return
-            ok = status == "ok"
-            wait.answers[index] = (True, encoding, body) if ok else (False, status, (message or "").encode())
+            status = reply["status"]
+            wait.answers[index] = (status, reply["encoding"], body if status == "ok" else reply.get("message") or "")
             wait.left -= 1
             if not self._calls:
                 self._resume()
             if not wait.left:
                 wait.end()
 
-    def interrupt(self, turn: int, reason: str) -> None:
-        """The host wants the turn to stop."""
+    def interrupt(self, exchange: int, reason: StopReason) -> None:
+        """The host wants the exchange to stop."""
         with self._lock:
-            if turn == self._channel.turn:
+            if exchange == self._channel.exchange:
                 self._stop(reason)
 
     def tick(self) -> float:
         """Does what is due; how many seconds until there may be more, -1 when nothing is to be expected."""
         with self._lock:
-            if not self._channel.turn:
+            if not self._channel.exchange:
                 return -1
             now = monotonic()
             if self.stopping:
@@ -267,20 +271,27 @@ class NativeBridge:
                 return RETRY_SECONDS
             return self._deadline - now
 
-    def _stop(self, reason: str) -> None:
-        self.stopping = self.stopping or reason
-        waits = list(self._waits)
-        for wait in waits:
-            wait.end()
-        if any(wait.thread == self._main for wait in waits):
-            return
-        self._next_look = monotonic() + RETRY_SECONDS
+    def _stop(self, reason: StopReason) -> None:
+        now = monotonic()
+        if not self.stopping:
+            self.stopping, self._stopping_since = reason, now
+        # The main thread hears of it first. The SystemExit of a thread that it waits for would end the cell otherwise.
+        if any(wait.thread == self._main for wait in self._waits):
+            return self._end_all_waits()
+        if now >= self._stopping_since + DEAF_SECONDS:
+            self._end_all_waits()
+        self._next_look = now + RETRY_SECONDS
         _signal_thread(self._main, _SIGINT)
+        return None
+
+    def _end_all_waits(self) -> None:
+        for wait in list(self._waits):
+            wait.end()
 
     def asked_for(self) -> None:
         """Has what ran ahead until now go on as what the host waits for, and has its time from now on."""
         with self._lock:
-            if not self._channel.turn:
+            if not self._channel.exchange:
                 return
             now = monotonic()
             self._next_look = self._deadline = now + self._timeout
@@ -297,19 +308,18 @@ class NativeBridge:
     # ---- the main thread's ----
 
     def rest(self) -> None:
-        """No signal is to come between two turns."""
+        """No signal is to come between two exchanges."""
         _set_timer(_CPU_TIMER, 0)
 
-    def end(self) -> str | None:
-        """The turn is about to end; why it was to stop, if it was."""
+    def end(self) -> StopReason | None:
+        """The exchange is about to end; why it was to stop, if it was."""
         _set_timer(_CPU_TIMER, 0)
         _alarm(0)  # what a cell set would end a later one
         with self._lock:
             reason, self.stopping = self.stopping, None
             self._unheard = False
             self._deadline = self._next_look = _FOREVER
-            for wait in self._waits:
-                wait.end()
+            self._end_all_waits()
             return reason
 
     def watch(self, clock: bool = True) -> None:
@@ -320,7 +330,7 @@ class NativeBridge:
         _set_timer(_CPU_TIMER, *(BREATH_SECONDS if clock else 0.0,) * 2)
 
     def _breathe(self, _number: int, frame: FrameType | None) -> None:
-        if not self._channel.turn or self.is_copy or not in_user_code(frame):
+        if not self._channel.exchange or self.is_copy or not in_user_code(frame):
             return
         self.flush_due()
         if self.has_mail():
@@ -331,11 +341,13 @@ class NativeBridge:
             self._unheard = False
             self.stopping = self.stopping or "timeout"
             self._next_look = now + REPEAT_SECONDS
+            self._end_all_waits()
             raise KeyboardInterrupt
 
     def _on_interrupt(self, _number: int, frame: FrameType | None) -> None:
-        if self._channel.turn and in_user_code(frame):
+        if self._channel.exchange and in_user_code(frame):
             self._next_look = monotonic() + REPEAT_SECONDS
+            self._end_all_waits()
             raise KeyboardInterrupt
         # It came in `_breathe`, say: where C holds the GIL, the reader gets it nowhere else.
         self._unheard = True

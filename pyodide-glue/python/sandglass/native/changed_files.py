@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from _json import encode_basestring as quote
 from os import lstat, scandir
 from os.path import join, relpath
 from stat import S_ISREG
@@ -15,6 +14,8 @@ from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (
 
 if TYPE_CHECKING:
     from os import DirEntry
+
+    from sandglass.runtime.wire import Change, FileChange
 
     Stamp = tuple[int, int, int, int]
 
@@ -54,13 +55,13 @@ class ChangedFiles:
                 if stamp[1] > recent and stamp[2] <= _MOST_SUM_BYTES:
                     self._sums[path] = self._sum(path)
 
-    def end(self) -> str:
-        """It ended: the fields `files` and `omittedFiles` of its report, or nothing when it changed none."""
+    def end(self) -> tuple[list[FileChange], int]:
+        """It ended: the files that it changed, and the number of those beyond."""
         before, after = self._before, self._look()
         self._before = after
         if before is None or after is None or (before == after and not self._sums):
-            return ""
-        found = []
+            return [], 0
+        found: list[tuple[str, Change, int]] = []
         for path, stamp in after.items():
             known = before.get(path)
             if known is None:
@@ -69,20 +70,14 @@ class ChangedFiles:
                 found.append((path, "modified", stamp[2]))
         found += [(path, "deleted", 0) for path in before.keys() - after.keys()]
         found = sorted((shown(path), change, size) for path, change, size in found)
-        rows: list[str] = []
+        rows: list[FileChange] = []
         chars = 0
         for path, change, size in found[:MOST_CHANGES]:
             chars += len(path)
             if chars > MOST_CHARS:
                 break
-            rows.append(f'{{"path":{quote(path)},"change":"{change}","size":{size}}}')
-        if not found:
-            return ""
-        return f'"files":[{",".join(rows)}],"omittedFiles":{len(found) - len(rows)}'
-
-    def forget(self) -> None:
-        """Somebody else has changed files."""
-        self._before = None
+            rows.append({"path": path, "change": change, "size": size})
+        return rows, len(found) - len(rows)
 
     def usage(self, besides: str) -> tuple[int, int]:
         """Bytes and number of the files there are, but for one."""

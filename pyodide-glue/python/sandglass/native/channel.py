@@ -1,4 +1,4 @@
-"""The channel that a native guest sends by: events of the turn under way, in frames, from any thread.
+"""The channel that a native guest sends by: events of the exchange under way, in frames, from any thread.
 
 Text that follows a message so soon waits for the next one, so that most executions are answered by a single frame.
 Output and displays take credit, which the host gives back as it reads them: what it has no room for waits here.
@@ -6,23 +6,27 @@ Output and displays take credit, which the host gives back as it reads them: wha
 
 from __future__ import annotations
 
-from _json import encode_basestring as quote
 from _thread import RLock, allocate_lock
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from sandglass.native.frames import pack_frame
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.runtime.pristine import to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from sandglass.runtime.wire import Encoding, Event, Stream
 
 #: Bytes of output and displays that the host has not acknowledged, at most: UTF-8 of texts, bodies of displays.
 CREDIT_BYTES = 4 << 20
 HOLD_SECONDS = 0.02
 _MAX_HELD_CHARS = 4096
 _MAX_HELD_EVENTS = 64
-_MAX_FRAME_CHARS = 256 << 10
+_MAX_FRAME_BYTES = 256 << 10
+#: Of the event of a host call, besides its name; about.
+_CALL_BYTES = 120
 
 
 class Channel:
@@ -31,7 +35,7 @@ class Channel:
     def __init__(self, send: Callable[[bytes], object], epoch: int) -> None:
         self._send = send
         self._epoch = epoch
-        self._held: list[str] = []
+        self._held: list[Event] = []
         self._hold_until = 0.0
         self._credit = CREDIT_BYTES
         self._credit_lock = allocate_lock()  # held for a moment only: the reader takes it
@@ -39,15 +43,15 @@ class Channel:
         self._more_credit.acquire()
         #: Held while a frame is sent. Never taken by the reader: it has to hear of credit meanwhile.
         self.lock = RLock()
-        #: The turn under way, 0 between turns.
-        self.turn = 0
+        #: The exchange under way, 0 between exchanges.
+        self.exchange = 0
         #: The clock. Code that runs ahead has none.
         self.now = monotonic
 
-    def begin(self, turn: int) -> None:
-        """A turn begins. Called by the reader."""
+    def begin(self, exchange: int) -> None:
+        """An exchange begins. Called by the reader."""
         self._hold_until = monotonic() + HOLD_SECONDS
-        self.turn = turn
+        self.exchange = exchange
 
     def renew(self, epoch: int) -> None:
         """In a copy of the guest: there is another host's end."""
@@ -55,57 +59,67 @@ class Channel:
         self._held = []
         self._credit = CREDIT_BYTES
 
-    def end(self, event: str, body: bytes | None) -> None:
-        """Ends the turn with an event."""
+    def end(self, event: Event, *bodies: bytes) -> None:
+        """Ends the exchange with an event."""
         with self.lock:
-            self.turn = 0  # first: the host may begin the next one as soon as it has the event
-            self._post(event, None if body is None else [body])
+            self.exchange = 0  # first: the host may begin the next one as soon as it has the event
+            self._post([event], bodies)
 
-    def post(self, event: str) -> None:
-        """Sends an event that belongs to no turn."""
+    def post(self, event: Event) -> None:
+        """Sends an event that ends no exchange."""
         with self.lock:
-            self._post(event, None)
+            self._post([event])
 
-    def output(self, stream: str, skipped: int, text: str) -> None:
+    def output(self, stream: Stream, skipped: int, text: str) -> None:
         with self.lock:
-            turn = self.turn
-            if not turn:
+            exchange = self.exchange
+            if not exchange:
                 return
             self._spend(len(text) if text.isascii() else len(text.encode()))
-            event = f'{{"type":"output","turn":{turn},"stream":"{stream}","skipped":{skipped},"text":{quote(text)}}}'
+            event: Event = {"type": "output", "exchange": exchange, "stream": stream, "skipped": skipped, "text": text}
             if self.now() < self._hold_until and len(text) < _MAX_HELD_CHARS and len(self._held) < _MAX_HELD_EVENTS:
                 self._held.append(event)
             else:
-                self._post(event, None)
+                self._post([event])
 
     def display(self, mime: str, data: bytes, is_result: bool) -> None:
         with self.lock:
-            if self.turn:
+            if self.exchange:
                 self._spend(len(data))
-                result = ',"isResult":true' if is_result else ""
-                self._post(f'{{"type":"display","turn":{self.turn},"mime":{quote(mime)}{result}}}', [data])
+                self._post(
+                    [{"type": "display", "exchange": self.exchange, "mime": mime, "isResult": is_result}], [data]
+                )
 
-    def calls(self, turn: int, numbers: list[int], name: str, calls: list[tuple[str, bytes]]) -> None:
-        """Sends host calls; in several frames where they are large."""
-        start = f'{{"type":"hostCall","turn":{turn},"name":{quote(name)},"batch":{len(calls)},"blocking":false'
-        events: list[str] = []
+    def calls(self, exchange: int, first: int, name: str, calls: list[tuple[Encoding, str | bytes]]) -> None:
+        """Sends host calls, numbered from `first`; in several frames where they are large."""
+        events: list[Event] = []
         bodies: list[bytes] = []
         size = 0
-        for number, (encoding, body) in zip(numbers, calls, strict=True):
-            events.append(f'{start},"call":{number},"encoding":"{encoding}"}}')
-            bodies.append(body)
-            size += len(body) + len(start)
-            if size > _MAX_FRAME_CHARS:
-                self._post(",".join(events), bodies)
+        for number, (encoding, body) in enumerate(calls, first):
+            events.append(
+                {
+                    "type": "hostCall",
+                    "exchange": exchange,
+                    "call": number,
+                    "batch": len(calls),
+                    "name": name,
+                    "encoding": encoding,
+                    "blocking": False,
+                }
+            )
+            bodies.append(body.encode() if isinstance(body, str) else body)
+            size += len(body) + len(name) + _CALL_BYTES
+            if size > _MAX_FRAME_BYTES:
+                self._post(events, bodies)
                 events, bodies, size = [], [], 0
         if events:
-            self._post(",".join(events), bodies)
+            self._post(events, bodies)
 
     def flush(self) -> None:
         """Sends what waits for the next message."""
         with self.lock:
             if self._held:
-                self._post(None, None)
+                self._post()
 
     def flush_due(self) -> None:
         """Sends what has waited for the next message long enough."""
@@ -123,7 +137,7 @@ class Channel:
         """Waits for credit; half of it is enough for what is large: hosts give it back in portions, and never all."""
         needed = min(size, CREDIT_BYTES // 2)
         if self._credit < needed and self._held:
-            self._post(None, None)  # or the host would wait for what waits for it
+            self._post()  # or the host would wait for what waits for it
         while True:
             with self._credit_lock:
                 if self._credit >= needed:
@@ -131,9 +145,9 @@ class Channel:
                     return
             self._more_credit.acquire()
 
-    def _post(self, event: str | None, bodies: list[bytes] | None) -> None:
-        events, self._held = self._held, []
-        if event is not None:
-            events.append(event)
+    def _post(self, events: Sequence[Event] = (), bodies: Sequence[bytes] = ()) -> None:
+        held, self._held = self._held, []
         self._hold_until = self.now() + HOLD_SECONDS
-        self._send(pack_frame(self._epoch, f"[{','.join(events)}]".encode(), bodies or ()))
+        # A lone surrogate, which is none of what comes here, would end the guest.
+        header = to_json([*held, *events]).encode("utf-8", "replace")
+        self._send(pack_frame(self._epoch, header, bodies))

@@ -29,12 +29,23 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from sandglass.native import zygote
 from sandglass.native.frames import FrameReader, pack_frame
-from sandglass.native.guest import PROTOCOL_VERSION
 from sandglass.native.guest import serve as serve_guest
-from sandglass.runtime.output import KeptText
+from sandglass.runtime.output import STREAMS, KeptText
+from sandglass.runtime.wire import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from sandglass.runtime.wire import (
+        CaptureStateRequest,
+        Event,
+        ExecuteRequest,
+        ExecutionReport,
+        GuestConfig,
+        OpenStateRequest,
+        Request,
+        Stream,
+    )
 
 READY = b">>> READY <<<\n"
 _REQUEST_START, _REQUEST_END = b">>> REQUEST_START <<<", b">>> REQUEST_END <<<"
@@ -46,7 +57,7 @@ _GRACE_SECONDS = 1.0
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 _TIMED_OUT = 124  # as the command timeout(1) has it
 _NO_BASE64 = "StateError: the state is no base64; nothing was run"
-_CONFIG = {
+_CONFIG: GuestConfig = {
     "maxOutputChars": _MAX_OUTPUT_CHARS,
     "maxValueBytes": 512 << 20,
     "maxMemoryBytes": 1 << 62,  # the container's affair
@@ -183,13 +194,13 @@ class _Guest:
         theirs.close()
         self._reader = FrameReader(self._receive, self._epoch)
         self._deadline = 0.0
-        self._turn = 0
 
     def run(
         self, code: str, state: str | None, capture: bool, timeout_s: float, max_state_bytes: int
     ) -> dict[str, Any]:
+        timeout_ms = timeout_s * 1000
         self._deadline = time.monotonic() + _BOOT_SECONDS
-        self._send({"type": "init", "version": PROTOCOL_VERSION, "config": _CONFIG, "restores": False})
+        self._send({"type": "init", "version": VERSION, "config": _CONFIG, "restores": False})
         (ready, _), *_ = self._events()
         if ready["type"] != "ready":
             raise _Failed(f"GuestError: the guest did not start: {ready.get('message')}; nothing was run")
@@ -198,18 +209,26 @@ class _Guest:
                 packed = b64decode(state, validate=True)
             except ValueError:
                 raise _Failed(_NO_BASE64) from None
-            ended, _ = self._ask("openState", timeout_s, [packed], maxBytes=max_state_bytes)
+            ended, _ = self._ask(
+                {"type": "openState", "exchange": 1, "maxBytes": max_state_bytes, "timeoutMs": timeout_ms}, packed
+            )
             if ended["type"] != "done":
                 raise _Failed(f"StateError: {ended.get('message', 'the state could not be opened')}")
-        texts = {name: KeptText(_MAX_OUTPUT_CHARS) for name in ("stdout", "stderr", "result", "error", "traceback")}
+        texts = {name: KeptText(_MAX_OUTPUT_CHARS) for name in STREAMS}
         try:
-            ended, _ = self._ask("execute", timeout_s, [], texts, execution=1, code=code)
+            ended, _ = self._ask(
+                {"type": "execute", "exchange": 2, "execution": 1, "code": code, "timeoutMs": timeout_ms}, texts=texts
+            )
         except _Failed as failure:
             stderr = texts["stderr"].text() + f"{failure}\n"
             return _response(texts["stdout"].text(), stderr, failure.code, str(failure))
+        if ended["type"] != "executed":
+            raise _Failed("GuestCrashed: the guest told no end of the code")
         response = _report(ended["execution"], {name: text.text() for name, text in texts.items()}, timeout_s)
         if capture:
-            kept, body = self._ask("captureState", timeout_s, [], maxBytes=max_state_bytes)
+            kept, body = self._ask(
+                {"type": "captureState", "exchange": 3, "maxBytes": max_state_bytes, "timeoutMs": timeout_ms}
+            )
             if kept["type"] == "value":
                 response["state"] = b64encode(body).decode("ascii")
             else:
@@ -228,12 +247,15 @@ class _Guest:
             return
 
     def _ask(
-        self, kind: str, timeout_s: float, bodies: list[bytes], texts: dict[str, KeptText] | None = None, **fields: Any
-    ) -> tuple[dict[str, Any], bytes]:
-        """Puts a request to the guest; the event that ends the turn. `_Failed` when it does not come in time."""
-        self._turn += 1
+        self,
+        request: OpenStateRequest | ExecuteRequest | CaptureStateRequest,
+        *bodies: bytes,
+        texts: dict[Stream, KeptText] | None = None,
+    ) -> tuple[Event, bytes]:
+        """Puts a request to the guest; the event that ends the exchange. `_Failed` when it does not come in time."""
+        timeout_s = request["timeoutMs"] / 1000
         self._deadline = time.monotonic() + timeout_s + _GRACE_SECONDS
-        self._send({"type": kind, "turn": self._turn, "timeoutMs": timeout_s * 1000, **fields}, bodies)
+        self._send(request, *bodies)
         while True:
             for event, body in self._events(timeout_s):
                 if event["type"] == "output" and texts is not None:
@@ -245,13 +267,13 @@ class _Guest:
                 elif event["type"] == "fatal":
                     raise _Failed(f"GuestCrashed: {event.get('message')}")
 
-    def _send(self, request: dict[str, Any], bodies: list[bytes] | None = None) -> None:
+    def _send(self, request: Request, *bodies: bytes) -> None:
         try:
-            self._socket.sendall(pack_frame(self._epoch, json.dumps(request).encode(), bodies or ()))
+            self._socket.sendall(pack_frame(self._epoch, json.dumps(request).encode(), bodies))
         except OSError:
             raise _Failed("GuestCrashed: the guest ended") from None
 
-    def _events(self, timeout_s: float = _BOOT_SECONDS) -> list[tuple[dict[str, Any], bytes]]:
+    def _events(self, timeout_s: float = _BOOT_SECONDS) -> list[tuple[Event, bytes]]:
         try:
             header, bodies = self._reader.read()
             events = json.loads(header)
@@ -269,7 +291,7 @@ class _Guest:
         return self._socket.recv_into(view)
 
 
-def _report(execution: dict[str, Any], texts: dict[str, str], timeout_s: float) -> dict[str, Any]:
+def _report(execution: ExecutionReport, texts: dict[Stream, str], timeout_s: float) -> dict[str, Any]:
     """The response for an execution that came to its end. `host/src/stateless.rs` has the same rules."""
     files = [file["path"] for file in execution.get("files", ()) if file.get("change") != "deleted"]
     if execution["stopped"] == "timeout":
@@ -277,7 +299,7 @@ def _report(execution: dict[str, Any], texts: dict[str, str], timeout_s: float) 
         return _response(texts["stdout"], f"{texts['stderr']}{error}\n", _TIMED_OUT, error, files)
     if execution["ended"] == "ok":
         return _response(texts["stdout"], texts["stderr"], 0, None, files)
-    error = texts["error"] or execution["errorType"]
+    error = texts["error"] or execution["errorType"] or ""
     traceback = texts["traceback"].replace('File "<cell 1>"', 'File "<string>"')
     lines = re.findall(r'File "<string>", line (\d+)', traceback)
     if execution["errorType"] in ("SyntaxError", "IndentationError", "TabError"):

@@ -1,8 +1,8 @@
 """Copies of a native guest that run code which nobody has asked for yet: forks of its process.
 
-The host asks for one on a control socket of type SOCK_SEQPACKET, between two turns. The packet is `{"epoch": n}` and
-comes with the copy's channel, its own control socket, and a socket on which there is a byte when its code has come. The
-answer is `{"forked": n}` with pidfds of the copy and of the guest itself, or `{"failed": why}`.
+The host asks for one on a control socket of type SOCK_SEQPACKET, between two exchanges. The packet is `{"epoch": n}`
+and comes with the copy's channel, its own control socket, and a socket on which there is a byte when its code has come.
+The answer is `{"forked": n}` with pidfds of the copy and of the guest itself, or `{"failed": why}`.
 
 The fork is the system's alone: nothing is done that Python does at a fork, such as seeding `random` anew, because the
 copy may become the guest. So there must be one thread only, and nothing that a fork does not copy or would share. The
@@ -12,6 +12,8 @@ there are no copies any more.
 
 Guests come and go while the process that the host has started remains (`stand_over`): it waits for the last one.
 """
+
+# Decisions: docs/internals/running-ahead.md.
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The guest on a host: a process that speaks crates/core/src/protocol.rs over a socket.
 
-Turns run on the main thread. A reader thread takes what the host sends: it answers waits, and stops the turn with
-SIGINT where there is none. A third thread, of `pipes.py`, takes what child processes print and sends what has waited
-long enough.
+Exchanges run on the main thread. A reader thread takes what the host sends. It answers waits, and stops the exchange
+with SIGINT where there is none. A third thread, of `pipes.py`, takes what child processes print and sends what has
+waited long enough.
 
 User code runs in this process and can reach all of it. It cannot gain anything by that, since the host believes nothing
 it could not have said anyway; but what it breaks by chance must not outlive a cell. So whatever is needed here is taken
@@ -18,7 +18,6 @@ import posix
 import random
 import sys
 import warnings
-from _json import encode_basestring as quote
 from _queue import SimpleQueue
 from _socket import SHUT_RDWR
 from _socket import socket as Socket
@@ -46,10 +45,10 @@ from sandglass.native.pipes import Pipes, move_up
 from sandglass.runtime.files import FileError
 from sandglass.runtime.output import SharedEmitter, no_time, printable
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
-from sandglass.runtime.pristine import from_json, to_json
-from sandglass.runtime.runtime import UNFINISHED, Runtime
+from sandglass.runtime.runtime import Runtime
 from sandglass.runtime.signals import reserve
 from sandglass.runtime.tracebacks import message_of
+from sandglass.runtime.wire import VERSION
 from sandglass.state.state import State
 
 if TYPE_CHECKING:
@@ -57,26 +56,19 @@ if TYPE_CHECKING:
 
     from sandglass.ahead.syscall_gate import SyscallGate
     from sandglass.runtime.namespace import Namespace
+    from sandglass.runtime.runtime import Ended
+    from sandglass.runtime.wire import Encoding, ExecuteRequest, ExecutionReport, GuestInfo, InitRequest, Request
 
-PROTOCOL_VERSION = 8
-#: A turn that takes longer is looked after by the third thread.
+#: An exchange that takes longer is looked after by the third thread.
 QUICK_MS = 20
 _WORKSPACE = "/workspace"
 _CHILD_EVENTS = frozenset(
     ("os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn", "subprocess.Popen")
 )
 _MAX_MESSAGE_CHARS = 4000
-_MAX_REPORT_CHARS = 512 << 10
+_MAX_NAMES_BYTES = 512 << 10
 #: The requests that a copy gets before anybody has asked for what it runs.
 _AHEAD = frozenset(("init", "extend", "credit"))
-_FILE_ACTIONS = {
-    "writeFile": "write",
-    "readFile": "read",
-    "listFiles": "list",
-    "removeFile": "remove",
-    "cellFile": "cell",
-    "look": "look",
-}
 _parse = JSONDecoder().scan_once  # type: ignore[attr-defined]
 _mask, _BLOCK, _ALL_SIGNALS = _signal.pthread_sigmask, _signal.SIG_BLOCK, _signal.valid_signals()
 
@@ -117,7 +109,8 @@ class Guest:
             self._leftovers.spared = getppid()
             self._leftovers.take_copies = self._forks.take_ends
         self._changed_files = ChangedFiles(getcwd())
-        self._requests: SimpleQueue[tuple[dict[str, Any], list[Any]]] = SimpleQueue()
+        #: What the reader has taken; None says that the host wants a copy of the process.
+        self._requests: SimpleQueue[tuple[Request, list[Any]] | None] = SimpleQueue()
         self._max_file_bytes = self._max_files = 0.0
         self._copy_error = ""
         mail = poll()
@@ -149,7 +142,11 @@ class Guest:
         end = _exit  # user code may take everything out of this module
         try:
             while True:
-                self._handle(*self._requests.get())
+                message = self._requests.get()
+                if message is None:
+                    self._fork()
+                else:
+                    self._handle(*message)
         except BaseException as error:
             if getpid() == self._pid:
                 self._die(error)
@@ -170,45 +167,44 @@ class Guest:
         reserve(_signal.SIGVTALRM, self._runtime.own)
         self._runtime.own(vars(_thread), "start_new_thread", self._with_notice(start_new_thread))
 
-    def _handle(self, request: dict[str, Any], bodies: list[Any]) -> None:
-        kind = request["type"]
-        if kind == "execute":
-            self._execute(request)
-        elif kind == "init":
-            self._init(request)
-        elif kind == "save":
-            event = '{"type":"notSaved","checkpoint":%d,"reason":"native guests make no checkpoints"}'
-            self._channel.post(event % request["checkpoint"])
-        elif kind == "check":
-            plain = self._forks is not None and self._runtime.is_plain(request["code"])
-            self._channel.post(f'{{"type":"checked","check":{request["check"]},"plain":{to_json(plain)}}}')
-        elif kind == "survey":
-            variables = to_json(survey_of(self._runtime))
-            self._channel.post(f'{{"type":"surveyed","survey":{request["survey"]},"variables":{variables}}}')
-        elif kind == "fork":
-            self._fork()
-        elif kind in ("extend", "promote"):
-            pass  # of code that has ended
-        elif kind in ("restore", "install"):
-            what = "take over a checkpoint" if kind == "restore" else "install packages"
-            self._refuse(request["turn"], f"a native guest cannot {what}; nothing was changed")
-        else:
-            self._answer(request, bodies)
+    def _handle(self, request: Request, bodies: list[Any]) -> None:
+        channel, runtime = self._channel, self._runtime
+        match request["type"]:
+            case "execute":
+                self._execute(request)
+            case "init":
+                self._init(request)
+            case "save":
+                reason = "native guests make no checkpoints"
+                channel.post({"type": "notSaved", "checkpoint": request["checkpoint"], "reason": reason})
+            case "check":
+                is_plain = self._forks is not None and runtime.is_plain(request["code"])
+                channel.post({"type": "checked", "check": request["check"], "plain": is_plain})
+            case "survey":
+                variables = survey_of(runtime)
+                channel.post({"type": "surveyed", "survey": request["survey"], "variables": variables})
+            case "extend" | "promote":
+                pass  # of code that has ended
+            case "restore" | "install":
+                what = "take over a checkpoint" if request["type"] == "restore" else "install packages"
+                self._refuse(request["exchange"], f"a native guest cannot {what}; nothing was changed")
+            case _:
+                self._answer(request, bodies)
 
-    def _init(self, request: dict[str, Any]) -> None:
-        if request["version"] == PROTOCOL_VERSION and self._gate is None:  # a copy is configured
+    def _init(self, request: InitRequest) -> None:
+        if request["version"] == VERSION and self._gate is None:  # a copy is configured
             try:
                 config = request["config"]
                 self._runtime.configure(config)
                 self._max_file_bytes, self._max_files = config["maxFileBytes"], config["maxFiles"]
             except Exception as error:
-                self._channel.post(f'{{"type":"bootFailed","message":{quote(_describe(error))}}}')
+                self._channel.post({"type": "bootFailed", "message": _describe(error)})
                 return
-        guest = f'{{"bridge":"native","softInterrupt":true,"python":"{sys.version.split()[0]}","pyodide":null}}'
-        self._channel.post(f'{{"type":"ready","version":{PROTOCOL_VERSION},"guest":{guest}}}')
+        python = sys.version.split()[0]
+        guest: GuestInfo = {"bridge": "native", "softInterrupt": True, "python": python, "pyodide": None}
+        self._channel.post({"type": "ready", "version": VERSION, "guest": guest})
 
-    def _execute(self, request: dict[str, Any]) -> None:
-        turn = request["turn"]
+    def _execute(self, request: ExecuteRequest) -> None:
         bridge, output, gate = self._bridge, self._output, None
         if request.get("ahead"):
             gate, self._standing = self._standing, None
@@ -225,14 +221,13 @@ class Guest:
             _leave_copy(report, self._copy_error)
         self._pipes.repair()
         output.catch_up = None
-        changes = self._changed_files.end()
-        stopped = bridge.end()
-        if len(report) > _MAX_REPORT_CHARS:
-            report = _shorten(report)
-        reason = "null" if stopped is None else f'"{stopped}"'
-        report = f'{report[:-1]},"stopped":{reason}{changes and ","}{changes}}}'
-        event = f'{{"type":"executed","turn":{turn},"execution":{report},"encoding":"{encoding}"}}'
-        self._channel.end(event, body if '"final": true' in report else None)
+        report["files"], report["omittedFiles"] = self._changed_files.end()
+        report["stopped"] = bridge.end()
+        report["names"] = _shortened(report.get("names"))
+        self._channel.end(
+            {"type": "executed", "exchange": request["exchange"], "execution": report, "encoding": encoding},
+            *([body] if report["final"] else []),
+        )
 
     # ---- copies that run code ahead ----
 
@@ -275,13 +270,12 @@ class Guest:
             return "code hears of all that is done, by a trace function or a hook"
         return "there are threads" if self._leftovers.has_others() else ""
 
-    def _run(self, request: dict[str, Any], gate: SyscallGate | None) -> tuple[str, str, bytes]:
+    def _run(self, request: ExecuteRequest, gate: SyscallGate | None) -> Ended:
         """Runs code, of which there may be a part only, and that nobody may have asked for yet: then there is a gate.
 
         One function for both: how deep the stack is shows.
         """
-        runtime, channel = self._runtime, self._channel
-        execution, code, turn = request["execution"], request["code"], request["turn"]
+        runtime, execution, code = self._runtime, request["execution"], request["code"]
         if request.get("more"):
             runtime.extend(execution, code, False)
         while True:
@@ -292,31 +286,34 @@ class Guest:
                 gate.enclose()
                 is_ahead = self._gate is not None  # or it came meanwhile
             self._collect()
-            run = runtime.execute(execution, code, is_ahead)
-            if gate is None:
-                return run
-            if self._gate is not None:  # behind the gate: nothing of the user's may run from here on
-                collects = gc_is_on()
-                gc_off()
-                self._collects = collects
-                if runtime.is_watched():
-                    getppid()
-            gate.pause()
-            if self._gate is None:
-                self._collect()
-            if run is not UNFINISHED:
-                break
+            ended = runtime.execute(execution, code, is_ahead)
+            if gate is not None:
+                if self._gate is not None:  # behind the gate: nothing of the user's may run from here on
+                    collects = gc_is_on()
+                    gc_off()
+                    self._collects = collects
+                    if runtime.is_watched():
+                        getppid()
+                gate.pause()
+                if self._gate is None:
+                    self._collect()
+            if ended is not None:
+                if gate is not None:
+                    gate.remove()
+                return ended
             if self._rest is None:
-                channel.post(f'{{"type":"waiting","turn":{turn}}}')
-            request, _ = self._requests.get()
-            is_promoted = request["type"] == "promote"
-            is_last = is_promoted or request.get("last", False)
-            text = request["rest"] or "" if is_promoted else request["text"]
+                self._channel.post({"type": "waiting", "exchange": request["exchange"]})
+            text, is_last = self._next_text()
             if self._forks is not None:
                 self._forks.note(text)
             runtime.extend(execution, text, is_last)
-        gate.remove()
-        return run
+
+    def _next_text(self) -> tuple[str, bool]:
+        """More of the code that runs ahead, and whether it is the last of it."""
+        message = self._requests.get()
+        if message is not None and message[0]["type"] == "extend":
+            return message[0]["text"], message[0].get("last", False)
+        return self._rest or "", True
 
     def _collect(self) -> None:
         """Garbage is collected again, if it was before."""
@@ -353,42 +350,44 @@ class Guest:
                 pass
         return self._rest or ""
 
-    def _variable(self, kind: str, request: dict[str, Any], bodies: list[Any]) -> tuple[str, bytes] | None:
-        runtime = self._runtime
-        if kind == "setVariable":
-            runtime.set_variable(request["name"], request["encoding"], bodies[0] if bodies else b"")
-            return None
-        if kind == "openState":
-            self._state.open(bodies[0] if bodies else b"", int(request["maxBytes"]))
-            return None
-        if kind == "captureState":
-            return "bytes", self._state.capture(int(request["maxBytes"]))
-        return runtime.list_variables() if kind == "listVariables" else runtime.get_variable(request["name"])
-
-    def _file(self, kind: str, request: dict[str, Any], bodies: list[Any]) -> tuple[str, bytes] | None:
-        action = "readText" if kind == "readFile" and request["text"] else _FILE_ACTIONS[kind]
-        if action == "cell":
-            return "bytes", self._state.cell_file(request["path"], b"".join(bodies))
-        if action == "write":
-            self._need_room(request["path"], sum(map(len, bodies)))
-        encoding, pieces = self._runtime.file(action, request["path"], bodies)
-        return None if encoding == "none" else (encoding, b"".join(pieces))
-
-    def _answer(self, request: dict[str, Any], bodies: list[Any]) -> None:
+    def _answer(self, request: Request, bodies: list[Any]) -> None:
         """Answers a request about a variable or a file, or refuses it."""
-        turn, kind = request["turn"], request["type"]
+        exchange = self._channel.exchange
         self._bridge.watch()
         try:
-            answer = (self._file if kind in _FILE_ACTIONS else self._variable)(kind, request, bodies)
+            answer = self._result(request, bodies)
         except BaseException as error:
             self._bridge.end()
-            self._refuse(turn, _describe(error))
+            self._refuse(exchange, _describe(error))
             return
         self._bridge.end()
         if answer is None:
-            self._channel.end(f'{{"type":"done","turn":{turn}}}', None)
+            self._channel.end({"type": "done", "exchange": exchange})
         else:
-            self._channel.end(f'{{"type":"value","turn":{turn},"encoding":"{answer[0]}"}}', answer[1])
+            self._channel.end({"type": "value", "exchange": exchange, "encoding": answer[0]}, answer[1])
+
+    def _result(self, request: Request, bodies: list[Any]) -> tuple[Encoding, bytes] | None:
+        runtime, body = self._runtime, bodies[0] if bodies else b""
+        match request["type"]:
+            case "getVariable":
+                return runtime.get_variable(request["name"])
+            case "listVariables":
+                return runtime.list_variables()
+            case "setVariable":
+                runtime.set_variable(request["name"], request["encoding"], body)
+            case "openState":
+                self._state.open(body, int(request["maxBytes"]))
+            case "captureState":
+                return "bytes", self._state.capture(int(request["maxBytes"]))
+            case "cellFile":
+                return "bytes", self._state.cell_file(request["path"], b"".join(bodies))
+            case "writeFile" | "readFile" | "listFiles" | "removeFile" | "look":
+                if request["type"] == "writeFile":
+                    self._need_room(request["path"], sum(map(len, bodies)))
+                as_text = request["type"] == "readFile" and request["text"]
+                encoding, pieces = runtime.file(request["type"], request["path"], bodies, as_text)
+                return None if encoding == "none" else (encoding, b"".join(pieces))
+        return None
 
     def _need_room(self, path: str, size: int) -> None:
         used, files = self._changed_files.usage(path)
@@ -398,9 +397,8 @@ class Guest:
                 "bounded, too"
             )
 
-    def _refuse(self, turn: int, why: str) -> None:
-        message = quote(printable(why[:_MAX_MESSAGE_CHARS]))
-        self._channel.end(f'{{"type":"refused","turn":{turn},"message":{message}}}', None)
+    def _refuse(self, exchange: int, why: str) -> None:
+        self._channel.end({"type": "refused", "exchange": exchange, "message": why})
 
     # ---- the reader ----
 
@@ -429,7 +427,7 @@ class Guest:
             mail.register(forks.fileno(), POLLIN)
         parts = BodyParts()
         while True:
-            if self._gate is None and self._channel.turn and not mail.poll(QUICK_MS) and self._channel.turn:
+            if self._gate is None and self._channel.exchange and not mail.poll(QUICK_MS) and self._channel.exchange:
                 self._pipes.wake()
             while self._gate is None and (left := bridge.tick()) >= 0:
                 if mail.poll(max(left * 1000, 1) if left < 86_400 else None):
@@ -438,45 +436,42 @@ class Guest:
                 self._reader_rests = True
                 found = dict(mail.poll())
                 self._reader_rests = False
-                if forks.fileno() in found and not self._channel.turn and self._gate is None:
+                if forks.fileno() in found and not self._channel.exchange and self._gate is None:
                     # First, because it was asked for first: it is there by when a frame is that was sent later. But one
                     # who was not told yet that it is the guest hears that before.
-                    self._requests.put(({"type": "fork"}, []))
+                    self._requests.put(None)
                     return
             header, bodies = read()
-            request = _parse(header, 0)[0]
-            kind = request["type"]
-            if self._gate is not None and kind not in _AHEAD and not request.get("ahead"):
+            request: Request = _parse(header, 0)[0]
+            if self._gate is not None and request["type"] not in _AHEAD and not request.get("ahead"):
                 self._asked_for()
-            if kind in ("hostReply", "part", "extend"):
-                pass
-            elif kind == "promote":
-                self._know_rest(request.get("rest"))
-                if self._rest is None:
-                    continue
-            elif kind == "interrupt":
-                bridge.interrupt(request["turn"], request["reason"])
-                continue
-            elif kind == "credit":
-                self._channel.give(int(request["bytes"]))
-                continue
-            elif "turn" in request:
-                bridge.begin(request["turn"], request["timeoutMs"])
-            if kind == "part":
-                parts.add(bodies)
-                continue
-            bodies = parts.join(bodies)
-            if kind == "hostReply":
-                body = bodies[0] if bodies else b""
-                bridge.reply(request["call"], request["status"], request["encoding"], request.get("message"), body)
-            else:
-                self._requests.put((request, bodies))
+            match request["type"]:
+                case "part":
+                    parts.add(bodies)
+                case "ping":
+                    pass  # for workers
+                case "hostReply":
+                    body = parts.join(bodies)
+                    bridge.reply(request, body[0] if body else b"")
+                case "interrupt":
+                    bridge.interrupt(request["exchange"], request["reason"])
+                case "credit":
+                    self._channel.give(int(request["bytes"]))
+                case "promote":
+                    self._know_rest(request.get("rest"))
+                    if self._rest is not None:
+                        self._requests.put((request, bodies))
+                case "init" | "save" | "check" | "survey" | "extend":
+                    self._requests.put((request, bodies))
+                case _:
+                    bridge.begin(request["exchange"], request["timeoutMs"])
+                    self._requests.put((request, parts.join(bodies)))
 
     # ---- what does not go through Python's own streams ----
 
     def _drain_pipes(self) -> None:
         channel = self._channel
-        self._pipes.keep_draining(lambda: channel.turn != 0 and self._gate is None, self._flush_due)
+        self._pipes.keep_draining(lambda: channel.exchange != 0 and self._gate is None, self._flush_due)
 
     def _flush_due(self) -> None:
         self._output.flush_due()
@@ -551,7 +546,7 @@ class Guest:
         try:
             self._output.flush()
             if not isinstance(error, FrameError):
-                self._channel.post(f'{{"type":"fatal","message":{quote(_describe(error))}}}')
+                self._channel.post({"type": "fatal", "message": _describe(error)})
             self._socket.shutdown(SHUT_RDWR)
         finally:
             _exit(1)
@@ -563,9 +558,9 @@ def _write_all(fd: int, text: str) -> None:
         data = data[system_write(fd, data) :]
 
 
-def _leave_copy(report: str, error: str) -> None:
+def _leave_copy(report: ExecutionReport, error: str) -> None:
     """A copy of the process has come to the end of the cell that made it: that is where it ends, as a script would."""
-    failure = from_json(report)["errorType"]
+    failure = report.get("errorType")
     try:
         if failure and failure != "SystemExit":
             _write_all(2, error)
@@ -573,17 +568,14 @@ def _leave_copy(report: str, error: str) -> None:
         _exit(1 if failure else 0)
 
 
-def _shorten(report: str) -> str:
-    """A report that fits into a frame: without names that are too many."""
-    header: dict[str, Any] = from_json(report)
-    kept: list[str] = []
+def _shortened(names: list[str] | None) -> list[str] | None:
+    """The first names, as many as fit into a frame."""
     size = 0
-    for name in header["names"] or ():
-        size += len(name) * 6
-        if size > _MAX_REPORT_CHARS:
-            break
-        kept.append(name)
-    return to_json({**header, "names": kept})
+    for index, name in enumerate(names or ()):
+        size += len(name.encode("utf-8", "replace")) + 3
+        if size > _MAX_NAMES_BYTES:
+            return names and names[:index]
+    return names
 
 
 def _describe(error: BaseException) -> str:

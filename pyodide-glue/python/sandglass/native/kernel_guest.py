@@ -6,6 +6,8 @@ kernel execute like any front end's cell; so between turns the kernel is everybo
 whatever it has taken over. Threads and processes that a cell leaves behind go on, as in any notebook.
 """
 
+# Decisions: docs/internals/jupyter.md.
+
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from sandglass.native.channel import Channel
+    from sandglass.runtime.wire import StopReason
 
 #: Time that the host has to take a connection, and to send what it has the kernel run a turn for.
 _CONNECT_SECONDS = 10
@@ -79,7 +82,7 @@ class KernelBridge(NativeBridge):
         with self._lock:
             self.is_in = False
 
-    def _stop(self, reason: str) -> None:
+    def _stop(self, reason: StopReason) -> None:
         if self.is_in:
             super()._stop(reason)
         else:
@@ -89,7 +92,7 @@ class KernelBridge(NativeBridge):
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         """Another front end's, too, which is not repeated: in code of ours, such as a wait, it stops the turn."""
         with self._lock:
-            if self.is_in and self.stopping is None and self._channel.turn and not in_user_code(frame):
+            if self.is_in and self.stopping is None and self._channel.exchange and not in_user_code(frame):
                 self._stop("interrupt")
                 return
         super()._on_interrupt(number, frame)
@@ -170,8 +173,9 @@ class KernelGuest(Guest):
         _set_handler(_signal.SIGINT, self._bridge._on_interrupt)
         try:
             with suppress(Empty):
-                request, bodies = ({}, []) if self._is_gone else self._requests.get(timeout=_REQUEST_SECONDS)
-                if not self._is_gone:
+                message = None if self._is_gone else self._requests.get(timeout=_REQUEST_SECONDS)
+                if message is not None and not self._is_gone:
+                    request, bodies = message
                     try:
                         self._enter()
                         if self._bridge.enter() and request["type"] == "execute":
@@ -270,11 +274,11 @@ class KernelGuest(Guest):
             return
         self._is_left = self._is_gone = True
         self._channel.give(1 << 62)  # nobody waits for room any more
-        self._requests.put(({}, []))  # the main thread may wait for one
+        self._requests.put(None)  # the main thread may wait for one
         bridge = self._bridge
         deadline = monotonic() + _LEAVING_SECONDS
         while bridge.is_in and monotonic() < deadline:
-            bridge.interrupt(self._channel.turn, "interrupt")
+            bridge.interrupt(self._channel.exchange, "interrupt")
             with suppress(Empty):
                 self._left.get(timeout=REPEAT_SECONDS)
         self._socket.close()

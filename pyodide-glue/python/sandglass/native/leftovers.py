@@ -5,6 +5,8 @@ named once, and has no part in later cells. Threads that libraries keep for them
 stay: whatever they serve would hang without them.
 """
 
+# Decisions: docs/internals/guests-on-hosts.md.
+
 from __future__ import annotations
 
 import ctypes

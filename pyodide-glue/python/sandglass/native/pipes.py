@@ -113,18 +113,18 @@ class Pipes:
             self._partial.clear()
 
     def wake(self) -> None:
-        """A turn has been under way for a while: `keep_draining` looks after it."""
+        """An exchange has been under way for a while: `keep_draining` looks after it."""
         if self._idle:
             self._idle = False
             os_write(self._wake_writer, b"x")
 
     def keep_draining(self, is_busy: Callable[[], bool], tick: Callable[[], None]) -> None:
-        """Takes what there is until `stop`, and calls `tick` every so often while a turn is under way.
+        """Takes what there is until `stop`, and calls `tick` every so often while an exchange is under way.
 
         Raises OSError when user code has closed what it works with.
         """
         while True:
-            self._idle = True  # before the question: a turn that begins in between wakes it
+            self._idle = True  # before the question: an exchange that begins in between wakes it
             time_limit = _TICK_MS if is_busy() else None
             self.rests = True
             found = self._all.poll(time_limit)

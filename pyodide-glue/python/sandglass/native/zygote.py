@@ -28,6 +28,8 @@ for it alone; it has a user namespace of its own then, in which it is the same a
 No fork can end this process, whatever fails: all guests would end with it.
 """
 
+# Decisions: docs/internals/guests-on-hosts.md.
+
 from __future__ import annotations
 
 import contextlib

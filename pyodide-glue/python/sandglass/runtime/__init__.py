@@ -9,6 +9,7 @@
 - `output.py`     stdout and stderr, bounded;  `loop.py` asyncio on top of `Bridge.sleep`
 - `displays.py`   rich outputs;  `figures.py` those of matplotlib;  `ipython.py` what code of notebooks imports for them
 - `values.py`     how values cross: the wire format;  `errors.py` what user code can catch
+- `wire.py`       the version of the messages to and from the host;  `wire.pyi` their types; made of the core's
 - `files.py`      files for the host: write, read, list, remove;  `completion.py` what an editor asks about code
 - `guards.py`     undoes what a cell did to the interpreter;  `substitutes.py` what user code finds in place of its own
 - `recursion.py`  the recursion limit that user code sets;  `signals.py` the signal that is ours

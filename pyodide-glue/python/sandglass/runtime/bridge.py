@@ -6,13 +6,17 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from sandglass.runtime.loop import CellLoop
+    from sandglass.runtime.wire import Encoding, ReplyStatus, Stream
+
+    # A host call's outcome: a failure has a message, and an answer its value, encoded unless it is a text already.
+    Answer = tuple[ReplyStatus, Encoding, str | bytes]
 
 
 class Output(Protocol):
     """The place where text goes."""
 
-    def output(self, stream: str, skipped: int, text: str) -> None:
-        """Sends text of `stream` (stdout, stderr, result, error or traceback), at most 64 Ki characters.
+    def output(self, stream: Stream, skipped: int, text: str) -> None:
+        """Sends text of a stream, at most 64 Ki characters.
 
         `skipped` characters of the same stream were dropped right before it. Must not raise.
         """
@@ -27,11 +31,11 @@ class Bridge(Output, Protocol):
         `is_result`: it is the last expression's value, whose repr is sent as well.
         """
 
-    def host_call(self, name: str, calls: list[tuple[str, bytes]]) -> list[tuple[bool, str, bytes]]:
-        """Calls the host function `name` once for each encoded argument list and blocks until all are answered.
+    def host_call(self, name: str, calls: list[tuple[Encoding, str | bytes]]) -> list[Answer]:
+        """Calls the host function `name` once for each encoded argument list, and blocks until all are answered.
 
-        Answers come in order: `(True, encoding, body)`, or `(False, kind, utf8_message)` with `kind` one of "error",
-        "timeout" and "limit". Raises KeyboardInterrupt when the execution is interrupted.
+        A `str` among them is ASCII. Answers come in the order of the calls. Raises KeyboardInterrupt when the execution
+        is interrupted.
         """
         ...
 

@@ -4,6 +4,8 @@ A cell runs statement by statement, each with code of its own, so that one whose
 would when it is whole. Only a cell that awaits is one coroutine, and one of very many statements is one piece of code.
 """
 
+# Decisions: docs/internals/running-ahead.md.
+
 from __future__ import annotations
 
 import sys

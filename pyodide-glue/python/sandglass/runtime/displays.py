@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandglass.runtime.output import printable
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
-from sandglass.runtime.values import safe_repr, type_name
+from sandglass.runtime.values import as_text, safe_repr, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -142,7 +142,7 @@ class Displays:
         except NotImplementedError:
             return None
         except Exception as error:
-            self.note(f"{name} of {type_name(value)} raised {type_name(error)}: {_text_of(error)}")
+            self.note(f"{name} of {type_name(value)} raised {type_name(error)}: {as_text(error)}")
             return None
 
     def _from_bundle(
@@ -180,7 +180,7 @@ class Displays:
                 return printable(str.__str__(data)).encode()
             problem = f"{type_name(data)} is no text"
         except Exception as error:
-            problem = f"{type_name(error)}: {_text_of(error)}"
+            problem = f"{type_name(error)}: {as_text(error)}"
         self.note(f"{name} of {type_name(value)} returned no {mime}: {problem}")
         return None
 
@@ -221,10 +221,3 @@ def _without_metadata(data: Any) -> Any:
     if type(data) is tuple and len(data) == 2 and type(data[1]) is dict:
         return data[0]
     return data
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str.__str__(str(error))
-    except Exception:
-        return "(its message could not be made)"

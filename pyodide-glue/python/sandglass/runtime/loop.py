@@ -4,6 +4,8 @@ The same loop runs on every backend. Nothing of it runs while Python is blocked 
 outlives the cell: `EventLoops.end_cell` treats leftover tasks as `asyncio.run` does.
 """
 
+# Decisions: docs/internals/guest-in-a-browser.md.
+
 from __future__ import annotations
 
 import asyncio
@@ -147,7 +149,6 @@ class CellLoop(FinishedLoop):
         self._threads = threads
         self._selector: Any = self
         self._main: asyncio.Future[Any] | None = None
-        self._external = 0
 
     def time(self) -> float:
         """The clock, whatever became of the module `time`.
@@ -161,7 +162,7 @@ class CellLoop(FinishedLoop):
     def select(self, timeout: float | None) -> list[Any]:
         """The method that BaseEventLoop calls to wait: this loop is its own selector."""
         try:
-            if timeout is None and not self._external and not (self._threads and self._threads.may_wake()):
+            if timeout is None and not (self._threads and self._threads.may_wake()):
                 if self._ready:  # type: ignore[attr-defined]  # by a thread that has ended since
                     return []
                 raise RuntimeError(
@@ -172,13 +173,6 @@ class CellLoop(FinishedLoop):
         except (RuntimeError, KeyboardInterrupt) as error:
             self._fail_main(error)
         return []
-
-    def expect_wake(self, delta: int) -> None:
-        """Hook for backends with asynchronous events: above 0, an idle loop waits for one instead of failing.
-
-        The event itself arrives through `call_soon_threadsafe`.
-        """
-        self._external += delta
 
     def _fail_main(self, error: BaseException) -> None:
         """Raises the error at the await where the main task stands, so that the traceback shows that line."""

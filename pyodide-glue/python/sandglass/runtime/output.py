@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from sandglass.runtime.bridge import Output
+    from sandglass.runtime.wire import Stream
 
 FLUSH_CHARS = 32 * 1024
 FLUSH_SECONDS = 0.05
@@ -29,7 +30,7 @@ HURRY_SECONDS = 0.001
 MAX_MESSAGE_CHARS = 64 * 1024
 #: Texts that wait to be taken together, and the characters of each: longer ones are taken at once.
 MAX_PENDING, MAX_PENDING_CHARS = 1024, 4096
-STREAMS = ("stdout", "stderr", "result", "error", "traceback")
+STREAMS: tuple[Stream, ...] = ("stdout", "stderr", "result", "error", "traceback")
 
 
 class Channel:
@@ -37,7 +38,7 @@ class Channel:
 
     __slots__ = ("head_left", "name", "pending", "skipped", "tail", "tail_chars")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: Stream) -> None:
         self.name = name
         self.pending: list[str] = []
         self.reset(0)
@@ -142,7 +143,7 @@ class Emitter:
         channel.tail, channel.tail_chars, channel.skipped = [], 0, 0
         self._send(channel.name, skipped, kept[extra:])
 
-    def _send(self, stream: str, skipped: int, text: str) -> None:
+    def _send(self, stream: Stream, skipped: int, text: str) -> None:
         if not text.isascii():
             text = printable(text)
         self._bridge.output(stream, skipped, text[:MAX_MESSAGE_CHARS])
@@ -315,7 +316,7 @@ class TextStream(io.TextIOWrapper):
     mode = "w"
     buffer: ByteStream
 
-    def __init__(self, emitter: Emitter, name: str) -> None:
+    def __init__(self, emitter: Emitter, name: Stream) -> None:
         self._attach(ByteStream(self, name))
         self._emitter = emitter
         self._channel = emitter.channels[name]

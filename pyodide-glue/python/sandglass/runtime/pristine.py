@@ -8,17 +8,17 @@ functions (a function takes its builtins from `__builtins__` of its globals when
 from __future__ import annotations
 
 import builtins
-from _json import encode_basestring_ascii, make_encoder
+from _json import encode_basestring, make_encoder
 from json import JSONDecoder, JSONEncoder
 from typing import Any
 
 BUILTINS = dict(vars(builtins))
-_pieces = make_encoder(None, JSONEncoder().default, encode_basestring_ascii, None, ": ", ", ", False, False, True)
+_pieces = make_encoder(None, JSONEncoder().default, encode_basestring, None, ":", ",", False, False, True)
 _scan = JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
 def to_json(value: object) -> str:
-    """Does what `json.dumps` does, which uses what cells may have changed in its module."""
+    """Does what `json.dumps` does, which uses what cells may have changed in its module. No spaces, no escapes."""
     return "".join(_pieces(value, 0))
 
 

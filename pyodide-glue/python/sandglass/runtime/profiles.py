@@ -12,6 +12,8 @@ In `crates/rlm/src/` are what a controller writes to the model after a cell (`fe
 model's prose (`directives.rs`).
 """
 
+# Decisions: docs/internals/values-and-calls.md.
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple

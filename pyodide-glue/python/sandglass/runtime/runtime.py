@@ -1,5 +1,7 @@
 """`Runtime`: the one object that a backend drives."""
 
+# Decisions: docs/internals/guest-in-a-browser.md.
+
 from __future__ import annotations
 
 import sys
@@ -7,6 +9,7 @@ import time
 from _tracemalloc import is_tracing as is_tracing_memory
 from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from gc import callbacks as gc_callbacks
 from operator import index
 from sys import getprofile, getrecursionlimit, gettrace, setrecursionlimit, stdlib_module_names
@@ -28,7 +31,6 @@ from sandglass.runtime.loop import EventLoops, run_ahead
 from sandglass.runtime.namespace import MISSING, LastResult, Namespace
 from sandglass.runtime.output import Emitter, TextStream, no_time
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
-from sandglass.runtime.pristine import to_json
 from sandglass.runtime.profiles import PROFILES
 from sandglass.runtime.recursion import RecursionLimit
 from sandglass.runtime.sources import Sources
@@ -52,10 +54,11 @@ if TYPE_CHECKING:
 
     from sandglass.runtime.bridge import Bridge, Threads
     from sandglass.runtime.reserve import Reserve
+    from sandglass.runtime.wire import Encoding, ExecutionReport, GuestConfig, Stream
 
-_OK = to_json({"ended": "ok", "errorType": None, "final": False, "names": None})
-#: The value that `execute` returns as long as the cell waits for more of its text.
-UNFINISHED = ("", "none", b"")
+    # The report of an execution, and the final value: encoded, at the end of the cell; ("none", b"") without one.
+    Ended = tuple[ExecutionReport, Encoding, bytes]
+
 _NAME_LIMIT = 200
 #: The number of frames that the compiler and what leads there may need.
 _COMPILER_FRAMES = 1000
@@ -88,7 +91,7 @@ class Runtime:
         self._threads = threads
         self._max_output_chars = 0
         self._max_value_bytes = 0
-        self._max_value_depth = 0
+        self._encode = partial(values.encode, max_bytes=0, max_depth=0)
         self._show: Callable[[object], str] | None = None
         self.sources = Sources()
         self._output = emitter or Emitter(bridge)
@@ -179,7 +182,7 @@ class Runtime:
         self._last.leave()
         self._guards.uninstall()
 
-    def configure(self, config: dict[str, Any]) -> None:
+    def configure(self, config: GuestConfig) -> None:
         """Sets limits and host functions.
 
         Keys: `maxOutputChars`, `maxValueBytes`, `maxValueDepth`, `maxSourceCache` (characters of source kept for
@@ -199,7 +202,8 @@ class Runtime:
         helpers, aliases = self._helpers.table(profile, answered, fields)
         if profile.aliases:  # the others have the names of their projects and no more
             helpers.setdefault("display", self._displays.display)
-        self._max_output_chars, self._max_value_bytes, self._max_value_depth, self.sources.limit = limits
+        self._max_output_chars, self._max_value_bytes, depth, self.sources.limit = limits
+        self._encode = partial(values.encode, max_bytes=self._max_value_bytes, max_depth=depth)
         self._show = profile.show
         self._helpers.configure(profile, answered, most_calls)
         self.namespace.configure(profile, helpers, aliases)
@@ -249,53 +253,26 @@ class Runtime:
         """Returns true when a cell waits for more of its text."""
         return self._paused is not None
 
-    def execute(self, execution: int, source: str, ahead: bool = False) -> tuple[str, str, bytes]:
+    def execute(self, execution: int, source: str, ahead: bool = False) -> Ended | None:
         """Runs a cell to its end. Never raises, whatever it does.
 
         `ahead`: nobody has asked for it yet, and the runtime does not look at the clock by itself.
         What `extend` was given before is the begin of the cell, or more of it: this runs that, as the same cell, and
-        returns `UNFINISHED` when there is more to come.
-        Returns `(header, encoding, body)`. The header is JSON: `ended` ("ok", "error" or "limit"), `errorType`,
-        `final`, `names` of user variables, null when they are those of the last report, and `omittedDisplays` where
-        there are any. When `final`, encoding and body hold the declared final value (as it is at the end of the cell),
-        else they are `("none", b"")`.
+        returns None when there is more to come. Whoever asks for the stack sees the same of a cell that comes so.
+        In the report, `names` are None when they are those of the last one; what a backend knows is missing.
         """
         filename = f"<cell {execution}>"
         self._has_hooks = self._has_hooks or _HOOKS in source
-        if self._paused is None:
-            self._error = None
-            self._described = False
-            self._is_ahead(ahead)
-            self._open = self._current = execution
-            try:
-                self._begin(filename, source)
-            except BaseException as error:
-                self._error = error
-        else:
-            try:
-                self._go_on(filename, ahead)
-            except BaseException as error:
-                self._error = error
-        # Whoever asks for the stack sees the same of a cell that comes bit by bit.
-        return self._proceed(filename, source)
-
-    def _go_on(self, filename: str, ahead: bool) -> None:
-        paused, self._paused = self._paused, None
-        if paused is not None:
-            self.resume(paused)
-        self._loops.begin_cell()
         growing = self._growing
-        if not ahead:
-            self._is_ahead(False)
-        if growing is not None and growing.is_whole:
-            with suppress(Exception):  # the cell may have put anything into linecache
-                self.sources.finish(filename, growing.source)
-
-    def _proceed(self, filename: str, source: str) -> tuple[str, str, bytes]:
-        ends = True
+        ends = growing is None or growing.is_whole
         try:
-            growing = self._growing
-            ends = growing is None or growing.is_whole
+            try:
+                if self._paused is None:
+                    self._begin(execution, filename, source, ahead)
+                else:
+                    self._go_on(filename, ahead)
+            except BaseException as error:
+                self._error = error
             if self._error is None:
                 try:
                     self._run(filename, source, ends)
@@ -308,7 +285,7 @@ class Runtime:
                     self.take_rest()  # it would see what is done in between
                 self._output.flush()
                 self._paused = self.pause()
-                return UNFINISHED
+                return None
             if isinstance(self._error, Submitted):
                 self._error = None
             if not isinstance(self._error, KeyboardInterrupt):  # it is to stop now
@@ -320,6 +297,18 @@ class Runtime:
         finally:
             if ends:
                 self._open = self._current = self._shown = self._value = self._growing = self._paused = None
+
+    def _go_on(self, filename: str, ahead: bool) -> None:
+        paused, self._paused = self._paused, None
+        if paused is not None:
+            self.resume(paused)
+        self._loops.begin_cell()
+        growing = self._growing
+        if not ahead:
+            self._is_ahead(False)
+        if growing is not None and growing.is_whole:
+            with suppress(Exception):  # the cell may have put anything into linecache
+                self.sources.finish(filename, growing.source)
 
     def is_watched(self) -> bool:
         """Returns true when code has something that hears of what others do."""
@@ -338,14 +327,14 @@ class Runtime:
         self._output.now = no_time if ahead else monotonic
         run_ahead(ahead)
 
-    def get_variable(self, name: str) -> tuple[str, bytes]:
+    def get_variable(self, name: str) -> tuple[Encoding, bytes]:
         """A variable as `(encoding, body)`; `("missing", b"")` when there is none. Raises NotSerializable."""
         value = self.namespace.find(name)
         if value is MISSING:
             return "missing", b""
-        return self._context.run(self._encode, value, name)
+        return self._context.run(self._encode, value, name=name)
 
-    def set_variable(self, name: str, encoding: str, body: bytes) -> None:
+    def set_variable(self, name: str, encoding: Encoding, body: bytes) -> None:
         """Sets a variable. ValueError for what is no variable name, a reserved name, or a malformed value."""
         self.assign(name, values.decode(encoding, body))
 
@@ -355,9 +344,9 @@ class Runtime:
         if self.reserve is not None:
             self.reserve.ease()
 
-    def list_variables(self) -> tuple[str, bytes]:
+    def list_variables(self) -> tuple[Encoding, bytes]:
         """User variables, encoded: a list of `{name, type, length}`, at most 10,000."""
-        return self._encode(self.namespace.listing(), "the list of variables")
+        return self._encode(self.namespace.listing(), name="the list of variables")
 
     def is_plain(self, source: str) -> bool:
         """Returns true when a cell compiles without a warning, and awaits nothing: statements may run as they come."""
@@ -366,33 +355,34 @@ class Runtime:
         with CollectorOff():
             return compiling.is_plain(source, "<cell>")
 
-    def file(self, action: str, path: str, pieces: Iterable[bytes]) -> tuple[str, Iterable[bytes]]:
-        """Does something with a file: `write` (of `pieces`), `read`, `readText`, `list` or `remove`.
+    def file(
+        self, kind: str, path: str, pieces: Iterable[bytes], as_text: bool = False
+    ) -> tuple[Encoding, Iterable[bytes]]:
+        """Answers a request about a file: `writeFile` (of `pieces`), `readFile`, `listFiles` or `removeFile`.
 
         Raises FileError, while the pieces are taken as well. Returns the encoding of the answer and its pieces;
         `("missing", [])` when there is no such file. `look` answers what an editor asks about code, `path` being
         "complete" or "inspect"; see `Completion.answer`.
         """
         files = self._files
-        if action == "look":
+        if kind == "look":
             try:
                 return "bytes", [self._completion.answer(path, b"".join(pieces))]
             finally:
                 self.put_in_order()
-        if action == "write":
+        if kind == "writeFile":
             files.write(path, pieces)
             return "none", []
-        if action == "remove":
+        if kind == "removeFile":
             return "none" if files.remove(path) else "missing", []
-        if action == "list":
+        if kind == "listFiles":
             rows = files.list(path)
             if rows is None:
                 return "missing", []
-            encoding, body = self._encode(rows, "the list of files")
+            encoding, body = self._encode(rows, name="the list of files")
             return encoding, [body]
-        text = action == "readText"
-        contents = files.read(path, text, self._max_value_bytes)
-        return ("missing", []) if contents is None else ("text" if text else "bytes", contents)
+        contents = files.read(path, as_text, self._max_value_bytes)
+        return ("missing", []) if contents is None else ("text" if as_text else "bytes", contents)
 
     def put_in_order(self) -> None:
         """Undoes what code of the user's did to the interpreter that ran outside of a cell."""
@@ -451,7 +441,11 @@ class Runtime:
         if self._open is not None and self._current == self._open:
             self._displays.display(bundle, raw=True)
 
-    def _begin(self, filename: str, source: str) -> None:
+    def _begin(self, execution: int, filename: str, source: str, ahead: bool) -> None:
+        self._error = None
+        self._described = False
+        self._is_ahead(ahead)
+        self._open = self._current = execution
         for stream, parts in self._streams:
             TextStream.renew(stream, parts)
             stream.buffer.finish()  # drops half a character that was written between executions
@@ -525,7 +519,7 @@ class Runtime:
             tasks = "1 background task was" if cancelled == 1 else f"{cancelled} background tasks were"
             self._stderr.write(f"sandglass: {tasks} cancelled at the end of the cell\n")
 
-    def _finish(self) -> tuple[str, str, bytes]:
+    def _finish(self) -> Ended:
         namespace = self.namespace
         for stream, parts in self._streams:
             TextStream.renew(stream, parts)
@@ -533,11 +527,12 @@ class Runtime:
         self._guards.repair()
         self._loops.begin_cell()
         namespace.restore()
-        encoding, body = "none", b""
+        encoding: Encoding = "none"
+        body = b""
         final = namespace.final is not MISSING
         if final:
             try:
-                encoding, body = self._encode(namespace.final, "the final value")
+                encoding, body = self._encode(namespace.final, name="the final value")
             except Exception as error:
                 final = False
                 self._error = self._error or error
@@ -555,24 +550,23 @@ class Runtime:
         self._stderr.buffer.finish()
         self._output.end()
         self._error = None
-        omitted = self._displays.omitted
-        if error is None and names is None and not final and not omitted:
-            return _OK, encoding, body
-        ended = "ok" if error is None else "limit" if issubclass(type(error), LimitError) else "error"
-        error_type = None if error is None else values.type_name(error)[:_NAME_LIMIT]
-        header: dict[str, Any] = {"ended": ended, "errorType": error_type, "final": final, "names": names}
-        header["omittedDisplays"] = omitted
-        return to_json(header), encoding, body
+        report: ExecutionReport = {
+            "ended": "ok" if error is None else "limit" if issubclass(type(error), LimitError) else "error",
+            "errorType": None if error is None else values.type_name(error),
+            "final": final,
+            "names": names,
+            "omittedDisplays": self._displays.omitted,
+        }
+        return report, encoding, body
 
-    def _finish_after(self, late: BaseException) -> tuple[str, str, bytes]:
+    def _finish_after(self, late: BaseException) -> Ended:
         error = self._error = self._error or late
         if self.reserve is not None:
             self.reserve.release()
         try:
             return self._finish()
         except BaseException:
-            header = {"ended": "error", "errorType": values.type_name(error), "final": False, "names": None}
-            return to_json(header), "none", b""
+            return {"ended": "error", "errorType": values.type_name(error), "final": False}, "none", b""
 
     def _describe(self, error: BaseException) -> None:
         if self._described:
@@ -591,7 +585,7 @@ class Runtime:
         top = name.partition(".")[0]
         return "" if top in stdlib_module_names else self.package_hint.format(name=top) + "\n"
 
-    def _write(self, stream: str, text: str) -> None:
+    def _write(self, stream: Stream, text: str) -> None:
         self._output.write(self._output.channels[stream], text)
 
     def _display(self, mime: str, data: bytes, is_result: bool) -> None:
@@ -599,31 +593,28 @@ class Runtime:
             self._output.flush()  # what was printed before it comes before it
             self._bridge.display(mime, data, is_result)
 
-    def _encode(self, value: object, name: str) -> tuple[str, bytes]:
-        return values.encode(value, max_bytes=self._max_value_bytes, max_depth=self._max_value_depth, name=name)
-
     def _call_host(self, name: str, calls: list[list[Any]]) -> list[tuple[bool, Any]]:
         self._require_execution()
-        what = f"{name}() arguments"
-        encoded = [
-            # A lone str crosses as what it is.
-            self._encode(arguments[0] if len(arguments) == 1 and type(arguments[0]) is str else arguments, what)
-            for arguments in calls
-        ]
+        encoded = [self._encode_arguments(name, arguments) for arguments in calls]
         self._output.flush()
         answers = self._bridge.host_call(name, encoded)
         if self._output.now is no_time:  # nobody answers what runs ahead: by now it was asked for
             self._output.now = monotonic
             self._output.flush()
         replies: list[tuple[bool, Any]] = []
-        for ok, encoding, body in answers:
-            if ok:
-                replies.append((True, values.decode(encoding, body)))
-            else:
-                message = bytes(body).decode("utf-8", "replace")
-                failure = LimitError(message) if encoding == "limit" else HostCallError(message, encoding)
-                replies.append((False, failure))
+        for status, encoding, body in answers:
+            value = body if isinstance(body, str) else values.decode(encoding, body)
+            if status != "ok":
+                value = LimitError(value) if status == "limit" else HostCallError(value, status)
+            replies.append((status == "ok", value))
         return replies
+
+    def _encode_arguments(self, name: str, arguments: list[Any]) -> tuple[Encoding, str | bytes]:
+        """A lone str crosses as what it is."""
+        argument: Any = arguments[0] if len(arguments) == 1 and type(arguments[0]) is str else arguments
+        if argument is not arguments and argument.isascii() and len(argument) <= self._max_value_bytes:
+            return "text", argument
+        return self._encode(argument, name=f"{name}() arguments")
 
     def _input(self, prompt: object) -> str:
         ok, value = self._call_host("input", [[str(prompt)]])[0]

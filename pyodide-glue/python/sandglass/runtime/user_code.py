@@ -1,5 +1,7 @@
 """Tells code of the user's from code of ours, by the files that frames are of."""
 
+# Decisions: docs/internals/guest-in-a-browser.md.
+
 from __future__ import annotations
 
 import os

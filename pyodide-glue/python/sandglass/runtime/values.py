@@ -36,6 +36,8 @@ memoryview as bytes; what stands for a missing value (NaT and NA of pandas, NaT 
 value that is too deep, too large or contains itself is `NotSerializable`.
 """
 
+# Decisions: docs/internals/values-and-calls.md.
+
 from __future__ import annotations
 
 import sys
@@ -49,6 +51,8 @@ from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from sandglass.runtime.wire import Encoding
+
 OPAQUE_CHARS = 1000
 BYTE_ORDER_MARK = "\ufeff"
 TYPE_NAME_CHARS = 200
@@ -60,14 +64,14 @@ _ARRAY_KINDS = "biuf"
 _NO_CODE = {"allow_code": False} if sys.version_info >= (3, 13) else {}
 
 
-def encode(value: Any, *, max_bytes: int, max_depth: int, name: str = "value") -> tuple[str, bytes]:
+def encode(value: Any, *, max_bytes: int, max_depth: int, name: str = "value") -> tuple[Encoding, bytes]:
     """Encodes a value; `name` is what error messages call it. Raises NotSerializable."""
     kind = type(value)
+    encoding: Encoding = "none"
     if value is None:
-        return "none", b""
+        return encoding, b""
     if kind is str:
-        body = value.encode("utf-8", "surrogatepass")
-        encoding = "text"
+        encoding, body = "text", value.encode("utf-8", "surrogatepass")
     elif kind is bytes:
         encoding, body = "bytes", value
     elif _is_plain(value, max_bytes, max_depth):
@@ -79,7 +83,7 @@ def encode(value: Any, *, max_bytes: int, max_depth: int, name: str = "value") -
     return encoding, body
 
 
-def decode(encoding: str, body: bytes) -> Any:
+def decode(encoding: Encoding, body: bytes) -> Any:
     """The value of an encoded body. Raises ValueError when it is malformed."""
     if encoding == "text":
         return str(body, "utf-8", "surrogatepass")
@@ -192,7 +196,7 @@ class _Writer:
         self._measured: dict[int, tuple[int, int]] = {}  # id of a container -> its height and least size; (-1, 0): open
         self._keep: list[object] = []  # what is referred to by id must live until the end
 
-    def encode(self, value: object) -> tuple[str, bytes]:
+    def encode(self, value: object) -> tuple[Encoding, bytes]:
         _, size = self._measure(value)
         if size > self._max_bytes:
             raise _too_large(self._name, self._max_bytes)

@@ -12,6 +12,8 @@ What user code raises on the way costs the variables that need it, no others. Wh
 then; while loading, `Salvager` goes on past the failure and notes what is broken, and what leads there is dropped.
 """
 
+# Decisions: docs/internals/saving-and-restoring.md.
+
 from __future__ import annotations
 
 import sys

@@ -7,6 +7,8 @@ in a guest and nowhere else: to open it is to run code.
 As cloudpickle has it, functions see the variables that they use as they were when the state was written.
 """
 
+# Decisions: docs/internals/server.md.
+
 from __future__ import annotations
 
 import io

@@ -1,0 +1,279 @@
+//! The messages of a run, kept below a number of tokens: rules and task stay, the newest turns stay whole, older ones are
+//! shortened, then summed up in a line each, then in one line together.
+//!
+//! Nothing is asked of a model for that, so a run that is replayed comes to the same messages. When there is too much, it is
+//! brought down to half of the limit: the messages before that point then stay the same for many turns, which endpoints that
+//! remember prompts are cheaper for.
+//!
+//! Decisions: `docs/internals/controller.md`.
+
+use std::borrow::Cow;
+
+use super::{Message, Role, estimate_tokens, middle_cut};
+
+/// Tokens that a message takes beyond its text.
+const MESSAGE_TOKENS: usize = 8;
+/// Characters that a shortened reply keeps.
+const SHORT_REPLY_CHARS: usize = 1_500;
+/// Characters that shortened output keeps.
+const SHORT_OUTPUT_CHARS: usize = 600;
+
+/// See the [module](self).
+#[derive(Debug, Clone)]
+pub struct MessageHistory {
+    rules: String,
+    task: String,
+    turns: Vec<Turn>,
+    max_tokens: usize,
+}
+
+/// A reply of the model, and what it was shown next.
+#[derive(Debug, Clone)]
+struct Turn {
+    reply: String,
+    feedback: String,
+    blocks: usize,
+    form: Form,
+}
+
+/// The part of a turn that is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Form {
+    Whole,
+    Short,
+    Line,
+    Gone,
+}
+
+impl Form {
+    fn next(self) -> Self {
+        match self {
+            Self::Whole => Self::Short,
+            Self::Short => Self::Line,
+            Self::Line | Self::Gone => Self::Gone,
+        }
+    }
+}
+
+/// The tokens that compacting has saved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Compaction {
+    /// Tokens before.
+    pub before: usize,
+    /// Tokens after.
+    pub after: usize,
+    /// Turns that are no longer whole.
+    pub turns: usize,
+}
+
+impl MessageHistory {
+    /// A history that begins with the rules and the task, in which the messages take `max_tokens` at most.
+    pub fn new(rules: String, task: String, max_tokens: usize) -> Self {
+        Self {
+            rules,
+            task,
+            turns: Vec::new(),
+            max_tokens,
+        }
+    }
+
+    /// Tokens of the rules and the task, which are never shortened.
+    pub fn fixed_tokens(&self) -> usize {
+        tokens(&self.rules) + tokens(&self.task)
+    }
+
+    /// Adds a turn: a reply with so many blocks of code, and what came of it.
+    pub fn add(&mut self, reply: String, blocks: usize, feedback: String) {
+        self.turns.push(Turn {
+            reply,
+            feedback,
+            blocks,
+            form: Form::Whole,
+        });
+    }
+
+    /// Shortens older turns when there is too much.
+    pub fn compact(&mut self) -> Option<Compaction> {
+        let before = self.tokens();
+        if before <= self.max_tokens {
+            return None;
+        }
+        let target = (self.fixed_tokens() + self.max_tokens) / 2;
+        let newest = self.turns.len().saturating_sub(1);
+        let mut now = before;
+        for form in [Form::Short, Form::Line, Form::Gone] {
+            for index in 0..newest {
+                if now <= target {
+                    break;
+                }
+                if self.turns[index].form < form {
+                    now = now.saturating_sub(self.turns[index].tokens(index + 1));
+                    self.turns[index].form = self.turns[index].form.next();
+                    now += self.turns[index].tokens(index + 1);
+                }
+            }
+        }
+        self.cut_newest();
+        Some(Compaction {
+            before,
+            after: self.tokens(),
+            turns: self.turns.iter().filter(|turn| turn.form > Form::Whole).count(),
+        })
+    }
+
+    /// The newest turn alone may be too much.
+    fn cut_newest(&mut self) {
+        let Some(newest) = self.turns.last().cloned() else {
+            return;
+        };
+        let mut most_chars = self.max_tokens.saturating_mul(2);
+        while self.tokens() > self.max_tokens && most_chars > 0 {
+            if let Some(turn) = self.turns.last_mut() {
+                turn.reply = middle_cut(&newest.reply, most_chars);
+                turn.feedback = middle_cut(&newest.feedback, most_chars);
+            }
+            most_chars /= 2;
+        }
+    }
+
+    /// The messages to send.
+    pub fn messages(&self) -> Vec<Message> {
+        let mut messages = vec![Message::new(Role::System, self.rules.clone())];
+        messages.push(Message::new(Role::User, self.opening()));
+        for (index, turn) in self.turns.iter().enumerate().skip(self.gone()) {
+            let [reply, feedback] = turn.shown(index + 1);
+            messages.push(Message::new(Role::Assistant, reply));
+            messages.push(Message::new(Role::User, feedback));
+        }
+        messages
+    }
+
+    /// About how many tokens the messages take.
+    pub fn tokens(&self) -> usize {
+        let turns = self
+            .turns
+            .iter()
+            .enumerate()
+            .map(|(index, turn)| turn.tokens(index + 1));
+        tokens(&self.rules) + tokens(&self.opening()) + turns.sum::<usize>()
+    }
+
+    /// The number of turns that are not shown.
+    fn gone(&self) -> usize {
+        self.turns.iter().take_while(|turn| turn.form == Form::Gone).count()
+    }
+
+    /// The task, and what is no longer shown.
+    fn opening(&self) -> String {
+        match self.gone() {
+            0 => self.task.clone(),
+            gone => format!(
+                "{}\n\n[Turns 1 to {gone} are not shown. Their variables are still there: SHOW_VARS() lists them.]",
+                self.task
+            ),
+        }
+    }
+}
+
+fn tokens(text: &str) -> usize {
+    estimate_tokens(text) + MESSAGE_TOKENS
+}
+
+impl Turn {
+    fn tokens(&self, number: usize) -> usize {
+        match self.form {
+            Form::Gone => 0,
+            _ => self.shown(number).iter().map(|text| tokens(text)).sum(),
+        }
+    }
+
+    fn shown(&self, number: usize) -> [Cow<'_, str>; 2] {
+        match self.form {
+            Form::Whole => [(&*self.reply).into(), (&*self.feedback).into()],
+            Form::Short => [
+                middle_cut(&self.reply, SHORT_REPLY_CHARS).into(),
+                middle_cut(&self.feedback, SHORT_OUTPUT_CHARS).into(),
+            ],
+            Form::Line | Form::Gone => [
+                format!(
+                    "[Turn {number}: a reply of {} characters with {} blocks of code.]",
+                    self.reply.chars().count(),
+                    self.blocks
+                )
+                .into(),
+                format!(
+                    "[Its output of {} characters is not shown.]",
+                    self.feedback.chars().count()
+                )
+                .into(),
+            ],
+        }
+    }
+}
+
+#[cfg(all(test, not(target_arch = "wasm32")))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn history(max_tokens: usize, turns: &[(usize, usize)]) -> (MessageHistory, usize) {
+        let mut history = MessageHistory::new("rules".repeat(20), "task".to_owned(), max_tokens);
+        let mut compactions = 0;
+        for (reply, feedback) in turns {
+            history.add("r".repeat(*reply), 1, "f".repeat(*feedback));
+            compactions += usize::from(history.compact().is_some());
+        }
+        (history, compactions)
+    }
+
+    #[test]
+    fn what_fits_is_whole() {
+        let (history, compactions) = history(10_000, &[(100, 200), (300, 400)]);
+        let messages = history.messages();
+        assert_eq!(compactions, 0);
+        assert_eq!(messages.len(), 6);
+        assert_eq!(messages[5].content, "f".repeat(400));
+    }
+
+    #[test]
+    fn older_turns_give_way_and_the_newest_stays_whole() {
+        let (history, compactions) = history(4_000, &[(4_000, 4_000); 8]);
+        let messages = history.messages();
+        assert!(compactions > 0);
+        assert_eq!(messages[0].content, "rules".repeat(20));
+        assert!(messages[1].content.starts_with("task"));
+        assert_eq!(messages[messages.len() - 1].content, "f".repeat(4_000));
+        assert_eq!(messages[messages.len() - 2].content, "r".repeat(4_000));
+    }
+
+    #[test]
+    fn messages_stay_the_same_between_compactions() {
+        let mut history = MessageHistory::new("rules".to_owned(), "task".to_owned(), 20_000);
+        let (mut changes, mut last) = (0, Vec::new());
+        for turn in 0..200 {
+            history.add(format!("reply {turn} {}", "x".repeat(2_000)), 1, "output ".repeat(300));
+            history.compact();
+            let messages = history.messages();
+            changes += usize::from(!messages.starts_with(&last));
+            last = messages;
+        }
+        assert!((1..60).contains(&changes), "{changes}");
+    }
+
+    proptest! {
+        #[test]
+        fn the_limit_holds(
+            max_tokens in 500usize..5_000,
+            turns in prop::collection::vec((0usize..20_000, 0usize..20_000), 1..12),
+        ) {
+            let (history, _) = history(max_tokens, &turns);
+            prop_assert!(history.tokens() <= max_tokens, "{} > {}", history.tokens(), max_tokens);
+            let messages = history.messages();
+            prop_assert_eq!(&messages[0].content, &"rules".repeat(20));
+            prop_assert!(messages[1].content.starts_with("task"));
+            prop_assert!(messages.iter().skip(1).enumerate().all(
+                |(index, message)| (message.role == Role::User) == (index % 2 == 0)
+            ));
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! What users give, read: each function names what is wrong with it.
+
+use js_sys::{Array, Function};
+use wasm_bindgen::prelude::*;
+
+use super::glue::{self, describe, exact, is_plain, well_formed};
+use sandglass_core::error::Error;
+
+/// The entries of an object, none where it is left out.
+pub(super) fn entries(value: &JsValue, what: &str) -> Result<Vec<(String, JsValue)>, Error> {
+    if value.is_undefined() {
+        return Ok(Vec::new());
+    }
+    if !is_plain(value) {
+        return Err(Error::invalid(what, "must be an object"));
+    }
+    let entries =
+        glue::entries(value).map_err(|error| Error::invalid(what, format!("cannot be read: {}", describe(&error))))?;
+    Ok(entries
+        .iter()
+        .map(|entry| {
+            let entry: Array = entry.unchecked_into();
+            (entry.get(0).as_string().unwrap_or_default(), entry.get(1))
+        })
+        .collect())
+}
+
+/// A function.
+pub(super) fn function(name: &str, value: &JsValue) -> Result<Function, Error> {
+    value
+        .dyn_ref::<Function>()
+        .cloned()
+        .ok_or_else(|| Error::invalid(name, "must be a function"))
+}
+
+/// A text that Python can read.
+pub(super) fn text(name: &str, value: &JsValue) -> Result<String, Error> {
+    let text = value
+        .dyn_ref()
+        .ok_or_else(|| Error::invalid(name, "must be a string"))?;
+    exact("it", text).map_err(|problem| Error::invalid(name, problem))
+}
+
+/// The source of an execution. One that Python could not even read is refused before it is changed on the way.
+pub(super) fn source(code: &JsValue) -> Result<String, Error> {
+    let text = code
+        .dyn_ref()
+        .ok_or_else(|| Error::invalid("code", "must be a string; nothing was run"))?;
+    if well_formed(text) {
+        Ok(text.into())
+    } else {
+        Err(Error::invalid(
+            "code",
+            "holds a lone surrogate, which is no text that Python can read; nothing was run",
+        ))
+    }
+}
+
+/// A text that says what an option that takes one of these names has to be.
+pub(super) fn one_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    let names: Vec<String> = names.into_iter().map(|name| format!("\"{name}\"")).collect();
+    format!("must be one of {}", names.join(", "))
+}
+
+/// A count; `what` it has to be.
+pub(super) fn whole_number(name: &str, value: &JsValue, what: &str) -> Result<u32, Error> {
+    let number = value
+        .as_f64()
+        .filter(|number| number.fract() == 0.0 && (0.0..=4e9).contains(number));
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "whole, and within u32 by its range"
+    )]
+    number
+        .map(|number| number as u32)
+        .ok_or_else(|| Error::invalid(name, what))
+}

@@ -1,0 +1,147 @@
+// Samples of documents, run as a reader would run them.
+import { spawn } from "node:child_process";
+import { existsSync } from "node:fs";
+import { mkdtemp, rm, writeFile } from "node:fs/promises";
+import { createServer } from "node:net";
+import { tmpdir } from "node:os";
+import { delimiter, dirname, join } from "node:path";
+import { root } from "../../scripts/project.mjs";
+import { listen } from "../../scripts/serve.mjs";
+import { program } from "./host.mjs";
+
+/** Seconds until a sample has failed. */
+const SAMPLE_SECONDS = 120;
+/** The server that samples for a shell talk to, unless they start one. */
+const SERVER = "127.0.0.1:8788";
+
+/** The block of code that stands below a document's title. @param {string} text @returns {{ language: string, source: string } | undefined} */
+export function firstSample(text) {
+  const [, language = "", source = ""] = /^# [^\n]*\n\n```(\w+)\n(.*?)^```/ms.exec(text) ?? [];
+  return language ? { language, source } : undefined;
+}
+
+/** The lines that a sample says it prints, each behind an arrow. @param {string} source @returns {string[]} */
+export function promised(source) {
+  return [...source.matchAll(/(?:\/\/|#) → (.*)/g)].map(([, text = ""]) => text);
+}
+
+/**
+ * The differences between what a sample printed and what it promised. A "…" in a promise stands for any text, and all white space is
+ * alike.
+ * @param {string[]} printed
+ * @param {string[]} expected
+ */
+export function differences(printed, expected) {
+  const fits = (/** @type {string} */ line, /** @type {string} */ promise) => {
+    const parts = promise.split("…").map((part) => part.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
+    return new RegExp(`^${parts.join(".*")}$`, "s").test(line.replace(/\s+/g, " ").trim());
+  };
+  const wrong = expected.flatMap((promise, index) =>
+    fits(printed[index] ?? "", promise) ? [] : [`it says "${promise}" and printed "${printed[index]}"`],
+  );
+  if (expected.length === 0) wrong.push("it does not say what it prints");
+  if (printed.length > expected.length) wrong.push(`it prints more: ${printed.slice(expected.length).join("\n")}`);
+  return wrong;
+}
+
+/**
+ * Runs a module in a page that knows the package by its names. Resolves to the lines that it logged.
+ * @param {import("puppeteer-core").Page} page
+ * @param {string} source
+ * @returns {Promise<string[]>}
+ */
+export function runInPage(page, source) {
+  return page.evaluate(async (source) => {
+    if (!document.querySelector('script[type="importmap"]')) {
+      const map = document.createElement("script");
+      map.type = "importmap";
+      map.textContent = JSON.stringify({
+        imports: {
+          sandglass: "/pyodide-glue/index.js",
+          "sandglass/rlm": "/pyodide-glue/rlm.js",
+          "sandglass/display": "/dist/display.js",
+        },
+      });
+      document.head.append(map);
+    }
+    /** @type {string[]} */
+    const lines = [];
+    console.log = (...values) => lines.push(values.map(String).join(" "));
+    const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
+    await import(url);
+    return lines;
+  }, source);
+}
+
+/**
+ * Runs a script of a shell in an empty folder, with `sandglass-host` on its path. Resolves to the lines that it printed.
+ * @param {string} source
+ * @param {{ server: string }} options  the address that stands for the documents' server
+ */
+export async function runInShell(source, { server }) {
+  const starts = source.includes("sandglass-host serve");
+  const address = starts ? `127.0.0.1:${await freePort()}` : server.replace("http://", "");
+  const script = `set -euo pipefail\n${source.replaceAll(SERVER, address)}`;
+  // Servers that it starts are of its process group, and end with it.
+  const printed = await runProgram("bash", ["-c", script], {
+    SANDGLASS_LISTEN: address,
+    ...(source.includes("--backend jupyter") && { SANDGLASS_PYTHON: join(root, ".setup/jupyter/7/bin/python") }),
+  });
+  return printed.filter((line) => !line.startsWith("listening on "));
+}
+
+/** Runs a Python script with the package that the wheel holds. @param {string} source */
+export function runInPython(source) {
+  return runProgram(join(root, ".venv/bin/python"), ["-c", source], {
+    PYTHONPATH: join(root, "pyodide-glue/python"),
+  });
+}
+
+/** @param {string} command @param {string[]} args @param {Record<string, string>} env @returns {Promise<string[]>} */
+async function runProgram(command, args, env) {
+  if (!existsSync(program)) throw new Error(`there is no ${program}: cargo build -p sandglass-cli`);
+  const folder = await mkdtemp(join(tmpdir(), "sandglass-sample-"));
+  // Each answer ends its line.
+  await writeFile(join(folder, ".curlrc"), 'write-out = "\\n"\n');
+  const path = [dirname(program), process.env.PATH].join(delimiter);
+  const child = spawn(command, args, {
+    cwd: folder,
+    detached: true,
+    env: { ...process.env, PATH: path, HOME: folder, NO_COLOR: "1", PYTHONDONTWRITEBYTECODE: "1", ...env },
+    stdio: ["ignore", "pipe", "pipe"],
+  });
+  const endGroup = () => {
+    try {
+      process.kill(-(/** @type {number} */ (child.pid)), "SIGTERM");
+    } catch {
+      // Nothing of it is left.
+    }
+  };
+  const timer = setTimeout(endGroup, SAMPLE_SECONDS * 1000);
+  let out = "";
+  let said = "";
+  child.stdout.setEncoding("utf8").on("data", (text) => (out += text));
+  child.stderr.setEncoding("utf8").on("data", (text) => (said += text));
+  try {
+    const closed = new Promise((resolve) => child.once("close", resolve));
+    const code = await new Promise((resolve, reject) => {
+      child.once("error", reject);
+      child.once("exit", (code, signal) => resolve(code ?? signal));
+    });
+    endGroup();
+    await closed;
+    if (code !== 0) throw new Error(`it ended with ${code}\n${out}\n${said.slice(-4000)}`);
+    return out.split("\n").filter((line) => line !== "");
+  } finally {
+    clearTimeout(timer);
+    endGroup();
+    await rm(folder, { recursive: true, force: true });
+  }
+}
+
+/** A port that was free a moment ago. */
+async function freePort() {
+  const { port, close } = await listen(createServer());
+  await close();
+  return port;
+}

@@ -7,6 +7,7 @@
 //   templates with nothing told but what the model says before its code: predictions of the sandbox's own (predictions: "auto")
 //   hints     with the first block of a reply hinted at once it is closed
 //   stream    with the first block of a reply given to executeStream as it is written; runRlm does the same
+//   five      with five codes of the session hinted at before the model has begun, of which one comes; their order is by chance, the same in each run
 //   oracle    with the next code hinted at before the model has begun: the most that could be had
 // The models' pace is an assumption (PACE): recordings have no times that others could repeat. A reply comes token by token, and that it ends is a
 // token too, as with any endpoint that streams.
@@ -15,6 +16,7 @@ import { cpus } from "node:os";
 import { join, relative } from "node:path";
 import { parseArgs } from "node:util";
 import { cpuSeconds, megabytes } from "./processes.mjs";
+import { candidates } from "./bench/candidates.mjs";
 import { quantile } from "./bench/quantile.mjs";
 import * as dataframes from "./bench/dataframes.mjs";
 import { dataFile, prepare } from "./bench/session-data.mjs";
@@ -50,13 +52,17 @@ const { values } = parseArgs({
     dataframes: { type: "boolean", default: false },
   },
 });
-const ALL = values.dataframes ? "templates,hints,stream,oracle" : "list,templates,hints,stream,oracle";
+const ALL = values.dataframes ? "templates,hints,stream,five,oracle" : "list,templates,hints,stream,five,oracle";
 const ways = /** @type {Way[]} */ (["none", ...(values.ways ?? ALL).split(",")]);
 const sessions = (values.dataframes ? dataframes.sessions() : inBrowsers())
   .filter(({ name, style }) => name.includes(values.sessions) || style === values.sessions)
   .filter(({ purpose }) => purpose === (values.tuning ? "tuning" : "reporting"));
+for (const { turns } of sessions) {
+  const codes = turns.map(codeOf);
+  for (const [at, turn] of turns.entries()) turn.candidates = candidates(codes, at);
+}
 /** @type {Record<Way, Replayed[]>} */
-const all = { none: [], list: [], templates: [], hints: [], stream: [], oracle: [] };
+const all = { none: [], list: [], templates: [], hints: [], stream: [], five: [], oracle: [] };
 const replayer = await (values.dataframes ? native() : browsers());
 try {
   console.log(`Work ahead in ${sessions.length} sessions: ${replayer.title}, ${cpus().length} × ${cpus()[0]?.model}`);
@@ -86,6 +92,11 @@ async function measure(session, way) {
   clearInterval(watch);
   look();
   return { ...done, wall: (performance.now() - began) / 1000, cpu: cpu - before, memory };
+}
+
+/** The code that a turn runs first. @param {any} turn @returns {string} */
+function codeOf(turn) {
+  return turn.code ?? turn.executions[0]?.code ?? "";
 }
 
 /** @returns {Session[]} */

@@ -38,6 +38,8 @@ struct Order {
 struct Turn {
     reply: String,
     code: String,
+    /// Codes of which one comes: this one.
+    candidates: Vec<String>,
 }
 
 /// The help that a sandbox gets: see `scripts/bench-speculate.mjs`.
@@ -48,6 +50,7 @@ enum Way {
     Templates,
     Hints,
     Stream,
+    Five,
     Oracle,
 }
 
@@ -130,8 +133,10 @@ async fn run_all(sandbox: &Sandbox, turns: &[Turn], way: Way, pace: &Pace) -> Re
     let mut operations = Vec::new();
     sandbox.execute(ONE_THREAD).await?;
     for turn in turns {
-        if way == Way::Oracle {
-            sandbox.hint([turn.code.as_str()]);
+        match way {
+            Way::Five => sandbox.hint(turn.candidates.iter().map(String::as_str)),
+            Way::Oracle => sandbox.hint([turn.code.as_str()]),
+            Way::None | Way::Templates | Way::Hints | Way::Stream => {}
         }
         tokio::time::sleep(Duration::from_millis(pace.think)).await;
         write(sandbox, &turn.reply, way, pace).await;

@@ -3,9 +3,9 @@
 import { createSandbox } from "../../pyodide-glue/index.js";
 
 /** @import { Sandbox, Source, Tally } from "../../pkg/sandglass.js" */
-/** @typedef {{ reply: string, executions: { code: string, outcome: string }[], calls?: { answer: string }[] }} Turn */
+/** @typedef {{ reply: string, executions: { code: string, outcome: string }[], calls?: { answer: string }[], candidates: string[] }} Turn */
 /** @typedef {{ think: number, charsPerSecond: number, answer: number }} Pace  milliseconds, and how fast a reply is written */
-/** @typedef {"none" | "list" | "templates" | "hints" | "stream" | "oracle"} Way */
+/** @typedef {"none" | "list" | "templates" | "hints" | "stream" | "five" | "oracle"} Way */
 /**
  * One execution: how long it was waited for after its reply was there, and how long the code ran.
  * @typedef {{ latency: number, duration: number, outcome: string, served: boolean, saved: number }} Operation
@@ -40,6 +40,7 @@ async function replay(session, context, way, pace) {
     for (const turn of session.turns) {
       const first = turn.executions[0]?.code;
       if (way === "list") void sandbox.hint(LIST);
+      if (way === "five" && first) void sandbox.hint(turn.candidates);
       if (way === "oracle" && first) void sandbox.hint(first);
       let before = tallies(sandbox);
       await wait(pace.think);

@@ -39,7 +39,7 @@ impl SandboxTask {
         }
     }
 
-    /// Tells the session when the copies take too much memory, after the one in this slot has begun, or done something.
+    /// Tells the session when the copies take too much memory, after the one in this slot has begun, or ended its code.
     pub(super) fn look_at_memory(&mut self, slot: Slot) {
         if slot == Slot::Main || self.slots.shadows().nth(1).is_none() {
             return;

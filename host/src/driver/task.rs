@@ -383,6 +383,7 @@ impl SandboxTask {
             };
             let bytes = output_bytes(&event, body.as_ref());
             let is_ready = matches!(event, Event::Ready { .. });
+            let is_over = matches!(event, Event::Executed { .. });
             self.tell(Input::Guest(slot, GuestInput::Event(event, body)));
             self.follow();
             let Some((slot, running)) = self.slots.find(generation) else {
@@ -392,12 +393,12 @@ impl SandboxTask {
             if is_ready {
                 running.begin = None;
             }
+            if is_over {
+                self.look_at_memory(slot);
+            }
             if is_ready && slot == Slot::Main {
                 lock(&self.info).clone_from(self.session.info());
             }
-        }
-        if let Some((slot, _)) = self.slots.find(generation) {
-            self.look_at_memory(slot);
         }
         // What it has sent is taken: it may send more.
         if let Some((slot, running)) = self.slots.find(generation)

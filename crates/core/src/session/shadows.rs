@@ -238,6 +238,9 @@ impl<B: Body> Shadows<B> {
             }
         }
         self.end_those(&vain);
+        if self.shadows.is_empty() {
+            self.end_trial();
+        }
         self.sort();
     }
 
@@ -440,9 +443,16 @@ impl<B: Body> Shadows<B> {
         }
         if self.shadows.is_empty() {
             self.room.proven = usize::MAX;
-            if let Some(source) = self.trial.take() {
-                self.predictor.turned_out(source, false);
+            if self.predictor.is_empty() {
+                self.end_trial();
             }
+        }
+    }
+
+    /// Nothing that was told has come.
+    fn end_trial(&mut self) {
+        if let Some(source) = self.trial.take() {
+            self.predictor.turned_out(source, false);
         }
     }
 

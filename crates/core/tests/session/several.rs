@@ -219,6 +219,20 @@ fn hints_of_which_one_comes_stay_worth_it() {
 }
 
 #[test]
+fn a_hint_of_which_nothing_can_run_fails_once() {
+    let mut world = forking(1, |_| {});
+    for _ in 0..8 {
+        world.hint(&CODES[..5]);
+        for _ in 0..5 {
+            world.shadow_sends(GuestInput::Lost(Error::GuestLost("there are threads".to_owned())));
+        }
+        world.execute("x");
+        world.ends(ok());
+    }
+    assert_eq!(tally(&world).started, 40);
+}
+
+#[test]
 fn those_that_never_end_are_dropped_when_their_time_is_over() {
     let mut world = forking(8, |_| {});
     world.hint(&CODES[..8]);
@@ -434,7 +448,13 @@ impl Model {
                 };
                 (event, None)
             }
-            Request::Restore { exchange, .. } => (Event::Restored { exchange, lost: Vec::new() }, None),
+            Request::Restore { exchange, .. } => (
+                Event::Restored {
+                    exchange,
+                    lost: Vec::new(),
+                },
+                None,
+            ),
             Request::SetVariable { exchange, .. } => (Event::Done { exchange }, None),
             Request::ListVariables { exchange, .. } => {
                 let encoding = Encoding::Marshal;

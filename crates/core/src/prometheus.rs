@@ -1,4 +1,5 @@
-//! Counts of code that ran ahead, in Prometheus' text format (<https://prometheus.io/docs/instrumenting/exposition_formats/>, version 0.0.4).
+//! Counts of code that ran ahead, as text for Prometheus (<https://prometheus.io/docs/instrumenting/exposition_formats/>, version
+//! 0.0.4).
 
 use std::fmt::{Display, Write as _};
 

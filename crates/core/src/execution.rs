@@ -109,7 +109,7 @@ pub enum Change {
 pub enum Outcome {
     /// The code ran to its end.
     Ok,
-    /// An exception ended it.
+    /// An exception ended the code.
     Error,
     /// The code ran out of time.
     Timeout,
@@ -117,7 +117,7 @@ pub enum Outcome {
     Interrupted,
     /// The guest died.
     Crashed,
-    /// A limit other than `timeout` and `wallTimeout` ended it.
+    /// A limit other than `timeout` and `wallTimeout` ended the code.
     Limit,
 }
 

@@ -1,7 +1,7 @@
 //! The core of Sandglass, a Python REPL sandbox for Recursive Language Models.
 //!
-//! This crate is sans-IO: it has no clock, no socket and no browser. A [`Session`] turns [`Input`]s into [`Effect`]s, and a driver
-//! carries the effects out.
+//! This crate is sans-IO: it has no clock, no socket and no browser. A [`Session`] turns [`Input`]s into [`Effect`]s, and a driver carries
+//! the effects out.
 //!
 //! | module | holds |
 //! |---|---|

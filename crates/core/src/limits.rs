@@ -1,8 +1,8 @@
 //! Limits and their defaults: every number that a user may set, with its unit and range, and every bound that host and guest share. A
 //! number that only one file needs stands in that file.
 //!
-//! A new limit is a field of [`Limits`] with a name in `Limits::NAMES`. Pages and the server read the option by that name. Its
-//! description belongs into `src/sandbox.rs` (TypeScript) and `crates/server/src/openapi.json`.
+//! A new limit is a field of [`Limits`] with a name in `Limits::NAMES`. Pages and the server read the option by that name. Its description
+//! belongs into `src/sandbox.rs` (TypeScript) and `crates/server/src/openapi.json`.
 //!
 //! Decisions: `docs/internals/guest-in-a-browser.md` and `docs/internals/values-and-calls.md`.
 
@@ -70,9 +70,9 @@ pub const MAX_NAME_BYTES: usize = 1_000;
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 /// The size of an output event without its text, in bytes, for the bounds on output.
 pub const EVENT_BYTES: f64 = 512.0;
-/// Bytes of output that one exchange may send at once, however few are kept. [`OUTPUT_BURST_PER_CHAR`] bytes are added for each
-/// character that is kept (`maxOutputLength`). A guest may then send [`OUTPUT_BYTES_PER_SECOND`], and [`OUTPUT_PER_SECOND_PER_CHAR`] for
-/// each kept character. Our guest sends the ends of two streams at most twenty times a second.
+/// Bytes of output that one exchange may send at once, however few are kept. [`OUTPUT_BURST_PER_CHAR`] bytes are added for each character
+/// that is kept (`maxOutputLength`). A guest may then send [`OUTPUT_BYTES_PER_SECOND`], and [`OUTPUT_PER_SECOND_PER_CHAR`] for each kept
+/// character. Our guest sends the ends of two streams at most twenty times a second.
 pub const OUTPUT_BURST_BYTES: f64 = 32.0 * 1024.0 * 1024.0;
 /// Bytes of output per second. See [`OUTPUT_BURST_BYTES`].
 pub const OUTPUT_BYTES_PER_SECOND: f64 = 8.0 * 1024.0 * 1024.0;
@@ -124,16 +124,15 @@ pub const MAX_AHEAD_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
 pub const MAX_FORKS: u32 = 8;
 /// The number of shadows by default if each gets a copy of all memory.
 pub const MAX_COPIES: u32 = 2;
-/// Time that is added to the age of a session for its share of vain work (`maxAheadShare`), in milliseconds. A new session has
-/// nothing else to spend.
+/// Time that is added to the age of a session for its share of vain work (`maxAheadShare`), in milliseconds. A new session has nothing else
+/// to spend.
 pub const AHEAD_CREDIT_MS: f64 = 60_000.0;
 /// Time that a finished shadow waits for its code to be asked for, in milliseconds. A waiting shadow holds a guest.
 pub const AHEAD_TTL_MS: f64 = 60_000.0;
-/// Time for a shadow that still runs to confirm that it takes over, in milliseconds. A guest that computes reads messages every
-/// 50 ms.
+/// Time for a shadow that still runs to confirm that it takes over, in milliseconds. A guest that computes reads messages every 50 ms.
 pub const PROMOTION_MS: f64 = 100.0;
-/// The most bytes of code that runs while it is written. The guest compiles the complete code once more, which takes a millisecond
-/// per kilobyte. The user waits for that.
+/// The most bytes of code that runs while it is written. The guest compiles the complete code once more, which takes a millisecond per
+/// kilobyte. The user waits for that.
 pub const MAX_WRITTEN_BYTES: usize = 20_000;
 /// The least time between two pieces of code that is being written, in milliseconds.
 pub const EXTEND_MS: f64 = 30.0;

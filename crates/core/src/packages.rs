@@ -1,7 +1,7 @@
 //! Packages: finds the wheels for the packages that a user asks for. Nothing here fetches a file; the caller does.
 //!
-//! A *requirement* names a package, with the versions that are acceptable. A *wheel* is a package's file. A *marker* is the condition of
-//! a requirement, such as a version of Python. *Extras* are optional parts of a package with requirements of their own.
+//! A *requirement* names a package, with the versions that are acceptable. A *wheel* is a package's file. A *marker* is the condition of a
+//! requirement, such as a version of Python. *Extras* are optional parts of a package with requirements of their own.
 //!
 //! | module | has |
 //! |---|---|

@@ -1,5 +1,4 @@
-//! Counts of code that ran ahead, as text for Prometheus (<https://prometheus.io/docs/instrumenting/exposition_formats/>, version
-//! 0.0.4).
+//! Counts of code that ran ahead, as text for Prometheus (<https://prometheus.io/docs/instrumenting/exposition_formats/>, version 0.0.4).
 
 use std::fmt::{Display, Write as _};
 

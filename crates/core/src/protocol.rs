@@ -1,22 +1,22 @@
 //! The wire between host and guest. The types in this file define it, and the types of TypeScript and Python are generated from them.
 //!
 //! A message is a header and its bodies, which are bytes. The header is JSON: a [`Request`] with at most one body, or an array of
-//! [`Event`]s, in order. The bodies follow in the order of the events that have one ([`Event::has_body`]). In the browser a message is
-//! the array `[header, ...bodies]`, posted over a private `MessagePort`. Natively it is a length-prefixed frame.
+//! [`Event`]s, in order. The bodies follow in the order of the events that have one ([`Event::has_body`]). In the browser a message is the
+//! array `[header, ...bodies]`, posted over a private `MessagePort`. Natively it is a length-prefixed frame.
 //!
 //! Ordering rules:
 //!
 //! 1. The host sends [`Request::Init`] first; the guest answers [`Event::Ready`] or [`Event::BootFailed`].
-//! 2. Then there is one *exchange* at a time: a request with a number (`exchange`), and all events until the one that ends the
-//! exchange. Exactly one event with that number ends it: [`Event::Executed`], [`Event::Value`], [`Event::Done`], [`Event::Restored`] or
-//! [`Event::Refused`]. Numbers grow.
-//! 3. During an `Execute` the guest sends [`Event::Output`], [`Event::Display`] and [`Event::HostCall`]s with fresh, growing numbers.
-//! The host answers each call with one [`Request::HostReply`]. A guest with pending calls is suspended.
+//! 2. Then there is one *exchange* at a time: a request with a number (`exchange`), and all events until the one that ends the exchange.
+//!    Exactly one event with that number ends it: [`Event::Executed`], [`Event::Value`], [`Event::Done`], [`Event::Restored`] or
+//!    [`Event::Refused`]. Numbers grow.
+//! 3. During an `Execute` the guest sends [`Event::Output`], [`Event::Display`] and [`Event::HostCall`]s with fresh, growing numbers. The
+//!    host answers each call with one [`Request::HostReply`]. A guest with pending calls is suspended.
 //! 4. [`Request::Interrupt`] may come at any time, and may overtake other messages. It has no effect once its exchange is over.
-//! 5. A body may be cut into parts: any number of `Part` messages come before its own message. The first body of that message is then
-//! all the parts' bodies and its own, joined. A message without a body may come between.
-//! 6. Between exchanges the host may ask for a checkpoint ([`Request::Save`]). The guest works at it while no other request comes,
-//! and answers exactly once, at any time.
+//! 5. A body may be cut into parts: any number of `Part` messages come before its own message. The first body of that message is then all
+//!    the parts' bodies and its own, joined. A message without a body may come between.
+//! 6. Between exchanges the host may ask for a checkpoint ([`Request::Save`]). The guest works at it while no other request comes, and
+//!    answers exactly once, at any time.
 //! 7. [`Event::Fatal`] is a guest's last message.
 //!
 //! Any other message of a guest is a violation, and the host ends the guest.
@@ -108,8 +108,8 @@ pub enum Request {
     },
     /// Lists the user's variables. Answered by `Value`, a list of dicts with `name`, `type` and `length`.
     ListVariables { exchange: u32, timeout_ms: f64 },
-    /// Writes the body to a file, and creates missing folders. A path is relative to the working folder, or absolute in that folder or
-    /// the folder of temporary files. Answered by `Done`.
+    /// Writes the body to a file, and creates missing folders. A path is relative to the working folder, or absolute in that folder or the
+    /// folder of temporary files. Answered by `Done`.
     WriteFile {
         exchange: u32,
         path: String,
@@ -135,8 +135,8 @@ pub enum Request {
         path: String,
         timeout_ms: f64,
     },
-    /// Adds the variables in the body, which a `CaptureState` of any guest wrote: base64 of LZ4 of a cloudpickle. Unpacked it may
-    /// take `max_bytes`. Answered by `Done`, or by `Refused`; then no variable was set.
+    /// Adds the variables in the body, which a `CaptureState` of any guest wrote: base64 of LZ4 of a cloudpickle. Unpacked it may take
+    /// `max_bytes`. Answered by `Done`, or by `Refused`; then no variable was set.
     OpenState {
         exchange: u32,
         max_bytes: f64,
@@ -182,8 +182,8 @@ pub enum Request {
         #[cfg_attr(target_arch = "wasm32", tsify(optional))]
         message: Option<String>,
     },
-    /// Saves the state when the guest has nothing else to do. A `full` checkpoint needs no earlier one. No exchange: answered by
-    /// `Saved`, or by `NotSaved` if another request comes first.
+    /// Saves the state when the guest has nothing else to do. A `full` checkpoint needs no earlier one. No exchange: answered by `Saved`,
+    /// or by `NotSaved` if another request comes first.
     Save { checkpoint: u32, full: bool },
     /// Gives the guest the state of a checkpoint. Answered by `Restored`.
     Restore {
@@ -241,8 +241,8 @@ pub struct GuestConfig {
     pub output_fields: Vec<String>,
 }
 
-/// The project whose prompts and controllers a sandbox supports. It sets the names in Python, their signatures, and the form of
-/// failures. `python/sandglass/runtime/profiles.py` defines each profile.
+/// The project whose prompts and controllers a sandbox supports. It sets the names in Python, their signatures, and the form of failures.
+/// `python/sandglass/runtime/profiles.py` defines each profile.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -357,8 +357,8 @@ pub enum Event {
     Ready { version: u32, guest: GuestInfo },
     /// The guest could not start.
     BootFailed { message: String },
-    /// Text on a stream, in order. The guest left out `skipped` characters before it. It may do so after it has sent
-    /// `max_output_chars` characters, and only if this text holds the last `max_output_chars` characters so far.
+    /// Text on a stream, in order. The guest left out `skipped` characters before it. It may do so after it has sent `max_output_chars`
+    /// characters, and only if this text holds the last `max_output_chars` characters so far.
     Output {
         exchange: u32,
         stream: Stream,
@@ -419,8 +419,8 @@ pub enum Event {
     Fatal { message: String },
     /// A piece of a body, in the encoding of the whole.
     Part { encoding: Encoding },
-    /// The state was saved, without the variables in `lost`. In the browser the body is a `Blob`. `full` may be true even if the host
-    /// did not ask for a full checkpoint. `spent`: the guest holds much memory that its state no longer needs.
+    /// The state was saved, without the variables in `lost`. In the browser the body is a `Blob`. `full` may be true even if the host did
+    /// not ask for a full checkpoint. `spent`: the guest holds much memory that its state no longer needs.
     Saved {
         checkpoint: u32,
         full: bool,
@@ -589,10 +589,10 @@ pub struct ExecutionReport {
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Ended {
-    /// It ran to its end.
+    /// The code ran to its end.
     Ok,
-    /// An exception ended it.
+    /// An exception ended the code.
     Error,
-    /// A limit ended it.
+    /// A limit ended the code.
     Limit,
 }

@@ -1,7 +1,7 @@
 //! A sandbox's session as a state machine: [`Input`]s in, [`Effect`]s out. It has no clock, no worker and no socket.
 //!
-//! Every command gets exactly one answer, whatever the guest does. A guest that breaks the protocol, dies or does not stop is ended.
-//! A fresh guest is booted and given the saved state, or else the last `context`. Then the next command runs there.
+//! Every command gets exactly one answer, whatever the guest does. A guest that breaks the protocol, dies or does not stop is ended. A
+//! fresh guest is booted and given the saved state, or else the last `context`. Then the next command runs there.
 //!
 //! A session has an *interpreter* and *shadows*. The interpreter is a sequence of states, with the guest that holds the newest one. A
 //! shadow is a copy of the interpreter that runs code which may come. Each guest has a [`Slot`]: one for the interpreter's guest, and one
@@ -64,7 +64,7 @@ pub use packages::{Package, Wanted};
 
 /// The bytes of a message, in the form in which the driver holds them.
 pub trait Body: Clone {
-    /// Its size in bytes.
+    /// The size in bytes.
     fn size(&self) -> usize;
 }
 
@@ -95,7 +95,7 @@ pub enum Command<B> {
     Initialize(Encoded<B>),
     /// Runs code.
     Execute {
-        /// The source.
+        /// The source of the code.
         code: String,
         /// Guest time in milliseconds. `None` means the session's `timeout`.
         timeout_ms: Option<f64>,
@@ -116,7 +116,7 @@ pub enum Command<B> {
     OpenState(B, f64),
     /// Writes the variables for another session. The number is the most bytes that they take unpacked.
     CaptureState(f64),
-    /// Reads, writes, lists or removes files, or asks for one of the answers that are given like files.
+    /// Reads, writes, lists or removes files, describes a cell, or looks at code that is being written.
     File(FileCommand<B>),
     /// Installs packages, in this guest and every later one.
     Load(Wanted),
@@ -156,8 +156,7 @@ pub enum GuestInput<B> {
 /// An action of the driver on a guest, whatever its slot.
 #[derive(Debug, Clone, PartialEq)]
 pub enum GuestEffect<B> {
-    /// Starts a fresh guest in the slot. Later posts to the slot go to this guest. A shadow's guest must be one that is available at
-    /// once.
+    /// Starts a fresh guest in the slot. Later posts to the slot go to this guest. A shadow's guest must be one that is available at once.
     Boot,
     /// Ends the guest now. No message of it may arrive afterwards.
     Kill,
@@ -212,8 +211,8 @@ pub enum Effect<B> {
     Guest(Slot, GuestEffect<B>),
     /// Ends a shadow's idle guest, or keeps it to be booted again in another slot. No message of it may arrive afterwards.
     Park(ShadowId),
-    /// Moves a shadow's guest to the main slot, whose guest is idle. That guest is ended, or kept as by [`Effect::Park`]. The shadow's
-    /// slot becomes empty, and later posts to the main slot go to the moved guest.
+    /// Moves a shadow's guest to the main slot, whose guest is idle. That guest is ended, or kept as by [`Effect::Park`]. The shadow's slot
+    /// becomes empty, and later posts to the main slot go to the moved guest.
     Promote(ShadowId),
     /// Acts on the host's side.
     Host(HostEffect<B>),

@@ -10,8 +10,8 @@ use sandglass_core::limits::MAX_VALUE_DEPTH;
 use sandglass_core::protocol::Encoding;
 use sandglass_core::value::{Build, escaped, ill_formed, int_text, lone_surrogate, read, utf16_from_wtf8};
 
-/// A value that Python declared, as JSON. Sets become arrays, keys of dicts become text, and other objects become `{ type, repr }`.
-/// Ints beyond 2^53 are written as [`integer`] describes. Floats that are not finite become text; so do dates (ISO 8601) and bytes
+/// A value that Python declared, as JSON. Sets become arrays, keys of dicts become text, and other objects become `{ type, repr }`. Ints
+/// beyond 2^53 are written as [`integer`] describes. Floats that are not finite become text; so do dates (ISO 8601) and bytes
 /// (hexadecimal).
 ///
 /// # Errors

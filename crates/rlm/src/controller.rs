@@ -1,8 +1,8 @@
 //! One run as a state machine: [`Input`]s in, [`Effect`]s out.
 //!
-//! A run takes turns. In each turn it asks the model, runs the reply's blocks of code one after another, and sends their outcomes in
-//! the next message. Several events end a run: code declares a valid final answer, a reply declares `FINAL(…)` in its prose, the turns or
-//! the budget are used up, or the driver stops the run.
+//! A run takes turns. In each turn it asks the model, runs the reply's blocks of code one after another, and sends their outcomes in the
+//! next message. Several events end a run: code declares a valid final answer, a reply declares `FINAL(…)` in its prose, the turns or the
+//! budget are used up, or the driver stops the run.
 //!
 //! Decisions: `docs/internals/controller.md`.
 
@@ -436,8 +436,7 @@ impl Controller {
     /// Takes the reply to the question for the answer only, after the last turn.
     ///
     /// Its code does not run. But it may declare a variable's value, which the sandbox still has. Such a declaration is in the prose, or is
-    /// code
-    /// in a fence.
+    /// code in a fence.
     fn last_words(&mut self, now: f64, reply: String, parsed: &Parsed) {
         let said = match self.task.schema {
             Some(_) => reply.clone(),
@@ -510,8 +509,8 @@ impl Controller {
     }
 }
 
-/// The answer that a reply declares in its prose. `FINAL(name)` is read as `FINAL_VAR(name)`. Models also write it in plans,
-/// before the variable exists.
+/// The answer that a reply declares in its prose. `FINAL(name)` is read as `FINAL_VAR(name)`. Models also write it in plans, before the
+/// variable exists.
 fn in_prose(prose: &[String]) -> Option<Declared> {
     let declared = || prose.iter().filter_map(|stretch| final_directive(stretch));
     let variable = declared().find(|declared| matches!(declared, Directive::Variable(_)));

@@ -1,8 +1,8 @@
 //! Reads final answers that a model writes into its prose instead of its code, as controllers of the profile `rlm-legacy` do.
 //!
 //! The rules are those of `find_final_answer` in `rlm/utils/parsing.py` of alexzhang13/rlm, releases 0.1.0 to 0.1.1a. There they are two
-//! regular expressions, `^\s*FINAL_VAR\((.*?)\)` and then `^\s*FINAL\((.*)\)\s*$`, both over lines and with `.` matching newlines.
-//! Here they are two linear scans, because a model's text may be of any length.
+//! regular expressions, `^\s*FINAL_VAR\((.*?)\)` and then `^\s*FINAL\((.*)\)\s*$`, both over lines and with `.` matching newlines. Here
+//! they are two linear scans, because a model's text may be of any length.
 
 /// A final answer in a reply's prose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,8 +15,8 @@ pub enum Directive<'a> {
 
 /// The final answer that a model's reply declares outside of its code, if there is one.
 ///
-/// A directive begins a line, after white space at most. A `FINAL_VAR` anywhere comes before all `FINAL`s, and its name ends at the
-/// first parenthesis. `FINAL(…)` ends at the last parenthesis that ends a line, so the answer may hold parentheses and lines.
+/// A directive begins a line, after white space at most. A `FINAL_VAR` anywhere comes before all `FINAL`s, and its name ends at the first
+/// parenthesis. `FINAL(…)` ends at the last parenthesis that ends a line, so the answer may hold parentheses and lines.
 pub fn final_directive(text: &str) -> Option<Directive<'_>> {
     if let Some(rest) = after_line_start(text, "FINAL_VAR(")
         && let Some((name, _)) = rest.split_once(')')

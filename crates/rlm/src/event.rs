@@ -1,5 +1,5 @@
-//! Events of a run. A *trajectory* is a recording of a run: these events as JSON, one per line, with the model's replies in them. It
-//! can be shown, and replayed without a model ([`replay`](super::replay)).
+//! Events of a run. A *trajectory* is a recording of a run: these events as JSON, one per line, with the model's replies in them. It can be
+//! shown, and replayed without a model ([`replay`](super::replay)).
 //!
 //! No event holds a key of an endpoint.
 

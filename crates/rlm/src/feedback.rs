@@ -6,8 +6,8 @@
 //! - alexzhang13/rlm-minimal at 973f8d4 (`rlm/utils/utils.py`): `add_execution_result_to_messages`, `format_execution_result`;
 //! - stanfordnlp/dspy 3.3.1 and 3.4.1 (`dspy/primitives/repl_types.py`, `dspy/predict/rlm.py`): `REPLEntry.format_output`, `_format_output`.
 //!
-//! Two facts are added, because a model goes wrong without them: the text printed before an error, which dspy drops, and the variables
-//! that were lost with a guest.
+//! Two facts are added, because a model goes wrong without them. One is the text printed before an error, which dspy drops. The other is
+//! the state of the variables after a guest was replaced.
 
 use sandglass_core::execution::{CodeExecution, StateStatus, Truncated};
 use sandglass_core::limits::{DSPY_FEEDBACK_CHARS, FEEDBACK_CHARS, RLM_MINIMAL_FEEDBACK_CHARS};

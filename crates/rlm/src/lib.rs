@@ -50,7 +50,7 @@ use serde::{Deserialize, Serialize};
 pub struct Message {
     /// The author of the message.
     pub role: Role,
-    /// The text.
+    /// The text of the message.
     pub content: String,
 }
 

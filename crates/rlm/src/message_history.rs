@@ -2,8 +2,7 @@
 //! shortened, then summed up in a line each, then in one line together.
 //!
 //! No model does this work, so a replayed run gets the same messages. If the messages are too long, they are shortened to half of the
-//! limit.
-//! Their beginning then stays the same for many turns, which is cheaper at endpoints that cache prompts.
+//! limit. Their beginning then stays the same for many turns, which is cheaper at endpoints that cache prompts.
 //!
 //! Decisions: `docs/internals/controller.md`.
 

@@ -71,8 +71,8 @@ pub enum Failure {
     Final(String),
 }
 
-/// The body of a request. `extra` has fields that the user adds, such as `temperature`. None of them can replace the model, the messages
-/// or `stream`. A field with null is left out, because some endpoints do not know `stream_options`, for example.
+/// The body of a request. `extra` has fields that the user adds, such as `temperature`. None of them can replace the model, the messages or
+/// `stream`. A field with null is left out, because some endpoints do not know `stream_options`, for example.
 pub fn request_body(model: &str, messages: &[Message], stream: bool, extra: &Map<String, Value>) -> String {
     let mut body = extra.clone();
     body.insert("model".to_owned(), model.into());

@@ -40,10 +40,10 @@ pub struct Parsed {
     pub prose: Vec<String>,
 }
 
-/// One fenced block.
+/// A fenced block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
-    /// Its contents.
+    /// The block's text, without its fences.
     pub code: String,
     /// True if the block has an end. A reply that was cut lacks the end of its last block.
     pub closed: bool,

@@ -111,7 +111,7 @@ impl Replay {
         said.ok_or_else(|| Missing(format!("reply for turn {turn} of run {run}")))
     }
 
-    /// The outcome of a call. It is found by its prompt, or else by its number.
+    /// The outcome of a call. The call is found by number and prompt, else by its prompt alone, else by its number alone.
     ///
     /// # Errors
     /// [`Missing`] if there was no such call, or it did not end.

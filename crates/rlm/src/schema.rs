@@ -1,5 +1,4 @@
-//! Checks answers against a part of JSON Schema (draft 2020-12). A complete validator would be five times the size of the whole
-//! supervisor.
+//! Checks answers against a part of JSON Schema (draft 2020-12). A complete validator would be five times the size of the whole supervisor.
 //!
 //! Supported keywords are `true`, `false`, `type`, `enum`, `const`, `properties`, `required`, `additionalProperties`, `minProperties`,
 //! `maxProperties`, `items`, `prefixItems`, `minItems`, `maxItems`, `uniqueItems`, `minLength`, `maxLength`, `minimum`, `maximum`,

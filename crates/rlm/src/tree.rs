@@ -1,9 +1,8 @@
 //! A tree of runs: the first run, and the runs that its code starts by `rlm_query`.
 //!
 //! A [`Run`] is a [`Controller`] with its place in the tree. It numbers the *queries* of its code (`llm_query`, `rlm_query`), decides how
-//! each
-//! is answered, and continues when all have answers. The driver gives it [`Input`]s and queries, and carries out the [`Step`]s: it asks
-//! models, runs code and waits.
+//! each is answered, and continues when all have answers. The driver gives it [`Input`]s and queries, and carries out the [`Step`]s: it
+//! asks models, runs code and waits.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -148,7 +147,7 @@ struct Open {
     asked: Vec<Message>,
 }
 
-/// One run.
+/// A run, with its place in the tree.
 #[derive(Debug)]
 pub struct Run {
     tree: Arc<Tree>,
@@ -320,9 +319,10 @@ impl Run {
         }
     }
 
-    /// Takes a call of `rlm_query`. A run one level deeper answers it, or the sub-model if there is no deeper level. For the sub-model,
-    /// `context`
-    /// returns the context as text, `None` if it is longer than the given number of bytes, or the reason for which it is no text.
+    /// Takes a call of `rlm_query`. A run one level deeper answers it. If there is no deeper level, the sub-model does.
+    ///
+    /// For the sub-model, `context` returns the context as text. It returns `None` if the text is longer than the given number of bytes,
+    /// and an error if the context is no text.
     pub fn rlm_query(
         &mut self,
         now: f64,

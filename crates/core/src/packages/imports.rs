@@ -80,8 +80,8 @@ fn push(statements: &mut [String], char: char) {
     }
 }
 
-/// The length of the string literal that `text` begins with, in bytes. An unclosed literal ends with its line; with triple quotes, at
-/// the end of `text`.
+/// The length of the string literal that `text` begins with, in bytes. An unclosed literal ends with its line; with triple quotes, at the
+/// end of `text`.
 fn string_length(text: &str, quote: char) -> usize {
     let triple = [quote; 3].iter().collect::<String>();
     let is_long = text.starts_with(&triple);

@@ -30,11 +30,11 @@ pub(super) enum Source {
 }
 
 impl Requirement {
-    /// Reads a requirement: `name`, `name>=2,<3`, `name[extra]`, `name; python_version < "3.12"`, `name @ https://….whl`, or a
-    /// wheel's address alone. `#sha256=…` may follow an address.
+    /// Reads a requirement: `name`, `name>=2,<3`, `name[extra]`, `name; python_version < "3.12"`, `name @ https://….whl`, or a wheel's
+    /// address alone. `#sha256=…` may follow an address.
     ///
     /// # Errors
-    /// [`Error::InvalidOption`], which says what is wrong, if the text is not a requirement.
+    /// [`Error::InvalidOption`] with the problem, if the text is not a requirement.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let text = text.trim();
         let shown: String = text.chars().take(100).collect();

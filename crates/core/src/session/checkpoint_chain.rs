@@ -24,7 +24,7 @@ pub(super) struct Link<B> {
     pub(super) full: bool,
     /// The last execution whose effects the checkpoint has; 0 means before the first.
     pub(super) execution: u32,
-    /// The user's variables.
+    /// The names of the user's variables.
     pub(super) names: Vec<String>,
     /// The user's variables that the checkpoint does not hold.
     pub(super) lost: Vec<LostVariable>,
@@ -136,9 +136,9 @@ impl<B: Body> CheckpointChain<B> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Kept {
     Yes,
-    /// It is too large on top of its chain. A full checkpoint may be smaller.
+    /// The checkpoint is too large on top of its chain. A full one may fit.
     NotOnTop,
-    /// It is too large by itself. The earlier ones stay.
+    /// The checkpoint is too large by itself. Earlier ones stay.
     No,
 }
 

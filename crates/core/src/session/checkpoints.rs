@@ -69,8 +69,8 @@ pub(super) struct Checkpoints<B> {
     forked: bool,
     /// True if the state may have changed since the last save began.
     pub(super) dirty: bool,
-    /// True if only code that should not change anything, such as a `__repr__`, may have run since the last save began. The last
-    /// checkpoint is good enough to go back to. For an exact copy, the state is saved again.
+    /// True if code that should not change anything, such as a `__repr__`, may have run since the last save began. The last checkpoint is
+    /// good enough to go back to. For an exact copy, the state is saved again.
     pub(super) looked_at: bool,
     /// The last execution whose effects the state has.
     pub(super) execution: u32,
@@ -358,8 +358,8 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// An interpreter that continues from the present state, saves nothing and needs no context. `None` if guests cannot be forked and
-    /// no checkpoint holds all of the state.
+    /// An interpreter that continues from the present state, saves nothing and needs no context. `None` if guests cannot be forked and no
+    /// checkpoint holds all of the state.
     pub(super) fn exact_copy(&self) -> Option<Self> {
         let mut fork = if self.forks {
             self.bare_fork()
@@ -377,8 +377,8 @@ impl<B: Body> Interpreter<B> {
         self.forks || self.checkpoints.are_saved()
     }
 
-    /// Returns true if the guest may be asked for its variables. It is asked before a save, so that the save also holds any change of
-    /// its memory by the answer.
+    /// Returns true if the guest may be asked for its variables. It is asked before a save, so that the save also holds any change of its
+    /// memory by the answer.
     pub(super) fn can_be_surveyed(&self) -> bool {
         let is_before_save = self.checkpoints.is_unsaved();
         self.is_at_rest() && (self.forks || is_before_save) // a fork copies the memory at any time

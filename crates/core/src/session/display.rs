@@ -11,7 +11,7 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    /// Counts one more output, or tells what is wrong with it.
+    /// Counts one more output. The error is the problem of an output that is not allowed.
     pub(super) fn add(&mut self, mime: &str, bytes: usize) -> Result<(), &'static str> {
         if kind(mime).is_none() {
             return Err("a display that has no mime type of one");

@@ -1,10 +1,8 @@
 //! Guesses at the next code. The guest is asked for its variables, and code is made from the answer.
 //!
 //! The guest is asked right after an exchange, before the state is saved. So a copy of the saved state includes any change that the
-//! question
-//! made to the guest's memory. A guess runs only if there are no hints, once in each state. If the conversation then points to other code,
-//! a
-//! second guess may run.
+//! question made to the guest's memory. A guess runs only if there are no hints, once in each state. If the conversation then points to
+//! other code, a second guess may run.
 //!
 //! Decisions: `docs/internals/running-ahead.md`.
 

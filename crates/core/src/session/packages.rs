@@ -22,7 +22,7 @@ pub enum Wanted {
 /// A package and its file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Package<B> {
-    /// The wheel.
+    /// The wheel's name, version and address.
     pub wheel: Wheel,
     /// The wheel's bytes, verified by the driver.
     pub body: B,

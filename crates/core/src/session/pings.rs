@@ -2,8 +2,7 @@
 //!
 //! A worker answers a `Ping` only from its event loop, and only between exchanges. The host sends one after each execution. Until the
 //! answer, no event of another exchange counts. A worker that does not answer still computes, and is ended. Code that computes cannot
-//! answer
-//! in the worker's place, because the numbers cannot be guessed.
+//! answer in the worker's place, because the numbers cannot be guessed.
 //!
 //! Decisions: `docs/internals/guest-in-a-browser.md`.
 
@@ -12,8 +11,7 @@ use super::interpreter::{Guest, Interpreter};
 use crate::error::Error;
 use crate::protocol::Request;
 
-/// Time for an idle worker to answer, in milliseconds. The page may have been blocked or asleep meanwhile, so the time must pass
-/// twice.
+/// Time for an idle worker to answer, in milliseconds. The page may have been blocked or asleep meanwhile, so the time must pass twice.
 const ANSWER_MS: f64 = 5_000.0;
 
 /// The pings of a session, and the state of the generator of their numbers.

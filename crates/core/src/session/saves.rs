@@ -1,10 +1,8 @@
 //! Rules for saving the state.
 //!
 //! A save is no exchange. The guest works at it while it has nothing else to do, and gives up when a request comes in. A command waits for
-//! a
-//! save only if much work is at stake: [`WORTH`] times the time of a save. So saving takes at most a twentieth of the time, and a guest
-//! that
-//! is never idle is saved as well.
+//! a save only if much work is at stake: [`WORTH`] times the time of a save. So saving takes at most a twentieth of the time, and a guest
+//! that is never idle is saved as well.
 
 use super::Body;
 use super::checkpoint_chain::{Kept, Link};

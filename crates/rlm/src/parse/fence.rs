@@ -91,8 +91,7 @@ impl<'a> Fence<'a> {
     }
 
     /// The block's lines, without the quotes around the fence and without the fence's indentation. The first line limits the indentation
-    /// that is
-    /// removed.
+    /// that is removed.
     pub fn content(&self, lines: &[&str]) -> String {
         let indentation = |line: &str| line.len() - line.trim_start_matches([' ', '\t']).len();
         let lines: Vec<&str> = lines.iter().map(|line| unquoted(line, self.quotes)).collect();

@@ -22,11 +22,11 @@ pub enum StopReason {
 /// The next step for an exchange.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Verdict {
-    /// Does nothing. Check again at this time, if any.
+    /// Nothing to do. Check again at this time, if any.
     Continue(Option<f64>),
-    /// Asks the guest to stop.
+    /// Ask the guest to stop.
     Interrupt(StopReason),
-    /// Ends the guest, which did not stop within the grace period.
+    /// End the guest, which did not stop within the grace period.
     Kill(StopReason),
 }
 

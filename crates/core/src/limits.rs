@@ -42,7 +42,7 @@ pub struct Limits {
     pub max_checkpoint_bytes: f64,
     /// The share of the session's time for code that ran ahead and was not asked for, from 0 to 1 (`maxAheadShare`).
     pub max_ahead_share: f64,
-    /// The most shadows, running or parked (`maxShadows`). The default is [`MAX_FORKS`] or [`MAX_COPIES`].
+    /// The most shadows that run, or wait for their code to be asked for (`maxShadows`). The default is [`MAX_FORKS`] or [`MAX_COPIES`].
     pub max_shadows: Option<u32>,
     /// The number of guests that are kept ready to take over (`spares`).
     pub spares: u32,

@@ -28,7 +28,7 @@ pub use resolve::{Resolver, Step};
 
 use crate::error::Error;
 
-/// The most characters of a requirement, and the most requirements in one request.
+/// The most characters of a requirement, and the most wheels that one request may need.
 const MAX_REQUIREMENT_CHARS: usize = 4_000;
 const MAX_PACKAGES: usize = 2_000;
 

@@ -52,7 +52,7 @@ pub const QUERIES: [&str; 2] = ["llm_query", "rlm_query"];
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Request {
-    /// The first message. No other state reaches a guest before it. `restores` is true if a `Restore` comes next, which repeats the
+    /// The first message. No other state reaches a guest before it. `restores`: a `Restore` comes next, and its checkpoint holds the
     /// configuration.
     Init {
         version: u32,
@@ -225,11 +225,13 @@ pub struct GuestConfig {
     pub max_source_cache: u32,
     /// The most rich outputs of an execution.
     pub max_displays: u32,
-    /// The most bytes of one rich output, and of all rich outputs of an execution.
+    /// The most bytes of one rich output.
     pub max_display_bytes: f64,
+    /// The most bytes of all rich outputs of an execution.
     pub max_displays_bytes: f64,
-    /// The most bytes of all files together, and the most files. Files that Python itself needs do not count.
+    /// The most bytes of all files together. Files that Python itself needs do not count.
     pub max_file_bytes: f64,
+    /// The most files. Files that Python itself needs do not count.
     pub max_files: u32,
     /// The functions that the host answers: those of [`QUERIES`] that it has, and the user's own functions.
     pub host_functions: Vec<String>,
@@ -465,6 +467,7 @@ impl Event {
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SurveyedVariable {
+    /// The variable's name.
     pub name: String,
     /// The name of the variable's class.
     #[serde(rename = "type")]
@@ -485,7 +488,9 @@ pub struct SurveyedVariable {
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SurveyedColumn {
+    /// The column's name.
     pub name: String,
+    /// The kind of the column's contents.
     pub kind: ColumnKind,
     /// A sample of the column's contents, if it can be taken without running the user's code.
     #[serde(default)]

@@ -108,7 +108,7 @@ pub enum Command<B> {
     SetVariable(String, Encoded<B>),
     /// Appends a value to a series of variables, in this guest and every later one.
     Add(Series, Encoded<B>),
-    /// Does one of the last three assignments, with a value that [`Input::Arrived`] brings. Later commands wait.
+    /// Assigns a value that [`Input::Arrived`] brings, to `context`, a variable or a series. Commands after this one wait.
     Later(Target),
     /// Lists the variables.
     ListVariables,

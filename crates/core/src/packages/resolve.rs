@@ -84,7 +84,7 @@ impl<'a> Resolver<'a> {
     /// Takes the METADATA of the wheel in the last [`Step::Read`].
     ///
     /// # Errors
-    /// [`Error::Integrity`] if it belongs to another package; [`Error::InvalidOption`] if one of its requirements cannot be read.
+    /// [`Error::Integrity`] if it belongs to another package; [`Error::PackageNotFound`] if one of its requirements cannot be read.
     pub fn take_metadata(&mut self, metadata: &str) -> Result<(), Error> {
         let Some((index, extras, knows_rest)) = self.reading.take() else {
             return Ok(());

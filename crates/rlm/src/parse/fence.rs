@@ -201,10 +201,12 @@ pub struct Strings {
 }
 
 impl Strings {
+    /// Returns true if a triple-quoted string is open at the end of the last line.
     pub fn in_triple(&self) -> bool {
         self.triple.is_some()
     }
 
+    /// Reads the next line.
     pub fn read(&mut self, line: &str) {
         let mut chars = line.chars();
         let mut single = None;

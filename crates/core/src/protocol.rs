@@ -59,12 +59,10 @@ pub enum Request {
         config: GuestConfig,
         restores: bool,
     },
-    /// Runs `code` as `<cell {execution}>`. The guest interrupts itself after `timeout_ms` of guest time.
-    ///
-    /// `ahead`: nobody has asked for the code yet. The guest sends `External` once the code depends on the outside world.
-    ///
-    /// `more`: the code is still being written. It has whole lines, after which another statement begins. After running them, the guest
-    /// sends `Waiting`. The exchange continues with `Extend` and, at last, `Promote`.
+    /// Runs `code` as `<cell {execution}>`. The guest interrupts itself after `timeout_ms` of guest time. `ahead`: nobody has asked for the
+    /// code yet. The guest sends `External` once the code depends on the outside world. `more`: the code is still being written. It has
+    /// whole lines, after which another statement begins. After running them, the guest sends `Waiting`. The exchange continues with
+    /// `Extend` and, at last, `Promote`.
     Execute {
         exchange: u32,
         execution: u32,
@@ -156,10 +154,8 @@ pub enum Request {
         timeout_ms: f64,
     },
     /// Tells that somebody has asked for the code that runs ahead. From now on it may look at the clock and other parts of the outside
-    /// world. `rest` is the part of written code that the guest does not have yet.
-    ///
-    /// Answered by `Promoted`, but only once. No answer comes from a guest that has ended the exchange or sent `Waiting`, nor from a fork,
-    /// which has taken over by then.
+    /// world. `rest` is the part of written code that the guest does not have yet. Answered by `Promoted`, but only once. No answer comes
+    /// from a guest that has ended the exchange or sent `Waiting`, nor from a fork, which has taken over by then.
     Promote {
         exchange: u32,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -376,10 +372,9 @@ pub enum Event {
         #[serde(default)]
         is_result: bool,
     },
-    /// Python called the host function `name` and waits. The body is the list of arguments, or a single str argument alone.
-    ///
-    /// `blocking`: the guest reads only what the driver puts into its mailbox. `batch`: the number of calls that it makes at once, this one
-    /// included. Their events come one after another.
+    /// Python called the host function `name` and waits. The body is the list of arguments, or a single str argument alone. `blocking`: the
+    /// guest reads only what the driver puts into its mailbox. `batch`: the number of calls that it makes at once, this one included. Their
+    /// events come one after another.
     HostCall {
         exchange: u32,
         call: u32,

@@ -1,8 +1,8 @@
-//! Budgets of models for a tree of sandboxes: calls, tokens, cost, time and depth.
+//! Budgets for a tree of sandboxes: calls of models, tokens, cost, time and depth of recursion.
 //!
-//! A budget is a node of a tree: what is spent in one is spent in all that it belongs to, so a limit of the root holds for all
-//! children together. [`Budget::scope`] is a part at the same depth (an execution), [`Budget::child`] one level deeper (a
-//! recursion). Times are milliseconds on the driver's monotonic clock.
+//! Budgets form a tree. Use of a budget also counts in all budgets above it, so a limit at the root holds for all children together.
+//! [`Budget::scope`] makes a part at the same depth, for an execution. [`Budget::child`] makes a part one level deeper, for a recursion.
+//! Times are milliseconds on the driver's monotonic clock.
 //!
 //! Decisions: `docs/internals/values-and-calls.md`.
 
@@ -13,24 +13,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
-/// The limits of a budget; what is not given is not limited.
+/// The limits of a budget. A missing field means no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct BudgetLimits {
-    /// Calls of models: `llm_query`, `rlm_query`, and a controller's own.
+    /// The most calls of models: `llm_query`, `rlm_query`, and a controller's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional))]
     pub max_calls: Option<f64>,
-    /// Tokens, input and output together, where callbacks report them.
+    /// The most tokens, input and output together. Only tokens that callbacks report count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional))]
     pub max_tokens: Option<f64>,
-    /// Cost, in whatever currency callbacks report it.
+    /// The highest cost, in the currency that callbacks report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional))]
     pub max_cost: Option<f64>,
-    /// Milliseconds from the budget's beginning.
+    /// The longest time, in milliseconds from the budget's beginning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional))]
     pub max_time: Option<f64>,
@@ -40,71 +40,71 @@ pub struct BudgetLimits {
     pub max_depth: Option<f64>,
 }
 
-/// The use that calls of models have made of a budget.
+/// The amounts that calls of models have used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct Usage {
     /// The number of calls.
     pub calls: f64,
-    /// Tokens of the prompts, as far as callbacks reported them.
+    /// Tokens of the prompts, as reported by callbacks.
     pub input_tokens: f64,
-    /// Tokens of the answers, likewise.
+    /// Tokens of the answers, as reported by callbacks.
     pub output_tokens: f64,
-    /// Cost, likewise.
+    /// Cost, as reported by callbacks.
     pub cost: f64,
 }
 
-/// The rest that is left, of the budget itself and of all that it belongs to; what is not limited is not there.
+/// The amounts that are left in a budget and all budgets above it. A missing field means no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct BudgetLeft {
-    /// Calls of models.
+    /// Calls of models that are left.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional))]
     pub calls: Option<f64>,
-    /// Tokens.
+    /// Tokens that are left.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional))]
     pub tokens: Option<f64>,
-    /// Cost.
+    /// Cost that is left.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional))]
     pub cost: Option<f64>,
-    /// Milliseconds.
+    /// Time that is left, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional))]
     pub time: Option<f64>,
-    /// Levels of recursion.
+    /// Levels of recursion that are left.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional))]
     pub depth: Option<f64>,
 }
 
-/// The limit that is reached, and how much there was.
+/// The limit that was reached, with its amount.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum Exhausted {
-    /// Calls.
+    /// The limit of calls.
     #[error("the budget of {most} model calls is used up (maxCalls)")]
     Calls {
         /// Calls so far.
         made: f64,
-        /// Calls that were asked for at once.
+        /// Calls that were requested at once.
         more: f64,
-        /// Calls that there may be.
+        /// The most calls.
         most: f64,
     },
-    /// Tokens.
+    /// The limit of tokens.
     #[error("the budget of {0} tokens is used up (maxTokens)")]
     Tokens(f64),
-    /// Cost.
+    /// The limit of cost.
     #[error("the budget's cost of {0} is used up (maxCost)")]
     Cost(f64),
-    /// Time.
+    /// The limit of time, in milliseconds.
     #[error("the budget's time of {0} ms is over (maxTime)")]
     Time(f64),
-    /// Depth.
+    /// The limit of depth.
     #[error("recursion deeper than {0} is not in the budget (maxDepth): use llm_query, or do it here")]
     Depth(f64),
 }
@@ -113,7 +113,7 @@ impl BudgetLimits {
     /// Sets the limit of a public name.
     ///
     /// # Errors
-    /// [`Error::InvalidOption`] for an unknown name or a value that is no amount; nothing is changed then.
+    /// [`Error::InvalidOption`] for an unknown name, or a value that is not an amount. Then nothing is changed.
     pub fn set(&mut self, name: &str, value: f64) -> Result<(), Error> {
         let (limit, whole) = match name {
             "maxCalls" => (&mut self.max_calls, true),
@@ -141,13 +141,13 @@ impl BudgetLimits {
 }
 
 impl Usage {
-    /// The tokens of both kinds.
+    /// The sum of input and output tokens.
     pub fn tokens(&self) -> f64 {
         self.input_tokens + self.output_tokens
     }
 
     fn add(&mut self, more: &Self) {
-        // Reported by callbacks: rubbish must not make room.
+        // Callbacks report these numbers. A negative one or NaN must not make room in the budget.
         let amount = |value: f64| if value > 0.0 { value.min(MOST) } else { 0.0 };
         self.calls += amount(more.calls);
         self.input_tokens += amount(more.input_tokens);
@@ -156,10 +156,10 @@ impl Usage {
     }
 }
 
-/// Amounts are whole up to here.
+/// The greatest amount. Floats are exact for whole numbers up to here.
 const MOST: f64 = 9_007_199_254_740_991.0;
 
-/// A node of a tree of budgets; clones are the same one.
+/// A node in a tree of budgets. Clones share the node.
 #[derive(Clone)]
 pub struct Budget(Arc<Node>);
 
@@ -172,17 +172,17 @@ struct Node {
 }
 
 impl Budget {
-    /// The root of a tree, from now on.
+    /// The root of a tree, which begins now.
     pub fn new(limits: BudgetLimits, now: f64) -> Self {
         Self::node(limits, now, 0.0, None)
     }
 
-    /// A part of this one, at the same depth.
+    /// A part of this budget, at the same depth.
     pub fn scope(&self, limits: BudgetLimits, now: f64) -> Self {
         Self::node(limits, now, self.0.depth, Some(self.clone()))
     }
 
-    /// A part of this one, one level deeper. [`Budget::may_recurse`] says whether there is such a level.
+    /// A part of this budget, one level deeper. [`Budget::may_recurse`] checks that the level is allowed.
     pub fn child(&self, limits: BudgetLimits, now: f64) -> Self {
         Self::node(limits, now, self.0.depth + 1.0, Some(self.clone()))
     }
@@ -203,32 +203,32 @@ impl Budget {
         self.0.limits
     }
 
-    /// The number of levels that the budget is below its root.
+    /// The number of levels from the root to this budget.
     pub fn depth(&self) -> f64 {
         self.0.depth
     }
 
-    /// The use made here and below.
+    /// The use of this budget and all parts of it.
     pub fn spent(&self) -> Usage {
         *self.lock()
     }
 
-    /// Counts a call of a model, everywhere or nowhere.
+    /// Counts one call of a model in this budget and all above it, or in none of them.
     ///
     /// # Errors
-    /// [`Exhausted`], when there is nothing left for it.
+    /// [`Exhausted`] if a budget has nothing left for it.
     pub fn admit(&self, now: f64) -> Result<(), Exhausted> {
         self.admit_all(1, now)
     }
 
-    /// Counts so many calls, all of them or none.
+    /// Counts `calls` calls, all of them or none.
     ///
     /// # Errors
-    /// [`Exhausted`], when there is not enough left for them.
+    /// [`Exhausted`] if a budget has not enough left for all.
     pub fn admit_all(&self, calls: u32, now: f64) -> Result<(), Exhausted> {
         self.go_on(now)?;
         let more = f64::from(calls);
-        // Another thread may be as quick: then what was counted is given back.
+        // Another thread may use up a budget meanwhile. Then the calls that were counted so far are given back.
         for budget in self.chain() {
             let mut spent = budget.lock();
             let made = spent.calls;
@@ -246,27 +246,27 @@ impl Budget {
         Ok(())
     }
 
-    /// Checks that a call which is counted already may still begin.
+    /// Checks that a counted call may still begin.
     ///
     /// # Errors
-    /// [`Exhausted`], when time, tokens or cost are used up by now.
+    /// [`Exhausted`] if time, tokens or cost are used up by now.
     pub fn go_on(&self, now: f64) -> Result<(), Exhausted> {
         self.chain()
             .find_map(|budget| budget.exhausted(now))
             .map_or(Ok(()), Err)
     }
 
-    /// Adds what a call has used. The tokens of one call may go beyond the limit; the next one is refused.
+    /// Adds a call's use. The tokens of one call may pass the limit; the next call is refused.
     pub fn charge(&self, usage: &Usage) {
         for budget in self.chain() {
             budget.lock().add(usage);
         }
     }
 
-    /// Checks that there may be a level below.
+    /// Checks that a level below is allowed.
     ///
     /// # Errors
-    /// [`Exhausted::Depth`], when there may not.
+    /// [`Exhausted::Depth`] if it is not allowed.
     pub fn may_recurse(&self) -> Result<(), Exhausted> {
         self.chain()
             .find_map(|budget| {
@@ -276,7 +276,7 @@ impl Budget {
             .unwrap_or(Ok(()))
     }
 
-    /// The rest that is left.
+    /// The amounts that are left.
     pub fn left(&self, now: f64) -> BudgetLeft {
         let mut left = BudgetLeft::default();
         let lower = |left: &mut Option<f64>, most: Option<f64>, used: f64| {
@@ -297,14 +297,14 @@ impl Budget {
         left
     }
 
-    /// The time at which the budget ends, if ever.
+    /// The time at which the budget ends, if its time is limited.
     pub fn expires_at(&self) -> Option<f64> {
         self.chain()
             .filter_map(|budget| Some(budget.0.began_at + budget.0.limits.max_time?))
             .reduce(f64::min)
     }
 
-    /// The limit that is reached at this node, calls aside.
+    /// The exhausted limit of this node. Calls are not checked.
     fn exhausted(&self, now: f64) -> Option<Exhausted> {
         let (limits, spent) = (self.0.limits, self.spent());
         let over = |most: Option<f64>, used: f64| most.filter(|most| used >= *most);
@@ -314,7 +314,7 @@ impl Budget {
             .or_else(|| over(limits.max_cost, spent.cost).map(Exhausted::Cost))
     }
 
-    /// Which limit of time is over, if one is.
+    /// The limit of time that is over, if one is.
     pub fn overdue(&self, now: f64) -> Option<Exhausted> {
         self.chain().find_map(|budget| {
             let most = budget.0.limits.max_time?;
@@ -327,7 +327,7 @@ impl Budget {
     }
 
     fn lock(&self) -> MutexGuard<'_, Usage> {
-        // Whoever panicked meanwhile left numbers, and numbers are always whole.
+        // A panic in another thread cannot leave half-written numbers, so a poisoned lock is safe to use.
         self.0.spent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -346,7 +346,7 @@ impl fmt::Debug for Budget {
 }
 
 impl fmt::Display for BudgetLeft {
-    /// As a model may read it: `3 model calls, 1200 tokens, 12 s`.
+    /// Writes the rest as text for a model: `3 model calls, 1200 tokens, 12 s`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts = [
             self.calls.map(|calls| format!("{calls} model calls")),
@@ -466,7 +466,7 @@ mod tests {
     }
 
     proptest! {
-        /// No sequence of calls and children gets more than any limit on its way up allows.
+        /// Checks that no sequence of calls and children passes a limit on its way up.
         #[test]
         fn no_limit_is_exceeded(root in 0u8..20, children in prop::collection::vec((0u8..10, 0u8..12, 1u8..4), 1..8)) {
             let root_limit = f64::from(root);

@@ -1,36 +1,36 @@
-//! The timeout policy of one exchange: `(now, state) -> Continue | Interrupt | Kill`. All times are milliseconds on the
-//! driver's monotonic clock.
+//! The timeouts of one exchange: decides when to interrupt it, and when to end its guest. All times are milliseconds on the driver's
+//! monotonic clock.
 
 use serde::{Deserialize, Serialize};
 
-/// Why an exchange is being stopped.
+/// A reason for stopping an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum StopReason {
-    /// It used up its guest time.
+    /// The guest time is used up.
     Timeout,
-    /// Its total time, host calls included, is over.
+    /// The total time, host calls included, is over.
     WallTimeout,
-    /// The time of its budget is over.
+    /// The budget's time is over.
     Budget,
-    /// The user asked for it.
+    /// The user interrupted it.
     Interrupt,
 }
 
-/// The thing to do now.
+/// The next step for an exchange.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Verdict {
-    /// Nothing; look again at this time, if any.
+    /// Nothing to do. Check again at this time, if any.
     Continue(Option<f64>),
     /// Ask the guest to stop.
     Interrupt(StopReason),
-    /// The guest did not stop within the grace period: end it.
+    /// End the guest, which did not stop within the grace period.
     Kill(StopReason),
 }
 
-/// The clock of one exchange. It counts guest time only: [`Deadline::pause`] it while the guest waits for the host.
+/// The clock of one exchange. It counts guest time only: [`Deadline::pause`] stops it while the guest waits for the host.
 #[derive(Debug, Clone)]
 pub struct Deadline {
     timeout_ms: f64,
@@ -45,7 +45,7 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// A running clock.
+    /// Starts a running clock.
     pub fn start(now: f64, timeout_ms: f64, wall_timeout_ms: Option<f64>, grace_ms: f64) -> Self {
         Self {
             timeout_ms,
@@ -59,46 +59,46 @@ impl Deadline {
         }
     }
 
-    /// Ends when the time of its budget is over, too.
+    /// Adds the end of the budget's time, if there is one.
     pub fn within(mut self, budget_ends_at: Option<f64>) -> Self {
         self.budget_ends_at = budget_ends_at;
         self
     }
 
-    /// The guest waits for the host from now on.
+    /// Stops counting guest time, because the guest waits for the host.
     pub fn pause(&mut self, now: f64) {
         self.used_ms = self.guest_ms(now);
         self.running_since = None;
     }
 
-    /// The guest runs again.
+    /// Counts guest time again.
     pub fn resume(&mut self, now: f64) {
         self.running_since.get_or_insert(now);
     }
 
-    /// Guest time so far.
+    /// Guest time so far, in milliseconds.
     pub fn guest_ms(&self, now: f64) -> f64 {
         self.used_ms + self.running_since.map_or(0.0, |since| (now - since).max(0.0))
     }
 
-    /// Wall time so far.
+    /// Wall time so far, in milliseconds.
     pub fn wall_ms(&self, now: f64) -> f64 {
         (now - self.started_at).max(0.0)
     }
 
-    /// Why the exchange is being stopped, if it is.
+    /// The reason for which the exchange is being stopped, if it is.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.stopping.map(|(reason, _)| reason)
     }
 
-    /// Starts the grace period; the first reason stands. Returns whether this call started it.
+    /// Starts the grace period. The first reason stands. Returns true if this call started it.
     pub fn stop(&mut self, now: f64, reason: StopReason) -> bool {
         let first = self.stopping.is_none();
         self.stopping.get_or_insert((reason, now));
         first
     }
 
-    /// Tells what to do now. An `Interrupt` is said once, and starts the grace period.
+    /// Returns the next step. An `Interrupt` is returned once, and starts the grace period.
     pub fn check(&mut self, now: f64) -> Verdict {
         let wake_at = self.wake_at();
         if wake_at.is_none_or(|at| now < at) {
@@ -119,7 +119,7 @@ impl Deadline {
         Verdict::Interrupt(reason)
     }
 
-    /// The time at which [`Deadline::check`] will next have something to say.
+    /// The time at which [`Deadline::check`] next returns another step.
     pub fn wake_at(&self) -> Option<f64> {
         match self.stopping {
             Some((_, since)) => Some(since + self.grace_ms),
@@ -132,7 +132,7 @@ impl Deadline {
     }
 }
 
-/// The earlier of two times, where there are any.
+/// The earlier of two times, if there are any.
 pub(crate) fn earliest(a: Option<f64>, b: Option<f64>) -> Option<f64> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),

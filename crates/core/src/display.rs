@@ -1,22 +1,22 @@
-//! Which mime types a rich output may have, and which of them are text.
+//! The mime types that a rich output may have, and those of them that are text.
 
-/// The HTML of a guest that may be shown: elements, attributes, what style sheets may say, and how tags are closed. JSON, read by
-/// `sandglass_host::sanitize_html` and by `pyodide-glue/display.js`. Its `policy` is that of the frame which shows it.
+/// The guest's HTML that may be shown, as JSON: elements, attributes, contents of style sheets, and the closing of tags.
+/// `sandglass_host::sanitize_html` and `pyodide-glue/display.js` read it. Its `policy` is that of the frame with the HTML.
 pub const HTML_ALLOWED: &str = include_str!("display/html.json");
 
-/// The way a rich output is written, on the wire and for users.
+/// The form of a rich output, on the wire and for users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// UTF-8 on the wire; users get it as it is.
+    /// UTF-8 on the wire. Users get the text itself.
     Text,
-    /// Raw bytes on the wire; users get base64.
+    /// Raw bytes on the wire. Users get base64.
     Binary,
 }
 
-/// The kind of a mime type; `None` for one that no rich output has: scripts, and what is no mime type at all.
+/// The kind of a mime type. Returns `None` if no rich output may have it: scripts, and text that is not a mime type.
 ///
-/// Text is `text/*` but for scripts, `image/svg+xml`, `application/json` and every `application/…+json` (charts of libraries).
-/// Other images, audio, video and PDF are binary. `python/sandglass/runtime/displays.py` goes by the same rule.
+/// Text is `text/*` without scripts, `image/svg+xml`, `application/json` and every `application/…+json` (charts of libraries). Other
+/// images, audio, video and PDF are binary. `python/sandglass/runtime/displays.py` has the same rule.
 pub fn kind(mime: &str) -> Option<Kind> {
     let (family, subtype) = mime.split_once('/')?;
     let is_token = |char: char| char.is_ascii_lowercase() || char.is_ascii_digit() || "!#$&^_.+-".contains(char);

@@ -1,67 +1,68 @@
 //! Errors, each with a code that never changes.
 
-/// Why a sandbox refused or could not finish a call. What Python code does wrong is not an [`Error`]: that is a
-/// [`CodeExecution`](crate::CodeExecution) with an `error`.
+/// A reason for which a sandbox refused or could not finish a call.
+///
+/// An exception in Python code is not an [`Error`]. It is in the `error` of a [`CodeExecution`](crate::CodeExecution).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// An option or argument is unknown, ill-typed or out of range. Nothing was done; the state is kept.
+    /// An option or argument is unknown, has a wrong type or is out of range. Nothing was done; the state is kept.
     #[error("{name}: {problem}")]
     InvalidOption {
         /// The option or argument at fault.
         name: String,
-        /// A text that says what is wrong with it, and what would be right.
+        /// The problem, and the values that are valid.
         problem: String,
     },
     /// `initialize` has not been called. Nothing was done.
     #[error("the sandbox has no context yet: call initialize(context) first, with null if there is none")]
     NotInitialized,
-    /// The sandbox was destroyed, before or during the call. Its state is gone.
+    /// The sandbox was destroyed before or during the call. Its state is gone.
     #[error("the sandbox was destroyed; create a new one")]
     Destroyed,
     /// The guest could not start. A later call tries again.
     #[error("the guest could not start: {0}")]
     BootFailed(String),
-    /// A file that the guest is made of could not be fetched or is damaged. Nothing was started.
+    /// A file that the guest needs could not be fetched or is damaged. Nothing was started.
     #[error("{0}")]
     AssetFailed(String),
-    /// A package is not there, not in a version that fits, or not for this Python. Nothing was installed.
+    /// A package does not exist, not in an acceptable version, or not for this Python. Nothing was installed.
     #[error("{0}")]
     PackageNotFound(String),
-    /// A package's file is not the one that was meant, or not one that may be installed. Nothing was installed.
+    /// A package's file is not the expected one, or must not be installed. Nothing was installed.
     #[error("{0}")]
     Integrity(String),
-    /// The guest broke the protocol and was ended; another takes over, with the state that the message tells of.
+    /// The guest broke the protocol and was ended. Another guest takes over; the message tells with which state.
     #[error("the guest broke the protocol and was ended: {0}")]
     Protocol(String),
     /// A value cannot cross between the page and Python. Nothing was changed.
     #[error("{0}")]
     NotSerializable(String),
-    /// A file, a URL or a stream that was given as a value could not be read. Nothing was changed.
+    /// A file, URL or stream given as a value could not be read. Nothing was changed.
     #[error("{0}")]
     SourceFailed(String),
-    /// There is no checkpoint to go back to. The state is kept.
+    /// The requested checkpoint does not exist. The state is kept.
     #[error("{0}")]
     NoCheckpoint(String),
-    /// There is no such file. The state is kept.
+    /// The file does not exist. The state is kept.
     #[error("there is no file or folder \"{0}\"")]
     FileNotFound(String),
-    /// A file could not be read, written or removed: its path lies outside of the working folder, it is a folder, there is no
-    /// space left. The state is kept; a file that was to be written is as it was.
+    /// A file could not be read, written or removed: its path is outside of the working folder, it is a folder, or there is no space left.
+    /// The state is kept. A file that was to be written is unchanged.
     #[error("{0}")]
     File(String),
-    /// The guest ended, or had to be ended, during the call; another takes over, with the state that the message tells of.
+    /// The guest ended, or had to be ended, during the call. Another guest takes over; the message tells with which state.
     #[error("the guest was lost during the call: {0}")]
     GuestLost(String),
-    /// No backend can run a guest on this machine, or not the one that was asked for. Nothing was started.
+    /// No backend, or not the requested one, can run a guest on this machine. Nothing was started.
     #[error("{0}")]
     BackendUnavailable(String),
-    /// The call did not finish in time and was interrupted; the state is kept.
+    /// The call did not finish in time and was interrupted. The state is kept.
     #[error("{0}")]
     Timeout(String),
 }
 
 impl Error {
-    /// The stable code that callers may branch on.
+    /// The error's stable code, for callers to branch on.
     pub fn code(&self) -> &'static str {
         match self {
             Self::InvalidOption { .. } => "invalid_option",
@@ -83,7 +84,7 @@ impl Error {
         }
     }
 
-    /// An [`Error::InvalidOption`].
+    /// Makes an [`Error::InvalidOption`].
     pub fn invalid(name: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::InvalidOption {
             name: name.into(),

@@ -1,4 +1,4 @@
-//! The value that an execution resolves to.
+//! The result of an execution.
 
 use std::collections::HashSet;
 
@@ -7,21 +7,20 @@ use serde::{Deserialize, Serialize};
 use crate::budget::Usage;
 use crate::limits::MAX_NAMES;
 
-/// One execution and all that is known about how it went.
+/// The result of an execution, and the facts about its run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct CodeExecution {
     /// The execution's number, from 1.
     pub id: u32,
-    /// Its source.
+    /// The source of the code.
     pub code: String,
-    /// The text printed, even before an error, a timeout or a crash; truncated with a notice.
+    /// Text printed to `stdout`, even before an error, a timeout or a crash. Long text is truncated with a notice.
     pub stdout: String,
-    /// The text written to `sys.stderr`, likewise.
+    /// Text written to `sys.stderr`. Long text is truncated with a notice.
     pub stderr: String,
-    /// Present when it did not end well: the exception's last line as Python prints it; a timeout's begins with
-    /// `TimeoutError:`.
+    /// The exception's last line, as Python prints it. Missing if the outcome is `ok`. A timeout's text begins with `TimeoutError:`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional))]
     pub error: Option<String>,
@@ -33,45 +32,45 @@ pub struct CodeExecution {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional))]
     pub traceback: Option<String>,
-    /// Wall time, in milliseconds.
+    /// Wall time of the execution, in milliseconds.
     pub duration: f64,
-    /// The part of it that the timeout counts, in milliseconds.
+    /// The part of `duration` that `timeout` limits, in milliseconds.
     pub guest_time: f64,
-    /// The way it ended.
+    /// The way in which the execution ended.
     pub outcome: Outcome,
-    /// The fate of the variables.
+    /// The state of the variables after the execution.
     pub state: StateReport,
-    /// The last expression's value as text (`repr`), when it is not `None`.
+    /// The `repr` of the last expression's value, unless that is `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional))]
     pub result: Option<String>,
-    /// Rich outputs, in order: what `display` showed, the last expression's value, figures. All of it is the guest's, and
-    /// not to be trusted: HTML and SVG belong into a sandboxed frame.
+    /// Rich outputs, in order: those that `display` showed, the last expression's value, and figures. They come from the guest and are
+    /// untrusted: show HTML and SVG only in a sandboxed frame.
     pub displays: Vec<Display>,
-    /// The files of the working folder that it changed, by path.
+    /// Files in the working folder that the code changed, sorted by path.
     pub files: Vec<FileChange>,
-    /// The amount left out.
+    /// The amounts that were left out of this result.
     pub truncated: Truncated,
-    /// The number of host calls that it made.
+    /// The number of host calls that the code made.
     pub host_calls: u32,
-    /// Which limit ended it, or the guest with it, where that is known; only native guests have all of them.
+    /// The limit that ended the code or the guest, if known. Only native guests report all kinds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional))]
     pub killer: Option<Killer>,
-    /// The usage of its calls of models, recursions included, when there were any.
+    /// The use of models by this execution, recursions included. Missing if it called no model.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional))]
     pub usage: Option<Usage>,
 }
 
-/// Something to see.
+/// A rich output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct Display {
-    /// Its mime type: `text/html`, `image/png`, …
+    /// The mime type, such as `text/html` or `image/png`.
     pub mime: String,
-    /// Text (HTML, Markdown, SVG, JSON) as it is; everything else in base64.
+    /// Text types (HTML, Markdown, SVG, JSON) as they are; all others in base64.
     pub data: String,
 }
 
@@ -81,44 +80,44 @@ pub struct Display {
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct FileChange {
-    /// Its path, relative to the working folder.
+    /// The file's path, relative to the working folder.
     pub path: String,
-    /// The change.
+    /// The kind of change.
     pub change: Change,
-    /// Its size now, in bytes.
+    /// The file's size now, in bytes.
     pub size: f64,
 }
 
-/// A change of a file.
+/// The kind of change of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Change {
-    /// It was not there before.
+    /// The file is new.
     Created,
-    /// It was written to, or replaced.
+    /// The file was written to, or replaced.
     Modified,
-    /// It is gone.
+    /// The file was removed.
     Deleted,
 }
 
-/// An execution's outcome.
+/// The way in which an execution ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub enum Outcome {
     /// The code ran to its end.
     Ok,
-    /// An exception ended it.
+    /// An exception ended the code.
     Error,
-    /// It ran out of time.
+    /// The code ran out of time.
     Timeout,
     /// The user stopped it.
     Interrupted,
     /// The guest died.
     Crashed,
-    /// A limit other than `timeout` and `wallTimeout` ended it.
+    /// A limit other than `timeout` and `wallTimeout` ended the code.
     Limit,
 }
 
@@ -127,26 +126,26 @@ pub enum Outcome {
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub enum Killer {
-    /// It needed more memory than it may have.
+    /// The guest needed more memory than its limit.
     Oom,
-    /// It ran out of time.
+    /// The code ran out of time.
     Timeout,
-    /// It had as many processes and threads as it may have.
+    /// The guest reached its limit of processes and threads.
     Pids,
-    /// It wrote more than it may.
+    /// The guest wrote more than its limit.
     Disk,
-    /// A signal that was none of these.
+    /// Another signal ended the guest.
     Signal,
 }
 
-/// The fate of the variables.
+/// The state of the variables after an execution.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct StateReport {
-    /// The state of the variables after the code.
+    /// The status of the state as a whole.
     pub status: StateStatus,
-    /// The execution after which the restored state was saved; 0 is before the first.
+    /// The execution after which the restored state was saved; 0 means before the first execution.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional))]
     pub restored_to: Option<u32>,
@@ -156,51 +155,51 @@ pub struct StateReport {
     pub lost: Option<Vec<LostVariable>>,
 }
 
-/// The fate of the variables.
+/// The status of the variables after an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub enum StateStatus {
-    /// They are as the code left them.
+    /// The variables are as the code left them.
     Kept,
-    /// They are as an earlier execution left them.
+    /// The variables are as an earlier execution left them.
     Restored,
-    /// They are gone; only `context` is there again.
+    /// The variables are gone. Only `context` was set again.
     Lost,
 }
 
-/// A variable that is gone, and why. A file that `writeFile` wrote counts as one, named `file <path>`, and so does the descriptor of
-/// a pipe or socket, named `descriptor <number>`.
+/// A variable that is gone, and the reason. A lost file that `writeFile` wrote is named `file <path>`. A lost descriptor of a pipe or
+/// socket is named `descriptor <number>`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct LostVariable {
-    /// Its name.
+    /// The variable's name.
     pub name: String,
-    /// Why it could not be kept.
+    /// The reason for which it could not be kept.
     pub reason: String,
 }
 
-/// The parts left out of an execution: characters of the two output streams, and items of the lists.
+/// The amounts that were left out of an execution's result.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct Truncated {
-    /// Of `stdout`.
+    /// Characters of `stdout`.
     #[cfg_attr(target_arch = "wasm32", tsify(type = "number"))]
     pub stdout: u64,
-    /// Of `stderr`.
+    /// Characters of `stderr`.
     #[cfg_attr(target_arch = "wasm32", tsify(type = "number"))]
     pub stderr: u64,
-    /// Rich outputs that were too many or too large.
+    /// The number of rich outputs that were too many or too large.
     pub displays: u32,
-    /// Files that changed, beyond those in `files`.
+    /// The number of changed files that are not in `files`.
     pub files: u32,
 }
 
 impl StateReport {
-    /// The variables are as the code left them.
+    /// A report that the variables are as the code left them.
     pub fn kept() -> Self {
         Self {
             status: StateStatus::Kept,
@@ -209,7 +208,7 @@ impl StateReport {
         }
     }
 
-    /// The variables are as execution `id` left them; `newer` ones are gone, because of `reason`.
+    /// A report that the variables are as execution `id` left them. The `newer` variables are gone, because of `reason`.
     pub fn restored(id: u32, newer: impl IntoIterator<Item = String>, reason: &str) -> Self {
         let Self { lost, .. } = Self::lost(newer, reason);
         Self {
@@ -219,7 +218,7 @@ impl StateReport {
         }
     }
 
-    /// The same in words, for who has asked for something that cost the guest its life.
+    /// The report as a clause for messages, for requests that ended the guest.
     pub(crate) fn consequence(&self) -> String {
         match self.restored_to {
             Some(0) => "variables are as before the first execution".to_owned(),
@@ -228,12 +227,12 @@ impl StateReport {
         }
     }
 
-    /// Names variables that are gone as well, because of `reason`.
+    /// Adds variables that are gone because of `reason`.
     pub fn add_lost(&mut self, names: impl IntoIterator<Item = String>, reason: &str) {
         self.add(Self::lost(names, reason).lost.unwrap_or_default());
     }
 
-    /// The same for variables that have their reasons.
+    /// Adds variables that are gone, each with its own reason.
     pub fn add(&mut self, lost: impl IntoIterator<Item = LostVariable>) {
         let mut lost = lost.into_iter().peekable();
         if lost.peek().is_some() {
@@ -241,7 +240,7 @@ impl StateReport {
         }
     }
 
-    /// Adds a loss that was before this one, and that nobody was told.
+    /// Adds an earlier loss that nobody was told of.
     pub fn add_earlier(&mut self, earlier: Option<Self>) {
         let Some(earlier) = earlier else { return };
         let lost = self.lost.take().unwrap_or_default();
@@ -253,7 +252,7 @@ impl StateReport {
         self.lost = Some(all).filter(|all| !all.is_empty() || self.status == StateStatus::Lost);
     }
 
-    /// The variables `names` are gone, because of `reason`.
+    /// A report that the variables `names` are gone, because of `reason`.
     pub fn lost(names: impl IntoIterator<Item = String>, reason: &str) -> Self {
         let lost = names
             .into_iter()

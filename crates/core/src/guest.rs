@@ -1,4 +1,4 @@
-//! The Python runtime, embedded: the same files that native backends mount.
+//! The guest's Python runtime, embedded in the host. Native backends mount the same files.
 
 macro_rules! file {
     ($name:literal) => {
@@ -9,7 +9,8 @@ macro_rules! file {
     };
 }
 
-/// Every file of the package `sandglass`, but for what is for notebooks only: name, with its folder, and source.
+/// Every file of the package `sandglass` that sandboxes need: its path in the package, and its source. Files for notebooks only are left
+/// out.
 pub const FILES: &[(&str, &str)] = &[
     file!("__init__.py"),
     file!("__main__.py"),

@@ -1,24 +1,25 @@
 //! The core of Sandglass, a Python REPL sandbox for Recursive Language Models.
 //!
-//! It is sans-IO: no clock, no socket, no browser. A [`Session`] turns [`Input`]s into [`Effect`]s, a driver carries them out.
+//! This crate is sans-IO: it has no clock, no socket and no browser. A [`Session`] turns [`Input`]s into [`Effect`]s, and a driver carries
+//! the effects out.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`protocol`] | what host and guest say to each other |
-//! | [`session`] | the state machine of one guest |
-//! | [`deadline`] | when to interrupt, when to kill |
-//! | [`budget`] | what may be spent on models |
-//! | [`packages`] | which wheels a list of requirements comes down to |
+//! | [`protocol`] | the messages between host and guest |
+//! | [`session`] | the state machine of one sandbox |
+//! | [`deadline`] | the time at which an execution is interrupted, and at which its guest is ended |
+//! | [`budget`] | limits of calls of models, tokens, cost, time and depth |
+//! | [`packages`] | the wheels that a list of requirements needs |
 //! | [`output`] | all truncation |
-//! | [`display`] | which mime types a rich output may have |
-//! | [`limits`] | every default |
-//! | [`value`] | how Python values are written as bytes |
-//! | [`execution`] | what an execution resolves to |
-//! | [`error`] | what can go wrong |
+//! | [`display`] | the mime types that a rich output may have |
+//! | [`limits`] | every default, and the range of every option |
+//! | [`value`] | Python values as bytes |
+//! | [`execution`] | the result of an execution |
+//! | [`error`] | the errors of a sandbox |
 //! | [`guest`] | the Python runtime, embedded |
-//! | [`speculate`] | what is worth doing before anybody asks for it |
-//! | [`stats`] | what a session has done, in numbers |
-//! | `prometheus` | the counts of running ahead, in Prometheus' text format |
+//! | [`speculate`] | predictions of the code that comes next |
+//! | [`stats`] | counts of a session's work |
+//! | `prometheus` | counts of running ahead, in Prometheus' text format |
 
 pub mod budget;
 pub mod deadline;

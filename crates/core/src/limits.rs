@@ -1,145 +1,144 @@
-//! Every number that a user may set, with its default, unit and range, and every bound that host and guest share. A number that one
-//! file alone needs stands in that file.
+//! Limits and their defaults: every number that a user may set, with its unit and range, and every bound that host and guest share. A
+//! number that only one file needs stands in that file.
 //!
-//! A new limit is a field of [`Limits`] with a name in `Limits::NAMES`: the options of pages and of the server read it by that name. It is
-//! described in `src/sandbox.rs` (TypeScript) and `crates/server/src/openapi.json`.
+//! A new limit is a field of [`Limits`] with a name in `Limits::NAMES`. Pages and the server read the option by that name. Its description
+//! belongs into `src/sandbox.rs` (TypeScript) and `crates/server/src/openapi.json`.
 //!
 //! Decisions: `docs/internals/guest-in-a-browser.md` and `docs/internals/values-and-calls.md`.
 
 use crate::error::Error;
 
-/// The bounds a session lives under. Build one with [`Limits::default`] and [`Limits::set`].
+/// The limits of a session. Build them with [`Limits::default`] and [`Limits::set`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Limits {
     /// Guest time of one execution, in milliseconds (`timeout`).
     pub timeout_ms: f64,
-    /// Total time of one execution with its host calls, in milliseconds (`wallTimeout`); none by default.
+    /// Total time of one execution with its host calls, in milliseconds (`wallTimeout`). Unlimited by default.
     pub wall_timeout_ms: Option<f64>,
-    /// Time one host call may take, in milliseconds (`hostCallTimeout`).
+    /// Time of one host call, in milliseconds (`hostCallTimeout`).
     pub host_call_timeout_ms: f64,
-    /// Time between the soft interrupt and termination, in milliseconds (`gracePeriod`).
+    /// Time from the soft interrupt to the guest's end, in milliseconds (`gracePeriod`).
     pub grace_period_ms: f64,
-    /// Time a guest may take to start, in milliseconds (`bootTimeout`).
+    /// Time for a guest's start, in milliseconds (`bootTimeout`).
     pub boot_timeout_ms: f64,
-    /// Characters (code points) kept of each output stream (`maxOutputLength`).
+    /// Characters (code points) that are kept of each output stream (`maxOutputLength`).
     pub max_output_chars: u32,
-    /// Host calls of one execution (`maxHostCalls`).
+    /// The most host calls of one execution (`maxHostCalls`).
     pub max_host_calls: u32,
-    /// Host calls that run at the same time (`maxConcurrentHostCalls`).
+    /// The most host calls at the same time (`maxConcurrentHostCalls`).
     pub max_concurrent_host_calls: u32,
-    /// Characters of source that one execution may have (`maxCodeLength`). Compiling cannot be interrupted, so a huge
-    /// source would cost the state; data belongs into `setVariable`.
+    /// The most characters of one execution's source (`maxCodeLength`). Compiling cannot be interrupted, so a huge source would cost the
+    /// state. Large data belongs into `setVariable`.
     pub max_code_chars: u32,
-    /// Bytes that one value may take when it crosses (`maxValueSize`).
+    /// The most bytes of one value that crosses between host and guest (`maxValueSize`).
     pub max_value_bytes: f64,
-    /// Bytes of memory that a guest may have (`memoryLimit`); Python itself takes 31 MB of it.
+    /// The most bytes of a guest's memory (`memoryLimit`). Python itself takes 31 MB.
     pub max_memory_bytes: f64,
-    /// Bytes that the files of a guest may have in all (`maxFileBytes`).
+    /// The most bytes of all files of a guest (`maxFileBytes`).
     pub max_file_bytes: f64,
-    /// True when the state is saved between executions (`checkpoints`).
+    /// True if the state is saved between executions (`checkpoints`).
     pub checkpoints: bool,
-    /// Bytes that the saved state may take.
+    /// The most bytes of the saved state.
     pub max_checkpoint_bytes: f64,
-    /// The part of the session's time that code may take which ran ahead and was not asked for, from 0 to 1 (`maxAheadShare`).
+    /// The share of the session's time for code that ran ahead and was not asked for, from 0 to 1 (`maxAheadShare`).
     pub max_ahead_share: f64,
-    /// Guests that run code ahead, or wait for theirs to come (`maxShadows`); [`MAX_FORKS`] or [`MAX_COPIES`] by default.
+    /// The most shadows that run, or wait for their code to be asked for (`maxShadows`). The default is [`MAX_FORKS`] or [`MAX_COPIES`].
     pub max_shadows: Option<u32>,
-    /// Guests that are kept ready to take over (`spares`).
+    /// The number of guests that are kept ready to take over (`spares`).
     pub spares: u32,
 }
 
-/// Time that reading, listing or assigning variables may take, in milliseconds.
+/// Time for reading, listing or assigning variables, in milliseconds.
 pub const VALUE_TIMEOUT_MS: f64 = 60_000.0;
-/// Time that looking at code may take, in milliseconds: somebody waits for it with a finger on a key.
+/// Time for completing or inspecting code, in milliseconds. It is short, because somebody waits in an editor.
 pub const LOOK_TIMEOUT_MS: f64 = 5_000.0;
-/// Bytes that the wheels of one request may take unpacked.
+/// The most bytes that the wheels of one request take unpacked.
 pub const MAX_UNPACKED_BYTES: f64 = 1024.0 * 1024.0 * 1024.0;
-/// Bytes of a value that is not a str or bytes and comes out of Python: reading it holds the page up.
+/// The most bytes of a value from Python that is not a str or bytes. Reading such a value blocks the page.
 pub const MAX_STRUCTURED_BYTES: u32 = 64 << 20;
-/// Nesting depth of a value that crosses.
+/// The deepest nesting of a value that crosses between host and guest.
 pub const MAX_VALUE_DEPTH: u32 = 200;
-/// Characters of past cells' source kept in the guest for tracebacks.
+/// Characters of earlier cells' source that the guest keeps for tracebacks.
 pub const MAX_SOURCE_CACHE_CHARS: u32 = 8_000_000;
-/// UTF-8 bytes of one `Output` event's text. A guest sends at most 64 Ki characters.
+/// The most bytes of text in one `Output` event, in UTF-8. Our guest sends at most 64 Ki characters.
 pub const MAX_OUTPUT_EVENT_BYTES: usize = 4 * 64 * 1024;
-/// Variable names that a guest may report, and bytes of each.
+/// The most variable names that a guest may report.
 pub const MAX_NAMES: usize = 10_000;
-/// Bytes of a name (variable, host function, exception type) in an event.
+/// The most bytes of a name (variable, host function, exception type) in an event.
 pub const MAX_NAME_BYTES: usize = 1_000;
-/// Bytes of a message (a failure's text) in an event.
+/// The most bytes of a message (a failure's text) in an event.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
-/// The bytes that an output event counts beyond its text, in bytes.
+/// The size of an output event without its text, in bytes, for the bounds on output.
 pub const EVENT_BYTES: f64 = 512.0;
-/// Bytes of output that one exchange may send at once, and per second after that, whatever is kept of it. Per character that is
-/// kept (`maxOutputLength`) come [`OUTPUT_BURST_PER_CHAR`] and [`OUTPUT_PER_SECOND_PER_CHAR`]: a guest of ours sends the tail
-/// of two streams twenty times a second at most.
+/// Bytes of output that one exchange may send at once, however few are kept. [`OUTPUT_BURST_PER_CHAR`] bytes are added for each character
+/// that is kept (`maxOutputLength`). A guest may then send [`OUTPUT_BYTES_PER_SECOND`], and [`OUTPUT_PER_SECOND_PER_CHAR`] for each kept
+/// character. Our guest sends the ends of two streams at most twenty times a second.
 pub const OUTPUT_BURST_BYTES: f64 = 32.0 * 1024.0 * 1024.0;
-/// See [`OUTPUT_BURST_BYTES`].
+/// Bytes of output per second. See [`OUTPUT_BURST_BYTES`].
 pub const OUTPUT_BYTES_PER_SECOND: f64 = 8.0 * 1024.0 * 1024.0;
-/// See [`OUTPUT_BURST_BYTES`].
+/// Bytes of output at once, for each kept character. See [`OUTPUT_BURST_BYTES`].
 pub const OUTPUT_BURST_PER_CHAR: f64 = 8.0;
-/// See [`OUTPUT_BURST_BYTES`].
+/// Bytes of output per second, for each kept character. See [`OUTPUT_BURST_BYTES`].
 pub const OUTPUT_PER_SECOND_PER_CHAR: f64 = 160.0;
-/// Rich outputs of one execution.
+/// The most rich outputs of one execution.
 pub const MAX_DISPLAYS: u32 = 100;
-/// Bytes of one rich output. The page decodes it in one go.
+/// The most bytes of one rich output. The page decodes it in one step.
 pub const MAX_DISPLAY_BYTES: f64 = 8.0 * 1024.0 * 1024.0;
-/// Bytes of all rich outputs of one execution.
+/// The most bytes of all rich outputs of one execution.
 pub const MAX_DISPLAYS_BYTES: f64 = 32.0 * 1024.0 * 1024.0;
-/// Files and folders that a guest may have.
+/// The most files and folders of a guest.
 pub const MAX_FILES: u32 = 10_000;
-/// Changed files that an execution tells of, and characters of their paths in all.
+/// The most changed files that an execution reports.
 pub const MAX_CHANGED_FILES: usize = 1_000;
-/// Bytes of a file's path.
+/// The most bytes of a file's path.
 pub const MAX_PATH_BYTES: usize = 4_096;
-/// Bytes of the text of a path, in which a byte that is not UTF-8 takes six.
+/// The most bytes of a path's text. A byte that is not UTF-8 takes six bytes there.
 pub const MAX_PATH_TEXT: usize = 6 * MAX_PATH_BYTES;
-/// Characters of an execution that a model is shown, as alexzhang13/rlm has it.
+/// Characters of an execution that a model sees, as in alexzhang13/rlm.
 pub const FEEDBACK_CHARS: u32 = 20_000;
-/// The same, as alexzhang13/rlm-minimal has it.
+/// Characters of an execution that a model sees, as in alexzhang13/rlm-minimal.
 pub const RLM_MINIMAL_FEEDBACK_CHARS: u32 = 100_000;
-/// The same, as stanfordnlp/dspy has it.
+/// Characters of an execution that a model sees, as in stanfordnlp/dspy.
 pub const DSPY_FEEDBACK_CHARS: u32 = 10_000;
-/// Predictions of what comes next that are kept, and characters of each.
+/// The most predictions that are kept.
 pub const MAX_PREDICTIONS: usize = 16;
-/// See [`MAX_PREDICTIONS`].
+/// The most characters of a prediction.
 pub const MAX_PREDICTED_CHARS: usize = 100_000;
-/// Predictions that are made of the names that there are.
+/// The most predictions that are made from the existing names.
 pub const MAX_OFFERED: usize = 256;
-/// The newest bytes of a conversation whose words count.
+/// Bytes of a conversation that count for predictions. The newest ones count.
 pub const MAX_CONVERSATION_BYTES: usize = 16 * 1024;
-/// Bytes of code that others are predicted from.
+/// The most bytes of code from which other code is predicted.
 pub const MAX_PREDICTED_FROM_BYTES: usize = 4_000;
-/// The most that a guest may tell of what there is: variables, columns of each, and bytes of a name.
+/// The most variables in a guest's survey.
 pub const MAX_SURVEYED: usize = 100;
-/// See [`MAX_SURVEYED`].
+/// The most columns of a DataFrame in a guest's survey.
 pub const MAX_SURVEYED_COLUMNS: usize = 50;
-/// See [`MAX_SURVEYED`].
+/// The most bytes of a name in a guest's survey.
 pub const MAX_SURVEYED_NAME_BYTES: usize = 400;
-/// See [`MAX_SURVEYED`].
+/// The most texts of a column's sample in a guest's survey.
 pub const MAX_SAMPLED_TEXTS: usize = 10;
-/// Bytes that code which runs ahead may send, all of it together.
+/// The most bytes that code which runs ahead may send in all.
 pub const MAX_AHEAD_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
-/// Guests that run code ahead where they are forks, and so share their memory with the session's own: by default, and at most.
+/// The number of shadows by default, and at most, if they are forks. A fork shares its memory with the session's guest.
 pub const MAX_FORKS: u32 = 8;
-/// The same by default where each is given a copy of all the memory.
+/// The number of shadows by default if each gets a copy of all memory.
 pub const MAX_COPIES: u32 = 2;
-/// The time by which a session is thought to have begun earlier, in milliseconds, for its share of time that may be spent in vain
-/// (`maxAheadShare`): at its begin, that is all there is.
+/// Time that is added to the age of a session for its share of vain work (`maxAheadShare`), in milliseconds. A new session has nothing else
+/// to spend.
 pub const AHEAD_CREDIT_MS: f64 = 60_000.0;
-/// The time that what ran ahead waits for its code to come, in milliseconds: it holds a guest.
+/// Time that a finished shadow waits for its code to be asked for, in milliseconds. A waiting shadow holds a guest.
 pub const AHEAD_TTL_MS: f64 = 60_000.0;
-/// The time that code that has come waits for a guest that runs it already to say that it may take over, in milliseconds. A guest that computes
-/// hears of it within 50.
+/// Time for a shadow that still runs to confirm that it takes over, in milliseconds. A guest that computes reads messages every 50 ms.
 pub const PROMOTION_MS: f64 = 100.0;
-/// The longest code, in bytes, that runs while it is written. When all of it is there, the guest has to compile it once more, which takes
-/// a millisecond for each of its kilobytes and is waited for.
+/// The most bytes of code that runs while it is written. The guest compiles the complete code once more, which takes a millisecond per
+/// kilobyte. The user waits for that.
 pub const MAX_WRITTEN_BYTES: usize = 20_000;
-/// The least time between two pieces of code that is being written, for the guest that runs it as it comes, in milliseconds.
+/// The least time between two pieces of code that is being written, in milliseconds.
 pub const EXTEND_MS: f64 = 30.0;
-/// The time that a guest may take to say whether such code may run piece by piece, in milliseconds. It only compiles it.
+/// Time for a guest to answer a `Check`, in milliseconds. It only compiles the code.
 pub const CHECK_MS: f64 = 1_000.0;
-/// Calls that may wait in a session's queue.
+/// The most commands in a session's queue.
 pub const MAX_QUEUED_COMMANDS: usize = 10_000;
 
 impl Default for Limits {
@@ -166,11 +165,11 @@ impl Default for Limits {
     }
 }
 
-/// Memory that Python can start in, and that 32-bit addresses reach, in bytes.
+/// The least memory in which Python can start, and the most that 32-bit addresses reach, in bytes.
 const LEAST_MEMORY_BYTES: f64 = 48.0 * 1024.0 * 1024.0;
 const MOST_MEMORY_BYTES: f64 = 4.0 * 1024.0 * 1024.0 * 1024.0;
 
-/// The longest time that a browser's timers can count.
+/// The longest time that a browser's timers can count, in milliseconds.
 const MAX_MS: f64 = 2_147_483_647.0;
 
 impl Limits {
@@ -196,7 +195,7 @@ impl Limits {
     /// Sets the limit of a public option name.
     ///
     /// # Errors
-    /// [`Error::InvalidOption`] for an unknown name or a value outside its range; nothing is changed then.
+    /// [`Error::InvalidOption`] for an unknown name or a value outside its range. Then nothing is changed.
     pub fn set(&mut self, name: &str, value: f64) -> Result<(), Error> {
         let ms = |least: f64| range(name, value, least, MAX_MS, "milliseconds");
         let count = |least: f64, most: f64, unit| whole(name, value, least, most, unit);

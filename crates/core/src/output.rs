@@ -1,11 +1,11 @@
-//! All truncation. A buffer keeps the head and the tail of what was printed, in bounded memory.
+//! Truncates output. A buffer keeps the beginning and the end of printed text, in bounded memory.
 
 /// The notice that stands for `omitted` characters that are not shown.
 pub fn omission_notice(omitted: u64) -> String {
     format!("\n... [{omitted} characters omitted] ...\n")
 }
 
-/// The text of one output stream: whole while it has at most `limit` characters, else its first and last `limit / 2`.
+/// The text of one output stream. Up to `limit` characters are kept whole; longer text keeps its first and last `limit / 2`.
 ///
 /// Lengths are in characters (Unicode code points). Memory stays below a few times `limit`, whatever is pushed.
 #[derive(Debug, Clone)]
@@ -33,9 +33,9 @@ impl OutputBuffer {
         }
     }
 
-    /// Appends `text`, before which the guest left out `skipped` characters.
+    /// Appends `text`. The guest left out `skipped` characters before it.
     ///
-    /// A gap is only legitimate past the head, where what stood before it can no longer be part of the tail.
+    /// The guest may skip only characters that belong neither to the head nor to the tail. So a gap closes the head and empties the tail.
     pub fn push(&mut self, skipped: u64, text: &str) {
         if skipped > 0 {
             self.total = self.total.saturating_add(skipped);
@@ -52,7 +52,7 @@ impl OutputBuffer {
         self.push_tail(rest, chars - to_head);
     }
 
-    /// The text to show, with the notice where characters are missing.
+    /// The text to show, with a notice in place of omitted characters.
     pub fn text(&self) -> String {
         let omitted = self.omitted();
         let tail = &self.tail[byte_index(&self.tail, self.tail_chars.saturating_sub(self.tail_limit))..];
@@ -68,7 +68,7 @@ impl OutputBuffer {
         self.total - kept as u64
     }
 
-    /// Returns true when nothing was pushed.
+    /// Returns true if nothing was pushed.
     pub fn is_empty(&self) -> bool {
         self.total == 0
     }
@@ -84,7 +84,7 @@ impl OutputBuffer {
         }
         self.tail.push_str(text);
         self.tail_chars += chars;
-        // Cutting only at twice the limit makes the cost of a push proportional to its length.
+        // Cuts only at twice the limit, so that the cost of a push stays proportional to its length.
         if self.tail_chars > 2 * self.tail_limit {
             let cut = byte_index(&self.tail, self.tail_chars - self.tail_limit);
             self.tail.drain(..cut);
@@ -93,7 +93,7 @@ impl OutputBuffer {
     }
 }
 
-/// The byte index of the `chars`-th character, or the length where there are fewer.
+/// The byte index of the character number `chars`, or the text's length if it has fewer characters.
 fn byte_index(text: &str, chars: usize) -> usize {
     if chars >= text.len() {
         return text.len();

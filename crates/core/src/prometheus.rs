@@ -1,15 +1,15 @@
-//! Counts of code that ran ahead, in Prometheus' text format (<https://prometheus.io/docs/instrumenting/exposition_formats/>, version 0.0.4).
+//! Counts of code that ran ahead, as text for Prometheus (<https://prometheus.io/docs/instrumenting/exposition_formats/>, version 0.0.4).
 
 use std::fmt::{Display, Write as _};
 
 use crate::stats::Stats;
 
-/// Says what a metric is.
+/// Writes a metric's type and description.
 fn head(text: &mut String, name: &str, kind: &str, help: &str) {
     let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }
 
-/// A value of it. `labels` are as the format has them, without their braces.
+/// Writes one value of a metric. `labels` are in the format's syntax, without braces.
 fn line(text: &mut String, name: &str, labels: &str, value: &dyn Display) {
     let _ = if labels.is_empty() {
         writeln!(text, "{name} {value}")
@@ -19,18 +19,18 @@ fn line(text: &mut String, name: &str, labels: &str, value: &dyn Display) {
 }
 
 impl Stats {
-    /// Counts of code that ran before it was asked for, and of what came of that. An execution whose code had not run ahead is a miss.
+    /// Counts of code that ran ahead, and of the outcomes. An execution whose code had not run ahead is a miss.
     pub fn metrics(&self) -> String {
         self.metrics_with(self.under_way())
     }
 
-    /// The amount of code that runs ahead, or did and is kept.
+    /// The number of pieces of code that run ahead now, or did and are kept.
     pub fn under_way(&self) -> u64 {
         let tallies = self.ahead.code.values();
         tallies.map(|tally| u64::from(tally.under_way())).sum()
     }
 
-    /// The same for sums over sessions of which some are gone: so much code runs ahead now.
+    /// The same counts with another number of pieces under way. For sums over sessions, some of which are gone.
     pub fn metrics_with(&self, under_way: u64) -> String {
         let tallies = self.ahead.code.values();
         let hits: u64 = tallies.clone().map(|tally| u64::from(tally.used)).sum();

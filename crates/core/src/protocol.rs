@@ -1,24 +1,25 @@
-//! The wire between host and guest: the only definition there is. TypeScript's and Python's are made of it.
+//! The wire between host and guest. The types in this file define it, and the types of TypeScript and Python are generated from them.
 //!
-//! A message is a header and bodies, which are bytes. The header is JSON: a [`Request`] with at most one body, or an array of
-//! [`Event`]s with the bodies of those that have one ([`Event::has_body`]), in order. In the browser it is the array
-//! `[header, ...bodies]` posted over a private `MessagePort`; natively it is a length-prefixed frame.
+//! A message is a header and its bodies, which are bytes. The header is JSON: a [`Request`] with at most one body, or an array of
+//! [`Event`]s, in order. The bodies follow in the order of the events that have one ([`Event::has_body`]). In the browser a message is the
+//! array `[header, ...bodies]`, posted over a private `MessagePort`. Natively it is a length-prefixed frame.
 //!
 //! Ordering rules:
 //!
 //! 1. The host sends [`Request::Init`] first; the guest answers [`Event::Ready`] or [`Event::BootFailed`].
-//! 2. Then one *exchange* at a time: a request with its number, `exchange`, answered by exactly one event that carries the number
-//!    ([`Event::Executed`], [`Event::Value`], [`Event::Done`], [`Event::Restored`] or [`Event::Refused`]) and ends the exchange. Numbers grow.
-//! 3. During an `Execute` the guest sends [`Event::Output`], [`Event::Display`] and [`Event::HostCall`]s with fresh, growing numbers; the
-//!    host answers each call by one [`Request::HostReply`]. A guest is suspended while it has calls pending.
-//! 4. [`Request::Interrupt`] may come at any time and may overtake; one for an exchange that is over has no effect.
-//! 5. A body may be cut: any number of `Part` messages precede the message it belongs to, and the message's first body is the
-//!    concatenation of their bodies and its own. A message without a body may come between.
-//! 6. Between exchanges the host may ask for a checkpoint ([`Request::Save`]); the guest works at it while nothing else comes in,
-//!    and says how that ended at any time, once.
-//! 7. [`Event::Fatal`] is a guest's last word.
+//! 2. Then there is one *exchange* at a time: a request with a number (`exchange`), and all events until the one that ends the exchange.
+//!    Exactly one event with that number ends it: [`Event::Executed`], [`Event::Value`], [`Event::Done`], [`Event::Restored`] or
+//!    [`Event::Refused`]. Numbers grow.
+//! 3. During an `Execute` the guest sends [`Event::Output`], [`Event::Display`] and [`Event::HostCall`]s with fresh, growing numbers. The
+//!    host answers each call with one [`Request::HostReply`]. A guest with pending calls is suspended.
+//! 4. [`Request::Interrupt`] may come at any time, and may overtake other messages. It has no effect once its exchange is over.
+//! 5. A body may be cut into parts: any number of `Part` messages come before its own message. The first body of that message is then all
+//!    the parts' bodies and its own, joined. A message without a body may come between.
+//! 6. Between exchanges the host may ask for a checkpoint ([`Request::Save`]). The guest works at it while no other request comes, and
+//!    answers exactly once, at any time.
+//! 7. [`Event::Fatal`] is a guest's last message.
 //!
-//! Anything else a guest sends is a violation and ends it.
+//! Any other message of a guest is a violation, and the host ends the guest.
 //!
 //! Decisions: `docs/internals/values-and-calls.md`.
 
@@ -36,32 +37,32 @@ macro_rules! version {
     };
 }
 
-/// Changes whenever a message does. Host and guest refuse to talk to another version.
+/// The version of the wire, which changes whenever a message does. Host and guest refuse another version.
 pub const PROTOCOL_VERSION: u32 = version!();
 
-/// The subprotocol of a WebSocket that leads to a guest on a server.
+/// The WebSocket subprotocol of a connection to a guest on a server.
 pub const SUBPROTOCOL: &str = concat!("sandglass.v", version!());
 
-/// The host functions that the guest has helpers for; others are the user's own.
+/// The host functions for which the guest has helpers. All others are the user's own.
 pub const QUERIES: [&str; 2] = ["llm_query", "rlm_query"];
 
-/// Host to guest.
+/// A message from host to guest.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Request {
-    /// The first message. No other state reaches a guest before it.
-    /// `restores`: a `Restore` comes next, which brings the configuration as well.
+    /// The first message. No other state reaches a guest before it. `restores`: a `Restore` comes next, and its checkpoint holds the
+    /// configuration.
     Init {
         version: u32,
         config: GuestConfig,
         restores: bool,
     },
-    /// Run `code` as `<cell {execution}>`; the guest interrupts itself after `timeout_ms` of guest time. `ahead`: nobody has asked for it
-    /// yet, so that it is told (`External`) when the code looks at what only the world can tell. `more`: this is the begin of code that is
-    /// still being written, whole lines after which another statement begins; when it has run, the guest says `Waiting`, and the exchange
-    /// goes on with `Extend`, at last with `Promote`.
+    /// Runs `code` as `<cell {execution}>`. The guest interrupts itself after `timeout_ms` of guest time. `ahead`: nobody has asked for the
+    /// code yet. The guest sends `External` once the code depends on the outside world. `more`: the code is still being written. It has
+    /// whole lines, after which another statement begins. After running them, the guest sends `Waiting`. The exchange continues with
+    /// `Extend` and, at last, `Promote`.
     Execute {
         exchange: u32,
         execution: u32,
@@ -74,7 +75,7 @@ pub enum Request {
         #[cfg_attr(target_arch = "wasm32", tsify(optional))]
         more: bool,
     },
-    /// More of the code that is being written, to a guest that said `Waiting`; `last`: it is all there, as far as is known.
+    /// Adds code that is being written, after the guest sent `Waiting`. `last`: the code seems to be complete.
     Extend {
         exchange: u32,
         text: String,
@@ -82,93 +83,93 @@ pub enum Request {
         #[cfg_attr(target_arch = "wasm32", tsify(optional))]
         last: bool,
     },
-    /// Ask whether statements of this code may run before all of it is there: it compiles without a warning, and awaits nothing. No
-    /// exchange, and only between exchanges; answered by `Checked`.
+    /// Asks if statements of this code may run before the code is complete. They may if it compiles without a warning and awaits nothing.
+    /// No exchange; sent only between exchanges. Answered by `Checked`.
     Check { check: u32, code: String },
-    /// Ask what the next code may be about. No exchange, and only between exchanges; answered by `Surveyed`. It runs no code of the user's.
+    /// Asks for the variables that the next code may be about. Runs no code of the user's. No exchange; sent only between exchanges.
+    /// Answered by `Surveyed`.
     Survey { survey: u32 },
-    /// Prove that no code runs. To workers only, and only between exchanges; answered by `Pong`, from the event loop.
+    /// Asks for a proof that no code runs. Sent to workers only, and only between exchanges. Answered by `Pong`, from the event loop.
     Ping { ping: u32 },
-    /// Answered by `Value`.
+    /// Reads a variable. Answered by `Value`.
     GetVariable {
         exchange: u32,
         name: String,
         timeout_ms: f64,
     },
-    /// The body is the value. Answered by `Done`.
+    /// Assigns the value in the body to a variable. Answered by `Done`.
     SetVariable {
         exchange: u32,
         name: String,
         encoding: Encoding,
         timeout_ms: f64,
     },
-    /// Answered by `Value`, a list of dicts `name`, `type`, `length`.
+    /// Lists the user's variables. Answered by `Value`, a list of dicts with `name`, `type` and `length`.
     ListVariables { exchange: u32, timeout_ms: f64 },
-    /// Make the body the contents of a file, and the folders that it needs. A path is relative to the working folder, or
-    /// lies in it or in the folder of temporary files. Answered by `Done`.
+    /// Writes the body to a file, and creates missing folders. A path is relative to the working folder, or absolute in that folder or the
+    /// folder of temporary files. Answered by `Done`.
     WriteFile {
         exchange: u32,
         path: String,
         timeout_ms: f64,
     },
-    /// Answered by `Value`: `Bytes`, or `Text` when `text` is wanted, or `Missing`.
+    /// Reads a file. Answered by `Value`: `Bytes`, or `Text` if `text` is true, or `Missing`.
     ReadFile {
         exchange: u32,
         path: String,
         text: bool,
         timeout_ms: f64,
     },
-    /// Everything in a folder and below. Answered by `Value`, a list of dicts `path`, `size`, `modified` (milliseconds since
-    /// 1970), `type`; or `Missing`.
+    /// Lists a folder and all folders below. Answered by `Value`: `Missing`, or a list of dicts with `path`, `size`, `modified`
+    /// (milliseconds since 1970) and `type`.
     ListFiles {
         exchange: u32,
         path: String,
         timeout_ms: f64,
     },
-    /// Remove a file, or a folder with all that is in it. Answered by `Done`, or by `Value`: `Missing`.
+    /// Removes a file, or a folder with its contents. Answered by `Done`, or by `Value`: `Missing`.
     RemoveFile {
         exchange: u32,
         path: String,
         timeout_ms: f64,
     },
-    /// Add the variables that the body holds, which `CaptureState` made, here or elsewhere: base64 of LZ4 of a cloudpickle,
-    /// `max_bytes` long at most when unpacked. Answered by `Done`, or by `Refused`, and then no variable was set.
+    /// Adds the variables in the body, which a `CaptureState` of any guest wrote: base64 of LZ4 of a cloudpickle. Unpacked it may take
+    /// `max_bytes`. Answered by `Done`, or by `Refused`; then no variable was set.
     OpenState {
         exchange: u32,
         max_bytes: f64,
         timeout_ms: f64,
     },
-    /// Write the user's variables so that another guest can have them. Answered by `Value`: `Bytes`; or by `Refused`.
+    /// Writes the user's variables for another guest. Answered by `Value`, `Bytes`, or by `Refused`.
     CaptureState {
         exchange: u32,
         max_bytes: f64,
         timeout_ms: f64,
     },
-    /// Describe a cell that is about to run (`path` is `input`) or has run (`output`) as a file of its own, a pickle. The body is JSON,
-    /// what the host knows of the cell; `python/sandglass/state/cell_files.py` has the keys. Answered by `Value`, `Bytes`.
+    /// Writes a file, a pickle, about a cell that is about to run (`path` is `input`) or has run (`output`). The body is JSON with the
+    /// host's facts about the cell; `python/sandglass/state/cell_files.py` has its keys. Answered by `Value`, `Bytes`.
     CellFile {
         exchange: u32,
         path: String,
         timeout_ms: f64,
     },
-    /// Code that ran ahead has been asked for: from now on it may look at the clock and so on. Answered by `Promoted` when it has not
-    /// done so before; a guest that is not at that any more, or says `Waiting`, answers nothing, nor does one that is a fork: it has taken
-    /// over by then. `rest` is what there is not yet of code
-    /// that was being written.
+    /// Tells that somebody has asked for the code that runs ahead. From now on it may look at the clock and other parts of the outside
+    /// world. `rest` is the part of written code that the guest does not have yet. Answered by `Promoted`, but only once. No answer comes
+    /// from a guest that has ended the exchange or sent `Waiting`, nor from a fork, which has taken over by then.
     Promote {
         exchange: u32,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(target_arch = "wasm32", tsify(optional))]
         rest: Option<String>,
     },
-    /// Look at code that is being written: `path` is `complete` or `inspect`. The body is JSON, and so is the answer;
+    /// Looks at code that is being written: `path` is `complete` or `inspect`. The body and the answer are JSON;
     /// `python/sandglass/runtime/completion.py` has the keys. Answered by `Value`, `Bytes`.
     Look {
         exchange: u32,
         path: String,
         timeout_ms: f64,
     },
-    /// Answers a host call: the body is the result, or `message` says why there is none.
+    /// Answers a host call. The body is the result, or `message` tells why there is no result.
     HostReply {
         call: u32,
         status: ReplyStatus,
@@ -177,67 +178,69 @@ pub enum Request {
         #[cfg_attr(target_arch = "wasm32", tsify(optional))]
         message: Option<String>,
     },
-    /// Save the state when there is nothing else to do; a `full` checkpoint needs no earlier one. No exchange: answered by
-    /// `Saved`, or by `NotSaved` when another request comes first.
+    /// Saves the state when the guest has nothing else to do. A `full` checkpoint needs no earlier one. No exchange: answered by `Saved`,
+    /// or by `NotSaved` if another request comes first.
     Save { checkpoint: u32, full: bool },
-    /// Become the guest that made a checkpoint. Answered by `Restored`.
+    /// Gives the guest the state of a checkpoint. Answered by `Restored`.
     Restore {
         exchange: u32,
         checkpoint: u32,
         timeout_ms: f64,
     },
-    /// Have these wheels, whose bytes are the bodies: in the browser an array of `Blob`s. They may take `max_bytes` unpacked.
-    /// Answered by `Done`, or by `Refused`, and then nothing is installed.
+    /// Installs wheels. The bodies are their bytes; in the browser an array of `Blob`s. Unpacked they may take `max_bytes`. Answered by
+    /// `Done`, or by `Refused`; then nothing was installed.
     Install {
         exchange: u32,
         wheels: Vec<WheelFile>,
         max_bytes: f64,
         timeout_ms: f64,
     },
-    /// Stop the exchange: a pending wait is rejected, running code gets a `KeyboardInterrupt`.
+    /// Stops the exchange. A pending wait is rejected; running code gets a `KeyboardInterrupt`.
     Interrupt { exchange: u32, reason: StopReason },
-    /// A piece of a body. `Text` says that it is a variable's, which a guest may decode while the rest is on its way.
+    /// A piece of a body. `Text` marks a variable's value, which a guest may decode while the rest is on its way.
     Part { encoding: Encoding },
-    /// Bytes of `Output` and `Display` events that the host has taken: a native guest holds back more than it has credit for.
+    /// Tells how many bytes of `Output` and `Display` events the host has taken. A native guest sends no more than its credit allows.
     Credit { bytes: f64 },
 }
 
-/// The settings that a guest has to know before it runs anything.
+/// The settings that a guest must know before it runs anything.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct GuestConfig {
-    /// Characters of each output stream that are sent in full; see [`Event::Output`].
+    /// Characters of each output stream that are sent in full. See [`Event::Output`].
     pub max_output_chars: u32,
-    /// Bytes that an encoded value may take.
+    /// The most bytes of an encoded value.
     pub max_value_bytes: f64,
-    /// Bytes of memory that the guest may have.
+    /// The most bytes of the guest's memory.
     pub max_memory_bytes: f64,
-    /// Nesting depth of a value.
+    /// The deepest nesting of a value.
     pub max_value_depth: u32,
-    /// Characters of past cells' source that tracebacks can show.
+    /// Characters of earlier cells' source that are kept for tracebacks.
     pub max_source_cache: u32,
-    /// Rich outputs that an execution may show.
+    /// The most rich outputs of an execution.
     pub max_displays: u32,
-    /// Bytes of one, and of all of an execution.
+    /// The most bytes of one rich output.
     pub max_display_bytes: f64,
+    /// The most bytes of all rich outputs of an execution.
     pub max_displays_bytes: f64,
-    /// Bytes that all files may have, and how many there may be; those that Python itself needs do not count.
+    /// The most bytes of all files together. Files that Python itself needs do not count.
     pub max_file_bytes: f64,
+    /// The most files. Files that Python itself needs do not count.
     pub max_files: u32,
-    /// The functions that the host answers: [`QUERIES`] as far as it has them, and the user's own functions.
+    /// The functions that the host answers: those of [`QUERIES`] that it has, and the user's own functions.
     pub host_functions: Vec<String>,
-    /// Host calls of one execution.
+    /// The most host calls of one execution.
     pub max_host_calls: u32,
-    /// The profile whose names and texts Python gets.
+    /// The profile that sets the names and texts in Python.
     pub profile: Profile,
-    /// The names of the values that `SUBMIT` takes; none: it takes any.
+    /// The names of the values that `SUBMIT` takes. If empty, `SUBMIT` takes any values.
     pub output_fields: Vec<String>,
 }
 
-/// The project whose prompts and controllers a sandbox is for: the names in Python, their signatures, and what failures look like.
-/// `python/sandglass/runtime/profiles.py` holds what each is.
+/// The project whose prompts and controllers a sandbox supports. It sets the names in Python, their signatures, and the form of failures.
+/// `python/sandglass/runtime/profiles.py` defines each profile.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -257,10 +260,10 @@ pub enum Profile {
 }
 
 impl Profile {
-    /// All there are.
+    /// All profiles.
     pub const ALL: [Self; 5] = [Self::Default, Self::Rlm, Self::RlmLegacy, Self::RlmCore, Self::Dspy];
 
-    /// Its public name.
+    /// The profile's public name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Default => "default",
@@ -271,36 +274,36 @@ impl Profile {
         }
     }
 
-    /// The profile of a public name.
+    /// The profile with this public name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|profile| profile.name() == name)
     }
 
-    /// Returns true when a batch of queries that would exceed the budget is refused as a whole.
+    /// Returns true if a batch of queries beyond the budget is refused as a whole.
     pub fn has_whole_batches(self) -> bool {
         self == Self::Dspy
     }
 
-    /// Returns true when `rlm_query` asks the sub-model where nobody answers it.
+    /// Returns true if `rlm_query` asks the sub-model when the host does not answer `rlm_query`.
     pub fn falls_back(self) -> bool {
         matches!(self, Self::Rlm | Self::RlmLegacy)
     }
 
-    /// Returns true when Python has `SUBMIT`.
+    /// Returns true if Python has `SUBMIT`.
     pub fn has_submit(self) -> bool {
         matches!(self, Self::Default | Self::RlmCore | Self::Dspy)
     }
 }
 
-/// A wheel, as far as it matters to who unpacks it.
+/// The facts about a wheel that a guest needs to unpack it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct WheelFile {
-    /// For messages.
+    /// The wheel's file name, for messages.
     pub file_name: String,
-    /// True when it goes where the libraries are that packages share.
+    /// True if the wheel goes to the folder of libraries that packages share.
     pub is_library: bool,
 }
 
@@ -314,35 +317,35 @@ pub enum ReplyStatus {
     Ok,
     /// The host function failed.
     Error,
-    /// It took longer than `hostCallTimeout`.
+    /// The call took longer than `hostCallTimeout`.
     Timeout,
     /// A limit forbids the call.
     Limit,
 }
 
-/// The way a value is written in a body. [`crate::value`] describes the last two.
+/// The way in which a body holds a value. [`crate::value`] describes the last two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Encoding {
-    /// `None`, or no value where none is asked for; the body is empty.
+    /// `None`, or no value if none is needed. The body is empty.
     None,
-    /// There is no such variable; the body is empty.
+    /// The variable or file does not exist. The body is empty.
     Missing,
     /// A string as UTF-8, lone surrogates encoded like other code points.
     Text,
     /// Bytes as they are.
     Bytes,
-    /// Bytes that are a str where they are UTF-8 (a byte order mark is left out); only to the guest.
+    /// Bytes that become a str if they are UTF-8, without a byte order mark. Only sent to the guest.
     File,
     /// Python's `marshal` format, version 2, of plain values.
     Marshal,
-    /// The same with extension tuples.
+    /// The format of `Marshal`, with extension tuples.
     Tagged,
 }
 
-/// Guest to host. Everything in it is untrusted.
+/// A message from guest to host. Everything in it is untrusted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -352,8 +355,8 @@ pub enum Event {
     Ready { version: u32, guest: GuestInfo },
     /// The guest could not start.
     BootFailed { message: String },
-    /// Text on a stream, in order. `skipped` characters before it were left out: allowed once `max_output_chars`
-    /// characters were sent, and only if this text holds the last `max_output_chars` up to here.
+    /// Text on a stream, in order. The guest left out `skipped` characters before it. It may do so after it has sent `max_output_chars`
+    /// characters, and only if this text holds the last `max_output_chars` characters so far.
     Output {
         exchange: u32,
         stream: Stream,
@@ -361,18 +364,17 @@ pub enum Event {
         skipped: u64,
         text: String,
     },
-    /// Something to see. The body is UTF-8 where the mime type is one of [text](crate::display::Kind), else raw bytes.
-    /// `is_result`: it is the last expression's value, whose `repr` was sent before.
+    /// A rich output. The body is UTF-8 if the mime type is [text](crate::display::Kind), else raw bytes. `is_result`: it shows the value
+    /// of the last expression, whose `repr` was sent before.
     Display {
         exchange: u32,
         mime: String,
         #[serde(default)]
         is_result: bool,
     },
-    /// Python called the host function `name` and waits; the body is the list of arguments, or the only one when that is a
-    /// str. A guest that waits `blocking`
-    /// hears nothing but what the driver puts into its mailbox. `batch` is how many calls it made at once, this one among them:
-    /// they come one after the other.
+    /// Python called the host function `name` and waits. The body is the list of arguments, or a single str argument alone. `blocking`: the
+    /// guest reads only what the driver puts into its mailbox. `batch`: the number of calls that it makes at once, this one included. Their
+    /// events come one after another.
     HostCall {
         exchange: u32,
         call: u32,
@@ -381,58 +383,56 @@ pub enum Event {
         encoding: Encoding,
         blocking: bool,
     },
-    /// An execution ended; the body is the final answer where there is one.
+    /// An execution ended. The body is the final answer, if there is one.
     Executed {
         exchange: u32,
         execution: ExecutionReport,
         encoding: Encoding,
     },
-    /// The body is the value asked for.
+    /// The answer to a request. The body is the value.
     Value { exchange: u32, encoding: Encoding },
-    /// The request is carried out.
+    /// The request was carried out.
     Done { exchange: u32 },
-    /// The guest has the state of the checkpoint, but for the variables `lost`.
+    /// The guest has the checkpoint's state, without the variables in `lost`.
     Restored { exchange: u32, lost: Vec<LostVariable> },
-    /// The request cannot be carried out; nothing was changed.
+    /// The request cannot be carried out. Nothing was changed.
     Refused { exchange: u32, message: String },
-    /// Code that runs ahead wants to know what only the world can tell, such as the time: it may come to something else when it is run
-    /// later.
+    /// Code that runs ahead asked for something of the outside world, such as the time. At a later time it may get another result.
     External { exchange: u32 },
-    /// See [`Request::Promote`].
+    /// The answer to [`Request::Promote`].
     Promoted { exchange: u32 },
-    /// Code that is being written has run as far as it is there.
+    /// Code that is being written has run as far as the guest has it.
     Waiting { exchange: u32 },
-    /// See [`Request::Check`].
+    /// The answer to [`Request::Check`].
     Checked { check: u32, plain: bool },
-    /// See [`Request::Survey`]: the newest variables, the newest first.
+    /// The answer to [`Request::Survey`]: the newest variables, the newest first.
     Surveyed {
         survey: u32,
         variables: Vec<SurveyedVariable>,
     },
-    /// See [`Request::Ping`].
+    /// The answer to [`Request::Ping`].
     Pong { ping: u32 },
-    /// The interpreter is beyond use.
+    /// The interpreter cannot be used any more.
     Fatal { message: String },
-    /// A piece of a body, of the same encoding.
+    /// A piece of a body, in the encoding of the whole.
     Part { encoding: Encoding },
-    /// The state is saved, but for the variables `lost`; in the browser the body is a `Blob`. It may be `full` although that was
-    /// not asked for. `spent` says that the guest holds
-    /// much memory that its state no longer needs.
+    /// The state was saved, without the variables in `lost`. In the browser the body is a `Blob`. `full` may be true even if the host did
+    /// not ask for a full checkpoint. `spent`: the guest holds much memory that its state no longer needs.
     Saved {
         checkpoint: u32,
         full: bool,
         lost: Vec<LostVariable>,
         spent: bool,
     },
-    /// It is not: there was something else to do, or it cannot be saved for a `reason`.
+    /// The state was not saved. Another request came first, or `reason` tells why it cannot be saved.
     NotSaved {
         checkpoint: u32,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(target_arch = "wasm32", tsify(optional))]
         reason: Option<String>,
     },
-    /// In the browser, before `Ready`: the body is a `Blob`, memory that later guests start from. `reason` says why the one
-    /// that was given would not do.
+    /// Memory from which later guests start, in a `Blob`. Sent in the browser only, before `Ready`. `reason` tells why the given memory
+    /// could not be used.
     Snapshot {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(target_arch = "wasm32", tsify(optional))]
@@ -441,7 +441,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// Returns true when a body belongs to it.
+    /// Returns true if the event has a body.
     pub fn has_body(&self) -> bool {
         match self {
             Self::Display { .. }
@@ -456,23 +456,24 @@ impl Event {
     }
 }
 
-/// A variable, as far as code can be predicted from that.
+/// The facts about a variable from which code is predicted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SurveyedVariable {
+    /// The variable's name.
     pub name: String,
-    /// The name of its class.
+    /// The name of the variable's class.
     #[serde(rename = "type")]
     pub type_name: String,
-    /// Of a text or container of Python's own; the rows of a DataFrame.
+    /// The length of a text or of one of Python's own containers, or the number of a DataFrame's rows.
     pub length: Option<u32>,
-    /// Of a DataFrame: bytes of its arrays.
+    /// The bytes of a DataFrame's arrays.
     #[serde(default)]
     #[cfg_attr(target_arch = "wasm32", tsify(type = "number | null"))]
     pub memory: Option<u64>,
-    /// Of a DataFrame: the first of them, as far as their names are texts.
+    /// The first columns of a DataFrame, as far as their names are texts.
     pub columns: Vec<SurveyedColumn>,
 }
 
@@ -482,30 +483,32 @@ pub struct SurveyedVariable {
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SurveyedColumn {
+    /// The column's name.
     pub name: String,
+    /// The kind of the column's contents.
     pub kind: ColumnKind,
-    /// The contents of some rows of it, where that can be told without running code of the user's.
+    /// A sample of the column's contents, if it can be taken without running the user's code.
     #[serde(default)]
     pub sample: Option<ColumnSample>,
 }
 
-/// The contents of the first rows of a column, and of others that are as far apart as they can be.
+/// A sample of a column: its first rows, and others that are spread as far apart as possible.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ColumnSample {
-    /// The number of rows that were looked at.
+    /// The number of sampled rows.
     pub rows: u32,
-    /// In how many of them there is no value.
+    /// The number of sampled rows without a value.
     pub nulls: u32,
-    /// The number of different values in the others.
+    /// The number of different values in the sampled rows.
     pub distinct: u32,
-    /// The most frequent of these, as far as they are texts.
+    /// The most frequent texts among these values.
     pub texts: Vec<String>,
 }
 
-/// A column's kind of contents, as far as that matters to what is asked of it.
+/// The kind of a column's contents, as far as predictions depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
@@ -518,15 +521,15 @@ pub enum ColumnKind {
     Other,
 }
 
-/// A guest's facts and abilities.
+/// A guest's versions and abilities.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct GuestInfo {
-    /// The way Python waits for the host: `atomics`, `jspi` or `none`.
+    /// The guest's way to wait for the host: `atomics`, `jspi` or `none`.
     pub bridge: String,
-    /// True when running code can be stopped with its state kept.
+    /// True if running code can be stopped without loss of state.
     pub soft_interrupt: bool,
     /// Python's version.
     pub python: String,
@@ -552,44 +555,44 @@ pub enum Stream {
     Traceback,
 }
 
-/// The way an execution ended, as the guest tells it.
+/// The guest's report of an ended execution.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ExecutionReport {
-    /// The way it ended: by an exception or not, and of what kind.
+    /// The way in which the code ended.
     pub ended: Ended,
     /// The exception's class name.
     pub error_type: Option<String>,
-    /// Why the guest interrupted it, if it did.
+    /// The reason for which the guest interrupted the code, if it did.
     pub stopped: Option<StopReason>,
-    /// True when a final answer was declared; it is the body.
+    /// True if a final answer was declared. The body holds it.
     #[serde(rename = "final")]
     pub has_final: bool,
-    /// The user's variables, when they are not the same as the last time.
+    /// The names of the user's variables, if they changed since the last report.
     pub names: Option<Vec<String>>,
-    /// Rich outputs that were too many or too large to be sent.
+    /// The number of rich outputs that were not sent, because they were too many or too large.
     #[serde(default)]
     pub omitted_displays: u32,
-    /// The files of the working folder that it changed.
+    /// The files in the working folder that the code changed.
     #[serde(default)]
     pub files: Vec<FileChange>,
-    /// The number of those that it changed beyond these.
+    /// The number of changed files that are not in `files`.
     #[serde(default)]
     pub omitted_files: u32,
 }
 
-/// The way the code of an execution ended.
+/// The way in which an execution's code ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Ended {
-    /// It ran to its end.
+    /// The code ran to its end.
     Ok,
-    /// An exception ended it.
+    /// An exception ended the code.
     Error,
-    /// A limit ended it.
+    /// A limit ended the code.
     Limit,
 }

@@ -1,25 +1,25 @@
-//! A sandbox's session as a state machine: [`Input`]s in, [`Effect`]s out. It knows no clock, no worker and no socket.
+//! A sandbox's session as a state machine: [`Input`]s in, [`Effect`]s out. It has no clock, no worker and no socket.
 //!
-//! Every command is resolved exactly once, whatever the guest does. A guest that breaks the protocol, dies or does not
-//! stop is ended; a fresh one is booted, given the last `context`, and the next command goes on there.
+//! Every command gets exactly one answer, whatever the guest does. A guest that breaks the protocol, dies or does not stop is ended. A
+//! fresh guest is booted and given the saved state, or else the last `context`. Then the next command runs there.
 //!
-//! A session is an *interpreter* and its *shadows*. The interpreter is a line of states, and whichever guest has the newest. A shadow is a
-//! copy of it that runs code which may come. Guests live in [`Slot`]s: the interpreter's own in one, each shadow's in another. A *job* is
-//! what a guest can be asked to do; an *exchange* is a job that a guest is at, with all that it says of it.
+//! A session has an *interpreter* and *shadows*. The interpreter is a sequence of states, with the guest that holds the newest one. A
+//! shadow is a copy of the interpreter that runs code which may come. Each guest has a [`Slot`]: one for the interpreter's guest, and one
+//! for each shadow's. A *job* is a task that a guest can be given. An *exchange* is a job that a guest has begun, with its messages.
 //!
-//! Each part writes down what is to be done. [`Session`] only passes that on, and tells the shadows what becomes of the interpreter's state.
+//! Each part collects its own effects. [`Session`] passes them on, and tells the shadows of changes of the interpreter's state.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `interpreter.rs` | the guest's life and its clock; what it says goes on from here |
-//! | `commands.rs` | what users ask for: how that waits, and what comes next |
-//! | `exchanges.rs` | how an interpreter begins an exchange, and what comes of its end |
-//! | `exchange.rs`, `calls.rs`, `display.rs`, `files.rs` | one exchange: its job, its output, its host calls |
-//! | `saves.rs`, `checkpoints.rs`, `checkpoint_chain.rs` | when the state is saved, what comes back, and what is kept for that |
-//! | `contexts.rs`, `packages.rs` | what every guest is given |
-//! | `pings.rs`, `oversized.rs` | what guests have to prove, and how much they may say at once |
-//! | `shadows.rs`, `guesses.rs` | which code is worth running ahead, and how much of it at a time |
-//! | `shadow.rs` | a shadow, and how its guest takes over |
+//! | `interpreter.rs` | the guest's life and clock; sorts its messages |
+//! | `commands.rs` | the queue of users' commands, and the choice of the next one |
+//! | `exchanges.rs` | the interpreter's part in an exchange: its beginning, and the results of its end |
+//! | `exchange.rs`, `calls.rs`, `display.rs`, `files.rs` | one exchange: its job, output and host calls |
+//! | `saves.rs`, `checkpoints.rs`, `checkpoint_chain.rs` | the time of saves, the return to saved states, and the kept checkpoints |
+//! | `contexts.rs`, `packages.rs` | values and packages that every guest is given |
+//! | `pings.rs`, `oversized.rs` | checks on guests: a proof of idleness, and bounds on events |
+//! | `shadows.rs`, `guesses.rs` | the choice of code to run ahead, and its limits |
+//! | `shadow.rs` | one shadow, and its promotion |
 //!
 //! Decisions: `docs/internals/running-ahead.md`.
 
@@ -62,9 +62,9 @@ pub use display::ToResult;
 pub use files::{CellFile, FileCommand, Look};
 pub use packages::{Package, Wanted};
 
-/// The bytes of a message, as the driver holds them.
+/// The bytes of a message, in the form in which the driver holds them.
 pub trait Body: Clone {
-    /// Its size in bytes.
+    /// The size in bytes.
     fn size(&self) -> usize;
 }
 
@@ -74,63 +74,63 @@ impl Body for Vec<u8> {
     }
 }
 
-/// The driver's number for a command; it never uses one twice.
+/// The driver's number for a command. A driver never uses a number twice.
 pub type Ticket = u32;
 
 /// A value in a body.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Encoded<B> {
-    /// The way it is written.
+    /// The value's encoding.
     pub encoding: Encoding,
-    /// Its bytes.
+    /// The value's bytes.
     pub body: B,
 }
 
-/// A request of the user's.
+/// A request of the user.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Command<B> {
-    /// Start the guest; resolved when it is ready.
+    /// Starts the guest. Answered when it is ready.
     Start,
-    /// Make this the variable `context`, in this guest and in every later one.
+    /// Assigns the variable `context`, in this guest and every later one.
     Initialize(Encoded<B>),
-    /// Run code.
+    /// Runs code.
     Execute {
-        /// The source.
+        /// The source of the code.
         code: String,
-        /// Guest time in milliseconds, where it is not the session's `timeout`.
+        /// Guest time in milliseconds. `None` means the session's `timeout`.
         timeout_ms: Option<f64>,
-        /// Its share of the session's budget.
+        /// The execution's own limits, within the session's budget.
         budget: BudgetLimits,
     },
-    /// Read a variable.
+    /// Reads a variable.
     GetVariable(String),
-    /// Assign a variable.
+    /// Assigns a variable.
     SetVariable(String, Encoded<B>),
-    /// Add to a series of variables that every later guest is given, too.
+    /// Appends a value to a series of variables, in this guest and every later one.
     Add(Series, Encoded<B>),
-    /// Any of these three, with a value that [`Input::Arrived`] will bring; later commands wait.
+    /// Assigns a value that [`Input::Arrived`] brings, to `context`, a variable or a series. Commands after this one wait.
     Later(Target),
-    /// List the variables.
+    /// Lists the variables.
     ListVariables,
-    /// Add variables that [`Command::CaptureState`] wrote, of at most so many bytes unpacked.
+    /// Adds variables that [`Command::CaptureState`] wrote. The number is the most bytes that they take unpacked.
     OpenState(B, f64),
-    /// Write the variables for another session, in at most so many bytes unpacked.
+    /// Writes the variables for another session. The number is the most bytes that they take unpacked.
     CaptureState(f64),
-    /// Do something with a file.
+    /// Reads, writes, lists or removes files, describes a cell, or looks at code that is being written.
     File(FileCommand<B>),
-    /// Have packages, in this guest and in every later one.
+    /// Installs packages, in this guest and every later one.
     Load(Wanted),
-    /// Save the state.
+    /// Saves the state.
     Checkpoint,
-    /// Go back to the newest checkpoint, or to that of an execution.
+    /// Goes back to the newest checkpoint, or to the newest one of this execution.
     Restore(Option<u32>),
-    /// Go back to before the last execution.
+    /// Goes back to the state before the last execution.
     Undo,
-    /// Save the state for another session, too.
+    /// Saves the state, and returns it for another session.
     Fork,
 }
 
-/// A shadow's number; never used twice.
+/// A shadow's number. It is never used twice.
 pub type ShadowId = u32;
 
 /// A place for a guest. A driver holds at most one guest in each.
@@ -138,157 +138,156 @@ pub type ShadowId = u32;
 pub enum Slot {
     /// The session's own guest.
     Main,
-    /// A shadow's guest, which runs code that may come.
+    /// The guest of a shadow, which runs code that may come.
     Shadow(ShadowId),
 }
 
-/// Something that comes from a guest, whatever its slot. It is not to be trusted.
+/// An input from a guest, whatever its slot. Its contents are untrusted.
 #[derive(Debug, Clone, PartialEq)]
 pub enum GuestInput<B> {
-    /// It sent a message.
+    /// A message.
     Event(Event, Option<B>),
-    /// It sent something that is no message.
+    /// Data that is not a message.
     BadMessage(String),
-    /// It is gone, or never came up.
+    /// The guest's end, or its failure to start.
     Lost(Error),
 }
 
-/// Something that a driver does with a guest, whatever its slot.
+/// An action of the driver on a guest, whatever its slot.
 #[derive(Debug, Clone, PartialEq)]
 pub enum GuestEffect<B> {
-    /// Start a fresh guest in the slot. Messages posted to the slot from now on are for it. A shadow's must be one that can be had at
-    /// once.
+    /// Starts a fresh guest in the slot. Later posts to the slot go to this guest. A shadow's guest must be one that is available at once.
     Boot,
-    /// End the guest, now. Nothing that it sent may arrive any more.
+    /// Ends the guest now. No message of it may arrive afterwards.
     Kill,
-    /// Send the guest a message.
+    /// Sends the guest a message.
     Post(Request, Option<B>),
-    /// Send the guest a `Restore` and what its checkpoints hold.
+    /// Sends the guest a `Restore`, with the contents of its checkpoints.
     Restore(Request, Vec<B>),
-    /// Send the guest an `Install` and its wheels.
+    /// Sends the guest an `Install`, with its wheels.
     Install(Request, Vec<B>),
 }
 
-/// An input of a session: something has happened.
+/// An input of a session: an event to which it reacts.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Input<B> {
-    /// The user asks for something.
+    /// The user gives a command.
     Command(Ticket, Command<B>),
-    /// The user asks for something, and has taken it back already: it never runs.
+    /// The user gives a command that is already cancelled. It never runs.
     Aborted(Ticket, Command<B>),
-    /// The user takes a command back: a running one is interrupted, a waiting one never runs.
+    /// The user cancels a command. A running command is interrupted; a waiting one never runs.
     Cancel(Ticket),
-    /// The value that a [`Command::Later`] waits for, or why there will be none.
+    /// The value for a [`Command::Later`], or the reason for which there is none.
     Arrived(Ticket, Result<Encoded<B>, Error>),
-    /// The user stops what is running.
+    /// The user stops the running execution.
     Interrupt,
-    /// The user is done with the sandbox.
+    /// The user ends the sandbox.
     Destroy,
-    /// Something comes from the guest in a slot.
+    /// The guest in this slot sent something.
     Guest(Slot, GuestInput<B>),
-    /// A host call has used something up.
+    /// A host call used a part of the budget.
     Used(u32, Usage),
-    /// The answer to [`Effect::Fetch`].
+    /// The answer to [`HostEffect::Fetch`].
     Fetched(Ticket, Result<Vec<Package<B>>, Error>),
-    /// A host call came back.
+    /// A host call returned.
     HostReturned(u32, Result<Encoded<B>, HostFailure>),
-    /// Code that is likely to come next, the likeliest first, instead of what was told before.
+    /// Code that may come next, the likeliest first. Replaces earlier hints.
     Hint(Vec<Prediction>),
-    /// Code that is being written, as far as it is there, and the `timeout` that it will have. It is whole lines, up to where another
-    /// statement begins; it is empty when nobody writes any more.
+    /// The present part of code that is being written, and its future `timeout`. It has whole lines, up to the beginning of another
+    /// statement. It is empty when nobody writes any more.
     Written(String, Option<f64>),
-    /// The newest of what is talked about; guesses are made of it, where there are any.
+    /// The newest part of the conversation. Guesses use it, if the session makes them.
     Conversation(String),
-    /// The guests of shadows take more memory than there is for them.
+    /// The guests of shadows take more memory than the machine has for them.
     MemoryIsShort,
-    /// Time has passed: [`Session::wake_at`] is reached.
+    /// The time of [`Session::wake_at`] has come.
     Tick,
 }
 
-/// A step for the driver, to be done in order.
+/// A step for the driver. Steps must be done in order.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Effect<B> {
-    /// Do something with the guest in a slot.
+    /// Acts on the guest in a slot.
     Guest(Slot, GuestEffect<B>),
-    /// End a shadow's guest, which is at rest, or keep it to be booted again in another slot. Nothing that it sent may arrive any more.
+    /// Ends a shadow's idle guest, or keeps it to be booted again in another slot. No message of it may arrive afterwards.
     Park(ShadowId),
-    /// Have a shadow's guest take the place of the main one, which is at rest: that is ended, or kept like one of [`Effect::Park`]. The
-    /// shadow's slot is empty then, and messages posted to the main slot are for its guest.
+    /// Moves a shadow's guest to the main slot, whose guest is idle. That guest is ended, or kept as by [`Effect::Park`]. The shadow's slot
+    /// becomes empty, and later posts to the main slot go to the moved guest.
     Promote(ShadowId),
-    /// Do something for whoever uses the sandbox.
+    /// Acts on the host's side.
     Host(HostEffect<B>),
 }
 
-/// Something that a driver does for whoever uses the sandbox. No shadow can ask for it.
+/// An action of the driver for the sandbox's user. Shadows cannot cause one.
 #[derive(Debug, Clone, PartialEq)]
 pub enum HostEffect<B> {
-    /// Call the user's function and feed its return as [`Input::HostReturned`] with this number.
+    /// Calls the user's function. Its result must come back as [`Input::HostReturned`] with the same number.
     CallHost {
-        /// The call's number; never used twice.
+        /// The call's number. It is never used twice.
         call: u32,
-        /// The function.
+        /// The function's name.
         name: String,
-        /// The list of arguments, or the only one when that is a str.
+        /// The list of arguments, or a single str argument alone.
         args: Encoded<B>,
-        /// The execution's budget: a recursion is given a child of it.
+        /// The execution's budget. A recursion gets a child of it.
         budget: Budget,
     },
-    /// Nobody waits for this host call any more: abort it.
+    /// Aborts a host call for which nobody waits any more.
     AbortHost(u32),
-    /// Some of the calls that Python made at once are done.
+    /// Reports the progress of calls that Python made at once.
     Progress(Progress),
-    /// Find packages, fetch them and feed them as [`Input::Fetched`] with this ticket.
+    /// Finds and fetches packages. They must come back as [`Input::Fetched`] with this ticket.
     Fetch(Ticket, Wanted),
-    /// Show printed text to whoever asked for it.
+    /// Shows printed text to the execution's caller.
     Print(Ticket, Stream, String),
-    /// Show a rich output to whoever asked for it, and keep it for the execution.
+    /// Shows a rich output to the execution's caller, and keeps it for the execution's result.
     Display {
-        /// The command whose execution it is.
+        /// The execution's command.
         ticket: Ticket,
-        /// Its mime type.
+        /// The output's mime type.
         mime: String,
-        /// Its bytes.
+        /// The output's bytes.
         body: B,
-        /// Its relation to the last expression's value.
+        /// The output's relation to the last expression's value.
         to_result: ToResult,
     },
-    /// The one answer to a command.
+    /// Answers a command. Each command gets one answer.
     Resolve(Ticket, Result<Reply<B>, Error>),
 }
 
 /// The progress of calls that Python made at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
-    /// The function that they call.
+    /// The called function's name.
     pub name: String,
-    /// The number of those answered, well or badly.
+    /// The number of answered calls, failed ones included.
     pub done: u32,
-    /// The number of those that failed.
+    /// The number of failed calls.
     pub failed: u32,
-    /// The number of all.
+    /// The number of all calls.
     pub total: u32,
 }
 
-/// The answer to a command that went well.
+/// The answer to a command that succeeded.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Reply<B> {
-    /// Done.
+    /// The command is done.
     Done,
-    /// A value.
+    /// The value that was asked for.
     Value(Encoded<B>),
-    /// An execution, and its final answer where it declared one.
+    /// The execution's result, and its final answer if it declared one.
     Execution(Box<CodeExecution>, Option<Encoded<B>>),
-    /// The variable that it has become.
+    /// The name of the variable that got the value.
     Name(String),
-    /// The state is saved or restored, as it is after this execution.
+    /// The state after this execution was saved or restored.
     State(u32),
-    /// The packages that were not there before.
+    /// The packages that were newly installed.
     Packages(Vec<Wheel>),
     /// The argument of [`Session::forked`].
     Fork(Box<Fork<B>>),
 }
 
-/// See the [module](self).
+/// A session. The [module](self) describes it.
 #[derive(Debug)]
 pub struct Session<B> {
     interpreter: Interpreter<B>,
@@ -297,7 +296,7 @@ pub struct Session<B> {
 }
 
 impl<B: Body> Session<B> {
-    /// A session without a guest. `host_functions` are the names that Python may call.
+    /// A session without a guest. `host_functions` are the names of the functions that Python may call.
     pub fn new(limits: Limits, host_functions: Vec<String>) -> Self {
         Self::of(Interpreter::new(Config {
             limits,
@@ -307,7 +306,7 @@ impl<B: Body> Session<B> {
         }))
     }
 
-    /// A session without a guest that goes on where another is.
+    /// A session without a guest that continues from another session's state.
     pub fn forked(fork: Fork<B>) -> Self {
         Self::of(Interpreter::forked(fork))
     }
@@ -321,7 +320,7 @@ impl<B: Body> Session<B> {
         }
     }
 
-    /// The same for the prompts of `profile`; `output_fields` are the names of the values that `SUBMIT` takes.
+    /// Sets the profile. `output_fields` are the names of the values that `SUBMIT` takes.
     #[must_use]
     pub fn with_profile(mut self, profile: Profile, output_fields: Vec<String>) -> Self {
         self.interpreter.config.profile = profile;
@@ -329,14 +328,14 @@ impl<B: Body> Session<B> {
         self
     }
 
-    /// The same for runs that have no `context`: they need not wait for one.
+    /// Lets code run before there is a `context`.
     #[must_use]
     pub fn without_context(mut self) -> Self {
         self.interpreter.contextless = true;
         self
     }
 
-    /// For drivers that boot a shadow by forking the main guest: no checkpoint is needed for a copy.
+    /// Declares that the driver boots a shadow by forking the main guest. Then a copy needs no checkpoint.
     #[must_use]
     pub fn with_forks(mut self) -> Self {
         self.interpreter.forks = true;
@@ -344,56 +343,56 @@ impl<B: Body> Session<B> {
         self
     }
 
-    /// The same on a machine that has `processors` for shadows, and room for `bytes` of state in all of them together; where they
-    /// are forks, [`Input::MemoryIsShort`] tells. By default one shadow runs at a time.
+    /// Allows several shadows at once, on a machine with so many `processors` for them. `bytes` limits the state in all of them together;
+    /// if they are forks, [`Input::MemoryIsShort`] limits it instead. By default one shadow runs at a time.
     #[must_use]
     pub fn with_shadows_on(mut self, processors: usize, bytes: f64) -> Self {
         self.shadows.on(processors, bytes);
         self
     }
 
-    /// The same for guests that are workers: after each execution they prove that they are idle. `secret` is a random number.
+    /// Declares that guests are workers. They must prove after each execution that they are idle. `secret` is a random number.
     #[must_use]
     pub fn with_pings(mut self, secret: u64) -> Self {
         self.interpreter.pings = Some(Pings::new(secret));
         self
     }
 
-    /// The same with guesses at what comes next, which run when nothing else does.
+    /// Adds guesses at the next code, which run when nothing else does.
     #[must_use]
     pub fn with_guesses(mut self) -> Self {
         self.shadows.guess();
         self
     }
 
-    /// The budget of all its executions together.
+    /// Sets the budget for all executions together.
     pub fn with_budget(mut self, budget: Budget) -> Self {
         self.interpreter.budget = budget;
         self
     }
 
-    /// The budget of its executions.
+    /// The budget for all executions together.
     pub fn budget(&self) -> &Budget {
         &self.interpreter.budget
     }
 
-    /// The packages that every guest has: names, normalized, and versions.
+    /// The packages that every guest has: normalized names, and versions.
     pub fn packages(&self) -> Vec<(String, String)> {
         let known = |package: &Package<B>| (normalized(&package.wheel.name), package.wheel.version.clone());
         self.interpreter.packages.iter().map(known).collect()
     }
 
-    /// The limits that it has.
+    /// The session's limits.
     pub fn limits(&self) -> &Limits {
         &self.interpreter.config.limits
     }
 
-    /// The number of executions that it was asked for.
+    /// The number of executions that were requested.
     pub fn last_execution(&self) -> u32 {
         self.interpreter.last_execution
     }
 
-    /// The counts of all that it has done so far.
+    /// The counts of the session's work so far.
     pub fn stats(&self) -> Stats {
         let mut stats = self.interpreter.stats.clone();
         stats.ahead.code = self.shadows.tallies();
@@ -405,38 +404,38 @@ impl<B: Body> Session<B> {
         self.shadows.predictions()
     }
 
-    /// The guest's facts about itself, as it told them when it was last ready.
+    /// The facts that the guest told of itself when it was last ready.
     pub fn info(&self) -> &GuestInfo {
         &self.interpreter.info
     }
 
-    /// Returns true when there is a guest that is not ready yet, and so has run none of the user's code.
+    /// Returns true if a guest is starting. It has run none of the user's code yet.
     pub fn is_booting(&self) -> bool {
         matches!(self.interpreter.guest, Guest::Booting(_))
     }
 
-    /// Returns true when the user is done with the sandbox.
+    /// Returns true if the user ended the sandbox.
     pub fn is_destroyed(&self) -> bool {
         self.interpreter.guest == Guest::Destroyed
     }
 
-    /// Returns true when its guests have packages that were installed.
+    /// Returns true if packages were installed.
     pub fn has_packages(&self) -> bool {
         !self.interpreter.packages.is_empty()
     }
 
-    /// Returns true when a guest that has run something has nothing to do.
+    /// Returns true if the guest has run something, and has nothing to do.
     pub fn is_idle(&self) -> bool {
         self.interpreter.is_at_rest() && self.interpreter.last_execution > 0
     }
 
-    /// The time at which the driver has to feed [`Input::Tick`], if nothing else happens.
+    /// The time at which the driver must feed [`Input::Tick`], if no other input comes before.
     pub fn wake_at(&self) -> Option<f64> {
         let interpreter = self.interpreter.wake_at(self.shadows.want_a_copy());
         earliest(interpreter, self.shadows.wake_at(self.interpreter.is_at_rest()))
     }
 
-    /// Takes one input at time `now` (milliseconds, never going back).
+    /// Takes one input. `now` is in milliseconds, and never goes back.
     pub fn handle(&mut self, now: f64, input: Input<B>) -> Vec<Effect<B>> {
         self.shadows.look_at_clock(now);
         let interpreter = &mut self.interpreter;
@@ -455,7 +454,7 @@ impl<B: Body> Session<B> {
             Input::HostReturned(call, result) => interpreter.host_returned(now, call, result),
             Input::Hint(predictions) => self.shadows.predict(predictions),
             Input::Written(code, timeout_ms) if interpreter.can_be_copied() => self.shadows.written(code, timeout_ms),
-            Input::Written(..) => {} // there will be no copy
+            Input::Written(..) => {} // no copy will exist
             Input::Conversation(text) => self.shadows.converse(now, &text),
             Input::MemoryIsShort => self.shadows.memory_is_short(),
             Input::Tick => {}
@@ -469,8 +468,8 @@ impl<B: Body> Session<B> {
         std::mem::take(&mut self.effects)
     }
 
-    /// Does what comes next: first queued commands, then a save, then code ahead of time. After each step shadows hear of changes
-    /// (`follow`), before the next step reads them.
+    /// Does the next work: first queued commands, then a save, then code ahead of time. After each step the shadows hear of changes
+    /// (`follow`), before the next step reads the shadows.
     fn run_next(&mut self, now: f64) {
         while self.interpreter.is_free() {
             let joins = self.shadows.are_joined(now, &self.interpreter);
@@ -501,7 +500,7 @@ impl<B: Body> Session<B> {
         self.follow(now);
     }
 
-    /// Takes what the shadows and the interpreter want done, and tells the shadows what they have to know, at the place where it happened.
+    /// Collects the effects of the shadows and the interpreter. Tells the shadows of each change in between, in the order of events.
     fn follow(&mut self, now: f64) {
         self.follow_shadows();
         while let Some(note) = self.interpreter.notes.pop_front() {

@@ -1,4 +1,4 @@
-//! Counts of what a session has done so far.
+//! Counts of a session's work.
 
 use std::collections::BTreeMap;
 
@@ -7,62 +7,62 @@ use serde::{Deserialize, Serialize};
 use crate::execution::{CodeExecution, Outcome, StateStatus};
 use crate::speculate::{Source, Tally};
 
-/// Counts of what a sandbox has done so far. A fork begins anew.
+/// Counts of a sandbox's work so far. A fork starts with new counts.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct Stats {
-    /// Its executions that are over, by how they ended.
+    /// Finished executions, by how they ended.
     pub executions: Outcomes,
-    /// Milliseconds that they took.
+    /// Wall time of these executions, in milliseconds.
     pub duration: f64,
-    /// The part of it that timeouts count.
+    /// Guest time of these executions, in milliseconds. Timeouts count this part.
     pub guest_time: f64,
-    /// Host calls that they made.
+    /// Host calls of these executions.
     pub host_calls: u32,
-    /// Guests that were started or took over.
+    /// Guests that were started, or that took over as the session's guest.
     pub guests: u32,
-    /// Executions that said that the state was restored.
+    /// Executions that reported a restored state.
     pub restored: u32,
-    /// Executions that said that the state was lost.
+    /// Executions that reported a lost state.
     pub lost: u32,
-    /// The gains of `hint`, `updateConversation` and `executeStream` brought.
+    /// Work that was done before it was asked for, because of `hint`, `updateConversation` or `executeStream`.
     pub ahead: Ahead,
 }
 
-/// The number of executions that ended so.
+/// Numbers of executions, by how they ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct Outcomes {
-    /// Well.
+    /// Executions whose code ran to its end.
     pub ok: u32,
-    /// With an exception.
+    /// Executions that an exception ended.
     pub error: u32,
-    /// Out of time.
+    /// Executions that ran out of time.
     pub timeout: u32,
-    /// By an interrupt.
+    /// Executions that an interrupt ended.
     pub interrupted: u32,
-    /// With their guest.
+    /// Executions whose guest died.
     pub crashed: u32,
-    /// By a limit.
+    /// Executions that a limit ended.
     pub limit: u32,
 }
 
-/// Work that was done before code asked for it. `fetched` and `used` are packages.
+/// Work that was done before code asked for it: packages (`fetched` and `used`) and code.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct Ahead {
-    /// The number of those fetched.
+    /// Packages that were fetched ahead.
     pub fetched: u32,
-    /// The number of those that code has imported since.
+    /// Packages that were fetched ahead, and that code has imported since.
     pub used: u32,
-    /// Code that ran before it was asked for, by what had predicted it.
+    /// Code that ran ahead, by the source of its prediction.
     #[cfg_attr(target_arch = "wasm32", tsify(type = "Partial<Record<Source, Tally>>"))]
     pub code: BTreeMap<Source, Tally>,
 }
 
 impl Stats {
-    /// The counts of executions and of code that ran ahead that have come since `before`. The rest is left out.
+    /// The counts of executions and of code that ran ahead, as far as they came after `before`. Other counts are left out.
     pub fn since(&self, before: &Self) -> Self {
         let mut new = Self::default();
         let count = self.executions.total().saturating_sub(before.executions.total());
@@ -74,7 +74,7 @@ impl Stats {
         new
     }
 
-    /// Adds what [`Stats::since`] has found.
+    /// Adds counts that [`Stats::since`] returned.
     pub fn add(&mut self, new: &Self) {
         self.executions.ok = self.executions.ok.saturating_add(new.executions.ok);
         for (source, tally) in &new.ahead.code {
@@ -84,7 +84,7 @@ impl Stats {
 }
 
 impl Outcomes {
-    /// All of them.
+    /// The number of all executions.
     pub fn total(&self) -> u64 {
         let Self {
             ok,
@@ -102,7 +102,7 @@ impl Outcomes {
 }
 
 impl Stats {
-    /// Counts an execution that is over.
+    /// Counts a finished execution.
     pub(crate) fn count(&mut self, execution: &CodeExecution) {
         let outcomes = &mut self.executions;
         *match execution.outcome {

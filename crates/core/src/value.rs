@@ -1,5 +1,5 @@
-//! The way Python values are written as bytes: CPython's `marshal` format, version 2, because both of its ends are fast and
-//! small: the guest has it in C, and the host needs the few tags below.
+//! Python values as bytes, in CPython's `marshal` format, version 2. The guest has that format in C, and the host needs only the tags
+//! below. So both ends are fast and small.
 //!
 //! | tag | then | value |
 //! |---|---|---|
@@ -23,7 +23,7 @@
 //! | `"ndarray"` | str: numpy dtype, list of ints: shape, bytes: the elements, little-endian, in C order |
 //! | `"frame"` | list: columns, list: index, list of lists: rows |
 //! | `"opaque"` | str: type name, str: `repr` |
-//! | `"file"` | bytes that are a str where they are UTF-8; only to the guest |
+//! | `"file"` | bytes, which become a str if they are UTF-8; only sent to the guest |
 //!
 //! Source: CPython's `Python/marshal.c` and the documentation of the module `marshal`.
 //!
@@ -34,17 +34,17 @@ use std::fmt::Write as _;
 
 use thiserror::Error;
 
-/// Hexadecimal digits of an int that are turned into decimal ones, which takes time that grows with their square.
+/// The most hexadecimal digits of an int that are converted to decimal ones. The time of the conversion grows with their square.
 pub const MAX_DECIMAL_HEX_DIGITS: usize = 4_000;
 
-/// True for a point in time, in milliseconds since 1970, that Python's `datetime` has: its years are 1 to 9999.
+/// Returns true for a time that Python's `datetime` can hold, in milliseconds since 1970. Its years are 1 to 9999.
 pub fn is_date(ms: f64) -> bool {
     (-62_135_596_800_000.0..253_402_300_800_000.0).contains(&ms)
 }
 
 /// Builds a driver's own values while bytes are read.
 pub trait Build {
-    /// The value that is built.
+    /// The type of the driver's values.
     type Value;
     /// `None`.
     fn none(&mut self) -> Self::Value;
@@ -52,7 +52,7 @@ pub trait Build {
     fn bool(&mut self, value: bool) -> Self::Value;
     /// An int of at most 60 bits.
     fn int(&mut self, value: i64) -> Self::Value;
-    /// Any other int, by its sign and the hexadecimal digits of its magnitude.
+    /// Any larger int, by its sign and the hexadecimal digits of its magnitude.
     fn big_int(&mut self, negative: bool, hex: &str) -> Self::Value;
     /// A float.
     fn float(&mut self, value: f64) -> Self::Value;
@@ -64,7 +64,7 @@ pub trait Build {
     fn bytes(&mut self, value: &[u8]) -> Self::Value;
     /// A list.
     fn list(&mut self, items: Vec<Self::Value>) -> Self::Value;
-    /// A tuple, where it is told apart from a list.
+    /// A tuple. Becomes a list in drivers that have no tuples.
     fn tuple(&mut self, items: Vec<Self::Value>) -> Self::Value {
         self.list(items)
     }
@@ -74,35 +74,35 @@ pub trait Build {
     fn set(&mut self, items: Vec<Self::Value>) -> Self::Value;
     /// A point in time, in milliseconds since 1970.
     fn date(&mut self, ms: f64) -> Self::Value;
-    /// A numpy array: its dtype, shape and elements; `None` when the driver has no such dtype.
+    /// A numpy array with its dtype, shape and elements. Returns `None` if the driver does not have the dtype.
     fn array(&mut self, dtype: &str, shape: &[u32], data: &[u8]) -> Option<Self::Value>;
     /// A DataFrame.
     fn frame(&mut self, columns: Self::Value, index: Self::Value, rows: Self::Value) -> Self::Value;
-    /// Anything else.
+    /// A value of any other type, by its type's name and its `repr`.
     fn opaque(&mut self, type_name: &str, repr: &str) -> Self::Value;
 }
 
-/// Why bytes are not a value.
+/// A reason for which bytes are not a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum DecodeError {
-    /// They end too early.
+    /// The bytes end too early.
     #[error("the value is cut short")]
     Truncated,
-    /// They go on after the value.
+    /// Bytes follow the value.
     #[error("the value has bytes left over")]
     Trailing,
-    /// They nest too deeply.
+    /// The value nests more levels deep than this.
     #[error("the value nests more than {0} levels deep")]
     TooDeep(u32),
-    /// They hold a tag or an extension that is none of ours.
+    /// The value holds an unknown tag or extension.
     #[error("the value holds something that cannot cross (tag {0})")]
     Unknown(u8),
 }
 
-/// Reads one value; `tagged` says whether there may be extensions. Bounded by the length of `bytes` and by `depth`.
+/// Reads one value. If `tagged` is true, it may hold extensions. Memory is bounded by the length of `bytes`, and nesting by `depth`.
 ///
 /// # Errors
-/// A [`DecodeError`] for anything that is not exactly one value.
+/// A [`DecodeError`] if `bytes` are not exactly one value.
 pub fn read<B: Build>(bytes: &[u8], tagged: bool, depth: u32, build: &mut B) -> Result<B::Value, DecodeError> {
     let mut reader = Reader {
         bytes,
@@ -202,7 +202,7 @@ impl<'a> Reader<'a> {
 
     fn items<B: Build>(&mut self, depth: u32, build: &mut B) -> Result<Vec<B::Value>, DecodeError> {
         let length = self.length()?;
-        // A length may lie, at every level: memory is taken for the items that are there.
+        // A length may be a lie, at every level. So memory is taken only for items that are there.
         let mut items = Vec::with_capacity(length.min(16));
         for _ in 0..length {
             items.push(self.value(depth, build)?);
@@ -315,7 +315,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The text of an int by its sign and the hexadecimal digits of its magnitude: decimal; `0x…` or `-0x…` where that would take too long.
+/// The text of an int, by its sign and the hexadecimal digits of its magnitude. Decimal, or `0x…` and `-0x…` for an int with more than
+/// [`MAX_DECIMAL_HEX_DIGITS`].
 pub fn int_text(negative: bool, hex: &str) -> String {
     let sign = if negative { "-" } else { "" };
     if hex.len() > MAX_DECIMAL_HEX_DIGITS {
@@ -325,10 +326,10 @@ pub fn int_text(negative: bool, hex: &str) -> String {
     }
 }
 
-/// Hexadecimal digits as decimal ones.
+/// Converts hexadecimal digits to decimal ones.
 fn decimal_of(hex: &str) -> String {
     const CHUNK: u64 = 1_000_000_000;
-    // Least significant first, in base 10^9.
+    // The least significant chunk comes first, in base 10^9.
     let mut chunks: Vec<u64> = vec![0];
     let (mut from, mut to) = (0, (hex.len() + 7) % 8 + 1);
     while let Some(digits) = hex.get(from..to) {
@@ -362,7 +363,7 @@ fn text<B: Build>(bytes: &[u8], build: &mut B) -> B::Value {
     }
 }
 
-/// UTF-8 that may hold lone surrogates, as UTF-16. Bytes that are neither become U+FFFD.
+/// Converts UTF-8 with lone surrogates to UTF-16. Bytes that are neither become U+FFFD.
 pub fn utf16_from_wtf8(bytes: &[u8]) -> Vec<u16> {
     let mut utf16 = Vec::with_capacity(bytes.len());
     let mut rest = bytes;
@@ -390,13 +391,13 @@ pub fn utf16_from_wtf8(bytes: &[u8]) -> Vec<u16> {
     utf16
 }
 
-/// The first code unit of UTF-16 that is half of a character.
+/// The first lone surrogate in UTF-16, if there is one.
 pub fn lone_surrogate(utf16: &[u16]) -> Option<u16> {
     let mut units = char::decode_utf16(utf16.iter().copied());
     units.find_map(|unit| unit.err().map(|lone| lone.unpaired_surrogate()))
 }
 
-/// The reason for which a text with such a code unit is refused. `what` names the text.
+/// The error's text for a text with this lone surrogate. `what` names the text.
 pub fn ill_formed(what: &str, lone: u16) -> String {
     format!(
         "{what} holds the lone surrogate U+{lone:04X}, which is no character and cannot be sent: leave it out, or write it as text, \
@@ -404,7 +405,7 @@ pub fn ill_formed(what: &str, lone: u16) -> String {
     )
 }
 
-/// UTF-16 as text to read. A lone surrogate is written as Python escapes it: `\udc80`.
+/// Converts UTF-16 to readable text. A lone surrogate is written as Python escapes it: `\udc80`.
 pub fn escaped(utf16: &[u16]) -> String {
     let mut text = String::with_capacity(utf16.len());
     for unit in char::decode_utf16(utf16.iter().copied()) {
@@ -419,7 +420,7 @@ pub fn escaped(utf16: &[u16]) -> String {
     text
 }
 
-/// Writes values. The caller keeps to the grammar: after [`Writer::list`] come that many values, and so on.
+/// Writes values. The caller must keep the grammar: after [`Writer::list`] of three values, for example, it writes these three.
 #[derive(Debug, Default)]
 pub struct Writer {
     bytes: Vec<u8>,
@@ -436,22 +437,22 @@ impl Writer {
         self.bytes.len()
     }
 
-    /// Returns true when nothing was written.
+    /// Returns true if nothing was written.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// `None`.
+    /// Writes `None`.
     pub fn none(&mut self) {
         self.bytes.push(b'N');
     }
 
-    /// A bool.
+    /// Writes a bool.
     pub fn bool(&mut self, value: bool) {
         self.bytes.push(if value { b'T' } else { b'F' });
     }
 
-    /// An int.
+    /// Writes an int.
     pub fn int(&mut self, value: i64) {
         match i32::try_from(value) {
             Ok(small) => {
@@ -462,7 +463,7 @@ impl Writer {
         }
     }
 
-    /// An int by its sign and the hexadecimal digits of its magnitude.
+    /// Writes an int, by its sign and the hexadecimal digits of its magnitude.
     pub fn big_int(&mut self, negative: bool, hex: &str) {
         let (mut digits, mut pending, mut bits) = (Vec::<u16>::new(), 0_u32, 0);
         for digit in hex.chars().rev() {
@@ -484,47 +485,47 @@ impl Writer {
         digits.iter().for_each(|digit| self.bytes.extend(digit.to_le_bytes()));
     }
 
-    /// A float.
+    /// Writes a float.
     pub fn float(&mut self, value: f64) {
         self.bytes.push(b'g');
         self.bytes.extend(value.to_le_bytes());
     }
 
-    /// A str.
+    /// Writes a str.
     pub fn text(&mut self, value: &str) {
         self.sized(b'u', value.len());
         self.bytes.extend(value.as_bytes());
     }
 
-    /// A str as UTF-16 that may hold lone surrogates.
+    /// Writes a str from UTF-16 with lone surrogates.
     pub fn ill_formed_text(&mut self, utf16: &[u16]) {
         let wtf8 = wtf8_from_utf16(utf16);
         self.sized(b'u', wtf8.len());
         self.bytes.extend(wtf8);
     }
 
-    /// Bytes.
+    /// Writes bytes.
     pub fn bytes(&mut self, value: &[u8]) {
         self.sized(b's', value.len());
         self.bytes.extend(value);
     }
 
-    /// A list; `length` values follow.
+    /// Begins a list; `length` values follow.
     pub fn list(&mut self, length: usize) {
         self.sized(b'[', length);
     }
 
-    /// A tuple; `length` values follow. One that begins with an extension's tag cannot be written.
+    /// Begins a tuple; `length` values follow. The first one must not be an extension's tag.
     pub fn tuple(&mut self, length: usize) {
         self.sized(b'(', length);
     }
 
-    /// A set; `length` values follow.
+    /// Begins a set; `length` values follow.
     pub fn set(&mut self, length: usize) {
         self.sized(b'<', length);
     }
 
-    /// A dict; keys and values in turn follow, then [`Writer::end_dict`].
+    /// Begins a dict; keys and values follow in turn, then [`Writer::end_dict`].
     pub fn dict(&mut self) {
         self.bytes.push(b'{');
     }
@@ -534,7 +535,7 @@ impl Writer {
         self.bytes.push(b'0');
     }
 
-    /// A point in time, one that [`is_date`] is true of; the encoding is then `Tagged`.
+    /// Writes a time for which [`is_date`] is true. The encoding becomes `Tagged`.
     pub fn date(&mut self, ms: f64) {
         self.sized(b'(', 3);
         self.bytes.push(b'S');
@@ -542,7 +543,7 @@ impl Writer {
         self.float(ms);
     }
 
-    /// A file of `length` bytes, which are to follow; the encoding is then `Tagged`.
+    /// Begins a file; its `length` bytes follow. The encoding becomes `Tagged`.
     pub fn begin_file(&mut self, length: usize) {
         self.sized(b'(', 3);
         self.bytes.push(b'S');
@@ -550,7 +551,7 @@ impl Writer {
         self.sized(b's', length);
     }
 
-    /// A str of `length` bytes of UTF-8, which are to follow.
+    /// Begins a str; its `length` bytes of UTF-8 follow.
     pub fn begin_text(&mut self, length: usize) {
         self.sized(b'u', length);
     }
@@ -562,7 +563,7 @@ impl Writer {
     }
 }
 
-/// UTF-16 as UTF-8, with lone surrogates encoded like other code points.
+/// Converts UTF-16 to UTF-8. Lone surrogates are encoded like other code points.
 pub fn wtf8_from_utf16(utf16: &[u16]) -> Vec<u8> {
     let mut wtf8 = Vec::with_capacity(utf16.len());
     for unit in char::decode_utf16(utf16.iter().copied()) {

@@ -1,4 +1,4 @@
-//! Work that is worth doing before anybody asks for it.
+//! Tests of predictions, and of the share of time for them.
 #![cfg(not(target_arch = "wasm32"))]
 
 use proptest::prelude::*;
@@ -73,7 +73,7 @@ proptest! {
     ) {
         let mut share = Share::new(most);
         share.begin(begun_at);
-        share.begin(begun_at + passed); // later ones say nothing
+        share.begin(begun_at + passed); // later calls change nothing
         let sum: f64 = wasted.iter().map(|ms| ms.max(0.0)).sum();
         for ms in wasted {
             share.waste(ms);

@@ -1,4 +1,4 @@
-//! Code that is made of the names that there are.
+//! Tests of code that is made from the names of variables and columns.
 #![cfg(not(target_arch = "wasm32"))]
 
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ fn table(name: &str, rows: u32, columns: &[(&str, ColumnKind)]) -> SurveyedVaria
     }
 }
 
-/// A table of sales, of which this code was the last.
+/// A table of sales. `code` was the last code about it.
 fn sales(code: &str) -> Context {
     let mut context = Context::default();
     let columns = [
@@ -77,7 +77,7 @@ fn tables_are_asked_what_tables_are_asked() {
     );
 }
 
-/// A table of orders, of which so much is known.
+/// A table of orders with some known facts.
 fn orders() -> Context {
     let mut orders = table(
         "orders",
@@ -328,7 +328,7 @@ fn the_most_worthwhile_comes_first_and_what_was_told_before_it() {
     assert_eq!(predictor.choose().map(|chosen| chosen.code), Some("told".to_owned()));
 }
 
-/// Python's meaning of a literal as `literal` writes it: by its own rules, not by those of the code that is tested.
+/// The value of a Python literal that `literal` wrote. Read by Python's own rules, not by the tested code.
 fn meaning(source: &str) -> Option<String> {
     let mut chars = source.chars();
     let quote = chars.next().filter(|quote| ['"', '\''].contains(quote))?;
@@ -369,7 +369,7 @@ proptest! {
         prop_assert!(source.chars().all(|char| !char.is_control()));
     }
 
-    /// Whatever columns are called, what is made of them differs from what is made of harmless names by their literals only.
+    /// Checks that unusual column names change only literals in the code, compared with harmless names.
     #[test]
     fn columns_are_in_code_as_literals_only(names in proptest::collection::btree_set(any_name(), 1..5), says in any::<bool>()) {
         let names: Vec<_> = names.into_iter().collect();

@@ -1,4 +1,4 @@
-//! Values as bytes: what CPython writes, what we write, and what nobody should.
+//! Tests of values as bytes: those of CPython, our own, and malformed ones.
 #![cfg(not(target_arch = "wasm32"))]
 #![expect(clippy::expect_used, reason = "helpers of tests")]
 
@@ -7,7 +7,7 @@ use sandglass_core::value::{Build, DecodeError, Writer, read, utf16_from_wtf8, w
 
 const DEPTH: u32 = 50;
 
-/// A value that can be compared: floats by their bits, ints by sign and hexadecimal magnitude, text as UTF-16.
+/// A value that can be compared. Floats compare by bits, ints by sign and hexadecimal magnitude, text as UTF-16.
 #[derive(Debug, Clone, PartialEq)]
 enum Value {
     None,
@@ -179,7 +179,7 @@ fn value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Bytes that look like values, so that a reader gets further than the first of them.
+/// Bytes that look like values, so that a reader gets beyond the first byte.
 fn almost_values() -> impl Strategy<Value = Vec<u8>> {
     let tag = prop::sample::select(b"NFTilgysu([<>{0S.".to_vec());
     let small = prop_oneof![4 => 0..6_u32, 1 => any::<u32>()].prop_map(|length| length.to_le_bytes().to_vec());
@@ -252,7 +252,7 @@ proptest! {
     }
 }
 
-/// Both ways: CPython's bytes are read as the value, and the value is written as CPython's bytes.
+/// Checks both directions: CPython's bytes are read as the value, and the value is written as CPython's bytes.
 fn is_written_as(hex: &str, value: &Value) {
     assert_eq!(decode(&from_hex(hex)).as_ref(), Ok(value), "{hex}");
     assert_eq!(written(value), from_hex(hex), "{value:?}");
@@ -332,7 +332,7 @@ fn other_scalars_are_as_cpython_writes_them() {
 fn lone_surrogates_are_as_cpython_writes_them() {
     is_written_as("750500000061eda08062", &Value::Text(vec![0x61, 0xD800, 0x62]));
     is_written_as("7506000000edb080eda080", &Value::Text(vec![0xDC00, 0xD800]));
-    // A pair of them that Python holds as two characters is one in UTF-16.
+    // Two surrogates, which are two characters in Python, are one character in UTF-16.
     is_read_as("7506000000eda0bdedb880", &text("😀"));
 }
 
@@ -484,7 +484,7 @@ fn depth_is_bounded() {
     assert_eq!(decode(&nested(&frame, 10_000)), Err(DecodeError::TooDeep(DEPTH)));
 }
 
-/// The most memory that this process had at once, in bytes.
+/// The most memory that this process had at any time, in bytes.
 #[cfg(target_os = "linux")]
 fn peak_memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux has it");

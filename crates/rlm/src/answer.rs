@@ -1,4 +1,4 @@
-//! Final values: as JSON, and as what was asked for.
+//! Final values of runs: converts them to JSON, and checks them against the task's schema.
 
 use serde_json::{Map, Number, Value};
 
@@ -10,12 +10,12 @@ use sandglass_core::limits::MAX_VALUE_DEPTH;
 use sandglass_core::protocol::Encoding;
 use sandglass_core::value::{Build, escaped, ill_formed, int_text, lone_surrogate, read, utf16_from_wtf8};
 
-/// A value that Python declared, as JSON. What JSON lacks becomes text (floats that are not finite, dates in ISO 8601, bytes in
-/// hexadecimal), sets become arrays, keys of dicts become text, ints past 2^53 what [`integer`] says, and other objects
-/// `{ type, repr }`.
+/// A value that Python declared, as JSON. Sets become arrays, keys of dicts become text, and other objects become `{ type, repr }`. Ints
+/// beyond 2^53 are written as [`integer`] describes. Floats that are not finite become text; so do dates (ISO 8601) and bytes
+/// (hexadecimal).
 ///
 /// # Errors
-/// What is wrong with it, in words for whoever wrote the code.
+/// The problem, as text for the author of the code.
 pub fn to_json(encoding: Encoding, body: &[u8]) -> Result<Value, String> {
     fits(body.len())?;
     match encoding {
@@ -37,10 +37,10 @@ pub fn to_json(encoding: Encoding, body: &[u8]) -> Result<Value, String> {
     }
 }
 
-/// Checks that an answer of this size is taken.
+/// Checks that an answer of this size is accepted.
 ///
 /// # Errors
-/// That it is not, in words for whoever wrote the code.
+/// The problem, as text for the author of the code.
 pub fn fits(bytes: usize) -> Result<(), String> {
     if bytes <= MAX_ANSWER_BYTES {
         return Ok(());
@@ -50,10 +50,10 @@ pub fn fits(bytes: usize) -> Result<(), String> {
     ))
 }
 
-/// The answer to the task: checked by the schema where there is one, else as text.
+/// The answer to the task: checked by the schema, or as text if there is none.
 ///
 /// # Errors
-/// What is wrong with it, in words for the model.
+/// The problem, as text for the model.
 pub fn check(value: Value, schema: Option<&Schema>) -> Result<Value, String> {
     let Some(schema) = schema else {
         return Ok(Value::String(text(&value)));
@@ -62,7 +62,7 @@ pub fn check(value: Value, schema: Option<&Schema>) -> Result<Value, String> {
     if problems.is_empty() {
         return Ok(value);
     }
-    // Models that are asked for JSON often hand over its text.
+    // Models often declare the text of the JSON that they were asked for.
     if let Value::String(text) = &value
         && let Some(parsed) = json_in(text)
         && schema.problems(&parsed).is_empty()
@@ -72,7 +72,7 @@ pub fn check(value: Value, schema: Option<&Schema>) -> Result<Value, String> {
     Err(problems.join("\n"))
 }
 
-/// A value as text: a str as it is, anything else as JSON.
+/// A value as text: the contents of a str, and any other value as JSON.
 pub fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -84,7 +84,7 @@ pub fn text(value: &Value) -> String {
     }
 }
 
-/// The JSON that a text is, or that stands in its first fence that holds any.
+/// The JSON in a text: all of the text, or else the first fence that holds JSON.
 pub fn json_in(text: &str) -> Option<Value> {
     integer::read(text.trim()).or_else(|| {
         let parsed = parse(text);
@@ -93,17 +93,17 @@ pub fn json_in(text: &str) -> Option<Value> {
     })
 }
 
-/// Builds the JSON that answers are.
+/// Builds an answer's JSON while its bytes are read.
 #[derive(Debug, Default)]
 pub struct ToJson {
     lone_surrogate: Option<u16>,
 }
 
 impl ToJson {
-    /// The answer that was built.
+    /// Returns the answer that was built.
     ///
     /// # Errors
-    /// It holds a text that JSON cannot carry; in words for whoever wrote the code.
+    /// The problem, as text for the author of the code: a string that JSON cannot hold.
     pub fn end(self, answer: Value) -> Result<Value, String> {
         match self.lone_surrogate {
             Some(lone) => Err(ill_formed("the answer", lone)),
@@ -197,7 +197,7 @@ impl Build for ToJson {
     }
 }
 
-/// Milliseconds since 1970 as a date of ISO 8601, in UTC. Source: Howard Hinnant, "chrono-compatible low-level date algorithms",
+/// A time as an ISO 8601 date in UTC, from milliseconds since 1970. Source: Howard Hinnant, "chrono-compatible low-level date algorithms",
 /// `civil_from_days`.
 fn iso_date(ms: f64) -> String {
     if !(-6.3e13..2.6e14).contains(&ms) {
@@ -254,7 +254,7 @@ mod tests {
         );
         assert_eq!(to_json(Encoding::Text, "é".as_bytes()), Ok(json!("é")));
         assert!(to_json(Encoding::Marshal, b"?").is_err());
-        // Half a character is no JSON, wherever it stands; two halves are one.
+        // Half a surrogate pair is refused at any depth of the value; a whole pair is one character.
         let lone = b"\xed\xa0\xbd";
         let refused = to_json(Encoding::Text, lone).unwrap_err();
         assert!(refused.contains("U+D83D"), "{refused}");
@@ -277,7 +277,7 @@ mod tests {
         }
     }
 
-    /// Neither 30! nor an int between 2^53 and 2^64 is rounded, as a value or in a model's text.
+    /// Checks that 30! and an int between 2^53 and 2^64 are not rounded, as a value or in a model's text.
     #[test]
     fn large_ints_are_exact() {
         let integer = Schema::new(json!({ "type": "integer", "minimum": 9_007_199_254_740_993_u64 })).unwrap();

@@ -1,8 +1,8 @@
 //! One run as a state machine: [`Input`]s in, [`Effect`]s out.
 //!
-//! A run takes turns. In each, the model is asked, the blocks of its reply are run one after the other, and what came of them is
-//! the next message. It ends when code declares a final answer that is what was asked for, when a reply says `FINAL(…)` in its
-//! prose, when the turns or the budget are used up, or when the driver stops it.
+//! A run takes turns. In each turn it asks the model, runs the reply's blocks of code one after another, and sends their outcomes in the
+//! next message. Several events end a run: code declares a valid final answer, a reply declares `FINAL(…)` in its prose, the turns or the
+//! budget are used up, or the driver stops the run.
 //!
 //! Decisions: `docs/internals/controller.md`.
 
@@ -23,100 +23,100 @@ use crate::directives::{Directive, final_directive};
 use sandglass_core::budget::{Budget, Usage};
 use sandglass_core::execution::{CodeExecution, Outcome};
 
-/// A run's task.
+/// The task of a run, with its settings.
 #[derive(Debug, Clone)]
 pub struct Task {
     /// The question.
     pub task: String,
-    /// The answer's type; without it, a text.
+    /// The schema of the answer. Without it, the answer is a text.
     pub schema: Option<Schema>,
-    /// Replies of the model that it may take.
+    /// The most replies of the model.
     pub max_iterations: u32,
-    /// Tokens that the messages may take.
+    /// The most tokens of the messages.
     pub max_prompt_tokens: usize,
-    /// Characters that are shown of each output.
+    /// Characters of each output that the model sees.
     pub output_chars: usize,
-    /// Its depth; 0 is the first run.
+    /// The run's depth; 0 is the first run.
     pub depth: u32,
     /// The greatest depth of runs.
     pub max_depth: u32,
     /// The user's functions that Python may call.
     pub functions: Vec<String>,
-    /// Packages that Python can import beside its standard library.
+    /// Packages that Python can import, besides its standard library.
     pub packages: Vec<String>,
-    /// Models that Python may name; none when it has no choice.
+    /// Models that Python may name. Empty if Python has no choice.
     pub models: Vec<String>,
-    /// The user's addition to the rules.
+    /// Instructions of the user that are added to the rules.
     pub instructions: Option<String>,
 }
 
-/// An input of a run: something has happened.
+/// An input of a run: an event to which it reacts.
 #[derive(Debug, Clone)]
 pub enum Input {
-    /// The sandbox has its context, and this is what [`prompt::describe_code`] said of it.
+    /// The sandbox has its context. The facts are those that [`prompt::describe_code`] declared.
     Ready(Vec<ContextFacts>),
-    /// The model replied, or will not; milliseconds that it took.
+    /// The model replied or failed. The number is the call's duration in milliseconds.
     Replied(Result<Reply, String>, f64),
-    /// A block has ended. With the value that it declared final, or why that is none.
+    /// A block has ended, with its declared final value, or the reason for which that is no valid value.
     Executed(Box<CodeExecution>, Option<Result<Value, String>>),
-    /// The driver ends the run.
+    /// The driver ends the run, for this reason.
     Stop(RunOutcome, String),
 }
 
-/// A step for the driver, to be done in order.
+/// A step for the driver. Steps must be done in order.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Effect {
-    /// Ask the model; the answer is [`Input::Replied`].
+    /// Asks the model. [`Input::Replied`] must follow.
     Ask(Vec<Message>),
-    /// Run code; the answer is [`Input::Executed`].
+    /// Runs code. [`Input::Executed`] must follow.
     Execute(String),
-    /// Tell whoever listens.
+    /// Tells listeners of an event.
     Emit(RlmEventKind),
-    /// The run is over.
+    /// Ends the run.
     Finish(Finish),
 }
 
-/// A run's outcome.
+/// The outcome of a run, with its answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finish {
     /// The outcome.
     pub outcome: RunOutcome,
     /// The answer.
     pub answer: Option<Value>,
-    /// Why there is none, or what is wrong.
+    /// The reason for which there is no answer, or the answer's problem.
     pub error: Option<String>,
-    /// Turns that the model was asked for, the one after the last turn included.
+    /// The number of turns for which the model was asked. The question for the answer only, after the last turn, counts too.
     pub iterations: u32,
 }
 
 #[derive(Debug)]
 enum Step {
-    /// The sandbox is being made.
+    /// The sandbox is starting.
     Starting,
-    /// The model is asked.
+    /// The model was asked, and has not replied yet.
     Asking,
-    /// Blocks of its reply are being run.
+    /// Blocks of the reply are running.
     Running(Running),
     Done,
 }
 
 #[derive(Debug)]
 struct Running {
-    /// Blocks that are still to be run.
+    /// Blocks that have not begun.
     waiting: VecDeque<Block>,
     reply: String,
     blocks: usize,
-    /// The one that runs, from 1.
+    /// The number of the running block, from 1.
     block: usize,
-    /// The report of the blocks so far.
+    /// The reports of the blocks so far, for the model.
     feedback: Vec<String>,
     /// The reply's prose.
     prose: Vec<String>,
-    /// Why blocks beyond those in `waiting` are not run.
+    /// The reason for which blocks after those in `waiting` do not run.
     beyond: Option<String>,
-    /// The name in a `FINAL(name)` of the prose that is being looked up.
+    /// The name in a `FINAL(name)` in the prose whose variable is being read.
     looked_up: Option<String>,
-    /// The answer declared in the prose of the last words, when their code declares none.
+    /// The answer in the prose of the last words. It counts if their code declares none.
     otherwise: Option<String>,
 }
 
@@ -135,7 +135,7 @@ impl Running {
         }
     }
 
-    /// Lets a declaration of the prose be run.
+    /// Runs the code for a declaration in the prose.
     fn declare(&mut self, code: String, looked_up: Option<String>) {
         self.looked_up = looked_up;
         self.prose.clear();
@@ -146,13 +146,13 @@ impl Running {
 
 /// The answer that a reply declares outside of its code.
 enum Declared {
-    /// A variable, by this code; with the name of a `FINAL(name)`.
+    /// Code that declares a variable. The name is that of a `FINAL(name)`.
     Code(String, Option<String>),
     /// The answer itself.
     Text(String),
 }
 
-/// See the [module](self).
+/// The controller of a run. The [module](self) describes it.
 #[derive(Debug)]
 pub struct Controller {
     task: Task,
@@ -166,7 +166,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// A run that begins at `now` and spends of `budget`.
+    /// A run that begins at `now` and spends `budget`.
     pub fn new(task: Task, budget: Budget, now: f64) -> Self {
         Self {
             task,
@@ -180,17 +180,17 @@ impl Controller {
         }
     }
 
-    /// Returns true when it is over.
+    /// Returns true if the run is over.
     pub fn is_done(&self) -> bool {
         matches!(self.step, Step::Done)
     }
 
-    /// The turn that it is in.
+    /// The number of the present turn.
     pub fn turn(&self) -> u32 {
         self.turn
     }
 
-    /// Takes one input at time `now` (milliseconds, never going back).
+    /// Takes one input. `now` is in milliseconds, and never goes back.
     pub fn handle(&mut self, now: f64, input: Input) -> Vec<Effect> {
         match (input, std::mem::replace(&mut self.step, Step::Done)) {
             (_, Step::Done) => {}
@@ -245,7 +245,7 @@ impl Controller {
         prompt::turn_line(turn, self.task.max_iterations, &self.budget.left(now))
     }
 
-    /// Asks the model for the next turn, when there is something left for it.
+    /// Asks the model for the next turn, if the budget allows it.
     fn ask(&mut self, now: f64) {
         if let Err(exhausted) = self.budget.admit(now) {
             return self.finish(now, RunOutcome::Limit, None, Some(exhausted.to_string()));
@@ -299,7 +299,7 @@ impl Controller {
         self.run(now, reply, parsed);
     }
 
-    /// Returns true when the turns are used up, and the model was asked for its answer only.
+    /// Returns true if the turns are used up. Then the model was asked for its answer only.
     fn is_over_time(&self) -> bool {
         self.turn > self.task.max_iterations
     }
@@ -343,7 +343,7 @@ impl Controller {
         let Some(Block { code, .. }) = running.waiting.pop_front() else {
             running.feedback.extend(running.beyond.take());
             return match in_prose(&running.prose) {
-                // The prose of a reply whose blocks went well may declare what they have computed.
+                // If all blocks of a reply went well, its prose may declare a variable that they have set.
                 Some(Declared::Code(code, name)) => {
                     running.declare(code, name);
                     self.next_block(now, running);
@@ -405,7 +405,7 @@ impl Controller {
         self.next_block(now, running);
     }
 
-    /// The code, or the prose, has declared an answer.
+    /// Takes an answer that the code or the prose has declared.
     fn declared(&mut self, now: f64, mut running: Running, value: Result<Value, String>) {
         match value.and_then(|value| check(value, self.task.schema.as_ref())) {
             Ok(answer) => self.finish(now, RunOutcome::Answered, Some(answer), None),
@@ -433,10 +433,10 @@ impl Controller {
         self.ask(now);
     }
 
-    /// The turns are used up, and this is what the model says when it is asked once more.
+    /// Takes the reply to the question for the answer only, after the last turn.
     ///
-    /// Its code is not run. But what it declares may be a variable's value, which the sandbox still has: in its prose, or in a
-    /// fence, where a declaration is code.
+    /// Its code does not run. But it may declare a variable's value, which the sandbox still has. Such a declaration is in the prose, or is
+    /// code in a fence.
     fn last_words(&mut self, now: f64, reply: String, parsed: &Parsed) {
         let said = match self.task.schema {
             Some(_) => reply.clone(),
@@ -444,7 +444,7 @@ impl Controller {
         };
         let (code, otherwise) = match in_prose(&parsed.prose) {
             Some(Declared::Text(text)) => return self.exhausted(now, self.last_value(&text)),
-            // `FINAL(Paris)` is a text where there is no such variable.
+            // `FINAL(Paris)` means the text if no variable has that name.
             Some(Declared::Code(code, name)) => (code, name),
             None => {
                 let mut fenced = parsed.others.iter().chain(parsed.blocks.iter().rev());
@@ -462,7 +462,7 @@ impl Controller {
         self.next_block(now, running);
     }
 
-    /// The answer that a text is.
+    /// The answer that a text holds.
     fn last_value(&self, said: &str) -> Result<Value, String> {
         match &self.task.schema {
             Some(_) => json_in(said).ok_or_else(|| "the model's last reply is no JSON".to_owned()),
@@ -471,7 +471,7 @@ impl Controller {
         }
     }
 
-    /// The run ends after its last turn, with the last words as its answer.
+    /// Ends the run after its last turn. `value` is the answer in the last words.
     fn exhausted(&mut self, now: f64, value: Result<Value, String>) {
         let most = self.task.max_iterations;
         let exhausted = format!("no answer was declared within {most} turns (maxIterations)");
@@ -509,8 +509,8 @@ impl Controller {
     }
 }
 
-/// The answer that a reply declares in a stretch of its prose. A `FINAL(name)` is taken for a `FINAL_VAR(name)`: models write it
-/// in plans, too, before there is such a variable.
+/// The answer that a reply declares in its prose. `FINAL(name)` is read as `FINAL_VAR(name)`. Models also write it in plans, before the
+/// variable exists.
 fn in_prose(prose: &[String]) -> Option<Declared> {
     let declared = || prose.iter().filter_map(|stretch| final_directive(stretch));
     let variable = declared().find(|declared| matches!(declared, Directive::Variable(_)));
@@ -522,7 +522,7 @@ fn in_prose(prose: &[String]) -> Option<Declared> {
     }
 }
 
-/// The declaration of a block, as code without the rest of the block.
+/// The declaration in a block, as code without the rest of the block.
 fn in_code(block: &str) -> Option<String> {
     match final_directive(block)? {
         Directive::Variable(name) => Some(variable_code(name)),
@@ -530,7 +530,7 @@ fn in_code(block: &str) -> Option<String> {
     }
 }
 
-/// Code that declares a variable. The variable `answer` is always there, and no answer before something is in it.
+/// Code that declares a variable. The variable `answer` always exists, but is no answer before it has a value.
 fn variable_code(name: &str) -> String {
     let code = format!("FINAL_VAR({})", python_text(name));
     match name {
@@ -541,7 +541,7 @@ fn variable_code(name: &str) -> String {
     }
 }
 
-/// Returns true when a text may be the name of a variable in Python.
+/// Returns true if a text may be a variable's name in Python.
 fn is_name(text: &str) -> bool {
     let starts = |char: char| char.is_alphabetic() || char == '_';
     text.starts_with(starts)
@@ -549,7 +549,7 @@ fn is_name(text: &str) -> bool {
         && !matches!(text, "True" | "False" | "None")
 }
 
-/// A text as Python writes it, in ASCII.
+/// A text as a Python literal, in ASCII.
 fn python_text(text: &str) -> String {
     let mut literal = String::from("\"");
     for char in text.chars() {

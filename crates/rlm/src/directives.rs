@@ -1,23 +1,22 @@
-//! Final answers that a model writes into its prose instead of its code, as controllers of the profile `rlm-legacy` read them.
+//! Reads final answers that a model writes into its prose instead of its code, as controllers of the profile `rlm-legacy` do.
 //!
-//! The rules are those of `find_final_answer` in `rlm/utils/parsing.py` of alexzhang13/rlm, releases 0.1.0 to 0.1.1a: two
-//! regular expressions, `^\s*FINAL_VAR\((.*?)\)` and then `^\s*FINAL\((.*)\)\s*$`, both over lines and with `.` matching
-//! newlines. Here they are two linear scans: the text is a model's, and of any length.
+//! The rules are those of `find_final_answer` in `rlm/utils/parsing.py` of alexzhang13/rlm, releases 0.1.0 to 0.1.1a. There they are two
+//! regular expressions, `^\s*FINAL_VAR\((.*?)\)` and then `^\s*FINAL\((.*)\)\s*$`, both over lines and with `.` matching newlines. Here
+//! they are two linear scans, because a model's text may be of any length.
 
-/// A final answer that stands in prose.
+/// A final answer in a reply's prose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Directive<'a> {
-    /// `FINAL_VAR(name)`: the answer is the variable of this name as text. Where there is none, the run goes on.
+    /// `FINAL_VAR(name)`: the answer is the variable's value as text. If there is no such variable, the run continues.
     Variable(&'a str),
-    /// `FINAL(…)`: the answer itself.
+    /// `FINAL(…)`: the answer is this text.
     Value(&'a str),
 }
 
-/// The final answer that a reply of the model declares outside of its code, if it does.
+/// The final answer that a model's reply declares outside of its code, if there is one.
 ///
-/// A directive begins a line; only white space may stand before it. `FINAL_VAR` comes first wherever it stands, and its
-/// name ends at the first parenthesis. `FINAL(…)` ends at the last parenthesis that ends a line, so that the answer may
-/// hold parentheses and lines of its own.
+/// A directive begins a line, after white space at most. A `FINAL_VAR` anywhere comes before all `FINAL`s, and its name ends at the first
+/// parenthesis. `FINAL(…)` ends at the last parenthesis that ends a line, so the answer may hold parentheses and lines.
 pub fn final_directive(text: &str) -> Option<Directive<'_>> {
     if let Some(rest) = after_line_start(text, "FINAL_VAR(")
         && let Some((name, _)) = rest.split_once(')')
@@ -30,7 +29,7 @@ pub fn final_directive(text: &str) -> Option<Directive<'_>> {
     Some(Directive::Value(rest[..end].trim_matches(is_space)))
 }
 
-/// The text after `prefix` where it first begins a line.
+/// The text after the first `prefix` that begins a line.
 fn after_line_start<'a>(text: &'a str, prefix: &str) -> Option<&'a str> {
     let mut start = 0;
     for line in text.split_inclusive('\n') {
@@ -43,7 +42,7 @@ fn after_line_start<'a>(text: &'a str, prefix: &str) -> Option<&'a str> {
     None
 }
 
-/// The index of the last `mark` that has nothing but white space after it on its line.
+/// The index of the last `mark` that only white space follows on its line.
 fn last_line_end(text: &str, mark: char) -> Option<usize> {
     let mut end = text.len();
     for line in text.rsplit('\n') {
@@ -56,7 +55,7 @@ fn last_line_end(text: &str, mark: char) -> Option<usize> {
     None
 }
 
-/// White space as Python counts it, which has four separators more.
+/// White space by Python's rules, which have four more separators.
 fn is_space(char: char) -> bool {
     char.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&char)
 }
@@ -67,7 +66,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Each answer is what `find_final_answer` of rlms 0.1.1 makes of the text.
+    /// Checks each answer against the result of `find_final_answer` of rlms 0.1.1 for the same text.
     #[test]
     fn reads_what_the_legacy_controllers_read() {
         for (text, expected) in [

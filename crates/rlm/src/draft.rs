@@ -1,4 +1,4 @@
-//! Drafts: while a run's model thinks, another one is asked the same, and the code of its reply runs ahead.
+//! Drafts of replies. While a run's model thinks, another model gets the same messages, and code of its reply runs ahead.
 //!
 //! Decisions: `docs/internals/running-ahead.md`.
 
@@ -7,7 +7,7 @@ use super::openai::{Reply, estimated_prompt};
 use super::parse::parse;
 use sandglass_core::budget::{Budget, Usage};
 
-/// A draft that is being written. Dropped before its [end](Draft::end), it has used what it was sent and has said so far.
+/// A draft that is being written. If it is dropped before its [end](Draft::end), the prompt and the text so far are charged.
 #[derive(Debug)]
 pub struct Draft {
     budget: Budget,
@@ -18,7 +18,7 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// A draft of this turn's reply, whose call is counted, if there may be one: never with one of the calls that the run itself may need.
+    /// Begins a draft of this turn's reply, and counts its call. `None` if only the calls that the run itself may need are left.
     pub fn admit(
         budget: Budget,
         asked: &[Message],
@@ -39,18 +39,18 @@ impl Draft {
         })
     }
 
-    /// More of it has come.
+    /// Adds new text of the draft.
     pub fn hear(&mut self, text: &str) {
         self.heard.push_str(text);
     }
 
-    /// An attempt failed; its text does not count.
+    /// Drops the text of a failed attempt, because another begins.
     pub fn begin_again(&mut self) {
         self.heard.clear();
     }
 
-    /// The code that may come: the first block, if there is one. The others find another state than there is now. A draft that failed
-    /// has none, and costs nothing.
+    /// Ends the draft, and returns code that may come: its first block, if it has one. Later blocks would find another state than the
+    /// present one. A failed draft has no code, and costs nothing.
     pub fn end(mut self, reply: Option<Reply>) -> Vec<String> {
         self.is_over = true;
         let Some(reply) = reply else { return Vec::new() };
@@ -59,7 +59,7 @@ impl Draft {
         first.map(|block| block.code).collect()
     }
 
-    /// Charges for what was said. The call was counted when it was admitted.
+    /// Charges the budget for the text. The call was counted by [`Draft::admit`].
     fn charge(&self, said: &Reply) {
         self.budget.charge(&Usage {
             calls: 0.0,

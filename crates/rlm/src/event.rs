@@ -1,7 +1,7 @@
-//! Events of a run. The lines of a trajectory are these events as JSON, one a line; with the model's replies in them, the
-//! run can be shown, and run again without a model ([`replay`](super::replay)).
+//! Events of a run. A *trajectory* is a recording of a run: these events as JSON, one per line, with the model's replies in them. It can be
+//! shown, and replayed without a model ([`replay`](super::replay)).
 //!
-//! Keys of endpoints are in none of them.
+//! No event holds a key of an endpoint.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -11,196 +11,196 @@ use super::middle_cut;
 use super::prompt::ContextFacts;
 use sandglass_core::budget::{BudgetLeft, Usage};
 
-/// The version of trajectories; it changes when older readers could not read them.
+/// The version of trajectories. It changes when older readers cannot read newer trajectories.
 pub const TRAJECTORY_VERSION: u32 = 1;
 
-/// One step of a run.
+/// An event of a run, with its place and time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RlmEvent {
-    /// The run: `"0"` is the first, `"0.1"` the second of its children.
+    /// The run's path in the tree: `"0"` is the first run, `"0.1"` the second of its children.
     pub run: String,
-    /// Its depth.
+    /// The run's depth; 0 is the first run.
     pub depth: u32,
     /// Milliseconds since the first run began.
     pub time: f64,
-    /// The event itself.
+    /// The kind of event, with its data.
     #[serde(flatten)]
     pub kind: RlmEventKind,
 }
 
-/// An event of a run.
+/// A kind of event, with its data.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub enum RlmEventKind {
-    /// A run begins; its sandbox has its context.
+    /// A run begins. Its sandbox has its context.
     RunStarted {
-        /// [`TRAJECTORY_VERSION`].
+        /// The version of the trajectory ([`TRAJECTORY_VERSION`]).
         version: u32,
         /// The question.
         task: String,
-        /// The facts about its context.
+        /// The facts about the run's contexts.
         contexts: Vec<ContextFacts>,
-        /// Replies that it may take.
+        /// The most replies of the model.
         max_iterations: u32,
         /// The greatest depth of runs.
         max_depth: u32,
-        /// The schema of its answer.
+        /// The schema of the answer.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(target_arch = "wasm32", tsify(optional, type = "unknown"))]
         answer_schema: Option<Value>,
     },
     /// The model is asked for its next reply.
     TurnStarted {
-        /// From 1; the last one, beyond `of`, asks for the answer only.
+        /// The turn's number, from 1. A turn beyond `of` asks for the answer only.
         turn: u32,
-        /// The number that there may be.
+        /// The most turns of the run, without the question for the answer only.
         of: u32,
-        /// The number of messages that it is sent.
+        /// The number of messages that the model gets.
         messages: usize,
-        /// About how many tokens they take.
+        /// The estimated number of tokens in these messages.
         prompt_tokens: usize,
-        /// The rest of the tree's budget.
+        /// The amounts that are left in the budget.
         left: BudgetLeft,
     },
     /// Older turns were shortened, because the messages became too long.
     HistoryCompacted {
-        /// About how many tokens they took.
+        /// The estimated number of tokens before.
         before: usize,
-        /// And take now.
+        /// The estimated number of tokens now.
         after: usize,
-        /// Turns that are no longer whole.
+        /// The number of turns that are no longer shown whole.
         turns: usize,
     },
     /// The model replied.
     ModelReplied {
-        /// The turn.
+        /// The turn's number.
         turn: u32,
-        /// The reply.
+        /// The text of the reply.
         text: String,
-        /// The usage.
+        /// The call's use of the model.
         usage: Usage,
-        /// True when that is an estimate, because nobody said.
+        /// True if `usage` is an estimate, because the endpoint reported none.
         estimated: bool,
-        /// True when the reply was cut by a limit of tokens.
+        /// True if a limit of tokens cut the reply.
         cut: bool,
-        /// Milliseconds, repetitions included.
+        /// Duration of the call in milliseconds, repeated attempts included.
         duration: f64,
     },
-    /// An attempt failed and will be repeated.
+    /// An attempt to ask a model failed. Another one follows.
     Retry {
-        /// The host call that it is for; without it, it is for the turn.
+        /// The number of the host call. Missing if the model is asked for a turn.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(target_arch = "wasm32", tsify(optional))]
         call: Option<u32>,
-        /// Which attempt failed, from 1.
+        /// The number of the failed attempt, from 1.
         attempt: u32,
-        /// Milliseconds until the next one.
+        /// Milliseconds until the next attempt.
         wait: f64,
-        /// Why it failed.
+        /// The reason for the failure.
         reason: String,
     },
     /// A block of code begins.
     CodeStarted {
-        /// The turn.
+        /// The turn's number.
         turn: u32,
-        /// Which block of its reply, from 1.
+        /// The block's number in the reply, from 1.
         block: usize,
-        /// Of how many.
+        /// The number of blocks in the reply.
         blocks: usize,
         /// The code.
         code: String,
     },
-    /// It has ended.
+    /// A block of code has ended.
     ExecutionEnded {
-        /// The turn.
+        /// The turn's number.
         turn: u32,
-        /// Which block of its reply, from 1.
+        /// The block's number in the reply, from 1.
         block: usize,
-        /// The [`CodeExecution`](crate::CodeExecution), as it was when this was recorded.
+        /// The [`CodeExecution`](crate::CodeExecution), in its form at the time of the recording.
         #[cfg_attr(target_arch = "wasm32", tsify(type = "CodeExecution"))]
         execution: Value,
-        /// True when it declared a final answer.
+        /// True if the block declared a final answer.
         declared: bool,
     },
-    /// Python asks a model.
+    /// Python code calls a model.
     CallStarted {
         /// The call's number in its run, from 1.
         call: u32,
         /// `llm_query` or `rlm_query`.
         name: String,
-        /// The prompt or task, cut in the middle when it is long.
+        /// The prompt or task. The middle of a long one is cut out.
         prompt: String,
-        /// The number of characters that it has.
+        /// The number of characters of the whole prompt.
         prompt_chars: usize,
-        /// A hash that identifies it, so that a replay finds it whatever the order.
+        /// A hash of the prompt. A replay finds the call by it, in any order of calls.
         prompt_hash: String,
         /// The model that Python named.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(target_arch = "wasm32", tsify(optional))]
         model: Option<String>,
-        /// The run that it starts, when it does.
+        /// The path of the run that the call starts, if it starts one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(target_arch = "wasm32", tsify(optional))]
         child: Option<String>,
     },
-    /// It is answered, by `answer` or `error`.
+    /// A call has ended, with an `answer` or an `error`.
     CallEnded {
         /// The call's number.
         call: u32,
-        /// The answer, whole: a replay gives it again.
+        /// The whole answer, so that a replay can give it again.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(target_arch = "wasm32", tsify(optional))]
         answer: Option<String>,
-        /// Why there is none.
+        /// The reason for which there is no answer.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(target_arch = "wasm32", tsify(optional))]
         error: Option<String>,
-        /// The usage; a child's calls have their own.
+        /// The call's use of the model. A child run has its own events for its calls.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(target_arch = "wasm32", tsify(optional))]
         usage: Option<Usage>,
-        /// Milliseconds.
+        /// Duration of the call in milliseconds.
         duration: f64,
     },
-    /// The whole tree's spending so far.
+    /// The use and the rest of the budget of the whole tree.
     Budget {
-        /// The amounts spent.
+        /// The amounts that were used.
         spent: Usage,
-        /// The amounts left.
+        /// The amounts that are left.
         left: BudgetLeft,
     },
-    /// A declared answer is not what was asked for; the model is told and goes on.
+    /// A declared answer does not match the task's schema. The model is told, and the run continues.
     AnswerRejected {
-        /// A text that says what is wrong with it.
+        /// The problems, as text.
         problems: String,
     },
     /// The run is over.
     RunEnded {
-        /// The outcome.
+        /// The outcome of the run.
         outcome: RunOutcome,
         /// The answer.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(target_arch = "wasm32", tsify(optional, type = "unknown"))]
         answer: Option<Value>,
-        /// Why there is none, or what is wrong.
+        /// The reason for which there is no answer, or the answer's problem.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(target_arch = "wasm32", tsify(optional))]
         error: Option<String>,
-        /// Turns that the model was asked for, the one after the last turn included.
+        /// The number of turns for which the model was asked. The question for the answer only, after the last turn, counts too.
         iterations: u32,
-        /// The amounts that it spent, its children included.
+        /// The use of models by the run, with its children.
         usage: Usage,
-        /// Milliseconds.
+        /// Duration of the run in milliseconds.
         duration: f64,
     },
-    /// Text of a reply as it comes. Live only: no line of a trajectory.
+    /// New text of a reply that is being written. A live event; trajectories do not have it.
     Text {
         /// The new text.
         text: String,
     },
-    /// Output of running code as it comes. Live only.
+    /// New output of running code. A live event; trajectories do not have it.
     Output {
         /// `stdout` or `stderr`.
         stream: String,
@@ -209,30 +209,30 @@ pub enum RlmEventKind {
     },
 }
 
-/// A run's outcome.
+/// The outcome of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub enum RunOutcome {
-    /// Its code, or its prose, declared an answer.
+    /// The run's code or prose declared an answer.
     Answered,
-    /// It has used its iterations; the answer, if there is one, is what the model said when asked for it once more.
+    /// The turns are used up. The answer, if there is one, is the reply to the question for the answer only.
     Exhausted,
-    /// A budget is used up.
+    /// The budget is used up.
     Limit,
-    /// Its signal was aborted, or nobody waits for it any more.
+    /// The run's signal was aborted, or nobody waits for its answer any more.
     Aborted,
     /// The model or the sandbox failed.
     Failed,
 }
 
 impl RlmEventKind {
-    /// Returns true when it is no line of a trajectory.
+    /// Returns true for live events, which trajectories do not have.
     pub fn is_live(&self) -> bool {
         matches!(self, Self::Text { .. } | Self::Output { .. })
     }
 
-    /// A call of a model from Python.
+    /// The event of a call of a model from Python.
     pub fn call_started(call: u32, name: &str, prompt: &str, model: Option<String>, child: Option<String>) -> Self {
         Self::CallStarted {
             call,
@@ -246,7 +246,7 @@ impl RlmEventKind {
     }
 }
 
-/// A hash of a text, as 16 hexadecimal digits. Source: Fowler, Noll and Vo, FNV-1a with 64 bits.
+/// A text's hash, as 16 hexadecimal digits. Source: Fowler, Noll and Vo, FNV-1a with 64 bits.
 pub fn hash(text: &str) -> String {
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

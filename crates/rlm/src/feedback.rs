@@ -1,20 +1,20 @@
-//! Texts by which a controller tells the model of an execution, as the controllers of each [`Profile`] write it.
+//! Texts that tell the model of an execution, in the words of each [`Profile`]'s controllers.
 //!
-//! The texts are those of
+//! The texts are those of these projects:
 //!
 //! - alexzhang13/rlm 0.1.3 and 0.1.1 (`rlm/utils/parsing.py`): `format_iteration`, `format_execution_result`;
 //! - alexzhang13/rlm-minimal at 973f8d4 (`rlm/utils/utils.py`): `add_execution_result_to_messages`, `format_execution_result`;
 //! - stanfordnlp/dspy 3.3.1 and 3.4.1 (`dspy/primitives/repl_types.py`, `dspy/predict/rlm.py`): `REPLEntry.format_output`, `_format_output`.
 //!
-//! Two things are told beyond them, because a model that does not know them goes astray: what was printed before an error
-//! (dspy drops it), and what became of the variables when a guest had to be replaced.
+//! Two facts are added, because a model goes wrong without them. One is the text printed before an error, which dspy drops. The other is
+//! the state of the variables after a guest was replaced.
 
 use sandglass_core::execution::{CodeExecution, StateStatus, Truncated};
 use sandglass_core::limits::{DSPY_FEEDBACK_CHARS, FEEDBACK_CHARS, RLM_MINIMAL_FEEDBACK_CHARS};
 use sandglass_core::output::omission_notice;
 use sandglass_core::protocol::Profile;
 
-/// The profile whose texts they are.
+/// The project whose texts are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// Sandglass's own.
@@ -41,7 +41,7 @@ impl From<Profile> for Format {
 }
 
 impl Format {
-    /// The format of a public name: a profile's, or `rlm-minimal`.
+    /// The format with this public name: a profile's, or `rlm-minimal`.
     pub fn named(name: &str) -> Option<Self> {
         match name {
             "rlm-minimal" => Some(Self::RlmMinimal),
@@ -49,7 +49,7 @@ impl Format {
         }
     }
 
-    /// The characters that are shown of one execution.
+    /// The most characters of one execution that the format shows.
     pub fn max_chars(self) -> u32 {
         match self {
             Self::Default | Self::Rlm | Self::RlmLegacy => FEEDBACK_CHARS,
@@ -59,11 +59,11 @@ impl Format {
     }
 }
 
-/// The text that tells a model how an execution went.
+/// The text that tells a model of an execution.
 ///
-/// `block` is the number of the code block, from 1, when its reply had several. `variables` are the names to be listed, where
-/// the format lists any; controllers of `rlm` list those that hold a str, int, float, bool, list, dict or tuple. `max_chars` is
-/// how many characters (code points) of the result are shown, by default as many as there.
+/// `block` is the number of the code block, from 1, if its reply had several. `variables` are the names for formats that list variables;
+/// controllers of `rlm` list those that hold a str, int, float, bool, list, dict or tuple. `max_chars` is the most characters (code points)
+/// of the result to show. By default it is the number of the project.
 pub fn feedback(
     format: impl Into<Format>,
     execution: &CodeExecution,
@@ -93,7 +93,7 @@ pub fn feedback(
     }
 }
 
-/// The question of alexzhang13/rlm to its model at every turn but the first (`rlm/utils/prompts.py`, `build_user_prompt`).
+/// The message by which alexzhang13/rlm asks its model at every turn but the first (`rlm/utils/prompts.py`, `build_user_prompt`).
 pub fn rlm_turn(turn: u32, turns: u32) -> String {
     format!("Turn {turn}/{turns}:")
 }
@@ -173,7 +173,7 @@ fn dspy_text(execution: &CodeExecution, max: usize) -> String {
     format!("Output ({} chars):\n{shown}", grouped(chars))
 }
 
-/// Tells a model about its variables, when they are not as its code left them.
+/// The text about variables that are not as the code left them, if there are any.
 fn state_note(execution: &CodeExecution) -> Option<String> {
     const MOST: usize = 50;
     let state = &execution.state;
@@ -195,14 +195,14 @@ fn state_note(execution: &CodeExecution) -> Option<String> {
     })
 }
 
-/// The text that `str()` gives for an exception: its last line without the class.
+/// The exception's text as `str()` gives it: the last line without the class.
 fn message<'a>(error: &'a str, error_type: Option<&str>) -> &'a str {
     error_type
         .and_then(|kind| error.strip_prefix(kind)?.strip_prefix(": "))
         .unwrap_or(error)
 }
 
-/// Characters that the two streams left out before, less the notices that stand for them.
+/// The number of characters that both streams left out, less the length of the notices in their place.
 fn hidden(execution: &CodeExecution) -> i64 {
     let Truncated { stdout, stderr, .. } = execution.truncated;
     [stdout, stderr]
@@ -212,7 +212,7 @@ fn hidden(execution: &CodeExecution) -> i64 {
         .fold(0, i64::saturating_add)
 }
 
-/// The number of characters that there were in all.
+/// The number of characters of the whole text, before any were left out.
 fn total(text: &str, hidden: i64) -> u64 {
     let chars = to_i64(text.chars().count() as u64);
     chars.saturating_add(hidden).try_into().unwrap_or(0)
@@ -222,14 +222,14 @@ fn to_i64(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// The part that is kept of a text that is too long.
+/// The part of a long text that is kept.
 #[derive(Clone, Copy, PartialEq)]
 enum Half {
     Head,
     Both,
 }
 
-/// At most `max` characters of the text; `notice` stands for those that are left out.
+/// The first characters of a text, or its first and last ones; `max` in all. `notice` makes the text in place of the others.
 fn cut(text: &str, hidden: i64, max: usize, half: Half, notice: impl Fn(u64) -> String) -> String {
     let chars = text.chars().count();
     if chars <= max {
@@ -246,7 +246,7 @@ fn cut(text: &str, hidden: i64, max: usize, half: Half, notice: impl Fn(u64) -> 
     )
 }
 
-/// A number with commas between thousands.
+/// A number with commas after each thousand.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -259,7 +259,7 @@ fn grouped(number: u64) -> String {
     text
 }
 
-/// Pieces of text, each beginning a line.
+/// Pieces of text, each of which begins on a new line.
 #[derive(Default)]
 struct Lines(String);
 

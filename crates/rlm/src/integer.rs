@@ -1,4 +1,5 @@
-//! Ints that readers of JSON round: past 2^53 they are `{"$bigint": "…"}`, as in the values of a server, and in text plain digits.
+//! Ints that readers of JSON would round. Beyond 2^53 they are written as `{"$bigint": "…"}`, as in a server's values. In text for models
+//! they are plain digits.
 
 use std::borrow::Cow;
 
@@ -7,10 +8,10 @@ use serde_json::{Value, json};
 use sandglass_core::value::MAX_DECIMAL_HEX_DIGITS;
 
 const KEY: &str = "$bigint";
-/// Ints up to here are numbers in JSON, as JavaScript has them.
+/// The greatest int that is a number in JSON. It is the greatest that JavaScript holds exactly.
 const MAX_EXACT: u64 = (1 << 53) - 1;
 
-/// An int by its text, as [`int_text`](sandglass_core::value::int_text) writes it.
+/// An int as JSON, from its text in the form of [`int_text`](sandglass_core::value::int_text).
 pub fn from_text(text: &str) -> Value {
     match text.parse::<i64>() {
         Ok(value) if value.unsigned_abs() <= MAX_EXACT => value.into(),
@@ -18,13 +19,13 @@ pub fn from_text(text: &str) -> Value {
     }
 }
 
-/// The text of an int that is no number in JSON.
+/// The text of an int that is written as `{"$bigint": "…"}`.
 pub fn big_int(value: &Value) -> Option<&str> {
     let fields = value.as_object().filter(|fields| fields.len() == 1)?;
     fields.get(KEY)?.as_str().filter(|text| is_big(text))
 }
 
-/// Returns true when this is how an int past 2^53 is written, and no longer than any that comes out of Python so.
+/// Returns true if a text is an int beyond 2^53 in its written form. It must not be longer than any such text from Python.
 fn is_big(text: &str) -> bool {
     let magnitude = text.strip_prefix('-').unwrap_or(text);
     if let Some(hex) = magnitude.strip_prefix("0x") {
@@ -36,12 +37,12 @@ fn is_big(text: &str) -> bool {
         && magnitude.parse().map_or(true, |magnitude: u64| magnitude > MAX_EXACT)
 }
 
-/// Reads JSON, with every int exact.
+/// Reads JSON. All ints stay exact.
 pub fn read(text: &str) -> Option<Value> {
     serde_json::from_str(&with_marks(text)).ok()
 }
 
-/// JSON whose large ints are what `serde_json` does not round.
+/// Replaces large ints in JSON with `{"$bigint": "…"}`, which `serde_json` does not round.
 fn with_marks(text: &str) -> Cow<'_, str> {
     let is_of_number = |char: char| char.is_ascii_alphanumeric() || matches!(char, '+' | '-' | '.');
     let (mut marked, mut rest, mut in_string) = (String::new(), text, false);
@@ -71,7 +72,7 @@ fn with_marks(text: &str) -> Cow<'_, str> {
     Cow::Owned(marked)
 }
 
-/// JSON as text, with ints of any size as the numbers that they are; those that have no decimal digits as text.
+/// Writes JSON as text, with ints of any size as plain numbers. Ints in hexadecimal digits are written as text.
 pub fn write(value: &Value, text: &mut String) {
     match value {
         _ if let Some(int) = big_int(value)

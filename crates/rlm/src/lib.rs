@@ -1,24 +1,27 @@
-//! The controller of a Recursive Language Model: it asks a model what to do, runs the code of its replies in a sandbox, shows it
-//! what came of it, and ends with an answer. Sans-IO, like [`session`](sandglass_core::session): the driver asks, runs and waits.
+//! The controller of a Recursive Language Model. It asks a model for its next step, runs the code of the reply in a sandbox, and shows the
+//! output to the model, until there is an answer.
+//!
+//! A *run* is one task with all its turns; a *turn* is one reply of the model, with the output of its code. A *trajectory* is the recording
+//! of a run. Like [`session`](sandglass_core::session), this crate is sans-IO: a driver asks, runs and waits.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`controller`] | the state machine of one run |
-//! | [`tree`] | runs and their children: numbers, queries, events and why they end |
-//! | [`prompt`] | everything that a model reads |
+//! | [`tree`] | runs and their children: numbers, queries, events and endings |
+//! | [`prompt`] | all texts that a model reads |
 //! | [`parse`] | the code in a model's reply |
-//! | [`answer`] | final values as JSON, and as what was asked for |
+//! | [`answer`] | final values as JSON, checked against the task's schema |
 //! | [`integer`] | ints that are too large for numbers of JSON |
-//! | [`schema`] | the part of JSON Schema that typed answers are checked by |
-//! | [`message_history`] | the messages of a run, kept below a number of tokens |
+//! | [`schema`] | the part of JSON Schema that answers are checked against |
+//! | [`message_history`] | the messages of a run, kept within a number of tokens |
 //! | [`directives`] | final answers in a model's prose |
-//! | [`feedback`] | what a model is told of an execution |
-//! | [`event`] | what is told of a run: the lines of a trajectory |
+//! | [`feedback`] | texts that tell a model of an execution |
+//! | [`event`] | the events of a run, which are the lines of a trajectory |
 //! | [`replay`] | a recorded trajectory in the place of the model |
-//! | [`query`] | what Python is told of its queries |
-//! | [`draft`] | what drafts of replies may spend, and what they are for |
-//! | [`writing`] | what can be done while a reply still comes |
-//! | [`openai`] | the wire of `/chat/completions` endpoints, and when to try again |
+//! | [`query`] | texts for Python about its queries |
+//! | [`draft`] | drafts of replies by another model, whose code runs ahead |
+//! | [`writing`] | work that can be done while a reply is being written |
+//! | [`openai`] | the wire of `/chat/completions` endpoints, and repeated attempts |
 //! | [`limits`] | defaults and bounds |
 
 pub mod answer;
@@ -41,31 +44,31 @@ pub mod writing;
 
 use serde::{Deserialize, Serialize};
 
-/// A message of one side.
+/// A message to or from a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct Message {
-    /// The side that said it.
+    /// The author of the message.
     pub role: Role,
-    /// The text.
+    /// The text of the message.
     pub content: String,
 }
 
-/// A side that says something to a model.
+/// The author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub enum Role {
-    /// The author of the rules.
+    /// The rules for the model.
     System,
-    /// The side that asks, and shows what code did.
+    /// The task, and the outcomes of code.
     User,
-    /// The model.
+    /// The model's replies.
     Assistant,
 }
 
 impl Message {
-    /// A message of this role.
+    /// Makes a message of this role.
     pub fn new(role: Role, content: impl Into<String>) -> Self {
         Self {
             role,
@@ -74,14 +77,14 @@ impl Message {
     }
 }
 
-/// About how many tokens a text takes: four ASCII characters or one other character are counted as one.
+/// The estimated number of tokens in a text. Four ASCII characters count as one token; so does any other character.
 pub fn estimate_tokens(text: &str) -> usize {
     let ascii = text.bytes().filter(u8::is_ascii).count();
     let others = text.chars().filter(|char| !char.is_ascii()).count();
     ascii.div_ceil(4) + others
 }
 
-/// The first and last characters of a text, `most` in all, around a notice of how many are missing.
+/// The first and last characters of a text, `most` in all, with a notice of the number of characters left out between them.
 pub fn middle_cut(text: &str, most: usize) -> String {
     let mut buffer = sandglass_core::output::OutputBuffer::new(u32::try_from(most).unwrap_or(u32::MAX));
     buffer.push(0, text);

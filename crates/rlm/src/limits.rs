@@ -2,45 +2,45 @@
 
 /// Levels of runs below the first (`maxDepth`).
 pub const MAX_DEPTH: u32 = 1;
-/// Replies of the model that one run may take (`maxIterations`).
+/// The most replies of the model in one run (`maxIterations`).
 pub const MAX_ITERATIONS: u32 = 20;
-/// Calls of models in the whole tree, where `budget.maxCalls` says nothing: a tree ends, whatever its code does.
+/// The most calls of models in the whole tree, unless `budget.maxCalls` is given. With a limit a tree ends, whatever its code does.
 pub const MAX_CALLS: f64 = 500.0;
-/// Tokens, as [`estimate_tokens`](super::estimate_tokens) counts them, of one prompt (`maxPromptTokens`).
+/// The most tokens of one prompt (`maxPromptTokens`), as [`estimate_tokens`](super::estimate_tokens) counts them.
 pub const MAX_PROMPT_TOKENS: u32 = 100_000;
-/// The same, at least: rules, task and a turn have to fit.
+/// The least value of `maxPromptTokens`. Rules, task and a turn must fit.
 pub const LEAST_PROMPT_TOKENS: u32 = 4_000;
-/// Runs of one depth that have a sandbox at the same time, in the whole tree (`maxConcurrentRuns`).
+/// The most runs of one depth that have a sandbox at the same time, in the whole tree (`maxConcurrentRuns`).
 pub const MAX_CONCURRENT_RUNS: u32 = 4;
-/// Characters kept of each output stream of a block, where `sandbox.maxOutputLength` says nothing.
+/// Characters kept of each output stream of a block, unless `sandbox.maxOutputLength` is given.
 pub const MAX_OUTPUT_CHARS: f64 = 20_000.0;
-/// Milliseconds per host call, where `sandbox.hostCallTimeout` says nothing: a child may take long, and has its own bounds.
+/// Time for a host call in milliseconds, unless `sandbox.hostCallTimeout` is given. A child run may take long, and has its own limits.
 pub const HOST_CALL_TIMEOUT_MS: f64 = 24.0 * 3_600_000.0;
 
-/// Contexts of one run, `context` among them.
+/// The most contexts of one run, with `context` itself.
 pub const MAX_CONTEXTS: usize = 20;
-/// Characters of one block's feedback.
+/// The most characters of one block's feedback.
 pub const MAX_FEEDBACK_CHARS: u32 = 50_000;
-/// Blocks of one reply that are run.
+/// The most blocks of one reply that run.
 pub const MAX_BLOCKS: usize = 16;
-/// Characters of the context that its description shows.
+/// Characters at the beginning of a context that its description shows.
 pub const PEEK_CHARS: usize = 500;
-/// Bytes of an answer as JSON.
+/// The most bytes of an answer as JSON.
 pub const MAX_ANSWER_BYTES: usize = 16 << 20;
-/// Characters of a prompt or a task in an event.
+/// The most characters of a prompt or task in an event.
 pub const MAX_EVENT_CHARS: usize = 2_000;
-/// Lines of a trajectory that are read.
+/// The most lines of a trajectory that is read.
 pub const MAX_TRAJECTORY_EVENTS: usize = 1_000_000;
 
-/// Bytes of one reply of an endpoint.
+/// The most bytes of one reply from an endpoint.
 pub const MAX_REPLY_BYTES: usize = 16 << 20;
-/// Attempts after the first (`maxRetries`).
+/// The most attempts after the first (`maxRetries`).
 pub const MAX_RETRIES: u32 = 5;
-/// Milliseconds that one attempt may take (`timeout` of a model).
+/// Time for one attempt, in milliseconds (`timeout` of a model).
 pub const ATTEMPT_TIMEOUT_MS: f64 = 600_000.0;
-/// Milliseconds before the first repetition; each next one waits twice as long.
+/// Time before the second attempt, in milliseconds. It doubles before each later attempt.
 pub const FIRST_BACKOFF_MS: f64 = 500.0;
-/// Milliseconds before a repetition, at most.
+/// The longest time between two attempts, in milliseconds.
 pub const MAX_BACKOFF_MS: f64 = 30_000.0;
-/// Milliseconds that a `Retry-After` may ask for; with more, there is no repetition.
+/// The longest wait that a `Retry-After` may ask for, in milliseconds. If it asks for more, no attempt follows.
 pub const MAX_RETRY_AFTER_MS: f64 = 120_000.0;

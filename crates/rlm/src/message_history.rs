@@ -1,9 +1,8 @@
-//! The messages of a run, kept below a number of tokens: rules and task stay, the newest turns stay whole, older ones are
+//! The messages of a run, kept within a number of tokens. Rules and task stay, and the newest turns stay whole. Older turns are first
 //! shortened, then summed up in a line each, then in one line together.
 //!
-//! Nothing is asked of a model for that, so a run that is replayed comes to the same messages. When there is too much, it is
-//! brought down to half of the limit: the messages before that point then stay the same for many turns, which endpoints that
-//! remember prompts are cheaper for.
+//! No model does this work, so a replayed run gets the same messages. If the messages are too long, they are shortened to half of the
+//! limit. Their beginning then stays the same for many turns, which is cheaper at endpoints that cache prompts.
 //!
 //! Decisions: `docs/internals/controller.md`.
 
@@ -11,14 +10,14 @@ use std::borrow::Cow;
 
 use super::{Message, Role, estimate_tokens, middle_cut};
 
-/// Tokens that a message takes beyond its text.
+/// Tokens that a message counts besides its text.
 const MESSAGE_TOKENS: usize = 8;
-/// Characters that a shortened reply keeps.
+/// Characters that are kept of a shortened reply.
 const SHORT_REPLY_CHARS: usize = 1_500;
-/// Characters that shortened output keeps.
+/// Characters that are kept of shortened output.
 const SHORT_OUTPUT_CHARS: usize = 600;
 
-/// See the [module](self).
+/// The messages of a run. The [module](self) describes them.
 #[derive(Debug, Clone)]
 pub struct MessageHistory {
     rules: String,
@@ -27,7 +26,7 @@ pub struct MessageHistory {
     max_tokens: usize,
 }
 
-/// A reply of the model, and what it was shown next.
+/// A reply of the model, and the next message to the model.
 #[derive(Debug, Clone)]
 struct Turn {
     reply: String,
@@ -36,7 +35,7 @@ struct Turn {
     form: Form,
 }
 
-/// The part of a turn that is shown.
+/// The form in which a turn is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Form {
     Whole,
@@ -55,19 +54,19 @@ impl Form {
     }
 }
 
-/// The tokens that compacting has saved.
+/// A shortening of older turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Compaction {
-    /// Tokens before.
+    /// Tokens of the messages before.
     pub before: usize,
-    /// Tokens after.
+    /// Tokens of the messages after.
     pub after: usize,
-    /// Turns that are no longer whole.
+    /// The number of turns that are no longer shown whole.
     pub turns: usize,
 }
 
 impl MessageHistory {
-    /// A history that begins with the rules and the task, in which the messages take `max_tokens` at most.
+    /// A history that begins with the rules and the task. `max_tokens` limits all messages together.
     pub fn new(rules: String, task: String, max_tokens: usize) -> Self {
         Self {
             rules,
@@ -77,12 +76,12 @@ impl MessageHistory {
         }
     }
 
-    /// Tokens of the rules and the task, which are never shortened.
+    /// Tokens of the rules and the task. These are never shortened.
     pub fn fixed_tokens(&self) -> usize {
         tokens(&self.rules) + tokens(&self.task)
     }
 
-    /// Adds a turn: a reply with so many blocks of code, and what came of it.
+    /// Adds a turn: a reply, the number of its blocks of code, and the report of their outcomes.
     pub fn add(&mut self, reply: String, blocks: usize, feedback: String) {
         self.turns.push(Turn {
             reply,
@@ -92,7 +91,7 @@ impl MessageHistory {
         });
     }
 
-    /// Shortens older turns when there is too much.
+    /// Shortens older turns if the messages are too long.
     pub fn compact(&mut self) -> Option<Compaction> {
         let before = self.tokens();
         if before <= self.max_tokens {
@@ -121,7 +120,7 @@ impl MessageHistory {
         })
     }
 
-    /// The newest turn alone may be too much.
+    /// Cuts the newest turn if it is too long by itself.
     fn cut_newest(&mut self) {
         let Some(newest) = self.turns.last().cloned() else {
             return;
@@ -136,7 +135,7 @@ impl MessageHistory {
         }
     }
 
-    /// The messages to send.
+    /// The messages for the model.
     pub fn messages(&self) -> Vec<Message> {
         let mut messages = vec![Message::new(Role::System, self.rules.clone())];
         messages.push(Message::new(Role::User, self.opening()));
@@ -148,7 +147,7 @@ impl MessageHistory {
         messages
     }
 
-    /// About how many tokens the messages take.
+    /// The estimated number of tokens in the messages.
     pub fn tokens(&self) -> usize {
         let turns = self
             .turns
@@ -158,12 +157,12 @@ impl MessageHistory {
         tokens(&self.rules) + tokens(&self.opening()) + turns.sum::<usize>()
     }
 
-    /// The number of turns that are not shown.
+    /// The number of turns that are summed up in one line.
     fn gone(&self) -> usize {
         self.turns.iter().take_while(|turn| turn.form == Form::Gone).count()
     }
 
-    /// The task, and what is no longer shown.
+    /// The first message: the task, and the line about turns that are not shown.
     fn opening(&self) -> String {
         match self.gone() {
             0 => self.task.clone(),

@@ -1,5 +1,5 @@
-//! The wire of OpenAI-compatible `/chat/completions` endpoints: bodies, streams, errors, and when to try again. Pure functions:
-//! the driver sends and waits.
+//! The wire of OpenAI-compatible `/chat/completions` endpoints: bodies, streams, errors, and repeated attempts. The functions are pure; the
+//! driver sends and waits.
 
 use serde_json::{Map, Value, json};
 
@@ -7,26 +7,26 @@ use super::Message;
 use super::limits::{FIRST_BACKOFF_MS, MAX_BACKOFF_MS, MAX_REPLY_BYTES, MAX_RETRY_AFTER_MS};
 use sandglass_core::budget::Usage;
 
-/// A model's answer.
+/// A model's reply.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Reply {
-    /// Its text.
+    /// The text of the reply.
     pub text: String,
-    /// The usage, where the endpoint says so.
+    /// The use, if the endpoint reported it.
     pub usage: Option<Usage>,
-    /// True when the text ends where the endpoint's limit of tokens was reached.
+    /// True if the endpoint's limit of tokens cut the text.
     pub cut: bool,
-    /// The cost of a token of the prompt, and one of the text, where the user has said it.
+    /// The cost per token of the prompt and per token of the text, if the user gave them.
     pub price: Option<[f64; 2]>,
 }
 
 impl Reply {
-    /// Its usage as the answer to these messages: by estimate, where the endpoint does not say.
+    /// The use by this reply to the messages `asked`. Estimated if the endpoint did not report it.
     pub fn used(&self, asked: &[Message]) -> Usage {
         self.used_after(estimated_prompt(asked))
     }
 
-    /// The same after messages of so many tokens, by estimate.
+    /// The use by this reply to a prompt of so many tokens. Estimated if the endpoint did not report it.
     pub(crate) fn used_after(&self, prompt_tokens: f64) -> Usage {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
         let mut usage = self.usage.unwrap_or_else(|| Usage {
@@ -42,37 +42,37 @@ impl Reply {
     }
 }
 
-/// Why an attempt brought no reply.
+/// A reason for which an attempt brought no reply.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Failure {
-    /// The endpoint refused.
+    /// The endpoint answered with an error.
     #[error("the endpoint answered {status}: {message}")]
     Status {
         /// The HTTP status.
         status: u16,
-        /// The text of its body.
+        /// The error's text from the body.
         message: String,
-        /// True when the same request may succeed later.
+        /// True if the same request may succeed later.
         passing: bool,
-        /// Milliseconds that it asks to wait.
+        /// The wait that the endpoint asks for, in milliseconds.
         retry_after_ms: Option<f64>,
     },
-    /// It could not be reached.
+    /// The endpoint could not be reached.
     #[error("the endpoint cannot be reached: {0}")]
     Unreachable(String),
-    /// Its reply is cut, or is none.
+    /// The reply is cut, or is not a reply.
     #[error("the endpoint's reply is broken: {0}")]
     Broken(String),
-    /// It took too long.
+    /// The attempt took longer than this number of milliseconds.
     #[error("the endpoint did not answer within {0} ms")]
     TimedOut(f64),
-    /// It answered, and another attempt would bring the same.
+    /// The endpoint answered, but no attempt would bring a reply.
     #[error("{0}")]
     Final(String),
 }
 
-/// The body of a request. `extra` are the fields that the user adds, such as `temperature`; none of them can take the place of the
-/// model, the messages or `stream`. With null, a field is left out: not every endpoint knows `stream_options`.
+/// The body of a request. `extra` has fields that the user adds, such as `temperature`. None of them can replace the model, the messages or
+/// `stream`. A field with null is left out, because some endpoints do not know `stream_options`, for example.
 pub fn request_body(model: &str, messages: &[Message], stream: bool, extra: &Map<String, Value>) -> String {
     let mut body = extra.clone();
     body.insert("model".to_owned(), model.into());
@@ -85,7 +85,7 @@ pub fn request_body(model: &str, messages: &[Message], stream: bool, extra: &Map
     Value::Object(body).to_string()
 }
 
-/// The address that requests go to.
+/// The address for requests.
 pub fn completions_url(base_url: &str) -> String {
     let base = base_url.trim_end_matches('/');
     if base.ends_with("/chat/completions") {
@@ -95,10 +95,10 @@ pub fn completions_url(base_url: &str) -> String {
     }
 }
 
-/// Reads a reply that came in one piece.
+/// Reads a whole reply.
 ///
 /// # Errors
-/// A [`Failure`], when it holds no text.
+/// A [`Failure`] if the body holds no text.
 pub fn read_reply(body: &[u8]) -> Result<Reply, Failure> {
     let value: Value = serde_json::from_slice(body).map_err(|error| Failure::Broken(format!("no JSON: {error}")))?;
     let mut reading = Reading::default();
@@ -106,11 +106,11 @@ pub fn read_reply(body: &[u8]) -> Result<Reply, Failure> {
     reading.end()
 }
 
-/// Reads a reply that comes as server-sent events, however they are split.
+/// Reads a reply from server-sent events, however the bytes are split.
 #[derive(Debug, Default)]
 pub struct StreamReader {
     line: Vec<u8>,
-    /// True when the last byte was a carriage return, after which a line feed ends nothing.
+    /// True if the last byte was a carriage return. A line feed after it does not end another line.
     after_return: bool,
     data: String,
     seen: usize,
@@ -119,10 +119,10 @@ pub struct StreamReader {
 }
 
 impl StreamReader {
-    /// Takes the next bytes; returns the text that they add.
+    /// Takes the next bytes, and returns the text that they add.
     ///
     /// # Errors
-    /// A [`Failure`], when they are no reply.
+    /// A [`Failure`] if the bytes are not a reply.
     pub fn push(&mut self, bytes: &[u8]) -> Result<String, Failure> {
         let before = self.reading.text.len();
         self.seen = self.seen.saturating_add(bytes.len());
@@ -145,15 +145,15 @@ impl StreamReader {
         Ok(self.reading.text[before..].to_owned())
     }
 
-    /// Returns true when the endpoint has said that nothing more comes.
+    /// Returns true if the endpoint has declared the end of the stream.
     pub fn is_done(&self) -> bool {
         self.done
     }
 
-    /// The stream is over.
+    /// Ends the stream, and returns the reply.
     ///
     /// # Errors
-    /// A [`Failure`], when it was cut, or brought no text.
+    /// A [`Failure`] if the stream was cut, or brought no text.
     pub fn end(mut self) -> Result<Reply, Failure> {
         self.end_line()?;
         self.end_event()?;
@@ -194,7 +194,7 @@ impl StreamReader {
     }
 }
 
-/// The part of a reply that has been read.
+/// The part of a reply that was read so far.
 #[derive(Debug, Default)]
 struct Reading {
     text: String,
@@ -205,7 +205,7 @@ struct Reading {
 }
 
 impl Reading {
-    /// Takes a whole reply, or a piece of one, whose text is below `field`.
+    /// Takes a whole reply or a piece of one, with its text in `field`.
     fn take(&mut self, value: &Value, field: &str) -> Result<(), Failure> {
         if let Some(error) = value.get("error").filter(|error| !error.is_null()) {
             return Err(Failure::Broken(error_text(error)));
@@ -285,7 +285,7 @@ fn read_usage(usage: &Value) -> Option<Usage> {
     })
 }
 
-/// The meaning of a response with another status than 200. `now_ms` is the time since 1970, for a `Retry-After` that is a date.
+/// The failure that a status other than 200 means. `now_ms` is the time since 1970 in milliseconds, for a `Retry-After` with a date.
 pub fn refusal(status: u16, body: &[u8], retry_after: RetryAfter<'_>, now_ms: f64) -> Failure {
     let value: Value = serde_json::from_slice(body).unwrap_or_default();
     // Some endpoints wrap the object into an array.
@@ -321,10 +321,10 @@ fn error_text(error: &Value) -> String {
     text.unwrap_or_default().chars().take(1_000).collect()
 }
 
-/// The headers that say when to try again.
+/// The headers about the time of the next attempt.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RetryAfter<'a> {
-    /// `Retry-After`: seconds, or a date.
+    /// `Retry-After`: a number of seconds, or a date.
     pub seconds_or_date: Option<&'a str>,
     /// `Retry-After-Ms`.
     pub milliseconds: Option<&'a str>,
@@ -346,34 +346,34 @@ impl RetryAfter<'_> {
     }
 }
 
-/// The attempts of one question: whether another one follows a failure, when, and what is told of it.
+/// The attempts to answer one question: decides if and when another attempt follows a failure.
 #[derive(Debug)]
 pub struct Attempts {
     max_retries: u32,
     failed: u32,
 }
 
-/// A failed attempt that another one follows.
+/// A failed attempt after which another follows.
 #[derive(Debug, PartialEq)]
 pub struct Retry {
-    /// The number of the attempt that failed, from 1.
+    /// The number of the failed attempt, from 1.
     pub attempt: u32,
-    /// Milliseconds until the next.
+    /// Milliseconds until the next attempt.
     pub wait_ms: f64,
-    /// Why it failed.
+    /// The reason for the failure.
     pub reason: String,
 }
 
 impl Attempts {
-    /// So many after the first.
+    /// Allows `max_retries` attempts after the first.
     pub fn new(max_retries: u32) -> Self {
         Self { max_retries, failed: 0 }
     }
 
-    /// An attempt has failed. `chance` is a random number from 0 to 1. The `key` is taken out of what is told.
+    /// Records a failed attempt. `chance` is a random number from 0 to 1. The `key` is removed from the reason.
     ///
     /// # Errors
-    /// No other attempt follows, and why there is no reply.
+    /// The reason for which there is no reply, if no other attempt follows.
     pub fn failed(&mut self, failure: &Failure, key: Option<&str>, chance: f64) -> Result<Retry, String> {
         self.failed += 1;
         let reason = super::query::without_key(failure.to_string(), key);
@@ -389,8 +389,8 @@ impl Attempts {
     }
 }
 
-/// Milliseconds to wait before attempt `attempt + 1`, or `None` when there is to be none. `chance` is a random number from 0 to 1:
-/// clients that failed together should not come back together.
+/// Milliseconds before attempt `attempt + 1`, or `None` if none follows. `chance` is a random number from 0 to 1. It keeps clients that
+/// failed together from returning together.
 pub fn retry_in(failure: &Failure, attempt: u32, max_retries: u32, chance: f64) -> Option<f64> {
     if attempt > max_retries {
         return None;
@@ -411,7 +411,7 @@ pub fn retry_in(failure: &Failure, attempt: u32, max_retries: u32, chance: f64) 
     }
 }
 
-/// Tokens of messages, by estimate.
+/// The estimated number of tokens in messages.
 #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
 pub(crate) fn estimated_prompt(messages: &[Message]) -> f64 {
     let tokens = |message: &Message| super::estimate_tokens(&message.content) + 4;

@@ -1,10 +1,10 @@
-//! The code in a model's reply.
+//! Finds the code in a model's reply.
 //!
-//! Blocks are Markdown's fenced code: three or more backticks or tildes, then `repl`, `python`, `py` or `python3`. Models also write
-//! fences behind a quote's `>`, a list's mark, a tag, a character without width, or words of theirs (`fence.rs`). A fence that stands
-//! inside of a triple-quoted string of the code does not end it. Thoughts, `<think>…</think>`, are not read.
+//! *Blocks* are fenced code in Markdown: three or more backticks or tildes, then `repl`, `python`, `py` or `python3`. Models also write
+//! fences after a quote's `>`, a list's mark, a tag, a character without width, or words of a sentence (`fence.rs`). A fence inside of a
+//! triple-quoted string in the code does not end the block. *Thoughts*, `<think>…</think>`, are skipped. The rest is *prose*.
 //!
-//! Prose may declare an answer, so text of a block must never be taken for prose. Where a reply can be read in two ways, its prose ends.
+//! Prose may declare an answer, so a block's text must never be read as prose. If a reply can be read in two ways, its prose ends there.
 
 mod fence;
 
@@ -13,7 +13,7 @@ use fence::{End, Fence, is_blank};
 
 /// Names of tags around thoughts.
 const THOUGHTS: [&str; 5] = ["think", "thinking", "thought", "thoughts", "reasoning"];
-/// Names of tags around code, which some models write instead of fences.
+/// Names of tags around code. Some models write these tags instead of fences.
 const CODE: [&str; 12] = [
     "code",
     "pre",
@@ -29,23 +29,23 @@ const CODE: [&str; 12] = [
     "invoke",
 ];
 
-/// A reply, taken apart.
+/// The parts of a reply.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Parsed {
     /// The code to run, in order.
     pub blocks: Vec<Block>,
-    /// Fenced text of other languages, or of none.
+    /// Fenced text in other languages, or in none.
     pub others: Vec<Block>,
-    /// The stretches of text outside of all fences.
+    /// Stretches of text outside of all fences.
     pub prose: Vec<String>,
 }
 
-/// One fenced block.
+/// A fenced block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
-    /// Its contents.
+    /// The block's text, without its fences.
     pub code: String,
-    /// True when its end is there; a reply that was cut lacks it.
+    /// True if the block has an end. A reply that was cut lacks the end of its last block.
     pub closed: bool,
 }
 
@@ -54,7 +54,7 @@ pub fn parse(reply: &str) -> Parsed {
     let lines: Vec<&str> = reply.lines().collect();
     let mut reader = Reader::default();
     let mut next = 0;
-    // What a tag has left of its line.
+    // The rest of a line after a tag.
     let mut left = None;
     while let Some(line) = left.take().or_else(|| lines.get(next).copied().inspect(|_| next += 1)) {
         let rest = &lines[next..];
@@ -75,14 +75,14 @@ pub fn parse(reply: &str) -> Parsed {
     reader.parsed
 }
 
-/// The code of a reply that is being written: whole lines of all blocks, one after the other.
+/// The code of a reply that is being written: the whole lines of all blocks, joined.
 pub fn code_so_far(reply: &str) -> String {
     let whole_lines = reply.rfind('\n').map_or("", |end| &reply[..end]);
     let blocks = parse(whole_lines).blocks.into_iter();
     blocks.map(|block| block.code + "\n").collect()
 }
 
-/// The thoughts that a line begins: how many more lines they take, and what follows them on their last line.
+/// Reads thoughts at the beginning of a line. Returns the number of further lines that they take, and the text after them on the last.
 fn thoughts<'a>(line: &'a str, rest: &[&'a str]) -> Option<(usize, Option<&'a str>)> {
     let text = line.trim_start_matches(is_blank);
     let (name, text) = THOUGHTS
@@ -94,7 +94,7 @@ fn thoughts<'a>(line: &'a str, rest: &[&'a str]) -> Option<(usize, Option<&'a st
     Some(found.unwrap_or((rest.len(), None)))
 }
 
-/// The text after the end of thoughts whose beginning the reply lacks: it stood in the prompt.
+/// The text after the end of thoughts that begin in the prompt, not in the reply.
 fn end_of_thoughts(line: &str) -> Option<&str> {
     let text = line.trim_matches(is_blank);
     THOUGHTS.iter().find_map(|name| {
@@ -103,7 +103,7 @@ fn end_of_thoughts(line: &str) -> Option<&str> {
     })
 }
 
-/// The name of the tag of code that a line begins or ends with.
+/// The name of a code tag that begins or ends the line.
 fn code_tag(line: &str) -> Option<&'static str> {
     let text = line.trim_matches(is_blank);
     CODE.into_iter().find(|name| {
@@ -115,9 +115,9 @@ fn code_tag(line: &str) -> Option<&'static str> {
 #[derive(Default)]
 struct Reader {
     parsed: Parsed,
-    /// True while the next line of prose begins a stretch.
+    /// True if the next line of prose begins a new stretch.
     after_block: bool,
-    /// True once the lines that follow may be text of a block, though they look like prose.
+    /// True if the lines that follow may be a block's text, though they look like prose.
     is_doubtful: bool,
 }
 
@@ -136,7 +136,7 @@ impl Reader {
         }
     }
 
-    /// Takes what is between tags of code. Returns how many lines that were, if there is a tag.
+    /// Takes the text between code tags, if the line begins it. Returns the number of further lines taken.
     fn tagged(&mut self, line: &str, rest: &[&str]) -> Option<usize> {
         let name = code_tag(line)?;
         let end = format!("</{name}>");
@@ -157,7 +157,7 @@ impl Reader {
         Some(end + 1)
     }
 
-    /// Takes the block that a fence begins. Returns how many lines after the fence's belong to it.
+    /// Takes a fence's block. Returns the number of lines taken after the fence's own.
     fn fenced(&mut self, fence: &Fence, rest: &[&str]) -> usize {
         let (end, closed, is_doubtful) = match fence.end(rest) {
             End::Closed { at, is_doubtful } => (at, true, is_doubtful),
@@ -243,7 +243,7 @@ mod tests {
             codes(&format!("```repl\n{code}\n```\nprose\n```repl\ny\n```")),
             [code, "y"]
         );
-        // The string has no end: neither has the code; the first fence ends it.
+        // The string has no end, so the code has none either. The first fence ends it.
         assert_eq!(codes("```repl\nx = '''\n```\nprose"), ["x = '''"]);
     }
 
@@ -339,7 +339,7 @@ mod tests {
             ("'''quoted\nb", vec!["'''quoted\nb\n"]),
             ("<code>\n```repl\nx\n```\n</code>", vec!["<code>\n", "</code>\n"]),
             ("a\n<pre>\nno\n```repl\nx\n```\nb", vec!["a\n"]),
-            // A block in a block ends it for Markdown, hardly for its author.
+            // By Markdown's rules the inner block ends the outer one. The author hardly means that.
             ("a\n```md\n```repl\nx\n```\nno\n```\nb", vec!["a\n"]),
             ("a ```md\n```repl\nx\n```\nno\n```", vec!["a\n"]),
             ("a\n```repl\nx = '''\n```\nno'''\n```", vec!["a\n"]),
@@ -365,7 +365,7 @@ mod tests {
                 "{reply:?}"
             );
         }
-        // Code may speak of their tags.
+        // Code may contain the tags of thoughts.
         let code = "x = '</think>'\n'''\n</think>\n'''";
         assert_eq!(codes(&format!("```repl\n{code}\n```\nNo `</think>`")), [code]);
         assert_eq!(

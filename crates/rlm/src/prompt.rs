@@ -1,4 +1,4 @@
-//! Everything that a model reads: the rules, the task, what its code did, and what is left.
+//! All texts that a model reads: the rules, the task, the outcomes of its code, and the rest of the budget.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -11,41 +11,41 @@ use sandglass_core::budget::BudgetLeft;
 use sandglass_core::execution::{CodeExecution, Outcome};
 use sandglass_core::protocol::Profile;
 
-/// A variable that holds a context.
+/// The facts about a variable that holds a context.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct ContextFacts {
-    /// Its name.
+    /// The variable's name.
     pub name: String,
-    /// Its class.
+    /// The name of the value's class.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Its length, in `unit`s.
+    /// The value's length in `unit`s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional, type = "number"))]
     pub length: Option<u64>,
-    /// `characters`, `bytes` or `items`.
+    /// The unit of `length`: `characters`, `bytes` or `items`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional))]
     pub unit: Option<String>,
-    /// The number of characters that its items have together, when all are texts.
+    /// The number of characters of all items together, if all items are texts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional, type = "number"))]
     pub characters: Option<u64>,
-    /// Its beginning.
+    /// The beginning of the value, as text.
     #[serde(default)]
     pub peek: String,
 }
 
-/// Python that declares the [`ContextFacts`] of all contexts as its final value.
+/// Python code that declares the [`ContextFacts`] of all contexts as its final value.
 pub fn describe_code() -> String {
     include_str!("describe.py")
         .replace("PEEK", &PEEK_CHARS.to_string())
         .replace("CONTEXTS", &MAX_CONTEXTS.to_string())
 }
 
-/// Reads what [`describe_code`] has declared. The context is anybody's text, so nothing of it is taken for granted.
+/// Reads the value that [`describe_code`] declared. The context may hold any text, so every field is checked.
 pub fn read_facts(value: Option<Value>) -> Vec<ContextFacts> {
     let facts: Vec<ContextFacts> = value
         .and_then(|value| serde_json::from_value(value).ok())
@@ -61,28 +61,28 @@ pub fn read_facts(value: Option<Value>) -> Vec<ContextFacts> {
     facts.collect()
 }
 
-/// The settings that the rules depend on.
+/// The settings for the rules.
 #[derive(Debug, Clone)]
 pub struct Setting<'a> {
-    /// The number of contexts that there are.
+    /// The number of contexts.
     pub contexts: usize,
-    /// True when `rlm_query` starts runs; else it asks the sub-model only.
+    /// True if `rlm_query` starts runs. If false, it asks the sub-model.
     pub recurses: bool,
-    /// Characters that fit into a prompt for the sub-model.
+    /// The most characters of a prompt for the sub-model.
     pub prompt_chars: usize,
-    /// Characters that are shown of each output.
+    /// The most characters of each output that the model sees.
     pub output_chars: usize,
     /// The user's own functions.
     pub functions: &'a [String],
-    /// Packages beside the standard library.
+    /// Packages besides the standard library.
     pub packages: &'a [String],
     /// Models that `llm_query` may name.
     pub models: &'a [String],
-    /// The user's addition.
+    /// Instructions of the user that are added to the rules.
     pub instructions: Option<&'a str>,
 }
 
-/// The rules.
+/// The rules, as text for the model.
 pub fn rules(setting: &Setting<'_>) -> String {
     let Setting {
         contexts,
@@ -150,7 +150,7 @@ How to go about it: look at the data before you decide anything. What Python can
     )
 }
 
-/// The task and what its data is.
+/// The task and its contexts, as text for the model.
 pub fn task(task: &str, contexts: &[ContextFacts], schema: Option<&Schema>) -> String {
     let mut text = format!("Task:\n{task}\n");
     for facts in contexts {
@@ -176,7 +176,7 @@ pub fn task(task: &str, contexts: &[ContextFacts], schema: Option<&Schema>) -> S
     text
 }
 
-/// The text at the end of every message: where the run is, and what is left.
+/// The last line of every message: the turn's number, and the rest of the budget.
 pub fn turn_line(turn: u32, of: u32, left: &BudgetLeft) -> String {
     let last = if turn == of {
         " This is the last turn: declare your best answer in it."
@@ -186,7 +186,7 @@ pub fn turn_line(turn: u32, of: u32, left: &BudgetLeft) -> String {
     format!("Turn {turn} of {of}. Left for everything: {left}.{last}")
 }
 
-/// The question when there are no turns left.
+/// The message that asks for the answer only, after the last turn.
 pub fn last_words(schema: Option<&Schema>) -> String {
     let form = if schema.is_some() {
         "as JSON that is valid under the schema, and nothing else"
@@ -214,7 +214,7 @@ pub fn no_variable(name: &str) -> String {
     )
 }
 
-/// Why there is no answer after last words that declare one.
+/// The reason for which last words with a declaration brought no answer.
 pub fn declares_nothing(execution: &CodeExecution) -> String {
     let why = execution.error.as_deref().or(execution.result.as_deref());
     format!(
@@ -228,7 +228,7 @@ pub fn cut_block() -> &'static str {
     "The last block has no end, because your reply was cut: it was not run. Write less at once, and close the block."
 }
 
-/// The message to the model about blocks after one that failed, or beyond the number that is run.
+/// The message to the model about blocks that did not run, because one failed or there are too many.
 pub fn skipped(from: usize, blocks: usize, reason: &str) -> String {
     match blocks - from {
         0 => format!("Block {blocks} was not run, {reason}."),
@@ -236,14 +236,14 @@ pub fn skipped(from: usize, blocks: usize, reason: &str) -> String {
     }
 }
 
-/// The message to the model about an answer that is not what was asked for.
+/// The message to the model about an answer that does not match the schema.
 pub fn rejected(problems: &str) -> String {
     format!(
         "That final answer was not accepted:\n{problems}\nDeclare one that is right; all variables are still there."
     )
 }
 
-/// A report of what a block did.
+/// The report of a block's outcome.
 pub fn feedback(execution: &CodeExecution, block: usize, blocks: usize) -> String {
     let number = (blocks > 1).then(|| u32::try_from(block).unwrap_or(u32::MAX));
     let text = feedback::feedback(Profile::Default, execution, number, &[], Some(MAX_FEEDBACK_CHARS));
@@ -253,7 +253,7 @@ pub fn feedback(execution: &CodeExecution, block: usize, blocks: usize) -> Strin
     }
 }
 
-/// The facts that the traceback does not say.
+/// The text about an outcome that the traceback does not show.
 fn outcome(execution: &CodeExecution) -> Option<&'static str> {
     match execution.outcome {
         Outcome::Ok | Outcome::Error => None,

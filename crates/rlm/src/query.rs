@@ -1,27 +1,27 @@
-//! Rules by which drivers answer `llm_query` and `rlm_query`: whether a prompt fits, and what Python is told.
+//! Rules for answers to `llm_query` and `rlm_query`: the size of prompts, and the texts for Python.
 
 use super::estimate_tokens;
 use super::event::RunOutcome;
 
-/// Returns true when a prompt fits into `most` tokens.
+/// Returns true if a prompt has at most `most` tokens.
 pub fn fits(prompt: &str, most: u32) -> bool {
-    // A token has at most four bytes, so this is often known without looking at all of them.
+    // A token has at most four bytes. So for most long prompts the length alone decides.
     prompt.len() <= 4 * most as usize && estimate_tokens(prompt) <= most as usize
 }
 
-/// A prompt that is not answered.
+/// A prompt that is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// Its beginning, which is told.
+    /// The beginning of the prompt, for events.
     pub start: String,
-    /// Why it is not.
+    /// The reason for the refusal.
     pub why: String,
 }
 
-/// A prompt, if it fits into `most` tokens.
+/// Returns the prompt if it has at most `most` tokens.
 ///
 /// # Errors
-/// [`Refused`] when it does not.
+/// [`Refused`] if the prompt is longer.
 pub fn checked(prompt: String, most: u32) -> Result<String, Refused> {
     if fits(&prompt, most) {
         return Ok(prompt);
@@ -39,7 +39,7 @@ pub fn too_long(chars: usize, most: u32) -> String {
     )
 }
 
-/// A task and its context as one prompt, when that fits: what `rlm_query` comes to where there is no deeper level.
+/// A task and its context as one prompt, if they fit. `rlm_query` sends it to the sub-model if there is no deeper level.
 pub fn with_context(task: &str, context: &str, most: u32) -> Option<String> {
     let prompt = match context {
         "" => task.to_owned(),
@@ -48,7 +48,7 @@ pub fn with_context(task: &str, context: &str, most: u32) -> Option<String> {
     fits(&prompt, most).then_some(prompt)
 }
 
-/// The message to Python when it does not fit.
+/// The message to Python about a task and context that do not fit into one prompt.
 pub fn no_deeper(max_depth: u32, most: u32) -> String {
     format!(
         "rlm_query goes no deeper than here (maxDepth {max_depth}), and its context does not fit into one prompt of {most} tokens \
@@ -66,7 +66,7 @@ pub fn child_failed(outcome: RunOutcome, why: Option<String>) -> String {
     }
 }
 
-/// The models that Python may name: an endpoint's own and its others; none when it has no choice.
+/// The models that Python may name: an endpoint's own, and its others. Empty if Python has no choice.
 pub fn offered(own: &str, others: &[String]) -> Vec<String> {
     match others {
         [] => Vec::new(),
@@ -76,10 +76,10 @@ pub fn offered(own: &str, others: &[String]) -> Vec<String> {
     }
 }
 
-/// The model to ask: the one that Python named, when the endpoint has it.
+/// The model to ask: the one that Python named, or the endpoint's own.
 ///
 /// # Errors
-/// What Python is told when it does not.
+/// The message to Python, if the endpoint does not have the named model.
 pub fn model_named<'a>(named: Option<&'a str>, own: &'a str, others: &[String]) -> Result<&'a str, String> {
     match named {
         Some(named) if named != own && !others.iter().any(|other| other == named) => {
@@ -91,10 +91,10 @@ pub fn model_named<'a>(named: Option<&'a str>, own: &'a str, others: &[String]) 
     }
 }
 
-/// The least length of a key that is a secret, in bytes. Local endpoints take words such as `none`, which any text may have.
+/// The least length of a secret key, in bytes. Keys for local endpoints are words such as `none`, which any text may contain.
 const MIN_KEY_BYTES: usize = 10;
 
-/// A text of an endpoint without its key: endpoints quote keys that they do not like.
+/// Removes the key from an endpoint's text. Endpoints quote keys that they refuse.
 pub fn without_key(text: String, key: Option<&str>) -> String {
     match key.filter(|key| key.len() >= MIN_KEY_BYTES) {
         Some(key) => text.replace(key, "[key]"),

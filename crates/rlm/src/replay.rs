@@ -1,4 +1,4 @@
-//! A recorded trajectory in the place of the model: what it replied then, it replies again.
+//! Replays a run: gives the replies from a recorded trajectory, in place of the model.
 //!
 //! Decisions: `docs/internals/controller.md`.
 
@@ -9,12 +9,12 @@ use super::event::{RlmEvent, RlmEventKind, TRAJECTORY_VERSION};
 use super::limits::MAX_TRAJECTORY_EVENTS;
 use sandglass_core::budget::Usage;
 
-/// A model's reply.
+/// A model's reply, with its use.
 pub type Said = (String, Usage);
-/// A model's reply, or what the call of it failed with.
+/// A model's reply, or the error of its call.
 pub type Recorded = Result<Said, String>;
 
-/// The request is not in the trajectory, so that the run cannot go on as it did then.
+/// The error of a request that is not in the trajectory. The run cannot go on as it did then.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the trajectory has no {0}")]
 pub struct Missing(String);
@@ -33,10 +33,10 @@ struct Call {
     reply: Recorded,
 }
 
-/// Reads a trajectory: JSON lines. Live events are left out; a last line that is cut is, too.
+/// Reads a trajectory from JSON lines. Skips live events, and a last line that was cut.
 ///
 /// # Errors
-/// Which line is none of a trajectory that this version reads, and why.
+/// The first line that this version cannot read, and the reason.
 pub fn read_trajectory(text: &str) -> Result<Vec<RlmEvent>, String> {
     let mut events = Vec::new();
     let lines = text.lines().filter(|line| !line.trim().is_empty());
@@ -66,10 +66,10 @@ fn check_version(events: &[RlmEvent]) -> Result<(), String> {
 }
 
 impl Replay {
-    /// Takes the replies out of a trajectory.
+    /// Collects the replies in a trajectory.
     ///
     /// # Errors
-    /// Why it is none.
+    /// The reason for which the events are not a trajectory.
     pub fn new(events: Vec<RlmEvent>) -> Result<Self, String> {
         check_version(&events)?;
         let mut replay = Self::default();
@@ -105,16 +105,16 @@ impl Replay {
     /// The model's reply in a turn.
     ///
     /// # Errors
-    /// That it did not.
+    /// [`Missing`] if the trajectory does not have it.
     pub fn turn(&self, run: &str, turn: u32) -> Result<Said, Missing> {
         let said = self.turns.get(&(run.to_owned(), turn)).cloned();
         said.ok_or_else(|| Missing(format!("reply for turn {turn} of run {run}")))
     }
 
-    /// The outcome of a call: of one with this prompt, or of the one of this number.
+    /// The outcome of a call. The call is found by number and prompt, else by its prompt alone, else by its number alone.
     ///
     /// # Errors
-    /// That there was none, or that it did not end.
+    /// [`Missing`] if there was no such call, or it did not end.
     pub fn call(&self, run: &str, call: u32, prompt_hash: &str) -> Result<Recorded, Missing> {
         let mut used = self.used.borrow_mut();
         let exact = (run.to_owned(), call);
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(replay.turn("0", 1).unwrap().0, "a");
         let missing = replay.turn("0", 2).unwrap_err();
         assert_eq!(missing.to_string(), "the trajectory has no reply for turn 2 of run 0");
-        // In another order than then.
+        // The calls come in another order than in the recording.
         assert_eq!(replay.call("0", 1, "af63fc4c8601f067").unwrap().unwrap().0, "for q");
         assert_eq!(
             replay.call("0", 2, "af63fd4c8601f21a").unwrap().unwrap_err(),

@@ -1,10 +1,10 @@
-//! The part of JSON Schema (draft 2020-12) that typed answers are checked by. A complete validator would be five times the size of
-//! the whole supervisor.
+//! Checks answers against a part of JSON Schema (draft 2020-12). A complete validator would be five times the size of the whole supervisor.
 //!
-//! Known: `true`, `false`, `type`, `enum`, `const`, `properties`, `required`, `additionalProperties`, `minProperties`, `maxProperties`,
-//! `items`, `prefixItems`, `minItems`, `maxItems`, `uniqueItems`, `minLength`, `maxLength`, `minimum`, `maximum`, `exclusiveMinimum`,
-//! `exclusiveMaximum`, `multipleOf`, `allOf`, `anyOf`, `oneOf`, `not`, and `$ref` to `#`, `#/$defs/…` or `#/definitions/…`. Annotations,
-//! `format` among them, are not checked. Any other keyword is refused: what is not checked must not look as if it were.
+//! Supported keywords are `true`, `false`, `type`, `enum`, `const`, `properties`, `required`, `additionalProperties`, `minProperties`,
+//! `maxProperties`, `items`, `prefixItems`, `minItems`, `maxItems`, `uniqueItems`, `minLength`, `maxLength`, `minimum`, `maximum`,
+//! `exclusiveMinimum`, `exclusiveMaximum`, `multipleOf`, `allOf`, `anyOf`, `oneOf`, `not`, and `$ref` to `#`, `#/$defs/…` or
+//! `#/definitions/…`. Annotations, `format` among them, are accepted and not checked. Any other keyword is refused, so that no condition is
+//! ignored silently.
 //!
 //! Decisions: `docs/internals/controller.md`.
 
@@ -32,33 +32,33 @@ const ANNOTATIONS: [&str; 13] = [
     "writeOnly",
     "format",
 ];
-/// Problems that are told at once.
+/// The most problems in one report.
 const MAX_PROBLEMS: usize = 10;
-/// Schemas within schemas, references followed; a schema that only refers to itself would never end.
+/// The deepest nesting of schemas, with references. A schema that only refers to itself would never end.
 const MAX_DEPTH: usize = 200;
-/// Pairs of a schema and a value that are looked at.
+/// The most pairs of a schema and a value in one check.
 const MAX_STEPS: usize = 1_000_000;
 
-/// A schema whose keywords are all known.
+/// A schema with supported keywords only.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schema(Value);
 
 impl Schema {
-    /// Takes a schema.
+    /// Checks a schema, and keeps it.
     ///
     /// # Errors
-    /// [`Error::InvalidOption`], when it holds what is not known.
+    /// [`Error::InvalidOption`] if the schema has an unsupported keyword.
     pub fn new(schema: Value) -> Result<Self, Error> {
         known(&schema, &schema, "answerSchema", 0)?;
         Ok(Self(schema))
     }
 
-    /// The schema as it was given.
+    /// The schema in the form in which it was given.
     pub fn value(&self) -> &Value {
         &self.0
     }
 
-    /// The faults of a value, a line each, beginning with where; empty when nothing is.
+    /// The problems of a value, a line each. A line begins with the place in the value. Empty if the value is valid.
     pub fn problems(&self, value: &Value) -> Vec<String> {
         let steps = Cell::new(0);
         let mut check = Check {
@@ -75,7 +75,7 @@ impl Schema {
     }
 }
 
-/// Refuses what would not be checked.
+/// Refuses unsupported keywords.
 fn known(schema: &Value, root: &Value, path: &str, depth: usize) -> Result<(), Error> {
     let refuse = |problem: String| Err(Error::invalid(path, problem));
     if depth > MAX_DEPTH {
@@ -144,7 +144,7 @@ fn known(schema: &Value, root: &Value, path: &str, depth: usize) -> Result<(), E
     Ok(())
 }
 
-/// The schema that a reference means.
+/// The schema to which a reference points.
 fn resolve<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
     let pointer = reference.strip_prefix('#')?;
     let is_definition = ["/$defs/", "/definitions/"]
@@ -169,7 +169,7 @@ impl Check<'_> {
         }
     }
 
-    /// Returns true when a value is right, without saying why it is not.
+    /// Returns true if a value is valid. Collects no problems.
     fn is_right(&self, schema: &Value, value: &Value, depth: usize) -> bool {
         let mut check = Check {
             root: self.root,
@@ -360,17 +360,17 @@ fn items(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
-/// A number, or the double next to it.
+/// A number as a double, rounded if necessary.
 fn as_f64(number: &Value) -> f64 {
     match big_int(number) {
-        // One that is hexadecimal is beyond all doubles.
+        // Ints in hexadecimal digits are greater than all doubles.
         Some(int) if int.contains('x') => f64::INFINITY.copysign(if int.starts_with('-') { -1.0 } else { 1.0 }),
         Some(int) => int.parse().unwrap_or(f64::NAN),
         None => number.as_f64().unwrap_or(f64::NAN),
     }
 }
 
-/// An int, where 128 bits hold it.
+/// An int, if it fits into 128 bits.
 fn as_int(number: &Value) -> Option<i128> {
     match big_int(number) {
         Some(int) => int.parse().ok(),
@@ -378,7 +378,7 @@ fn as_int(number: &Value) -> Option<i128> {
     }
 }
 
-/// Ints are compared exactly.
+/// Compares two numbers; ints are compared exactly.
 fn compare(a: &Value, b: &Value) -> Ordering {
     match (as_int(a), as_int(b)) {
         (Some(a), Some(b)) => a.cmp(&b),
@@ -400,7 +400,7 @@ fn is_multiple(number: &Value, step: &Value) -> bool {
     (times - times.round()).abs() <= 1e-9 * times.abs().max(1.0)
 }
 
-/// Equality in which 1 and 1.0 are the same, as JSON Schema has it.
+/// Compares two values by the rules of JSON Schema, where 1 and 1.0 are equal.
 fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         _ if big_int(a).is_some() != big_int(b).is_some() => {

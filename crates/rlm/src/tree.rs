@@ -1,7 +1,8 @@
-//! A tree of runs: the first one, and those that its code starts by `rlm_query`.
+//! A tree of runs: the first run, and the runs that its code starts by `rlm_query`.
 //!
-//! A [`Run`] is a [`Controller`] with its place in the tree: it numbers the queries of its code, says how each is answered, and goes on when
-//! all of them are. The driver gives it [`Input`]s and queries, and carries out the [`Step`]s: it asks models, runs code and waits.
+//! A [`Run`] is a [`Controller`] with its place in the tree. It numbers the *queries* of its code (`llm_query`, `rlm_query`), decides how
+//! each is answered, and continues when all have answers. The driver gives it [`Input`]s and queries, and carries out the [`Step`]s: it
+//! asks models, runs code and waits.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,33 +20,33 @@ use super::{Message, Role};
 use sandglass_core::budget::{Budget, Usage};
 use sandglass_core::execution::CodeExecution;
 
-/// Characters of a model's name that Python gives. No model has a longer one.
+/// The most characters of a model's name from Python. No model has a longer name.
 const MAX_NAME_CHARS: usize = 200;
 
-/// The rules that hold for all runs of a tree.
+/// The settings for all runs of a tree.
 #[derive(Debug, Clone)]
 pub struct Rules {
-    /// The schema of the first run's answer; children answer with texts.
+    /// The schema of the first run's answer. Children answer with texts.
     pub schema: Option<Schema>,
-    /// Replies of the model that a run may take.
+    /// The most replies of the model in a run.
     pub max_iterations: u32,
-    /// Tokens of one prompt, by estimate.
+    /// The most tokens of one prompt, estimated.
     pub max_prompt_tokens: u32,
     /// Levels of runs below the first.
     pub max_depth: u32,
-    /// Characters that are shown of each output.
+    /// The most characters of each output that the model sees.
     pub output_chars: usize,
     /// The user's functions that Python may call.
     pub functions: Vec<String>,
-    /// Packages that Python can import beside its standard library.
+    /// Packages that Python can import, besides its standard library.
     pub packages: Vec<String>,
-    /// Models that Python may name; none when it has no choice.
+    /// Models that Python may name. Empty if Python has no choice.
     pub models: Vec<String>,
-    /// The user's addition to the system prompt.
+    /// Instructions of the user that are added to the system prompt.
     pub instructions: Option<String>,
 }
 
-/// The part that all runs of a tree share.
+/// A tree: the data that all its runs share.
 #[derive(Debug)]
 pub struct Tree {
     rules: Rules,
@@ -53,23 +54,23 @@ pub struct Tree {
     why_stopped: Mutex<Option<(RunOutcome, String)>>,
 }
 
-/// An input of a run: something has happened.
+/// An input of a run: an event to which it reacts.
 #[derive(Debug, Clone)]
 pub enum Input {
-    /// The sandbox has its contexts, which are these.
+    /// The sandbox has its contexts, with these facts.
     Ready(Vec<ContextFacts>),
     /// The model replied, or failed.
     Replied(Result<Reply, String>),
-    /// A block has ended. With the value that it declared final, or why that is none.
+    /// A block has ended, with its declared final value, or the reason for which that is no valid value.
     Executed(Box<CodeExecution>, Option<Result<Value, String>>),
     /// The sandbox failed.
     Failed(String),
-    /// The run was ended: with its tree, for the reason that [`Tree::stop`] was given, or because nobody waits for its answer.
+    /// The run is ended. The reason was given to [`Tree::stop`], or nobody waits for the answer.
     Stopped,
 }
 
 impl Input {
-    /// Returns true when the run needs its sandbox no more. The sandbox has to be gone first: the run waits for the queries of its code.
+    /// Returns true if the run no longer needs its sandbox. The sandbox must be ended first, because the run waits for its code's queries.
     pub fn is_end(&self) -> bool {
         matches!(self, Self::Failed(_) | Self::Stopped)
     }
@@ -78,42 +79,42 @@ impl Input {
 /// A step for the driver of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
-    /// Ask the model for the reply of this turn; the answer is [`Input::Replied`].
+    /// Asks the model for the reply of this turn. [`Input::Replied`] must follow.
     Ask(u32, Vec<Message>),
-    /// Run code; the answer is [`Input::Executed`].
+    /// Runs code. [`Input::Executed`] must follow.
     Execute(String),
-    /// The run is over.
+    /// Ends the run.
     Finish(Finish),
 }
 
-/// The outcome of an input: events that are to be told, then a step. Without a step, the run waits for its queries.
+/// The effects of an input: events, and then a step. Without a step, the run waits for its queries.
 #[derive(Debug, Default)]
 pub struct Next {
-    /// To be told in this order.
+    /// Events to report, in this order.
     pub events: Vec<RlmEvent>,
-    /// To be done after that.
+    /// The step to do after the events are reported.
     pub step: Option<Step>,
 }
 
-/// A query of Python's.
+/// A query of Python code.
 #[derive(Debug)]
 pub struct Query {
-    /// Its number in the run, from 1. [`Run::answered`] has to be told what came of it.
+    /// The query's number in the run, from 1. Its outcome must go to [`Run::answered`].
     pub call: u32,
-    /// To be told before it is answered.
+    /// The event to report before the query is answered.
     pub started: RlmEvent,
-    /// The way it is answered.
+    /// The work that answers the query.
     pub work: Work,
 }
 
-/// The way to the answer of a query.
+/// The work that answers a query.
 #[derive(Debug)]
 pub enum Work {
-    /// The sub-model is asked, by the name that Python gave.
+    /// Asks the sub-model. The name is the model's that Python gave.
     Ask(Vec<Message>, Option<String>),
-    /// A child run does it.
+    /// Starts a child run.
     Recurse(Box<Run>),
-    /// It is not answered, for this reason.
+    /// Refuses the query, for this reason.
     Refuse(String),
 }
 
@@ -122,7 +123,7 @@ pub enum Work {
 pub enum Came {
     /// The model replied.
     Reply(Reply),
-    /// The child is over.
+    /// The child run is over.
     Finish(Finish),
     /// There is no answer, for this reason.
     Failed(String),
@@ -130,23 +131,23 @@ pub enum Came {
     Stopped,
 }
 
-/// The answer that Python gets.
+/// The answer for Python.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
-    /// The text.
+    /// The text of the answer.
     pub text: String,
-    /// The model's use; the calls of a child are counted by themselves.
+    /// The model's use. Calls of a child run are counted in the child.
     pub usage: Usage,
 }
 
-/// A query that is being answered.
+/// A query without an answer yet.
 #[derive(Debug)]
 struct Open {
     began_at: f64,
     asked: Vec<Message>,
 }
 
-/// One run.
+/// A run, with its place in the tree.
 #[derive(Debug)]
 pub struct Run {
     tree: Arc<Tree>,
@@ -158,7 +159,7 @@ pub struct Run {
     calls: u32,
     children: u32,
     open: HashMap<u32, Open>,
-    /// The input that came while queries were open.
+    /// An input that came while queries were open. It is handled after them.
     held: Option<controller::Input>,
 }
 
@@ -172,12 +173,12 @@ impl Tree {
         })
     }
 
-    /// The rules of its runs.
+    /// The settings for the tree's runs.
     pub fn rules(&self) -> &Rules {
         &self.rules
     }
 
-    /// Says why all runs are about to be ended; the first reason counts.
+    /// Records the reason for which all runs are about to be ended. The first reason stands.
     pub fn stop(&self, outcome: RunOutcome, why: impl Into<String>) {
         let mut stopped = self.why_stopped.lock().unwrap_or_else(PoisonError::into_inner);
         stopped.get_or_insert_with(|| (outcome, why.into()));
@@ -188,7 +189,7 @@ impl Tree {
         stopped.clone()
     }
 
-    /// The first run.
+    /// Makes the first run.
     pub fn root(self: &Arc<Self>, task: String, budget: Budget, now: f64) -> Run {
         self.run("0".to_owned(), 0, task, budget, now)
     }
@@ -234,22 +235,22 @@ impl Tree {
 }
 
 impl Run {
-    /// Its path in the tree: `"0"` is the first run, `"0.1"` the second of its children.
+    /// The run's path in the tree: `"0"` is the first run, `"0.1"` the second of its children.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Its level in the tree; 0 is the first run.
+    /// The run's depth in the tree; 0 is the first run.
     pub fn depth(&self) -> u32 {
         self.depth
     }
 
-    /// Its budget.
+    /// The run's budget.
     pub fn budget(&self) -> &Budget {
         &self.budget
     }
 
-    /// An event of this run.
+    /// Makes an event of this run.
     pub fn event(&self, now: f64, kind: RlmEventKind) -> RlmEvent {
         RlmEvent {
             run: self.id.clone(),
@@ -259,7 +260,7 @@ impl Run {
         }
     }
 
-    /// Takes an input. While queries are open, it waits for the last of them: what they did is told before anything else happens.
+    /// Takes an input. It waits while queries are open, because their events must come first.
     pub fn handle(&mut self, now: f64, input: Input) -> Next {
         self.held = Some(match input {
             Input::Ready(facts) => controller::Input::Ready(facts),
@@ -302,7 +303,7 @@ impl Run {
         next
     }
 
-    /// Code calls `llm_query`, with the name of a model where it gives one.
+    /// Takes a call of `llm_query`, with the model's name if the code gives one.
     pub fn llm_query(&mut self, now: f64, prompt: Result<String, Refused>, model: Option<String>) -> Query {
         let model: Option<String> = model.map(|name| name.chars().take(MAX_NAME_CHARS).collect());
         let call = self.begin(now);
@@ -318,8 +319,10 @@ impl Run {
         }
     }
 
-    /// Code calls `rlm_query`. A run one level deeper answers it, or the sub-model where there is no deeper level: then `context` gives the
-    /// context as text, or none when that is longer than so many bytes, or why it is no text.
+    /// Takes a call of `rlm_query`. A run one level deeper answers it. If there is no deeper level, the sub-model does.
+    ///
+    /// For the sub-model, `context` returns the context as text. It returns `None` if the text is longer than the given number of bytes,
+    /// and an error if the context is no text.
     pub fn rlm_query(
         &mut self,
         now: f64,
@@ -368,7 +371,7 @@ impl Run {
         Work::Ask(messages, model)
     }
 
-    /// The work for a query is over: what Python is told, and what follows for the run.
+    /// Takes the outcome of a query's work. Returns the answer for Python, and the run's next effects.
     pub fn answered(&mut self, now: f64, call: u32, came: Came) -> (Result<Answer, String>, Next) {
         let Some(Open { began_at, asked }) = self.open.remove(&call) else {
             return (Err("the run is over".to_owned()), Next::default());

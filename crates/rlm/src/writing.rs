@@ -1,5 +1,6 @@
-//! Work that can be done while the model still writes: what its code imports is fetched, the first block of its reply runs as it comes, and
-//! before there is one, what it says is for guesses. The blocks after it find another state than the one that there is now.
+//! Work that can be done while the model still writes. Packages that its code imports are fetched, and the first block runs while it is
+//! being written. Before there is a block, the text is used for guesses. Later blocks find another state than the present one, so they do
+//! not run ahead.
 //!
 //! Decisions: `docs/internals/running-ahead.md`.
 
@@ -7,7 +8,7 @@ use super::parse::{may_end, parse};
 use sandglass_core::limits::MAX_WRITTEN_BYTES;
 use sandglass_core::speculate::Lines;
 
-/// So much of a reply is looked at, in bytes: all of it again with each line.
+/// The most bytes of a reply that are read. Each new line makes all of it be read again.
 const MOST_BYTES: usize = 4 * MAX_WRITTEN_BYTES;
 
 /// A reply that is being written.
@@ -15,28 +16,28 @@ const MOST_BYTES: usize = 4 * MAX_WRITTEN_BYTES;
 pub struct Writing {
     text: String,
     lines: Lines,
-    /// The part of the first block that is known to be complete, and whether all of it is there.
+    /// `sent`: the length of the first block's part that was returned already. `is_closed`: the whole first block was returned.
     sent: usize,
     is_closed: bool,
-    /// True when it is too long to be looked at.
+    /// True if the reply is too long to be read.
     is_over: bool,
 }
 
-/// A step that the reply so far allows.
+/// A step that is possible with the reply so far.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// To get ready what this code imports: all that there is, the line that is being written included.
+    /// Fetch the packages that this code imports. It is all code so far, with the unfinished line.
     Prepare(String),
-    /// To run this: the first block as far as its statements are complete.
+    /// Run this code: the complete statements of the first block so far.
     Written(String),
-    /// To run this: the first block, when all of it is there.
+    /// Run this code: the whole first block.
     Hint(String),
-    /// To guess by this, since there is no code yet.
+    /// Guess the next code from this text. There is no code yet.
     Words(String),
 }
 
 impl Writing {
-    /// More of it has come; what can be done about that.
+    /// Adds new text, and returns the steps that are now possible.
     pub fn hear(&mut self, text: &str) -> Vec<Step> {
         self.is_over = self.is_over || self.text.len() + text.len() > MOST_BYTES;
         if self.is_over {
@@ -44,7 +45,7 @@ impl Writing {
         }
         self.text.push_str(text);
         let end = self.text.rfind('\n').map_or(0, |end| end + 1);
-        // What looks like the end of a block is taken for it, before it is known whether its line ends there, too: most often the reply does.
+        // A line that looks like the end of a block is taken for its end at once, before its line is complete. Most replies end there.
         let is_fenced = !self.is_closed && may_end(&self.text[end..]);
         if !text.contains('\n') && !is_fenced {
             return Vec::new();
@@ -83,7 +84,7 @@ impl Writing {
 mod tests {
     use super::*;
 
-    /// Steps besides fetching, when these pieces come one after the other.
+    /// The steps, except for fetches, if the pieces come one after another.
     fn steps(pieces: &[&str]) -> Vec<Step> {
         let mut writing = Writing::default();
         let steps = pieces.iter().flat_map(|piece| writing.hear(piece));
@@ -122,19 +123,19 @@ mod tests {
         let written = Step::Written("for i in range(3):".to_owned());
         let whole = Step::Hint("for i in range(3):\n    print(i)".to_owned());
         assert_eq!(done, [written, whole]);
-        // Ends are those that the whole reply has.
+        // Each of these ends is also an end in the whole reply.
         for (before, quote, after) in [("> ", "> ", ""), ("</think>", "", "\u{feff}"), ("So: ", "", " ")] {
             let done = steps(&[&format!("{before}```repl\n{quote}f()\n"), &format!("{quote}```{after}")]);
             assert_eq!(done.last(), Some(&Step::Hint("f()".to_owned())), "{before}");
         }
-        // What looked like an end and was none.
+        // This line looks like an end, but is none.
         let done = steps(&["````repl\nx = '''\n", "```", "\n'''\n"]);
         assert!(!done.iter().any(|step| matches!(step, Step::Hint(_))), "{done:?}");
     }
 
     #[test]
     fn backticks_at_the_end_of_a_line_may_be_its_own() {
-        // What is said of an open block may lack them: so the next is no more of it, which the session sees.
+        // Text for an open block may lack the end of its last line. The next text is then no continuation, which the session notices.
         let done = steps(&["```repl\nx = 1 # ```\n", "b = 2\n", "```\n"]);
         let whole = "x = 1 # ```\nb = 2".to_owned();
         assert_eq!(done[1..], [Step::Written(whole.clone()), Step::Hint(whole)]);

@@ -1,4 +1,5 @@
-//! Texts that tell a model of an execution. The texts are what the named projects' own functions made of the same output.
+//! Tests of the texts that tell a model of an execution. The expected texts come from the named projects' own functions, for the same
+//! output.
 #![cfg(not(target_arch = "wasm32"))]
 
 use proptest::prelude::*;
@@ -157,7 +158,7 @@ fn dspy_s_texts() {
         "Output (2,000 chars):\n01\n\n... (1,996 characters omitted) ...\n\n89"
     );
     assert!(told(dspy, &ran("", &"x".repeat(10_001))).contains("\n\n... (1 characters omitted) ...\n\n"));
-    // Beyond dspy's: nothing that was printed is dropped.
+    // Unlike dspy, nothing printed is dropped.
     let shown = CodeExecution {
         result: Some("5".to_owned()),
         ..failed("", "printed", "")
@@ -234,7 +235,7 @@ fn what_the_session_left_out_is_counted() {
     };
     assert!(told(Profile::Dspy, &execution).starts_with("Output (2,000,000 chars):\nxxx"));
     assert!(told(Profile::Dspy, &execution).contains("(1,990,000 characters omitted)"));
-    // The empty line before the output counts.
+    // The empty line before the output counts, too.
     assert!(told(Profile::Rlm, &execution).ends_with("x... + [1980001 chars...]"));
     let lies = CodeExecution {
         truncated: Truncated {

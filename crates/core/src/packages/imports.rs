@@ -1,10 +1,10 @@
-//! Which modules a piece of code imports, as far as one can tell without running it.
+//! Finds the modules that code imports, without running it.
 
-/// Modules that read the time zones of `tzdata`, without importing it by name.
+/// Modules that read the time zones in the package `tzdata` without importing it by name.
 const READ_TIME_ZONES: [&str; 2] = ["zoneinfo", "pandas"];
 
-/// The first parts of the names in `import a.b, c` and `from d import e`, each once, in order. What stands in strings and comments
-/// does not count; relative imports neither. Code that is no Python gives whatever looks like it.
+/// The first parts of the names in `import a.b, c` and `from d import e`, each once, in order. Ignores strings, comments and relative
+/// imports. If the code is not Python, the result has everything that looks like an import.
 pub fn imported_modules(code: &str) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     for statement in statements(code) {
@@ -46,7 +46,7 @@ fn add(found: &mut Vec<String>, dotted: &str) {
     }
 }
 
-/// The simple statements of the code, without strings and comments. A line that is continued is one.
+/// The simple statements of the code, without strings and comments. Joins continued lines.
 fn statements(code: &str) -> Vec<String> {
     let mut statements = vec![String::new()];
     let mut brackets = 0_u32;
@@ -80,7 +80,8 @@ fn push(statements: &mut [String], char: char) {
     }
 }
 
-/// Bytes of the string literal that `text` begins with; one that is not closed ends with its line, or with the text.
+/// The length of the string literal that `text` begins with, in bytes. An unclosed literal ends with its line; with triple quotes, at the
+/// end of `text`.
 fn string_length(text: &str, quote: char) -> usize {
     let triple = [quote; 3].iter().collect::<String>();
     let is_long = text.starts_with(&triple);

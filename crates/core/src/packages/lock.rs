@@ -1,4 +1,4 @@
-//! The format of `pyodide-lock.json`: which wheels there are, and what they need.
+//! The format of `pyodide-lock.json`: the wheels that exist, and their requirements.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::error::Error;
 #[derive(Debug, Clone)]
 pub struct Lock {
     url: String,
-    /// The address of the files, with a slash at its end.
+    /// The address of the folder with the files, with a slash at its end.
     base: String,
     packages: BTreeMap<String, Entry>,
 }
@@ -21,7 +21,7 @@ struct File {
     packages: BTreeMap<String, Entry>,
 }
 
-/// One package.
+/// One package of the lock file.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct Entry {
     pub(super) name: String,
@@ -46,10 +46,10 @@ impl Entry {
 }
 
 impl Lock {
-    /// Reads the lock file of an address. `base` is where its files are, if not beside it.
+    /// Reads the lock file that was fetched from `url`. `base` is the address of its files, if they lie elsewhere.
     ///
     /// # Errors
-    /// [`Error::AssetFailed`] when it is no lock file.
+    /// [`Error::AssetFailed`] if `text` is not a lock file.
     pub fn parse(url: &str, base: Option<&str>, text: &str) -> Result<Self, Error> {
         let wrong =
             |what: String| Error::AssetFailed(format!("{url}: it is no lock file like pyodide-lock.json: {what}"));
@@ -76,7 +76,7 @@ impl Lock {
         })
     }
 
-    /// Its address.
+    /// The lock file's address.
     pub(super) fn url(&self) -> &str {
         &self.url
     }
@@ -94,7 +94,7 @@ impl Lock {
         }
     }
 
-    /// The packages that modules are in, as far as they are in any.
+    /// The packages that hold these modules. Skips modules that no package holds.
     pub fn packages_with(&self, modules: &[String]) -> Vec<String> {
         let has = |entry: &Entry| {
             let top = |import: &String| import.split('.').next().unwrap_or(import).to_owned();

@@ -1,4 +1,4 @@
-//! Environment markers (PEP 508): on what condition something is required.
+//! Environment markers (PEP 508): the conditions of requirements.
 
 use std::str::FromStr;
 
@@ -9,7 +9,7 @@ use super::{Target, normalized};
 /// The greatest depth of a marker's parentheses.
 const MAX_DEPTH: u32 = 50;
 
-/// A condition.
+/// The condition of a requirement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Marker {
     All(Vec<Marker>),
@@ -23,11 +23,11 @@ pub(super) enum Operand {
     Text(String),
 }
 
-/// The environment that conditions are about.
+/// The environment in which a marker is evaluated.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Environment<'a> {
     pub(super) target: &'a Target,
-    /// Normalized.
+    /// Extras for which the requirement is read; normalized.
     pub(super) extras: &'a [String],
 }
 
@@ -44,7 +44,7 @@ const VARIABLES: [&str; 11] = [
     "implementation_name",
     "implementation_version",
 ];
-/// Longer ones before those that they begin with.
+/// The order matters: an operator comes before those that it begins with.
 const OPERATORS: [&str; 10] = ["===", "~=", "==", "!=", "<=", ">=", "<", ">", "in", "not in"];
 
 impl Environment<'_> {
@@ -104,7 +104,7 @@ fn compare(left: &Operand, operator: &str, right: &Operand, environment: &Enviro
         "not in" => return !right.contains(&left),
         _ => {}
     }
-    // As versions where both are, as texts elsewhere.
+    // Compares versions if both sides are versions, else texts.
     let specifier = VersionSpecifier::from_str(&format!("{operator}{right}"));
     if let (Ok(version), Ok(specifier)) = (Version::from_str(&left), specifier) {
         return specifier.contains(&version);
@@ -170,7 +170,7 @@ impl<'a> Parser<'a> {
             .rest
             .find(|char: char| !(char.is_ascii_alphanumeric() || "_.".contains(char)));
         let (name, after) = self.rest.split_at(end.unwrap_or(self.rest.len()));
-        let plain = name.replace('.', "_"); // `os.name`, as it was once written
+        let plain = name.replace('.', "_"); // `os.name` is an old spelling of `os_name`
         if plain != "extra" && !VARIABLES.contains(&plain.as_str()) {
             return Err(format!("its marker has \"{name}\", which is no variable"));
         }

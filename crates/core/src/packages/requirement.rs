@@ -1,4 +1,4 @@
-//! Requirements, by which a user asks for a package: PEP 508, and the addresses of wheels.
+//! Requirements: a package's name with acceptable versions (PEP 508), or a wheel's address.
 
 use std::str::FromStr;
 
@@ -9,32 +9,32 @@ use super::wheel::WheelName;
 use super::{MAX_REQUIREMENT_CHARS, is_name, normalized, sha256};
 use crate::error::Error;
 
-/// A package that is asked for.
+/// A request for a package.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Requirement {
-    /// Its name, normalized.
+    /// The package's name, normalized.
     pub(super) name: String,
-    /// The extras that are wanted; normalized.
+    /// The requested extras, normalized.
     pub(super) extras: Vec<String>,
     pub(super) source: Source,
     pub(super) marker: Option<Marker>,
 }
 
-/// The place where a package is to come from.
+/// The source of a package.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Source {
-    /// The lock file, in one of these versions.
+    /// The lock file, with the acceptable versions.
     Lock(VersionSpecifiers),
-    /// A wheel's address, and its SHA-256 where that is known.
+    /// A wheel's address, and its SHA-256 if known.
     Wheel { url: String, sha256: Option<String> },
 }
 
 impl Requirement {
-    /// Reads a requirement: `name`, `name>=2,<3`, `name[extra]`, `name; python_version < "3.12"`, `name @ https://….whl`, or a
-    /// wheel's address alone, `#sha256=…` behind it where it is known.
+    /// Reads a requirement: `name`, `name>=2,<3`, `name[extra]`, `name; python_version < "3.12"`, `name @ https://….whl`, or a wheel's
+    /// address alone. `#sha256=…` may follow an address.
     ///
     /// # Errors
-    /// [`Error::InvalidOption`] that says what is wrong with it.
+    /// [`Error::InvalidOption`] with the problem, if the text is not a requirement.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let text = text.trim();
         let shown: String = text.chars().take(100).collect();
@@ -45,7 +45,7 @@ impl Requirement {
         })
     }
 
-    /// Any version of a package of the lock file.
+    /// A requirement for any version of a package in the lock file.
     pub(super) fn any(name: &str) -> Self {
         Self {
             name: normalized(name),
@@ -55,22 +55,22 @@ impl Requirement {
         }
     }
 
-    /// Returns true when it is asked for at all, in this environment.
+    /// Returns true if the requirement's condition holds in this environment.
     pub(super) fn applies(&self, environment: &Environment<'_>) -> bool {
         self.marker.as_ref().is_none_or(|marker| marker.holds(environment))
     }
 
-    /// Returns true when a version will do.
+    /// Returns true if the version is acceptable.
     pub(super) fn fits(&self, version: &str) -> bool {
         match &self.source {
             Source::Wheel { url, .. } => WheelName::of_url(url).is_ok_and(|wheel| wheel.version == version),
             Source::Lock(wanted) if wanted.is_empty() => true,
-            // A pre-release that is the only one there is will do.
+            // The lock file has one version of each package, so a pre-release is acceptable too.
             Source::Lock(wanted) => Version::from_str(version).is_ok_and(|version| wanted.contains(&version)),
         }
     }
 
-    /// The versions that are wanted, for people.
+    /// The acceptable versions, as text for people.
     pub(super) fn wanted(&self) -> String {
         match &self.source {
             Source::Lock(wanted) if wanted.is_empty() => "any version".to_owned(),
@@ -109,7 +109,7 @@ fn read(text: &str) -> Result<Requirement, String> {
         rest = after.trim_start();
     }
     if let Some(address) = rest.strip_prefix('@') {
-        // A semicolon may be part of an address: only one behind a space begins a marker.
+        // An address may contain a semicolon. Only one after a space begins a marker.
         let (address, marker) = match address.split_once(" ;") {
             Some((address, marker)) => (address, Some(marker)),
             None => (address, None),
@@ -133,7 +133,7 @@ fn read(text: &str) -> Result<Requirement, String> {
     })
 }
 
-/// Returns true when a requirement is an address rather than a name.
+/// Returns true if a requirement is an address, not a name.
 fn is_address(text: &str) -> bool {
     let path = text.split(['#', '?']).next().unwrap_or(text);
     let scheme = text.split_once(':').map(|(scheme, _)| scheme);

@@ -1,4 +1,4 @@
-//! Which wheels a list of requirements comes down to.
+//! Finds the wheels that a list of requirements needs.
 
 use std::collections::VecDeque;
 
@@ -9,39 +9,39 @@ use super::wheel::{self, WheelName};
 use super::{MAX_PACKAGES, Target, Wheel, normalized, not_found};
 use crate::error::Error;
 
-/// Finds the wheels, one step at a time: a package's own list of what it requires may be in a file that somebody has to fetch.
+/// Finds the wheels step by step. A package's requirements may be in a file, which the caller fetches between two steps.
 #[derive(Debug)]
 pub struct Resolver<'a> {
     lock: &'a Lock,
     target: &'a Target,
-    /// Packages that are there already, and so are not fetched: names, normalized, and versions.
+    /// Packages that are installed already: normalized names, and versions. They are not fetched again.
     there: &'a [(String, String)],
     todo: VecDeque<Need>,
     chosen: Vec<Wheel>,
-    /// The package whose METADATA has to be read: its place in `chosen`, the extras, and whether the lock file knows the rest.
+    /// The package whose METADATA is read next: its index in `chosen`, its extras, and true if the lock file has its other requirements.
     reading: Option<(usize, Vec<String>, bool)>,
-    /// Extras that have been looked at.
+    /// Packages and extras whose METADATA was read already.
     seen: Vec<(String, Vec<String>)>,
 }
 
 #[derive(Debug)]
 struct Need {
     requirement: Requirement,
-    /// The package that requires it; nobody but the user when empty.
+    /// The package that has this requirement; empty if the user has it.
     by: String,
 }
 
 /// The next step.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Give the METADATA of this wheel to [`Resolver::take_metadata`].
+    /// The caller must give the METADATA of this wheel to [`Resolver::take_metadata`].
     Read(Wheel),
-    /// These are the wheels.
+    /// The search is over; these are the wheels.
     Done(Vec<Wheel>),
 }
 
 impl<'a> Resolver<'a> {
-    /// Looks for what is required, beyond what is `there`: names, normalized, and versions.
+    /// Begins a search for `wanted`. `there` lists packages that are installed already: normalized names, and versions.
     pub fn new(lock: &'a Lock, target: &'a Target, there: &'a [(String, String)], wanted: Vec<Requirement>) -> Self {
         let nobody = |requirement| Need {
             requirement,
@@ -58,10 +58,10 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    /// Goes on until a file has to be read, or everything is found.
+    /// Continues until METADATA must be read, or all wheels are found.
     ///
     /// # Errors
-    /// [`Error::PackageNotFound`] for what is not there, or not in a version that fits.
+    /// [`Error::PackageNotFound`] if a package does not exist, or not in an acceptable version.
     pub fn step(&mut self) -> Result<Step, Error> {
         while self.reading.is_none() {
             let Some(need) = self.todo.pop_front() else {
@@ -71,7 +71,7 @@ impl<'a> Resolver<'a> {
                 target: self.target,
                 extras: &[],
             };
-            // What a wheel requires has been judged already, with its extras.
+            // A wheel's requirements were filtered when its METADATA was read, with its extras.
             if need.by.is_empty() && !need.requirement.applies(&environment) {
                 continue;
             }
@@ -81,10 +81,10 @@ impl<'a> Resolver<'a> {
         Ok(wheel.map_or(Step::Done(Vec::new()), |wheel| Step::Read(wheel.clone())))
     }
 
-    /// Takes what the wheel of the last [`Step::Read`] says of itself.
+    /// Takes the METADATA of the wheel in the last [`Step::Read`].
     ///
     /// # Errors
-    /// [`Error::Integrity`] when it is another package's; [`Error::InvalidOption`] when what it requires cannot be read.
+    /// [`Error::Integrity`] if it belongs to another package; [`Error::PackageNotFound`] if one of its requirements cannot be read.
     pub fn take_metadata(&mut self, metadata: &str) -> Result<(), Error> {
         let Some((index, extras, knows_rest)) = self.reading.take() else {
             return Ok(());
@@ -205,7 +205,7 @@ impl<'a> Resolver<'a> {
         Ok(())
     }
 
-    /// The lock file does not say what extras require: the wheel does.
+    /// Has the METADATA read for the requirements of extras, which the lock file does not list.
     fn read_extras(&mut self, index: usize, requirement: &Requirement, knows_rest: bool) {
         let asked = (requirement.name.clone(), requirement.extras.clone());
         if !requirement.extras.is_empty() && !self.seen.contains(&asked) {

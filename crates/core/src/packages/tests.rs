@@ -40,7 +40,7 @@ fn lock() -> Lock {
     .unwrap()
 }
 
-/// Resolves without a file to read.
+/// Resolves requirements that need no METADATA.
 fn resolve(texts: &[&str], there: &[(String, String)]) -> Result<Vec<Wheel>, Error> {
     let (lock, target) = (lock(), target());
     let wanted = texts
@@ -304,7 +304,7 @@ fn extras_of_a_package_of_the_lock_file_are_in_its_wheel() {
     let wanted = vec![Requirement::parse("pydantic-core[more]").unwrap()];
     let mut resolver = Resolver::new(&lock, &target, &[], wanted);
     assert!(matches!(resolver.step(), Ok(Step::Read(_))));
-    // What it requires in any case is the lock file's affair.
+    // METADATA counts for the extra only; the lock file has the package's other requirements.
     let metadata = "Name: pydantic-core\nVersion: 2\nRequires-Dist: nowhere\nRequires-Dist: one; extra == 'more'\n";
     resolver.take_metadata(metadata).unwrap();
     let Step::Done(wheels) = resolver.step().unwrap() else {

@@ -16,7 +16,7 @@ pub(super) struct WheelName {
 }
 
 impl WheelName {
-    /// Of the file at an address.
+    /// Reads the file name in an address.
     pub(super) fn of_url(url: &str) -> Result<Self, String> {
         let path = url.split(['?', '#']).next().unwrap_or(url);
         Self::parse(&unescaped(path.rsplit('/').next().unwrap_or(path)))
@@ -45,7 +45,7 @@ impl WheelName {
         })
     }
 
-    /// Checks that Python there can use it; else says why not.
+    /// Checks that the target's Python can use the wheel. The error says why it cannot.
     pub(super) fn check(&self, target: &Target) -> Result<(), String> {
         let (major, minor) = target.version();
         let (own, any) = (format!("cp{major}{minor}"), format!("py{major}"));
@@ -80,7 +80,7 @@ impl WheelName {
     }
 }
 
-/// The requirements in the METADATA of a wheel, with these extras. Lines that cannot be read are for somebody else.
+/// The requirements in a wheel's METADATA that hold in this environment. Fails if one cannot be read.
 pub(super) fn requires(metadata: &str, environment: &Environment<'_>) -> Result<Vec<Requirement>, Error> {
     let headers = metadata.lines().take_while(|line| !line.trim().is_empty());
     let lines = headers.filter_map(|line| line.strip_prefix("Requires-Dist:"));
@@ -94,7 +94,7 @@ pub(super) fn requires(metadata: &str, environment: &Environment<'_>) -> Result<
     Ok(found)
 }
 
-/// The package's name and version as its METADATA has them.
+/// The package's name and version in METADATA.
 pub(super) fn named(metadata: &str) -> Option<(String, String)> {
     let header = |name: &str| {
         let mut headers = metadata.lines().take_while(|line| !line.trim().is_empty());
@@ -105,12 +105,12 @@ pub(super) fn named(metadata: &str) -> Option<(String, String)> {
     Some((header("Name:")?, header("Version:")?))
 }
 
-/// Returns true when METADATA is that of a package.
+/// Returns true if METADATA belongs to the package `name`.
 pub(super) fn is_of(metadata: &str, name: &str) -> bool {
     named(metadata).is_some_and(|(found, _)| normalized(&found) == normalized(name))
 }
 
-/// Without percent signs.
+/// Decodes percent signs.
 fn unescaped(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

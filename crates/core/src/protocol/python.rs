@@ -1,4 +1,4 @@
-//! Python's types of the wire, made of its schema.
+//! Generates Python's types of the wire from the schema of the Rust types.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -14,7 +14,7 @@ const FOLDER: &str = concat!(
 );
 const MADE: &str = "Made of crates/core/src/protocol.rs by `cargo test -p sandglass-core --lib python`";
 
-/// Compares the files with what they have to be, and writes what is stale.
+/// Compares the files with the generated text, and writes stale files anew.
 #[test]
 fn python_has_this_wire() {
     let version = format!("VERSION = {PROTOCOL_VERSION}\n");
@@ -31,12 +31,12 @@ fn python_has_this_wire() {
     assert!(names.is_empty(), "stale, and written anew: commit {names:?}");
 }
 
-/// The types that type checkers see: one of each message, and the types of their fields.
+/// The types for type checkers: one class for each message, and the types of its fields.
 fn types() -> String {
     let mut text = format!("# The wire between host and guest. {MADE}.\n\n");
     text += "from typing import Literal, NotRequired, TypeAlias, TypedDict\n\n";
     writeln!(text, "VERSION: Literal[{PROTOCOL_VERSION}]\n").unwrap();
-    // Of requests the fields that are sent, of events those that have to be there.
+    // A request requires the fields that the host always sends; an event, those that the host requires.
     let mut sent = SchemaSettings::default().for_serialize().into_generator();
     let mut taken = SchemaSettings::default().for_deserialize().into_generator();
     let messages = [

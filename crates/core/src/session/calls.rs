@@ -1,4 +1,4 @@
-//! The host calls of an exchange: counted, a few at a time, each with its own timeout.
+//! The host calls of an exchange. They are counted, a few run at a time, and each has its own timeout.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -8,23 +8,23 @@ use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Progress, Slot};
 use crate::budget::{Exhausted, Usage};
 use crate::protocol::{Encoding, Profile, QUERIES, ReplyStatus, Request};
 
-/// Why the user's function gave no result, as Python is to read it.
+/// The reason for which the user's function failed, as text for Python.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostFailure(pub String);
 
-/// The host calls of one exchange that are not answered yet.
+/// The host calls of one exchange that have no answer yet.
 #[derive(Debug)]
 pub(super) struct Calls<B> {
-    /// Waiting for a place, in order.
+    /// Calls that wait until fewer others run, in order.
     waiting: VecDeque<Waiting<B>>,
-    /// Under way, by the host's number.
+    /// Running calls, by the host's number.
     running: BTreeMap<u32, Running>,
-    /// The highest number that the guest has used.
+    /// The highest number that the guest has used for a call.
     last: u32,
     waiting_bytes: usize,
-    /// The batch that is coming in, where batches are admitted as a whole.
+    /// The batch whose calls are coming in, if the profile admits batches as a whole.
     batch: Option<Batch>,
-    /// The progress of those that Python made at once.
+    /// The progress of the calls that Python made at once.
     progress: Option<Progress>,
 }
 
@@ -33,14 +33,14 @@ struct Waiting<B> {
     guest_call: u32,
     name: String,
     args: Encoded<B>,
-    /// True when the budget has counted it.
+    /// True if the budget has counted the call.
     is_counted: bool,
 }
 
-/// Calls that are all refused when the budget has not enough for all of them.
+/// Calls that are refused together if the budget is too small for all of them.
 #[derive(Debug)]
 struct Batch {
-    /// The number of those still to come.
+    /// The number of calls that are still to come.
     missing: u32,
     refusal: Option<String>,
 }
@@ -66,7 +66,7 @@ impl<B> Default for Calls<B> {
 }
 
 impl<B> Calls<B> {
-    /// The time at which the first call under way runs out of time.
+    /// The time at which the first running call times out.
     pub(super) fn next_expiry(&self) -> Option<f64> {
         self.running.values().map(|call| call.expires_at).reduce(f64::min)
     }
@@ -75,7 +75,7 @@ impl<B> Calls<B> {
         self.waiting.is_empty() && self.running.is_empty()
     }
 
-    /// Counts a call with those that Python made at once.
+    /// Counts a call among those that Python made at once.
     fn count(&mut self, name: &str) {
         let progress = self.progress.get_or_insert_with(|| Progress {
             name: name.to_owned(),
@@ -90,16 +90,16 @@ impl<B> Calls<B> {
 /// A call that the guest makes.
 #[derive(Debug)]
 pub(super) struct HostCall<B> {
-    /// The guest's number of it.
+    /// The guest's number for the call.
     pub(super) call: u32,
-    /// The number of calls that it makes at once, this one among them.
+    /// The number of calls that the guest makes at once, this one included.
     pub(super) batch: u32,
     pub(super) name: String,
     pub(super) args: Option<Encoded<B>>,
 }
 
 impl<B: Body> Exchange<B> {
-    /// The guest made a call, and waits. An error is a violation.
+    /// Takes a new call of the guest, which now waits. An error is a violation.
     pub(super) fn host_call(
         &mut self,
         now: f64,
@@ -143,7 +143,7 @@ impl<B: Body> Exchange<B> {
                 "the arguments of the calls that wait are too large (maxValueSize)".to_owned(),
             ))
         } else if is_counted {
-            // The guest says how many they are, and is believed as far as it may make so many.
+            // The guest tells the batch's size. It is believed up to the number of calls that the execution may still make.
             let size = batch.clamp(1, most - made + 1);
             let begun = calls.batch.take().filter(|batch| batch.missing > 0);
             let mut batch = begun.unwrap_or_else(|| Batch {
@@ -177,7 +177,7 @@ impl<B: Body> Exchange<B> {
         Ok(())
     }
 
-    /// The user's function has returned.
+    /// Takes the return of the user's function.
     pub(super) fn host_returned(
         &mut self,
         now: f64,
@@ -194,7 +194,7 @@ impl<B: Body> Exchange<B> {
         }
     }
 
-    /// Answers the calls whose time is over.
+    /// Answers the calls that have timed out.
     pub(super) fn expire_calls(
         &mut self,
         now: f64,
@@ -220,7 +220,7 @@ impl<B: Body> Exchange<B> {
         }
     }
 
-    /// Nobody waits for any of its calls any more.
+    /// Aborts all calls, because nobody waits for them any more.
     pub(super) fn abort_calls(&mut self, effects: &mut Vec<Effect<B>>) {
         let calls = &mut self.calls;
         calls.waiting.clear();
@@ -230,7 +230,7 @@ impl<B: Body> Exchange<B> {
         effects.extend(running.map(|call| Effect::Host(HostEffect::AbortHost(call))));
     }
 
-    /// Takes note of what a call under way has used.
+    /// Records the use of the budget by a running call.
     pub(super) fn host_used(&self, call: u32, usage: &Usage) {
         if let Job::Execute(execution) = &self.job
             && self.calls.running.contains_key(&call)
@@ -239,7 +239,7 @@ impl<B: Body> Exchange<B> {
         }
     }
 
-    /// Starts what has a place, and lets the guest's clock run when nothing is left to wait for.
+    /// Starts waiting calls while there is room for them. The guest's clock runs again if no call is left.
     fn start_calls(&mut self, now: f64, config: &Config, last_call: &mut u32, effects: &mut Vec<Effect<B>>) {
         let calls = &mut self.calls;
         while let Job::Execute(execution) = &self.job
@@ -287,7 +287,7 @@ impl<B: Body> Exchange<B> {
 }
 
 impl<B> Calls<B> {
-    /// Gives the guest what the user's function returned, or tells it why there is no result.
+    /// Sends the guest a call's result, or the reason for which there is none.
     fn reply(&mut self, call: u32, result: Result<Encoded<B>, (ReplyStatus, String)>, effects: &mut Vec<Effect<B>>) {
         if let Some(progress) = &mut self.progress {
             progress.done += 1;
@@ -310,7 +310,7 @@ impl<B> Calls<B> {
     }
 }
 
-/// The text that Python is told. dspy's `_LLMCallBudget` (`dspy/predict/rlm.py`, 3.4.1) has a text of its own for calls.
+/// The text for Python. For calls, dspy's `_LLMCallBudget` (`dspy/predict/rlm.py`, 3.4.1) has its own text.
 fn told(why: &Exhausted, profile: Profile) -> String {
     match why {
         Exhausted::Calls { made, more, most } if profile == Profile::Dspy => format!(

@@ -1,4 +1,4 @@
-//! The checkpoints that there are: full ones, each followed by what changed after it.
+//! The kept checkpoints. A full checkpoint and those with the changes since then form a *chain*.
 //!
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
@@ -8,38 +8,38 @@ use super::Body;
 use super::contexts::Contexts;
 use crate::execution::LostVariable;
 
-/// Bytes that a chain may have beyond twice its first link's, before a full checkpoint begins another.
+/// Bytes by which a chain may exceed twice its first link, before a full checkpoint begins another chain.
 const SLACK_BYTES: f64 = 32.0 * 1024.0 * 1024.0;
-/// The least that anything kept takes, in bytes.
+/// The least bytes that a kept item counts, whatever its size.
 const LEAST_BYTES: usize = 100;
-/// Bytes that earlier chains may take: they only serve to go back.
+/// The most bytes of earlier chains, which serve only to go back.
 const EARLIER_BYTES: f64 = 256.0 * 1024.0 * 1024.0;
 
-/// One checkpoint.
+/// One checkpoint in a chain.
 #[derive(Debug, Clone)]
 pub(super) struct Link<B> {
-    /// Its number, which grows.
+    /// The checkpoint's number. Numbers grow.
     pub(super) number: u32,
-    /// True when it needs no earlier one.
+    /// True if the checkpoint needs no earlier one.
     pub(super) full: bool,
-    /// The last execution whose effects it has; 0 is before the first.
+    /// The last execution whose effects the checkpoint has; 0 means before the first.
     pub(super) execution: u32,
-    /// The user's variables.
+    /// The names of the user's variables.
     pub(super) names: Vec<String>,
-    /// Those that it does not hold.
+    /// The user's variables that the checkpoint does not hold.
     pub(super) lost: Vec<LostVariable>,
-    /// The contexts that the host keeps for every guest.
+    /// The contexts that the host keeps for every guest, as they were then.
     pub(super) contexts: Contexts<B>,
-    /// The checkpoint that its last execution began with, where there is one.
+    /// The checkpoint from before its last execution, if there is one.
     pub(super) before: Option<u32>,
-    /// The one that was the state's before, where there is one.
+    /// The checkpoint that the state came from, if there is one.
     pub(super) parent: Option<u32>,
-    /// The variables that the host has set since then.
+    /// The variables that the host has set since the parent.
     pub(super) set: Vec<String>,
     pub(super) body: B,
 }
 
-/// All that are kept, in the order in which they were made.
+/// All kept checkpoints, in the order of their making.
 #[derive(Debug)]
 pub(super) struct CheckpointChain<B>(Vec<Link<B>>);
 
@@ -54,13 +54,13 @@ impl<B: Body> CheckpointChain<B> {
         self.0.iter().rev().find(|link| link.number == number)
     }
 
-    /// The newest one of an execution, or of all.
+    /// The newest checkpoint of an execution, or of all executions.
     pub(super) fn newest(&self, execution: Option<u32>) -> Option<&Link<B>> {
         let mut links = self.0.iter().rev();
         links.find(|link| execution.is_none_or(|execution| link.execution == execution))
     }
 
-    /// The executions that there are checkpoints of, the newest first, each once.
+    /// The executions that have checkpoints, the newest first, each once.
     pub(super) fn executions(&self) -> Vec<u32> {
         let mut executions: Vec<u32> = self.0.iter().map(|link| link.execution).collect();
         executions.sort_unstable_by(|a, b| b.cmp(a));
@@ -68,7 +68,8 @@ impl<B: Body> CheckpointChain<B> {
         executions
     }
 
-    /// The variables that the host has set on the way from one checkpoint to a later state, which comes from `base`; or since they parted.
+    /// The variables that the host has set since checkpoint `number`, up to the state that comes from `base`. If the two states are on
+    /// different branches, those since they parted.
     pub(super) fn set_since(&self, number: u32, base: Option<u32>) -> Vec<String> {
         let line = |from: Option<u32>| {
             successors(from.and_then(|number| self.find(number)), |link| {
@@ -80,7 +81,7 @@ impl<B: Body> CheckpointChain<B> {
         undone.flat_map(|link| link.set.iter().cloned()).collect()
     }
 
-    /// A checkpoint and those that it builds upon, the full one first.
+    /// A checkpoint with those that it builds upon, the full one first.
     pub(super) fn chain(&self, number: u32) -> &[Link<B>] {
         let Some(end) = self.0.iter().rposition(|link| link.number == number) else {
             return &[];
@@ -89,14 +90,14 @@ impl<B: Body> CheckpointChain<B> {
         &self.0[start..=end]
     }
 
-    /// Returns true when the last chain is long enough.
+    /// Returns true if the last chain is so long that a full checkpoint should follow.
     pub(super) fn is_long(&self) -> bool {
         let chain = &self.0[self.last_full()..];
         let first = chain.first().map_or(0.0, size);
         chain.iter().map(size).sum::<f64>() > 2.0 * first + SLACK_BYTES
     }
 
-    /// Keeps a checkpoint whose chain takes `most` bytes at most.
+    /// Adds a checkpoint. Its chain may take `most` bytes.
     pub(super) fn keep(&mut self, link: Link<B>, most: f64) -> Kept {
         let is_full = link.full;
         self.0.push(link);
@@ -113,7 +114,7 @@ impl<B: Body> CheckpointChain<B> {
         Kept::Yes
     }
 
-    /// Bytes of the last chain, which is the state.
+    /// The bytes of the last chain, which holds the present state.
     pub(super) fn bytes(&self) -> f64 {
         self.0[self.last_full()..].iter().map(size).sum()
     }
@@ -131,17 +132,17 @@ impl<B: Body> CheckpointChain<B> {
     }
 }
 
-/// The outcome of a checkpoint.
+/// The result of adding a checkpoint.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Kept {
     Yes,
-    /// It is too large on top of the others; a full one may not be.
+    /// The checkpoint is too large on top of its chain. A full one may fit.
     NotOnTop,
-    /// It is too large. Those before it stay.
+    /// The checkpoint is too large by itself. Earlier ones stay.
     No,
 }
 
-/// Bytes that a checkpoint takes, with what the guest says beside it.
+/// The bytes of a checkpoint, with the names and reasons that the guest told.
 #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
 fn size<B: Body>(link: &Link<B>) -> f64 {
     let names = link.names.iter().chain(&link.set).map(String::len);

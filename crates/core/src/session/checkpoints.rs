@@ -1,4 +1,4 @@
-//! The state that comes back: when a guest dies, or when the user asks for it. `saves.rs` tells when the state is saved.
+//! Going back to a saved state, after a guest's death or at the user's request. `saves.rs` decides when the state is saved.
 //!
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
@@ -12,23 +12,23 @@ use super::{Body, Error, Reply, Ticket};
 use crate::execution::{LostVariable, StateReport};
 use crate::limits::{Limits, MAX_NAMES};
 
-/// Guests that crash before they have finished anything with a state that was restored, until it is given up.
+/// The number of guests that may crash one after another at once after a restore. Then the restored state is given up.
 const MOST_CRASHES: u32 = 3;
 
-/// A request of the user's about checkpoints.
+/// A user's request about checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ask {
-    /// To have the state saved.
+    /// Saves the state.
     Checkpoint,
-    /// To go back to that of an execution, or to the newest.
+    /// Goes back to the newest checkpoint of an execution, or of all.
     Restore(Option<u32>),
-    /// To go back to before the last execution.
+    /// Goes back to the state before the last execution.
     Undo,
-    /// To have another session with the same state.
+    /// Saves the state for another session.
     Fork,
 }
 
-/// All that another session needs to go on from the same state.
+/// Everything that another session needs to continue from the same state.
 #[derive(Debug, Clone)]
 pub struct Fork<B> {
     config: Config,
@@ -44,71 +44,71 @@ impl<B> PartialEq for Fork<B> {
     }
 }
 
-/// The part of the state that is safe.
+/// The saved states, and the present state's relation to them.
 #[derive(Debug)]
 pub(super) struct Checkpoints<B> {
-    /// True when the state is saved at all.
+    /// True if the state is saved at all (the option `checkpoints`).
     pub(super) are_made: bool,
-    /// Bytes that a chain of them may take.
+    /// The most bytes of a chain.
     pub(super) max_bytes: f64,
     pub(super) chain: CheckpointChain<B>,
-    /// The one that the state comes from, or was last saved as.
+    /// The checkpoint that the state came from, or was last saved as.
     pub(super) base: Option<u32>,
-    /// The one that the last execution began with.
+    /// The checkpoint from before the last execution.
     pub(super) before: Option<u32>,
     pub(super) last_number: u32,
-    /// The one under way.
+    /// The save under way.
     pub(super) saving: Option<Saving<B>>,
-    /// True when the guest has saved something that its next checkpoint can build upon.
+    /// True if the guest's next checkpoint can build upon its last one.
     pub(super) growing: bool,
-    /// A checkpoint that somebody asked for is being restored.
+    /// The user's request to go back that is under way.
     reverting: Option<Reverting>,
-    /// True when nobody has been told yet what the checkpoint that is restored does not hold.
+    /// True if nobody was told yet which variables the restored checkpoint lacks.
     tells: bool,
-    /// True when the state is another session's, and not restored yet.
+    /// True if the state is another session's, and not restored yet.
     forked: bool,
-    /// True when something may have changed since the last one was begun.
+    /// True if the state may have changed since the last save began.
     pub(super) dirty: bool,
-    /// True when the user's code may have run since, where that is not meant to change anything, as a `__repr__`. For going back the
-    /// last checkpoint will do; for a copy that is to be exact, the state is saved once more.
+    /// True if code that should not change anything, such as a `__repr__`, may have run since the last save began. The last checkpoint is
+    /// good enough to go back to. For an exact copy, the state is saved again.
     pub(super) looked_at: bool,
     /// The last execution whose effects the state has.
     pub(super) execution: u32,
-    /// The variables that the host has set since the last checkpoint was begun.
+    /// The variables that the host has set since the last save began.
     pub(super) set_since: Vec<String>,
-    /// Time that exchanges took since the last save that did not give way, in milliseconds.
+    /// Time that exchanges took since the last save that came to an end, in milliseconds.
     pub(super) unsaved_ms: f64,
-    /// Why the state of this guest could not be saved when that was last tried.
+    /// The reason for which this guest's state could not be saved at the last try.
     pub(super) unsavable: Option<String>,
-    /// True when nothing has changed since: another try would end in the same way.
+    /// True if nothing has changed since a failed save, so that another would fail as well.
     pub(super) vain: bool,
-    /// The number of guests in a row that have crashed before they had finished anything with the state that they were given.
+    /// The number of guests in a row that crashed before they finished an exchange with the state that they were given.
     crashes: u32,
-    /// True when the guest has finished nothing yet with the state that it was given.
+    /// True if the guest has not finished an exchange with the state that it was given.
     pub(super) unproven: bool,
-    /// A guest died of the last save: nobody waits for another.
+    /// True if a guest died of the last save. Nobody waits for another save then.
     pub(super) failed: bool,
-    /// The time that the last one took, in milliseconds.
+    /// Time that the last save took, in milliseconds.
     pub(super) save_ms: f64,
     /// The time at which the last exchange ended.
     pub(super) idle_since: f64,
 }
 
-/// Going back.
+/// A return to an earlier state that is under way.
 #[derive(Debug)]
 struct Reverting {
     ticket: Ticket,
-    /// The place that it goes to.
+    /// The checkpoint to go back to.
     number: u32,
-    /// The variables that the host has set since then.
+    /// The variables that the host has set since that checkpoint.
     dropped: Vec<String>,
-    /// The origin of the state until then, and what of it is lost if it has to be gone back to.
+    /// The checkpoint that the state came from until now, and the loss if going back fails.
     base: Option<u32>,
     loss: Option<StateReport>,
 }
 
 impl<B> Checkpoints<B> {
-    /// None yet.
+    /// No checkpoints yet.
     pub(super) fn within(limits: &Limits) -> Self {
         Self {
             are_made: limits.checkpoints,
@@ -139,7 +139,7 @@ impl<B> Checkpoints<B> {
 }
 
 impl<B: Body> Checkpoints<B> {
-    /// An exchange begins.
+    /// Records that an exchange with this job begins.
     pub(super) fn begins(&mut self, job: &Job<B>) {
         match job {
             Job::Execute(_) => self.touched(true),
@@ -151,7 +151,7 @@ impl<B: Body> Checkpoints<B> {
         }
     }
 
-    /// The state may change.
+    /// Records that the state may change.
     fn touched(&mut self, executes: bool) {
         if executes {
             self.before = self.at();
@@ -166,25 +166,25 @@ impl<B: Body> Checkpoints<B> {
         self.base.filter(|_| !self.dirty && !saves_changes)
     }
 
-    /// An exchange took so long.
+    /// Records the time that an exchange took, in milliseconds.
     pub(super) fn worked(&mut self, now: f64, ms: f64) {
         self.unsaved_ms += ms;
         self.idle_since = now;
     }
 
-    /// Which one a guest that starts is to become.
+    /// The checkpoint whose state the next guest gets.
     fn wanted(&self) -> Option<u32> {
         self.reverting
             .as_ref()
             .map_or(self.base, |reverting| Some(reverting.number))
     }
 
-    /// Returns true when there is a checkpoint that a guest that starts is to become.
+    /// Returns true if there is a checkpoint for the next guest.
     pub(super) fn is_saved(&self) -> bool {
         self.wanted().is_some()
     }
 
-    /// The host has set a variable.
+    /// Records that the host has set a variable.
     pub(super) fn set(&mut self, name: &str) {
         if self.set_since.len() < MAX_NAMES && !self.set_since.iter().any(|known| known == name) {
             self.set_since.push(name.to_owned());
@@ -197,14 +197,14 @@ impl<B: Body> Checkpoints<B> {
         self.set_since.iter().chain(saving)
     }
 
-    /// Takes it: the guest that had it is gone.
+    /// Takes the variables that the host has set since the last complete checkpoint. Their guest is gone.
     fn take_news(&mut self) -> Vec<String> {
         let mut news = std::mem::take(&mut self.set_since);
         news.extend(self.saving.take().into_iter().flat_map(|saving| saving.news));
         news
     }
 
-    /// The guest is gone, and what it had not saved.
+    /// Records that the guest is gone, with its unsaved state.
     pub(super) fn guest_ended(&mut self) {
         self.saving = None;
         self.growing = false;
@@ -216,18 +216,18 @@ impl<B: Body> Checkpoints<B> {
         self.vain = false;
     }
 
-    /// Another guest has taken over, whose state comes from the same checkpoint: its next one stands for itself.
+    /// Records that another guest has taken over, from the same checkpoint. Its next checkpoint must be full.
     pub(super) fn promoted(&mut self) {
         self.growing = false;
     }
 
-    /// An exchange is over: the state that the guest was given is good.
+    /// Records that an exchange has ended. So the state that the guest was given is usable.
     pub(super) fn proved(&mut self) {
         self.unproven = false;
         self.crashes = 0;
     }
 
-    /// There is nothing to go back to: the next guest's state is as before the first execution.
+    /// Drops all checkpoints. The next guest starts with the state before the first execution.
     fn forget(&mut self) {
         self.chain.clear();
         self.base = None;
@@ -236,7 +236,7 @@ impl<B: Body> Checkpoints<B> {
         self.crashes = 0;
     }
 
-    /// The checkpoint that somebody asks for.
+    /// The checkpoint that a request asks for.
     fn target(&self, ask: Ask) -> Result<u32, Error> {
         let found = match ask {
             Ask::Undo => self.before.and_then(|number| self.chain.find(number)),
@@ -262,14 +262,14 @@ impl<B: Body> Checkpoints<B> {
         })
     }
 
-    /// The checkpoint that holds all of the state as it is.
+    /// The checkpoint that holds the present state exactly, with all variables.
     fn exact(&self) -> Option<&Link<B>> {
         let link = self.chain.find(self.at()?)?;
         let is_exact = link.lost.is_empty() && self.reverting.is_none() && !self.looked_at && self.saving.is_none();
         is_exact.then_some(link)
     }
 
-    /// The checkpoint of the state as it is.
+    /// The newest checkpoint, as the answer to a request for a save.
     fn newest(&self) -> Result<&Link<B>, Error> {
         let saved = self.base.and_then(|number| self.chain.find(number));
         match saved {
@@ -288,7 +288,7 @@ impl<B: Body> Checkpoints<B> {
         }
     }
 
-    /// The bodies of a checkpoint, each on top of the one before it.
+    /// The bodies of a checkpoint's chain, the full one first.
     fn bodies(&self, checkpoint: u32) -> Vec<B> {
         let chain = self.chain.chain(checkpoint);
         chain.iter().map(|link| link.body.clone()).collect()
@@ -296,7 +296,7 @@ impl<B: Body> Checkpoints<B> {
 }
 
 impl<B: Body> Interpreter<B> {
-    /// One without a guest that goes on where another is.
+    /// An interpreter without a guest that continues from another session's state.
     pub(super) fn forked(fork: Fork<B>) -> Self {
         let Fork {
             config,
@@ -318,7 +318,7 @@ impl<B: Body> Interpreter<B> {
         interpreter
     }
 
-    /// Does what somebody asks of the checkpoints, now that there is nothing to wait for.
+    /// Carries out a request about checkpoints, once nothing has to be waited for.
     pub(super) fn answer_about_state(&mut self, now: f64, ticket: Ticket, ask: Ask) {
         let reply = match ask {
             _ if !self.checkpoints.are_made => Err(Error::invalid("checkpoints", "is \"off\": nothing is saved")),
@@ -328,7 +328,7 @@ impl<B: Body> Interpreter<B> {
                 .newest()
                 .map(|link| Reply::Fork(Box::new(self.fork_of(link)))),
             Ask::Restore(_) | Ask::Undo => match self.checkpoints.target(ask) {
-                // As after an execution that crashed: what it had done is gone already.
+                // After an execution that crashed, for example, the state is already the one to go back to.
                 Ok(number) if self.checkpoints.at() == Some(number) => {
                     let link = self.checkpoints.chain.find(number);
                     self.checkpoints.before = link.and_then(|link| link.before);
@@ -348,7 +348,7 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// The same without a state.
+    /// A fork without a state.
     fn bare_fork(&self) -> Fork<B> {
         Fork {
             config: self.config.clone(),
@@ -358,8 +358,8 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// One that goes on from the state as it is, saves nothing and needs no context. There is none where no checkpoint holds all of the
-    /// state, unless guests can be forked.
+    /// An interpreter that continues from the present state, saves nothing and needs no context. `None` if guests cannot be forked and no
+    /// checkpoint holds all of the state.
     pub(super) fn exact_copy(&self) -> Option<Self> {
         let mut fork = if self.forks {
             self.bare_fork()
@@ -372,19 +372,19 @@ impl<B: Body> Interpreter<B> {
         Some(copy)
     }
 
-    /// Returns true when there may be a copy of the state, now or when it is saved.
+    /// Returns true if there is or can be a copy of the state.
     pub(super) fn can_be_copied(&self) -> bool {
         self.forks || self.checkpoints.are_saved()
     }
 
-    /// Returns true when its guest may be asked what there is. It is asked before the state is saved, so that whatever that
-    /// does to its memory is saved, too.
+    /// Returns true if the guest may be asked for its variables. It is asked before a save, so that the save also holds any change of its
+    /// memory by the answer.
     pub(super) fn can_be_surveyed(&self) -> bool {
         let is_before_save = self.checkpoints.is_unsaved();
-        self.is_at_rest() && (self.forks || is_before_save) // a fork is a copy whenever it is made
+        self.is_at_rest() && (self.forks || is_before_save) // a fork copies the memory at any time
     }
 
-    /// Has another guest take over with an earlier state.
+    /// Boots another guest with an earlier state.
     fn revert(&mut self, now: f64, ticket: Ticket, number: u32) {
         let (base, is_new) = (self.checkpoints.base, self.checkpoints.at().is_none());
         let mut dropped = self.checkpoints.chain.set_since(number, base);
@@ -402,7 +402,7 @@ impl<B: Body> Interpreter<B> {
         self.boot(now);
     }
 
-    /// It is not gone back after all: who waits for that is told something else.
+    /// Gives up going back, and returns the ticket of the request. Its user gets another answer.
     pub(super) fn take_reverting(&mut self) -> Option<Ticket> {
         let Reverting { ticket, base, loss, .. } = self.checkpoints.reverting.take()?;
         self.checkpoints.base = base;
@@ -410,7 +410,7 @@ impl<B: Body> Interpreter<B> {
         Some(ticket)
     }
 
-    /// Has the next execution tell of a loss.
+    /// Has the next execution report a loss.
     pub(super) fn tell_later(&mut self, loss: Option<StateReport>) {
         if let Some(mut loss) = loss {
             loss.add_earlier(self.untold_loss.take());
@@ -418,9 +418,9 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// Decides what becomes of the variables now that the guest is gone. Takes their names.
+    /// Decides which state comes after the guest's end, and reports the loss. Takes the names of the variables.
     ///
-    /// A state with which one guest after the other crashes at once is given up.
+    /// A state is given up if several guests in a row crash at once after its restore.
     pub(super) fn loss(&mut self, reason: &str, crashed: bool) -> StateReport {
         let checkpoints = &mut self.checkpoints;
         checkpoints.crashes += u32::from(crashed && checkpoints.unproven);
@@ -429,7 +429,7 @@ impl<B: Body> Interpreter<B> {
         }
         checkpoints.unproven = false;
         checkpoints.failed |= checkpoints.saving.is_some() && self.exchange.is_none();
-        // An execution that is gone with its guest has been taken back already.
+        // Without its guest, the last execution is undone already.
         let executed = matches!(
             &self.exchange,
             Some(Exchange {
@@ -473,7 +473,7 @@ impl<B: Body> Interpreter<B> {
         state
     }
 
-    /// Gives a fresh guest the state that was saved; false when there is none.
+    /// Gives a fresh guest the saved state. Returns false if there is none.
     pub(super) fn restore(&mut self, now: f64) -> bool {
         let Some(checkpoint) = self.checkpoints.wanted() else {
             return false;
@@ -483,7 +483,7 @@ impl<B: Body> Interpreter<B> {
         true
     }
 
-    /// The guest has saved its state. One that has memory which its variables no longer need is replaced, when nobody waits for it.
+    /// Takes a checkpoint from the guest. A guest that holds memory which its variables no longer need is replaced, if nobody waits for it.
     pub(super) fn saved(&mut self, now: f64, save: Saved, body: Option<B>) {
         match self.checkpoints.saved(now, save, body) {
             Err(what) => self.violation(now, what),
@@ -496,14 +496,14 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// It has not: there was something else to do, or there is a `reason`.
+    /// Takes the message that the state was not saved. Another request came first, or there is a `reason`.
     pub(super) fn not_saved(&mut self, now: f64, number: u32, reason: Option<String>) {
         if let Err(what) = self.checkpoints.not_saved(now, number, reason) {
             self.violation(now, what);
         }
     }
 
-    /// The guest has the state that was saved.
+    /// Takes the message that the guest has the saved state.
     pub(super) fn restored(&mut self, now: f64, lost: Vec<LostVariable>) {
         self.finish_exchange(now);
         let checkpoints = &mut self.checkpoints;
@@ -526,7 +526,7 @@ impl<B: Body> Interpreter<B> {
             if reverted.is_some() {
                 self.contexts = link.contexts.clone();
             }
-            // What the guest could not restore, and what nobody has been told.
+            // The variables that the guest could not restore, and those that the checkpoint lacks, if nobody was told of them.
             let untold = link.lost.iter().filter(|_| tells).cloned().chain(lost);
             let mut report = StateReport::restored(link.execution, [], "");
             report.add(untold);
@@ -539,10 +539,10 @@ impl<B: Body> Interpreter<B> {
             return self.resolve(ticket, Ok(Reply::State(execution)));
         }
         self.tell_later(state);
-        self.restore_contexts(now); // those that came after the checkpoint
+        self.restore_contexts(now); // contexts that came after the checkpoint
     }
 
-    /// The report of a state that was gone back to: what the checkpoint does not hold, and what the host had set since.
+    /// The loss to report after going back: the variables that the checkpoint lacks, and those that the host had set since.
     fn reverted_loss(&self, loss: Option<StateReport>, mut dropped: Vec<String>) -> Option<StateReport> {
         dropped.sort_unstable();
         dropped.dedup();
@@ -557,8 +557,8 @@ impl<B: Body> Interpreter<B> {
         Some(report)
     }
 
-    /// It has not, and never will. Who had asked to go back is told so, and the state of before is restored; otherwise the next
-    /// execution says that everything is lost.
+    /// Handles a failed restore, which would always fail. A user who asked to go back gets an error, and the earlier state is restored.
+    /// Otherwise all is lost, and the next execution reports it.
     pub(super) fn not_restored_exactly(&mut self, now: f64, why: &Error) {
         self.exchange = None;
         self.end_guest(Guest::Down);
@@ -584,7 +584,7 @@ impl<B: Body> Interpreter<B> {
     }
 }
 
-/// Returns true when this is no variable but a file that the host wrote: no variable's name has a space.
+/// Returns true if the name is that of a file that the host wrote. No variable's name has a space.
 fn is_file(name: &str) -> bool {
     name.starts_with("file ")
 }

@@ -1,4 +1,4 @@
-//! Commands: how they wait, and which comes next.
+//! The queue of commands, and the choice of the next one.
 //!
 //! Decisions: `docs/internals/values-and-calls.md`.
 
@@ -12,16 +12,16 @@ use crate::deadline::StopReason;
 use crate::error::Error;
 use crate::limits::MAX_QUEUED_COMMANDS;
 
-/// A command that waits.
+/// A command in the queue.
 #[derive(Debug)]
 pub(super) enum Queued<B> {
     /// A job for the guest.
     Job(Job<B>),
-    /// An assignment whose value is on its way.
+    /// An assignment whose value has not arrived yet.
     Awaiting(Target),
-    /// A question to the checkpoints: no exchange, but waited for like one.
+    /// A request about checkpoints. It is no exchange, but waits like one.
     State(Ask),
-    /// Packages; a `Job::Install` when they are there.
+    /// A request for packages. It becomes a `Job::Install` when they are fetched.
     Load(Load<B>),
 }
 
@@ -34,7 +34,7 @@ impl<B> Queued<B> {
         }
     }
 
-    /// The answer to a command that is taken back before its turn.
+    /// The answer to a command that is cancelled before its turn.
     fn never_ran(self) -> Result<Reply<B>, Error> {
         match self {
             Self::Job(job) => job.never_ran(),
@@ -43,24 +43,24 @@ impl<B> Queued<B> {
     }
 }
 
-/// The next thing to do.
+/// The next step for the queue.
 #[derive(Debug)]
 pub(super) enum Next<B> {
     /// Nothing, for now.
     Nothing,
-    /// It needed no guest, and is done.
+    /// A command was answered without a guest.
     Done,
-    /// This is to begin.
+    /// The job of a command is to begin.
     Begin(Ticket, Job<B>),
 }
 
 impl<B: Body> Interpreter<B> {
-    /// Returns true when code may run.
+    /// Returns true if code may run.
     pub(super) fn may_run(&self) -> bool {
         self.contextless || self.contexts.is_initialized()
     }
 
-    /// A user asks for something, and may have taken it back already.
+    /// Adds a command to the queue, or answers it at once. `aborted` is true if the user has cancelled it already.
     pub(super) fn submit(&mut self, now: f64, ticket: Ticket, command: Command<B>, aborted: bool) {
         let refusal = match &command {
             _ if self.guest == Guest::Destroyed => Some(Error::Destroyed),
@@ -99,7 +99,7 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// The part of a command that waits for its turn, or the reply to one that does not.
+    /// The entry for the queue, or the reply to a command that needs no turn.
     fn queued(&mut self, now: f64, command: Command<B>) -> Result<Queued<B>, Reply<B>> {
         let job = match command {
             Command::Start => return Err(Reply::Done),
@@ -159,7 +159,7 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// Stops the execution that runs. One that would run, were it not for the session's own affairs, never does.
+    /// Stops the running execution. If only the session's own work runs, the next execution is cancelled instead.
     pub(super) fn interrupt(&mut self, now: f64) {
         let next = (!self.runs_for_somebody()).then(|| self.take_next_execution());
         match next.flatten() {
@@ -168,12 +168,12 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// The command that comes first, with its ticket.
+    /// The first command in the queue.
     pub(super) fn front(&self) -> Option<&Queued<B>> {
         self.queue.front().map(|(_, queued)| queued)
     }
 
-    /// Takes the command that comes next, when its guest is free and nothing has to be waited for.
+    /// Takes the next command, if the guest is free and nothing has to be waited for.
     pub(super) fn next(&mut self, now: f64) -> Next<B> {
         if !self.is_free()
             || self.checkpoints.holds_up(self.demand(false))
@@ -187,7 +187,7 @@ impl<B: Body> Interpreter<B> {
             Some((ticket, Queued::State(ask))) => self.answer_about_state(now, ticket, ask),
             Some((ticket, Queued::Load(load))) => self.load(now, ticket, load),
             Some((_, Queued::Awaiting(_))) => {} // `waits_for_value` lets none come here
-            // The `initialize` that it waited for failed.
+            // The `initialize` before this command failed.
             Some((ticket, Queued::Job(job))) if !self.may_run() && !job.initializes() => {
                 self.resolve(ticket, Err(Error::NotInitialized));
             }
@@ -199,7 +199,7 @@ impl<B: Body> Interpreter<B> {
         Next::Done
     }
 
-    /// Does what comes next, as long as there is something.
+    /// Begins or answers commands for as long as it can.
     pub(super) fn run_next(&mut self, now: f64) {
         loop {
             match self.next(now) {

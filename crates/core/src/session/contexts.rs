@@ -1,4 +1,4 @@
-//! Values that the host keeps for every guest: `context`, and what was added to it.
+//! Values that the host keeps for every guest: `context`, and those that were added to it.
 
 use super::commands::Queued;
 use super::exchange::Job;
@@ -6,30 +6,30 @@ use super::interpreter::Interpreter;
 use super::{Body, Encoded, Ticket};
 use crate::error::Error;
 
-/// Variables that grow by one with each that is added, and are numbered.
+/// Numbered variables. Each value that is added gets the next number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Series {
     /// `context_1`, `context_2`, …; `context_0` is `context`.
     Context,
-    /// `session_context_0`, …, all of them in the list `context_history`.
+    /// `session_context_0`, …; the list `context_history` holds all of them.
     SessionContext,
-    /// `history_0`, …, all of them in the list `session_history`; `history` is the first.
+    /// `history_0`, …; the list `session_history` holds all of them, and `history` is the first.
     History,
 }
 
-/// The place where a value is to go.
+/// The variable that gets a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
     /// `context`.
     Context,
-    /// The next of a series.
+    /// The next variable of a series.
     Next(Series),
-    /// This variable.
+    /// The variable with this name.
     Variable(String),
 }
 
 impl Series {
-    /// The beginning of its variables' names.
+    /// The beginning of the names of the series' variables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Context => "context",
@@ -38,7 +38,7 @@ impl Series {
         }
     }
 
-    /// The series of a name, with the number that it stands for.
+    /// The series that a name belongs to, and its number there.
     fn of(name: &str) -> Option<(Self, usize)> {
         let (series, number) = name.rsplit_once('_')?;
         let all = [Self::Context, Self::SessionContext, Self::History];
@@ -48,13 +48,13 @@ impl Series {
 }
 
 impl Target {
-    /// Returns true when the host keeps what goes there.
+    /// Returns true if the host keeps the value for later guests.
     pub(super) fn is_kept(&self) -> bool {
         !matches!(self, Self::Variable(_))
     }
 }
 
-/// The values that are kept, in the order in which they were first given.
+/// The kept values, in the order in which they were first given.
 #[derive(Debug, Clone)]
 pub(super) struct Contexts<B>(Vec<(String, Encoded<B>)>);
 
@@ -94,7 +94,7 @@ impl<B: Clone> Contexts<B> {
         self.0.clear();
     }
 
-    /// The name of what goes to `target` now.
+    /// The name of the variable that `target` means now.
     pub(super) fn name(&self, target: &Target) -> String {
         match target {
             Target::Context => "context".to_owned(),
@@ -110,7 +110,7 @@ impl<B: Clone> Contexts<B> {
 }
 
 impl<B: Body> Interpreter<B> {
-    /// A value that a command waited for is there, or never will be.
+    /// Takes the value that a command waits for, or the reason for which there is none.
     pub(super) fn arrived(&mut self, ticket: Ticket, value: Result<Encoded<B>, Error>) {
         let waits =
             |(waiting, queued): &(Ticket, Queued<B>)| *waiting == ticket && matches!(queued, Queued::Awaiting(_));
@@ -132,12 +132,12 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// Returns true when the next command still waits for its value.
+    /// Returns true if the next command still waits for its value.
     pub(super) fn waits_for_value(&self) -> bool {
         matches!(self.front(), Some(Queued::Awaiting(_)))
     }
 
-    /// Gives the guest the next of the kept values that it lacks.
+    /// Gives the guest the next kept value that it lacks.
     pub(super) fn restore_contexts(&mut self, now: f64) {
         while let Some(name) = self.lacking.first().cloned() {
             let replaced = name == "context" && self.front().is_some_and(Queued::initializes);

@@ -1,4 +1,4 @@
-//! The rich outputs of an execution: bounded here as well, for a guest of ours never sends more.
+//! The rich outputs of an execution. Our guest bounds them; the host checks the bounds again, because guests are untrusted.
 
 use crate::display::kind;
 use crate::limits::{MAX_DISPLAY_BYTES, MAX_DISPLAYS, MAX_DISPLAYS_BYTES};
@@ -11,7 +11,7 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    /// Counts one more, when nothing is wrong with it.
+    /// Counts one more output. The error is the problem of an output that is not allowed.
     pub(super) fn add(&mut self, mime: &str, bytes: usize) -> Result<(), &'static str> {
         if kind(mime).is_none() {
             return Err("a display that has no mime type of one");
@@ -30,13 +30,13 @@ impl Shown {
     }
 }
 
-/// A rich output's relation to the value of the last expression, which is told as text when the execution ends.
+/// A rich output's relation to the last expression's value. That value is also told as text, at the execution's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ToResult {
-    /// It came before, or there is none.
+    /// The output came before the value, or there is no value.
     Before,
-    /// It is another form of that value.
+    /// The output is another form of the value.
     Same,
-    /// It came after it: a figure that was left open.
+    /// The output came after the value: a figure that was left open.
     After,
 }

@@ -1,7 +1,7 @@
-//! One exchange with a guest: a job that it is given, all that it says of it, and the event that ends it.
+//! One exchange with a guest: a job, the guest's messages, and the event that ends it.
 //!
-//! An [`Exchange`] judges the guest's events by itself. It returns what is to be done about each, and how the exchange ended; what does not
-//! fit is a violation.
+//! An [`Exchange`] judges the guest's events by itself. It returns the effects of each event, and the ending of the exchange. An event that
+//! does not fit is a violation.
 
 use super::calls::{Calls, HostCall};
 use super::contexts::{Contexts, Target};
@@ -22,7 +22,7 @@ use crate::limits::{
 use crate::output::{OutputBuffer, omission_notice};
 use crate::protocol::{Encoding, Ended, Event, ExecutionReport, Request, Stream};
 
-/// A task that a guest can be given in an exchange.
+/// A task for a guest, done in one exchange.
 #[derive(Debug)]
 pub(super) enum Job<B> {
     Execute(Box<Execution>),
@@ -36,19 +36,19 @@ pub(super) enum Job<B> {
     CaptureState(f64),
     File(FileCommand<B>),
     Install(Install<B>),
-    /// Only the session's own.
+    /// Restores a checkpoint. Only the session itself asks for this.
     Restore {
         checkpoint: u32,
-        /// The bodies of the checkpoint, each on top of the one before it, until they are sent.
+        /// The bodies of the checkpoint's chain, the full one first. Empty once they are sent.
         chain: Vec<B>,
     },
 }
 
-/// A job that the guest is at.
+/// A job that a guest has begun.
 #[derive(Debug)]
 pub(super) struct Exchange<B> {
     pub(super) number: u32,
-    /// Nobody's for the session's own.
+    /// The ticket of the command; `None` for the session's own jobs.
     pub(super) ticket: Option<Ticket>,
     pub(super) job: Job<B>,
     pub(super) deadline: Deadline,
@@ -56,27 +56,27 @@ pub(super) struct Exchange<B> {
     flow: Flow,
 }
 
-/// The event that ended an exchange.
+/// The ending of an exchange.
 #[derive(Debug)]
 pub(super) enum Ending<B> {
-    /// Of an execution; the value is the final answer.
+    /// An execution ended. The value is the final answer.
     Executed(ExecutionReport, Option<Encoded<B>>),
-    /// A value, as it was asked for.
+    /// The requested value.
     Value(Encoded<B>),
-    /// There is no such file.
+    /// The requested variable or file does not exist.
     Missing,
     Done,
     Restored(Vec<LostVariable>),
     Refused(String),
 }
 
-/// An execution under way.
+/// An execution in an exchange.
 #[derive(Debug)]
 pub(super) struct Execution {
     pub(super) id: u32,
     pub(super) code: String,
     pub(super) timeout_ms: f64,
-    /// Its part of the session's budget.
+    /// The execution's part of the session's budget.
     pub(super) budget: Budget,
     host_calls: u32,
     shown: Shown,
@@ -87,7 +87,7 @@ pub(super) struct Execution {
     traceback: OutputBuffer,
 }
 
-/// The number of bytes that a guest has sent in an exchange. Ours batches its output; one that floods is ended.
+/// The bytes of output in an exchange. Our guest batches its output; a guest that floods the host is ended.
 #[derive(Debug)]
 struct Flow {
     bytes: f64,
@@ -114,7 +114,7 @@ impl Flow {
 }
 
 impl<B> Job<B> {
-    /// Returns true when a copy of the state is still exact after it.
+    /// Returns true if an earlier copy of the state stays exact after the job.
     pub(super) fn keeps_state(&self) -> bool {
         matches!(self, Self::List)
     }
@@ -129,7 +129,7 @@ impl<B> Job<B> {
         )
     }
 
-    /// The answer to a command that is not begun because of the budget.
+    /// The answer to a command that the budget does not allow.
     pub(super) fn unaffordable(self, why: &Exhausted) -> Result<Reply<B>, Error> {
         match self {
             Self::Execute(execution) => {
@@ -140,7 +140,7 @@ impl<B> Job<B> {
         }
     }
 
-    /// The answer to a command that is taken back before its turn.
+    /// The answer to a command that is cancelled before its turn.
     pub(super) fn never_ran(self) -> Result<Reply<B>, Error> {
         match self {
             Self::Execute(execution) => {
@@ -151,11 +151,11 @@ impl<B> Job<B> {
         }
     }
 
-    /// The guest time that it may take.
+    /// The guest time for the job, in milliseconds.
     fn timeout_ms(&self, config: &Config) -> f64 {
         match self {
             Self::Execute(execution) => execution.timeout_ms,
-            // Opening and capturing run the user's code.
+            // Opening and capturing the state run the user's code.
             Self::OpenState(..) | Self::CaptureState(_) => config.limits.timeout_ms,
             Self::File(FileCommand::Look { .. }) => LOOK_TIMEOUT_MS,
             _ => VALUE_TIMEOUT_MS,
@@ -163,13 +163,13 @@ impl<B> Job<B> {
     }
 }
 
-/// The answer to a command, other than code, that is taken back before its turn.
+/// The answer to a command without code that is cancelled before its turn.
 pub(super) fn nothing_changed() -> Error {
     Error::Timeout("interrupted before it began; nothing was changed".to_owned())
 }
 
 impl<B: Body> Job<B> {
-    /// The request that the guest is sent.
+    /// The request to send to the guest.
     pub(super) fn request(&mut self, exchange: u32, config: &Config, contexts: &Contexts<B>) -> GuestEffect<B> {
         let timeout_ms = self.timeout_ms(config);
         let (request, body) = match self {
@@ -238,14 +238,14 @@ impl<B: Body> Job<B> {
 }
 
 impl<B> Exchange<B> {
-    /// Returns true when the user may stop it. An assignment cannot be stopped half-way: the guest may not even have all of it.
+    /// Returns true if the user may stop the job. An assignment cannot be stopped: the guest may have only a part of it.
     pub(super) fn can_be_stopped(&self) -> bool {
         self.ticket.is_some() && !matches!(self.job, Job::Set { .. } | Job::File(_) | Job::Install(_))
     }
 }
 
 impl<B: Body> Exchange<B> {
-    /// One that begins now.
+    /// An exchange that begins now.
     pub(super) fn new(now: f64, number: u32, ticket: Option<Ticket>, job: Job<B>, config: &Config) -> Self {
         let timeout_ms = job.timeout_ms(config);
         let (wall_timeout_ms, budget_ends_at) = match &job {
@@ -263,7 +263,7 @@ impl<B: Body> Exchange<B> {
         }
     }
 
-    /// Takes an event that the guest sent, and says how it ended the exchange, if it did. An error is a violation.
+    /// Takes an event of the guest, and returns the exchange's ending if the event ended it. An error is a violation.
     pub(super) fn heard(
         &mut self,
         now: f64,
@@ -280,7 +280,7 @@ impl<B: Body> Exchange<B> {
             Event::Output { text, .. } => text.len(),
             _ => 0,
         };
-        // Calls have a limit of their own.
+        // Host calls have their own limit.
         let is_allowed_call = matches!((&event, &self.job), (Event::HostCall { .. }, Job::Execute(execution))
             if execution.host_calls < config.limits.max_host_calls);
         if !is_allowed_call && self.flow.floods(bytes, self.deadline.wall_ms(now)) {
@@ -303,7 +303,7 @@ impl<B: Body> Exchange<B> {
                     effects.push(Effect::Host(HostEffect::Print(ticket, stream, text)));
                 }
             }
-            (Event::Waiting { .. }, Job::Execute(_)) => {} // for what is on its way already
+            (Event::Waiting { .. }, Job::Execute(_)) => {} // `Extend` or `Promote` is on its way already
             (Event::Display { mime, is_result, .. }, Job::Execute(execution)) => {
                 let shown = execution.display(self.ticket, mime, is_result, body)?;
                 effects.extend(shown.map(Effect::Host));
@@ -346,14 +346,14 @@ impl<B: Body> Exchange<B> {
         Ok(None)
     }
 
-    /// Returns true when it has been asked to stop.
+    /// Returns true if the guest was asked to stop.
     pub(super) fn is_stopping(&self) -> bool {
         self.deadline.stop_reason().is_some()
     }
 }
 
 impl<B: Body> Job<B> {
-    /// The ending of the exchange that this event is, where that is no execution.
+    /// The ending that an event means, for jobs other than executions.
     fn ending(&self, event: Event, body: Option<B>) -> Result<Ending<B>, String> {
         Ok(match (event, self) {
             (event, Self::File(command)) => command.ending(event, body)?,
@@ -373,8 +373,8 @@ impl<B: Body> Job<B> {
 }
 
 impl Execution {
-    /// Code that nobody has begun to run, or the reply to code that is longer than it may be. Its budget becomes a part of the session's
-    /// when it begins.
+    /// An execution that has not begun, or the reply if its code is too long. Its budget becomes a part of the session's budget when it
+    /// begins.
     pub(super) fn new<B>(
         now: f64,
         id: u32,
@@ -407,7 +407,7 @@ impl Execution {
         Err(execution.refused(Outcome::Limit, "LimitError", &error))
     }
 
-    /// The reply for code that is not run at all.
+    /// The reply for code that is not run.
     fn refused<B>(self, outcome: Outcome, error_type: &str, error: &str) -> Reply<B> {
         let mut execution = self.report(outcome, 0.0, 0.0, StateReport::kept());
         execution.error_type = Some(error_type.to_owned());
@@ -415,7 +415,7 @@ impl Execution {
         Reply::Execution(Box::new(execution), None)
     }
 
-    /// The execution that took the guest's life, or was there when it ended.
+    /// The result of an execution whose guest ended.
     pub(super) fn lost(self, deadline: &Deadline, now: f64, why: &Error, loss: StateReport) -> CodeExecution {
         let consequence = loss.consequence();
         let (outcome, error_type, message) = match (deadline.stop_reason(), why) {
@@ -456,7 +456,7 @@ impl Execution {
         state: StateReport,
     ) -> CodeExecution {
         let interrupted = report.ended != Ended::Ok && report.error_type.as_deref() == Some("KeyboardInterrupt");
-        // A guest may say that its own clock ran out, or that it delivered what the host asked for, and nothing else.
+        // The guest may give two reasons itself: its own clock ran out, or it delivered an interrupt of the host.
         let stopped = match report.stopped {
             Some(StopReason::Timeout) => deadline.stop_reason().or(report.stopped),
             Some(_) => deadline.stop_reason(),
@@ -536,7 +536,7 @@ impl Execution {
             outcome,
             state,
             result: text(&self.result),
-            displays: Vec::new(), // the driver has them
+            displays: Vec::new(), // added by the driver
             files: Vec::new(),
             truncated: Truncated {
                 stdout: self.stdout.omitted(),
@@ -544,7 +544,7 @@ impl Execution {
                 ..Truncated::default()
             },
             host_calls: self.host_calls,
-            killer: None, // the driver knows
+            killer: None, // added by the driver
             usage: Some(self.budget.spent()).filter(|usage| *usage != Usage::default()),
             code: self.code,
         }
@@ -560,7 +560,7 @@ impl Execution {
         }
     }
 
-    /// Shows something, to whoever asked for the execution. An error is a violation.
+    /// Shows a rich output to the execution's caller. An error is a violation.
     fn display<B: Body>(
         &mut self,
         ticket: Option<Ticket>,
@@ -583,12 +583,12 @@ impl Execution {
         }))
     }
 
-    /// Says something on `stderr` before the code does.
+    /// Adds text to `stderr` before the code's own.
     pub(super) fn note(&mut self, text: &str) {
         self.stderr.push(0, text);
     }
 
-    /// Counts a host call; the number so far.
+    /// Counts a host call. Returns the number of calls so far.
     pub(super) fn count_host_call(&mut self) -> u32 {
         self.host_calls = self.host_calls.saturating_add(1);
         self.host_calls

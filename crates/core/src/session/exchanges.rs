@@ -1,4 +1,4 @@
-//! The exchanges of an interpreter: how one begins, what the guest says in it, and what comes of its end.
+//! The interpreter's part in an exchange: its beginning, the guest's messages, and the results of its end.
 
 use super::contexts::Target;
 use super::exchange::{Ending, Exchange, Job};
@@ -12,7 +12,7 @@ use crate::execution::StateReport;
 use crate::protocol::{ExecutionReport, Request};
 
 impl<B: Body> Interpreter<B> {
-    /// Has the guest begin a job, or takes note that it is at it already, under the number `begun`.
+    /// Begins a job. If the guest runs the job already, under the number `begun`, only the records are made.
     pub(super) fn begin(&mut self, now: f64, ticket: Option<Ticket>, mut job: Job<B>, begun: Option<u32>) {
         if !job.keeps_state() {
             self.notes.push_back(Note::Changes);
@@ -31,7 +31,7 @@ impl<B: Body> Interpreter<B> {
         self.exchange = Some(Exchange::new(now, number, ticket, job, &self.config));
     }
 
-    /// A guest takes over that was a copy of this one and is at a job already. What it has said since then is heard as if it came now.
+    /// Records that a copy of the guest takes over, which runs the job already. Its messages so far are handled with their own times.
     pub(super) fn take_over(&mut self, ticket: Ticket, job: Job<B>, promotion: Promotion<B>) {
         let Promotion {
             info,
@@ -47,13 +47,13 @@ impl<B: Body> Interpreter<B> {
         for (at, event, body) in said {
             let is_at_it = |exchange: &Exchange<B>| exchange.ticket == Some(ticket);
             if !self.exchange.as_ref().is_some_and(is_at_it) {
-                break; // what it said ended it, and the next guest has not said the rest
+                break; // a message ended the exchange, and the rest was not said by the next guest
             }
             self.guest_input(at, GuestInput::Event(event, body));
         }
     }
 
-    /// The exchange is over.
+    /// Handles the end of the exchange.
     pub(super) fn ended(&mut self, now: f64, ending: Ending<B>) {
         let is_own = |exchange: &Exchange<B>| exchange.ticket.is_none();
         match ending {
@@ -114,7 +114,7 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// The guest has the variable that it was given.
+    /// Records that the guest has the variable that it was given.
     fn assigned(&mut self, now: f64, ticket: Option<Ticket>, target: &Target, value: Encoded<B>) {
         let name = self.contexts.name(target);
         self.lacking.retain(|lacking| *lacking != name);
@@ -132,7 +132,7 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// Takes the exchange, and its host calls back.
+    /// Takes the exchange, and aborts its host calls.
     pub(super) fn finish_exchange(&mut self, now: f64) -> Option<Exchange<B>> {
         self.abort_calls();
         let exchange = self.exchange.take()?;

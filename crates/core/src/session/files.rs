@@ -1,4 +1,4 @@
-//! Files of a guest: what may be asked, and whether the answer fits.
+//! Requests about a guest's files, and checks of the answers.
 
 use super::exchange::Ending;
 use super::oversized::kind;
@@ -7,39 +7,39 @@ use crate::execution::FileChange;
 use crate::limits::{MAX_CHANGED_FILES, MAX_PATH_TEXT};
 use crate::protocol::{Encoding, Event, Request};
 
-/// A request of the user's about files. A path is relative to the working folder, or lies in it or in the folder of temporary files.
+/// A user's request about files. A path is relative to the working folder, or absolute in that folder or the folder of temporary files.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FileCommand<B> {
-    /// Make these bytes the contents of a file.
+    /// Writes bytes to a file.
     Write {
-        /// Which file.
+        /// The file's path.
         path: String,
-        /// Its contents, in any encoding: they are sent as they are.
+        /// The file's contents. They are sent as they are, in any encoding.
         data: B,
     },
-    /// Get a file's contents.
+    /// Reads a file.
     Read {
-        /// Which file.
+        /// The file's path.
         path: String,
-        /// True when it has to be UTF-8.
+        /// True if the contents must be UTF-8.
         text: bool,
     },
-    /// List a folder, and those in it.
+    /// Lists a folder, and all folders in it.
     List(String),
-    /// Remove a file, or a folder and all in it.
+    /// Removes a file, or a folder with its contents.
     Remove(String),
-    /// Get the file that describes a cell.
+    /// Gets the file that describes a cell.
     Cell {
-        /// Which of the two.
+        /// The kind of file.
         file: CellFile,
         /// The host's facts about the cell, as JSON.
         about: B,
     },
-    /// Look at code that is being written. It is no file, but asked for and answered as one.
+    /// Looks at code that is being written. The answer comes like that of a file.
     Look {
         /// The question.
         look: Look,
-        /// The code, and where in it, as JSON.
+        /// The code and the position in it, as JSON.
         about: B,
     },
 }
@@ -47,14 +47,14 @@ pub enum FileCommand<B> {
 /// A question about code that is being written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
-    /// Names that could go on here.
+    /// Asks for names that could continue the code here.
     Complete,
-    /// The meaning of a name.
+    /// Asks for the meaning of a name.
     Inspect,
 }
 
 impl Look {
-    /// As the guest calls it.
+    /// The question's name in the wire.
     pub fn name(self) -> &'static str {
         match self {
             Self::Complete => "complete",
@@ -63,17 +63,17 @@ impl Look {
     }
 }
 
-/// The files that describe a cell.
+/// A file that describes a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CellFile {
-    /// The state that it begins with.
+    /// The state before the cell runs.
     Input,
-    /// The outcome.
+    /// The outcome of the cell.
     Output,
 }
 
 impl CellFile {
-    /// As the guest calls it.
+    /// The file's name in the wire.
     pub fn name(self) -> &'static str {
         match self {
             Self::Input => "input",
@@ -91,12 +91,12 @@ impl<B: Body> FileCommand<B> {
         }
     }
 
-    /// The path that it changes, if it does.
+    /// The path that the request changes, if it changes one.
     pub(super) fn changes(&self) -> Option<&str> {
         matches!(self, Self::Write { .. } | Self::Remove(_)).then(|| self.path())
     }
 
-    /// The request that the guest is sent.
+    /// The request to send to the guest.
     pub(super) fn request(&self, exchange: u32, timeout_ms: f64) -> (Request, Option<B>) {
         let path = self.path().to_owned();
         let request = match self {
@@ -144,7 +144,7 @@ impl<B: Body> FileCommand<B> {
         (request, None)
     }
 
-    /// The ending of the exchange that an event of the guest is. An error is a violation.
+    /// The ending of the exchange that an event means. An error is a violation.
     pub(super) fn ending(&self, event: Event, body: Option<B>) -> Result<Ending<B>, String> {
         Ok(match event {
             Event::Refused { message, .. } => Ending::Refused(message),
@@ -164,7 +164,7 @@ impl<B: Body> FileCommand<B> {
         })
     }
 
-    /// Returns true when a value so written answers it.
+    /// Returns true if a value in this encoding answers the request.
     fn takes(&self, encoding: Encoding) -> bool {
         match self {
             Self::Write { .. } => false,
@@ -176,7 +176,7 @@ impl<B: Body> FileCommand<B> {
     }
 }
 
-/// Returns true when a guest tells of more changed files, or longer paths, than one of ours would.
+/// Returns true if a report has more changed files, or longer paths, than our guest would send.
 pub(super) fn oversized_report(files: &[FileChange]) -> bool {
     files.len() > MAX_CHANGED_FILES
         || files

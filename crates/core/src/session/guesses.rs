@@ -1,7 +1,8 @@
-//! Guesses at what comes next: the guest is asked what there is, and code is made of that.
+//! Guesses at the next code. The guest is asked for its variables, and code is made from the answer.
 //!
-//! It is asked right after an exchange, before the state is saved: so whatever that does to the guest's memory is in the copy, too. A guess runs
-//! only when nobody has told anything, once in each state; once more when what is talked about is for other code.
+//! The guest is asked right after an exchange, before the state is saved. So a copy of the saved state includes any change that the
+//! question made to the guest's memory. A guess runs only if there are no hints, once in each state. If the conversation then points to
+//! other code, a second guess may run.
 //!
 //! Decisions: `docs/internals/running-ahead.md`.
 
@@ -11,21 +12,21 @@ use super::shadows::Shadows;
 use crate::protocol::{Request, SurveyedVariable};
 use crate::speculate::{Context, Prediction, Source};
 
-/// The source of guesses.
+/// The state of guessing.
 #[derive(Debug, Default)]
 pub(super) struct Guesses {
     context: Context,
     last_survey: u32,
     answered: u32,
-    /// True when the guest was asked what there is in the state as it is, and has told.
+    /// `is_asked`: the guest was asked for its variables in the present state. `is_known`: it has answered.
     is_asked: bool,
     is_known: bool,
-    /// The source of the guess that was tried in this state.
+    /// The source of the guess that ran in the present state.
     tried: Option<Source>,
 }
 
 impl<B: Body> Shadows<B> {
-    /// Makes guesses, too.
+    /// Turns guesses on.
     pub(super) fn guess(&mut self) {
         self.guesses = Some(Guesses::default());
     }
@@ -35,7 +36,7 @@ impl<B: Body> Shadows<B> {
         self.predictor.offered()
     }
 
-    /// Asks the guest what there is, when it can be asked and has not been in this state.
+    /// Asks the guest for its variables, if that is possible and was not done in the present state.
     pub(super) fn survey(&mut self) {
         if let Some(guesses) = self.guesses.as_mut().filter(|guesses| !guesses.is_asked) {
             guesses.is_asked = true;
@@ -45,7 +46,7 @@ impl<B: Body> Shadows<B> {
         }
     }
 
-    /// The guest has told what there is. An error is a violation.
+    /// Takes the guest's variables. An error is a violation.
     pub(super) fn surveyed(
         &mut self,
         now: f64,
@@ -65,7 +66,7 @@ impl<B: Body> Shadows<B> {
         Ok(())
     }
 
-    /// See [`super::Input::Conversation`].
+    /// Takes the conversation. See [`super::Input::Conversation`].
     pub(super) fn converse(&mut self, now: f64, text: &str) {
         if let Some(guesses) = &mut self.guesses
             && guesses.context.converse(text)
@@ -90,14 +91,14 @@ impl<B: Body> Shadows<B> {
         }
     }
 
-    /// A guess is tried.
+    /// Records that a guess runs.
     pub(super) fn tried(&mut self, source: Source) {
         if let Some(guesses) = self.guesses.as_mut().filter(|_| source.is_guess()) {
             guesses.tried = Some(source);
         }
     }
 
-    /// The state will be another one.
+    /// Forgets guesses, because the state changes.
     pub(super) fn forget_guesses(&mut self) {
         if let Some(guesses) = &mut self.guesses {
             (guesses.is_asked, guesses.is_known, guesses.tried) = (false, false, None);
@@ -105,7 +106,7 @@ impl<B: Body> Shadows<B> {
         }
     }
 
-    /// Code has run, and took so long.
+    /// Records that code has run, and its time in milliseconds.
     pub(super) fn learn(&mut self, code: &str, ms: f64) {
         if let Some(guesses) = &mut self.guesses {
             guesses.context.ran(code, ms);

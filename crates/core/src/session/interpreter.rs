@@ -1,10 +1,10 @@
-//! An interpreter, as the host sees it: a line of states, and whichever guest has the newest.
+//! An interpreter, from the host's side: a sequence of states, and the guest that holds the newest one.
 //!
-//! Guests come and go: one that dies is replaced by a fresh one, which is given what was saved. Commands wait in a queue, and become
-//! exchanges one at a time. An interpreter knows nothing of copies of it that run code ahead: it only notes what they have to know.
+//! Guests come and go. A guest that dies is replaced by a fresh one, which gets the saved state. Commands wait in a queue, and become
+//! exchanges one at a time. An interpreter knows nothing of shadows; it only leaves notes for them.
 //!
-//! Its methods stand where their subject is: `commands.rs` (the queue), `exchanges.rs`, `saves.rs`, `contexts.rs`, `packages.rs`,
-//! `pings.rs`. Here are its life, its clock, and what sorts what its guest says.
+//! Its methods stand in the files of their subjects: `commands.rs` (the queue), `exchanges.rs`, `saves.rs`, `contexts.rs`, `packages.rs`
+//! and `pings.rs`. This file has the guest's life, the clock, and the sorting of the guest's messages.
 //!
 //! Decisions: `docs/internals/guest-in-a-browser.md` and `docs/internals/saving-and-restoring.md`.
 
@@ -29,14 +29,14 @@ use crate::limits::{
 use crate::protocol::{Event, GuestConfig, GuestInfo, PROTOCOL_VERSION, Profile, Request, SurveyedVariable};
 use crate::stats::Stats;
 
-/// The facts that copies of an interpreter have to know of it.
+/// A fact that the interpreter's shadows must know.
 #[derive(Debug)]
 pub(super) enum Note {
-    /// The state may be another from now on.
+    /// The state may change from now on.
     Changes,
     /// The guest is gone, and its state with it.
     Ended,
-    /// Code has run, for so many milliseconds.
+    /// Code has run for this number of milliseconds.
     Ran { code: String, ms: f64 },
     /// The guest has answered a `Check`.
     Checked { check: u32, plain: bool },
@@ -47,11 +47,11 @@ pub(super) enum Note {
     },
 }
 
-/// The part that does not change.
+/// The settings that do not change.
 #[derive(Debug, Clone)]
 pub(super) struct Config {
     pub(super) limits: Limits,
-    /// The names that Python may call.
+    /// The names of the functions that Python may call.
     pub(super) host_functions: Vec<String>,
     pub(super) profile: Profile,
     /// The names of the values that `SUBMIT` takes.
@@ -60,53 +60,53 @@ pub(super) struct Config {
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Guest {
-    /// There is none; the next command boots one.
+    /// No guest. The next command boots one.
     Down,
-    /// Booting, until this time at most.
+    /// The guest is booting, until this time at the latest.
     Booting(f64),
-    /// Ready, or in an exchange.
+    /// The guest is ready, or in an exchange.
     Up,
-    /// The user is done with the sandbox.
+    /// The user ended the sandbox.
     Destroyed,
 }
 
-/// See the [module](self).
+/// An interpreter. The [module](self) describes it.
 #[derive(Debug)]
 pub(super) struct Interpreter<B> {
     pub(super) config: Config,
     pub(super) budget: Budget,
     pub(super) guest: Guest,
     pub(super) info: GuestInfo,
-    /// True when a guest has finished an exchange since the last loss.
+    /// True if a guest has finished an exchange since the last loss.
     pub(super) proven: bool,
     pub(super) exchange: Option<Exchange<B>>,
     pub(super) queue: VecDeque<(Ticket, Queued<B>)>,
     pub(super) starting: Vec<Ticket>,
-    /// Contexts and packages that this guest and every later one is given.
+    /// Contexts that this guest and every later one is given.
     pub(super) contexts: Contexts<B>,
-    /// True when code may run before there is a `context`.
+    /// True if code may run before there is a `context`.
     pub(super) contextless: bool,
-    /// Names of the contexts that the guest does not have, or not in their newest form.
+    /// Names of the contexts that the guest lacks, or has in an older form.
     pub(super) lacking: Vec<String>,
-    /// The user's variables as last reported.
+    /// The user's variables, as last reported.
     pub(super) names: Vec<String>,
-    /// A loss of state that no execution has told of yet.
+    /// A loss of state that no execution has reported yet.
     pub(super) untold_loss: Option<StateReport>,
     pub(super) checkpoints: Checkpoints<B>,
-    /// True when a guest can be forked, so that a copy of it needs no checkpoint.
+    /// True if guests can be forked. Then a copy needs no checkpoint.
     pub(super) forks: bool,
-    /// For guests that are workers.
+    /// Pings, if guests are workers.
     pub(super) pings: Option<Pings>,
-    /// Packages that were loaded, in this order.
+    /// The loaded packages, in the order of loading.
     pub(super) packages: Vec<Package<B>>,
     /// The number of the newest exchange.
     pub(super) last_exchange: u32,
     pub(super) last_execution: u32,
     pub(super) last_call: u32,
     pub(super) stats: Stats,
-    /// The steps to be done next, in order. Its guest is in the slot [`Slot::Main`], to itself; a shadow has it in its own.
+    /// The next effects, in order. They are for the slot [`Slot::Main`]; a shadow translates them to its own slot.
     pub(super) effects: Vec<Effect<B>>,
-    /// What copies of it have to know, before those steps are done.
+    /// Notes for shadows. They must be read before the effects are carried out.
     pub(super) notes: VecDeque<Note>,
 }
 
@@ -139,12 +139,12 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// Returns true when its guest has nothing to do, and nobody waits for it.
+    /// Returns true if the guest has nothing to do, and nobody waits for it.
     pub(super) fn is_at_rest(&self) -> bool {
         self.is_free() && self.queue.is_empty()
     }
 
-    /// Returns true when its guest could begin something.
+    /// Returns true if the guest could begin a job.
     pub(super) fn is_free(&self) -> bool {
         self.guest == Guest::Up && self.exchange.is_none()
     }
@@ -180,7 +180,7 @@ impl<B: Body> Interpreter<B> {
         self.contexts.clear();
     }
 
-    /// Refuses everything that waits for a guest.
+    /// Refuses all commands that wait for a guest.
     fn refuse_all(&mut self, error: &Error) {
         let queued = std::mem::take(&mut self.queue).into_iter().map(|(ticket, _)| ticket);
         let starting = std::mem::take(&mut self.starting);
@@ -238,7 +238,7 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// Gives a fresh guest that has its packages the state of the session.
+    /// Gives a fresh guest, which has its packages, the session's state.
     pub(super) fn settle(&mut self, now: f64) {
         if !self.restore(now) {
             self.lacking = self.contexts.names().collect();
@@ -246,7 +246,7 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// Without a guest that starts, everything that waits for one is refused; the next command tries again.
+    /// Refuses all commands that wait, because the guest did not start. The next command tries again.
     pub(super) fn boot_failed(&mut self, error: Error) {
         self.end_guest(Guest::Down);
         self.exchange = None;
@@ -283,7 +283,7 @@ impl<B: Body> Interpreter<B> {
         self.boot_failed(Error::BootFailed(format!("{what}: {why}")));
     }
 
-    /// Ends the guest and resolves the exchange that it was in, then boots a fresh one.
+    /// Ends the guest, answers its exchange, and boots a fresh guest.
     fn lose_guest(&mut self, now: f64, error: &Error) {
         let reason = match error {
             Error::Timeout(_) => "the guest did not stop and was terminated",
@@ -316,8 +316,8 @@ impl<B: Body> Interpreter<B> {
                 }
             }
         }
-        // A guest that dies before it has done anything would do so again: then the next command boots one. So it does where a server
-        // has gone away, or has had enough of a sandbox that nobody uses.
+        // A guest that dies before it has done anything would probably die again, so none is booted until the next command. The same holds
+        // if a server is gone, or has dropped a sandbox that nobody used.
         let is_proven = std::mem::take(&mut self.proven) && !matches!(error, Error::BackendUnavailable(_));
         if is_proven || !self.queue.is_empty() {
             self.boot(now);
@@ -336,7 +336,7 @@ impl<B: Body> Interpreter<B> {
         self.checkpoints.guest_ended();
     }
 
-    /// The guest said what it may not.
+    /// Ends the guest because of a violation.
     pub(super) fn violation(&mut self, now: f64, what: &str) {
         let what: String = what.chars().take(300).collect();
         match self.guest {
@@ -382,7 +382,7 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// The time at which to look at the clock again, if nothing else happens. `copies`: somebody waits for a copy of the state.
+    /// The next time at which to look at the clock. `copies`: somebody waits for a copy of the state.
     pub(super) fn wake_at(&self, copies: bool) -> Option<f64> {
         let boot = if let Guest::Booting(ends_at) = self.guest {
             Some(ends_at)
@@ -400,7 +400,7 @@ impl<B: Body> Interpreter<B> {
         earliest(earliest(boot, exchange), earliest(saves, self.ping_ends_at()))
     }
 
-    /// The waiting of others, and what they wait for.
+    /// The needs of those who wait.
     pub(super) fn demand(&self, copies: bool) -> Demand {
         Demand {
             is_free: self.is_free(),
@@ -410,7 +410,7 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// Saves the state when there is nothing else to do, or too much at stake. `copies`: somebody waits for a copy of it.
+    /// Saves the state if the guest is idle, or too much is at stake. `copies`: somebody waits for a copy of the state.
     pub(super) fn save(&mut self, now: f64, copies: bool) {
         let demand = self.demand(copies);
         if let Some(request) = self.checkpoints.begin_save(now, demand, &self.names, &self.contexts) {
@@ -421,7 +421,7 @@ impl<B: Body> Interpreter<B> {
 
     // ---- what the guest says ----
 
-    /// Something comes from the guest.
+    /// Handles an input from the guest.
     pub(super) fn guest_input(&mut self, now: f64, input: GuestInput<B>) {
         let (event, body) = match input {
             GuestInput::Event(event, body) => (event, body),
@@ -468,7 +468,7 @@ impl<B: Body> Interpreter<B> {
                 self.notes.push_back(Note::Surveyed { survey, variables });
             }
             (Guest::Up, Event::Pong { ping }) => self.ponged(now, ping),
-            (Guest::Up, Event::Waiting { .. }) if self.forks && self.exchange.is_some() => {} // the rest is on its way
+            (Guest::Up, Event::Waiting { .. }) if self.forks && self.exchange.is_some() => {} // `Extend` or `Promote` is on its way
             (Guest::Up, Event::Fatal { message }) => self.guest_gone(now, Error::GuestLost(message)),
             (Guest::Up, _) if self.awaits_pong() => self.violation(now, "an event of an exchange before it was idle"),
             (Guest::Up, event) => {

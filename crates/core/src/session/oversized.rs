@@ -1,4 +1,4 @@
-//! The first look at what a guest says: its name, its exchange and its size.
+//! The first check of a guest's event: its name, its exchange and its size.
 
 use super::files::oversized_report;
 use crate::limits::{
@@ -34,7 +34,7 @@ pub(super) fn kind(event: &Event) -> &'static str {
     }
 }
 
-/// The number of the exchange that an event belongs to, where it belongs to one.
+/// The number of the event's exchange, if it belongs to one.
 pub(super) fn number_of(event: &Event) -> Option<u32> {
     match event {
         Event::Output { exchange, .. }
@@ -50,7 +50,7 @@ pub(super) fn number_of(event: &Event) -> Option<u32> {
     }
 }
 
-/// The violation of an event that is not of the exchange under way.
+/// The text of a violation by an event that does not belong to the exchange under way.
 pub(super) fn does_not_fit(event: &Event) -> String {
     match number_of(event) {
         Some(number) => format!("{} for exchange {number}, which is not under way", kind(event)),
@@ -58,7 +58,7 @@ pub(super) fn does_not_fit(event: &Event) -> String {
     }
 }
 
-/// Names the part of an event that is larger than a guest of ours would ever make it.
+/// Names the part of an event that is larger than our guest ever makes it.
 pub(super) fn oversized(event: &Event) -> Option<&'static str> {
     let too_long = match event {
         Event::Output { text, .. } => text.len() > MAX_OUTPUT_EVENT_BYTES,

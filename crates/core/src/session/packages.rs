@@ -1,6 +1,6 @@
-//! The packages of a session: the driver finds and fetches them, this guest gets them, and so does every later one.
+//! The packages of a session. The driver finds and fetches them; this guest and every later one gets them.
 //!
-//! A command that loads packages waits in the queue like any other, while they are fetched from the moment that it is given.
+//! A command that loads packages waits in the queue like any other. The fetch begins as soon as the command is given.
 
 use super::commands::Queued;
 use super::exchange::Job;
@@ -10,25 +10,25 @@ use crate::limits::{MAX_UNPACKED_BYTES, VALUE_TIMEOUT_MS};
 use crate::packages::{Wheel, normalized};
 use crate::protocol::{Request, Stream, WheelFile};
 
-/// The packages that are to be loaded.
+/// The packages to load.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
-    /// The wheels that these requirements come down to.
+    /// Packages by requirement, with the packages that these require.
     Requirements(Vec<String>),
-    /// The packages that the driver knows for these modules.
+    /// The packages that hold these modules, as far as the driver knows them.
     Modules(Vec<String>),
 }
 
 /// A package and its file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Package<B> {
-    /// The wheel.
+    /// The wheel's name, version and address.
     pub wheel: Wheel,
-    /// Its bytes, which the driver has verified.
+    /// The wheel's bytes, verified by the driver.
     pub body: B,
 }
 
-/// Packages that are being fetched, or have been.
+/// A request for packages in the queue.
 #[derive(Debug)]
 pub(super) struct Load<B> {
     pub(super) wanted: Wanted,
@@ -40,13 +40,13 @@ impl<B> Load<B> {
         Self { wanted, fetched: None }
     }
 
-    /// Returns true when it is for the execution that comes next, which is told when it fails.
+    /// Returns true if the packages are for the execution that comes next. Its `stderr` tells of a failure.
     fn is_quiet(&self) -> bool {
         matches!(self.wanted, Wanted::Modules(_))
     }
 }
 
-/// Packages that a guest is given.
+/// A job: packages to install in the guest.
 #[derive(Debug)]
 pub(super) struct Install<B> {
     packages: Vec<Package<B>>,
@@ -73,7 +73,7 @@ impl<B: Body> Install<B> {
 }
 
 impl<B: Body> Interpreter<B> {
-    /// The driver has fetched what a command asked for, or not.
+    /// Takes the packages that the driver fetched, or the error.
     pub(super) fn fetched(&mut self, ticket: Ticket, result: Result<Vec<Package<B>>, Error>) {
         let queued = self.queue.iter_mut().find(|(waiting, _)| *waiting == ticket);
         if let Some((_, Queued::Load(load))) = queued {
@@ -81,17 +81,17 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// Returns true when what comes next is not here yet.
+    /// Returns true if the next command waits for packages that are not fetched yet.
     pub(super) fn waits_for_packages(&self) -> bool {
         matches!(self.front(), Some(Queued::Load(load)) if load.fetched.is_none())
     }
 
-    /// Gives the guest what was fetched.
+    /// Gives the guest the fetched packages.
     pub(super) fn load(&mut self, now: f64, ticket: Ticket, load: Load<B>) {
         let is_quiet = load.is_quiet();
         match load.fetched.unwrap_or_else(|| Ok(Vec::new())) {
             Ok(mut packages) => {
-                // Another command may have loaded some meanwhile.
+                // Another command may have loaded some of them meanwhile.
                 packages.retain(|new| !self.packages.iter().any(|old| is_same(old, new)));
                 if packages.is_empty() {
                     self.resolve(ticket, Ok(Reply::Packages(Vec::new())));
@@ -104,7 +104,7 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// Gives a fresh guest what the session has loaded; false when there is nothing.
+    /// Gives a fresh guest the session's packages. Returns false if there are none.
     pub(super) fn install_again(&mut self, now: f64) -> bool {
         let packages = self.packages.clone();
         if packages.is_empty() {
@@ -118,7 +118,7 @@ impl<B: Body> Interpreter<B> {
         true
     }
 
-    /// The guest has the packages that it was given.
+    /// Records that the guest has the packages that it was given.
     pub(super) fn installed(&mut self, now: f64, ticket: Option<Ticket>, install: Install<B>) {
         let Install { packages, .. } = install;
         match ticket {
@@ -131,14 +131,14 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// The guest refuses what somebody has asked for.
+    /// Handles the guest's refusal to install packages.
     pub(super) fn not_installed(&mut self, ticket: Option<Ticket>, install: &Install<B>, message: String) {
         if let Some(ticket) = ticket {
             self.not_loaded(ticket, install.is_quiet, Error::Integrity(message));
         }
     }
 
-    /// Says so to whoever asked, or on the stream of the code that will miss them.
+    /// Tells the caller of the error, or the `stderr` of the code that needs the packages.
     fn not_loaded(&mut self, ticket: Ticket, is_quiet: bool, error: Error) {
         if !is_quiet {
             return self.resolve(ticket, Err(error));
@@ -152,7 +152,7 @@ impl<B: Body> Interpreter<B> {
         self.resolve(ticket, Ok(Reply::Packages(Vec::new())));
     }
 
-    /// The execution that would run next, if what runs or comes before is only its packages.
+    /// Takes the execution that would run next, if only its own packages come before it.
     pub(super) fn take_next_execution(&mut self) -> Option<(Ticket, Job<B>)> {
         if matches!(self.front(), Some(Queued::Load(load)) if load.is_quiet())
             && let Some((ticket, _)) = self.queue.pop_front()
@@ -168,7 +168,7 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// Returns true when what the guest is at is something that somebody asked for by itself.
+    /// Returns true if the guest works on a command of its own, not on packages for an execution.
     pub(super) fn runs_for_somebody(&self) -> bool {
         self.exchange.as_ref().is_some_and(|exchange| {
             let is_quiet = matches!(&exchange.job, Job::Install(install) if install.is_quiet);

@@ -1,8 +1,8 @@
-//! Proof that a worker is idle: a second wall behind the rule that Python cannot end its own exchange.
+//! Proof that a worker is idle. It is a second safeguard behind the rule that Python cannot end its own exchange.
 //!
-//! A worker answers a `Ping` from its event loop only, and only between exchanges. After each execution the guest gets one. Until
-//! it is answered no event of another exchange counts, and a worker that does not answer is ended: it still computes. The numbers
-//! cannot be guessed, so that code which computes cannot answer in its place.
+//! A worker answers a `Ping` only from its event loop, and only between exchanges. The host sends one after each execution. Until the
+//! answer, no event of another exchange counts. A worker that does not answer still computes, and is ended. Code that computes cannot
+//! answer in the worker's place, because the numbers cannot be guessed.
 //!
 //! Decisions: `docs/internals/guest-in-a-browser.md`.
 
@@ -11,20 +11,19 @@ use super::interpreter::{Guest, Interpreter};
 use crate::error::Error;
 use crate::protocol::Request;
 
-/// The time that an idle worker may take to answer, in milliseconds. The page may have been blocked or asleep meanwhile, so the
-/// time has to pass twice.
+/// Time for an idle worker to answer, in milliseconds. The page may have been blocked or asleep meanwhile, so the time must pass twice.
 const ANSWER_MS: f64 = 5_000.0;
 
-/// The pings of a session.
+/// The pings of a session, and the state of the generator of their numbers.
 #[derive(Debug)]
 pub(super) struct Pings {
     state: u64,
-    /// The ping that has no answer yet, when to look at it, and whether that is the second look.
+    /// The ping without an answer, the time of the next look at it, and true if that is the second look.
     open: Option<(u32, f64, bool)>,
 }
 
 impl Pings {
-    /// Pings whose numbers nobody can guess; `secret` is a random number.
+    /// Pings with numbers that nobody can guess. `secret` is a random number.
     pub(super) fn new(secret: u64) -> Self {
         Self {
             state: secret,
@@ -39,12 +38,12 @@ impl Pings {
         Request::Ping { ping }
     }
 
-    /// Takes an answer; false when nobody has asked for it.
+    /// Takes an answer. Returns false if no such ping is open.
     fn answered(&mut self, ping: u32) -> bool {
         self.open.take_if(|(open, ..)| *open == ping).is_some()
     }
 
-    /// Looks at the open ping; true when the worker has not answered in time.
+    /// Checks the open ping. Returns true if the worker has not answered in time.
     fn is_late(&mut self, now: f64) -> bool {
         match &mut self.open {
             Some((_, at, is_second)) if now >= *at => {
@@ -66,7 +65,7 @@ impl Pings {
 }
 
 impl<B: Body> Interpreter<B> {
-    /// Has the guest prove that it is idle.
+    /// Asks the guest for a proof that it is idle.
     pub(super) fn ping(&mut self, now: f64) {
         if self.guest == Guest::Up
             && let Some(pings) = &mut self.pings
@@ -76,26 +75,26 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// The guest has answered.
+    /// Takes the guest's answer.
     pub(super) fn ponged(&mut self, now: f64, ping: u32) {
         if !self.pings.as_mut().is_some_and(|pings| pings.answered(ping)) {
             self.violation(now, "an answer to a ping that it did not get");
         }
     }
 
-    /// Returns true while the guest has yet to prove that it is idle.
+    /// Returns true until the guest has proved that it is idle.
     pub(super) fn awaits_pong(&self) -> bool {
         self.pings.as_ref().is_some_and(|pings| pings.open.is_some())
     }
 
-    /// Another guest comes next.
+    /// Drops the open ping, because another guest comes next.
     pub(super) fn forget_ping(&mut self) {
         if let Some(pings) = &mut self.pings {
             pings.open = None;
         }
     }
 
-    /// The next time to look at the open ping.
+    /// The time of the next look at the open ping.
     pub(super) fn ping_ends_at(&self) -> Option<f64> {
         let (_, at, _) = self.pings.as_ref()?.open?;
         Some(at)

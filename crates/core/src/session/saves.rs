@@ -1,8 +1,8 @@
-//! The rules by which the state is saved.
+//! Rules for saving the state.
 //!
-//! A save is no exchange: the guest works at it while it has nothing else to do, and gives up when a request comes in. A command
-//! waits for it only when much is at stake: when the work that would be lost took [`WORTH`] times as long as a save does. So
-//! saving takes a twentieth of the time at most, and a guest that is never idle is saved as well.
+//! A save is no exchange. The guest works at it while it has nothing else to do, and gives up when a request comes in. A command waits for
+//! a save only if much work is at stake: [`WORTH`] times the time of a save. So saving takes at most a twentieth of the time, and a guest
+//! that is never idle is saved as well.
 
 use super::Body;
 use super::checkpoint_chain::{Kept, Link};
@@ -11,27 +11,27 @@ use super::contexts::Contexts;
 use crate::execution::LostVariable;
 use crate::protocol::Request;
 
-/// The factor by which work has to outlast a save to be worth waiting for it.
+/// The work at stake for which a command waits, in times of a save.
 const WORTH: f64 = 20.0;
-/// The time that a save takes, in milliseconds, at least, and before one was seen.
+/// The least time that a save counts, in milliseconds. It also counts before the first save.
 pub(super) const LEAST_SAVE_MS: f64 = 20.0;
-/// The time without anything to do before a save is begun, in milliseconds.
+/// The idle time before a save begins, in milliseconds.
 const IDLE_MS: f64 = 50.0;
-/// The time that somebody may wait for a guest that saves, in milliseconds.
+/// The time that a command may wait for a save, in milliseconds.
 const MAX_SAVE_MS: f64 = 20_000.0;
-/// The time added when that is over: the page may have been busy, and what the guest sent may be waiting in a queue.
+/// The time added to [`MAX_SAVE_MS`], in milliseconds. The page may have been busy, with the guest's messages still in a queue.
 const LATE_MS: f64 = 500.0;
 
-/// The waiting of others, and what they wait for.
+/// The needs of those who wait.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Demand {
-    /// True when the guest could begin something.
+    /// True if the guest could begin a job.
     pub(super) is_free: bool,
-    /// True when a command waits for the guest.
+    /// True if a command waits for the guest.
     pub(super) is_awaited: bool,
-    /// True when that one asks for the state to be saved.
+    /// True if that command asks for a save.
     pub(super) asks: bool,
-    /// True when somebody waits for a copy of the state, the sooner the better.
+    /// True if somebody waits for a copy of the state, which should come soon.
     pub(super) copies: bool,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct Saved {
     pub(super) number: u32,
     pub(super) full: bool,
     pub(super) lost: Vec<LostVariable>,
-    /// True when it has memory that its variables no longer need.
+    /// True if the guest holds memory that its variables no longer need.
     pub(super) spent: bool,
 }
 
@@ -50,35 +50,35 @@ pub(super) struct Saved {
 pub(super) struct Saving<B> {
     number: u32,
     full: bool,
-    /// True when nothing has changed since the one before but what looking at it may have changed.
+    /// True if the state has not changed since the last save, except by looking at it.
     pub(super) again: bool,
     execution: u32,
     names: Vec<String>,
     contexts: Contexts<B>,
     before: Option<u32>,
-    /// Variables that the host had set after the checkpoint before.
+    /// Variables that the host had set since the last save.
     pub(super) news: Vec<String>,
     begun_at: f64,
-    /// Since when somebody waits for it.
+    /// The time since which somebody waits for the save.
     awaited_since: Option<f64>,
-    /// The time at which that was first found to be too long.
+    /// The time at which the wait was first found to be too long.
     late_since: Option<f64>,
-    /// True when the guest was sent something else meanwhile, for which it may give up.
+    /// True if another request was sent meanwhile. The guest may give up the save for it.
     overtaken: bool,
 }
 
 impl<B: Body> Checkpoints<B> {
-    /// Returns true when the state is saved, as far as that is of any use.
+    /// Returns true if the state is saved and saving can succeed.
     pub(super) fn are_saved(&self) -> bool {
         self.are_made && !self.vain
     }
 
-    /// Returns true when the present state is still to be saved.
+    /// Returns true if the present state needs a save, and none is under way.
     pub(super) fn is_unsaved(&self) -> bool {
         self.are_saved() && self.dirty && self.saving.is_none()
     }
 
-    /// Returns true when the next command has to wait until the state is saved.
+    /// Returns true if the next command must wait for a save.
     pub(super) fn holds_up(&self, demand: Demand) -> bool {
         let unsaved = self.dirty || self.saving.is_some();
         self.are_saved() && !self.failed && unsaved && (demand.asks || self.is_worth_waiting())
@@ -88,7 +88,7 @@ impl<B: Body> Checkpoints<B> {
         self.unsaved_ms >= WORTH * self.save_ms
     }
 
-    /// The time at which a save is to begin, if nothing happens until then.
+    /// The time at which a save begins, if nothing happens before.
     pub(super) fn saves_at(&self, demand: Demand) -> Option<f64> {
         let idle_ms = if demand.copies { 0.0 } else { IDLE_MS };
         self.can_save(demand).then_some(self.idle_since + idle_ms)
@@ -100,7 +100,7 @@ impl<B: Body> Checkpoints<B> {
         self.are_saved() && idle && differs && self.saving.is_none()
     }
 
-    /// Begins a save when there is nothing else to do, or too much at stake.
+    /// Begins a save if the guest is idle, or too much is at stake.
     pub(super) fn begin_save(
         &mut self,
         now: f64,
@@ -134,7 +134,7 @@ impl<B: Body> Checkpoints<B> {
         Some(Request::Save { checkpoint, full })
     }
 
-    /// Looks whether somebody waits for the save under way.
+    /// Records the time since which somebody waits for the save under way.
     pub(super) fn note_wait(&mut self, now: f64, demand: Demand) {
         let waits = demand.is_free && demand.is_awaited && self.holds_up(demand);
         if let Some(saving) = &mut self.saving {
@@ -146,14 +146,14 @@ impl<B: Body> Checkpoints<B> {
         }
     }
 
-    /// The time at which to look whether a guest has saved what somebody waits for.
+    /// The time at which to check a save that somebody waits for.
     pub(super) fn save_ends_at(&self) -> Option<f64> {
         let saving = self.saving.as_ref()?;
         let late = saving.late_since.map(|since| since + LATE_MS);
         late.or(saving.awaited_since.map(|since| since + MAX_SAVE_MS))
     }
 
-    /// Returns true when a guest takes too long to save. A clock that is late says nothing yet: it may be the host that was busy.
+    /// Returns true if a save takes too long. The first late check does not count, because the host may have been busy.
     pub(super) fn is_late(&mut self, now: f64) -> bool {
         if self.save_ends_at().is_none_or(|ends_at| now < ends_at) {
             return false;
@@ -167,14 +167,14 @@ impl<B: Body> Checkpoints<B> {
         }
     }
 
-    /// The guest is sent something else.
+    /// Records that another request was sent to the guest.
     pub(super) fn overtaken(&mut self) {
         if let Some(saving) = &mut self.saving {
             saving.overtaken = true;
         }
     }
 
-    /// The guest has saved its state; true when it is better replaced by one that is given that. An error is a violation.
+    /// Takes a finished save. Returns true if the guest should be replaced by one that restores the state. An error is a violation.
     pub(super) fn saved(&mut self, now: f64, save: Saved, body: Option<B>) -> Result<bool, &'static str> {
         let Saved {
             number,
@@ -222,7 +222,7 @@ impl<B: Body> Checkpoints<B> {
         Ok(recycles && !self.dirty)
     }
 
-    /// It has not: there was something else to do, or there is a `reason`. An error is a violation.
+    /// Takes the end of a save without a checkpoint. Another request came first, or there is a `reason`. An error is a violation.
     pub(super) fn not_saved(&mut self, now: f64, number: u32, reason: Option<String>) -> Result<(), &'static str> {
         let saving = self.take_saving(number).ok_or("a checkpoint that nobody asked for")?;
         if reason.is_none() && !saving.overtaken {
@@ -243,12 +243,12 @@ impl<B: Body> Checkpoints<B> {
         self.saving.take_if(|saving| saving.number == number)
     }
 
-    /// The time that a save has taken since the guest was last free for it.
+    /// The time of a save, from the moment at which the guest was last free for it.
     fn took(&self, now: f64, saving: &Saving<B>) -> f64 {
         now - saving.begun_at.max(self.idle_since)
     }
 
-    /// A save that took so long failed: what was saved before stays, and the next exchange may change what is in the way.
+    /// Handles a failed save. Earlier checkpoints stay, and the next exchange may remove the obstacle.
     fn failed_to_save(&mut self, took: f64, news: Vec<String>, why: String) {
         self.unsavable = Some(why);
         self.vain = !self.dirty;

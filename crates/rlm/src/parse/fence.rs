@@ -1,36 +1,36 @@
-//! Fences as models write them, and where their blocks end.
+//! Fences in the forms that models write, and the ends of their blocks.
 
 use std::collections::HashMap;
 
-/// The beginning of a block.
+/// A fence that begins a block.
 pub struct Fence<'a> {
-    /// Words that stand before it on its line.
+    /// Words before the fence on its line.
     pub before: &'a str,
-    /// True when its block is code to run.
+    /// True if the block is code to run.
     pub is_code: bool,
-    /// True when a text follows its marks: a language, as a rule.
+    /// True if a text, usually a language, follows the fence's marks.
     has_info: bool,
     mark: char,
     width: usize,
     indent: usize,
-    /// The number of quotes it stands in.
+    /// The number of Markdown quotes (`>`) around the fence.
     quotes: usize,
 }
 
 /// The end of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// At the line of this index. It is doubtful when the block seems to hold fences of its own.
+    /// The block ends at the line with this index. `is_doubtful` is true if the block seems to hold fences of its own.
     Closed { at: usize, is_doubtful: bool },
-    /// Nowhere.
+    /// The block has no end.
     Missing,
-    /// There is no block: words speak of fences, and the line of this index has a real one.
+    /// There is no block: the words only mention fences. The line with this index has a real fence.
     Mention { of: usize },
 }
 
 impl<'a> Fence<'a> {
-    /// The fence on a line. One that begins the line may have quotes, marks of lists and tags before it. Behind words it is one of
-    /// backticks that no others on the line belong to.
+    /// The fence on a line. A fence that begins the line may have quotes, marks of lists and tags before it. A fence after words must be of
+    /// backticks, without matching backticks on the line.
     pub fn open(line: &'a str) -> Option<Self> {
         let (quotes, text) = without_containers(line);
         let (start, mark, width) = match marks(text) {
@@ -48,7 +48,7 @@ impl<'a> Fence<'a> {
         if is_quote && !(is_language && language.is_some_and(|language| language.len() == info.len())) {
             return None;
         }
-        // Behind words, more words are a sentence about fences. And with a backtick after them, backticks are no fence in Markdown.
+        // After words, more words make a sentence about fences. With a backtick after them, backticks are no fence in Markdown.
         let is_sentence = !before.is_empty() && language.is_some_and(|language| language.len() < info.len());
         Some(Self {
             before,
@@ -61,7 +61,7 @@ impl<'a> Fence<'a> {
         })
     }
 
-    /// The end of the block, which begins with these lines.
+    /// Finds the end of the block that begins with these lines.
     pub fn end(&self, lines: &[&str]) -> End {
         let is_behind_words = !self.before.is_empty();
         let mut strings = Strings::default();
@@ -90,7 +90,8 @@ impl<'a> Fence<'a> {
         text.len() >= self.width && text.chars().all(|char| char == self.mark)
     }
 
-    /// The lines without the quotes around the fence, and without its indentation as far as the first of them has it.
+    /// The block's lines, without the quotes around the fence and without the fence's indentation. The first line limits the indentation
+    /// that is removed.
     pub fn content(&self, lines: &[&str]) -> String {
         let indentation = |line: &str| line.len() - line.trim_start_matches([' ', '\t']).len();
         let lines: Vec<&str> = lines.iter().map(|line| unquoted(line, self.quotes)).collect();
@@ -101,7 +102,7 @@ impl<'a> Fence<'a> {
     }
 }
 
-/// Returns true when a line, as far as it is there, may end a block.
+/// Returns true if a line, as far as it is written, may end a block.
 pub fn may_end(line: &str) -> bool {
     let text = line
         .trim_start_matches(|char| is_blank(char) || char == '>')
@@ -109,18 +110,18 @@ pub fn may_end(line: &str) -> bool {
     text.len() >= 3 && ['`', '~'].into_iter().any(|mark| text.chars().all(|char| char == mark))
 }
 
-/// White space, and characters without width.
+/// Returns true for white space, and for characters without width.
 pub fn is_blank(char: char) -> bool {
     char.is_whitespace()
         || matches!(char, '\u{ad}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{fe0f}' | '\u{feff}')
 }
 
-/// Returns true when a line begins with a fence that names a language.
+/// Returns true if a line begins with a fence that names a language.
 fn begins_with_fence(line: &str) -> bool {
     Fence::open(line).is_some_and(|fence| fence.before.is_empty() && fence.has_info)
 }
 
-/// A line without the quotes around it, of which there are at most so many.
+/// A line without at most `quotes` Markdown quotes at its beginning.
 fn unquoted(line: &str, quotes: usize) -> &str {
     let mut line = line;
     for _ in 0..quotes {
@@ -132,7 +133,7 @@ fn unquoted(line: &str, quotes: usize) -> &str {
     line
 }
 
-/// A line without what a fence may stand in: white space, quotes (which are counted), marks of lists, tags.
+/// A line without the marks in which a fence may stand: white space, quotes, marks of lists, tags. Also returns the number of quotes.
 fn without_containers(line: &str) -> (usize, &str) {
     let mut quotes = 0;
     let mut text = line.trim_start_matches(is_blank);
@@ -162,15 +163,15 @@ fn without_tag(text: &str) -> Option<&str> {
     (!tag.is_empty() && !tag.contains(['`', '<'])).then_some(rest)
 }
 
-/// The tildes that a text begins with, if they are a fence; or quotes, which some models write instead. Their blocks are not run.
+/// The tildes at the beginning of a text, if they are a fence, or quotes, which some models write instead. Blocks with quotes do not run.
 fn marks(text: &str) -> Option<(char, usize)> {
     let mark = text.chars().next().filter(|mark| matches!(mark, '~' | '\'' | '"'))?;
     let width = text.len() - text.trim_start_matches(mark).len();
     (width >= 3).then_some((mark, width))
 }
 
-/// The place on a line where the backticks of a fence begin, and their number. As many backticks later on the line make both a
-/// piece of code within the line.
+/// The position and number of backticks of a fence on a line. Backticks with an equal number later on the line are code within the line,
+/// and no fence.
 fn backticks(text: &str) -> Option<(usize, usize)> {
     let mut runs = Vec::new();
     let mut start = 0;
@@ -195,15 +196,17 @@ fn backticks(text: &str) -> Option<(usize, usize)> {
 /// Follows Python's string literals from line to line.
 #[derive(Default)]
 pub struct Strings {
-    /// The quote that a triple-quoted string has been opened with.
+    /// The quote of the triple-quoted string that is open.
     triple: Option<char>,
 }
 
 impl Strings {
+    /// Returns true if a triple-quoted string is open at the end of the last line.
     pub fn in_triple(&self) -> bool {
         self.triple.is_some()
     }
 
+    /// Reads the next line.
     pub fn read(&mut self, line: &str) {
         let mut chars = line.chars();
         let mut single = None;

@@ -1,4 +1,4 @@
-//! Runs, with a scripted model and a scripted sandbox.
+//! Tests of runs with a scripted model and a scripted sandbox.
 
 use proptest::prelude::*;
 use sandglass_core::CodeExecution;
@@ -48,7 +48,7 @@ pub(super) fn said(text: &str) -> Reply {
     }
 }
 
-/// The outcome of a run: its end, the code that was run, and the last message of each turn.
+/// The result of a run: its end, the code that ran, and the last message of each turn.
 struct Ran {
     finish: Finish,
     code: Vec<String>,
@@ -56,8 +56,8 @@ struct Ran {
     events: Vec<RlmEventKind>,
 }
 
-/// Runs a task. Python understands `FINAL <json>` (declares it), `fail` (raises), `FINAL_VAR("found")` and `FINAL(found)` (declare 7), and prints
-/// everything else.
+/// Runs a task. The scripted Python knows `FINAL <json>` (declares that), `fail` (raises), and `FINAL_VAR("found")` and `FINAL(found)`
+/// (declare 7). It prints all other code.
 fn run(task: Task, limits: BudgetLimits, mut model: impl FnMut(&[Message]) -> Result<Reply, String>) -> Ran {
     let mut controller = Controller::new(task, Budget::new(limits, 0.0), 0.0);
     let (mut now, mut input) = (0.0, Input::Ready(Vec::new()));
@@ -160,7 +160,7 @@ fn a_block_that_was_cut_off_is_not_run() {
             ..said(text)
         })
     });
-    // The second reply ends within its block as well, but was not cut: the model only forgot the fence.
+    // The second reply ends within its block as well, but was not cut: the model forgot the fence.
     assert_eq!(ran.code, ["a", "FINAL 2"]);
     assert!(ran.heard[1].contains("because your reply was cut"));
 }
@@ -200,12 +200,12 @@ fn a_name_in_prose_is_a_variable_and_no_answer_without_one() {
         ran.heard[1]
     );
     assert!(ran.heard[2].starts_with("Output:\nlook\n\nOutput (block 2):"));
-    // Texts are answers as they are.
+    // A text is an answer as it is.
     for said in ["two words", "7", "True", "f(x)"] {
         let ran = script(task(), &[&format!("FINAL({said})")]);
         assert_eq!((answer(&ran).1, ran.code.len()), (Some(json!(said)), 0));
     }
-    // `answer` is there from the beginning, and empty.
+    // The variable `answer` exists from the beginning, without a value.
     let ran = script(task(), &["FINAL(answer)", &cell("FINAL 1")]);
     assert!(ran.code[0].starts_with("FINAL_VAR(\"answer\") if "), "{}", ran.code[0]);
 }
@@ -346,7 +346,7 @@ fn a_run_can_be_stopped_in_any_state() {
 }
 
 proptest! {
-    /// Whatever a model says, a run ends within its turns, its messages fit, and its events tell one story.
+    /// Checks that every run ends within its turns, that its messages fit, and that its events are consistent.
     #[test]
     fn any_model_comes_to_an_end(
         replies in prop::collection::vec(
@@ -385,7 +385,7 @@ proptest! {
         prop_assert!(ends);
     }
 
-    /// Fences of every kind, what stands before them and how their code looks: none of it comes out as the answer.
+    /// Checks that no declaration is read out of a block's source, for fences of every kind, with any text before them.
     #[test]
     fn no_answer_is_taken_out_of_the_source_of_a_block(
         stretches in prop::collection::vec((
@@ -404,7 +404,7 @@ proptest! {
         let mut reply = String::new();
         let all = stretches.len();
         for (index, (before, mark, info, code, prose, is_quoted)) in stretches.into_iter().enumerate() {
-            // Words do not stand before tildes.
+            // A fence of tildes cannot stand after words.
             let has_words = before.starts_with(['S', 'I']);
             let before = if has_words && mark == "~~~" { "" } else { before };
             let quote = if is_quoted && before.starts_with('>') { "> " } else { "" };

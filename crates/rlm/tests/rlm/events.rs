@@ -1,9 +1,9 @@
-//! The lines of a trajectory, to the letter: what was recorded has to be readable later.
+//! Tests of the exact lines of a trajectory. A recorded trajectory must stay readable.
 
 use sandglass_rlm::event::{RlmEvent, RlmEventKind, TRAJECTORY_VERSION, hash};
 use sandglass_rlm::replay::read_trajectory;
 
-/// One line of each kind, as version 1 writes them.
+/// One line for each kind of event, in the form of version 1.
 const LINES: &str = r#"{"run":"0","depth":0,"time":0.0,"type":"runStarted","version":1,"task":"t","contexts":[{"name":"context","type":"str","length":3,"unit":"characters","peek":"abc"}],"maxIterations":20,"maxDepth":1,"answerSchema":{"type":"integer"}}
 {"run":"0","depth":0,"time":1.5,"type":"turnStarted","turn":1,"of":20,"messages":2,"promptTokens":900,"left":{"calls":499.0}}
 {"run":"0","depth":0,"time":2.0,"type":"historyCompacted","before":9000,"after":5000,"turns":3}

@@ -1,4 +1,4 @@
-//! The controller from outside: what a driver sees of it.
+//! Tests of the controller through its public interface.
 #![cfg(not(target_arch = "wasm32"))]
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 

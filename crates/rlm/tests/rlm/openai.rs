@@ -1,4 +1,4 @@
-//! The wire of endpoints: bodies, streams however they are split, errors, and when to try again.
+//! Tests of the endpoints' wire: bodies, streams in any pieces, errors, and repeated attempts.
 
 use proptest::prelude::*;
 use sandglass_rlm::openai::{
@@ -7,7 +7,7 @@ use sandglass_rlm::openai::{
 use sandglass_rlm::{Message, Role};
 use serde_json::{Value, json};
 
-/// Reads a stream that comes in these pieces; returns the reply and the texts that were heard.
+/// Reads a stream that comes in these pieces. Returns the reply, and all texts that it brought.
 fn stream<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Result<(Reply, String), Failure> {
     let (mut reader, mut heard) = (StreamReader::default(), String::new());
     for piece in pieces {
@@ -180,7 +180,7 @@ fn pauses_grow_and_retry_after_is_heeded() {
             seconds_or_date,
             milliseconds,
         };
-        // 1994-11-06T08:49:30Z
+        // This time is 1994-11-06T08:49:30Z.
         retry_in(&refusal(429, b"", retry_after, 784_111_770_000.0), 1, 5, 0.0)
     };
     assert_eq!(wait(Some("2"), None), Some(2_000.0));
@@ -212,7 +212,7 @@ fn usage_is_estimated_where_nobody_tells() {
 }
 
 proptest! {
-    /// However a stream is split, and whatever its lines end with, it says the same.
+    /// Checks that a stream means the same for all pieces and line ends.
     #[test]
     fn splits_change_nothing(
         texts in prop::collection::vec("[a-zé✓\n\"\\\\ ]{0,8}", 1..6),
@@ -237,7 +237,7 @@ proptest! {
         prop_assert!(reply.usage.is_some());
     }
 
-    /// A stream that is cut anywhere is a failure, or had said everything.
+    /// Checks that a stream which is cut anywhere fails, unless it was complete.
     #[test]
     fn a_cut_is_noticed(at in 0usize..1_000) {
         let text = format!("{}{}{STOP}{DONE}", chunk("one "), chunk("two"));

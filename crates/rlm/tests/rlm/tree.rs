@@ -1,4 +1,4 @@
-//! Trees of runs, with scripted models and sandboxes.
+//! Tests of trees of runs, with scripted models and sandboxes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ fn budget() -> Budget {
     Budget::new(BudgetLimits::default(), 0.0)
 }
 
-/// The first run of a tree, which runs its first block.
+/// The first run of a tree, with its first block running.
 fn running(tree: &Arc<Tree>) -> Run {
     let mut run = tree.root("Find it.".to_owned(), budget(), 0.0);
     assert!(matches!(
@@ -137,7 +137,7 @@ fn a_prompt_that_does_not_fit_is_refused() {
     let (answer, next) = run.answered(2.0, call, Came::Failed(why.clone()));
     assert_eq!(answer, Err(why.clone()));
     assert_eq!(ended(&next), (&None, &Some(why), &None));
-    // Nor does such a task start a run.
+    // A refused task starts no run either.
     let query = run.rlm_query(3.0, refused, budget(), |_| Ok(None));
     assert!(matches!(query.work, Work::Refuse(_)));
     assert!(matches!(
@@ -250,7 +250,7 @@ fn an_answer_to_nothing_ends_the_run() {
     assert!(finish.error.unwrap().contains("standstill"));
 }
 
-/// A driver that does one thing at a time, in any order.
+/// A driver that does one step at a time, in any order.
 struct Simulation {
     tree: Arc<Tree>,
     runs: BTreeMap<String, Driven>,
@@ -258,15 +258,15 @@ struct Simulation {
     now: f64,
 }
 
-/// A run, and what its driver is at.
+/// A run, and the state of its driver.
 struct Driven {
     run: Run,
     step: Option<Step>,
-    /// Its sandbox is gone.
+    /// True if the run's sandbox is gone.
     is_ended: bool,
-    /// Queries that the sub-model is asked.
+    /// Queries that wait for the sub-model.
     asked: BTreeSet<u32>,
-    /// The call that waits for it, with the run whose call that is.
+    /// The call that waits for this run, with the calling run's path.
     waits: Option<(String, u32)>,
 }
 
@@ -311,7 +311,7 @@ impl Simulation {
         self.follow(id, next);
     }
 
-    /// Code of a run makes a query.
+    /// Has the code of a run make a query.
     fn query(&mut self, id: &str, recurses: bool) {
         let driven = self.runs.get_mut(id).unwrap();
         let query = match recurses {
@@ -328,7 +328,7 @@ impl Simulation {
         }
     }
 
-    /// Does one of the things that may happen now, which `choice` chooses.
+    /// Does one of the steps that are possible now. `choice` selects it.
     fn happen(&mut self, choice: u16) {
         self.now += 1.0;
         let ids: Vec<String> = self.runs.keys().cloned().collect();
@@ -365,7 +365,7 @@ impl Simulation {
 }
 
 proptest! {
-    /// Whatever happens in whichever order, each run and each query begins and ends once, and none outlives what it belongs to.
+    /// Checks, for steps in any order, that each run and each query begins and ends once, and ends before its parent does.
     #[test]
     fn nothing_outlives_what_it_belongs_to(choices in prop::collection::vec(any::<u16>(), 0..200), max_depth in 0u32..3) {
         let tree = Tree::new(Rules { max_depth, ..rules() }, 0.0);
@@ -378,7 +378,7 @@ proptest! {
             }
             driver.happen(choice);
         }
-        // Whatever is still at work is ended.
+        // End all runs that are still at work.
         for _ in 0..10_000 {
             let Some(id) = driver.runs.keys().next_back().cloned() else { break };
             let driven = driver.runs.get_mut(&id).unwrap();
@@ -419,7 +419,7 @@ proptest! {
                     prop_assert!(child.is_some(), "call {} has not begun", call);
                     prop_assert!(child.flatten().is_none_or(|child| ended.contains(&child)));
                 }
-                // What a block does is told before the block's end.
+                // Events of a block's queries come before the block's end.
                 RlmEventKind::ExecutionEnded { .. } => prop_assert!(open[&run].is_empty()),
                 _ => {}
             }

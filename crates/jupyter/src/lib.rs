@@ -53,6 +53,7 @@ const ANSWER_MS: f64 = 24.0 * 3_600_000.0;
 
 /// Which kernel a guest of the backend jupyter lodges in.
 #[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Jupyter backend")]
 pub struct KernelChoice {
     /// With jupyter, the kernelspec that is started, by its name or its folder; by default python3.
     #[arg(long, env = "SANDGLASS_KERNEL", value_name = "NAME")]
@@ -82,10 +83,15 @@ impl KernelChoice {
 #[derive(Debug, Subcommand)]
 pub enum KernelCommand {
     /// Lets notebooks choose the kernel: writes its kernel.json, with the options that are given here.
+    #[command(
+        after_help = "Examples:\n  sandglass-host kernel install\n  sandglass-host kernel install --prefix .venv --python .venv/bin/python --timeout 600"
+    )]
     Install(Box<install::InstallArgs>),
     /// Takes a kernel away that `install` has made.
+    #[command(after_help = "Example:\n  sandglass-host kernel uninstall --prefix .venv")]
     Uninstall(install::PlaceArgs),
     /// Runs it. Jupyter does that.
+    #[command(after_help = "Example:\n  sandglass-host kernel run --connection-file kernel.json")]
     Run(Box<RunArgs>),
 }
 
@@ -102,10 +108,8 @@ pub struct RunArgs {
 
 /// Options of the sandbox that the cells of a kernel run in.
 #[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Cells")]
 pub struct CellsArgs {
-    /// The place where it runs.
-    #[command(flatten)]
-    pub guest: GuestArgs,
     /// The folder that the code has as /workspace, and works in; without it, an empty one.
     #[arg(long, value_name = "DIR")]
     pub workspace: Option<PathBuf>,
@@ -121,6 +125,9 @@ pub struct CellsArgs {
     /// Gives HTML, SVG, Markdown, LaTeX and charts to the notebook as code has made them: then code can run scripts in the notebook's page.
     #[arg(long)]
     pub trust_output: bool,
+    /// The guests.
+    #[command(flatten)]
+    pub guest: GuestArgs,
     /// The model that answers `llm_query`.
     #[command(flatten)]
     pub model: ModelArgs,

@@ -15,7 +15,7 @@ const LLM_KEY_VARIABLE: &str = "SANDGLASS_LLM_KEY";
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Guests")]
 pub struct GuestArgs {
-    /// How guests are isolated: auto, bubblewrap or docker. subprocess and jupyter isolate nothing, and auto never takes them.
+    /// The backend that isolates guests: auto, bubblewrap or docker. subprocess and jupyter isolate nothing, and auto never takes them.
     #[arg(long, env = "SANDGLASS_BACKEND", default_value = "auto", value_name = "NAME")]
     pub backend: BackendKind,
     /// The Python of bubblewrap and subprocess guests; by default /usr/bin/python3, or the first on PATH. With jupyter, the

@@ -434,13 +434,7 @@ impl Model {
                 };
                 (event, None)
             }
-            Request::Restore { exchange, .. } => (
-                Event::Restored {
-                    exchange,
-                    lost: Vec::new(),
-                },
-                None,
-            ),
+            Request::Restore { exchange, .. } => (Event::Restored { exchange, lost: Vec::new() }, None),
             Request::SetVariable { exchange, .. } => (Event::Done { exchange }, None),
             Request::ListVariables { exchange, .. } => {
                 let encoding = Encoding::Marshal;

@@ -165,7 +165,7 @@ pub struct WarmArgs {
     /// Most spares. Their number follows demand. 0 disables spares.
     #[arg(long, env = "SANDGLASS_MAX_SPARES", default_value_t = 20, help_heading = "Spares")]
     pub max_spares: usize,
-    /// What a request does if there is no spare: wait for one, start a guest of its own, or be refused with status 429.
+    /// The answer to a request if there is no spare: wait for one, start a guest for it, or refuse with status 429.
     #[arg(long, env = "SANDGLASS_WHEN_EMPTY", default_value = "wait", help_heading = "Spares")]
     pub when_empty: WhenEmpty,
     /// Seconds after which the zygote is replaced. A zygote is the process that forks guests.

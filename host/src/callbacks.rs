@@ -22,7 +22,7 @@ pub type OnDisplay = Arc<dyn Fn(&Display, ToResult) + Send + Sync>;
 pub struct HostCall {
     /// The function's name.
     pub name: String,
-    /// Its arguments.
+    /// The call's arguments.
     pub args: Vec<Value>,
     /// The execution's budget. A recursive run gets a child of it.
     pub budget: Budget,
@@ -69,7 +69,7 @@ pub struct Query {
 pub struct Answer {
     /// The text for Python.
     pub text: String,
-    /// Its usage, for the budget. The call itself is counted already.
+    /// The usage of the model, for the budget. The call itself is already counted.
     pub usage: Usage,
 }
 

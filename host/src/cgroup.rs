@@ -32,7 +32,7 @@ pub struct Bounds {
     pub memory_bytes: u64,
     /// Processes and threads.
     pub pids: u32,
-    /// Processors, in parts of one.
+    /// Processors; fractions are allowed.
     pub cpus: f64,
 }
 
@@ -343,7 +343,7 @@ impl Home {
     }
 }
 
-/// Version 2: groups beneath this one get the controllers.
+/// Gives the controllers to the groups below. Only version 2 needs this.
 fn enable(folder: &Path, controllers: &str) -> io::Result<()> {
     let file = folder.join("cgroup.subtree_control");
     let enabled = fs::read_to_string(&file)?;

@@ -18,7 +18,7 @@ pub fn goes_on(source: &str) -> bool {
 /// The progress through a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// It can be run.
+    /// The source can be run.
     Complete,
     /// More lines must follow.
     Incomplete,
@@ -54,9 +54,9 @@ pub fn state(source: &str) -> State {
 
 /// The reason why reading a text stopped before its end.
 enum Stop {
-    /// It is no Python.
+    /// Python refuses the text.
     Refused,
-    /// It ends within brackets, a string, or after a backslash.
+    /// The text ends within brackets, within a string, or after a backslash.
     Open,
 }
 
@@ -109,7 +109,7 @@ impl Line {
             "if" | "elif" | "else" | "for" | "while" | "with" | "try" | "except" | "finally" | "def" | "class" => {
                 self.has_colon
             }
-            // These may be names as well.
+            // These words may also be names.
             "match" | "case" => self.ends_in_colon,
             _ => false,
         }

@@ -44,7 +44,7 @@ impl Completions {
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
         }
-        // Another part of the program may have chosen one already; any will do.
+        // Another part of the program may have chosen a provider already, and any provider will do.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = Client::builder()
             .default_headers(headers)
@@ -114,7 +114,7 @@ impl Completions {
         Err(refusal(status.as_u16(), &bytes, retry_after, now_ms))
     }
 
-    /// Reads a reply as it comes.
+    /// Reads a streamed reply as it comes.
     async fn hear(&self, mut response: Response, on_text: OnText<'_>) -> Result<Reply, Failure> {
         let mut reader = StreamReader::default();
         let mut held = String::new();

@@ -34,7 +34,7 @@ fn instant(at: f64) -> Instant {
     *CLOCK + std::time::Duration::from_secs_f64(at.clamp(0.0, now() + most) / 1_000.0)
 }
 
-/// Is shown text.
+/// Receives text.
 pub(crate) type OnText = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// The news of all executions of a sandbox.
@@ -44,7 +44,7 @@ pub(crate) struct Callbacks {
     pub(crate) on_stderr: Option<OnText>,
 }
 
-/// The news of one execution.
+/// The receivers of one execution's events.
 #[derive(Default)]
 pub(crate) struct Watch {
     pub(crate) on_output: Option<OnOutput>,
@@ -61,7 +61,7 @@ enum Message {
     Input(Input<Payload>),
     Predictions(oneshot::Sender<Vec<Prediction>>),
     Stats(oneshot::Sender<Stats>),
-    /// Is told when nothing is left.
+    /// Ends the session. The sender is told when nothing is left.
     Destroy(Option<oneshot::Sender<()>>),
     HostReturned(u32, Result<Encoded<Payload>, HostFailure>, Option<Usage>),
 }

@@ -45,21 +45,21 @@ pub enum FrameError {
     /// The frame's length exceeds the limit.
     #[error("a frame of {0} bytes, more than the {1} that there may be")]
     TooLong(usize, usize),
-    /// It is for, or of, somebody else.
+    /// The frame has another guest's epoch.
     #[error("a frame of another epoch")]
     Epoch,
     /// The header's length exceeds the frame.
     #[error("an oversized header")]
     Header,
-    /// It has more bodies than there may be.
+    /// The frame has too many bodies.
     #[error("a frame with too many bodies")]
     Bodies,
-    /// Its lengths do not add up.
+    /// The frame's lengths do not add up.
     #[error("a frame whose lengths do not add up")]
     Lengths,
 }
 
-/// One message.
+/// One message between host and guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
     /// JSON, unchecked.
@@ -143,7 +143,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
-    /// Sets how many bytes a frame may have, from the next one on.
+    /// Sets the largest frame in bytes, from the next frame on.
     pub fn set_max_bytes(&mut self, max_bytes: usize) {
         self.max_bytes = max_bytes;
     }

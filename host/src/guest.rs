@@ -30,7 +30,7 @@ pub struct Plan {
     pub program: PathBuf,
     /// The program's arguments. A guest with a channel also gets `--fd N --epoch E`.
     pub args: Vec<OsString>,
-    /// Its environment: nothing is inherited.
+    /// The program's environment. Nothing is inherited.
     pub env: Vec<(OsString, OsString)>,
     /// The folder in which the program starts; by default the root.
     pub cwd: Option<PathBuf>,

@@ -88,7 +88,7 @@ struct Source {
     max_depth: usize,
     /// Most levels of elements that a parser opens again.
     max_formatting: usize,
-    /// Style sheets. Further ones are left out.
+    /// Most style sheets. Further ones are left out.
     max_styles: usize,
     /// Most levels of brackets in a style sheet. Deeper CSS is left out.
     max_css_depth: usize,
@@ -139,7 +139,7 @@ fn cleaner() -> Builder<'static> {
     // Style sheets are filtered apart. Here there is none any more.
     let tags = tags.filter(|tag| *tag != "style").collect();
     let attributes = words(&source.attributes).chain(words(&source.svg_attributes));
-    // Of attributes with a prefix, such as `xlink:href`, ammonia asks for the rest.
+    // For an attribute with a prefix, such as `xlink:href`, ammonia asks for the part after the prefix.
     let attributes = attributes.map(|name| name.rsplit(':').next().unwrap_or(name));
     let mut cleaner = Builder::empty();
     cleaner

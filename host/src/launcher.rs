@@ -45,7 +45,7 @@ impl BackendKind {
         matches!(self, Self::Subprocess | Self::Jupyter)
     }
 
-    /// Its public name.
+    /// The backend's public name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -83,7 +83,7 @@ pub struct Resources {
     pub memory_bytes: u64,
     /// Processes and threads.
     pub pids: u32,
-    /// Processors, in parts of one.
+    /// Processors; fractions are allowed.
     pub cpus: f64,
     /// Open files of a process.
     pub open_files: u32,

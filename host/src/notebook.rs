@@ -19,7 +19,7 @@ use crate::workspace::{CELLS_FOLDER, Workspace, put};
 
 /// Bytes of the variables in one file.
 const MAX_VALUES_BYTES: u64 = 64 << 20;
-/// Bytes of one file: sources and results come on top of the variables.
+/// The largest file, in bytes. Sources and results come on top of the variables.
 const MAX_FILE_BYTES: u64 = 96 << 20;
 /// Bytes of all files of a notebook.
 const MAX_FILES_BYTES: u64 = 1 << 30;
@@ -46,7 +46,7 @@ pub struct Notebook {
 pub struct Cell {
     /// The name of the cell, from which its files are named.
     pub id: String,
-    /// Its source.
+    /// The cell's source.
     pub code: String,
     /// The outcome of the last run; `None` when the sandbox could not run the cell.
     pub execution: Option<Execution>,
@@ -92,7 +92,7 @@ impl Notebook {
         &self.workspace
     }
 
-    /// Its cells, in order.
+    /// The notebook's cells, in order.
     pub fn cells(&self) -> &[Cell] {
         &self.cells
     }

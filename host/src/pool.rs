@@ -61,7 +61,7 @@ pub struct PoolSettings {
     pub when_empty: WhenEmpty,
     /// The longest wait for a spare.
     pub max_wait: Duration,
-    /// Without demand for so long, one less waits.
+    /// The time without demand after which the number of spares falls by one.
     pub calm: Duration,
     /// The age at which a zygote is replaced, because all its guests share its memory layout.
     pub max_zygote_age: Duration,
@@ -220,7 +220,7 @@ impl State {
         self.death = Some(Error::BootFailed(format!("a guest that waited has ended: {exit}")));
     }
 
-    /// A guest lives: the next ones may as well.
+    /// Notes that a guest lives, so the next ones may live too.
     fn recover(&mut self) {
         self.failure = None;
         self.death = None;
@@ -409,7 +409,7 @@ impl Shared {
             }
             self.wanted.notify_one();
             let when_empty = match self.settings.when_empty {
-                // There may never be another one.
+                // There may never be another guest.
                 WhenEmpty::Wait if self.state().problem().is_some() => WhenEmpty::Cold,
                 when_empty => when_empty,
             };

@@ -56,7 +56,7 @@ pub struct RlmOptions {
     pub max_depth: u32,
     /// Replies of the model per run.
     pub max_iterations: u32,
-    /// Tokens of one prompt, by estimate.
+    /// The most tokens of one prompt, by estimate.
     pub max_prompt_tokens: u32,
     /// Child runs of one depth that have a sandbox at the same time.
     pub max_concurrent_runs: u32,
@@ -161,7 +161,7 @@ pub async fn run(options: RlmOptions, launcher: Arc<dyn Launcher>, stop: &Stop) 
     contexts.extend(options.more_contexts.iter().cloned());
     let most = options.budget.max_time;
     let tree = Tree::new(options, launcher);
-    // Its own, which ends when the reason is known, and not before.
+    // The run has a stop of its own, which ends only when the reason is known.
     let own = Stop::default();
     let watching = {
         let (tree, own, stop, budget) = (tree.clone(), own.clone(), stop.clone(), budget.clone());

@@ -37,7 +37,7 @@ pub struct Sandbox {
 pub struct ExecuteOptions {
     /// The timeout in milliseconds of guest time, instead of the sandbox's `timeout`.
     pub timeout_ms: Option<f64>,
-    /// Its share of the sandbox's budget.
+    /// The execution's share of the sandbox's budget.
     pub budget: BudgetLimits,
     /// Receives printed text as it comes.
     pub on_output: Option<OnOutput>,
@@ -90,9 +90,9 @@ fn as_json<S: serde::Serializer>(value: &Value, serializer: S) -> Result<S::Ok, 
 /// A file or folder of the guest's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FileEntry {
-    /// Its path, relative to the working folder.
+    /// The file's path, relative to the working folder.
     pub path: String,
-    /// Its size in bytes.
+    /// The file's size in bytes.
     pub size: i64,
     /// The time of the last write, in milliseconds since 1970.
     pub modified: f64,
@@ -123,7 +123,7 @@ impl fmt::Debug for Sandbox {
 }
 
 impl Sandbox {
-    /// Builds one.
+    /// A builder with the default options.
     pub fn builder() -> SandboxBuilder {
         SandboxBuilder::default()
     }
@@ -136,7 +136,7 @@ impl Sandbox {
         self.ask(Command::Start).await.map(drop)
     }
 
-    /// Makes this the variable `context`, in this guest and in every later one.
+    /// Sets the variable `context`, in this guest and in every later one.
     ///
     /// # Errors
     /// As all calls: see [`Error`].
@@ -384,7 +384,7 @@ impl Sandbox {
         self.driver.destroy().await;
     }
 
-    /// Its facts and abilities.
+    /// The guest's facts and abilities.
     pub fn capabilities(&self) -> Capabilities {
         let info = self.driver.info();
         Capabilities {
@@ -394,7 +394,7 @@ impl Sandbox {
         }
     }
 
-    /// Its limits.
+    /// The sandbox's limits.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }

@@ -85,7 +85,7 @@ const ABSENT: &[&str] = &[
     "io_uring_setup",
     "io_uring_enter",
     "io_uring_register",
-    // Of these there is one number for the whole machine (`aio-nr`), root's included.
+    // The whole machine, root included, shares one bound on these (`aio-nr`).
     "io_setup",
     "io_destroy",
     "io_submit",
@@ -96,9 +96,9 @@ const ABSENT: &[&str] = &[
     "inotify_init1",
     "inotify_add_watch",
     "inotify_rm_watch",
-    // The same by which parts of a program are in memory.
+    // The call tells which parts of a file are in memory, and so which parts of a program.
     "cachestat",
-    // Its flags are in memory, where a filter cannot look: glibc falls back to `clone`.
+    // The flags are in memory, where a filter cannot look. glibc falls back to `clone`.
     "clone3",
     "statmount",
     "listmount",

@@ -66,9 +66,9 @@ pub struct Response {
 /// A file from a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunFile {
-    /// Its path, relative to the working folder.
+    /// The file's path, relative to the working folder.
     pub path: String,
-    /// Its contents.
+    /// The file's contents.
     pub data: Vec<u8>,
 }
 
@@ -168,7 +168,7 @@ async fn answer(sandbox: &Sandbox, bounds: &Bounds, request: Request) -> Result<
     if execution.state.status != sandglass_core::execution::StateStatus::Kept {
         return Ok((response, Vec::new()));
     }
-    // To write the state and to read files may run the user's code as well.
+    // Writing the state and reading files may run the user's code too.
     let deadline = Instant::now() + bounds.afterwards;
     if request.capture_state {
         let captured = timeout_at(deadline, sandbox.capture_state(bounds.max_state_bytes)).await;

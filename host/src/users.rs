@@ -80,7 +80,7 @@ impl FromStr for Users {
             Error::invalid("guest_users", problem)
         })?;
         let users = Self { first, count };
-        // Within guests the one has another meaning, and the other is everybody whom a namespace does not know.
+        // Inside guests, INSIDE has another meaning, and NOBODY stands for all users that a namespace does not know.
         if let Some(taken) = [INSIDE, NOBODY].into_iter().find(|id| users.contains(*id)) {
             let problem = format!("must not have {taken} in it, which guests have for something else");
             return Err(Error::invalid("guest_users", problem));

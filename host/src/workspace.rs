@@ -169,7 +169,7 @@ impl Workspace {
         &self.path
     }
 
-    /// Its owner.
+    /// The name of the workspace's owner.
     pub fn user(&self) -> &str {
         &self.user
     }

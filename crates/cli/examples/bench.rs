@@ -35,7 +35,7 @@ struct Order {
     times: usize,
     #[serde(default)]
     megabytes: usize,
-    /// Of a server.
+    /// An order for a server at this address.
     #[serde(default)]
     url: String,
     /// Milliseconds between requests.
@@ -362,7 +362,7 @@ impl Bench {
     }
 }
 
-/// Of a server: a cell of a session, and a stateless run.
+/// Measures a server: a cell of a session, and a stateless run.
 async fn http(url: &str, times: usize, gap: Duration) -> Result<Samples, Failure> {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::builder().no_proxy().build()?;

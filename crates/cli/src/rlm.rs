@@ -310,7 +310,7 @@ fn read_context(path: &Path) -> Result<Value, Error> {
     })
 }
 
-/// It holds the task and parts of the data: for nobody else's eyes.
+/// Opens the trajectory file. Only its owner can read it, because it holds the task and parts of the data.
 fn open_trajectory(path: &Path) -> Result<File, Error> {
     let mut options = OpenOptions::new();
     let file = options.write(true).create(true).truncate(true).mode(0o600).open(path);

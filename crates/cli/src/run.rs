@@ -93,7 +93,7 @@ pub async fn execute(sandbox: &Sandbox, code: String) -> Result<Execution, Strin
     Ok(run)
 }
 
-/// Its reader may be gone, which is no reason to fail.
+/// Writes text to the stream. A failure is ignored, because the reader may be gone.
 fn show(stream: Stream, text: &str) {
     let _ = match stream {
         Stream::Stdout => write(io::stdout(), text),
@@ -129,7 +129,7 @@ pub struct DoctorArgs {
     /// The guests to test.
     #[command(flatten)]
     pub guest: GuestArgs,
-    /// In which kernel.
+    /// The Jupyter kernel, if the backend is jupyter.
     #[command(flatten)]
     pub kernel: KernelChoice,
 }

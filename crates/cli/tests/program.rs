@@ -51,7 +51,7 @@ fn a_guest_that_nothing_isolates_is_told_of_each_time() {
         assert!(stderr(&["run", "--backend", "subprocess", "-c", "1"]).starts_with(told));
     }
     assert!(!stderr(&["run", "--backend", "bubblewrap", "-c", "1"]).contains(told));
-    // It starts none.
+    // This command starts no guest.
     assert!(!stderr(&["doctor", "--backend", "subprocess"]).contains(told));
 }
 
@@ -392,6 +392,6 @@ fn a_server_that_is_told_twice_ends_at_once() {
     server.signal(Signal::INT);
     assert_eq!(server.status(), Some(130));
     is_gone(&pid);
-    // It may have been answered before the end.
+    // The execution may have been answered before the end.
     drop(running);
 }

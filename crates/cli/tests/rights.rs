@@ -291,7 +291,7 @@ async fn guests_of_root_without_the_right_to_map_ids_are_as_isolated_as_others()
     }
     let host = Host::new(&["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-all"]);
     let (users, said) = guests_are_isolated(&host).await;
-    // One for all guests of the zygote: neither root nor anybody else's.
+    // All guests of the zygote share one user, who is neither root nor anybody else.
     assert_eq!(users[0], users[1]);
     assert!(Users::default().contains(users[0]), "{users:?}");
     assert!(said.contains("guests of a zygote share one user id"), "{said}");

@@ -121,7 +121,7 @@ impl fmt::Debug for Jupyter {
     }
 }
 
-/// A variable as [`Jupyter::inspect`] sees it.
+/// A variable in the answer of [`Jupyter::inspect`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inspected {
     /// The variable's name, type and length.
@@ -618,7 +618,7 @@ impl Process for KernelProcess {
                         Some(exit) => exit,
                         None => match timeout(END_WITHIN, process.wait()).await {
                             Ok(exit) => exit,
-                            // It lives, and is no guest any more.
+                            // The process lives, and is no guest any more.
                             Err(_) => {
                                 process.kill();
                                 process.wait().await;

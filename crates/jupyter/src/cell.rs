@@ -290,7 +290,7 @@ fn notes(run: &Execution) -> Vec<String> {
         let comma = if index > 0 { ", " } else { "" };
         // Writing to a String does not fail.
         let _ = write!(names, "{comma}{}", variable.name);
-        // Mostly there is one reason for all.
+        // Mostly all variables have the same reason.
         if lost.get(index + 1).is_none_or(|next| next.reason != variable.reason) {
             let _ = write!(names, " ({})", variable.reason);
         }

@@ -115,7 +115,7 @@ pub(super) fn uninstall(args: &PlaceArgs) -> Result<u8, String> {
     Ok(0)
 }
 
-/// Writes the file in one step: a notebook may be looking.
+/// Writes the file in one step, because a notebook may read it at any time.
 fn write(folder: &Path, json: &[u8]) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
 

@@ -606,7 +606,7 @@ async fn an_interrupt_of_others_ends_our_code(generation: &str) {
             if code == "wait()" {
                 calls.recv().await;
             }
-            // As a notebook's button does.
+            // A notebook's button sends the same signal.
             kill_process(Pid::from_child(&kernel.child), Signal::INT).unwrap();
         })
         .await;
@@ -716,7 +716,7 @@ async fn connection_files_that_lead_nowhere_are_named() {
         let error = wrong.look(&Settings::default()).await.unwrap_err().to_string();
         assert!(error.contains("did not answer") && error.contains("key"), "{error}");
         assert!(began.elapsed() < PATIENCE / 2);
-        // It serves others as before.
+        // The kernel serves others as before.
         assert_eq!(kernel.ran_elsewhere("print(1)").await, "1\nok\n");
     })
     .await;

@@ -208,7 +208,7 @@ impl ServeArgs {
     /// The keys of the file and of the environment, if any.
     ///
     /// # Errors
-    /// A key will not do; or the server would be open to others without one.
+    /// A key is invalid, or the server would be open to other machines without keys.
     pub fn keys(&self, secrets: &Secrets) -> Result<Keys, String> {
         let from_file = self.keys_file.as_deref().map(Keys::from_file).transpose()?;
         let from_environment = secrets

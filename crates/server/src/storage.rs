@@ -33,9 +33,9 @@ const REST: u32 = 20;
 /// The fate of a folder when its session ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// It is removed.
+    /// The folder is removed.
     Removed,
-    /// It is kept, among as many as the settings say.
+    /// The folder is kept, up to the number in the settings.
     Kept,
 }
 
@@ -187,7 +187,7 @@ impl Folder {
     pub async fn room(&self) -> Result<(), ApiError> {
         self.used.notify_one();
         let was_over = self.over.borrow().is_some();
-        // It may have been emptied since the last look.
+        // The folder may have been emptied since the last measurement.
         if was_over { self.room_for(0).await } else { Ok(()) }
     }
 

@@ -251,7 +251,7 @@ fn roots(python: &Python) -> Vec<Root> {
         .flatten()
     {
         let is_there = |root: &Root| matches!(root, Root::Folder(folder) if prefix.starts_with(folder));
-        // A prefix of `/` would be everything, and one of `/tmp` everybody's.
+        // A prefix of `/` would contain everything, and a prefix of `/tmp` files of all users.
         let is_all = prefix.components().count() < 2 || OWN.iter().any(|own| prefix == Path::new(own));
         if !is_all && !roots.iter().any(is_there) {
             roots.push(Root::Folder(prefix));

@@ -18,7 +18,7 @@ const MIN_CPU_QUOTA_US: u64 = 1_000;
 pub enum Version {
     /// A tree per controller.
     V1,
-    /// One tree.
+    /// Version 2, with one tree for all controllers.
     V2,
 }
 
@@ -211,7 +211,7 @@ struct Mount {
 }
 
 impl Mount {
-    /// One line: `36 31 0:33 / /sys/fs/cgroup/devices rw,relatime shared:1 - cgroup cgroup rw,devices`.
+    /// Parses a line such as `36 31 0:33 / /sys/fs/cgroup/devices rw,relatime shared:1 - cgroup cgroup rw,devices`.
     fn parse(line: &str) -> Option<Self> {
         let (before, after) = line.split_once(" - ")?;
         let mut before = before.split(' ').skip(3);

@@ -25,7 +25,7 @@ pub struct Endpoint {
     pub stream: bool,
     /// Attempts after the first.
     pub max_retries: u32,
-    /// Milliseconds of one attempt.
+    /// The most milliseconds of one attempt.
     pub timeout_ms: f64,
     /// Cost of a token of the prompt, and of the answer.
     pub price: Option<[f64; 2]>,

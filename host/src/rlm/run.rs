@@ -33,7 +33,7 @@ pub(super) struct Tree {
     pub(super) launcher: Arc<dyn Launcher>,
     /// The rules of the runs, and the reasons why they end.
     pub(super) runs: Arc<tree::Tree>,
-    /// Permits for the runs of one depth, from 1: each depth waits for the next one only.
+    /// Permits for the runs of each depth, from 1. A run waits only for runs of the next depth, so there is no deadlock.
     permits: Vec<Semaphore>,
     /// The counts of ended sandboxes.
     stats: Mutex<Stats>,

@@ -1,4 +1,4 @@
-//! Several copies of the guest, one for each code of a hint.
+//! Several copies of one guest: each runs one code of a hint.
 
 use std::time::Duration;
 

@@ -84,7 +84,7 @@ async fn an_image_has_the_packages_that_were_listed() {
     let index = index().await;
     let all = listed();
     let (_, version, _) = all.iter().find(|(name, ..)| name == "email-validator").unwrap();
-    // It needs two others, which the list does not name.
+    // The package needs two others, which the list does not name.
     let (status, said) = built(&index, &format!("# a list\nemail_validator=={version}\n")).await;
     assert_eq!(status, Some(0), "{said}");
     assert!(said.contains("1 packages, 1 modules imported"), "{said}");

@@ -365,7 +365,7 @@ async fn a_budget_of_calls_holds_for_the_whole_tree() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn time_ends_a_run_whose_model_is_silent() {
-    // It listens, and answers nobody.
+    // A server that listens and never answers.
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/v1", silent.local_addr().unwrap());
     let mut options = RlmOptions::new("wait", "c", Endpoint::new(&url, None, "m").unwrap()).unwrap();

@@ -41,7 +41,7 @@ pub(super) enum KernelError {
     /// The connection is of no use.
     #[error("{0}")]
     Broken(String),
-    /// It is there and says nothing.
+    /// The kernel's sockets are open, and it sends no answer.
     #[error(
         "it did not answer a {0} within {1:?}: it hangs, or it takes this for a forgery because the key of the connection file is not its own"
     )]

@@ -53,7 +53,7 @@ impl Spec {
             )));
         };
         let mut spec: Self = read_json(&folder.join("kernel.json"), "kernelspec").map_err(unusable)?;
-        // It is started in another folder than ours.
+        // The kernel starts in another folder than the host's.
         spec.folder = std::path::absolute(folder).map_err(|error| unusable(error.to_string()))?;
         name.clone_into(&mut spec.name);
         spec.program()?;
@@ -88,7 +88,7 @@ impl Spec {
             .ok_or_else(|| wrong(format!("there is no program {named} on PATH")))
     }
 
-    /// Its arguments after the program.
+    /// The kernelspec's arguments after the program.
     pub(super) fn args(&self, connection_file: &Path) -> Vec<OsString> {
         let args = self.argv.iter().skip(1);
         args.map(|arg| self.filled(arg, connection_file).into()).collect()

@@ -27,13 +27,13 @@ const READS_WITHIN: Duration = Duration::from_secs(60);
 const PIECE_BYTES: usize = 64 << 10;
 /// Most bytes that wait for a slow peer.
 const MAX_BEHIND: usize = 64 << 20;
-/// The same for echoes, which anybody can ask for.
+/// Most bytes that wait for a slow peer of an echo, which anybody can ask for.
 const MAX_ECHOES_BEHIND: usize = 1 << 20;
 /// Bytes of memory that a queued message takes beside its contents.
 const ENTRY_BYTES: usize = 64;
 /// Messages that wait for the receiver of a socket. Above this number, the socket's peers are not read.
 const MAX_WAITING: usize = 1_000;
-/// Subscriptions over one connection, cancelled ones included: each is welcomed, and looked at for every message.
+/// Most subscriptions of one connection, cancelled ones included. Each is welcomed, and checked for every message.
 const MAX_SUBSCRIPTIONS: usize = 256;
 /// Bytes of a subscription.
 const MAX_TOPIC_BYTES: u64 = 1 << 10;
@@ -238,7 +238,7 @@ impl Peers {
         peers.next = number.wrapping_add(1);
         let identity = match identity.first() {
             None => [&[0], &number.to_be_bytes()[..]].concat().into(),
-            // Those are the socket's own to give.
+            // Only the socket itself gives such identities.
             Some(0) => return Err(ZmtpError::Malformed("an identity that begins with 0")),
             Some(_) => identity,
         };
@@ -466,7 +466,7 @@ async fn listen<R: Role>(listener: Listener, socket: Arc<Served<R>>) {
     let _ = timeout(LINGER, async { while connections.join_next().await.is_some() {} }).await;
 }
 
-/// Talks to a peer until one end closes.
+/// Serves one peer until one side closes.
 async fn converse<R: Role>(stream: Socket, socket: &Served<R>) -> Result<(), ZmtpError> {
     let introduced = tokio::select! {
         introduced = timeout(socket.introduced_within, shake_hands(stream, R::TYPE, socket.max_bytes)) => introduced,

@@ -136,7 +136,7 @@ fn memory_is_taken_as_bytes_arrive() {
     }
 }
 
-/// A short or a long one.
+/// A short or a long body.
 fn body() -> impl Strategy<Value = Vec<u8>> {
     (any::<u8>(), 0..330_usize).prop_map(|(byte, length)| vec![byte; length])
 }
@@ -390,7 +390,7 @@ async fn subscribers_get_what_they_want() {
     command(&mut sender, b"\x04PING\0\x01context").await;
     let (flags, pong) = receiver.frame().await.unwrap();
     assert_eq!((flags, pong), (COMMAND, "\x04PONGcontext".into()));
-    // More than anybody needs.
+    // More subscriptions than any front end needs.
     for _ in 0..300 {
         let _ = sender.send(&parts(&["\x01x"])).await;
     }

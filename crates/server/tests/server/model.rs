@@ -336,7 +336,7 @@ async fn the_key_never_reaches_a_guest() {
         let told = asked(&server, &id, "ask('x')").await;
         assert!(told.contains(expected) && !told.contains(KEY), "{told}");
     }
-    // It was there to be quoted.
+    // The key was in the request, so the endpoint could quote it.
     assert_eq!(endpoint.requests(), 3);
     // Nor does the address, which is the operator's as well.
     drop(endpoint);

@@ -48,7 +48,7 @@ async fn is_stopped_while_it_writes(backend: &str, code: &str, made: Option<&str
     let id = server.session(small(backend)).await;
     let run = server.execute(&id, "kept = 1").await;
     assert_eq!(run["outcome"], "ok", "{run}");
-    // It ends only because somebody looks at the disk meanwhile.
+    // The code ends only because the server measures the disk meanwhile.
     let run = server.execute(&id, code).await;
     assert_eq!(
         (&run["outcome"], &run["killer"], &run["errorType"]),

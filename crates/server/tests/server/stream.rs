@@ -92,7 +92,7 @@ async fn output_comes_before_the_result_in_its_order() {
 async fn streams_at_once_hear_of_their_own_code_only() {
     let server = TestServer::start(&[]).await;
     let (one, other) = (server.session(json!({})).await, server.session(json!({})).await);
-    // Three of one session, which run one after the other, and three of another.
+    // Three executions of one session, which run one after the other, and three of another session.
     let streams = (0..6).map(|number| {
         let id = if number % 2 == 0 { &one } else { &other };
         let code = format!("for _ in range(200): print('mark{number}', flush=True)\n'mark{number}'");

@@ -43,12 +43,12 @@ pub struct TestServer {
 }
 
 impl TestServer {
-    /// One without keys.
+    /// Starts a server without keys.
     pub async fn start(more: &[&str]) -> Self {
         Self::with(args(more), Secrets::default()).await
     }
 
-    /// One with Ann's and Bob's keys; requests have Ann's.
+    /// Starts a server with Ann's and Bob's keys. Requests use Ann's.
     pub async fn with_keys(more: &[&str]) -> Self {
         let secrets = Secrets {
             keys: Some(format!("ann {ANN}\nbob {BOB}")),
@@ -144,7 +144,7 @@ pub async fn answer(request: RequestBuilder) -> (StatusCode, Value) {
     (status, body)
 }
 
-/// The status and the code of a refusal, which has to be one.
+/// The status and the error code of a request that must be refused.
 pub async fn refusal(request: RequestBuilder) -> (u16, String) {
     let (status, body) = answer(request).await;
     let message = body["error"]["message"].as_str().unwrap_or_default();

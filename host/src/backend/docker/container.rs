@@ -168,7 +168,7 @@ impl Process for Container {
         self.was_killed = true;
         self.aside(|docker, id| async move {
             let signal = KillContainerOptionsBuilder::default().signal("SIGKILL").build();
-            // It may have ended by itself.
+            // The container may have ended by itself.
             if let Err(error) = docker.kill_container(&id, Some(signal)).await {
                 tracing::debug!(%error, "a container was not killed");
             }

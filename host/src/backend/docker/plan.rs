@@ -25,7 +25,7 @@ pub const SOCKET: &str = "host.sock";
 pub const FILTER: &str = "filter";
 /// The guest's list of users, and its list of groups, as file names.
 pub const PASSWD: &str = "passwd";
-/// See [`PASSWD`].
+/// The file name of the guest's groups; see [`PASSWD`].
 pub const GROUP: &str = "group";
 /// A folder without anything, for where the guest shall see nothing.
 pub const EMPTY: &str = "empty";

@@ -32,7 +32,7 @@ impl Supervisor {
         })
     }
 
-    /// Its label.
+    /// The value of the supervisor's label.
     pub fn label(&self) -> String {
         format!("{} {} {} {}", self.boot, self.namespace, self.pid, self.started)
     }

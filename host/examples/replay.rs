@@ -1,10 +1,12 @@
-//! Replays recorded sessions in native guests, in real time, for `npm run bench:speculate -- --dataframes`, which prints what comes of it.
+//! Replays recorded sessions in native guests, in real time, for `npm run bench:speculate -- --dataframes`, which prints the
+//! results.
 //!
 //!     replay PYTHON
 //!
 //! The guests are in bubblewrap.
 //!
-//! Reads an [`Order`] a line from standard input, as JSON, and answers each with a line of [`Replayed`], or `{"error": why}`.
+//! Reads one [`Order`] per line from standard input, as JSON. Answers each with a line of [`Replayed`], or with `{"error":
+//! message}`.
 
 use std::io::{BufRead, Write};
 use std::sync::Arc;
@@ -19,13 +21,13 @@ use serde_json::json;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Characters of a token: a reply grows by one at a time, and its end is one more.
+/// Characters of a token. A reply grows by one token at a time; the last token may be shorter.
 const TOKEN: usize = 4;
 /// Runs first in each session. By itself NumPy starts threads when it is imported, and a guest that has any is not copied: nothing but the cell
 /// with the import would run ahead.
 const ONE_THREAD: &str = "import os\nos.environ.update(OPENBLAS_NUM_THREADS='1', OMP_NUM_THREADS='1')";
 
-/// A session, and the help that the sandbox gets.
+/// One session to replay, and the help for its sandbox.
 #[derive(Deserialize)]
 struct Order {
     turns: Vec<Turn>,
@@ -33,7 +35,7 @@ struct Order {
     pace: Pace,
 }
 
-/// A reply, and the code in it.
+/// One reply, and the code in it.
 #[derive(Deserialize)]
 struct Turn {
     reply: String,
@@ -42,7 +44,7 @@ struct Turn {
     candidates: Vec<String>,
 }
 
-/// The help that a sandbox gets: see `scripts/bench-speculate.mjs`.
+/// The help for a sandbox; see `scripts/bench-speculate.mjs`.
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Way {
@@ -63,7 +65,7 @@ struct Pace {
     chars_per_second: u32,
 }
 
-/// All executions of a session, and all that ran ahead.
+/// All executions of a session, and the counts of code that ran ahead.
 #[derive(Serialize)]
 struct Replayed {
     operations: Vec<Operation>,
@@ -73,16 +75,16 @@ struct Replayed {
 /// One execution.
 #[derive(Serialize)]
 struct Operation {
-    /// Milliseconds from its code to its result.
+    /// Milliseconds from the end of the code to its result.
     latency: f64,
-    /// Milliseconds that the code ran, now or before.
+    /// Milliseconds that the code ran, ahead or when asked for.
     duration: f64,
     outcome: Outcome,
-    /// True when its code had run ahead.
+    /// True if the code had run ahead.
     served: bool,
-    /// Milliseconds that it had run when it was asked for.
+    /// Milliseconds that the code had run before it was asked for.
     saved: f64,
-    /// The number of guesses that there were, and whether its code was among them.
+    /// The number of guesses, and true if the code was among them.
     guesses: usize,
     guessed: bool,
 }
@@ -164,7 +166,7 @@ async fn run_all(sandbox: &Sandbox, turns: &[Turn], way: Way, pace: &Pace) -> Re
     Ok(operations)
 }
 
-/// Writes a reply as a model would. Of what the controller would tell the sandbox meanwhile, tells what the way allows.
+/// Writes a reply token by token as a model would. Tells the sandbox as much of the reply as the way of help allows.
 async fn write(sandbox: &Sandbox, reply: &str, way: Way, pace: &Pace) {
     let starts: Vec<_> = reply.char_indices().map(|(at, _)| at).step_by(TOKEN).collect();
     let token = Duration::from_secs(TOKEN as u64) / pace.chars_per_second.max(1);
@@ -185,7 +187,7 @@ async fn write(sandbox: &Sandbox, reply: &str, way: Way, pace: &Pace) {
     tokio::time::sleep(token).await;
 }
 
-/// What ran ahead so far, of all sources.
+/// The counts of code that ran ahead, of all sources.
 async fn tally(sandbox: &Sandbox) -> Result<Tally, Failure> {
     let mut sum = Tally::default();
     for tally in sandbox.stats().await?.ahead.code.values() {

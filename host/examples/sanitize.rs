@@ -1,5 +1,6 @@
-//! Rebuilds HTML as a host does before it shows any: lines of JSON strings in, the same out.
-//!   echo '"<b onclick=1>7</b>"' | cargo run --package sandglass-host --example sanitize
+//! Sanitizes HTML as a host does before it shows any. Reads lines of JSON strings, and writes lines of JSON strings.
+//!
+//!     echo '"<b onclick=1>7</b>"' | cargo run --package sandglass-host --example sanitize
 
 use std::io::{self, BufRead, Write};
 

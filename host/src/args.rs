@@ -1,4 +1,4 @@
-//! Options that several programs and commands share, for clap.
+//! Command-line options that several programs and commands share.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -6,34 +6,35 @@ use std::path::{Path, PathBuf};
 use crate::rlm::Endpoint;
 use crate::{BackendKind, Error, Limits, Settings, Users, Value};
 
-/// The variable of the environment that may hold keys.
+/// The environment variable that can hold keys.
 pub const KEYS_VARIABLE: &str = "SANDGLASS_KEYS";
-/// The variable of the environment that may hold the key of the model's endpoint.
+/// The environment variable that can hold the key of the model's endpoint.
 const LLM_KEY_VARIABLE: &str = "SANDGLASS_LLM_KEY";
 
-/// Options that say where guests run, the same for all commands.
+/// Options for guests, the same for all commands.
 #[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Guests")]
 pub struct GuestArgs {
-    /// The backend: auto, bubblewrap or docker; or subprocess or jupyter, which isolate nothing, and which auto never takes.
+    /// The backend that isolates guests: auto, bubblewrap or docker. subprocess and jupyter isolate nothing, and auto never takes them.
     #[arg(long, env = "SANDGLASS_BACKEND", default_value = "auto", value_name = "NAME")]
     pub backend: BackendKind,
-    /// The Python of bubblewrap and subprocess guests, by default /usr/bin/python3, else the first on PATH; with jupyter, one whose
-    /// kernelspecs come first.
+    /// The Python of bubblewrap and subprocess guests; by default /usr/bin/python3, or the first on PATH. With jupyter, the
+    /// Python whose kernelspecs come first.
     #[arg(long, env = "SANDGLASS_PYTHON", value_name = "PROGRAM")]
     pub python: Option<PathBuf>,
-    /// The image of Docker guests.
+    /// The image of Docker guests; by default sandglass-repl.
     #[arg(long, env = "REPL_DOCKER_IMAGE", value_name = "NAME")]
     pub image: Option<String>,
-    /// The runtime of Docker guests, such as runsc.
+    /// The container runtime of Docker guests, such as runsc.
     #[arg(long, env = "SANDGLASS_DOCKER_RUNTIME", value_name = "NAME")]
     pub runtime: Option<String>,
-    /// User ids that guests get, one each, where this program runs as root. Nothing else on the machine may use them.
+    /// User ids for guests, if this program runs as root. Each guest gets its own. No account may have one of these ids.
     #[arg(long, env = "SANDGLASS_GUEST_USERS", default_value_t, value_name = "FIRST:COUNT")]
     pub guest_users: Users,
 }
 
 impl GuestArgs {
-    /// The settings that a backend plans from.
+    /// The settings from which a backend plans.
     pub fn settings(&self) -> Settings {
         Settings {
             python: self.python.clone(),
@@ -45,25 +46,31 @@ impl GuestArgs {
     }
 }
 
-/// The time that code may run where nobody says.
+/// The default timeout of an execution, in seconds.
 pub fn timeout_seconds() -> f64 {
     Limits::default().timeout_ms / 1_000.0
 }
 
-/// A time that code may run.
+/// Parses a timeout in seconds.
+///
+/// # Errors
+/// The text is not a number from 0.001 to 2147483.
 pub fn seconds(text: &str) -> Result<f64, String> {
     let fits = |seconds: &f64| Limits::default().set("timeout", seconds * 1_000.0).is_ok();
     let seconds = text.parse().ok().filter(fits);
     seconds.ok_or_else(|| "must be a number of seconds, from 0.001 to 2147483".to_owned())
 }
 
-/// An error as commands tell it.
+/// The text of an error, for commands.
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 pub fn told(error: Error) -> String {
     error.to_string()
 }
 
-/// The value in a file: what JSON says if it is named so, else text.
+/// The value in a file: a `.json` file is parsed, and any other file is a str.
+///
+/// # Errors
+/// The file cannot be read, or is not valid JSON.
 pub fn context(path: &Path) -> Result<Value, String> {
     let text = text_of(path)?;
     if path.extension().is_some_and(|extension| extension == "json") {
@@ -73,7 +80,10 @@ pub fn context(path: &Path) -> Result<Value, String> {
     Ok(Value::Str(text))
 }
 
-/// A file's text; `-` is standard input.
+/// The text of a file; `-` is standard input.
+///
+/// # Errors
+/// The file cannot be read, or is not UTF-8.
 pub fn text_of(path: &Path) -> Result<String, String> {
     let text = if path.as_os_str() == "-" {
         let mut text = String::new();
@@ -84,22 +94,24 @@ pub fn text_of(path: &Path) -> Result<String, String> {
     text.map_err(|error| format!("{} cannot be read: {error}", path.display()))
 }
 
-/// The model that answers `llm_query`.
+/// Options for the model that answers `llm_query`.
 #[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Model for llm_query")]
 pub struct ModelArgs {
-    /// The OpenAI-compatible endpoint that answers llm_query, such as https://api.example.com/v1; its key is taken from SANDGLASS_LLM_KEY.
+    /// The OpenAI-compatible endpoint for llm_query, such as https://api.example.com/v1. Its key is in the variable
+    /// SANDGLASS_LLM_KEY.
     #[arg(long, env = "SANDGLASS_LLM_URL", value_name = "URL")]
     pub llm_url: Option<String>,
-    /// The model that answers, and others that Python may name by `model=`.
+    /// The model for llm_query. Further names are models that Python can choose by `model=`.
     #[arg(long, env = "SANDGLASS_LLM_MODEL", value_delimiter = ',', value_name = "MODEL")]
     pub llm_model: Vec<String>,
 }
 
 impl ModelArgs {
-    /// The endpoint, where there is one. The first model answers when Python names none.
+    /// The endpoint, if one was given. Its first model answers when Python names none.
     ///
     /// # Errors
-    /// There is no model, the address is none, or no request can have the key.
+    /// No model was given, the address is invalid, or the key cannot be sent in a request.
     pub fn endpoint(&self, key: Option<String>) -> Result<Option<Endpoint>, String> {
         let Some(url) = &self.llm_url else { return Ok(None) };
         let (own, others) = self
@@ -113,20 +125,20 @@ impl ModelArgs {
     }
 }
 
-/// Secrets, which come from the environment.
+/// Secrets that come from the environment, because other users can see a program's options.
 #[derive(Default, Clone)]
 pub struct Secrets {
-    /// `SANDGLASS_KEYS`.
+    /// The text of `SANDGLASS_KEYS`.
     pub keys: Option<String>,
-    /// `SANDGLASS_LLM_KEY`.
+    /// The text of `SANDGLASS_LLM_KEY`.
     pub llm_key: Option<String>,
 }
 
 impl Secrets {
-    /// Those of this process.
+    /// The secrets in this process's environment.
     ///
     /// # Errors
-    /// A variable is no UTF-8.
+    /// A variable is not UTF-8.
     pub fn from_environment() -> Result<Self, String> {
         let read = |name: &str| match std::env::var(name) {
             Ok(value) => Ok(Some(value).filter(|value| !value.trim().is_empty())),

@@ -1,5 +1,5 @@
-//! Backends, which start guests. A backend makes a [`Plan`](crate::guest::Plan), which is data and tested as such; starting it is
-//! another matter.
+//! Backends, which start guests. A backend first makes a [`Plan`](crate::guest::Plan), which is data that tests can compare.
+//! Starting the plan is a separate step.
 
 pub mod bubblewrap;
 pub mod docker;
@@ -11,10 +11,10 @@ use sandglass_core::Error;
 
 use crate::launcher::{BackendKind, Launcher, Settings};
 
-/// The launcher for guests of `kind` here.
+/// The launcher for guests of `kind` on this machine.
 ///
 /// # Errors
-/// [`Error::BackendUnavailable`] says why there is none, and what to do.
+/// [`Error::BackendUnavailable`] with the reason, and with what to do.
 pub async fn launcher(kind: BackendKind, settings: &Settings) -> Result<Arc<dyn Launcher>, Error> {
     match kind {
         BackendKind::Bubblewrap => bubblewrap::launcher(settings).await,

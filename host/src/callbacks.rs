@@ -1,4 +1,4 @@
-//! Python's questions to the host, and what the host is shown.
+//! Callbacks of a sandbox: the functions that Python calls, and the receivers of output.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use sandglass_core::value::{ill_formed, lone_surrogate};
 use crate::value::Value;
 use futures_util::future::BoxFuture;
 
-/// Is shown what is printed.
+/// Receives printed text.
 pub type OnOutput = Arc<dyn Fn(Stream, &str) + Send + Sync>;
-/// Is shown rich outputs, and told of each how it stands to the last expression's value.
+/// Receives rich outputs, each with its relation to the last expression's value.
 pub type OnDisplay = Arc<dyn Fn(&Display, ToResult) + Send + Sync>;
 
 /// A call of a host function.
@@ -22,9 +22,9 @@ pub type OnDisplay = Arc<dyn Fn(&Display, ToResult) + Send + Sync>;
 pub struct HostCall {
     /// The function's name.
     pub name: String,
-    /// Its arguments.
+    /// The call's arguments.
     pub args: Vec<Value>,
-    /// The execution's budget; a recursion is given a child of it.
+    /// The execution's budget. A recursive run gets a child of it.
     pub budget: Budget,
 }
 
@@ -56,20 +56,20 @@ impl HostCall {
 pub struct Query {
     /// The prompt, or the task.
     pub prompt: String,
-    /// The context that `rlm_query` gives to the recursion; `None` in `llm_query`.
+    /// The context for the recursive run of `rlm_query`; `None` in `llm_query`.
     pub context: Value,
-    /// The model that was asked for.
+    /// The model that Python named.
     pub model: Option<String>,
-    /// The execution's budget; a recursion is given a child of it.
+    /// The execution's budget. A recursive run gets a child of it.
     pub budget: Budget,
 }
 
 /// A model's answer.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Answer {
-    /// The text that Python gets.
+    /// The text for Python.
     pub text: String,
-    /// Its usage, for the budget. The call itself is counted already.
+    /// The usage of the model, for the budget. The call itself is already counted.
     pub usage: Usage,
 }
 
@@ -88,7 +88,7 @@ impl From<&str> for Answer {
     }
 }
 
-/// The value that a host function gives, and what it used of the budget.
+/// The value of a host function, and its use of the budget.
 pub(crate) type Returned = Result<(Value, Option<Usage>), String>;
 
 /// A host function.
@@ -109,7 +109,7 @@ where
     })
 }
 
-/// A function that asks a model; `llm_query(prompt, model)` and `rlm_query(task, context, model)` differ in their arguments.
+/// A host function that asks a model: `llm_query(prompt, model)`, or with `recursive` `rlm_query(task, context, model)`.
 pub(crate) fn query<F, R, A>(recursive: bool, function: F) -> HostFunction
 where
     F: Fn(Query) -> R + Send + Sync + 'static,

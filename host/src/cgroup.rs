@@ -1,8 +1,8 @@
-//! Control groups: what a guest and all its processes may use of the machine together.
+//! Control groups, which bound the resources of a guest with all its processes.
 //!
-//! Every supervisor has a group of its own, `sandglass.<random>`, beneath the group it runs in, and in that one a
-//! group per guest. It holds a lock on its group for as long as it lives. A supervisor that starts removes the groups that
-//! nobody holds a lock on: those of supervisors that were killed, with whatever is still in them.
+//! Each supervisor has a group `sandglass.<random>` below the group it runs in, and in that one a group per guest. The
+//! supervisor holds a lock on its group as long as it lives. A starting supervisor removes groups without a lock, with all
+//! processes in them, because their supervisors are dead.
 
 mod path;
 
@@ -20,35 +20,35 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use path::{CgroupPath, Version};
 
-/// How the groups of supervisors begin.
+/// The prefix of the names of supervisors' groups.
 const PREFIX: &str = "sandglass.";
-/// For how long a group that still holds somebody is tried to be removed. What is left then, a later supervisor removes.
+/// The time for which the removal of a busy group is retried. A later supervisor removes what remains.
 const REMOVAL: Duration = Duration::from_secs(60);
 
-/// What a group may use.
+/// The bounds of a group.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bounds {
     /// Bytes of memory, of all processes together; there is no swap beyond.
     pub memory_bytes: u64,
     /// Processes and threads.
     pub pids: u32,
-    /// Processors, in parts of one.
+    /// Processors; fractions are allowed.
     pub cpus: f64,
 }
 
-/// What has happened in a group since it was made.
+/// Counts of events in a group since it was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Events {
-    /// Processes that were killed because the memory was used up.
+    /// Processes killed because the memory was used up.
     pub oom_kills: u64,
-    /// Processes and threads that could not be made because there were too many.
+    /// Forks refused because there were too many processes and threads.
     pub pids_refused: u64,
 }
 
-/// What a group uses.
+/// The current use of a group.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Bytes of memory, with the cache of files it has read and written.
+    /// Bytes of memory, including the cache of files that the group's processes read and wrote.
     pub memory_bytes: u64,
     /// The most there ever was, where the kernel keeps count.
     pub peak_memory_bytes: Option<u64>,
@@ -56,7 +56,7 @@ pub struct Usage {
     pub pids: u64,
 }
 
-/// The group of one guest. When it is dropped, everything in it is killed and it is removed.
+/// The group of one guest. Dropping it kills all its processes and removes it.
 #[derive(Debug)]
 pub struct Cgroup {
     path: CgroupPath,
@@ -71,7 +71,7 @@ impl Cgroup {
     /// The reason why no group can be made here, such as missing rights.
     pub fn create(name: &str, bounds: &Bounds) -> Result<Self, String> {
         match Self::create_in(home()?, name, bounds) {
-            // Somebody has removed the supervisor's group: it gets another one.
+            // Somebody removed the supervisor's group, so a new one is made.
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 *current() = Weak::new();
                 Self::create_in(home()?, name, bounds)
@@ -108,10 +108,10 @@ impl Cgroup {
         Ok(group)
     }
 
-    /// Puts a process into the group. What it starts from then on is in it as well, so it must not have started anything.
+    /// Adds a process to the group. Its later children are in the group too, so add the process before it starts any.
     ///
     /// # Errors
-    /// When there is no such process any more, or the kernel refuses.
+    /// The process has ended, or the kernel refuses.
     pub fn add(&self, pid: u32) -> io::Result<()> {
         self.path
             .folders()
@@ -119,12 +119,12 @@ impl Cgroup {
             .try_for_each(|folder| write(&folder.join("cgroup.procs"), &pid.to_string()))
     }
 
-    /// What has happened since the group was made.
+    /// The counts of events since the group was made.
     pub fn events(&self) -> Events {
         self.path.events()
     }
 
-    /// What it uses now.
+    /// The current use.
     pub fn usage(&self) -> Usage {
         let read = |file: PathBuf| fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok());
         let (now, peak) = self.path.memory_usage();
@@ -135,12 +135,12 @@ impl Cgroup {
         }
     }
 
-    /// Whether there is no process in it any more.
+    /// Returns true if no process is in the group.
     pub fn is_empty(&self) -> bool {
         fs::read_to_string(self.path.pids.join("cgroup.procs")).map_or(true, |members| members.trim().is_empty())
     }
 
-    /// Kills everything in it. It takes nothing new afterwards: a group is for one guest.
+    /// Kills all processes in the group. Nothing can be started in it afterwards, because a group is for one guest.
     pub fn kill_all(&self) {
         kill_all(&self.path.pids);
     }
@@ -157,7 +157,7 @@ impl Drop for Cgroup {
         if remove_folders(&self.path) {
             return;
         }
-        // Killed processes take a moment to be gone, and nobody shall wait for it here.
+        // Killed processes take a moment to end, so another thread removes the group.
         let path = self.path.clone();
         let home = Arc::clone(&self.home);
         let under_way = UnderWay::new();
@@ -175,10 +175,10 @@ impl Drop for Cgroup {
     }
 }
 
-/// How many groups are being removed.
+/// The number of groups that are being removed.
 static REMOVALS: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
 
-/// A removal that is counted.
+/// A guard that counts one removal.
 struct UnderWay;
 
 impl UnderWay {
@@ -195,36 +195,36 @@ impl Drop for UnderWay {
     }
 }
 
-/// Waits until the groups of guests that have been dropped are removed: for a process that is about to end. A later supervisor removes
-/// what is still there when the time is over.
+/// Waits for the removal of dropped groups, before this process ends. A later supervisor removes groups that still exist after
+/// `within`.
 pub fn settle(within: Duration) {
     let removals = REMOVALS.0.lock().unwrap_or_else(PoisonError::into_inner);
     drop(REMOVALS.1.wait_timeout_while(removals, within, |left| *left > 0));
 }
 
-/// A group that somebody else made and removes, such as that of a container.
+/// A group that another program made and removes, such as Docker's group of a container.
 #[derive(Debug)]
 pub struct Watched(CgroupPath);
 
 impl Watched {
-    /// The group of a process. None where that cannot be seen.
+    /// The group of a process; `None` if it cannot be seen.
     pub fn of(pid: u32) -> Option<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
         path::candidates(&mounts, &groups).into_iter().next().map(Self)
     }
 
-    /// Bounds what whoever made it has not: sockets.
+    /// Sets the bound on sockets, which the maker of the group did not set.
     pub fn bound_sockets(&self) {
         if let Some(setting) = self.0.sockets() {
             let _ = write(&setting.file, &setting.value); // only root can
         }
     }
 
-    /// What has happened in it since it was made. None once it is gone.
+    /// The counts of events since the group was made; `None` after the group is gone.
     pub fn events(&self) -> Option<Events> {
         let events = self.0.events();
-        // In this order: a group that is there now was there a moment ago.
+        // The folders are checked after the read: if they exist now, they existed during the read.
         self.0.folders().iter().all(|folder| folder.exists()).then_some(events)
     }
 }
@@ -255,7 +255,7 @@ pub fn check() -> Result<String, String> {
 struct Home {
     path: CgroupPath,
     parent: PathBuf,
-    /// Held for as long as the group is in use: the sign for others that its supervisor lives.
+    /// Locks that show other supervisors that this one lives.
     locks: Vec<File>,
 }
 
@@ -271,7 +271,7 @@ fn current() -> MutexGuard<'static, Weak<Home>> {
     CURRENT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The supervisor's group, made when it is needed first and removed with its last user.
+/// The supervisor's group. Its first user makes it, and its last user removes it.
 fn home() -> Result<Arc<Home>, String> {
     let mut current = current();
     if let Some(home) = current.upgrade() {
@@ -309,7 +309,7 @@ impl Home {
         for folder in base.folders() {
             sweep_around(folder);
         }
-        // Somebody who sweeps may take a group for abandoned between its making and its locking.
+        // A sweeping supervisor may remove a group between its creation and its lock.
         const ATTEMPTS: u32 = 5;
         for _ in 0..ATTEMPTS {
             let mut random = [0; 8];
@@ -343,7 +343,7 @@ impl Home {
     }
 }
 
-/// Version 2: groups beneath this one get the controllers.
+/// Gives the controllers to the groups below. Only version 2 needs this.
 fn enable(folder: &Path, controllers: &str) -> io::Result<()> {
     let file = folder.join("cgroup.subtree_control");
     let enabled = fs::read_to_string(&file)?;
@@ -357,7 +357,7 @@ fn enable(folder: &Path, controllers: &str) -> io::Result<()> {
     write(&file, controllers)
 }
 
-/// The lock on a group's folder, unless somebody else has it.
+/// The lock on a group's folder; `None` if another process holds it.
 fn lock(folder: &Path) -> io::Result<Option<File>> {
     let file = match File::open(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -370,8 +370,8 @@ fn lock(folder: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Sweeps a group and its siblings: with version 1 a supervisor that was started by another login, or as another job, had
-/// its groups there.
+/// Sweeps a group and its siblings. With cgroup version 1, a supervisor of another login or job had its groups among the
+/// siblings.
 fn sweep_around(base: &Path) {
     sweep(base);
     for sibling in base.parent().map(folders_in).unwrap_or_default() {
@@ -381,7 +381,7 @@ fn sweep_around(base: &Path) {
     }
 }
 
-/// Ends and removes what supervisors have left behind that do not live any more.
+/// Removes the groups of dead supervisors, with all processes in them.
 fn sweep(base: &Path) {
     for folder in folders_in(base) {
         let ours = folder
@@ -414,12 +414,12 @@ fn folders_in(path: &Path) -> Vec<PathBuf> {
     folders.map(|entry| entry.path()).collect()
 }
 
-/// Kills the members of a group, those as well that are being made meanwhile.
+/// Kills the members of a group, including those that are created meanwhile.
 fn kill_all(folder: &Path) {
     if write(&folder.join("cgroup.kill"), "1").is_ok() {
         return;
     }
-    // Older kernels. From here on nothing can be started, so that the rounds come to an end.
+    // Older kernels cannot kill a group at once. Without new processes, the rounds of kills come to an end.
     let _ = write(&folder.join("pids.max"), "0");
     let mut seen = HashSet::new();
     loop {
@@ -437,7 +437,7 @@ fn kill_all(folder: &Path) {
     }
 }
 
-/// Whether all folders of it are gone. Tries all of them.
+/// Tries to remove all folders of a group. Returns true if all are gone.
 fn remove_folders(path: &CgroupPath) -> bool {
     let left = path.folders().into_iter().filter(|folder| !remove(folder)).count();
     left == 0
@@ -472,7 +472,7 @@ fn remove_within(folder: &Path, within: Duration) -> bool {
 }
 
 fn write(file: &Path, value: &str) -> io::Result<()> {
-    // Never made: what the kernel does not offer shall not be found to work.
+    // The file is never created here: a file that the kernel lacks must be missing.
     fs::OpenOptions::new()
         .write(true)
         .open(file)

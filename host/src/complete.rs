@@ -1,15 +1,16 @@
-//! Tells whether Python source that is being typed goes on: what Python's own REPL (`codeop`) says, found by looking at its tokens.
+//! Tells if Python source is complete. Gives the same answers as Python's own REPL (`codeop`), from the source's tokens.
 
 use std::iter::Peekable;
 use std::str::Chars;
 
-/// The columns that a tab goes on to, as Python counts.
+/// The width of a tab in columns, as Python counts.
 const TAB: usize = 8;
 
-/// Returns true when more lines must follow before this can be run: something is open, a block has not ended, a decorator has nothing to
-/// decorate, or a `try` nothing that catches. What Python refuses does not go on, so that the user hears of it.
+/// Returns true when more lines must follow before `source` can run. Examples: an open bracket, an unfinished block, a
+/// decorator without a function, or a `try` without `except`. Source that Python refuses does not go on, so that the user gets
+/// the error.
 ///
-/// An empty line ends a block. What follows without indentation does so, too: several statements can be pasted at once.
+/// An empty line ends a block. A following line without indentation ends it too, so that several statements can be pasted.
 pub fn goes_on(source: &str) -> bool {
     state(source) == State::Incomplete
 }
@@ -17,15 +18,15 @@ pub fn goes_on(source: &str) -> bool {
 /// The progress through a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// It can be run.
+    /// The source can be run.
     Complete,
     /// More lines must follow.
     Incomplete,
-    /// Python refuses it already by its brackets and strings.
+    /// Python refuses the source because of its brackets or strings.
     Invalid,
 }
 
-/// The same, and whether Python refuses it.
+/// The state of `source`: complete, incomplete or refused by Python.
 pub fn state(source: &str) -> State {
     let mut scan = Scan {
         rest: source.chars().peekable(),
@@ -51,26 +52,26 @@ pub fn state(source: &str) -> State {
     }
 }
 
-/// Why a text cannot be read to its end.
+/// The reason why reading a text stopped before its end.
 enum Stop {
-    /// It is no Python.
+    /// Python refuses the text.
     Refused,
-    /// It ends within brackets, a string, or after a backslash.
+    /// The text ends within brackets, within a string, or after a backslash.
     Open,
 }
 
 type Read = Result<(), Stop>;
 
-/// A thing that one can be inside of.
+/// An open construct.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Inside {
-    /// Brackets, and what closes them.
+    /// An open bracket, by its closing one.
     Bracket(char),
     /// The text of a string with fields, `f"…"`.
     Text(Quote),
-    /// The code of one of its fields, `{…}`.
+    /// The code of a field `{…}` in the string.
     Field(Quote),
-    /// The part after the colon in a field.
+    /// The format after the colon in a field.
     Format(Quote),
 }
 
@@ -81,11 +82,11 @@ struct Quote {
     raw: bool,
 }
 
-/// A line as Python counts them: a simple statement, or the head of a block.
+/// A logical line of Python: a simple statement, or the head of a block.
 #[derive(Default)]
 struct Line {
     indent: usize,
-    /// Its first two words, if it begins with words.
+    /// The line's first two words, empty if it begins otherwise.
     words: [String; 2],
     tokens: usize,
     decorates: bool,
@@ -102,19 +103,19 @@ impl Line {
         }
     }
 
-    /// Returns true when it begins a block, or is one.
+    /// Returns true when the line begins a block, or is a block.
     fn heads(&self) -> bool {
         match self.keyword() {
             "if" | "elif" | "else" | "for" | "while" | "with" | "try" | "except" | "finally" | "def" | "class" => {
                 self.has_colon
             }
-            // These may be names as well.
+            // These words may also be names.
             "match" | "case" => self.ends_in_colon,
             _ => false,
         }
     }
 
-    /// Returns true when nothing can end after it.
+    /// Returns true when the source cannot end after this line.
     fn needs_more(&self) -> bool {
         self.decorates || self.heads() && self.ends_in_colon
     }
@@ -130,7 +131,7 @@ struct Scan<'a> {
     inside: Vec<Inside>,
     /// The line that is being read.
     line: Option<Line>,
-    /// The one before it.
+    /// The previous line.
     last: Option<Line>,
     /// The indentation of each `try` that has neither `except` nor `finally` yet.
     tries: Vec<usize>,
@@ -186,7 +187,7 @@ impl Scan<'_> {
         Ok(())
     }
 
-    /// Reads a token that begins with this.
+    /// Reads the token that begins with `first`.
     fn token(&mut self, inside: Option<Inside>, first: char) -> Read {
         let mut word = String::new();
         let mut ends_in_colon = false;
@@ -238,7 +239,7 @@ impl Scan<'_> {
         Ok(())
     }
 
-    /// Reads a string whose first quote has been read: all of it, or to where its text begins when it has fields.
+    /// Reads a string after its first quote: the whole string, or up to its text if it has fields.
     fn string(&mut self, prefix: &str, char: char) -> Read {
         let prefix = prefix.to_ascii_lowercase();
         let mut quote = Quote {
@@ -267,7 +268,7 @@ impl Scan<'_> {
         Err(if quote.triple { Stop::Open } else { Stop::Refused })
     }
 
-    /// Returns true when a string ends with this character, and those after it, which are read then.
+    /// Returns true when `char` and the next characters end the string. Reads them in that case.
     fn ends(&mut self, quote: Quote, char: char) -> bool {
         if char != quote.char || !quote.triple {
             return char == quote.char;
@@ -294,7 +295,7 @@ impl Scan<'_> {
         Ok(())
     }
 
-    /// Reads on in what stands after the colon in a field.
+    /// Reads a character of the format after the colon in a field.
     fn format(&mut self, quote: Quote, char: char) -> Read {
         match char {
             '\\' => return self.escape(quote),
@@ -310,7 +311,8 @@ impl Scan<'_> {
         Ok(())
     }
 
-    /// Reads what belongs to a backslash in a string with fields. It keeps a quote from ending the string, but no field from beginning.
+    /// Reads the rest of an escape in a string with fields. An escaped quote does not end the string. An escaped brace still
+    /// begins a field.
     fn escape(&mut self, quote: Quote) -> Read {
         if self.rest.peek().is_none() {
             return Err(Stop::Open);
@@ -329,7 +331,7 @@ fn is_of_word(char: char) -> bool {
     char.is_alphanumeric() || char == '_' || !char.is_ascii()
 }
 
-/// Returns true when a string may have this before its quote.
+/// Returns true for a word that may stand before a string's quote.
 fn is_prefix(word: &str) -> bool {
     let word = word.to_ascii_lowercase();
     matches!(

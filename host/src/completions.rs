@@ -1,4 +1,4 @@
-//! OpenAI-compatible `/chat/completions` endpoints: one request, one reply. Who asks decides whether to try again.
+//! OpenAI-compatible `/chat/completions` endpoints: one request, one reply. The caller decides about retries.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,9 +9,9 @@ use sandglass_rlm::limits::MAX_REPLY_BYTES;
 use sandglass_rlm::openai::{Failure, Reply, RetryAfter, StreamReader, completions_url, read_reply, refusal};
 use sandglass_rlm::query;
 
-/// Bytes of the body of a response that refuses.
+/// Bytes of an error response that are read.
 const MAX_REFUSAL_BYTES: usize = 64 << 10;
-/// The time that connecting may take.
+/// The time to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// An endpoint. Its key is in requests, and nowhere else.
@@ -44,11 +44,11 @@ impl Completions {
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
         }
-        // Another part of the program may have chosen one already; any will do.
+        // Another part of the program may have chosen a provider already, and any provider will do.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = Client::builder()
             .default_headers(headers)
-            // Neither the key nor prompts must follow to where they were not meant for.
+            // A redirect is refused, because the key and the prompts would go to another address.
             .redirect(Policy::none())
             .connect_timeout(CONNECT_TIMEOUT)
             .build()
@@ -60,12 +60,12 @@ impl Completions {
         })
     }
 
-    /// The address that requests go to.
+    /// The address of requests.
     pub fn url(&self) -> &str {
         self.url.as_str()
     }
 
-    /// The key, which is not to be told: endpoints quote it.
+    /// The key, which must be removed from quoted texts, because endpoints quote it.
     pub(crate) fn key(&self) -> Option<&str> {
         self.key.as_deref()
     }
@@ -74,10 +74,10 @@ impl Completions {
         query::without_key(text, self.key.as_deref())
     }
 
-    /// One attempt of so many milliseconds. `on_text` is told a reply that comes as a stream.
+    /// Makes one attempt of at most `timeout_ms` milliseconds. `on_text` receives the text of a streamed reply as it comes.
     ///
     /// # Errors
-    /// Why there is no reply.
+    /// The reason why there is no reply.
     pub async fn attempt(&self, body: String, timeout_ms: f64, on_text: OnText<'_>) -> Result<Reply, Failure> {
         let within = Duration::from_secs_f64(timeout_ms.max(1.0) / 1_000.0);
         let answered = tokio::time::timeout(within, self.send(body, on_text)).await;
@@ -102,7 +102,7 @@ impl Completions {
                 ..reply
             });
         }
-        // What is missing of its body is not the reason.
+        // A cut body does not change the reason.
         let _ = read(response, MAX_REFUSAL_BYTES, &mut bytes).await;
         let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let retry_after = RetryAfter {
@@ -114,7 +114,7 @@ impl Completions {
         Err(refusal(status.as_u16(), &bytes, retry_after, now_ms))
     }
 
-    /// Reads a reply as it comes.
+    /// Reads a streamed reply as it comes.
     async fn hear(&self, mut response: Response, on_text: OnText<'_>) -> Result<Reply, Failure> {
         let mut reader = StreamReader::default();
         let mut held = String::new();
@@ -138,7 +138,7 @@ impl Completions {
         })
     }
 
-    /// The number of bytes at the end of a text that may be the begin of the key.
+    /// The number of bytes at the end of `text` that may begin the key.
     fn begins_key(&self, text: &str) -> usize {
         let key = self.key.as_deref().unwrap_or_default();
         let mut begins = (1..key.len()).rev().filter_map(|len| key.get(..len));
@@ -146,10 +146,10 @@ impl Completions {
     }
 }
 
-/// Is told what is new of a reply.
+/// Receives the new text of a reply.
 pub type OnText<'a> = &'a (dyn Fn(&str) + Send + Sync);
 
-/// Reads the body of a response, as far as it comes, and no more than `most`.
+/// Reads the body of a response, at most `most` bytes of it.
 async fn read(mut response: Response, most: usize, into: &mut Vec<u8>) -> Result<(), Failure> {
     while let Some(piece) = response.chunk().await.map_err(cut)? {
         let room = most - into.len();
@@ -166,7 +166,7 @@ fn cut(error: reqwest::Error) -> Failure {
     Failure::Broken(format!("the connection was cut: {}", told(error)))
 }
 
-/// The cause that says most. Models and Python are told what failed, not where: the address is the operator's.
+/// The most telling cause. Models and Python get the cause without the address, which is the operator's.
 fn told(error: reqwest::Error) -> String {
     let error = error.without_url();
     let mut innermost: &dyn std::error::Error = &error;

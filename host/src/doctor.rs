@@ -1,4 +1,4 @@
-//! Reports what each backend can do on this machine.
+//! Reports which backends work on this machine.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use crate::launcher::{BackendKind, Settings};
 pub struct Finding {
     /// Which backend.
     pub backend: BackendKind,
-    /// Ok when it can run guests; else why not and what to do.
+    /// Ok if the backend can run guests; otherwise the reason, and what to do.
     pub usable: Result<(), String>,
 }
 
@@ -26,7 +26,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Looks at a backend; at all of them when that is `auto`.
+/// Tests one backend, or all backends for `auto`.
 pub async fn examine(backend: BackendKind, settings: &Settings) -> Vec<Finding> {
     let backends = match backend {
         BackendKind::Auto => &BackendKind::ALL[1..],

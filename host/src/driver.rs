@@ -1,4 +1,4 @@
-//! Carries out what the session wants: one task per sandbox, which is the only one that has its session and its guest.
+//! Drivers, which carry out the session's effects. Each sandbox has one task, which alone owns its session and guest.
 
 mod receive;
 mod shadow;
@@ -28,13 +28,13 @@ pub fn now() -> f64 {
     CLOCK.elapsed().as_secs_f64() * 1_000.0
 }
 
-/// The time at which that will be.
+/// The instant at `at`, which is milliseconds on the clock of [`now`].
 fn instant(at: f64) -> Instant {
     let most = 86_400_000.0 * 365.0;
     *CLOCK + std::time::Duration::from_secs_f64(at.clamp(0.0, now() + most) / 1_000.0)
 }
 
-/// Is shown text.
+/// Receives text.
 pub(crate) type OnText = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// The news of all executions of a sandbox.
@@ -44,7 +44,7 @@ pub(crate) struct Callbacks {
     pub(crate) on_stderr: Option<OnText>,
 }
 
-/// The news of one execution.
+/// The receivers of one execution's events.
 #[derive(Default)]
 pub(crate) struct Watch {
     pub(crate) on_output: Option<OnOutput>,
@@ -57,16 +57,16 @@ type Answered = Result<Reply<Payload>, Error>;
 /// A message to the task.
 enum Message {
     Command(Ticket, Command<Payload>, Watch, oneshot::Sender<Answered>),
-    /// What needs no answer.
+    /// An input of the session that needs no answer.
     Input(Input<Payload>),
     Predictions(oneshot::Sender<Vec<Prediction>>),
     Stats(oneshot::Sender<Stats>),
-    /// Is told when nothing is left.
+    /// Ends the session. The sender is told when nothing is left.
     Destroy(Option<oneshot::Sender<()>>),
     HostReturned(u32, Result<Encoded<Payload>, HostFailure>, Option<Usage>),
 }
 
-/// The way to a sandbox's task. The task ends when it is dropped.
+/// The handle of a sandbox's task. Dropping it ends the task.
 #[derive(Debug)]
 pub(crate) struct Driver {
     messages: mpsc::UnboundedSender<Message>,
@@ -123,17 +123,17 @@ impl Driver {
         self.tell(Input::Interrupt);
     }
 
-    /// Code that may come next.
+    /// Tells the session code that may come next.
     pub(crate) fn hint(&self, predictions: Vec<Prediction>) {
         self.tell(Input::Hint(predictions));
     }
 
-    /// Code that is being written, as far as it is there; empty when nobody writes any more.
+    /// Tells the session the complete part of code that is being written. Empty text means that nobody writes any more.
     pub(crate) fn written(&self, code: &str, timeout_ms: Option<f64>) {
         self.tell(Input::Written(code.to_owned(), timeout_ms));
     }
 
-    /// The newest of what is talked about.
+    /// Tells the session the newest text of the conversation.
     pub(crate) fn converse(&self, text: String) {
         self.tell(Input::Conversation(text));
     }
@@ -143,21 +143,21 @@ impl Driver {
         let _ = self.messages.send(Message::Input(input));
     }
 
-    /// The code that is guessed to come next.
+    /// The session's guesses of the next code.
     pub(crate) async fn predictions(&self) -> Result<Vec<Prediction>, Error> {
         let (answer, answered) = oneshot::channel();
         let _ = self.messages.send(Message::Predictions(answer));
         answered.await.map_err(|_| Error::Destroyed)
     }
 
-    /// The counts of what the session has done so far.
+    /// The session's counts.
     pub(crate) async fn stats(&self) -> Result<Stats, Error> {
         let (answer, answered) = oneshot::channel();
         let _ = self.messages.send(Message::Stats(answer));
         answered.await.map_err(|_| Error::Destroyed)
     }
 
-    /// Ends the session, and returns when nothing of it is left.
+    /// Ends the session. Nothing of it is left when this returns.
     pub(crate) async fn destroy(&self) {
         let (gone, is_gone) = oneshot::channel();
         if self.messages.send(Message::Destroy(Some(gone))).is_ok() {
@@ -165,7 +165,7 @@ impl Driver {
         }
     }
 
-    /// The guest's facts about itself, as it last told them.
+    /// The guest's latest facts about itself.
     pub(crate) fn info(&self) -> GuestInfo {
         lock(&self.info).clone()
     }
@@ -177,7 +177,7 @@ impl Drop for Driver {
     }
 }
 
-/// Takes a command back when nobody waits for it any more.
+/// A guard that cancels a command when its caller stops waiting.
 struct Waiting<'a> {
     driver: &'a Driver,
     ticket: Option<Ticket>,

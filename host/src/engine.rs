@@ -1,4 +1,4 @@
-//! Docker's engine on this machine: how it is reached, and what to do when it is not.
+//! The connection to Docker's engine on this machine, with errors that say what to do.
 
 use std::fmt::Display;
 use std::io::ErrorKind;
@@ -7,14 +7,14 @@ use bollard::Docker;
 use bollard::errors::Error as EngineError;
 use sandglass_core::Error;
 
-/// The place where the engine listens unless `DOCKER_HOST` says otherwise.
+/// The engine's default address, used if `DOCKER_HOST` is not set.
 const SOCKET: &str = "unix:///var/run/docker.sock";
 
-/// The engine that `DOCKER_HOST` names, else this machine's; it has answered, and its version of the interface is spoken.
+/// Connects to the engine that `DOCKER_HOST` names, else to this machine's. Waits for its answer and agrees on an API version.
 ///
 /// # Errors
-/// [`Error::BackendUnavailable`] when none answers, when this user may not talk to it, or when it is on another machine:
-/// guests are reached through a socket in a folder that they share with this process.
+/// [`Error::BackendUnavailable`] when no engine answers, when this user may not use it, or when it is on another machine.
+/// Guests are reached through a socket in a folder on this machine.
 pub async fn connect() -> Result<Docker, Error> {
     let host = std::env::var("DOCKER_HOST")
         .ok()
@@ -48,12 +48,12 @@ fn refused(host: &str, error: &EngineError) -> Error {
     }
 }
 
-/// The error of a backend that cannot be had.
+/// The error of a backend that cannot be used.
 pub(crate) fn unavailable(why: impl Display) -> Error {
     Error::BackendUnavailable(why.to_string())
 }
 
-/// The engine's message, without the client's words around it.
+/// The engine's message without the client library's words.
 pub(crate) fn said(error: &EngineError) -> String {
     match error {
         EngineError::DockerResponseServerError { message, .. } => message.trim().to_owned(),
@@ -63,7 +63,7 @@ pub(crate) fn said(error: &EngineError) -> String {
     }
 }
 
-/// Returns true when the engine said that it has no such thing.
+/// Returns true when the engine answered that the thing does not exist.
 pub(crate) fn is_missing(error: &EngineError) -> bool {
     matches!(error, EngineError::DockerResponseServerError { status_code: 404, .. })
 }

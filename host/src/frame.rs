@@ -1,14 +1,14 @@
-//! The bytes between host and guest: frames on a byte stream, both ways.
+//! Frames: the messages between host and guest on a byte stream, in both directions.
 //!
-//! | bytes | are |
+//! | bytes | meaning |
 //! |---|---|
-//! | `u32` | the length of what follows |
+//! | `u32` | the length of the rest |
 //! | `u32` | the epoch: a random number that the guest was started with |
 //! | `u32` | the length of the header |
 //! | | the header: JSON, one `Request` or an array of `Event`s |
 //! | `u32`, bytes | a body; any number of them |
 //!
-//! Numbers are little-endian. Lengths are checked before anything is taken for them, and memory is taken as bytes arrive.
+//! Numbers are little-endian. Lengths are checked before memory is allocated, and memory grows as bytes arrive.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -17,23 +17,23 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::unix::OwnedWriteHalf;
 
-/// Bytes that a header may have.
+/// The largest header, in bytes.
 pub const MAX_HEADER_BYTES: usize = 16 << 20;
-/// Bodies that a frame may have.
+/// Most bodies of a frame.
 pub const MAX_BODIES: usize = 1 << 16;
-/// Bytes that a frame may have beyond its bodies' limit.
+/// Bytes of a frame beyond its bodies' limit.
 pub const FRAME_SLACK_BYTES: usize = 1 << 20;
-/// Bytes that a frame to the guest may have.
+/// The largest frame to a guest, in bytes.
 pub const MAX_FRAME_TO_GUEST_BYTES: usize = (1 << 30) + FRAME_SLACK_BYTES;
 
-/// Bytes that are asked for at a time.
+/// Bytes of one read.
 const READ_BYTES: usize = 256 << 10;
-/// A body of at most so many bytes is copied next to what is around it; others are written from where they are.
+/// A body up to this size in bytes is copied next to its neighbours. A larger one is written from its own memory.
 const SMALL_BODY_BYTES: usize = 16 << 10;
-/// Pieces that are written with one call.
+/// Most pieces in one write.
 const MAX_SLICES: usize = 16;
 
-/// What is wrong with what came.
+/// The fault of a received or sent frame.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
     /// The stream failed.
@@ -42,37 +42,37 @@ pub enum FrameError {
     /// The stream ended within a frame.
     #[error("a frame that is cut short")]
     Truncated,
-    /// It says that it is longer than it may be.
+    /// The frame's length exceeds the limit.
     #[error("a frame of {0} bytes, more than the {1} that there may be")]
     TooLong(usize, usize),
-    /// It is for, or of, somebody else.
+    /// The frame has another guest's epoch.
     #[error("a frame of another epoch")]
     Epoch,
-    /// Its header says that it is longer than it may be.
+    /// The header's length exceeds the frame.
     #[error("an oversized header")]
     Header,
-    /// It has more bodies than there may be.
+    /// The frame has too many bodies.
     #[error("a frame with too many bodies")]
     Bodies,
-    /// Its lengths do not add up.
+    /// The frame's lengths do not add up.
     #[error("a frame whose lengths do not add up")]
     Lengths,
 }
 
-/// One message.
+/// One message between host and guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
     /// JSON, unchecked.
     pub header: Bytes,
-    /// What belongs to it, in order.
+    /// The bodies, in order.
     pub bodies: Vec<Bytes>,
 }
 
 impl Frame {
-    /// Reads what follows length and epoch.
+    /// Reads a frame from the bytes after length and epoch.
     ///
     /// # Errors
-    /// A [`FrameError`] when the lengths in it do not add up.
+    /// A [`FrameError`] when the lengths do not add up.
     pub fn parse(mut bytes: Bytes) -> Result<Self, FrameError> {
         let length = take_length(&mut bytes)?;
         if length > MAX_HEADER_BYTES {
@@ -95,7 +95,7 @@ impl Frame {
         4 + self.header.len() + self.bodies.iter().map(|body| 4 + body.len()).sum::<usize>()
     }
 
-    /// What [`Frame::parse`] reads, in one piece.
+    /// The bytes that [`Frame::parse`] reads, in one piece.
     pub fn to_bytes(&self) -> Bytes {
         let mut bytes = BytesMut::with_capacity(self.len());
         put(&mut bytes, &self.header);
@@ -133,7 +133,7 @@ pub struct FrameReader<R> {
 }
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
-    /// Reads frames of this epoch, whose length says at most `max_bytes`.
+    /// Reads frames with this epoch, of at most `max_bytes` each.
     pub fn new(stream: R, epoch: u32, max_bytes: usize) -> Self {
         Self {
             stream,
@@ -143,15 +143,15 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
-    /// Sets how many bytes a frame may have, from the next one on.
+    /// Sets the largest frame in bytes, from the next frame on.
     pub fn set_max_bytes(&mut self, max_bytes: usize) {
         self.max_bytes = max_bytes;
     }
 
-    /// The next frame; `None` when the stream ended. A call that is dropped loses nothing.
+    /// The next frame; `None` at the end of the stream. Can be dropped and called again.
     ///
     /// # Errors
-    /// A [`FrameError`]; there is no going on after that.
+    /// A [`FrameError`], after which the stream is unusable.
     pub async fn next(&mut self) -> Result<Option<Frame>, FrameError> {
         loop {
             if let Some(frame) = self.buffered()? {
@@ -159,7 +159,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             }
             self.buffer.reserve(READ_BYTES);
             let read = match self.stream.read_buf(&mut self.buffer).await {
-                // The other end closed before it had read everything: that is an end like any other.
+                // The peer closed before it had read everything, which is an ordinary end.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => 0,
                 read => read?,
             };
@@ -173,7 +173,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
-    /// The next frame, if all of it has been read already.
+    /// The next frame, if it has arrived completely.
     ///
     /// # Errors
     /// As [`FrameReader::next`].
@@ -207,7 +207,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     }
 }
 
-/// Frames on their way out. Nothing is copied that is large, and nobody waits for a reader that does not read.
+/// Frames to be written. Large bodies are not copied, and nobody waits for a slow reader.
 #[derive(Debug)]
 pub struct Outbox {
     epoch: u32,
@@ -223,12 +223,12 @@ impl Outbox {
         }
     }
 
-    /// Whether all is written.
+    /// Returns true when everything is written.
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
 
-    /// Forgets what is not written yet: nobody will read it.
+    /// Drops unwritten bytes, which nobody will read.
     pub fn clear(&mut self) {
         self.pieces.clear();
     }
@@ -236,7 +236,7 @@ impl Outbox {
     /// Adds a frame.
     ///
     /// # Errors
-    /// [`FrameError::TooLong`], and nothing is added, when it has more bytes than a guest takes.
+    /// [`FrameError::TooLong`] when the frame is larger than a guest takes. Nothing is added then.
     pub fn push(&mut self, frame: &Frame) -> Result<(), FrameError> {
         let length = 4 + frame.len();
         let too_long = || FrameError::TooLong(length, MAX_FRAME_TO_GUEST_BYTES);
@@ -262,10 +262,10 @@ impl Outbox {
         Ok(())
     }
 
-    /// Writes what the stream takes without waiting.
+    /// Writes as much as the stream takes without waiting.
     ///
     /// # Errors
-    /// When the stream is broken.
+    /// The stream is broken.
     pub fn write(&mut self, stream: &OwnedWriteHalf) -> io::Result<()> {
         while !self.pieces.is_empty() {
             let slices: Vec<IoSlice<'_>> = self
@@ -285,11 +285,11 @@ impl Outbox {
         Ok(())
     }
 
-    /// Writes more as soon as the stream takes it. Never comes back while there is nothing to write. A call that is dropped
-    /// loses nothing.
+    /// Writes more as soon as the stream takes it. Waits forever while there is nothing to write. Can be dropped and called
+    /// again.
     ///
     /// # Errors
-    /// When the stream is broken.
+    /// The stream is broken.
     pub async fn write_more(&mut self, stream: &OwnedWriteHalf) -> io::Result<()> {
         if self.pieces.is_empty() {
             std::future::pending::<()>().await;

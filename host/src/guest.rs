@@ -1,4 +1,4 @@
-//! A running guest: its channel, its end, and what caused that.
+//! A running guest: its channel, its process and its exit.
 
 use std::any::Any;
 use std::ffi::OsString;
@@ -23,36 +23,36 @@ pub(crate) mod memory;
 pub(crate) mod process;
 mod rlimits;
 
-/// The way to start a guest, as data.
+/// The command that starts a guest, as data.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     /// The program.
     pub program: PathBuf,
-    /// Its arguments; `--fd N --epoch E` are added to them where it has a channel.
+    /// The program's arguments. A guest with a channel also gets `--fd N --epoch E`.
     pub args: Vec<OsString>,
-    /// Its environment: nothing is inherited.
+    /// The program's environment. Nothing is inherited.
     pub env: Vec<(OsString, OsString)>,
-    /// The folder it starts in; the root without one.
+    /// The folder in which the program starts; by default the root.
     pub cwd: Option<PathBuf>,
-    /// The user and group that it is started as, when that is not who the host is.
+    /// The user and group of the program, if they differ from the host's.
     pub user: Option<(u32, u32)>,
-    /// The bounds of all its processes together, where there are control groups.
+    /// The bounds of all its processes together, if there are control groups.
     pub bounds: Bounds,
-    /// Open files of each of its processes.
+    /// Most open files of each process.
     pub open_files: u32,
-    /// Bytes of each file that they write.
+    /// The largest file that each process can write, in bytes.
     pub file_bytes: u64,
-    /// True when it is told on [`CONTROL_FD`] to make copies of itself.
+    /// True when the guest can be told on [`CONTROL_FD`] to fork.
     pub forks: bool,
-    /// The ids of the user namespace that the program makes, as the kernel reads them: it tells on [`INFO_FD`] of the process that is in
-    /// it, and waits on [`MAPPED_FD`] until it has them. Without these the program sees to it itself.
+    /// The ids of the program's user namespace, as the kernel reads them. The program names a process of the namespace on
+    /// [`INFO_FD`], and waits on [`MAPPED_FD`] until the host has set the ids. `None` lets the program set ids itself.
     pub id_map: Option<String>,
     /// Bytes of a compiled filter of system calls, for the program to read from the file descriptor [`FILTER_FD`].
     pub filter: Option<Vec<u8>>,
 }
 
 impl Plan {
-    /// Starts a process as planned, without a channel: it will connect by itself.
+    /// Starts the planned process without a channel. The guest connects by itself.
     ///
     /// # Errors
     /// [`Error::BootFailed`] when the program cannot be started.
@@ -61,30 +61,30 @@ impl Plan {
     }
 }
 
-/// The place where a guest finds its channel.
+/// The guest's descriptor of its channel.
 pub const CHANNEL_FD: i32 = 3;
-/// The place where a guest is asked for copies of itself.
+/// The guest's descriptor for requests to fork.
 pub const CONTROL_FD: i32 = 6;
-/// The place where bubblewrap finds the filter of system calls.
+/// bubblewrap's descriptor of the filter of system calls.
 pub const FILTER_FD: i32 = 4;
-/// The place where the program waits for the word to begin, before it is the program.
+/// The descriptor on which the starting shell waits before it becomes the program.
 const GATE_FD: i32 = 5;
 
-/// The descriptor on which bubblewrap tells which process is in its user namespace.
+/// The descriptor on which bubblewrap names a process in its user namespace.
 pub const INFO_FD: i32 = 7;
-/// The descriptor on which bubblewrap waits until that namespace has ids.
+/// The descriptor on which bubblewrap waits until the ids of its user namespace are set.
 pub const MAPPED_FD: i32 = 8;
 
-/// The way a guest ended.
+/// The exit of a guest.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Exit {
-    /// Its exit status, where it had one.
+    /// The exit status, if the process exited.
     pub code: Option<i32>,
-    /// The signal that ended it, where one did.
+    /// The signal, if one ended the process.
     pub signal: Option<i32>,
-    /// The limit that did.
+    /// The limit that ended the guest, if one did.
     pub killer: Option<Killer>,
-    /// The end of what it wrote on its own standard error before it spoke.
+    /// The last standard error that the process wrote before the guest was connected.
     pub stderr: String,
 }
 
@@ -106,37 +106,37 @@ impl fmt::Display for Exit {
 /// The counts of the limits so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Hits {
-    /// Processes that were killed because memory was used up.
+    /// Processes killed because the memory was used up.
     pub oom: u64,
     /// Processes and threads that were refused.
     pub pids: u64,
 }
 
-/// Whatever runs a guest, so far as it can be ended and waited for. Dropping it ends it as well.
+/// A guest's process with all its children. Dropping it ends them.
 pub trait Process: Send + Sync + 'static {
-    /// Ends it with all its processes, now. It does not wait for that.
+    /// Kills the process and all its children, without waiting for their end.
     fn kill(&mut self);
 
-    /// The way it ended, when it has, and all its processes with it. Can be dropped and called again.
+    /// The exit, after all its processes have ended. Can be dropped and called again.
     fn wait(&mut self) -> BoxFuture<'_, Exit>;
 
-    /// The number of the process that was started for it, where that is one of this machine's that still runs.
+    /// The id of a running process on this machine that was started for the guest.
     fn id(&self) -> Option<u32> {
         None
     }
 
-    /// The counts of its limits.
+    /// The counts of limits that were reached.
     fn hits(&self) -> Hits {
         Hits::default()
     }
 
-    /// For how long its end may take to show after its channel has closed.
+    /// The time for the exit to show after the channel has closed.
     fn exit_timeout(&self) -> Duration {
         Duration::from_secs(5)
     }
 }
 
-/// A guest that was started. Dropping it ends it.
+/// A started guest. Dropping it ends the guest.
 pub struct Guest {
     channel: UnixStream,
     epoch: u32,
@@ -148,7 +148,7 @@ pub struct Guest {
     succession: Option<Succession>,
 }
 
-/// Is shown each frame that is sent to a guest.
+/// Receives each frame that is sent to a guest.
 pub type OnSent = Box<dyn Fn(&Frame) + Send + Sync>;
 
 impl fmt::Debug for Guest {
@@ -161,7 +161,7 @@ impl fmt::Debug for Guest {
 }
 
 impl Guest {
-    /// A guest that something else started.
+    /// A guest that something else has started.
     pub fn new(channel: UnixStream, epoch: u32, process: Box<dyn Process>) -> Self {
         Self {
             channel,
@@ -175,60 +175,60 @@ impl Guest {
         }
     }
 
-    /// One that can make copies of itself.
+    /// Adds the forker of a guest that can fork.
     #[must_use]
     pub(crate) fn with_forker(mut self, forker: Forker) -> Self {
         self.forker = Some(forker);
         self
     }
 
-    /// One that is such a copy.
+    /// Adds the succession of a guest that is a copy: the right to become the session's guest.
     #[must_use]
     pub(crate) fn with_succession(mut self, succession: Succession) -> Self {
         self.succession = Some(succession);
         self
     }
 
-    /// Takes the part that makes copies of it, and the one that makes it the guest.
+    /// Takes the forker and the succession out of the guest.
     pub(crate) fn take_forks(&mut self) -> (Option<Forker>, Option<Succession>) {
         (self.forker.take(), self.succession.take())
     }
 
-    /// Has it shown each frame that the guest is sent.
+    /// Sets the receiver of each frame that is sent to the guest.
     #[must_use]
     pub fn on_sent(mut self, on_sent: OnSent) -> Self {
         self.on_sent = Some(on_sent);
         self
     }
 
-    /// One that was made before it was wanted, and may have died since.
+    /// Marks a guest that was made before it was needed, and may have died since.
     #[must_use]
     pub fn waited(mut self) -> Self {
         self.has_waited = true;
         self
     }
 
-    /// Returns true when it was made before it was wanted.
+    /// Returns true when the guest was made before it was needed.
     pub fn has_waited(&self) -> bool {
         self.has_waited
     }
 
-    /// Starts a process as planned.
+    /// Starts the planned process.
     ///
     /// # Errors
-    /// [`Error::BootFailed`] when the program cannot be started. That it does not speak shows later.
+    /// [`Error::BootFailed`] when the program cannot be started. A program that starts and does not answer is found later.
     pub async fn spawn(plan: Plan) -> Result<Self, Error> {
         process::spawn(plan).await
     }
 
-    /// Keeps something for as long as the guest lives, such as a folder that is removed when it is dropped.
+    /// Keeps a value as long as the guest lives, such as a folder that is removed when dropped.
     #[must_use]
     pub fn keep(mut self, what: impl Any + Send + Sync) -> Self {
         self.kept.push(Box::new(what));
         self
     }
 
-    /// The same for as long as there are copies of it, too.
+    /// Keeps a value as long as the guest or one of its copies lives.
     #[must_use]
     pub(crate) fn keep_with_copies(mut self, what: Option<Arc<dyn Any + Send + Sync>>) -> Self {
         if let Some(what) = what {
@@ -238,18 +238,19 @@ impl Guest {
         self
     }
 
-    /// The guest's exit, if the guest has ended, as far as that shows without waiting.
+    /// The guest's exit, if it already shows.
     pub fn exit(&mut self) -> Option<Exit> {
         self.process.wait().now_or_never()
     }
 
-    /// Ends it, and waits until nothing is left of it.
+    /// Ends the guest, and waits until all its processes are gone.
     pub async fn end(mut self) {
         self.process.kill();
         self.process.wait().await;
     }
 
-    /// Its ends: frames from it, whose bodies have at most `max_value_bytes` together; frames to it; and its life.
+    /// The guest's parts: a reader of frames whose bodies have at most `max_value_bytes` together, a writer of frames, and the
+    /// process.
     pub fn split(self, max_value_bytes: usize) -> (FrameReader<OwnedReadHalf>, GuestWriter, GuestProcess) {
         let (reader, writer) = self.channel.into_split();
         let max_bytes = max_value_bytes.saturating_add(FRAME_SLACK_BYTES);
@@ -268,11 +269,11 @@ impl Guest {
     }
 }
 
-/// The way to a guest.
+/// The writing half of a guest's channel.
 pub struct GuestWriter {
     /// The stream.
     pub stream: OwnedWriteHalf,
-    /// The frames that are still to be written on it.
+    /// Frames that wait to be written.
     pub outbox: Outbox,
     on_sent: Option<OnSent>,
 }
@@ -284,7 +285,7 @@ impl fmt::Debug for GuestWriter {
 }
 
 impl GuestWriter {
-    /// Adds a frame, and writes what the stream takes without waiting. That the guest is gone shows where it is read from.
+    /// Adds a frame, and writes as much as the stream takes without waiting. If the guest is gone, its reader shows so.
     ///
     /// # Errors
     /// As [`Outbox::push`].
@@ -298,10 +299,10 @@ impl GuestWriter {
     }
 }
 
-/// A guest's life. Dropping it ends it.
+/// A guest's process. Dropping it ends the guest.
 pub struct GuestProcess {
     process: Box<dyn Process>,
-    /// Dropped after the process, so that nothing is pulled away under it.
+    /// Values that are dropped after the process, because the process uses them.
     _kept: Vec<Box<dyn Any + Send + Sync>>,
 }
 
@@ -312,7 +313,7 @@ impl fmt::Debug for GuestProcess {
 }
 
 impl GuestProcess {
-    /// Starts a process as planned that gets `channel`, whatever that leads to.
+    /// Starts the planned process with `channel`, whatever its other end is.
     pub(crate) async fn run(plan: Plan, channel: OwnedFd) -> Result<Self, Error> {
         Ok(Self {
             process: process::run(plan, epoch()?, Some(channel), None).await?,
@@ -320,40 +321,40 @@ impl GuestProcess {
         })
     }
 
-    /// Keeps something for as long as it lives.
+    /// Keeps a value as long as the process lives.
     #[must_use]
     pub(crate) fn keep(mut self, what: impl Any + Send + Sync) -> Self {
         self._kept.push(Box::new(what));
         self
     }
 
-    /// Ends it with all its processes, now. It does not wait for that.
+    /// Kills the process and all its children, without waiting for their end.
     pub fn kill(&mut self) {
         self.process.kill();
     }
 
-    /// The way it ended, when it has. Can be dropped and called again.
+    /// The exit, once the process has ended. Can be dropped and called again.
     pub async fn wait(&mut self) -> Exit {
         self.process.wait().await
     }
 
-    /// The number of the process that was started for it, where that is one of this machine's that still runs.
+    /// The id of a running process on this machine that was started for the guest.
     pub(crate) fn id(&self) -> Option<u32> {
         self.process.id()
     }
 
-    /// The counts of its limits.
+    /// The counts of limits that were reached.
     pub fn hits(&self) -> Hits {
         self.process.hits()
     }
 
-    /// For how long its end may take to show after its channel has closed.
+    /// The time for the exit to show after the channel has closed.
     pub fn exit_timeout(&self) -> Duration {
         self.process.exit_timeout()
     }
 }
 
-/// A random number for a guest to know its frames by.
+/// A random number that marks a guest's frames.
 ///
 /// # Errors
 /// [`Error::BootFailed`] when the system has no random numbers.

@@ -1,8 +1,8 @@
-//! HTML of guests, rebuilt from what can reach nobody.
+//! Sanitizes a guest's HTML, so that it can reach nobody.
 //!
-//! A policy and `<iframe sandbox>` keep HTML from running scripts and from loading anything. They do not keep it from looking up
-//! names and opening connections (`<link rel=preconnect>`). So HTML is taken apart and written again from an allowlist
-//! ([`HTML_ALLOWED`]), twice: [`tidy`] bounds what parsing it may cost, [`ammonia`] looks at what a browser would make of it.
+//! A content policy and `<iframe sandbox>` keep HTML from running scripts and from loading data. They do not stop name lookups
+//! and connections (`<link rel=preconnect>`). So the HTML is parsed and written again from an allowlist ([`HTML_ALLOWED`]), in
+//! two passes: [`tidy`] bounds the cost of parsing, and [`ammonia`] handles the result as a browser would.
 //!
 //! Decisions: `docs/internals/jupyter.md`.
 
@@ -17,14 +17,14 @@ use ammonia::{Builder, UrlRelative};
 use sandglass_core::display::HTML_ALLOWED;
 use serde::Deserialize;
 
-/// The parts that HTML may consist of.
+/// The allowlist.
 static ALLOWED: LazyLock<Allowed> = LazyLock::new(Allowed::read);
 static CLEANER: LazyLock<Builder<'static>> = LazyLock::new(cleaner);
 
-/// Rebuilds HTML of a guest from an allowlist of elements, attributes and styles: no scripts, no links out, and nothing that
-/// makes a browser look up a name, connect or load. Pictures, sound and fonts stay where they come as `data:` URLs.
+/// Rebuilds a guest's HTML from an allowlist of elements, attributes and styles. The result has no scripts, no external links,
+/// and nothing that makes a browser look up a name, connect or load. Pictures, sound and fonts stay if they are `data:` URLs.
 ///
-/// The result belongs into a frame all the same (`<iframe sandbox srcdoc>`), since it can look like anything.
+/// Show the result in a frame all the same (`<iframe sandbox srcdoc>`), because it can imitate any page.
 ///
 /// ```
 /// let html = "<b>7</b><link rel=preconnect href=//example.com><img src=//example.com/a.png>";
@@ -42,14 +42,14 @@ pub fn sanitize_html(html: &str) -> String {
     clean
 }
 
-/// The policy of a document that shows HTML of a guest.
+/// The content policy of a document that shows a guest's HTML.
 pub fn policy() -> &'static str {
     &ALLOWED.policy
 }
 
 struct Allowed {
     policy: String,
-    /// In lower case, as a tokenizer has them.
+    /// Allowed tags in lower case, as a tokenizer gives them.
     tags: HashSet<String>,
     attributes: HashSet<String>,
     svg_tags: HashSet<String>,
@@ -60,7 +60,7 @@ struct Allowed {
     /// Elements whose content is no HTML, or is not shown.
     hidden: HashSet<String>,
     void: HashSet<String>,
-    /// Elements that a parser opens again.
+    /// Elements that a parser opens again by itself.
     formatting: HashSet<String>,
     table: HashSet<String>,
     source: Source,
@@ -84,23 +84,23 @@ struct Source {
     ends: Vec<Ends>,
     /// Elements. Further tags are left out; their text stays.
     max_elements: usize,
-    /// Elements within elements. Tags that would lie deeper are left out, too.
+    /// Most levels of elements. Deeper tags are left out.
     max_depth: usize,
-    /// The same for those that a parser opens again.
+    /// Most levels of elements that a parser opens again.
     max_formatting: usize,
-    /// Style sheets. Further ones are left out.
+    /// Most style sheets. Further ones are left out.
     max_styles: usize,
-    /// Levels of brackets in a style sheet; what is deeper is left out.
+    /// Most levels of brackets in a style sheet. Deeper CSS is left out.
     max_css_depth: usize,
 }
 
-/// Tags that end others without saying so. Each is some words.
+/// Tags that implicitly end other elements. Each field holds words.
 #[derive(Deserialize)]
 struct Ends {
     tags: String,
-    /// The elements that they end.
+    /// The elements that end.
     end: String,
-    /// The elements beyond which they do not reach.
+    /// The elements that stop the search for such elements.
     within: String,
 }
 
@@ -139,7 +139,7 @@ fn cleaner() -> Builder<'static> {
     // Style sheets are filtered apart. Here there is none any more.
     let tags = tags.filter(|tag| *tag != "style").collect();
     let attributes = words(&source.attributes).chain(words(&source.svg_attributes));
-    // Of attributes with a prefix, such as `xlink:href`, ammonia asks for the rest.
+    // For an attribute with a prefix, such as `xlink:href`, ammonia asks for the part after the prefix.
     let attributes = attributes.map(|name| name.rsplit(':').next().unwrap_or(name));
     let mut cleaner = Builder::empty();
     cleaner
@@ -153,10 +153,10 @@ fn cleaner() -> Builder<'static> {
     cleaner
 }
 
-/// The value that an attribute keeps; `None` for an attribute that has to go.
+/// The new value of an attribute; `None` removes the attribute.
 fn value_of<'value>(tag: &str, attribute: &str, value: &'value str) -> Option<Cow<'value, str>> {
     match attribute {
-        // A drawing refers to its own parts, an image to its data.
+        // A drawing may link to its own parts, and an image to its own data.
         "href" if tag != "image" => value.starts_with('#').then_some(Cow::Borrowed(value)),
         "href" | "src" => is_data(value).then_some(Cow::Borrowed(value)),
         _ if ALLOWED.css_attributes.contains(attribute) => Some(Cow::Owned(css::filter(value))),
@@ -164,7 +164,7 @@ fn value_of<'value>(tag: &str, attribute: &str, value: &'value str) -> Option<Co
     }
 }
 
-/// True for a URL that holds what it stands for: a picture, sound or a font.
+/// Returns true for a URL that contains its picture, sound or font.
 fn is_data(url: &str) -> bool {
     let kinds = ["data:image/", "data:audio/", "data:video/", "data:font/"];
     kinds.iter().any(|kind| {
@@ -196,7 +196,7 @@ mod tests {
         }
     }
 
-    /// Pages make the same of them: `tests/e2e/displays.mjs`.
+    /// Pages sanitize these inputs to the same results: `tests/e2e/displays.mjs`.
     #[test]
     fn html_becomes_the_same_as_in_pages() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/displays/sanitized.json");

@@ -1,6 +1,6 @@
-//! The packages that guests find installed: the image for Docker, and the same packages as a virtual environment for bubblewrap.
+//! Installs packages for guests: an image for Docker, or a virtual environment for bubblewrap with the same packages.
 //!
-//! Everything that is needed for it is in this program; `docker/repl/` of the repository is where it is written.
+//! The program contains all files for both. Their sources are in `docker/repl/` of the repository.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -14,11 +14,11 @@ use tokio::process::Command;
 
 use crate::engine::{self, is_missing, said, unavailable};
 
-/// The image that guests run in unless another one is named.
+/// The default image of guests.
 pub const IMAGE: &str = "sandglass-repl";
 /// The image of `scripts/debian-base.sh`: Debian with Python, made without a registry.
 pub const BASE: &str = "sandglass-base";
-/// The base where there is no such image: it comes from a registry.
+/// The base image from a registry, used if the local base image is missing.
 pub const REGISTRY_BASE: &str = "python:3.13-slim";
 
 const DOCKERFILE: &str = include_str!("../../docker/repl/Dockerfile");
@@ -27,9 +27,9 @@ const REQUIREMENTS_SLIM: &str = include_str!("../../docker/repl/requirements-sli
 const CHECK: &str = include_str!("../../docker/repl/check.py");
 const DEBIAN_BASE: &str = include_str!("../../scripts/debian-base.sh");
 
-/// Settings of pip that a build takes over from its environment.
+/// Variables of pip that a build takes from its environment.
 const PIP: [&str; 3] = ["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST"];
-/// Those of a proxy: every build knows them as arguments.
+/// Variables of a proxy, which every build knows as arguments.
 const PROXY: [&str; 6] = [
     "HTTP_PROXY",
     "HTTPS_PROXY",
@@ -38,7 +38,7 @@ const PROXY: [&str; 6] = [
     "https_proxy",
     "no_proxy",
 ];
-/// The place where systems keep the certificates that they trust, the first that is there is used.
+/// Files of trusted certificates on common systems. The first existing one is used.
 const CERTIFICATES: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
 
 /// Which packages.
@@ -49,12 +49,12 @@ pub enum Packages {
     All,
     /// The few of `requirements-slim.txt`.
     Slim,
-    /// Those of a list of the user's, as pip reads it.
+    /// The packages of the user's requirements file, as pip reads it.
     Listed(String),
 }
 
 impl Packages {
-    /// Their list, as pip reads it.
+    /// The packages as a requirements file.
     pub fn requirements(&self) -> &str {
         match self {
             Self::All => REQUIREMENTS,
@@ -63,7 +63,7 @@ impl Packages {
         }
     }
 
-    /// The name of an image of them unless another is given.
+    /// The default name of an image with these packages.
     pub fn tag(&self) -> String {
         match self {
             Self::All => IMAGE.to_owned(),
@@ -73,21 +73,21 @@ impl Packages {
     }
 }
 
-/// The way an image is to be built.
+/// The options of an image.
 #[derive(Debug, Clone, Default)]
 pub struct Build {
-    /// The image that it starts from. Without one it is [`BASE`] where the engine has that, else [`REGISTRY_BASE`].
+    /// The base image. By default [`BASE`] if the engine has it, else [`REGISTRY_BASE`].
     pub base: Option<String>,
-    /// The packages that go in.
+    /// The packages to install.
     pub packages: Packages,
-    /// Its name; without one that of the packages.
+    /// The name of the image; by default one derived from the packages.
     pub tag: Option<String>,
 }
 
-/// Builds the image, and returns its name. `say` gets what the engine says, line by line.
+/// Builds the image, and returns its name. `say` receives the engine's output, line by line.
 ///
 /// # Errors
-/// [`Error::BackendUnavailable`] when there is no engine, the base cannot be had, or a step of the build fails.
+/// [`Error::BackendUnavailable`] when there is no engine, the base is missing, or a step of the build fails.
 pub async fn build(build: &Build, mut say: impl FnMut(&str)) -> Result<String, Error> {
     let docker = engine::connect().await?;
     let base = match &build.base {
@@ -107,8 +107,8 @@ pub async fn build(build: &Build, mut say: impl FnMut(&str)) -> Result<String, E
             arguments.insert(name.to_owned(), value);
         }
     }
-    // The network of this machine, because an engine may have none for its containers. pip installs wheels only, so
-    // nothing that it downloads is run.
+    // The build uses this machine's network, because an engine's containers may have none. pip installs wheels only, so no
+    // downloaded code runs.
     let options = BuildImageOptionsBuilder::default()
         .t(&tag)
         .buildargs(&arguments)
@@ -120,7 +120,7 @@ pub async fn build(build: &Build, mut say: impl FnMut(&str)) -> Result<String, E
     let mut steps = docker.build_image(options, None, Some(body_full(context.into())));
     let mut last = String::new();
     while let Some(step) = steps.next().await {
-        // What a command printed before it failed says more than that it failed.
+        // The last output of the failed command says more than its exit status.
         let text = step
             .map_err(|error| failed(&format!("{}\n{last}", said(&error)).trim()))?
             .stream;
@@ -143,7 +143,7 @@ fn failed(why: &dyn std::fmt::Display) -> Error {
 /// Returns true when the engine has an image of this name.
 ///
 /// # Errors
-/// [`Error::BackendUnavailable`] when it does not say.
+/// [`Error::BackendUnavailable`] when the engine does not answer.
 pub async fn has_image(docker: &Docker, name: &str) -> Result<bool, Error> {
     match docker.inspect_image(name).await {
         Ok(_) => Ok(true),
@@ -170,7 +170,7 @@ async fn pull(docker: &Docker, name: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// The files that the engine builds from, as a tar archive.
+/// The files of the build, as a tar archive.
 fn context(packages: &Packages, certificates: &[u8]) -> std::io::Result<Vec<u8>> {
     let mut archive = tar::Builder::new(Vec::new());
     for (name, content) in [
@@ -187,7 +187,7 @@ fn context(packages: &Packages, certificates: &[u8]) -> std::io::Result<Vec<u8>>
     archive.into_inner()
 }
 
-/// The certificates that this machine trusts: a network may have its own, which no base image knows.
+/// The certificates that this machine trusts. A network may have its own, which base images do not know.
 fn certificates() -> Vec<u8> {
     let named = ["PIP_CERT", "SSL_CERT_FILE"]
         .map(std::env::var_os)
@@ -200,13 +200,13 @@ fn certificates() -> Vec<u8> {
         .unwrap_or_default()
 }
 
-/// Makes [`BASE`] from Debian's packages, with mmdebstrap. What it prints goes where this process prints.
+/// Builds [`BASE`] from Debian's packages with mmdebstrap, which writes to this process's output.
 ///
 /// # Errors
-/// [`Error::BackendUnavailable`] when that fails; it has said why.
+/// [`Error::BackendUnavailable`] when mmdebstrap fails. Its output says why.
 pub async fn base(suite: Option<&str>, mirror: Option<&str>, tag: &str) -> Result<(), Error> {
     let mut command = Command::new("bash");
-    // Not through its standard input, which mmdebstrap would read.
+    // The script is an argument, because mmdebstrap would read it from standard input.
     command.args(["-c", DEBIAN_BASE, "debian-base"]);
     for (option, value) in [("--suite", suite), ("--mirror", mirror)] {
         if let Some(value) = value {
@@ -221,11 +221,11 @@ pub async fn base(suite: Option<&str>, mirror: Option<&str>, tag: &str) -> Resul
     }
 }
 
-/// Makes a virtual environment of the packages in `folder` for guests in bubblewrap, and returns its Python. One that is
-/// up to date is left alone.
+/// Makes a virtual environment of the packages in `folder`, for guests in bubblewrap. Returns its Python. An environment that
+/// is up to date stays unchanged.
 ///
 /// # Errors
-/// [`Error::BackendUnavailable`] when `folder` holds something else, or a step fails.
+/// [`Error::BackendUnavailable`] when `folder` holds other files, or a step fails.
 pub async fn venv(
     folder: &Path,
     python: &Path,
@@ -262,7 +262,7 @@ pub async fn venv(
         "--requirement",
     ];
     run(&program, &pip, &[&wanted]).await.map_err(failed)?;
-    // The list gets its name last: it says that all of it is in. The check reads it.
+    // The list gets its name last, which marks the environment as complete. The next build reads it.
     std::fs::rename(&wanted, &list).map_err(|error| failed(error.to_string()))?;
     match run(&program, &[], &[&check]).await {
         Ok(text) => say(text.trim()),
@@ -274,7 +274,7 @@ pub async fn venv(
     Ok(program)
 }
 
-/// Runs a program, and returns what it prints.
+/// Runs a program, and returns its output.
 async fn run(program: &Path, args: &[&str], paths: &[&Path]) -> Result<String, String> {
     let output = Command::new(program)
         .args(args)
@@ -287,7 +287,7 @@ async fn run(program: &Path, args: &[&str], paths: &[&Path]) -> Result<String, S
     if output.status.success() {
         return Ok(text(&output.stdout));
     }
-    // venv complains on its standard output.
+    // venv writes its errors to standard output.
     Err(format!("{}\n{}", text(&output.stdout), text(&output.stderr))
         .trim()
         .to_owned())
@@ -300,7 +300,7 @@ mod tests {
 
     use super::*;
 
-    /// Names and versions, those asked for before those that come with them.
+    /// Names and versions of the packages, and the number of packages that were asked for, which come first.
     fn pins(requirements: &str) -> (BTreeMap<&str, &str>, usize) {
         let (asked, needed) = requirements.split_once("# what those need\n").expect("two parts");
         let parse = |part| -> Vec<(&str, &str)> {

@@ -1,4 +1,4 @@
-//! The request that every backend answers: guests of one kind, started from the same settings.
+//! Launchers: every backend starts guests through one. All guests of a launcher come from the same settings.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::users::Users;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BackendKind {
-    /// The best that this machine has: bubblewrap, else Docker; a plain process only where that is allowed.
+    /// The best backend of this machine: bubblewrap, else Docker. A plain process only if that is allowed.
     #[default]
     Auto,
     /// Namespaces, no capabilities, a narrow file system.
@@ -40,12 +40,12 @@ impl BackendKind {
         Self::Jupyter,
     ];
 
-    /// Returns true when its guests can do whatever the host can. Such a backend is never taken that was not named.
+    /// Returns true when guests can do whatever the host can. Such a backend is used only by name.
     pub fn isolates_nothing(self) -> bool {
         matches!(self, Self::Subprocess | Self::Jupyter)
     }
 
-    /// Its public name.
+    /// The backend's public name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -79,11 +79,11 @@ impl FromStr for BackendKind {
 /// A guest's share of the machine.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Resources {
-    /// Bytes of memory, of all its processes together.
+    /// Bytes of memory, for all processes of a guest together.
     pub memory_bytes: u64,
     /// Processes and threads.
     pub pids: u32,
-    /// Processors, in parts of one.
+    /// Processors; fractions are allowed.
     pub cpus: f64,
     /// Open files of a process.
     pub open_files: u32,
@@ -107,7 +107,7 @@ impl Default for Resources {
 }
 
 impl Resources {
-    /// Those that a control group bounds.
+    /// The resources that a control group bounds.
     pub fn bounds(&self) -> Bounds {
         Bounds {
             memory_bytes: self.memory_bytes,
@@ -116,12 +116,12 @@ impl Resources {
         }
     }
 
-    /// As how many processors that is, for libraries that would look for them where a guest sees nothing (`LOKY_MAX_CPU_COUNT`).
+    /// The number of processors as text, for libraries that cannot see it in a guest (`LOKY_MAX_CPU_COUNT`).
     pub(crate) fn processors(&self) -> String {
         format!("{:.0}", self.cpus.ceil().max(1.0))
     }
 
-    /// How many of this machine's processors that is, as far as it has so many.
+    /// The number of processors, at most as many as this machine has.
     pub(crate) fn processors_here(&self) -> usize {
         #[expect(
             clippy::cast_possible_truncation,
@@ -132,16 +132,16 @@ impl Resources {
         std::thread::available_parallelism().map_or(1, |here| most.min(here.get()))
     }
 
-    /// Bytes that a file may have: as many as the largest place for files.
+    /// The largest file in bytes: the size of the largest place for files.
     pub fn file_bytes(&self) -> u64 {
         self.disk_bytes.max(self.tmp_bytes)
     }
 }
 
-/// The settings that a backend plans from.
+/// The settings from which a backend makes its plans.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
-    /// The Python that runs guests (not in Docker); by default `/usr/bin/python3`, else the first on `PATH`.
+    /// The Python of guests, except in Docker. By default `/usr/bin/python3`, else the first on `PATH`.
     pub python: Option<PathBuf>,
     /// Docker's image.
     pub image: Option<String>,
@@ -151,18 +151,18 @@ pub struct Settings {
     pub kernels: Option<Arc<dyn Kernels>>,
     /// A guest's share of the machine.
     pub resources: Resources,
-    /// The folder that the guest has as `/workspace`; without one it has an empty folder of its own.
+    /// The folder that the guest sees as `/workspace`. By default an empty folder of the guest's own.
     pub workspace: Option<PathBuf>,
-    /// Modules that a guest imports before it says that it is ready.
+    /// Modules that a guest imports before it is ready.
     pub preload: Vec<String>,
-    /// True when the folder [`CELLS_FOLDER`](crate::workspace::CELLS_FOLDER) of the workspace is the host's: guests have an empty one in
-    /// its place, that they cannot write to.
+    /// True when the workspace's folder [`CELLS_FOLDER`](crate::workspace::CELLS_FOLDER) belongs to the host. Guests see an
+    /// empty folder in its place, and cannot write there.
     pub hides_cells: bool,
-    /// True when guests can make copies of themselves that run code ahead. In bubblewrap and plain processes only.
+    /// True when guests can fork copies that run code ahead. Only in bubblewrap and plain processes.
     pub ahead: bool,
     /// True when `auto` may come down to a plain process.
     pub allow_subprocess: bool,
-    /// The user ids that guests get, one each, where the host is root. In bubblewrap and Docker.
+    /// User ids for guests, one each, if the host is root. Only in bubblewrap and Docker.
     pub guest_users: Users,
 }
 
@@ -183,30 +183,30 @@ impl Settings {
 
 /// A starter of guests in Jupyter kernels, about which this crate knows nothing: `KernelSettings` of the crate `sandglass-jupyter`.
 pub trait Kernels: fmt::Debug + Send + Sync {
-    /// The launcher for guests in its kernels. It warns, every time.
+    /// The launcher of guests in Jupyter kernels. Logs a warning each time, because nothing isolates them.
     ///
     /// # Errors
     /// [`Error::BackendUnavailable`] when there are no such kernels.
     fn launcher(&self, settings: &Settings) -> Result<Arc<dyn Launcher>, Error>;
 
-    /// Checks that there could be guests, without a warning. A kernel that is to be started is not.
+    /// Checks that guests are possible, without a warning and without starting a kernel.
     ///
     /// # Errors
-    /// As for [`Kernels::launcher`], and when a kernel that runs does not answer.
+    /// As [`Kernels::launcher`]. Also when a running kernel does not answer.
     fn look<'a>(&'a self, settings: &'a Settings) -> BoxFuture<'a, Result<(), Error>>;
 }
 
-/// Starts guests of one kind. It holds what they share: files, images, a plan.
+/// Starts guests of one kind. It holds the parts that they share: files, images, a plan.
 pub trait Launcher: Send + Sync + 'static {
-    /// Which backend it is.
+    /// The backend of its guests.
     fn kind(&self) -> BackendKind;
 
-    /// Returns true when its guests can make copies of themselves that run code ahead.
+    /// Returns true when guests can fork copies that run code ahead.
     fn forks(&self) -> bool {
         false
     }
 
-    /// Starts one. It has not been sent anything yet, and is ended when it is dropped.
+    /// Starts a guest, which has not received any message. Dropping the guest ends it.
     fn launch(&self) -> BoxFuture<'_, Result<Guest, Error>>;
 }
 

@@ -1,25 +1,25 @@
-//! Native supervision for Sandglass: the same sandbox outside of the browser.
+//! Sandglass without a browser: sandboxes in processes and containers on this machine.
 //!
-//! [`Sandbox`] is the front door. Under it, a [driver](driver) carries out the core's `Session` over a byte channel to a
+//! [`Sandbox`] is the public handle. Below it, a [driver](driver) carries out the core's `Session` over a byte channel to a
 //! [guest], which a [backend] started.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`sandbox`] | the public handle |
-//! | [`callbacks`] | what the host is asked by Python, and what it is shown |
-//! | [`value`] | what Python values are here; as bodies, and as JSON |
+//! | [`callbacks`] | host functions, and receivers of output |
+//! | [`value`] | Python values in Rust, as bodies and as JSON |
 //! | [`frame`] | the bytes between host and guest |
-//! | [`driver`] | one task per sandbox that carries out what the session wants |
-//! | [`guest`] | a running guest: channel, end, cause |
-//! | [`launcher`] | what is asked of every backend, and its settings |
-//! | [`backend`] | what starts guests: a pure plan per backend |
-//! | [`cgroup`] | what a guest's processes may use together |
-//! | [`seccomp`] | the system calls that a guest does without |
-//! | [`engine`] | Docker's engine on this machine |
-//! | [`image`] | what guests find installed: image and virtual environment |
-//! | [`runtime`] | the Python package as files, and what a Python needs |
+//! | [`driver`] | one task per sandbox that carries out the session's effects |
+//! | [`guest`] | a running guest: channel, process, exit |
+//! | [`launcher`] | the interface of all backends, and their settings |
+//! | [`backend`] | the backends, each with a plan as data |
+//! | [`cgroup`] | resource bounds of a guest's processes together |
+//! | [`seccomp`] | the system calls that guests lack |
+//! | [`engine`] | the connection to Docker's engine |
+//! | [`image`] | packages for guests: image and virtual environment |
+//! | [`runtime`] | the Python package as files, and facts about a Python |
 //! | [`zygote`] | a process that forks guests in milliseconds |
-//! | [`pool`] | guests that wait to be needed |
+//! | [`pool`] | spares that wait for their use |
 //! | `seqpacket` | JSON with descriptors, to processes that fork guests |
 //! | [`stateless`] | runs that leave nothing behind |
 //! | [`completions`] | the endpoints of models |
@@ -27,11 +27,11 @@
 //! | [`rlm`] | the controller of a Recursive Language Model |
 //! | [`users`] | a user id for each guest of a host that is root |
 //! | [`workspace`] | the folders that guests work in |
-//! | [`doctor`] | what each backend can do on this machine |
-//! | [`args`] | options that programs share |
-//! | [`complete`] | whether Python that is typed goes on |
-//! | [`html`] | HTML of guests, for those who show it |
-//! | [`log`] | what the program logs |
+//! | [`doctor`] | a report on the backends of this machine |
+//! | [`args`] | command-line options that programs share |
+//! | [`complete`] | completeness of Python source that is being typed |
+//! | [`html`] | a sanitizer for guests' HTML |
+//! | [`log`] | the log of the program |
 
 pub mod args;
 pub mod backend;

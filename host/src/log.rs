@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal};
 
 use tracing_subscriber::EnvFilter;
 
-/// The way a server's log is written.
+/// The form of a server's log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
     /// Lines for people.
@@ -13,20 +13,20 @@ pub enum LogFormat {
     Json,
 }
 
-/// Starts the log of a server: everything that operators may want to know.
+/// Starts the log of a server, which tells operators what happens.
 pub fn of_server(format: LogFormat) {
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter("info"))
         .with_ansi(io::stderr().is_terminal())
         .with_writer(io::stderr);
-    // A program that uses this as a library may have a log already.
+    // A program that uses this library may already have a log.
     let _ = match format {
         LogFormat::Text => log.try_init(),
         LogFormat::Json => log.json().flatten_event(true).try_init(),
     };
 }
 
-/// Starts the log of a command that somebody waits for: our own warnings, such as that nothing isolates a guest.
+/// Starts the log of a command that a user waits for. It has only Sandglass' warnings, such as missing isolation.
 pub fn of_command() {
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter(

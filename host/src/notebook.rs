@@ -1,8 +1,8 @@
 //! Notebooks: cells over a [`Sandbox`], and two files for each run of a cell.
 //!
-//! `<cell>_input.pkl` says what a cell began with and `<cell>_output.pkl` what came of it, in the folder [`CELLS_FOLDER`] of the workspace.
-//! They are pickles that the guest makes (`python/sandglass/state/cell_files.py`). The host keeps them as they are and never reads them; guests
-//! cannot see them. `sandglass-host cell FILE` shows what is in one, in a sandbox.
+//! The files are in the workspace's folder [`CELLS_FOLDER`]. `<cell>_input.pkl` describes the state before a cell, and
+//! `<cell>_output.pkl` its outcome. They are pickles that the guest makes (`python/sandglass/state/cell_files.py`). The host
+//! stores them unread, and guests cannot see them. `sandglass-host cell FILE` shows such a file in a sandbox.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use crate::sandbox::{Execution, Sandbox, SandboxBuilder};
 use crate::value::Value;
 use crate::workspace::{CELLS_FOLDER, Workspace, put};
 
-/// Bytes that the variables in one file may take.
+/// Bytes of the variables in one file.
 const MAX_VALUES_BYTES: u64 = 64 << 20;
-/// Bytes of one file: sources and results come on top of the variables.
+/// The largest file, in bytes. Sources and results come on top of the variables.
 const MAX_FILE_BYTES: u64 = 96 << 20;
 /// Bytes of all files of a notebook.
 const MAX_FILES_BYTES: u64 = 1 << 30;
@@ -29,7 +29,7 @@ const MAX_CELLS: usize = 10_000;
 const MAX_NAME: usize = 64;
 const FILES: [CellFile; 2] = [CellFile::Input, CellFile::Output];
 
-/// Cells, one after the other, that share their variables.
+/// Cells that run one after the other and share their variables.
 #[derive(Debug)]
 pub struct Notebook {
     workspace: Arc<Workspace>,
@@ -44,23 +44,24 @@ pub struct Notebook {
 /// A cell.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cell {
-    /// The name that its files are called by.
+    /// The name of the cell, from which its files are named.
     pub id: String,
-    /// Its source.
+    /// The cell's source.
     pub code: String,
-    /// The outcome of its last run; `None` when the sandbox could not run it.
+    /// The outcome of the last run; `None` when the sandbox could not run the cell.
     pub execution: Option<Execution>,
-    /// The number of times that it was run.
+    /// The number of runs.
     pub runs: u32,
-    /// Which of its files there are not, and why.
+    /// The cell's missing files, each with the reason.
     pub missing: Vec<String>,
 }
 
 impl Notebook {
-    /// One without cells, in a workspace. Its sandbox is made by `builder`, which needs no workspace of its own, when the first cell is run.
+    /// A notebook without cells, in a workspace. `builder` makes its sandbox when the first cell is run; do not set a workspace
+    /// there.
     ///
     /// # Errors
-    /// [`Error::File`], when the workspace cannot be used.
+    /// [`Error::File`] when the workspace cannot be used.
     pub fn new(workspace: Workspace, builder: SandboxBuilder) -> Result<Self, Error> {
         let folder = workspace.cells_folder().map_err(failed)?;
         let mut last_number = 0;
@@ -72,7 +73,7 @@ impl Notebook {
             let Some(cell) = cell else { continue };
             let stat = rustix::fs::statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
             *kept.entry(cell.to_owned()).or_default() += u64::try_from(stat.st_size).unwrap_or_default();
-            // Files of an earlier notebook stay what they are.
+            // New cells get higher numbers than the files of earlier notebooks, so those files stay.
             let number = cell.strip_prefix("cell_").and_then(|number| number.parse().ok());
             last_number = last_number.max(number.unwrap_or_default());
         }
@@ -86,22 +87,22 @@ impl Notebook {
         })
     }
 
-    /// The folder of its files.
+    /// The workspace of the notebook.
     pub fn workspace(&self) -> &Workspace {
         &self.workspace
     }
 
-    /// Its cells, in order.
+    /// The notebook's cells, in order.
     pub fn cells(&self) -> &[Cell] {
         &self.cells
     }
 
-    /// One of them.
+    /// The cell of this name.
     pub fn cell(&self, id: &str) -> Option<&Cell> {
         self.cells.iter().find(|cell| cell.id == id)
     }
 
-    /// The sandbox that runs its cells; made when there is none.
+    /// The sandbox that runs the cells, made now if there is none.
     ///
     /// # Errors
     /// As [`SandboxBuilder::build`].
@@ -109,7 +110,7 @@ impl Notebook {
         if let Some(sandbox) = &self.sandbox {
             return Ok(sandbox.clone());
         }
-        // It has to be there when the guest starts, so that something can be put over it.
+        // The folder must exist when the guest starts, so that another one can be mounted over it.
         let workspace = self.workspace.clone();
         on_disk(move || workspace.cells_folder().map(drop)).await?;
         let sandbox = self.builder.clone().build().await?;
@@ -119,19 +120,19 @@ impl Notebook {
         Ok(sandbox)
     }
 
-    /// Adds a cell at the end and runs it.
+    /// Adds a cell at the end, and runs it.
     ///
     /// # Errors
-    /// When the sandbox itself cannot run code; the cell is there all the same.
+    /// The sandbox cannot run code. The cell is added all the same.
     pub async fn run(&mut self, code: impl Into<String>) -> Result<&Cell, Error> {
         let id = format!("cell_{}", self.last_number + 1);
         self.run_as(&id, code).await
     }
 
-    /// Runs a cell of this name with this source: a new one at the end, or again one that is there.
+    /// Runs `code` as the cell of this name. An unknown name makes a new cell at the end.
     ///
     /// # Errors
-    /// As [`Notebook::run`], and [`Error::InvalidOption`] for a name that is none.
+    /// As [`Notebook::run`]. [`Error::InvalidOption`] for an invalid name.
     pub async fn run_as(&mut self, id: &str, code: impl Into<String>) -> Result<&Cell, Error> {
         check_name(id)?;
         let code = code.into();
@@ -162,10 +163,10 @@ impl Notebook {
         self.run_at(at).await
     }
 
-    /// Runs a cell again, with the variables as they are now.
+    /// Runs a cell again, with the current variables.
     ///
     /// # Errors
-    /// As [`Notebook::run`], and [`Error::InvalidOption`] when there is no such cell.
+    /// As [`Notebook::run`]. [`Error::InvalidOption`] when there is no such cell.
     pub async fn rerun(&mut self, id: &str) -> Result<&Cell, Error> {
         let at = self.position(id)?;
         self.run_at(at).await
@@ -192,7 +193,7 @@ impl Notebook {
         Ok(&self.cells[at])
     }
 
-    /// Has the guest make a file, and keeps it. A guest that cannot costs the file, not the cell.
+    /// Lets the guest make a file, and stores it. If the guest fails, only the file is missing.
     async fn keep(
         &mut self,
         at: usize,
@@ -228,7 +229,7 @@ impl Notebook {
         }
     }
 
-    /// Removes a cell and its files. What it did to the variables stays.
+    /// Removes a cell and its files. The cell's changes to variables stay.
     ///
     /// # Errors
     /// [`Error::InvalidOption`] when there is no such cell.
@@ -255,7 +256,7 @@ impl Notebook {
         on_disk(move || workspace.remove_cells_folder()).await
     }
 
-    /// Ends its sandbox. Its files stay, and others may have the workspace once this is dropped.
+    /// Ends the sandbox. The files stay. Others can use the workspace after the notebook is dropped.
     pub async fn close(mut self) {
         if let Some(sandbox) = self.sandbox.take() {
             sandbox.destroy().await;
@@ -302,7 +303,7 @@ fn failed(error: Errno) -> Error {
     Error::File(format!("{CELLS_FOLDER}, the folder of the cells' files: {error}"))
 }
 
-/// Does what may take as long as the disk does.
+/// Runs work that blocks on the disk.
 async fn on_disk(work: impl FnOnce() -> rustix::io::Result<()> + Send + 'static) -> Result<(), Error> {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done.map_err(failed),

@@ -1,7 +1,7 @@
-//! Guests that wait to be needed: forked, isolated and alive before anybody asks.
+//! Pools of spares: guests that are forked, isolated and ready before they are needed.
 //!
-//! A guest that was handed out never comes back. The level follows demand: it doubles when somebody finds the pool empty, and goes
-//! down by one for each quiet [`PoolSettings::calm`]. Whatever dies while it waits is replaced.
+//! A guest that was taken never comes back. The number of spares follows demand: it doubles when a request finds the pool
+//! empty, and falls by one after each quiet [`PoolSettings::calm`]. A spare that dies is replaced.
 //!
 //! Decisions: `docs/internals/guests-on-hosts.md`.
 
@@ -21,14 +21,14 @@ use crate::launcher::{BackendKind, Launcher, Resources};
 use crate::zygote::{Zygote, ZygoteLauncher};
 use futures_util::future::BoxFuture;
 
-/// The answer to somebody who finds the pool empty.
+/// The reaction to a request that finds the pool empty.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WhenEmpty {
-    /// The next guest that is ready. While none can be made, one that is started for it alone.
+    /// Wait for the next spare. While none can be made, start a guest for this request.
     #[default]
     Wait,
-    /// A guest that is started for it alone, and imports for itself.
+    /// Start a guest for this request, which imports its modules itself.
     Cold,
     /// An error, at once.
     Refuse,
@@ -50,22 +50,22 @@ impl FromStr for WhenEmpty {
     }
 }
 
-/// The number of guests that wait, and the age that what they come from may reach.
+/// The number of spares, and the age of their zygote.
 #[derive(Debug, Clone)]
 pub struct PoolSettings {
-    /// Guests that wait at least.
+    /// Fewest spares.
     pub min_spares: usize,
-    /// Guests that wait at most.
+    /// Most spares.
     pub max_spares: usize,
-    /// The way out when there is none.
+    /// The reaction to an empty pool.
     pub when_empty: WhenEmpty,
-    /// The time that somebody waits for one at most.
+    /// The longest wait for a spare.
     pub max_wait: Duration,
-    /// Without demand for so long, one less waits.
+    /// The time without demand after which the number of spares falls by one.
     pub calm: Duration,
-    /// A zygote that is older is replaced: its guests share the layout of its memory.
+    /// The age at which a zygote is replaced, because all its guests share its memory layout.
     pub max_zygote_age: Duration,
-    /// The same for how many guests it has forked.
+    /// The number of forks after which a zygote is replaced, for the same reason.
     pub max_zygote_forks: u64,
     /// A guest's share of the machine.
     pub resources: Resources,
@@ -92,7 +92,7 @@ pub enum Unavailable {
     /// The pool is empty, for now.
     #[error("{0}; nothing was run. Try again shortly")]
     Empty(String),
-    /// One that was started for this could not be.
+    /// The guest that was started for this request failed.
     #[error(transparent)]
     Failed(#[from] Error),
 }
@@ -111,7 +111,7 @@ impl From<Unavailable> for Error {
 pub enum Source {
     /// They are forked from a zygote, which this starts.
     Zygote(Arc<dyn ZygoteLauncher>),
-    /// Each is a process of its own, with a memory layout of its own, which this starts.
+    /// Each guest is a new process with its own memory layout, started by this launcher.
     Fresh(Arc<dyn Launcher>),
 }
 
@@ -119,51 +119,51 @@ pub enum Source {
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolStats {
-    /// Guests that wait.
+    /// Spares that wait now.
     pub spares: usize,
-    /// The number that is to wait.
+    /// The wanted number of spares.
     pub level: usize,
-    /// Guests that were made.
+    /// Guests made.
     pub made: u64,
-    /// Guests that were handed out.
+    /// Guests taken.
     pub acquired: u64,
-    /// The number of times that there was none.
+    /// Requests that found the pool empty.
     pub empty: u64,
-    /// The number of times that somebody was refused because of that.
+    /// Requests refused because the pool was empty.
     pub refused: u64,
-    /// Guests that were started cold because of that.
+    /// Guests started cold because the pool was empty.
     pub cold: u64,
-    /// Guests that died while they waited.
+    /// Spares that died.
     pub died: u64,
     /// Guests that could not be made.
     pub failed: u64,
-    /// The reason that the last one could not be made or has died at once, until one is there again.
+    /// The reason why the last guest could not be made or died at once. `None` after the next success.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// Zygotes that were started.
+    /// Zygotes started.
     pub zygotes: u64,
-    /// Milliseconds that the last zygote took to be ready.
+    /// Milliseconds until the last zygote was ready.
     pub warmup_ms: f64,
-    /// Milliseconds that the last guest took to make.
+    /// Milliseconds to make the last guest.
     pub make_ms: f64,
-    /// Upper bounds in seconds, and how many acquisitions took at most so long; then all of them.
+    /// Upper bounds in seconds with the number of acquisitions up to each bound; the last entry counts all.
     pub acquire_seconds: Vec<(f64, u64)>,
-    /// The time that all acquisitions took, in seconds.
+    /// The total time of all acquisitions, in seconds.
     pub acquire_seconds_sum: f64,
 }
 
-/// Upper bounds of the times that acquiring takes, in seconds.
+/// Upper bounds of the histogram of acquisition times, in seconds.
 const BOUNDS: [f64; 10] = [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.01, 0.05, 0.25, 1.0, 5.0];
 /// The interval at which the pool is looked after when nobody wants anything.
 const TICK: Duration = Duration::from_secs(1);
-/// Another guest is made so long after one was taken while others wait: making it takes a processor from the first one's work.
+/// The pause before a taken spare is replaced, while others wait. The replacement would take a processor from the taken guest.
 const HEAD_START: Duration = Duration::from_millis(25);
-/// A zygote that is younger is not given up because a fork has failed.
+/// The age below which a zygote is not replaced for a failed fork.
 const MIN_AGE: Duration = Duration::from_secs(60);
-/// The pause after a guest that could not be made, or has died while it waited.
+/// The pause after a guest that could not be made, or a spare that died.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// See the [module](self). It is looked after for as long as it is there.
+/// A pool of spares; see the [module](self). A task keeps it filled until it is dropped.
 pub struct Pool {
     shared: Arc<Shared>,
 }
@@ -174,9 +174,9 @@ struct Shared {
     /// The launcher of a guest when there is none.
     cold: Arc<dyn Launcher>,
     state: Mutex<State>,
-    /// Held by who starts a zygote; when the last one could not be started, and why.
+    /// The lock to start a zygote, with the time and the error of the last failed start.
     starting: AsyncMutex<Option<(Instant, Error)>>,
-    /// Held while a guest is made that is to wait.
+    /// The lock to make a spare.
     making: AsyncMutex<()>,
     wanted: Notify,
     arrived: Notify,
@@ -190,16 +190,16 @@ struct State {
     level: usize,
     has_ended: bool,
     calm_since: Option<Instant>,
-    /// The reason that the last guest could not be made; nothing once another one has lived.
+    /// The reason why the last guest could not be made; `None` after the next success.
     failure: Option<Error>,
-    /// The death of the last guest that died while it waited; nothing once another one has lived.
+    /// The error of the last spare that died; `None` after the next spare that lives.
     death: Option<Error>,
     stats: PoolStats,
     counts: [u64; BOUNDS.len()],
 }
 
 impl State {
-    /// Counts a guest that was made, or not.
+    /// Counts a guest that was made or could not be made.
     fn note(&mut self, begin: Instant, made: &Result<Guest, Error>) {
         match made {
             Ok(_) => {
@@ -214,25 +214,25 @@ impl State {
         }
     }
 
-    /// Counts a guest that died while it waited. The next one may do so as well.
+    /// Counts a spare that died. The next one may die too.
     fn bury(&mut self, exit: &Exit) {
         self.stats.died += 1;
         self.death = Some(Error::BootFailed(format!("a guest that waited has ended: {exit}")));
     }
 
-    /// A guest lives: the next ones may as well.
+    /// Notes that a guest lives, so the next ones may live too.
     fn recover(&mut self) {
         self.failure = None;
         self.death = None;
     }
 
-    /// The same when nobody has to try for it to be found out that it is over.
+    /// The problem, if the pool itself keeps trying. Otherwise only a caller's attempt could show that it is over.
     fn lasting_problem(&self) -> Option<&Error> {
         let is_tried = self.level > 0 && self.spares.is_empty() && !self.has_ended;
         self.problem().filter(|_| is_tried)
     }
 
-    /// The reason that there may never be another guest.
+    /// The reason why no further guest may be possible.
     fn problem(&self) -> Option<&Error> {
         self.failure.as_ref().or(self.death.as_ref())
     }
@@ -248,7 +248,7 @@ impl fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// A pool that begins to fill. `cold` starts the guests for which [`WhenEmpty::Cold`] asks.
+    /// Makes a pool, which begins to fill. `cold` starts guests for [`WhenEmpty::Cold`].
     pub fn new(source: Source, cold: Arc<dyn Launcher>, settings: PoolSettings) -> Self {
         let level = settings.min_spares.min(settings.max_spares);
         let shared = Arc::new(Shared {
@@ -269,10 +269,10 @@ impl Pool {
         Self { shared }
     }
 
-    /// Waits until as many guests wait as are to.
+    /// Waits until the pool has its wanted number of spares.
     ///
     /// # Errors
-    /// Why they cannot be made, or [`Error::BackendUnavailable`] after `timeout`.
+    /// The reason why they cannot be made, or [`Error::BackendUnavailable`] after `timeout`.
     pub async fn warm(&self, timeout: Duration) -> Result<(), Error> {
         let shared = &self.shared;
         let filled = async {
@@ -298,10 +298,10 @@ impl Pool {
         })
     }
 
-    /// A guest that nobody has had. Dropping this future gives up.
+    /// Takes a guest that nobody has used. Dropping this future gives up.
     ///
     /// # Errors
-    /// [`Unavailable::Empty`] when there is none and the settings say to refuse, or none comes in time.
+    /// [`Unavailable::Empty`] when there is no spare and the settings refuse to wait, or none comes in time.
     pub async fn acquire(&self) -> Result<Guest, Unavailable> {
         let begin = Instant::now();
         let guest = self.shared.acquire(begin).await?;
@@ -309,11 +309,11 @@ impl Pool {
         Ok(guest)
     }
 
-    /// A guest with one of the workspaces that the zygote sees: forked when it is wanted, because a guest that waits has none.
+    /// A guest with one of the workspaces that the zygote sees. It is forked now, because spares have no workspace.
     ///
     /// # Errors
-    /// Why there is none. [`Error::BackendUnavailable`] without a zygote. While no guest at all can be made, that is told at once: the pool
-    /// tries again by itself.
+    /// The reason why there is none. [`Error::BackendUnavailable`] without a zygote. While no guest can be made at all, this
+    /// error comes at once; the pool itself tries again.
     pub async fn acquire_with_workspace(&self, workspace: &str) -> Result<Guest, Error> {
         let (true, Source::Zygote(launcher)) = (self.has_workspaces(), &self.shared.source) else {
             return Err(Error::BackendUnavailable(
@@ -334,17 +334,17 @@ impl Pool {
         forked
     }
 
-    /// Counts a guest that was started cold because this pool had none.
+    /// Counts a guest that was started cold because this pool was empty.
     pub fn went_cold(&self) {
         self.shared.state().stats.cold += 1;
     }
 
-    /// Ends the guests that wait, and makes no more. Dropping the pool ends them as well, but nobody knows when.
+    /// Ends all spares, and makes no more. Dropping the pool also ends them, but later.
     pub async fn end(&self) {
         let shared = &self.shared;
         shared.state().has_ended = true;
         shared.end_spares().await;
-        // One that was just being made waits like the others when it is.
+        // A spare in the making becomes one of the waiting spares, and is then ended with them.
         let _making = shared.making.lock().await;
         shared.end_spares().await;
     }
@@ -409,7 +409,7 @@ impl Shared {
             }
             self.wanted.notify_one();
             let when_empty = match self.settings.when_empty {
-                // There may never be another one.
+                // There may never be another guest.
                 WhenEmpty::Wait if self.state().problem().is_some() => WhenEmpty::Cold,
                 when_empty => when_empty,
             };
@@ -463,7 +463,7 @@ impl Shared {
         }
     }
 
-    /// A zygote that is alive and not too old, if there is one.
+    /// The zygote, if it lives and is not too old.
     fn fit_zygote(&self) -> Option<Arc<Zygote>> {
         let settings = &self.settings;
         let is_fit = |zygote: &&Arc<Zygote>| {
@@ -472,7 +472,7 @@ impl Shared {
         self.state().zygote.as_ref().filter(is_fit).cloned()
     }
 
-    /// A zygote that is alive and not too old. Whoever asks while one is being started gets that one, or why there is none.
+    /// A zygote that lives and is not too old. Callers during a start wait for that zygote or its error.
     async fn zygote(&self, launcher: &Arc<dyn ZygoteLauncher>) -> Result<Arc<Zygote>, Error> {
         if let Some(zygote) = self.fit_zygote() {
             return Ok(zygote);
@@ -518,7 +518,7 @@ impl Shared {
         forked
     }
 
-    /// Has another zygote started next if this one is at fault. But not again and again, where that changes nothing.
+    /// Replaces a zygote that is at fault, but not repeatedly when a new one would fail too.
     fn give_up(&self, zygote: &Arc<Zygote>) {
         let mut state = self.state();
         if zygote.is_at_fault()
@@ -537,7 +537,7 @@ impl Shared {
         futures_util::future::join_all(spares.into_iter().map(Guest::end)).await;
     }
 
-    /// Makes one guest if one is missing; how long to rest after that.
+    /// Makes one spare if one is missing. Returns the pause until the next.
     async fn refill(&self) -> Duration {
         let _making = self.making.lock().await;
         let some_died;

@@ -1,13 +1,13 @@
-//! The controller of a Recursive Language Model on native sandboxes: [`run`].
+//! The controller of a Recursive Language Model (RLM) on native sandboxes: [`run`].
 //!
-//! [`sandglass_rlm`] decides what a run does; here it is carried out.
+//! [`sandglass_rlm`] decides the steps of a run. This module carries them out.
 //!
 //! | module | holds |
 //! |---|---|
-//! | `run` | one run: carries out what [`sandglass_rlm::tree`] wants |
-//! | `repl` | its sandbox |
-//! | `endpoint` | asks models |
-//! | `stop` | how work is ended |
+//! | `run` | one run: carries out the steps of [`sandglass_rlm::tree`] |
+//! | `repl` | the sandbox of a run |
+//! | `endpoint` | requests to models |
+//! | `stop` | the handle that ends a run |
 
 mod endpoint;
 mod repl;
@@ -46,19 +46,19 @@ pub struct RlmOptions {
     pub task: String,
     /// The data.
     pub context: Value,
-    /// More of it: `context_1`, `context_2`, … The model is told of 19 at most.
+    /// Further contexts: `context_1`, `context_2`, … The model is told of at most 19.
     pub more_contexts: Vec<Value>,
     /// The model that writes the code.
     pub model: Endpoint,
-    /// The model that answers `llm_query`, and writes the code of children.
+    /// The model that answers `llm_query`, and writes the code of child runs.
     pub sub_model: Endpoint,
     /// Levels of children.
     pub max_depth: u32,
     /// Replies of the model per run.
     pub max_iterations: u32,
-    /// Tokens of one prompt, by estimate.
+    /// The most tokens of one prompt, by estimate.
     pub max_prompt_tokens: u32,
-    /// Children of one depth that have a sandbox at the same time.
+    /// Child runs of one depth that have a sandbox at the same time.
     pub max_concurrent_runs: u32,
     /// The budget of the whole tree.
     pub budget: BudgetLimits,
@@ -66,14 +66,14 @@ pub struct RlmOptions {
     pub schema: Option<Schema>,
     /// Added to the system prompt.
     pub instructions: Option<String>,
-    /// Packages that Python can import beside its standard library, as the model is told.
+    /// Packages beside the standard library that Python can import. The model is told about them.
     pub packages: Vec<String>,
     /// The limits of each sandbox.
     pub limits: Limits,
     /// True when code is guessed, where nothing better is known ([`SandboxBuilder::predictions`](crate::SandboxBuilder::predictions)).
     pub predictions: bool,
-    /// The model that drafts each reply while the model thinks: the code of the draft runs ahead, where guests can make
-    /// [copies](Launcher::forks) of themselves. It spends the budget as well, but never the calls that the run itself may need.
+    /// The model that drafts each reply while the main model thinks. The draft's code runs ahead if guests can
+    /// [fork](Launcher::forks). Drafts use the same budget, but never the calls that the run itself may need.
     pub draft: Option<Endpoint>,
     /// Each sandbox's share of the machine.
     pub resources: Resources,
@@ -93,10 +93,10 @@ impl fmt::Debug for RlmOptions {
 }
 
 impl RlmOptions {
-    /// The defaults, for a task that `model` does.
+    /// The default options for a task of `model`.
     ///
     /// # Errors
-    /// None that a caller can cause: the defaults are within their bounds.
+    /// None that a caller can cause, because the defaults are valid.
     pub fn new(task: impl Into<String>, context: impl Into<Value>, model: Endpoint) -> Result<Self, Error> {
         let mut limits = Limits::default();
         limits.set("maxOutputLength", MAX_OUTPUT_CHARS)?;
@@ -144,24 +144,24 @@ impl RlmOptions {
 /// The outcome of a tree of runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rlm {
-    /// The way the first run ended.
+    /// The end of the first run.
     pub finish: Finish,
     /// The usage of the whole tree.
     pub usage: Usage,
-    /// Code that ran before it was asked for, by what had predicted it.
+    /// Counts of code that ran ahead, by the source of its prediction.
     pub ahead: BTreeMap<Source, Tally>,
 }
 
-/// Lets a model answer a task about data. Where guests of `launcher` can [make copies](Launcher::forks) of themselves, the code of a reply
-/// runs while that still comes. Whatever models and code do, this comes to an end; `stop` is how to end it early, and then
-/// too all sandboxes are gone when it returns.
+/// Lets a model answer a task about data. The code of a reply runs while the reply still comes, if guests of `launcher` can
+/// [fork](Launcher::forks). The run always ends, whatever models and code do, and `stop` ends it early. All sandboxes are gone
+/// when this returns.
 pub async fn run(options: RlmOptions, launcher: Arc<dyn Launcher>, stop: &Stop) -> Rlm {
     let budget = Budget::new(options.budget, now());
     let mut contexts = vec![options.context.clone()];
     contexts.extend(options.more_contexts.iter().cloned());
     let most = options.budget.max_time;
     let tree = Tree::new(options, launcher);
-    // Its own, which ends when the reason is known, and not before.
+    // The run has a stop of its own, which ends only when the reason is known.
     let own = Stop::default();
     let watching = {
         let (tree, own, stop, budget) = (tree.clone(), own.clone(), stop.clone(), budget.clone());
@@ -189,7 +189,7 @@ pub async fn run(options: RlmOptions, launcher: Arc<dyn Launcher>, stop: &Stop) 
     };
     let root = Run::root(&tree, budget.clone(), own);
     let finish = tokio::select! {
-        // It gives the reason before anybody asks for it.
+        // The stop has the reason, so it is polled first.
         biased;
         never = watching => never,
         finish = root.work(contexts) => finish,

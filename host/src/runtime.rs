@@ -1,4 +1,4 @@
-//! The Python package as files that guests can read, and what there is to know of a Python before it runs guests.
+//! The Python package as files for guests, and the facts about a Python that runs guests.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -13,20 +13,20 @@ use serde::Deserialize;
 use tempfile::TempDir;
 use tokio::process::Command;
 
-/// The oldest Python that guests run on.
+/// The oldest supported Python of guests.
 const OLDEST: (u32, u32) = (3, 11);
 
 /// A Python's facts about itself.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Python {
-    /// The program that was asked: a virtual environment's is a link, and has to be started by this name.
+    /// The program as it was found. A virtual environment's Python is a link, and must be started by its own name.
     #[serde(skip)]
     pub executable: PathBuf,
-    /// The path that it leads to.
+    /// The program's path after all links.
     pub real: PathBuf,
-    /// Its folder, or that of the virtual environment.
+    /// The folder of the virtual environment or of the installation.
     pub prefix: PathBuf,
-    /// The folder of its installation.
+    /// The folder of the installation.
     pub base: PathBuf,
     /// `X.Y`, as numbers.
     pub version: (u32, u32),
@@ -37,10 +37,10 @@ const ASK: &str = "import json, os, sys; print(json.dumps({\
     'version': sys.version_info[:2]}))";
 
 impl Python {
-    /// The Python at this path, or the one that is installed: the system's first, because other users can read that.
+    /// The Python at this path, or an installed one. The system's comes first, because other users can read it.
     ///
     /// # Errors
-    /// [`Error::BackendUnavailable`] when there is none, or it is too old.
+    /// [`Error::BackendUnavailable`] when there is no Python, or it is too old.
     pub async fn find(path: Option<&Path>) -> Result<Self, Error> {
         let path = match path {
             Some(path) => path.to_owned(),
@@ -79,14 +79,14 @@ impl Python {
     }
 }
 
-/// Those that were asked before.
+/// The Pythons that were examined before.
 fn known_pythons() -> MutexGuard<'static, HashMap<PathBuf, Python>> {
     static KNOWN: LazyLock<Mutex<HashMap<PathBuf, Python>>> = LazyLock::new(Mutex::default);
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The arguments that make a Python a guest, if `package` is the folder of the package. In isolated mode: neither its
-/// environment nor the folder that it starts in says what it imports.
+/// The arguments that start a Python as a guest. `package` is the package's folder. Python's isolated mode keeps its
+/// environment and its working folder from changing imports.
 pub fn guest_args(package: &Path, preload: &[String]) -> Vec<OsString> {
     const START: &str = "import sys; sys.path.insert(0, sys.argv.pop(1)); from sandglass.__main__ import main; main()";
     let mut args = ["-I", "-c", START].map(OsString::from).to_vec();
@@ -114,8 +114,8 @@ fn unwritten(error: std::io::Error) -> Error {
     ))
 }
 
-/// The package `sandglass` in a folder of this process, and with it the few files that stand in for the host's `/etc`.
-/// Everybody can read it, nobody but its owner write. It is gone when the last guest's backend is.
+/// The package `sandglass` in a folder of this process, with the few files that replace the host's `/etc`. All users can read
+/// the folder, and only its owner can write. It is removed with the last backend that uses it.
 #[derive(Debug)]
 pub struct Runtime {
     folder: TempDir,
@@ -133,7 +133,7 @@ const ETC: [(&str, &str); 6] = [
     ("hosts", "127.0.0.1 localhost sandglass\n::1 localhost\n"),
     ("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
     ("resolv.conf", ""),
-    // For the program that matplotlib asks for fonts.
+    // The file is for fontconfig, which matplotlib asks for fonts.
     (
         "fonts.conf",
         "<?xml version=\"1.0\"?><fontconfig><dir>/usr/share/fonts</dir><cachedir>/tmp/fontconfig</cachedir></fontconfig>\n",
@@ -144,7 +144,7 @@ impl Runtime {
     /// The files for guests of `python`, compiled by it, so that guests start faster.
     ///
     /// # Errors
-    /// [`Error::BackendUnavailable`] when they cannot be written.
+    /// [`Error::BackendUnavailable`] when the files cannot be written.
     pub async fn prepare(python: &Python) -> Result<Arc<Self>, Error> {
         let key = python.executable.clone();
         if let Some(runtime) = Self::shared(&key) {
@@ -171,10 +171,10 @@ impl Runtime {
         Ok(Self::share(key, runtime))
     }
 
-    /// The files for guests of a Python that is not on this machine, such as that of the image `key`: not compiled.
+    /// The files for guests of a Python on another machine, such as that of the image `key`. They are not compiled.
     ///
     /// # Errors
-    /// [`Error::BackendUnavailable`] when they cannot be written.
+    /// [`Error::BackendUnavailable`] when the files cannot be written.
     pub fn prepare_elsewhere(key: &Path) -> Result<Arc<Self>, Error> {
         match Self::shared(key) {
             Some(runtime) => Ok(runtime),
@@ -182,7 +182,7 @@ impl Runtime {
         }
     }
 
-    /// Returns true when somebody has compiled them.
+    /// Returns true when the files were compiled.
     pub fn is_compiled(&self) -> bool {
         self.path().join("sandglass/__pycache__").exists()
     }
@@ -215,7 +215,7 @@ impl Runtime {
                 std::fs::set_permissions(path.join(name), std::fs::Permissions::from_mode(0o644))?;
             }
             if name == "etc" {
-                // Where libraries are: without it those outside of the usual folders are not found.
+                // The loader's cache of libraries. Without it, libraries outside of the usual folders are not found.
                 let _ = std::fs::copy("/etc/ld.so.cache", path.join("ld.so.cache"));
             }
             std::fs::set_permissions(path, readable.clone())?;
@@ -224,12 +224,12 @@ impl Runtime {
         Ok(Self { folder })
     }
 
-    /// The folder that holds the package: what `PYTHONPATH` has to name.
+    /// The folder that contains the package, for `PYTHONPATH`.
     pub fn path(&self) -> PathBuf {
         self.folder.path().join("python")
     }
 
-    /// The folder that a guest has as `/etc`.
+    /// The folder that guests see as `/etc`.
     pub fn etc(&self) -> PathBuf {
         self.folder.path().join("etc")
     }

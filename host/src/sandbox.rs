@@ -23,8 +23,8 @@ use crate::driver::{Driver, Watch};
 use crate::launcher::BackendKind;
 use crate::value::{Payload, Value};
 
-/// A sandbox: Python in a guest, with its variables. Clones are the same one; when the last is dropped, the guest is ended
-/// with all that belongs to it.
+/// A sandbox: Python in a guest, with its variables. Clones are the same sandbox. Dropping the last clone ends the guest with
+/// all its processes.
 #[derive(Clone)]
 pub struct Sandbox {
     driver: Arc<Driver>,
@@ -35,13 +35,13 @@ pub struct Sandbox {
 /// The options of one execution.
 #[derive(Clone, Default)]
 pub struct ExecuteOptions {
-    /// Guest time in milliseconds, where it is not the sandbox's `timeout`.
+    /// The timeout in milliseconds of guest time, instead of the sandbox's `timeout`.
     pub timeout_ms: Option<f64>,
-    /// Its share of the sandbox's budget.
+    /// The execution's share of the sandbox's budget.
     pub budget: BudgetLimits,
-    /// Is shown what is printed, as it comes.
+    /// Receives printed text as it comes.
     pub on_output: Option<OnOutput>,
-    /// Is shown rich outputs, as they come.
+    /// Receives rich outputs as they come.
     pub on_display: Option<OnDisplay>,
 }
 
@@ -55,7 +55,7 @@ impl fmt::Debug for ExecuteOptions {
     }
 }
 
-/// The value that an execution resolves to: a [`CodeExecution`], and the final answer where the code declared one.
+/// The result of an execution: a [`CodeExecution`], and the final answer if the code declared one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Execution {
@@ -78,7 +78,7 @@ impl Deref for Execution {
 /// A final answer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Final {
-    /// The value that was declared; as JSON it is as [`Value::to_json`] writes it.
+    /// The declared value. [`Value::to_json`] gives its JSON.
     #[serde(serialize_with = "as_json")]
     pub value: Value,
 }
@@ -90,11 +90,11 @@ fn as_json<S: serde::Serializer>(value: &Value, serializer: S) -> Result<S::Ok, 
 /// A file or folder of the guest's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FileEntry {
-    /// Its path, relative to the working folder.
+    /// The file's path, relative to the working folder.
     pub path: String,
-    /// Its size in bytes.
+    /// The file's size in bytes.
     pub size: i64,
-    /// The time at which it was last written, in milliseconds since 1970.
+    /// The time of the last write, in milliseconds since 1970.
     pub modified: f64,
     /// `file` or `folder`.
     #[serde(rename = "type")]
@@ -105,9 +105,9 @@ pub struct FileEntry {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Capabilities {
-    /// The backend that runs the guest.
+    /// The backend of the guest.
     pub backend: BackendKind,
-    /// True when running code can be stopped with its state kept.
+    /// True when running code can be interrupted with its state kept.
     pub soft_interrupt: bool,
     /// Python's version, or nothing.
     pub python: String,
@@ -123,7 +123,7 @@ impl fmt::Debug for Sandbox {
 }
 
 impl Sandbox {
-    /// Builds one.
+    /// A builder with the default options.
     pub fn builder() -> SandboxBuilder {
         SandboxBuilder::default()
     }
@@ -136,7 +136,7 @@ impl Sandbox {
         self.ask(Command::Start).await.map(drop)
     }
 
-    /// Makes this the variable `context`, in this guest and in every later one.
+    /// Sets the variable `context`, in this guest and in every later one.
     ///
     /// # Errors
     /// As all calls: see [`Error`].
@@ -153,7 +153,7 @@ impl Sandbox {
         self.execute_with(code, ExecuteOptions::default()).await
     }
 
-    /// Runs code, with options. Dropping the future interrupts it.
+    /// Runs code with options. Dropping the future interrupts the code.
     ///
     /// # Errors
     /// As [`Sandbox::execute`].
@@ -178,15 +178,18 @@ impl Sandbox {
         }
     }
 
-    /// Prepares for code that may come next, the likeliest first: with [`SandboxBuilder::ahead`] each runs in a copy of the guest
-    /// ([`Limits::max_shadows`](sandglass_core::Limits::max_shadows)), which takes the guest's place if an execution with just this code comes next, in the state as it is. Otherwise nothing of it ever shows: what it
-    /// does to files, or asks of the world, waits until then. Replaces what was hinted before. While code is being written, only one that begins
-    /// so counts: that is all of it, and runs to its end.
+    /// Predicts code that may come next, the likeliest first. Each call replaces the earlier predictions.
+    ///
+    /// With [`SandboxBuilder::ahead`], each predicted code runs in a copy of the guest, up to
+    /// [`Limits::max_shadows`](sandglass_core::Limits::max_shadows). If the next execution has exactly this code and finds the
+    /// same state, the copy takes the guest's place. Otherwise the copy leaves no trace: its changes to files and its calls to
+    /// the outside wait until then. While code is being written ([`Sandbox::written`]), only a prediction that begins with that
+    /// code counts; it runs to its end.
     pub fn hint<S: Into<String>>(&self, codes: impl IntoIterator<Item = S>) {
         self.expect(codes, Source::Explicit);
     }
 
-    /// The same, as told by this source.
+    /// Predicts code as [`Sandbox::hint`] does, with another source.
     pub(crate) fn expect<S: Into<String>>(&self, codes: impl IntoIterator<Item = S>, source: Source) {
         let prediction = |(id, code): (u32, S)| {
             let probability = 1.0 / f64::from(id + 1);
@@ -195,17 +198,17 @@ impl Sandbox {
         self.driver.hint((0..).zip(codes).map(prediction).collect());
     }
 
-    /// Code that is being written, as far as its statements are complete, runs ahead, as one that will be executed with this `timeout`; empty when
-    /// nobody writes it any more.
+    /// Lets the complete statements of unfinished code run ahead. The code will be executed with this `timeout`, in
+    /// milliseconds. Empty code means that nobody writes any more.
     pub fn written(&self, code: &str, timeout_ms: Option<f64>) {
         self.driver.written(code, timeout_ms);
     }
 
-    /// Runs code that comes piece by piece, as a model writes it. With [`SandboxBuilder::ahead`] its statements run in a copy of the guest as soon
-    /// as they are complete; the result is the same as that of all the code at once.
+    /// Runs code that comes piece by piece, as a model writes it. With [`SandboxBuilder::ahead`], complete statements run early
+    /// in a copy of the guest. The result is the same as that of the whole code.
     ///
     /// # Errors
-    /// As [`Sandbox::execute`]; and what the stream gives, with nothing run.
+    /// As [`Sandbox::execute`]. Also the stream's own error; then nothing was run.
     pub async fn execute_stream<S: AsRef<str>>(
         &self,
         pieces: impl Pieces<Item = Result<S, Error>>,
@@ -214,7 +217,7 @@ impl Sandbox {
         let mut pieces = std::pin::pin!(pieces);
         let (mut code, mut lines, mut sent) = (String::new(), Lines::default(), 0);
         let writing = Writing(&self.driver);
-        // What has less time than any might have done more by then than it may.
+        // With a time budget, a shadow may run longer than the execution may, so nothing runs ahead.
         let runs = options.budget.max_time.is_none();
         while let Some(piece) = pieces.next().await {
             code.push_str(piece?.as_ref());
@@ -230,13 +233,13 @@ impl Sandbox {
         result
     }
 
-    /// The newest of what is talked about: with [`SandboxBuilder::predictions`], code is guessed by its words.
+    /// Sets the newest text of the conversation. With [`SandboxBuilder::predictions`], guesses use its words.
     pub fn update_conversation(&self, text: impl Into<String>) {
         self.driver.converse(text.into());
     }
 
-    /// The code that is guessed to come next, the most worthwhile first; none without [`SandboxBuilder::predictions`], and while code runs.
-    /// At most one of them runs ahead.
+    /// The guesses of the next code, the most worthwhile first. Empty without [`SandboxBuilder::predictions`], and while code
+    /// runs. At most one guess runs ahead.
     ///
     /// # Errors
     /// [`Error::Destroyed`].
@@ -244,7 +247,7 @@ impl Sandbox {
         self.driver.predictions().await
     }
 
-    /// The counts of what it has done so far; in `ahead.code`, how well what was predicted came true.
+    /// The sandbox's counts. `ahead.code` tells how many predictions came true.
     ///
     /// # Errors
     /// [`Error::Destroyed`].
@@ -278,29 +281,29 @@ impl Sandbox {
         self.records(Command::ListVariables).await
     }
 
-    /// Adds the variables of a state that [`Sandbox::capture_state`] returned, here or elsewhere. `max_bytes` bounds what it may
-    /// unpack to.
+    /// Adds the variables of a state from [`Sandbox::capture_state`], of this or another sandbox. `max_bytes` bounds the
+    /// unpacked state.
     ///
     /// # Errors
-    /// [`Error::InvalidOption`] when it is no such state or too large; then no variable is set.
+    /// [`Error::InvalidOption`] when the state is malformed or too large; then no variable is set.
     pub async fn open_state(&self, state: impl Into<Vec<u8>>, max_bytes: u64) -> Result<(), Error> {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
         let command = Command::OpenState(Payload(state.into().into()), max_bytes as f64);
         self.ask(command).await.map(drop)
     }
 
-    /// The user's variables, for another sandbox to go on with: an LZ4 frame of a cloudpickle, of at most `max_bytes`
-    /// before it is packed. Private names, modules, generators and open handles are left out.
+    /// The user's variables, for another sandbox: an LZ4 frame of a cloudpickle, of at most `max_bytes` before it is packed.
+    /// Private names, modules, generators and open handles are left out.
     ///
     /// # Errors
-    /// [`Error::NotSerializable`] when a variable cannot be written, or all are too large.
+    /// [`Error::NotSerializable`] when a variable cannot be pickled, or all together are too large.
     pub async fn capture_state(&self, max_bytes: u64) -> Result<Vec<u8>, Error> {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
         let command = Command::CaptureState(max_bytes as f64);
         Ok(self.value(command).await?.body.0.into())
     }
 
-    /// Adds a value to those that every guest has, as the next of `series`; the name that it is there by.
+    /// Adds a context value, which every guest of the sandbox gets. Returns its name, the next of `series`.
     ///
     /// # Errors
     /// As all calls: see [`Error`].
@@ -312,7 +315,7 @@ impl Sandbox {
         }
     }
 
-    /// Makes these bytes the contents of a file, and the folders that it needs. Paths are relative to the working folder.
+    /// Writes a file with these bytes, and makes the folders above it. Paths are relative to the working folder.
     ///
     /// # Errors
     /// As all calls: see [`Error`].
@@ -341,7 +344,7 @@ impl Sandbox {
         self.records(Command::File(FileCommand::List(path.into()))).await
     }
 
-    /// Removes a file, or a folder with all that is in it.
+    /// Removes a file, or a folder with all its contents.
     ///
     /// # Errors
     /// As all calls: see [`Error`].
@@ -351,7 +354,7 @@ impl Sandbox {
             .map(drop)
     }
 
-    /// A file that describes a cell, made by the guest: opaque bytes, of which nothing may be believed.
+    /// A file that describes a cell, made by the guest. Its bytes are untrusted.
     ///
     /// # Errors
     /// As all calls: see [`Error`].
@@ -361,7 +364,7 @@ impl Sandbox {
         Ok(self.value(command).await?.body.0)
     }
 
-    /// Looks at code that is being written, for the JSON in `about`: opaque bytes of the guest's, of which nothing may be believed.
+    /// Asks the guest about code that is being written. `about` is JSON. The answer's bytes are untrusted.
     ///
     /// # Errors
     /// As all calls: see [`Error`].
@@ -371,17 +374,17 @@ impl Sandbox {
         Ok(self.value(command).await?.body.0)
     }
 
-    /// Stops what is running; its call resolves then.
+    /// Interrupts the running code. Its execution then ends.
     pub fn interrupt(&self) {
         self.driver.interrupt();
     }
 
-    /// Ends the sandbox. Calls under way are refused, later ones too. When it returns, nothing of the guest is left.
+    /// Ends the sandbox. Running and later calls fail. Nothing of the guest is left when this returns.
     pub async fn destroy(&self) {
         self.driver.destroy().await;
     }
 
-    /// Its facts and abilities.
+    /// The guest's facts and abilities.
     pub fn capabilities(&self) -> Capabilities {
         let info = self.driver.info();
         Capabilities {
@@ -391,7 +394,7 @@ impl Sandbox {
         }
     }
 
-    /// Its limits.
+    /// The sandbox's limits.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -419,7 +422,7 @@ impl Sandbox {
     }
 }
 
-/// Code that is being written. When this is dropped, nobody writes it any more: what ran of it is thrown away, unless it was asked for.
+/// A guard of code that is being written. Dropping it discards shadows of that code, unless it was executed.
 struct Writing<'a>(&'a Driver);
 
 impl Drop for Writing<'_> {
@@ -446,7 +449,7 @@ pub fn traceback_with_error(traceback: &str, error: &str) -> String {
     if traceback.ends_with(error) {
         return traceback.to_owned();
     }
-    // Of code that was stopped, the traceback tells where it was, and the error why.
+    // For interrupted code, the traceback has the position and the error has the reason.
     let place = traceback
         .strip_suffix("KeyboardInterrupt")
         .unwrap_or(traceback)
@@ -471,7 +474,7 @@ mod tests {
             traceback_with_error(&format!("{place}\nKeyboardInterrupt\n"), late),
             format!("{place}\n{late}")
         );
-        // What the code made of being stopped stays.
+        // The code's own reaction to the interrupt stays.
         assert_eq!(
             traceback_with_error(&format!("{place}\nValueError: no"), late),
             format!("{place}\nValueError: no\n{late}")

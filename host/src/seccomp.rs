@@ -1,16 +1,16 @@
-//! The system calls that a guest does without.
+//! The filter of system calls for guests.
 //!
-//! A second wall behind the namespaces: what is refused here is either a way to more rights (mounts, namespaces, other
-//! processes' memory, keyrings) or kernel code that has often had holes and that no Python library needs (io_uring,
-//! bpf, userfaultfd, rare socket families). Everything else is allowed, up to the newest call that this file's author
-//! could know; later ones do not exist for the guest (`ENOSYS`), and libraries fall back.
+//! It is a second wall behind the namespaces. It refuses calls that lead to more rights: mounts, namespaces, other processes'
+//! memory, keyrings. It also refuses kernel code that often had security holes and that no Python library needs: io_uring, bpf,
+//! userfaultfd, rare socket families. All other calls are allowed up to the newest one known here. Newer calls do not exist for
+//! the guest (`ENOSYS`), and libraries fall back.
 
 use seccompiler::{BpfProgram, SeccompAction, TargetArch, sock_filter};
 use serde_json::{Value, json};
 
 /// The operation is refused, as if the guest had not the right.
 const EPERM: u32 = 1;
-/// The kernel does not know the call, as if it were an older one: libraries fall back.
+/// The error of an unknown call, as on an older kernel. Libraries then fall back.
 const ENOSYS: u32 = 38;
 /// `mseal`, the newest call of Linux 6.12, which seccompiler's tables are of.
 const NEWEST: u32 = 462;
@@ -75,30 +75,30 @@ const REFUSED: &[&str] = &[
     "setdomainname",
 ];
 
-/// More of them that only `x86_64` has.
+/// Further refused calls that only `x86_64` has.
 const REFUSED_X86_64: &[&str] = &["iopl", "ioperm", "modify_ldt", "uselib", "ustat", "sysfs"];
-/// More of those in [`ABSENT`] that only `x86_64` has.
+/// Further calls like those in [`ABSENT`] that only `x86_64` has.
 const ABSENT_X86_64: &[&str] = &["inotify_init"];
 
-/// Calls that libraries try and do without.
+/// Calls that libraries try, and can do without.
 const ABSENT: &[&str] = &[
     "io_uring_setup",
     "io_uring_enter",
     "io_uring_register",
-    // Of these there is one number for the whole machine (`aio-nr`), root's included.
+    // The whole machine, root included, shares one bound on these (`aio-nr`).
     "io_setup",
     "io_destroy",
     "io_submit",
     "io_cancel",
     "io_getevents",
     "io_pgetevents",
-    // By these a guest would see which programs the host runs, as they share `/usr`. Who watches files looks at them in turn then.
+    // These would show a guest which programs the host runs, because both share `/usr`. Programs that watch files poll instead.
     "inotify_init1",
     "inotify_add_watch",
     "inotify_rm_watch",
-    // The same by which parts of a program are in memory.
+    // The call tells which parts of a file are in memory, and so which parts of a program.
     "cachestat",
-    // Its flags are in memory, where a filter cannot look: glibc falls back to `clone`.
+    // The flags are in memory, where a filter cannot look. glibc falls back to `clone`.
     "clone3",
     "statmount",
     "listmount",
@@ -118,13 +118,14 @@ const NAMESPACES: [u64; 7] = [
     0x4000_0000,
 ];
 
-/// `TIOCSTI`, `TIOCLINUX`, `TIOCCONS`, `TIOCSETD`: typing into a terminal, and taking it over.
+/// `TIOCSTI`, `TIOCLINUX`, `TIOCCONS` and `TIOCSETD`, which type into a terminal or take it over.
 const TERMINAL: [u64; 4] = [0x5412, 0x541c, 0x541d, 0x5423];
 
-/// `F_NOTIFY`: an older way to hear of what happens in a folder.
+/// `F_NOTIFY`, an older way to watch a folder.
 const FOLDER_NOTICES: u64 = 1026;
 
-/// `AF_UNIX`, `AF_INET`, `AF_INET6`. The latter two reach nobody but the guest itself: its network has a loopback only.
+/// `AF_UNIX`, `AF_INET` and `AF_INET6`. The internet families reach only the guest itself, because its network has only a
+/// loopback.
 const FAMILIES: [u64; 3] = [1, 2, 10];
 /// `SOCK_STREAM`, `SOCK_DGRAM`, `SOCK_SEQPACKET`, without their flags.
 const TYPES: [u64; 3] = [1, 2, 5];
@@ -132,13 +133,13 @@ const TYPES: [u64; 3] = [1, 2, 5];
 const PROTOCOLS: [u64; 3] = [0, 6, 17];
 const TYPE_MASK: u64 = 0xf;
 
-/// Asks `personality` what it is.
+/// The argument with which `personality` only returns the current value.
 const PERSONALITY_QUERY: u64 = 0xffff_ffff;
 
 /// The filter for this machine, as `bwrap --seccomp` reads it.
 ///
 /// # Errors
-/// On processors other than `x86_64` and `aarch64`.
+/// The processor is neither `x86_64` nor `aarch64`.
 pub fn program() -> Result<Vec<u8>, String> {
     Ok(encode(&compile(std::env::consts::ARCH)?))
 }
@@ -153,7 +154,8 @@ fn encode(program: &[sock_filter]) -> Vec<u8> {
     bytes
 }
 
-/// One program out of two, because one of seccompiler's has one answer only: what the first allows goes on to the second.
+/// Joins two programs into one, because one seccompiler program has only one kind of refusal. A call that the first allows goes
+/// on to the second.
 fn compile(arch: &str) -> Result<BpfProgram, String> {
     let target = match arch {
         "x86_64" => TargetArch::x86_64,
@@ -179,8 +181,8 @@ fn part(target: TargetArch, errno: u32, rules: Vec<Value>) -> Result<BpfProgram,
         .ok_or_else(|| "the system call filter is empty".to_owned())
 }
 
-/// Numbers beyond [`NEWEST`], the 32-bit ones of `x86_64` (x32) among them, do not exist. A call of another
-/// architecture (`int 0x80`) ends the process, which each part begins with.
+/// Makes calls above [`NEWEST`] unknown, including the 32-bit calls of `x86_64` (x32). A call of another architecture (`int
+/// 0x80`) ends the process, by the check at the begin of each part.
 fn closed_upwards() -> BpfProgram {
     const LOAD_NUMBER: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS, offset 0
     const JUMP_GREATER: u16 = 0x25; // BPF_JMP | BPF_JGT | BPF_K
@@ -238,7 +240,7 @@ fn refused(arch: &str) -> Vec<Value> {
     }
     rules.push(json!({ "syscall": "fcntl", "args": [argument(1, json!("eq"), FOLDER_NOTICES)] }));
     rules.push(json!({ "syscall": "socket", "args": none_of(0, json!("ne"), &FAMILIES) }));
-    // Of a value that is masked seccompiler knows "equal" only: all other types are named.
+    // For masked values seccompiler only has "equal", so all other types are listed.
     for kind in (0..=TYPE_MASK).filter(|kind| !TYPES.contains(kind)) {
         rules.push(json!({ "syscall": "socket", "args": [argument(1, json!({ "masked_eq": TYPE_MASK }), kind)] }));
     }
@@ -280,7 +282,7 @@ mod tests {
         0x0005_0000 | number
     }
 
-    /// What the kernel makes of the program: the steps that it may hold.
+    /// The kernel's verdict: interprets the steps that the program may have.
     fn run(program: &[sock_filter], arch: u32, number: u32, arguments: [u64; 6]) -> u32 {
         let load = |offset: u32| match offset {
             0 => number,

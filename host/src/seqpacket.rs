@@ -1,4 +1,4 @@
-//! Packets of JSON with descriptors, on sockets of type `SOCK_SEQPACKET`: how processes that fork guests are spoken to.
+//! Packets of JSON with file descriptors on `SOCK_SEQPACKET` sockets, for processes that fork guests.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -13,9 +13,9 @@ use serde::de::DeserializeOwned;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Bytes of a packet. Whoever sends it may be anybody's.
+/// The largest packet, in bytes. Its sender is untrusted.
 const PACKET_BYTES: usize = 64 << 10;
-/// Descriptors that come with one.
+/// Most descriptors in a packet.
 const FDS: usize = 3;
 
 /// The two ends of such a socket.
@@ -61,8 +61,8 @@ pub(crate) async fn send(
         .await
 }
 
-/// A packet and the descriptors that came with it; `None` when the other end is closed. It comes without some of them where this
-/// process has no room for more.
+/// A packet with its descriptors; `None` when the other end is closed. Descriptors are missing if this process has no room for
+/// them.
 pub(crate) async fn receive<T: DeserializeOwned>(
     control: &AsyncFd<OwnedFd>,
 ) -> std::io::Result<Option<(T, Vec<OwnedFd>)>> {

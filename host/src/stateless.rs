@@ -1,7 +1,7 @@
-//! Runs that leave nothing behind: each in a guest of its own, with the state of an earlier one where that is given.
+//! Stateless runs: each has a guest of its own, and can start from the state of an earlier run.
 //!
-//! The request and the response are those of known stateless REPL servers, so that their clients work here.
-//! `python/sandglass/native/delimiter.py` answers the same over standard input and output.
+//! The request and the response are those of known stateless REPL servers, so their clients work here.
+//! `python/sandglass/native/delimiter.py` gives the same answers over standard input and output.
 //!
 //! Decisions: `docs/internals/server.md`.
 
@@ -21,15 +21,15 @@ use crate::launcher::{BackendKind, Launcher};
 use crate::sandbox::{ExecuteOptions, Sandbox};
 use futures_util::future::BoxFuture;
 
-/// The exit code of a run that ran out of time, as timeout(1) has it.
+/// The exit code of a run whose time was up, as of timeout(1).
 pub const TIMED_OUT: i32 = 124;
-/// The exit code of a run that was killed, as shells have it.
+/// The exit code of a killed run, as shells have it.
 pub const KILLED: i32 = 137;
 
-/// Milliseconds that code has at least, where opening its state took all.
+/// The least milliseconds for code after its state was opened.
 const LEAST_MS: f64 = 1.0;
 
-/// The code to run.
+/// A request to run code.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Request {
@@ -41,7 +41,7 @@ pub struct Request {
     /// True when the response is to hold the state.
     #[serde(default)]
     pub capture_state: bool,
-    /// Seconds of guest time, opening the state included, where it is not the server's `timeout`.
+    /// Seconds of guest time, including the opening of the state. By default the server's `timeout`.
     #[serde(default)]
     pub timeout: Option<f64>,
 }
@@ -53,42 +53,42 @@ pub struct Response {
     pub stdout: String,
     /// The text written to `sys.stderr`, and the traceback.
     pub stderr: String,
-    /// 0 when the code ran to its end; 1 after an exception, 124 after a timeout, 137 when the guest was killed.
+    /// 0 on success, 1 after an exception, 124 after a timeout, 137 when the guest was killed.
     pub exit_code: i32,
-    /// The variables, when they were asked for and could be written.
+    /// The variables, if they were asked for and could be pickled.
     pub state: Option<String>,
-    /// The files that it created or changed, relative to the working folder.
+    /// The files that the code created or changed, relative to the working folder.
     pub files: Vec<String>,
     /// The exception's last line, or why there is no state.
     pub error: Option<String>,
 }
 
-/// A file that a run left.
+/// A file from a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunFile {
-    /// Its path, relative to the working folder.
+    /// The file's path, relative to the working folder.
     pub path: String,
-    /// Its contents.
+    /// The file's contents.
     pub data: Vec<u8>,
 }
 
 /// The bounds of a run.
 #[derive(Debug, Clone)]
 pub struct Bounds {
-    /// The limits of its session.
+    /// The limits of the run's session.
     pub limits: Limits,
     /// Bytes of a state, unpacked.
     pub max_state_bytes: u64,
-    /// Bytes of all files that are fetched from the guest when it is done.
+    /// Bytes of all files that are fetched from the guest after the run.
     pub max_file_bytes: u64,
-    /// The time for its state and its files, all together, to be fetched when it is done.
+    /// The time to fetch the state and all files after the run.
     pub afterwards: Duration,
 }
 
-/// Runs code in a guest that nobody has had and nobody will have.
+/// Runs code in a new guest, which is destroyed afterwards.
 ///
 /// # Errors
-/// Only when there is no guest. All else is in the response.
+/// No guest can be had. Every other failure is in the response.
 pub async fn run(
     launcher: Arc<dyn Launcher>,
     bounds: &Bounds,
@@ -107,12 +107,12 @@ pub async fn run(
     sandbox.start().await?;
     guest.started.store(true, Ordering::Relaxed);
     let answer = answer(&sandbox, bounds, request).await;
-    // Nobody waits until it is gone.
+    // The response does not wait until the guest is gone.
     tokio::spawn(async move { sandbox.destroy().await });
     answer
 }
 
-/// Starts guests until one has started. Another one would lack the run's state, and be asked for it as though it had it.
+/// A launcher that succeeds once. A second guest would lack the run's state, but would be asked for the state as if it had it.
 struct OneGuest {
     launcher: Arc<dyn Launcher>,
     started: AtomicBool,
@@ -137,7 +137,7 @@ async fn answer(sandbox: &Sandbox, bounds: &Bounds, request: Request) -> Result<
         .map_or(bounds.limits.timeout_ms, |seconds| seconds * 1_000.0);
     let begin = Instant::now();
     if let Some(state) = request.state {
-        // What base64 holds is opened in the guest only.
+        // The state is decoded from base64 here, and opened only in the guest.
         let opened = match STANDARD.decode(state) {
             Ok(state) => sandbox.open_state(state, bounds.max_state_bytes).await,
             Err(_) => Err(Error::invalid("state", "is no base64; nothing was run")),
@@ -168,7 +168,7 @@ async fn answer(sandbox: &Sandbox, bounds: &Bounds, request: Request) -> Result<
     if execution.state.status != sandglass_core::execution::StateStatus::Kept {
         return Ok((response, Vec::new()));
     }
-    // To write the state and to read files may run the user's code as well.
+    // Writing the state and reading files may run the user's code too.
     let deadline = Instant::now() + bounds.afterwards;
     if request.capture_state {
         let captured = timeout_at(deadline, sandbox.capture_state(bounds.max_state_bytes)).await;
@@ -281,7 +281,7 @@ fn is_syntax_error(error_type: Option<&str>) -> bool {
     matches!(error_type, Some("SyntaxError" | "IndentationError" | "TabError"))
 }
 
-/// The line that a traceback's last entry in the code names.
+/// The line number in the code that a traceback's last entry names.
 fn line_of(traceback: &str) -> Option<u32> {
     let at = traceback.rfind("File \"<string>\", line ")?;
     let rest = &traceback[at + "File \"<string>\", line ".len()..];

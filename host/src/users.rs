@@ -1,10 +1,12 @@
-//! User ids for guests of a host that is root: one each, taken when a guest is made and given back when no process has it any more.
+//! User ids for the guests of a root host. Each guest gets an id when it is made, and the id is free again when no process has
+//! it.
 //!
-//! The kernel counts by user what no control group counts: descriptors in flight, pages of pipes, watches of files. Guests that share an
-//! id share those counts, so that one can use up what all of them have.
+//! The kernel counts some resources only by user: descriptors in flight, pages of pipes, watched files. Guests with the same id
+//! share these counts, so one guest could use up the bound of all.
 //!
-//! A host that has taken an id holds a lock on a file of that name in [`LOCKS`]. Other hosts on this machine take another one. The
-//! first id of a range is nobody's. It stands for root in the namespace of a zygote, which mounts there need. See `docs/internals/guests-on-hosts.md`.
+//! The host locks a file in [`LOCKS`] for each id it uses, and other hosts on this machine skip locked ids. The first id of a
+//! range is never given to a guest. It stands for root in a zygote's namespace, because mounts there need it. See
+//! `docs/internals/guests-on-hosts.md`.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -23,17 +25,17 @@ use rustix::process::geteuid;
 use rustix::thread::{CapabilitySet, capabilities};
 use sandglass_core::Error;
 
-/// The user that all guests are where none can have an id of its own.
+/// The user of all guests when they cannot have ids of their own.
 pub const NOBODY: u32 = 65534;
-/// The id of a guest inside of its namespace.
+/// The guest's user id inside its namespace.
 pub(crate) const INSIDE: u32 = 1000;
 /// The folder of the locks. It is root's.
 const LOCKS: &str = "/run/sandglass/users";
-/// The pause before processes are looked at that have just been told to end.
+/// The pause before the first look at processes that were told to end.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
-/// The pause between two looks at processes that stay.
+/// The longest pause between two looks.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// A look is followed by a pause of so many times its length, so that looking takes a twentieth of a processor at most.
+/// The pause after a look, as a multiple of the look's duration. So looks take at most a twentieth of a processor.
 const PAUSE_PER_LOOK: u32 = 20;
 
 /// A range of user ids, which are ids of groups as well.
@@ -43,7 +45,8 @@ pub struct Users {
     count: u32,
 }
 
-/// Above what distributions, containers and directories of users give away, and below 2^31, which some file systems end at.
+/// The range lies above the ids that distributions, containers and user directories assign, and below 2^31, the limit of some
+/// file systems.
 impl Default for Users {
     fn default() -> Self {
         Self {
@@ -77,7 +80,7 @@ impl FromStr for Users {
             Error::invalid("guest_users", problem)
         })?;
         let users = Self { first, count };
-        // Within guests the one has another meaning, and the other is everybody whom a namespace does not know.
+        // Inside guests, INSIDE has another meaning, and NOBODY stands for all users that a namespace does not know.
         if let Some(taken) = [INSIDE, NOBODY].into_iter().find(|id| users.contains(*id)) {
             let problem = format!("must not have {taken} in it, which guests have for something else");
             return Err(Error::invalid("guest_users", problem));
@@ -87,7 +90,7 @@ impl FromStr for Users {
 }
 
 impl Users {
-    /// These, where this process can give them to guests: it is root, and its own user namespace has them.
+    /// The range, if this process can give its ids to guests: it must be root, and its user namespace must have the ids.
     pub fn here(self) -> Option<Self> {
         if !geteuid().is_root() {
             return None;
@@ -107,7 +110,7 @@ impl Users {
         has_all.then_some(self)
     }
 
-    /// Returns true when a map of ids, as the kernel writes it, has all of these.
+    /// Returns true when the kernel's map of ids contains the whole range.
     fn is_within(self, map: &str) -> bool {
         let mut numbers = map.split_whitespace().map(str::parse::<u64>);
         let (first, end) = (u64::from(self.first), u64::from(self.first) + u64::from(self.count));
@@ -119,15 +122,15 @@ impl Users {
         false
     }
 
-    /// Returns true when an id is one that a guest can have.
+    /// Returns true when guests can have this id.
     pub fn contains(self, id: u32) -> bool {
         id > self.first && id - self.first < self.count
     }
 
-    /// One that nobody has; `nobody` where guests cannot have ids of their own, nothing where the host is not root.
+    /// Takes a free id. Returns `nobody` when guests cannot have ids of their own, and `None` when the host is not root.
     ///
     /// # Errors
-    /// [`Error::BootFailed`] when all are taken.
+    /// [`Error::BootFailed`] when all ids are taken.
     pub fn take(self) -> Result<Option<Arc<User>>, Error> {
         match self.here() {
             Some(users) => users.take_one().map(Some),
@@ -135,9 +138,10 @@ impl Users {
         }
     }
 
-    /// One that nobody has, of ids that are [here](Users::here).
+    /// Takes a free id of a range that is [here](Users::here).
     pub(crate) fn take_one(self) -> Result<Arc<User>, Error> {
-        // Hosts that do not see each other's locks begin at different ones; and one that was given back is not the next one.
+        // The first id is random, because some hosts do not see each other's locks. An id that was given back is not the next
+        // one.
         static NEXT: LazyLock<AtomicU32> = LazyLock::new(|| AtomicU32::new(getrandom::u32().unwrap_or(0)));
         let guests = self.count - 1;
         let any = || {
@@ -165,7 +169,7 @@ impl Users {
                 taken().remove(&id);
                 None
             }
-            // Other hosts cannot be told, for want of a place for it.
+            // No lock file can be made, so other hosts cannot see that the id is taken.
             lock => Some(User::of(Taken {
                 id,
                 lock: lock.ok().map(Lock),
@@ -173,8 +177,8 @@ impl Users {
         }
     }
 
-    /// The same for the owner of a folder, who may also be one whose last guest still ends: the next guest in that folder is the same
-    /// user anyway.
+    /// Takes the id of a folder's owner. The owner's last guest may still be ending, because the next guest in the folder has
+    /// the same id anyway.
     pub(crate) fn claim_again(self, id: u32) -> Option<Arc<User>> {
         let leaving = {
             let mut leaving = leaving();
@@ -184,7 +188,7 @@ impl Users {
         leaving.map(User::of).or_else(|| self.claim(id))
     }
 
-    /// The ids of the namespace of a zygote that is `own`, as the kernel reads them: its guests' are the same inside and outside.
+    /// The map of ids for a zygote with the id `own`, as the kernel reads it. The guests' ids are the same inside and outside.
     pub(crate) fn map_around(self, own: u32) -> String {
         let end = self.first + self.count;
         let mut map = format!("{INSIDE} {own} 1\n0 {} 1\n", self.first);
@@ -197,24 +201,24 @@ impl Users {
     }
 }
 
-/// Returns true when this process may set the ids of a namespace that others made.
+/// Returns true when this process can set the ids of another process's user namespace.
 pub(crate) fn can_map() -> bool {
     let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::SETUID | CapabilitySet::SETGID;
     capabilities(None).is_ok_and(|own| own.effective.contains(needed))
 }
 
-/// Returns true when this process may start others as other users than itself.
+/// Returns true when this process can start others with other user ids.
 pub(crate) fn can_change_user() -> bool {
     let needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
     capabilities(None).is_ok_and(|own| own.effective.contains(needed))
 }
 
-/// An id that is a guest's. When it is dropped, it is given back as soon as no process has it.
+/// A guest's user id. After the drop it becomes free when no process has it.
 #[derive(Debug)]
 pub struct User {
     id: u32,
     group: u32,
-    /// Nothing when another one has it, and gives it back.
+    /// The taken id; `None` if another holder gives it back.
     taken: Option<Taken>,
 }
 
@@ -227,13 +231,13 @@ impl User {
         })
     }
 
-    /// One that is somebody else's.
+    /// A user id that another holder has taken.
     pub(crate) fn shared(id: u32, group: u32) -> Arc<Self> {
         let taken = None;
         Arc::new(Self { id, group, taken })
     }
 
-    /// The user of guests whose host is root and has no ids for them.
+    /// The user `nobody`, for guests of a root host without ids for them.
     pub(crate) fn nobody() -> Option<Arc<Self>> {
         geteuid().is_root().then(|| Self::shared(NOBODY, NOBODY))
     }
@@ -243,7 +247,7 @@ impl User {
         self.id
     }
 
-    /// The numbers of the user and its group.
+    /// The ids of the user and its group.
     pub fn ids(&self) -> (u32, u32) {
         (self.id, self.group)
     }
@@ -257,11 +261,11 @@ impl Drop for User {
     }
 }
 
-/// An id that this process has taken, and its lock. Dropping it gives it back.
+/// A taken id with its lock. Dropping it gives the id back.
 #[derive(Debug)]
 struct Taken {
     id: u32,
-    /// Nothing where other hosts cannot be told.
+    /// The lock; `None` when no lock file could be made.
     lock: Option<Lock>,
 }
 
@@ -272,13 +276,13 @@ impl Drop for Taken {
     }
 }
 
-/// A lock that other hosts see, and its file.
+/// A lock file that other hosts see.
 #[derive(Debug)]
 struct Lock((PathBuf, File));
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Before it is unlocked: who has opened it sees that it is not the file any more.
+        // The file is removed before the unlock, so another process that has opened it sees that it is gone.
         let _ = fs::remove_file(&self.0.0);
     }
 }
@@ -289,13 +293,13 @@ fn taken() -> MutexGuard<'static, BTreeSet<u32>> {
     TAKEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ids whose guests were told to end. A killed process takes a moment to be gone, and what the kernel counts by user counts until then.
+/// Ids whose guests were told to end. Killed processes take a moment to end, and the kernel counts them until then.
 #[derive(Debug)]
 struct Leaving {
-    /// Each with the number of looks that had begun when it was added.
+    /// Each id with the number of looks that had begun before it was added.
     ids: Vec<(u64, Taken)>,
     looks: u64,
-    /// True while a thread looks after them.
+    /// True while a thread watches these ids.
     is_watched: bool,
 }
 
@@ -315,12 +319,12 @@ fn leave(taken: Taken) {
     leaving.ids.push((looks, taken));
     if !leaving.is_watched {
         let thread = thread::Builder::new().name("sandglass-users".to_owned());
-        // Without a thread, the next one that leaves or is wanted has them looked at.
+        // If the thread cannot start, the next id that leaves or is taken tries again.
         leaving.is_watched = thread.spawn(watch).is_ok();
     }
 }
 
-/// Looks after ids that leave until there are none.
+/// Watches leaving ids until there are none.
 fn watch() {
     let mut pause = SHORTEST_PAUSE;
     let mut looks = 0;
@@ -346,8 +350,8 @@ fn watch() {
     }
 }
 
-/// Waits until the ids that leave are given back: for a process that is about to end. Those that are still in use when
-/// the time is over are free when it has ended.
+/// Waits until the leaving ids are given back, before this process ends. Ids that are still used after `within` become free
+/// when the process has ended.
 pub fn settle(within: Duration) {
     let deadline = Instant::now() + within;
     loop {
@@ -359,7 +363,7 @@ pub fn settle(within: Duration) {
     }
 }
 
-/// Gives back those of the ids that leave which no process has.
+/// Gives back the leaving ids that no process has.
 fn give_back_unused() {
     let look = {
         let mut leaving = leaving();
@@ -367,13 +371,13 @@ fn give_back_unused() {
         leaving.looks
     };
     let used = users_of_processes();
-    // Of what was added since, the look may have come too early.
+    // Ids that were added after the look began are kept, because the look may have missed their processes.
     leaving()
         .ids
         .retain(|(added, taken)| *added >= look || used.contains(&taken.id));
 }
 
-/// The users of all processes that can be seen.
+/// The user ids of all visible processes.
 fn users_of_processes() -> BTreeSet<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let processes = entries.filter(|entry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit));
@@ -383,8 +387,8 @@ fn users_of_processes() -> BTreeSet<u32> {
         .collect()
 }
 
-/// The users that a process is, by what `/proc` says of it; none when it has ended and was not yet collected. The owner of its folder in
-/// `/proc` would not do: that is root for whoever does not want to be looked into.
+/// The user ids of a process, from its `/proc` status; empty after its end. The owner of its `/proc` folder would be wrong,
+/// because that is root for a process that hides itself.
 fn users_of(status: &str) -> Vec<u32> {
     let field = |name: &str| {
         status
@@ -392,7 +396,7 @@ fn users_of(status: &str) -> Vec<u32> {
             .find_map(|line| line.strip_prefix(name))
             .unwrap_or_default()
     };
-    // Of a process whose main thread has ended the state says so, though others go on.
+    // The state shows only the main thread's end. Other threads may go on.
     let has_ended =
         field("State:").trim_start().starts_with(['Z', 'X']) && matches!(field("Threads:").trim(), "" | "0" | "1");
     if has_ended {
@@ -418,7 +422,7 @@ fn lock(id: u32) -> io::Result<(PathBuf, File)> {
             .mode(0o600)
             .open(&path)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        // Who had it until now may have removed it.
+        // The previous holder may have removed the file.
         if file.metadata()?.nlink() > 0 {
             return Ok((path, file));
         }
@@ -440,7 +444,7 @@ mod tests {
 
     #[test]
     fn nobody_has_what_another_one_has() {
-        // Not those of a test of another checkout that runs at the same time.
+        // This range differs from that of a test which runs in another checkout at the same time.
         let first = 3_000_000 + std::process::id() * 10;
         let users: Users = format!("{first}:4").parse().unwrap();
         let all: Vec<_> = (0..3).map(|_| users.take_one().unwrap()).collect();
@@ -458,7 +462,7 @@ mod tests {
         assert!(users.contains(users.take_one().unwrap().id()));
     }
 
-    /// A process that is this user, and goes on until it is killed.
+    /// A process with this user id that runs until it is killed.
     struct Sleeper(std::process::Child);
 
     impl Sleeper {
@@ -481,7 +485,7 @@ mod tests {
         if !geteuid().is_root() {
             return;
         }
-        // Not those of a test of another checkout that runs at the same time.
+        // This range differs from that of a test which runs in another checkout at the same time.
         let first = 1_500_000_000 + std::process::id() * 10;
         let users: Users = format!("{first}:2").parse().unwrap();
         let user = users.take_one().unwrap();
@@ -494,7 +498,7 @@ mod tests {
             assert!(users.take_one().is_err());
             assert!(path.exists());
         }
-        // The next guest of the same folder is the same user, who is not anybody's meanwhile.
+        // The next guest of the folder has the same id, which nobody else can have taken meanwhile.
         let again = users.claim_again(id).unwrap();
         assert!(again.taken.is_some() && users.claim_again(id).is_none());
         drop(sleeper);

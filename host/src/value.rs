@@ -1,9 +1,9 @@
-//! Python values as they are here; as bodies, and as JSON.
+//! Python values in Rust, with their form as bodies and as JSON.
 //!
 //! | Python | [`Value`] | JSON |
 //! |---|---|---|
 //! | `None`, bool, str | `None`, `Bool`, `Str` | `null`, a boolean, a string |
-//! | str with lone surrogates | `IllFormedStr` | `{"$str": JSON}`: the JSON of the string, to be read by a parser that keeps them |
+//! | str with lone surrogates | `IllFormedStr` | `{"$str": JSON}`: the string's JSON, for a parser that keeps lone surrogates |
 //! | int | `Int`; `BigInt` past 64 bits | a number; `{"$bigint": "…"}` past 2^53 |
 //! | float | `Float` | a number with a point or an exponent; `{"$float": "nan"}`, `"inf"` and `"-inf"` |
 //! | bytes | `Bytes` | `{"$bytes": base64}` |
@@ -16,7 +16,7 @@
 //! | DataFrame | `Table` | `{"$table": {"columns", "index", "data"}}` |
 //! | anything else | `Other` | `{"$other": {"type", "repr"}}` |
 //!
-//! A dict whose only key is a str that begins with `$` is written as `$map`, so that nothing is taken for something else.
+//! A dict whose only key is a str that begins with `$` is written as `$map`, so it cannot be confused with these forms.
 
 use std::fmt::{self, Write as _};
 
@@ -33,7 +33,7 @@ use sandglass_core::value::{
 use serde::de::{Deserialize, Deserializer, Visitor};
 use serde_json::{Map, Number, json};
 
-/// A Python value, outside of Python.
+/// A Python value outside of Python.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub enum Value {
     /// `None`.
@@ -43,13 +43,13 @@ pub enum Value {
     Bool(bool),
     /// An int of 64 bits.
     Int(i64),
-    /// Any other int: decimal; hexadecimal (`0x…`, `-0x…`) when it has more than a few thousand digits.
+    /// An int beyond 64 bits, in decimal; in hexadecimal (`0x…`, `-0x…`) above a few thousand digits.
     BigInt(String),
     /// A float.
     Float(f64),
     /// A str.
     Str(String),
-    /// A str that holds lone surrogates, as UTF-16. Two of them that make a character become it.
+    /// A str with lone surrogates, as UTF-16. Two surrogates that form a pair become one character.
     IllFormedStr(Vec<u16>),
     /// Bytes.
     Bytes(Vec<u8>),
@@ -63,29 +63,29 @@ pub enum Value {
     Set(Vec<Self>),
     /// A point in time: milliseconds since 1970, UTC.
     DateTime(f64),
-    /// A numpy array. It comes out of Python, and does not go in.
+    /// A numpy array. Python can send one, but not receive one.
     Array {
-        /// numpy's name of the elements' type.
+        /// numpy's name of the element type.
         dtype: String,
-        /// Its dimensions.
+        /// The dimensions.
         shape: Vec<u32>,
         /// The elements, little-endian, in C order.
         data: Vec<u8>,
     },
-    /// A pandas DataFrame. It comes out of Python, and does not go in.
+    /// A pandas DataFrame. Python can send one, but not receive one.
     Table {
-        /// The names of its columns.
+        /// The names of the columns.
         columns: Vec<Self>,
-        /// Its index.
+        /// The index.
         index: Vec<Self>,
-        /// Its rows.
+        /// The rows.
         data: Vec<Vec<Self>>,
     },
-    /// Anything else. It comes out of Python, and does not go in.
+    /// A value of any other type. Python can send one, but not receive one.
     Other {
-        /// The name of its type.
+        /// The name of the value's type.
         type_name: String,
-        /// Its `repr`.
+        /// The value's `repr`.
         repr: String,
     },
 }
@@ -100,14 +100,14 @@ impl Body for Payload {
     }
 }
 
-/// Ints up to here are numbers in JSON, as JavaScript has them.
+/// The largest int that is a number in JSON, which is JavaScript's largest safe integer.
 const MAX_JSON_INT: i64 = (1 << 53) - 1;
 
 impl Value {
-    /// As a body. `what` names it in errors.
+    /// Encodes the value as a body. Errors name it as `what`.
     ///
     /// # Errors
-    /// [`Error::NotSerializable`] for what cannot go into Python, nests too deeply or has more than `max_bytes`.
+    /// [`Error::NotSerializable`] for a value that Python cannot receive, nests too deeply, or has more than `max_bytes`.
     pub fn encode(self, what: &str, max_bytes: f64) -> Result<Encoded<Payload>, Error> {
         let (encoding, body) = match self {
             Self::None => (Encoding::None, Vec::new()),
@@ -140,10 +140,10 @@ impl Value {
         Ok(Encoded { encoding, body })
     }
 
-    /// The value of a body from a guest; `None` when there is no such variable.
+    /// Decodes a body from a guest; `None` when there is no such variable.
     ///
     /// # Errors
-    /// [`Error::NotSerializable`] when it is not written as it says, or too large to be read.
+    /// [`Error::NotSerializable`] when the body is malformed or too large.
     pub fn decode(encoded: &Encoded<Payload>) -> Result<Option<Self>, Error> {
         let body = &encoded.body.0;
         Ok(Some(match encoded.encoding {
@@ -162,14 +162,14 @@ impl Value {
                     )));
                 }
                 let tagged = encoded.encoding == Encoding::Tagged;
-                // The guest counts levels as Python does; an extension adds one.
+                // The guest counts levels as Python does, and an extension type adds one.
                 read(body, tagged, 2 * MAX_VALUE_DEPTH, &mut Builder)
                     .map_err(|error| Error::NotSerializable(error.to_string()))?
             }
         }))
     }
 
-    /// As JSON; see the [module](self).
+    /// The value as JSON; see the [module](self).
     pub fn to_json(&self) -> serde_json::Value {
         let all = |items: &[Self]| items.iter().map(Self::to_json).collect::<Vec<_>>();
         match self {
@@ -212,10 +212,10 @@ impl Value {
         }
     }
 
-    /// The value of JSON; see the [module](self). Objects whose only key is not one of those are dicts.
+    /// The value of JSON; see the [module](self). An object with another single key is a dict.
     ///
     /// # Errors
-    /// [`Error::NotSerializable`] for one of those whose content does not fit.
+    /// [`Error::NotSerializable`] for a special form with invalid content.
     pub fn from_json(json: serde_json::Value) -> Result<Self, Error> {
         let all = |items: Vec<serde_json::Value>| items.into_iter().map(Self::from_json).collect::<Result<Vec<_>, _>>();
         Ok(match json {
@@ -245,7 +245,7 @@ impl Value {
         })
     }
 
-    /// The same with every str as text to read: lone surrogates are written as Python escapes them.
+    /// The value with each str readable: lone surrogates are written as Python escapes them.
     #[must_use]
     pub(crate) fn readable(self) -> Self {
         let all = |items: Vec<Self>| items.into_iter().map(Self::readable).collect();
@@ -261,7 +261,7 @@ impl Value {
         }
     }
 
-    /// As text for people: a str as it is, anything else as JSON.
+    /// The value as text for people: a str unchanged, other values as JSON.
     pub fn to_text(&self) -> String {
         match self {
             Self::Str(text) => text.clone(),
@@ -286,7 +286,7 @@ impl Value {
         }
     }
 
-    /// The value that a dict has under a str.
+    /// The dict's value for a str key.
     pub fn get(&self, key: &str) -> Option<&Self> {
         match self {
             Self::Dict(entries) => entries
@@ -297,7 +297,7 @@ impl Value {
     }
 }
 
-/// A dict as an object, where it can be one.
+/// A dict as a JSON object, if its keys allow that.
 fn object(entries: &[(Value, Value)]) -> Option<serde_json::Value> {
     let mut object = Map::new();
     for (key, value) in entries {
@@ -307,7 +307,7 @@ fn object(entries: &[(Value, Value)]) -> Option<serde_json::Value> {
     (!is_special && object.len() == entries.len()).then_some(serde_json::Value::Object(object))
 }
 
-/// The value of `{kind: content}`.
+/// The value of the special form `{kind: content}`.
 fn special(kind: &str, content: serde_json::Value) -> Result<Value, Error> {
     let wrong = |what: &str| Error::NotSerializable(format!("{{\"{kind}\": …}} needs {what}; nothing was done"));
     let list = |content: serde_json::Value| match Value::from_json(content)? {
@@ -535,12 +535,12 @@ impl Build for Builder {
     }
 }
 
-/// UTF-16 that may hold lone surrogates, as a str.
+/// A str from UTF-16, which may have lone surrogates.
 fn text_of(utf16: &[u16]) -> Value {
     String::from_utf16(utf16).map_or_else(|_| Value::IllFormedStr(utf16.to_owned()), Value::Str)
 }
 
-/// The JSON of a string that may hold lone surrogates.
+/// The JSON of a string with lone surrogates.
 fn json_of(utf16: &[u16]) -> String {
     let mut json = String::from("\"");
     for unit in char::decode_utf16(utf16.iter().copied()) {
@@ -556,7 +556,7 @@ fn json_of(utf16: &[u16]) -> String {
     json
 }
 
-/// A string of JSON, which serde_json reads with its lone surrogates where it is asked for bytes.
+/// The bytes of a JSON string. serde_json keeps lone surrogates when it reads bytes.
 struct Wtf8(Vec<u8>);
 
 impl<'de> Deserialize<'de> for Wtf8 {
@@ -579,8 +579,8 @@ impl<'de> Deserialize<'de> for Wtf8 {
     }
 }
 
-/// An integer's text, decimal or hexadecimal, as its sign and hexadecimal digits; `None` when it is none, or decimal and
-/// longer than any that comes out of Python so.
+/// The sign and the hexadecimal digits of an integer's decimal or hexadecimal text. `None` for malformed text, and for decimal
+/// text longer than Python writes.
 fn hex_of(text: &str) -> Option<(bool, String)> {
     let (negative, digits) = match text.strip_prefix('-') {
         Some(digits) => (true, digits),
@@ -663,12 +663,12 @@ impl From<Vec<Self>> for Value {
 /// A user's variable.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Variable {
-    /// Its name.
+    /// The variable's name.
     pub name: String,
-    /// The class name of its value.
+    /// The class name of the variable's value.
     #[serde(rename = "type")]
     pub type_name: String,
-    /// `len` of its value, where that has one.
+    /// The value's `len`, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub length: Option<i64>,
 }

@@ -1,21 +1,22 @@
 //! Workspaces: the folders `WORKSPACE_DIR/<user>/<session>/` that guests see as `/workspace`.
 //!
-//! What is in one is the guest's, and may be anything: links, pipes, devices, files without end, folders without end in each other. The
-//! host reaches it through paths beneath it only, follows nothing, and reads nothing but files.
+//! The guest owns the contents, which may be anything: links, pipes, devices, endless files, endlessly nested folders. The host
+//! opens only paths below a workspace, follows no link, and reads only files.
 //!
-//! The folder [`CELLS_FOLDER`] of a notebook's workspace is the host's. A backend that mounts the workspace has to put something empty over
-//! it (`--tmpfs /workspace/.repl`). Nothing of it is listed, read, written or removed here; only [`Workspace::measure`] looks into it.
+//! The folder [`CELLS_FOLDER`] of a notebook's workspace belongs to the host. A backend that mounts the workspace must mount an
+//! empty folder over it (`--tmpfs /workspace/.repl`). This module does not list, read, write or remove its contents; only
+//! [`Workspace::measure`] counts them.
 //!
 //! | module | holds |
 //! |---|---|
-//! | `beneath` | paths that lead down only, and what may be opened |
+//! | `beneath` | paths that only lead down, and safe ways to open them |
 //! | `tree` | walking, measuring, comparing and removing |
 //! | `names` | names that are not UTF-8 |
-//! | `unlinked_files` | files without a name that somebody still has open |
+//! | `unlinked_files` | files without a name that a process still has open |
 //! | `all` | all workspaces of a server |
 //! | `error` | errors, and quotas |
 //! | `files` | making folders and files |
-//! | `owner` | the user whom a workspace belongs to |
+//! | `owner` | the user who owns a workspace |
 
 mod all;
 mod beneath;
@@ -52,18 +53,18 @@ pub use self::tree::Usage;
 use self::tree::{Next, Version, Walked};
 use crate::users::User;
 
-/// The folder of a workspace in which the files of cells are kept.
+/// The folder of a workspace that holds the files of cells.
 pub const CELLS_FOLDER: &str = ".repl";
 const CELLS: &CStr = c".repl";
-/// Things that one listing names.
+/// Most entries of a listing.
 const MAX_LISTED: usize = 10_000;
-/// Files of which a mark knows the version.
+/// Most files whose versions a mark remembers.
 const MAX_MARKED: usize = 200_000;
-/// Changed files that are named.
+/// Most changed files that are named.
 const MAX_CHANGES: usize = sandglass_core::limits::MAX_CHANGED_FILES;
-/// Characters of the names of users and sessions.
+/// Most characters of a user's or session's name.
 const MAX_NAME: usize = 64;
-/// For how long a descriptor may be on its way from one process to another.
+/// The longest time for which a descriptor may be in flight between processes.
 const ON_THEIR_WAY: Duration = Duration::from_millis(100);
 
 /// One workspace, held by one session.
@@ -74,33 +75,33 @@ pub struct Workspace {
     session: String,
     parent: OwnedFd,
     folder: OwnedFd,
-    /// The user who gets what is made in the folder.
+    /// The user who owns new files in the folder.
     owner: Option<Arc<User>>,
     quota: Option<Quota>,
 }
 
 impl Drop for Workspace {
     fn drop(&mut self) {
-        // Closing would do, unless a process is just being started, which has a copy for a moment.
+        // Closing alone unlocks only after a process that is being started has closed its copy.
         let _ = flock(&self.folder, FlockOperation::Unlock);
     }
 }
 
-/// Something in a workspace.
+/// An entry of a workspace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Its path beneath the workspace, for the other functions to find it by. A byte that is not UTF-8 is `\udcff`, as Python escapes
-    /// it; a backslash that would be read so is `\x5c`.
+    /// The path below the workspace, valid for the other functions. A byte that is not UTF-8 is `\udcff`, as Python escapes it.
+    /// A backslash that could be read as such an escape is `\x5c`.
     pub path: String,
-    /// Its kind.
+    /// The entry's kind.
     pub kind: EntryKind,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// The time at which it was last written to: milliseconds since 1970.
+    /// The time of the last write, in milliseconds since 1970.
     pub modified_ms: i64,
 }
 
-/// The kind of something in a workspace.
+/// The kind of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EntryKind {
     /// A file.
@@ -114,7 +115,7 @@ pub enum EntryKind {
 }
 
 impl EntryKind {
-    /// As listings call it.
+    /// The kind's name in listings.
     pub fn name(self) -> &'static str {
         match self {
             Self::File => "file",
@@ -134,16 +135,16 @@ impl EntryKind {
     }
 }
 
-/// The contents of a folder and below.
+/// The contents of a folder and all folders below.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing {
-    /// Sorted by path.
+    /// The entries, sorted by path.
     pub entries: Vec<Entry>,
-    /// True when there is more.
+    /// True when entries are missing.
     pub truncated: bool,
 }
 
-/// Which files there were, and how each was.
+/// The files of a workspace and their versions, at one time.
 #[derive(Debug)]
 pub struct Mark {
     versions: BTreeMap<Vec<u8>, Version>,
@@ -153,32 +154,32 @@ pub struct Mark {
 /// Changes of files since a [`Mark`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Changes {
-    /// By path.
+    /// The changed files, sorted by path.
     pub files: Vec<FileChange>,
-    /// The number of those that are left out.
+    /// The number of changed files that are left out.
     pub omitted: u32,
-    /// True when there were too many files to know of all.
+    /// True when all changes are known. False when there were too many files.
     pub complete: bool,
 }
 
-/// Everything here may take as long as the disk does: on tokio, use `spawn_blocking`.
+/// All these functions block as long as the disk does. On tokio, use `spawn_blocking`.
 impl Workspace {
-    /// Its path on the host.
+    /// The folder's path on the host.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its owner.
+    /// The name of the workspace's owner.
     pub fn user(&self) -> &str {
         &self.user
     }
 
-    /// Which one of the user's.
+    /// The session's name.
     pub fn session(&self) -> &str {
         &self.session
     }
 
-    /// Its bounds.
+    /// The quota.
     pub fn quota(&self) -> Option<Quota> {
         self.quota
     }
@@ -195,7 +196,8 @@ impl Workspace {
         make_folder(&self.folder, CELLS_FOLDER, Mode::RWXU, None)
     }
 
-    /// Removes that folder with all that is in it. A running guest that has something mounted over it would lose that: only without one.
+    /// Removes the folder of the cells with its contents. The guest must be gone, because it would lose the folder mounted
+    /// there.
     pub(crate) fn remove_cells_folder(&self) -> rustix::io::Result<()> {
         match tree::remove(&self.folder, CELLS) {
             Err(Errno::NOENT) => Ok(()),
@@ -216,7 +218,7 @@ impl Workspace {
         if kind(&stat) != FileType::Directory {
             return Err(WorkspaceError::refused(path, "is no folder"));
         }
-        // The folder as it is, or one whose mode has to be changed for this.
+        // The workspace itself, or a folder below it, whose mode may have to change for the listing.
         let (top, inner);
         let folder = if names.is_empty() {
             top = beneath::open(&self.folder, "", OFlags::RDONLY | OFlags::DIRECTORY).map_err(fail)?;
@@ -251,21 +253,21 @@ impl Workspace {
         Ok(Listing { entries, truncated })
     }
 
-    /// Opens a file for reading, and says how long it is. It may grow, or become shorter, while it is read.
+    /// Opens a file for reading. Returns its length in bytes, which may change during the read.
     ///
     /// # Errors
-    /// [`WorkspaceError`], when it is no file, or one that has another name outside of the workspace.
+    /// [`WorkspaceError`] when the path is no file, or a file with another name outside of the workspace.
     pub fn open_file(&self, path: &str) -> Result<(File, u64), WorkspaceError> {
         let clean = joined(&self.names(path, &names::meant(path))?);
         let opened = beneath::open_file(&self.folder, &clean).map_err(|error| match error {
-            // The guest holds a lease on it, or something else than a file has come in its place.
+            // The guest holds a lease on the file, or has replaced it by something else.
             Errno::AGAIN | Errno::NXIO => WorkspaceError::refused(path, "is in use; try again"),
             error => WorkspaceError::at(path, error),
         })?;
         let Some((file, stat)) = opened else {
             return Err(WorkspaceError::refused(path, "is no file"));
         };
-        // What one cannot read by its own rights, one could have linked into the workspace.
+        // A guest could have linked a file into the workspace that it cannot read itself.
         let all_here = stat.st_nlink < 2
             || tree::has_all_names(&self.folder, Some(CELLS), &stat)
                 .map_err(|error| WorkspaceError::at(path, error))?;
@@ -281,7 +283,7 @@ impl Workspace {
     /// The contents of a file of at most `max_bytes`.
     ///
     /// # Errors
-    /// [`WorkspaceError`], when it is no file, or longer.
+    /// [`WorkspaceError`] when the path is no file, or the file is larger.
     pub fn read(&self, path: &str, max_bytes: u64) -> Result<Vec<u8>, WorkspaceError> {
         let (file, size) = self.open_file(path)?;
         let too_long =
@@ -300,10 +302,10 @@ impl Workspace {
         }
     }
 
-    /// Makes `bytes` the contents of a file, all of them or none, and the folders that it needs.
+    /// Writes a file with these bytes, completely or not at all. Makes the folders above it.
     ///
     /// # Errors
-    /// [`WorkspaceError`], when there is something else than a file in its place, or no room.
+    /// [`WorkspaceError`] when something other than a file has this path, or the quota is used up.
     pub fn write(&self, path: &str, bytes: &[u8]) -> Result<(), WorkspaceError> {
         let meant = names::meant(path);
         let names = self.names(path, &meant)?;
@@ -344,10 +346,10 @@ impl Workspace {
         put(&folder, name, bytes, Mode::from_raw_mode(0o644), self.owner.as_deref()).map_err(fail)
     }
 
-    /// Removes a file, a link, or a folder with all that is in it.
+    /// Removes a file, a link, or a folder with all its contents.
     ///
     /// # Errors
-    /// [`WorkspaceError`], when there is none.
+    /// [`WorkspaceError`] when nothing has this path.
     pub fn remove(&self, path: &str) -> Result<(), WorkspaceError> {
         let meant = names::meant(path);
         let names = self.names(path, &meant)?;
@@ -358,18 +360,18 @@ impl Workspace {
         tree::remove(parent, &name).map_err(|error| WorkspaceError::at(path, error))
     }
 
-    /// The space that it takes on its disk.
+    /// The space that the workspace takes on disk.
     ///
     /// # Errors
-    /// [`WorkspaceError::System`], when it cannot be read.
+    /// [`WorkspaceError::System`] when the workspace cannot be read.
     pub fn usage(&self) -> Result<Usage, WorkspaceError> {
         tree::usage(&self.folder, Some(CELLS)).map_err(|error| WorkspaceError::system("the workspace", error))
     }
 
-    /// The same with the files that have been removed but that one of these processes still holds.
+    /// The space, with removed files that one of these processes still holds.
     ///
     /// # Errors
-    /// [`WorkspaceError::System`], when it cannot be read.
+    /// [`WorkspaceError::System`] when the workspace cannot be read.
     pub fn usage_with(&self, processes: &[u32]) -> Result<Usage, WorkspaceError> {
         let mut usage = self.usage()?;
         usage.bytes = usage
@@ -378,18 +380,18 @@ impl Workspace {
         Ok(usage)
     }
 
-    /// The usage of a guest that sees all of the workspace, the folder of the cells included. It counts files that the guest has
-    /// removed and still holds, and tells whether the guest may hold more of them.
+    /// The space that the guest uses, including the folder of the cells and removed files that the guest still holds. Also
+    /// tells if the guest may hold further such files.
     ///
     /// # Errors
-    /// [`WorkspaceError::System`], when it cannot be read.
+    /// [`WorkspaceError::System`] when the workspace cannot be read.
     pub fn measure(&self) -> Result<Usage, WorkspaceError> {
         let usage = tree::usage(&self.folder, None);
         let mut usage = usage.map_err(|error| WorkspaceError::system("the workspace", error))?;
         let look = || unlinked_files::look(&self.folder, &unlinked_files::guests(&self.folder));
         let mut held = look();
         if held.in_flight {
-            // Who passes one on properly takes it at once.
+            // An honest receiver takes a descriptor at once.
             std::thread::sleep(ON_THEIR_WAY);
             held = look();
         }
@@ -398,20 +400,20 @@ impl Workspace {
         Ok(usage)
     }
 
-    /// Remembers how its files are.
+    /// A mark of the workspace's files as they are now.
     ///
     /// # Errors
-    /// [`WorkspaceError::System`], when it cannot be read.
+    /// [`WorkspaceError::System`] when the workspace cannot be read.
     pub fn mark(&self) -> Result<Mark, WorkspaceError> {
         let marked = tree::versions(&self.folder, Some(CELLS), MAX_MARKED);
         let (versions, complete) = marked.map_err(|error| WorkspaceError::system("the workspace", error))?;
         Ok(Mark { versions, complete })
     }
 
-    /// The changes since a mark, and the mark for the next time.
+    /// The changes since a mark, and a new mark.
     ///
     /// # Errors
-    /// [`WorkspaceError::System`], when it cannot be read.
+    /// [`WorkspaceError::System`] when the workspace cannot be read.
     pub fn changes(&self, since: &Mark) -> Result<(Changes, Mark), WorkspaceError> {
         let now = self.mark()?;
         let mut changes = Changes {
@@ -445,22 +447,22 @@ impl Workspace {
         Ok((changes, now))
     }
 
-    /// Removes the workspace with all that is in it. Only when its guest is gone; nothing else may be done with it then.
+    /// Removes the workspace with all its contents. The guest must be gone, and the workspace must not be used afterwards.
     ///
     /// # Errors
-    /// [`WorkspaceError::System`], when something cannot be removed; the rest is gone then.
+    /// [`WorkspaceError::System`] when something cannot be removed; everything else is gone then.
     pub fn destroy(&self) -> Result<(), WorkspaceError> {
         let fail = |error: Errno| WorkspaceError::system(self.path.display().to_string(), error);
         tree::empty(self.folder.as_fd(), None).map_err(fail)?;
         unlinkat(&self.parent, self.session.as_str(), AtFlags::REMOVEDIR).map_err(fail)?;
-        // The user's folder stays as long as there are other sessions, or somebody makes one just now.
+        // The user's folder stays while it has other sessions, or while somebody creates one.
         if let Some(users) = self.path.parent().and_then(Path::parent) {
             let _ = std::fs::remove_dir(users.join(&self.user));
         }
         Ok(())
     }
 
-    /// The names in a path, which may not lead into the folder of the cells.
+    /// The names in a path. The path may not lead into the folder of the cells.
     fn names<'a>(&self, path: &str, meant: &'a [u8]) -> Result<Vec<&'a OsStr>, WorkspaceError> {
         let names = beneath::names(meant).map_err(|problem| WorkspaceError::refused(path, problem))?;
         if names.first() == Some(&OsStr::new(CELLS_FOLDER)) {
@@ -469,7 +471,7 @@ impl Workspace {
         Ok(names)
     }
 
-    /// The folder that something is in, and its name there.
+    /// The folder above a path, and the path's last name.
     fn parent_of(&self, path: &str, names: &[&OsStr]) -> Result<(OwnedFd, CString), WorkspaceError> {
         let (name, folders) = names
             .split_last()
@@ -481,7 +483,7 @@ impl Workspace {
     }
 }
 
-/// Names as one path.
+/// Joins names to one path.
 fn joined(names: &[&OsStr]) -> OsString {
     names.join(OsStr::new("/"))
 }

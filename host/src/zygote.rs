@@ -1,7 +1,7 @@
-//! The host's end of a zygote: a process inside a backend's boundary that has imported the heavy libraries and forks guests.
+//! The host's end of a zygote: a process inside a backend's boundary that has imported large libraries and forks guests.
 //!
-//! `python/sandglass/native/zygote.py` is the other end and tells what the two say to each other. A guest that was forked is a [`Guest`] like
-//! any other: it has a channel of its own, is killed by a pidfd, and is limited by a control group of its own.
+//! `python/sandglass/native/zygote.py` is the other end, and describes the messages. A forked guest is a [`Guest`] like any
+//! other: it has its own channel, is killed by a pidfd, and has its own control group.
 //!
 //! Decisions: `docs/internals/guests-on-hosts.md`.
 
@@ -29,9 +29,9 @@ use crate::seqpacket::{self, receive, send, watched};
 use crate::users::{User, Users};
 use futures_util::future::BoxFuture;
 
-/// The time that it may take to fork a guest.
+/// The time for a fork.
 const FORK_TIMEOUT: Duration = Duration::from_secs(20);
-/// The time that the status of a guest that is gone may take to arrive.
+/// The time for the exit status of an ended guest to arrive.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The host's messages.
@@ -80,21 +80,21 @@ type Forked = Result<OwnedFd, String>;
 /// A guest that was ordered.
 struct Waiting {
     answer: oneshot::Sender<Forked>,
-    /// The user that it is to be. The zygote may make it although nobody waits for it any more.
+    /// The guest's user. The zygote may fork the guest although nobody waits for it any more.
     _user: Option<Arc<User>>,
 }
 
-/// The users of a zygote's guests, when each guest is a user of its own.
+/// The users of a zygote's guests, if each guest has its own.
 #[derive(Debug, Clone)]
 pub struct GuestUsers {
-    /// The users that the guests can be.
+    /// The user ids for guests.
     pub users: Users,
-    /// The folder of the workspaces that they can have.
+    /// The folder of the guests' workspaces.
     pub workspaces: Option<PathBuf>,
 }
 
 impl GuestUsers {
-    /// The user that a guest is to be: the owner of its workspace, if it has one.
+    /// The user of a guest: the owner of its workspace, if it has one.
     fn take(&self, workspace: Option<&str>) -> Result<Option<Arc<User>>, Error> {
         match (&self.workspaces, workspace) {
             (Some(folder), Some(name)) => self
@@ -108,28 +108,28 @@ impl GuestUsers {
 
 /// Starts zygotes of one kind.
 pub trait ZygoteLauncher: Send + Sync + 'static {
-    /// Starts one, and waits until it is ready.
+    /// Starts a zygote, and waits until it is ready.
     fn launch(&self) -> BoxFuture<'_, Result<Arc<Zygote>, Error>>;
 
-    /// Returns true when guests can have folders of theirs on the disk.
+    /// Returns true when guests can have folders on disk.
     fn has_workspaces(&self) -> bool {
         true
     }
 }
 
-/// A zygote that is ready. The last of it and of its guests that is dropped ends it.
+/// A zygote that is ready. It ends when this handle and all its guests are dropped.
 pub struct Zygote {
     control: AsyncFd<OwnedFd>,
-    /// Whoever runs it: ends it when dropped.
+    /// The zygote's process. Dropping it ends the zygote.
     process: AsyncMutex<guest::GuestProcess>,
     users: Option<GuestUsers>,
     missing: HashMap<String, String>,
     born: Instant,
     last: AtomicU64,
     dead: AtomicBool,
-    /// True once another zygote may do better.
+    /// True when another zygote may do better.
     at_fault: AtomicBool,
-    /// A text that says how it ended, when that is known.
+    /// The zygote's exit as a text, if known.
     end: OnceLock<String>,
     waiting: Mutex<HashMap<u64, Waiting>>,
     ends: Mutex<HashMap<u64, watch::Sender<Option<i32>>>>,
@@ -145,13 +145,13 @@ impl fmt::Debug for Zygote {
     }
 }
 
-/// The two ends of a zygote's control socket: ours, and its.
+/// The host's end and the zygote's end of a control socket.
 ///
 /// # Errors
 /// [`Error::BootFailed`] when the system has no sockets left.
 pub fn control() -> Result<(OwnedFd, OwnedFd), Error> {
-    // Descriptors on their way are bounded by it as well, of all processes of this user together: guests, where they are the same user,
-    // have lower limits, and so can never keep this process from sending any.
+    // This limit also bounds all descriptors in flight of this process's user. Guests with the same user have lower limits, so
+    // they can never keep this process from sending descriptors.
     let files = getrlimit(Resource::Nofile);
     if files.current < files.maximum {
         let current = files.maximum;
@@ -161,11 +161,12 @@ pub fn control() -> Result<(OwnedFd, OwnedFd), Error> {
 }
 
 impl Zygote {
-    /// Tells a zygote that was started with the other end of `control` what to import, and waits for that. A filter of system
-    /// calls is what its guests get; the zygote itself could not work under it. Without `users` guests are who the zygote is.
+    /// Tells a started zygote its imports, and waits until they are done. `control` is the host's end of its socket. The filter
+    /// of system calls is for its guests, because the zygote could not work under it. Without `users`, guests have the zygote's
+    /// user.
     ///
     /// # Errors
-    /// [`Error::BootFailed`] when it ends, or is not ready in time.
+    /// [`Error::BootFailed`] when the zygote ends, or is not ready in time.
     pub async fn ready(
         control: OwnedFd,
         process: guest::GuestProcess,
@@ -220,40 +221,42 @@ impl Zygote {
         Ok(zygote)
     }
 
-    /// Modules that could not be imported, and why.
+    /// Modules that could not be imported, each with the reason.
     pub fn missing(&self) -> &HashMap<String, String> {
         &self.missing
     }
 
-    /// The number of guests that it has forked.
+    /// The number of guests forked.
     pub fn forks(&self) -> u64 {
         self.last.load(Ordering::Relaxed)
     }
 
-    /// The time that it has been ready.
+    /// The time since the zygote became ready.
     pub fn age(&self) -> Duration {
         self.born.elapsed()
     }
 
-    /// Returns true when another zygote may do better. This one did not answer, or could not fork a guest that needs nothing else.
+    /// Returns true when another zygote may do better. This one gave no answer, or could not fork a guest without special
+    /// needs.
     pub fn is_at_fault(&self) -> bool {
         self.is_dead() || self.at_fault.load(Ordering::Acquire)
     }
 
-    /// Returns true when it is gone.
+    /// Returns true when the zygote is gone.
     pub fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// A text that says how it ended, when that is known.
+    /// The zygote's exit as a text, if known.
     pub fn end(&self) -> Option<&str> {
         self.end.get().map(String::as_str)
     }
 
-    /// Forks a guest, whose workspace is the folder of that name among those that the zygote sees, or else an empty one.
+    /// Forks a guest. `workspace` names a folder among the workspaces that the zygote sees; without it, the guest's folder is
+    /// empty.
     ///
     /// # Errors
-    /// [`Error::BootFailed`] when it cannot be forked or isolated; then there is no process either.
+    /// [`Error::BootFailed`] when the guest cannot be forked or isolated. No process is left then.
     pub async fn fork(self: &Arc<Self>, resources: &Resources, workspace: Option<&str>) -> Result<Guest, Error> {
         let failed = |what: String| Error::BootFailed(format!("the zygote {what}"));
         let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
@@ -301,7 +304,7 @@ impl Zygote {
         let pidfd = match tokio::time::timeout(FORK_TIMEOUT, forked).await {
             Ok(Ok(Ok(pidfd))) => pidfd,
             Ok(Ok(Err(message))) => {
-                // With a workspace, that may be what cannot be had.
+                // With a workspace, the workspace may be the cause.
                 if workspace.is_none() {
                     self.at_fault.store(true, Ordering::Release);
                 }
@@ -334,7 +337,7 @@ impl Zygote {
         Ok(Guest::new(channel, epoch, Box::new(process)).keep(user))
     }
 
-    /// Notes that it has ended, and how, and tells whoever waits for something of it.
+    /// Notes the zygote's exit, and tells everybody who waits for it.
     async fn ended(&self) {
         self.dead.store(true, Ordering::Release);
         let mut process = self.process.lock().await;
@@ -354,7 +357,7 @@ impl Zygote {
     }
 }
 
-/// What is not installed was only asked for in case it is; anything else is worth a look.
+/// Logs modules that failed to import. A module that is not installed is no failure, because the default list names many.
 fn tell_missing(missing: &HashMap<String, String>) {
     let is_absent = |why: &String| why.starts_with("ModuleNotFoundError: ");
     let absent = missing.iter().filter(|(_, why)| is_absent(why));
@@ -371,7 +374,7 @@ fn tell_missing(missing: &HashMap<String, String>) {
     }
 }
 
-/// Takes a fork's entries away when it did not come to be. What was ordered waits until the zygote has answered.
+/// Removes a failed fork's entries. An ordered guest stays until the zygote has answered.
 struct Waits<'a> {
     zygote: &'a Zygote,
     number: u64,
@@ -387,7 +390,7 @@ impl Drop for Waits<'_> {
     }
 }
 
-/// Hears a zygote for as long as anybody has it.
+/// Reads the zygote's messages as long as a handle exists.
 async fn listen(zygote: std::sync::Weak<Zygote>, control: AsyncFd<OwnedFd>) {
     loop {
         let heard = receive(&control).await;
@@ -397,7 +400,7 @@ async fn listen(zygote: std::sync::Weak<Zygote>, control: AsyncFd<OwnedFd>) {
                 let waiting = lock(&zygote.waiting).remove(&forked);
                 match (waiting, fds.into_iter().next()) {
                     (Some(waiting), Some(pidfd)) => {
-                        // Nobody may wait any more: then nobody would end it either.
+                        // Nobody may wait for the guest any more, so the guest is ended here.
                         if let Err(Ok(pidfd)) = waiting.answer.send(Ok(pidfd)) {
                             kill(&pidfd);
                         }
@@ -430,13 +433,13 @@ async fn listen(zygote: std::sync::Weak<Zygote>, control: AsyncFd<OwnedFd>) {
     }
 }
 
-/// A guest that a zygote has forked.
+/// A guest that a zygote forked.
 struct ForkedProcess {
     pidfd: AsyncFd<OwnedFd>,
     number: u64,
     ended: watch::Receiver<Option<i32>>,
     group: Option<Cgroup>,
-    /// Its parent: without it there would be nobody to reap it.
+    /// The guest's parent, which collects its exit.
     zygote: Arc<Zygote>,
     exit: Option<Exit>,
 }
@@ -451,7 +454,7 @@ impl Process for ForkedProcess {
             if let Some(exit) = &self.exit {
                 return exit.clone();
             }
-            // Readable when the first process of the namespace is gone, and so all others are.
+            // The descriptor is readable when the first process of the namespace is gone, and with it all others.
             let _ = self.pidfd.readable().await;
             let status = tokio::time::timeout(STATUS_TIMEOUT, self.ended.wait_for(Option::is_some)).await;
             let status = status.ok().and_then(Result::ok).and_then(|status| *status);
@@ -488,12 +491,12 @@ impl Drop for ForkedProcess {
     }
 }
 
-/// Ends the first process of a namespace, and with it all others.
+/// Kills the first process of a namespace, and with it all others.
 fn kill(pidfd: &OwnedFd) {
     let _ = pidfd_send_signal(pidfd, Signal::KILL); // it may be gone already
 }
 
-/// A control group with a guest in it, where there can be one.
+/// A control group with a guest in it, if control groups are available.
 fn group(resources: &Resources, pidfd: &OwnedFd) -> Option<Cgroup> {
     let bounds = Bounds {
         memory_bytes: resources.memory_bytes,

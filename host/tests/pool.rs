@@ -1,6 +1,6 @@
-//! Guests that are forked before anybody asks: what they are kept from, and what becomes of those that die.
+//! Guests that are forked before they are needed: their isolation, and the replacement of those that die.
 //!
-//! Real guests in bubblewrap. A machine that lacks it fails here: `scripts/setup` installs it.
+//! The tests use real guests in bubblewrap, and fail on a machine without it; `scripts/setup` installs bubblewrap.
 
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -25,7 +25,7 @@ use tokio::sync::Notify;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Tests look at all guests that this process has started and kill some: one test at a time.
+/// Runs one test at a time, because tests look at all guests of this process and kill some.
 async fn alone() -> tokio::sync::MutexGuard<'static, ()> {
     static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
     TURN.lock().await
@@ -79,7 +79,7 @@ async fn result(sandbox: &Sandbox, code: &str) -> String {
     run.result.clone().unwrap_or_default()
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !is_so() {
@@ -105,7 +105,7 @@ async fn a_forked_guest_has_what_was_imported_and_no_privileges() {
     }
     let fds = result(&guest, "import os; [os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{fd}')]").await;
     assert!(!fds.contains("host"), "{fds}");
-    // What the zygote can do and see, its guests cannot.
+    // The zygote's rights and its view of the machine are not its guests'.
     for attack in [
         "import ctypes; assert ctypes.CDLL(None, use_errno=True).unshare(0x20000000) == 0",
         "import ctypes; assert ctypes.CDLL(None, use_errno=True).umount2(b'/run/workspaces', 2) == 0",
@@ -120,7 +120,7 @@ async fn a_forked_guest_has_what_was_imported_and_no_privileges() {
     }
 }
 
-/// A forked guest is another user than its zygote, which has imported all that it can without this.
+/// A forked guest has another user than its zygote, and can still import further modules of the same Python.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_forked_guest_imports_from_a_virtual_environment_what_its_zygote_did_not() {
     let _alone = alone().await;
@@ -202,7 +202,8 @@ async fn siblings_share_nothing() {
     );
 }
 
-/// Sends descriptors that nobody takes until the kernel takes no more: why, and how many there are then.
+/// Code that sends descriptors, which nobody receives, until the kernel refuses. Its result is the error and the number of
+/// descriptors.
 const HOARD: &str = "
 import errno, os, socket
 null = os.open('/dev/null', os.O_RDONLY)
@@ -221,8 +222,8 @@ def hoard(most):
     return kept, sent, None
 ";
 
-/// The kernel bounds descriptors that are on their way by user. One guest that has as many as there may be keeps nobody else from
-/// passing any: neither its siblings nor the zygote, which all of them would end with.
+/// The kernel bounds descriptors in flight by user. A guest with the most possible keeps nobody else from sending descriptors:
+/// neither its siblings nor the zygote, whose end would end all of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guest_that_hoards_descriptors_is_alone_with_that() {
     let _alone = alone().await;
@@ -260,7 +261,7 @@ async fn each_guest_is_a_user_of_its_own_and_the_same_inside() {
             result(guest, inside).await,
             "[(1000, 1000, 1000), (1000, 1000, 1000), [], 'guest', 1000, 1000]"
         );
-        // Terminals are its own, and few.
+        // A guest has its own terminals, and few.
         let terminals = "import errno, os\nopen_ones = []\ntry:\n    while True: open_ones.append(os.openpty())\n\
              except OSError as error: why = errno.errorcode[error.errno]\n\
              [os.close(fd) for pair in open_ones for fd in pair]\nlen(open_ones), why";
@@ -272,7 +273,7 @@ async fn each_guest_is_a_user_of_its_own_and_the_same_inside() {
         assert_eq!(result(guest, more).await, "'0'");
     }
     let mut own = HashSet::new();
-    // Guests, those that wait, and the zygote. One that is being made is still the zygote's user.
+    // Guests, spares and the zygote. A guest in the making still has the zygote's user.
     until("all are users of their own", || {
         let users = users_of_guests();
         own = users.iter().copied().collect();
@@ -286,7 +287,7 @@ async fn each_guest_is_a_user_of_its_own_and_the_same_inside() {
     until("the ids are given back", || !own.iter().any(is_locked)).await;
 }
 
-/// The users of the Pythons that [`processes`] finds.
+/// The users of the processes that [`processes`] finds.
 fn users_of_guests() -> Vec<u32> {
     let owner = |found: Found| {
         let process = std::fs::metadata(format!("/proc/{}", found.pid)).ok()?; // or it has just ended
@@ -325,7 +326,7 @@ async fn an_empty_pool_waits_starts_cold_or_refuses() {
 async fn what_dies_is_replaced() {
     let _alone = alone().await;
     let pool = pool(few()).await;
-    // A guest that waits, killed by somebody else.
+    // A spare that another process kills.
     let victim = processes().into_iter().find(|process| process.is_guest).unwrap();
     rustix::process::kill_process(
         rustix::process::Pid::from_raw(victim.pid).unwrap(),
@@ -336,7 +337,7 @@ async fn what_dies_is_replaced() {
     pool.warm(PATIENCE).await.unwrap();
     let guest = sandbox(&pool).await;
     assert_eq!(result(&guest, "1 + 1").await, "2");
-    // The zygote, with all that came from it.
+    // The zygote, with all its guests.
     let zygotes = pool.stats().zygotes;
     let before = processes();
     for process in before.iter().filter(|process| !process.is_guest) {
@@ -346,9 +347,9 @@ async fn what_dies_is_replaced() {
         );
     }
     let old: Vec<i32> = before.iter().map(|process| process.pid).collect();
-    // Those whose parents were killed first are somebody else's until they are gone, too.
+    // If a parent is killed first, its children belong to another process until they are gone.
     until("all of them are gone", || !old.iter().any(|pid| runs(*pid))).await;
-    // Whether it is noticed before the code is sent or after that: nothing of the state is claimed to be there.
+    // The loss may be noticed before or after the code is sent. No state is claimed to be left.
     let next = guest.execute("3 + 3").await.unwrap();
     assert_eq!(next.state.status, StateStatus::Lost, "{next:?}");
     assert!(matches!(next.outcome, Outcome::Ok | Outcome::Crashed), "{next:?}");
@@ -401,7 +402,7 @@ async fn who_comes_while_a_zygote_starts_gets_that_one() {
     let _claimed = ["one", "two", "three"].map(|session| workspaces.claim("ann", session).unwrap());
     let launcher = zygotes(&["wave"], Some(folder.path())).await;
     let pool = Pool::new(Source::Zygote(launcher), cold().await, few());
-    // Beside who looks after the pool.
+    // At the same time as the task that fills the pool.
     let names = ["ann/one", "ann/two", "ann/three"];
     let guests = futures_util::future::join_all(names.map(|name| pool.acquire_with_workspace(name))).await;
     assert!(guests.iter().all(Result::is_ok), "{guests:?}");
@@ -409,7 +410,7 @@ async fn who_comes_while_a_zygote_starts_gets_that_one() {
     assert_eq!(pool.stats().zygotes, 1);
 }
 
-/// Starts no zygote, and only when it is told to go on.
+/// A launcher that starts no zygote, and fails only when it is told to go on.
 #[derive(Default)]
 struct Broken {
     attempts: AtomicU64,
@@ -446,12 +447,12 @@ async fn who_waits_for_a_zygote_that_does_not_start_is_told_why() {
     for waiting in waiting {
         assert_eq!(waiting.await.unwrap_err(), Error::BootFailed("attempt 1".to_owned()));
     }
-    // Who comes later waits for nothing: the pool tries again by itself.
+    // Later requests fail at once, because the pool itself tries again.
     let later = pool.acquire_with_workspace("ann/one").now_or_never().unwrap();
     assert_eq!(later.unwrap_err(), Error::BootFailed("attempt 1".to_owned()));
     until("another attempt", || attempts() == 2).await;
     broken.go_on.notify_one();
-    // A guest without a workspace needs no zygote: it is started cold, and the pool says why.
+    // A guest without a workspace needs no zygote. It is started cold, and the pool tells the reason.
     let mut guest = Box::pin(pool.acquire());
     let stats = || {
         broken.go_on.notify_one();
@@ -581,7 +582,7 @@ async fn a_stateless_run_has_one_deadline() {
         max_file_bytes: 1 << 20,
         afterwards: Duration::from_millis(500),
     };
-    // Code that has the guest take its time to read a file. The next one would be read within its own deadline.
+    // Code that makes the guest slow to read a file. A further file would be read within its own deadline.
     let code = "from sandglass.runtime.files import Files\nread = Files.read\n\
                 def slow(self, path, *rest):\n\
                 \x20   while path == 'a': pass\n\
@@ -598,7 +599,7 @@ async fn a_stateless_run_has_one_deadline() {
     assert!(files.is_empty(), "{files:?}");
 }
 
-/// Returns true when there is such a process, which has not just to be collected.
+/// Returns true when the process exists and is not waiting to be collected.
 fn runs(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ")
@@ -610,7 +611,7 @@ struct Found {
     is_guest: bool,
 }
 
-/// The Pythons that this process has started as zygotes, and those that were forked from them.
+/// The Pythons that this process started as zygotes, and the processes that they forked.
 fn processes() -> Vec<Found> {
     let mut parents = HashMap::new();
     let mut pythons = HashSet::new();

@@ -1,7 +1,7 @@
-//! One competitor of `npm run bench:host`: Sandglass through its library, and over HTTP as a client of a server.
+//! One competitor of `npm run bench:host`: measures Sandglass as a library, and as a server over HTTP.
 //!
-//! Reads an order a line from standard input, a JSON object such as `{"what": "execute", "times": 500}`, and answers each with a line
-//! `{"samples": {name: [milliseconds]}}`, or `{"error": why}`.
+//! Reads one order per line from standard input, a JSON object such as `{"what": "execute", "times": 500}`. Answers each order
+//! with the line `{"samples": {name: [milliseconds]}}`, or with `{"error": message}`.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
@@ -21,7 +21,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
-/// Milliseconds by what took them; other figures where the name says so.
+/// Samples by name: milliseconds, unless the name says another unit.
 type Samples = BTreeMap<String, Vec<f64>>;
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -35,7 +35,7 @@ struct Order {
     times: usize,
     #[serde(default)]
     megabytes: usize,
-    /// Of a server.
+    /// An order for a server at this address.
     #[serde(default)]
     url: String,
     /// Milliseconds between requests.
@@ -111,7 +111,7 @@ impl Bench {
             .limits(limits())
     }
 
-    /// A sandbox that has run something.
+    /// The sandbox of this process, which has already run a cell.
     async fn warm(&mut self) -> Result<&Sandbox, Failure> {
         if self.warm.is_none() {
             let sandbox = self
@@ -131,7 +131,7 @@ impl Bench {
         Ok(sandbox)
     }
 
-    /// Guests that forked ones wait for, with what is preloaded.
+    /// A pool of spares that a zygote forks, with the default modules preloaded.
     async fn pool(&mut self) -> Result<Arc<Pool>, Failure> {
         if let Some(pool) = &self.pool {
             return Ok(Arc::clone(pool));
@@ -217,7 +217,7 @@ impl Bench {
         Ok(samples)
     }
 
-    /// How much longer than timeout and grace period a cell runs that looks at no signal.
+    /// Measures the milliseconds that a cell which ignores signals runs beyond its timeout and grace period.
     async fn overshoot(&mut self, times: usize) -> Result<Samples, Failure> {
         let sandbox = self.warm().await?;
         let mut took = Vec::new();
@@ -232,8 +232,8 @@ impl Bench {
         Ok(one("overshoot", took))
     }
 
-    /// A cell that computes, asked for when it has run ahead in a copy, and when nobody had hinted at it; and one of a sandbox in which
-    /// nothing can run ahead, beside one that comes while something else does.
+    /// Measures four cells that compute: one that has run ahead in a copy, one without a hint, one in a sandbox that cannot run
+    /// ahead, and one that is asked for while other code runs ahead.
     async fn ahead(&mut self, times: usize) -> Result<Samples, Failure> {
         let sandbox = self.builder().ahead(true).without_context().build().await?;
         let never = self.builder().without_context().build().await?;
@@ -266,7 +266,7 @@ impl Bench {
         Ok(named.into_iter().map(|(name, took)| (name.to_owned(), took)).collect())
     }
 
-    /// So many sandboxes at once: how long the first result of each took, and what they take in memory at rest.
+    /// Starts `times` sandboxes at once. Measures the time to each first result, and each guest's memory at rest.
     async fn sessions(&self, times: usize) -> Result<Samples, Failure> {
         let launcher = backend::launcher(self.backend, &self.settings).await?;
         at_once(&launcher, times).await
@@ -285,7 +285,8 @@ impl Bench {
         Ok(one("claim", took))
     }
 
-    /// A fork with what is preloaded, isolated and alive; and the same imports in a guest of its own.
+    /// Measures a fork with preloaded modules, from the request to its first answer, and the same imports in a guest without a
+    /// zygote.
     async fn spare(&self, times: usize) -> Result<Samples, Failure> {
         let resources = Resources::default();
         let zygotes = bubblewrap::zygote_launcher(&self.settings, self.preload.clone(), None, PATIENCE).await?;
@@ -321,7 +322,7 @@ impl Bench {
         at_once(&launcher, times).await
     }
 
-    /// A stateless run without state, and one that takes 1 MB in and gives it out again.
+    /// Measures a stateless run without state, and one that takes 1 MB of state in and gives it back.
     async fn state(&mut self, times: usize) -> Result<Samples, Failure> {
         let pool = self.pool().await?;
         let bounds = Bounds {
@@ -347,7 +348,7 @@ impl Bench {
                 (error, code) => Err(format!("exit code {code}: {}", error.unwrap_or_default()).into()),
             }
         };
-        // Half of it random: what LZ4 cannot shrink.
+        // Half of the state is random bytes, which LZ4 cannot shrink.
         let make = "import os\ndata = os.urandom(500_000)\nlines = ['line %d of many' % i for i in range(30_000)]";
         let (state, _) = run(make, None, true).await?;
         let mut samples = Samples::new();
@@ -361,7 +362,7 @@ impl Bench {
     }
 }
 
-/// Of a server: a cell of a session, and a stateless run.
+/// Measures a server: a cell of a session, and a stateless run.
 async fn http(url: &str, times: usize, gap: Duration) -> Result<Samples, Failure> {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::builder().no_proxy().build()?;
@@ -388,7 +389,7 @@ async fn http(url: &str, times: usize, gap: Duration) -> Result<Samples, Failure
     Ok(samples)
 }
 
-/// Sandboxes that all start at once: how long the first result of each took, and what they take in memory at rest.
+/// Starts sandboxes at once. Measures the time to each first result, and each guest's memory at rest.
 async fn at_once(launcher: &Arc<dyn Launcher>, times: usize) -> Result<Samples, Failure> {
     let started = join_all((0..times).map(|_| first_result(launcher))).await;
     let started = started.into_iter().collect::<Result<Vec<_>, _>>()?;
@@ -427,7 +428,8 @@ fn limits() -> Limits {
     }
 }
 
-/// Times, and megabytes of the guests' Pythons: what is theirs alone, and with their part of what they share.
+/// Samples of times, and of the guests' memory in megabytes: private memory, and private memory with a share of the common
+/// pages.
 fn with_memory(times: Vec<f64>) -> Samples {
     let mut samples = one("first result", times);
     for (private, proportional) in guests() {
@@ -440,7 +442,7 @@ fn with_memory(times: Vec<f64>) -> Samples {
     samples
 }
 
-/// Megabytes of each Python below this process that runs guests.
+/// Memory of each guest's Python below this process, in megabytes.
 fn guests() -> Vec<(f64, f64)> {
     let mut parents = BTreeMap::new();
     let mut pythons = Vec::new();
@@ -499,7 +501,7 @@ fn ms(began: Instant) -> f64 {
     began.elapsed().as_secs_f64() * 1_000.0
 }
 
-/// How many hints have come to the end of their code.
+/// The number of hints whose code has run to its end.
 async fn finished(sandbox: &Sandbox) -> Result<u32, Failure> {
     let stats = sandbox.stats().await?;
     Ok(stats.ahead.code.values().map(|tally| tally.finished).sum())

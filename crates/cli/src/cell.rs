@@ -1,4 +1,4 @@
-//! `sandglass-host cell`: shows what is in a file of a cell.
+//! The command `sandglass-host cell`, which prints the value in a file that a notebook's cell wrote.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -14,17 +14,19 @@ use sandglass_host::sandbox::{Execution, Sandbox};
 use sandglass_host::value::Value;
 use sandglass_jupyter::KernelSettings;
 
-/// Bytes of a file that is shown.
+/// The largest file that is shown, in bytes.
 const MAX_FILE_BYTES: u64 = 256 << 20;
-/// The code that runs in the sandbox. Loading a pickle may do anything, there.
+/// The code that opens the file. Loading a pickle can run any code, so this happens in a sandbox.
 const SHOW: &str = "from sandglass.state.cell_files import show; show('cell.pkl')";
 
-/// Show what is in a file of a notebook's cell. It is opened in a sandbox: whatever it does, it does there.
+/// Shows the value in a file that a notebook's cell wrote.
+///
+/// The file is opened in a sandbox, because opening it can run any code. Exits with 0, or with 1 if the file cannot be shown.
 #[derive(Debug, Clone, Args)]
 pub struct CellArgs {
     /// The file: `<cell>_input.pkl` or `<cell>_output.pkl`.
     pub file: PathBuf,
-    /// The place where it is opened. Values of packages can be loaded only where those are installed, as they were for the notebook.
+    /// The sandbox where the file is opened. It needs the packages whose values the file holds.
     #[command(flatten)]
     pub guest: GuestArgs,
 }
@@ -38,7 +40,7 @@ pub async fn main(args: CellArgs) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    // All of it is the file's, and it may be made to fool a terminal.
+    // The whole text comes from the file, which may contain control codes for a terminal.
     let _ = write!(io::stdout(), "{}", clean(&shown.run.stdout, usize::MAX));
     let _ = write!(io::stderr(), "{}", clean(&shown.run.stderr, usize::MAX));
     match &shown.run.error {
@@ -51,7 +53,7 @@ pub async fn main(args: CellArgs) -> ExitCode {
     }
 }
 
-/// Opens a file in a sandbox of its own, which is gone when this returns.
+/// Opens a file in a new sandbox, and destroys the sandbox before it returns.
 pub async fn show(args: &CellArgs) -> Result<Execution, Error> {
     let bytes = read(&args.file)
         .map_err(|error| Error::invalid("file", format!("{} cannot be read: {error}", args.file.display())))?;

@@ -10,43 +10,49 @@ use sandglass_host::runtime::Python;
 /// `sandglass-host image …`
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
-    /// Builds it, from a base image of this machine or of a registry.
+    /// Builds the image from a base image, which is on this machine or in a registry.
+    #[command(
+        after_help = "Examples:\n  sandglass-host image build\n  sandglass-host image build --requirements requirements.txt --tag my-image"
+    )]
     Build(ImageArgs),
-    /// Makes the base image from Debian's packages, for machines that reach no registry of images. It needs mmdebstrap, and root.
+    /// Builds a base image from Debian's packages, for machines that reach no registry of images.
+    ///
+    /// Needs mmdebstrap, and root.
+    #[command(after_help = "Example:\n  sandglass-host image base --suite bookworm")]
     Base {
-        /// Its name.
+        /// The name of the base image.
         #[arg(long, default_value = BASE)]
         tag: String,
-        /// Debian's release.
+        /// The Debian release, such as bookworm.
         #[arg(long)]
         suite: Option<String>,
-        /// Where its packages come from.
+        /// The address of the Debian mirror.
         #[arg(long)]
         mirror: Option<String>,
     },
 }
 
-/// The way an image is to be built.
+/// Options of `image build`.
 #[derive(Debug, Args)]
 pub struct ImageArgs {
-    /// The image that it starts from, with Python 3.11 or newer.
+    /// The image to start from; it needs Python 3.11 or newer.
     #[arg(long)]
     base: Option<String>,
     #[command(flatten)]
     packages: PackagesArgs,
-    /// Its name.
+    /// The name of the new image.
     #[arg(long)]
     tag: Option<String>,
 }
 
-/// Packages that are to be installed; without any of it the full list.
+/// The packages to install: the full list, unless an option says otherwise.
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 pub struct PackagesArgs {
-    /// Only numpy, pandas and the few others of the short list.
+    /// Install the short list only: numpy, pandas and a few others.
     #[arg(long)]
     slim: bool,
-    /// The packages of this file, as pip reads it, and those that they need. Only wheels are installed.
+    /// Install the packages of this requirements file and their dependencies, from wheels only.
     #[arg(long, value_name = "FILE")]
     requirements: Option<PathBuf>,
 }
@@ -54,14 +60,17 @@ pub struct PackagesArgs {
 /// `sandglass-host venv …`
 #[derive(Debug, Subcommand)]
 pub enum VenvCommand {
-    /// Makes it, or brings it up to date.
+    /// Makes the environment, or updates it.
+    #[command(
+        after_help = "Examples:\n  sandglass-host venv build /opt/sandglass-venv\n  sandglass-host serve --python /opt/sandglass-venv/bin/python"
+    )]
     Build {
-        /// Its folder, which all users have to be able to read when the host is root.
+        /// The folder of the environment. If the host runs as root, all users must be able to read it.
         folder: PathBuf,
-        /// The packages that go in.
+        /// The packages to install.
         #[command(flatten)]
         packages: PackagesArgs,
-        /// The Python that it is made with.
+        /// The Python that the environment is made with.
         #[arg(long)]
         python: Option<PathBuf>,
     },

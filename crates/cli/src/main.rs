@@ -1,15 +1,15 @@
-//! The program `sandglass-host`.
+//! The program `sandglass-host`: parses its arguments and runs one command.
 //!
 //! | module | holds |
 //! |---|---|
 //! | `run` | the commands `run` and `doctor` |
 //! | `repl` | the command `repl` |
-//! | `sandbox` | options of both |
-//! | `rlm`, `show` | the command `rlm`, and what it shows of a run |
+//! | `sandbox` | options of `run` and `repl` |
+//! | `rlm`, `show` | the command `rlm`, and its output while runs go on |
 //! | `cell` | the command `cell` |
 //! | `image` | the commands `image` and `venv` |
 //!
-//! `serve` is the crate `sandglass-server`, `kernel` the crate `sandglass-jupyter`.
+//! The command `serve` is in the crate `sandglass-server`, and `kernel` in the crate `sandglass-jupyter`.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -34,7 +34,12 @@ mod sandbox;
 mod show;
 
 #[derive(Parser)]
-#[command(name = "sandglass-host", version, about = "Runs Python that nobody has to trust")]
+#[command(
+    name = "sandglass-host",
+    version,
+    about = "Runs untrusted Python in isolated guests",
+    after_help = "Examples:\n  sandglass-host doctor\n  sandglass-host run -c 'sum(range(10))'\n  sandglass-host serve"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -52,36 +57,57 @@ struct ServeCommand {
 // One line per command, here and in `main`.
 #[derive(Subcommand)]
 enum Command {
-    /// Sessions over HTTP and WebSocket.
+    /// Serves sessions over HTTP and WebSocket.
+    ///
+    /// Without keys, the server listens on loopback only. Each option can also be set by the variable in brackets.
+    #[command(
+        after_help = "Examples:\n  sandglass-host serve\n  sandglass-host serve --listen 0.0.0.0:8788 --keys-file keys.txt --workspace-dir /srv/sandglass"
+    )]
     Serve(Box<ServeCommand>),
-    /// Runs a file, or the code of -c, and exits with 0, 1 (it failed), 124 (out of time) or 130 (interrupted).
+    /// Runs a Python file, or the code of -c.
+    ///
+    /// Exits with 0, 1 (the code failed), 124 (out of time) or 130 (interrupted).
+    #[command(
+        after_help = "Examples:\n  sandglass-host run -c 'sum(range(10))'\n  sandglass-host run --workspace ./data --timeout 60 script.py"
+    )]
     Run(Box<RunArgs>),
-    /// Runs what is typed, as Python's own REPL does.
+    /// Runs cells that you type, as Python's own REPL does.
     ///
-    /// Each statement is a cell, and variables stay. A block ends with an empty line; several statements can be pasted. Ctrl-C
-    /// interrupts what runs; Ctrl-D, exit() or quit() leaves.
+    /// Each statement is a cell, and variables stay. An empty line ends a block. You can paste several statements at once.
+    /// Ctrl-C interrupts the running cell. Ctrl-D, exit() or quit() leaves.
+    #[command(after_help = "Examples:\n  sandglass-host repl\n  sandglass-host repl --context data.json")]
     Repl(Box<SandboxArgs>),
-    /// What each backend can do here, or that of --backend, and what is missing; exits with 0 when one works.
-    Doctor(Box<DoctorArgs>),
-    /// Lets a model answer a question about a file, by writing Python that runs in sandboxes.
+    /// Tests which backends work on this machine, and says what is missing.
     ///
-    /// The answer goes to standard output, what happens meanwhile to standard error. Exits with 0 (an answer), 1 (none), 2 (wrong options)
-    /// or 130 (Ctrl-C). docs/rlm.md tells how it works.
+    /// With --backend, tests only that one. Exits with 0 if a backend works.
+    #[command(after_help = "Examples:\n  sandglass-host doctor\n  sandglass-host doctor --backend docker")]
+    Doctor(Box<DoctorArgs>),
+    /// Lets a model answer a question about files by writing Python, which runs in sandboxes.
+    ///
+    /// The answer goes to standard output, the progress to standard error. Exits with 0 (an answer), 1 (no answer), 2 (wrong
+    /// options) or 130 (Ctrl-C). More in docs/rlm.md.
+    #[command(
+        after_help = "Examples:\n  sandglass-host rlm --model gpt-5 --task 'Which year had most sales?' sales.csv\n  sandglass-host rlm --url http://127.0.0.1:8000/v1 --model qwen3 --budget-time 300 --task 'List the errors.' log.txt"
+    )]
     Rlm(Box<RlmArgs>),
-    /// Shows what is in a file that a notebook's cell has left, which is opened in a sandbox; exits with 0, or 1 when it cannot be shown.
+    /// Shows the value in a file that a notebook's cell wrote.
+    ///
+    /// The file is opened in a sandbox, because opening it can run any code. Exits with 0, or with 1 if the file cannot be
+    /// shown.
+    #[command(after_help = "Example:\n  sandglass-host cell .repl/cell_1_output.pkl")]
     Cell(Box<CellArgs>),
-    /// A Jupyter kernel whose cells run in a sandbox.
-    #[command(subcommand)]
+    /// Installs and runs a Jupyter kernel whose cells run in a sandbox.
+    #[command(subcommand, after_help = "Example:\n  sandglass-host kernel install")]
     Kernel(KernelCommand),
-    /// Builds the image that Docker's guests run in.
-    #[command(subcommand)]
+    /// Builds the image of Docker guests.
+    #[command(subcommand, after_help = "Example:\n  sandglass-host image build")]
     Image(ImageCommand),
-    /// Makes a virtual environment of the same packages, for guests in bubblewrap.
-    #[command(subcommand)]
+    /// Builds a virtual environment for bubblewrap guests, with the same packages as the image.
+    #[command(subcommand, after_help = "Example:\n  sandglass-host venv build /opt/sandglass-venv")]
     Venv(VenvCommand),
 }
 
-/// The time that the end waits for what guests leave behind to be removed.
+/// The longest wait at exit for control groups and user ids of ended guests to be freed.
 const TIDYING: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
@@ -91,7 +117,7 @@ fn main() -> ExitCode {
     status
 }
 
-/// Runs the command; when it returns, everything that was asynchronous is dropped.
+/// Runs the command. Everything asynchronous has been dropped when this returns.
 #[tokio::main]
 async fn ended() -> ExitCode {
     let command = Cli::parse().command;
@@ -118,7 +144,7 @@ async fn ended() -> ExitCode {
     }
 }
 
-/// The command `serve`, which is handed what starts guests in kernels.
+/// Runs the command `serve`, and hands the server the starter of Jupyter kernels.
 async fn serve(ServeCommand { mut args, kernel }: ServeCommand) -> Result<u8, String> {
     if kernel.connection_file.is_some() {
         return Err(

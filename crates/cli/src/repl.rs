@@ -1,4 +1,4 @@
-//! The command `repl`: cells from the terminal, with their variables kept.
+//! The command `repl`: reads cells from the terminal, and keeps their variables.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
@@ -11,8 +11,8 @@ use crate::sandbox::SandboxArgs;
 use sandglass_host::Execution;
 use sandglass_host::complete::goes_on;
 
-/// `sandglass-host repl`: reads statements as Python's own REPL does, and runs each as a cell. Ctrl-C interrupts the cell that
-/// runs, Ctrl-D leaves.
+/// `sandglass-host repl`: reads statements as Python's own REPL does, and runs each as a cell. Ctrl-C interrupts the running
+/// cell; Ctrl-D leaves.
 ///
 /// # Errors
 /// There is no guest, or no terminal to read from.
@@ -26,7 +26,7 @@ pub async fn repl(args: SandboxArgs) -> Result<u8, String> {
         );
     }
     let mut editor = DefaultEditor::new().map_err(unreadable)?;
-    // By default it completes, and nobody here knows how.
+    // rustyline's default for this key is completion, and there is none here.
     let tab = EventHandler::Simple(Cmd::Insert(1, "    ".to_owned()));
     editor.bind_sequence(KeyEvent(KeyCode::Tab, Modifiers::NONE), tab);
     loop {
@@ -57,7 +57,7 @@ fn unreadable(error: impl Display) -> String {
     format!("lines cannot be read: {error}")
 }
 
-/// A line, and more as long as Python expects more.
+/// Reads a line, and further lines as long as Python expects more.
 fn cell(editor: &mut DefaultEditor) -> Result<String, ReadlineError> {
     let mut code = editor.readline(">>> ")?;
     while goes_on(&code) {
@@ -70,18 +70,18 @@ fn cell(editor: &mut DefaultEditor) -> Result<String, ReadlineError> {
             Err(error) => return Err(error),
         }
     }
-    // What cannot be remembered can be typed again.
+    // Without history the user can type the code again.
     let _ = editor.add_history_entry(code.trim_end());
     Ok(code)
 }
 
-/// Ends a line that output has left open: the prompt would be written over it.
+/// Ends an open line of output, because the prompt would be written over that line.
 fn end_line(run: &Execution) {
     let ends_in_own_line = run.result.is_some() || run.final_answer.is_some() || run.error.is_some();
     let is_open = |text: &str| !text.is_empty() && !text.ends_with('\n');
     let mut out = io::stdout();
     if !ends_in_own_line && (is_open(&run.stdout) || is_open(&run.stderr)) && out.is_terminal() {
-        // Who reads it may be gone, which is no reason to fail.
+        // Nobody may be reading the output any more, which is no failure.
         let _ = out.write_all(b"\n");
     }
 }

@@ -25,98 +25,105 @@ use sandglass_host::rlm::{Endpoint, Rlm, RlmOptions, Stop, run};
 use sandglass_host::value::Value;
 use sandglass_jupyter::KernelChoice;
 
-/// The file that stands for standard input.
+/// The file name that stands for standard input.
 const STDIN: &str = "-";
-/// The exit status that a user who pressed Ctrl-C expects of a shell.
+/// The exit status after Ctrl-C, as shells have it.
 const INTERRUPTED: u8 = 130;
 
-/// Let a model answer a task about a file: it writes Python, which runs in sandboxes.
+/// Lets a model answer a question about files by writing Python, which runs in sandboxes.
 ///
-/// The answer goes to standard output, what happens meanwhile to standard error. Keys come from the environment.
+/// The answer goes to standard output, the progress to standard error. Keys come from the environment.
 #[derive(Debug, Clone, Args)]
 pub struct RlmArgs {
-    /// The data: a file, or `-` for standard input. UTF-8 is a str in Python, anything else bytes. More files are the variables
-    /// `context_1`, `context_2`, …
+    /// The data: files, or `-` for standard input. UTF-8 text becomes a str in Python, other data bytes. The first file is the
+    /// variable `context`, the next ones are `context_1`, `context_2`, …
     #[arg(value_name = "FILE", num_args = 0..=MAX_CONTEXTS)]
     pub files: Vec<PathBuf>,
-    /// What is to be found out.
+    /// The question to answer.
     #[arg(long)]
     pub task: String,
     /// The model that writes the code.
-    #[arg(long)]
+    #[arg(long, help_heading = "Models")]
     pub model: String,
-    /// The model's endpoint, anything that speaks OpenAI's `/chat/completions`.
-    #[arg(long, env = "OPENAI_BASE_URL", default_value = "https://api.openai.com/v1")]
+    /// The model's endpoint, which speaks OpenAI's `/chat/completions`.
+    #[arg(
+        long,
+        env = "OPENAI_BASE_URL",
+        default_value = "https://api.openai.com/v1",
+        help_heading = "Models"
+    )]
     pub url: String,
-    /// The environment variable that holds the endpoint's key; it is no option, so that nobody sees it among the processes.
-    #[arg(long, value_name = "NAME", default_value = "OPENAI_API_KEY")]
+    /// The environment variable that holds the endpoint's key. The key itself is no option, because other users can see a
+    /// program's options.
+    #[arg(long, value_name = "NAME", default_value = "OPENAI_API_KEY", help_heading = "Models")]
     pub key_env: String,
-    /// The model that answers `llm_query` and writes the code of children; without it, the same.
-    #[arg(long, value_name = "MODEL")]
+    /// The model that answers `llm_query` and writes the code of child runs; by default the model of `--model`.
+    #[arg(long, value_name = "MODEL", help_heading = "Models")]
     pub sub_model: Option<String>,
-    /// The endpoint of that model; without it, the same.
-    #[arg(long, value_name = "URL")]
+    /// The endpoint of the sub-model; by default that of `--url`.
+    #[arg(long, value_name = "URL", help_heading = "Models")]
     pub sub_url: Option<String>,
-    /// The environment variable that holds the key of `--sub-url`, which is not sent the other.
-    #[arg(long, value_name = "NAME", requires = "sub_url")]
+    /// The environment variable that holds the key of `--sub-url`. Each key goes to its own endpoint only.
+    #[arg(long, value_name = "NAME", requires = "sub_url", help_heading = "Models")]
     pub sub_key_env: Option<String>,
-    /// Levels of children; below the last, `rlm_query` asks the sub-model.
-    #[arg(long, value_name = "LEVELS", default_value_t = MAX_DEPTH, value_parser = clap::value_parser!(u32).range(0..=16))]
+    /// Levels of child runs. Below the last level, `rlm_query` asks the sub-model instead.
+    #[arg(long, value_name = "LEVELS", default_value_t = MAX_DEPTH, value_parser = clap::value_parser!(u32).range(0..=16), help_heading = "Runs")]
     pub max_depth: u32,
-    /// Replies of the model per run.
-    #[arg(long, value_name = "REPLIES", default_value_t = MAX_ITERATIONS, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    /// Replies of the model in each run.
+    #[arg(long, value_name = "REPLIES", default_value_t = MAX_ITERATIONS, value_parser = clap::value_parser!(u32).range(1..=10_000), help_heading = "Runs")]
     pub max_iterations: u32,
-    /// Tokens of one prompt, by estimate: older messages beyond it are shortened.
-    #[arg(long, value_name = "TOKENS", default_value_t = MAX_PROMPT_TOKENS, value_parser = clap::value_parser!(u32).range(i64::from(LEAST_PROMPT_TOKENS)..=100_000_000))]
+    /// Estimated tokens of one prompt. Older messages are shortened to fit.
+    #[arg(long, value_name = "TOKENS", default_value_t = MAX_PROMPT_TOKENS, value_parser = clap::value_parser!(u32).range(i64::from(LEAST_PROMPT_TOKENS)..=100_000_000), help_heading = "Runs")]
     pub max_prompt_tokens: u32,
-    /// Calls of models, of the whole tree of runs.
-    #[arg(long, value_name = "CALLS", default_value_t = MAX_CALLS)]
+    /// Calls of models, in all runs together.
+    #[arg(long, value_name = "CALLS", default_value_t = MAX_CALLS, help_heading = "Budget")]
     pub budget_calls: f64,
-    /// Tokens of prompts and answers, of the whole tree; not limited if not given, as cost and time.
-    #[arg(long, value_name = "TOKENS")]
+    /// Tokens of prompts and replies, in all runs together; no limit by default.
+    #[arg(long, value_name = "TOKENS", help_heading = "Budget")]
     pub budget_tokens: Option<f64>,
-    /// Cost of the whole tree; needs `--price`.
-    #[arg(long, value_name = "COST")]
+    /// Cost of all runs together; no limit by default. Needs `--price`.
+    #[arg(long, value_name = "COST", help_heading = "Budget")]
     pub budget_cost: Option<f64>,
-    /// Seconds of the whole tree.
-    #[arg(long, value_name = "SECONDS")]
+    /// Seconds of all runs together; no limit by default.
+    #[arg(long, value_name = "SECONDS", help_heading = "Budget")]
     pub budget_time: Option<f64>,
-    /// Cost of a million tokens of prompts, and of answers, such as `2.5,10`.
-    #[arg(long, value_name = "INPUT,OUTPUT", value_parser = parse_price)]
+    /// The price of a million tokens, of prompts and of replies, such as `2.5,10`.
+    #[arg(long, value_name = "INPUT,OUTPUT", value_parser = parse_price, help_heading = "Budget")]
     pub price: Option<[f64; 2]>,
-    /// The same for the sub-model; without `--sub-model`, `--price` counts.
-    #[arg(long, value_name = "INPUT,OUTPUT", value_parser = parse_price)]
+    /// The prices of the sub-model. If `--sub-model` is not given, `--price` counts.
+    #[arg(long, value_name = "INPUT,OUTPUT", value_parser = parse_price, help_heading = "Budget")]
     pub sub_price: Option<[f64; 2]>,
-    /// A file with a JSON Schema that the answer has to be valid under.
-    #[arg(long, value_name = "FILE")]
+    /// A file with a JSON Schema, which the answer must satisfy.
+    #[arg(long, value_name = "FILE", help_heading = "Runs")]
     pub schema: Option<PathBuf>,
-    /// Have the sub-model draft each reply while the model thinks: the code of the draft runs ahead, and the budget is spent on it as well.
-    #[arg(long)]
+    /// Let the sub-model draft each reply while the model thinks. The code of the draft runs ahead, and its tokens count in the
+    /// budget.
+    #[arg(long, help_heading = "Models")]
     pub draft: bool,
-    /// Ask for whole replies, for endpoints that cannot stream them. Otherwise the code of a reply runs while that still comes, where the
-    /// backend is bubblewrap or subprocess: unseen, and only kept if it is what the whole reply comes to.
-    #[arg(long)]
+    /// Ask for whole replies, if the endpoint cannot stream. Streaming lets bubblewrap and subprocess run the code ahead while
+    /// the reply still comes. Such a result is used only if the finished reply has the same code.
+    #[arg(long, help_heading = "Models")]
     pub no_stream: bool,
-    /// Added to the system prompt.
-    #[arg(long, value_name = "TEXT")]
+    /// Text that is added to the system prompt.
+    #[arg(long, value_name = "TEXT", help_heading = "Runs")]
     pub instructions: Option<String>,
-    /// Packages that the guests' Python has, with commas between: the model is told of them.
-    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    /// Packages that the guest's Python has, with commas between them. The model is told about them.
+    #[arg(long, value_delimiter = ',', value_name = "NAMES", help_heading = "Runs")]
     pub packages: Vec<String>,
-    /// Seconds that a block may run, waiting for models not counted.
-    #[arg(long, value_name = "SECONDS", default_value_t = timeout_seconds(), value_parser = seconds)]
+    /// Seconds that one code block may run, without the time spent waiting for models.
+    #[arg(long, value_name = "SECONDS", default_value_t = timeout_seconds(), value_parser = seconds, help_heading = "Runs")]
     pub timeout: f64,
-    /// Write every step to this file, a JSON object a line.
-    #[arg(long, value_name = "OUT.jsonl")]
+    /// Write every step to this file, one JSON object per line.
+    #[arg(long, value_name = "OUT.jsonl", help_heading = "Output")]
     pub trajectory: Option<PathBuf>,
-    /// The place where the code runs.
+    /// The guests that run the code.
     #[command(flatten)]
     pub guest: GuestArgs,
-    /// In which kernel.
+    /// The Jupyter kernel, if the backend is jupyter.
     #[command(flatten)]
     pub kernel: KernelChoice,
     /// Print nothing but the answer.
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     pub quiet: bool,
 }
 
@@ -187,7 +194,7 @@ pub async fn main(args: RlmArgs) -> ExitCode {
     if let Some(answer) = &finish.answer {
         let mut stdout = io::stdout();
         let answer = text(answer);
-        // A program gets it as it is.
+        // A terminal gets no control characters. A program gets the answer unchanged.
         let answer = if stdout.is_terminal() {
             clean(&answer, usize::MAX)
         } else {
@@ -231,7 +238,7 @@ fn options(args: &RlmArgs) -> Result<RlmOptions, Error> {
     model.price = args.price;
     let sub_name = args.sub_model.as_ref().unwrap_or(&args.model);
     let mut sub_model = match &args.sub_url {
-        // A key is for its own endpoint only.
+        // A key is sent to its own endpoint only.
         Some(url) => Endpoint::new(url, args.sub_key_env.as_deref().and_then(key), sub_name)?,
         None => Endpoint::new(&args.url, key(&args.key_env), sub_name)?,
     };
@@ -303,14 +310,14 @@ fn read_context(path: &Path) -> Result<Value, Error> {
     })
 }
 
-/// It holds the task and parts of the data: for nobody else's eyes.
+/// Opens the trajectory file. Only its owner can read it, because it holds the task and parts of the data.
 fn open_trajectory(path: &Path) -> Result<File, Error> {
     let mut options = OpenOptions::new();
     let file = options.write(true).create(true).truncate(true).mode(0o600).open(path);
     file.map_err(|error| Error::invalid("trajectory", format!("{} cannot be written: {error}", path.display())))
 }
 
-/// Shows events as they come, and keeps them.
+/// Makes the listener that prints events as they come, and writes them to the trajectory file.
 fn listener(quiet: bool, trajectory: Option<File>) -> Arc<dyn Fn(&RlmEvent) + Send + Sync> {
     let stderr = io::stderr();
     let coloured = stderr.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());

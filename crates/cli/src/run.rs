@@ -14,11 +14,11 @@ use sandglass_jupyter::KernelChoice;
 use crate::sandbox::SandboxArgs;
 use crate::show::clean;
 
-/// The status of a program whose code failed.
+/// The exit status if the code failed.
 const FAILED: u8 = 1;
-/// The status of a program that ran out of time, as `timeout` has it.
+/// The exit status if the time was up, as the program `timeout` has it.
 const TIMED_OUT: u8 = 124;
-/// The status of a program that was interrupted, as shells have it.
+/// The exit status after an interrupt, as shells have it.
 const INTERRUPTED: u8 = 130;
 
 /// `sandglass-host run`: runs code and ends.
@@ -35,8 +35,8 @@ pub struct RunArgs {
     pub sandbox: SandboxArgs,
 }
 
-/// The command `run`: what the code prints as it comes, its result, and the status to exit with: 0, 1 when it failed, 124 when
-/// it ran out of time, 130 when Ctrl-C ended it.
+/// Runs the command `run`: prints output as it comes, then the result. Returns the exit status: 0, 1 when the code failed, 124
+/// when the time was up, 130 when Ctrl-C ended the code.
 ///
 /// # Errors
 /// The code could not be run.
@@ -52,7 +52,7 @@ pub async fn run(args: RunArgs) -> Result<u8, String> {
     Ok(status(&ended?))
 }
 
-/// Runs code and shows everything of it; Ctrl-C interrupts it.
+/// Runs code and shows all its output. Ctrl-C interrupts the code.
 ///
 /// # Errors
 /// The sandbox could not run it.
@@ -65,7 +65,7 @@ pub async fn execute(sandbox: &Sandbox, code: String) -> Result<Execution, Strin
         })),
         on_display: Some(Arc::new(|display, to_result| match display.mime.as_str() {
             "text/plain" => show(Stream::Stdout, &format!("{}\n", display.data.trim_end())),
-            // A table's HTML: its text is the result.
+            // A table also has HTML, and its text is already the result.
             mime if to_result != ToResult::Before && !mime.starts_with("image/") => {}
             mime => show(Stream::Stderr, &format!("[{mime}, which a terminal does not show]\n")),
         })),
@@ -93,7 +93,7 @@ pub async fn execute(sandbox: &Sandbox, code: String) -> Result<Execution, Strin
     Ok(run)
 }
 
-/// Its reader may be gone, which is no reason to fail.
+/// Writes text to the stream. A failure is ignored, because the reader may be gone.
 fn show(stream: Stream, text: &str) {
     let _ = match stream {
         Stream::Stdout => write(io::stdout(), text),
@@ -101,7 +101,7 @@ fn show(stream: Stream, text: &str) {
     };
 }
 
-/// A program gets it as it is. A terminal gets nothing that controls it: anybody may have written this.
+/// A terminal gets no control characters, because the text comes from untrusted code. A program gets the text unchanged.
 fn write(mut out: impl Write + IsTerminal, text: &str) -> io::Result<()> {
     if out.is_terminal() {
         // Bars of progress begin their line again.
@@ -113,7 +113,7 @@ fn write(mut out: impl Write + IsTerminal, text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// The status that tells how code ended.
+/// The exit status for an execution.
 pub fn status(run: &Execution) -> u8 {
     match run.outcome {
         Outcome::Ok => 0,
@@ -126,18 +126,18 @@ pub fn status(run: &Execution) -> u8 {
 /// `sandglass-host doctor`
 #[derive(Debug, Clone, clap::Args)]
 pub struct DoctorArgs {
-    /// The backend that guests would run in.
+    /// The guests to test.
     #[command(flatten)]
     pub guest: GuestArgs,
-    /// In which kernel.
+    /// The Jupyter kernel, if the backend is jupyter.
     #[command(flatten)]
     pub kernel: KernelChoice,
 }
 
-/// The command `doctor`: what each backend can do here, or the one that is named; 0 when one works.
+/// Runs the command `doctor`: prints what each backend can do here, or the named one. Returns 0 when a backend works.
 ///
 /// # Errors
-/// Never; commands are alike.
+/// Never. The signature is that of the other commands.
 pub async fn doctor(args: DoctorArgs) -> Result<u8, String> {
     let settings = Settings {
         kernels: args.kernel.kernels(),

@@ -1,4 +1,4 @@
-//! Options that describe a sandbox.
+//! The options of the commands `run` and `repl` that describe a sandbox.
 
 use std::path::PathBuf;
 
@@ -7,31 +7,31 @@ use sandglass_host::args::{GuestArgs, context, seconds, timeout_seconds, told};
 use sandglass_host::{Limits, Sandbox, Settings};
 use sandglass_jupyter::KernelChoice;
 
-/// A sandbox of `run` or `repl`.
+/// Options of a sandbox, for `run` and `repl`.
 #[derive(Debug, Clone, Args)]
 pub struct SandboxArgs {
-    /// The backend that it runs in.
-    #[command(flatten)]
-    pub guest: GuestArgs,
-    /// In which kernel.
-    #[command(flatten)]
-    pub kernel: KernelChoice,
-    /// The folder that the code has as /workspace, and works in; without it, an empty one.
+    /// A folder that the code sees as /workspace and works in; by default an empty one.
     #[arg(long, value_name = "DIR")]
     pub workspace: Option<PathBuf>,
-    /// The time that code may run, in seconds; host calls do not count.
+    /// Seconds that a cell may run. Host calls do not count.
     #[arg(long, value_name = "SECONDS", default_value_t = timeout_seconds(), value_parser = seconds)]
     pub timeout: f64,
-    /// The file that the variable `context` holds: what JSON says if it is named *.json, else text.
+    /// A file for the variable `context`. A *.json file is parsed; any other file is text.
     #[arg(long, value_name = "FILE")]
     pub context: Option<PathBuf>,
+    /// The guest.
+    #[command(flatten)]
+    pub guest: GuestArgs,
+    /// The Jupyter kernel, if the backend is jupyter.
+    #[command(flatten)]
+    pub kernel: KernelChoice,
 }
 
 impl SandboxArgs {
-    /// A sandbox with its context, whose guest has started.
+    /// A sandbox whose guest has started, with its context.
     ///
     /// # Errors
-    /// The file that cannot be read, or why there is no guest.
+    /// The context cannot be read, or no guest starts.
     pub async fn sandbox(&self) -> Result<Sandbox, String> {
         let context = self.context.as_deref().map(context).transpose()?.unwrap_or_default();
         let mut limits = Limits::default();

@@ -1,4 +1,4 @@
-//! Prints while a tree of runs works: for people at a terminal, and plain for whatever else reads it.
+//! Prints the events of a tree of runs: with colours for a terminal, as plain text otherwise.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -7,11 +7,11 @@ use sandglass_core::budget::Usage;
 use sandglass_rlm::event::{RlmEvent, RlmEventKind, RunOutcome};
 use sandglass_rlm::middle_cut;
 
-/// Characters that are shown of a prompt, an answer or a line.
+/// Characters shown of a prompt, an answer or a line.
 const MAX_LINE: usize = 200;
-/// Lines that are shown of a cell.
+/// Lines shown of a cell.
 const MAX_CODE_LINES: usize = 30;
-/// Characters that are shown of the output of one cell.
+/// Characters shown of one cell's output.
 const MAX_OUTPUT: usize = 4_000;
 
 const DIM: &str = "\u{1b}[2m";
@@ -26,9 +26,9 @@ const RESET: &str = "\u{1b}[0m";
 pub(super) struct Show<W> {
     out: W,
     coloured: bool,
-    /// The output of each run since its last cell began, whether a line is open, and how much there was.
+    /// The output of each run since its last cell began.
     printed: HashMap<String, Printed>,
-    /// The spending of all runs, by the calls and replies that were told.
+    /// The spending of all runs, as far as events told it.
     spent: Usage,
     /// The run whose output ends without a newline.
     open: Option<String>,
@@ -220,7 +220,7 @@ impl<W: Write> Show<W> {
                 if let Some(error) = error {
                     self.line(event, RED, &one_line(error))?;
                 }
-                // That of the first is what the command prints.
+                // The command itself prints the answer of the first run.
                 if let Some(answer) = answer.as_ref().filter(|_| depth > 0) {
                     let answer = sandglass_rlm::answer::text(answer);
                     self.line(event, "", &format!("answer: {}", one_line(&answer)))?;
@@ -237,7 +237,7 @@ impl<W: Write> Show<W> {
         self.spent.cost += usage.cost;
     }
 
-    /// Output as it comes: the beginnings of lines stand below the code.
+    /// Prints output as it comes, with each line below the code and behind the run's margin.
     fn output(&mut self, event: &RlmEvent, depth: usize, is_error: bool, text: &str) -> std::io::Result<()> {
         let printed = self.printed.entry(event.run.clone()).or_default();
         if printed.cut {
@@ -285,7 +285,7 @@ impl<W: Write> Show<W> {
         }
     }
 
-    /// Ends a line that output has left open.
+    /// Ends an open line of output.
     fn close(&mut self) -> std::io::Result<()> {
         if self.open.take().is_some() {
             writeln!(self.out)?;
@@ -307,7 +307,7 @@ fn cost(usage: &Usage) -> String {
     }
 }
 
-/// As people read it.
+/// The outcome in words for people.
 pub(super) fn name(outcome: RunOutcome) -> &'static str {
     match outcome {
         RunOutcome::Answered => "answered",
@@ -323,11 +323,11 @@ fn one_line(text: &str) -> String {
     clean(&middle_cut(&text, MAX_LINE).replace('\n', " "), usize::MAX)
 }
 
-/// Text that others wrote, without what would control the terminal.
+/// At most `most` characters of untrusted text, without characters that control a terminal.
 pub(crate) fn clean(text: &str, most: usize) -> String {
     let shown = text.chars().take(most).map(|char| match char {
         '\t' | '\n' => char,
-        // Controls, and marks that turn the direction of the text around them.
+        // Control characters, and marks that change the direction of text.
         char if char.is_control() => '\u{fffd}',
         '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => '\u{fffd}',
         char => char,

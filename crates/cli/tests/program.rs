@@ -1,4 +1,4 @@
-//! The built program, as a user has it.
+//! The built program, run as a user runs it.
 
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-/// The time that anything may take, on a machine that is busy with other things.
+/// The time after which a test gives up, long enough for a busy machine.
 const LONG: Duration = Duration::from_secs(90);
 
 fn program(args: &[&str]) -> Output {
@@ -37,7 +37,7 @@ fn run(args: &[&str]) -> (Option<i32>, String, String) {
     )
 }
 
-/// The rest that there is to be read.
+/// Standard error without the host's warnings.
 fn without_warnings(stderr: &str) -> String {
     let lines = stderr.split_inclusive('\n');
     lines.filter(|line| !line.starts_with(" WARN ")).collect()
@@ -51,7 +51,7 @@ fn a_guest_that_nothing_isolates_is_told_of_each_time() {
         assert!(stderr(&["run", "--backend", "subprocess", "-c", "1"]).starts_with(told));
     }
     assert!(!stderr(&["run", "--backend", "bubblewrap", "-c", "1"]).contains(told));
-    // It starts none.
+    // This command starts no guest.
     assert!(!stderr(&["doctor", "--backend", "subprocess"]).contains(told));
 }
 
@@ -122,7 +122,7 @@ fn a_value_that_a_terminal_cannot_show_in_full_is_shown_once() {
         "class Table:\n    def _repr_html_(self): return '<table>'\n    def __repr__(self): return 'a  b\\n1  2'\n";
     let (status, out, err) = run(&["-c", &format!("{code}Table()")]);
     assert_eq!((status, out.as_str(), err.as_str()), (Some(0), "a  b\n1  2\n", ""));
-    // Otherwise nobody would know that there was something.
+    // Without this line nobody would know that there is HTML.
     let (_, out, err) = run(&["-c", &format!("{code}display(Table())\n7")]);
     let told = "[text/html, which a terminal does not show]\n";
     assert_eq!((out.as_str(), err.as_str()), ("7\n", told));
@@ -238,7 +238,7 @@ impl Served {
         Self { child, address }
     }
 
-    /// The status of an answer, and its body.
+    /// Sends a request. Returns the answer's status and body.
     fn ask(address: &str, method: &str, path: &str, more: &str, body: &Value) -> (u16, String) {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
@@ -273,7 +273,7 @@ impl Served {
         kill_process(pid, signal).unwrap();
     }
 
-    /// Waits until it takes no more connections: it has heard the signal.
+    /// Waits until the server refuses connections, which shows that it has received the signal.
     fn refuses(&self) {
         until("it still listens", || TcpStream::connect(&self.address).is_err());
     }
@@ -292,12 +292,12 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Code that writes its process's number to a file and then does something.
+/// Code that writes its process id to a file, and then runs `then`.
 fn code(pid: &Path, then: &str) -> Value {
     json!({ "code": format!("import os, time\nwith open({pid:?} + '~', 'w') as file: file.write(str(os.getpid()))\nos.rename({pid:?} + '~', {pid:?})\n{then}") })
 }
 
-/// The number in such a file, when it is there.
+/// The process id in such a file. Waits for the file.
 fn pid(file: &Path) -> String {
     until("the code does not run", || file.exists());
     std::fs::read_to_string(file).unwrap()
@@ -356,7 +356,7 @@ fn a_server_that_has_ended_leaves_no_container() {
     let server = Served::start_on("docker", &["--image", sandglass_host::image::BASE]);
     let (status, body) = server.post("/execute", "", json!({ "code": "1" })).join().unwrap();
     assert_eq!(status, 200, "{body}");
-    // As `Supervisor::label` has it.
+    // The form that `Supervisor::label` writes.
     let of_server = format!(" {} ", server.child.id());
     let containers = || {
         let list = [
@@ -375,7 +375,7 @@ fn a_server_that_has_ended_leaves_no_container() {
     until("no container waits", || containers() > 0);
     server.signal(Signal::TERM);
     assert_eq!(server.status(), Some(0));
-    // What compiles the package removes itself, if it still runs.
+    // The container that compiles the package removes itself when it ends.
     until("containers are left", || containers() == 0);
 }
 
@@ -392,6 +392,6 @@ fn a_server_that_is_told_twice_ends_at_once() {
     server.signal(Signal::INT);
     assert_eq!(server.status(), Some(130));
     is_gone(&pid);
-    // It may have been answered before the end.
+    // The execution may have been answered before the end.
     drop(running);
 }

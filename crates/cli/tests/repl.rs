@@ -1,4 +1,4 @@
-//! `sandglass-host repl` as a user has it: in a terminal, and behind a pipe.
+//! `sandglass-host repl` run as a user runs it: in a terminal, and behind a pipe.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
@@ -7,12 +7,12 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-/// The program in a terminal, which Python makes: a process needs help to get one.
+/// A terminal with the program in it. Python makes the terminal, because a process cannot easily get one itself.
 struct Terminal {
     python: Child,
     keys: ChildStdin,
     screen: Receiver<Vec<u8>>,
-    /// The text that was shown and has not been looked at.
+    /// The text shown since the last check.
     shown: String,
 }
 
@@ -54,7 +54,7 @@ impl Terminal {
         terminal
     }
 
-    /// Waits until this is shown, after what was seen before; what came in between.
+    /// Waits until the program shows this text. Returns the text before it.
     fn sees(&mut self, text: &str) -> String {
         loop {
             if let Some(at) = self.shown.find(text) {
@@ -74,7 +74,7 @@ impl Terminal {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Types lines, each when the prompt for it is there.
+    /// Types lines, each when its prompt is there.
     fn types(&mut self, lines: &[&str]) {
         let mut lines = lines.iter().peekable();
         while let Some(line) = lines.next() {
@@ -86,7 +86,7 @@ impl Terminal {
         }
     }
 
-    /// Leaves by this key; what the program's status is.
+    /// Presses this key to leave. Returns the program's exit status.
     fn leaves(mut self, key: &str) -> Option<i32> {
         self.press(key);
         self.python.wait().unwrap().code()
@@ -118,11 +118,11 @@ fn the_repl_takes_what_pythons_own_takes() {
     terminal.types(&["twice(total) * 100"]);
     terminal.sees("\n600\r\n");
     terminal.sees(">>> ");
-    // As a terminal sends what is pasted: all at once, and marked. The empty lines in it end nothing.
+    // Terminals send pasted text all at once, and mark it. The empty lines in it end no block.
     terminal.press("\x1b[200~def f(x):\r    y = x + 1\r\r    return y\r\r\rz = f(70)\rz\x1b[201~\r");
     terminal.sees("\n71\r\n");
     terminal.sees(">>> ");
-    // What code shows does not control the terminal.
+    // Output of code does not control the terminal.
     terminal.types(&["display({'a': 1}); print('\\x1b]0;title\\x07')"]);
     terminal.sees("\n{'a': 1}\r\n");
     terminal.sees("\u{fffd}]0;title\u{fffd}\r\n");
@@ -133,7 +133,7 @@ fn the_repl_takes_what_pythons_own_takes() {
     terminal.types(&["don't"]);
     terminal.sees("\nSyntaxError: ");
     terminal.sees(">>> ");
-    // The prompt is not written over it.
+    // The prompt is not written over the open line.
     terminal.types(&["print('no' + 'line', end='')"]);
     terminal.sees("\nnoline\r\n");
     terminal.sees(">>> ");
@@ -160,7 +160,7 @@ fn ctrl_c_interrupts_and_keeps_the_variables() {
             terminal.sees("\n'kept'\r\n");
             terminal.sees(">>> ");
         }
-        // What is half typed is given up.
+        // Ctrl-C drops a half-typed block.
         terminal.types(&["if x:", "    x = 1"]);
         terminal.sees("\n");
         terminal.sees("... ");

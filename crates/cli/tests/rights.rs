@@ -1,6 +1,7 @@
-//! Hosts with fewer rights than root: their guests are no less isolated than others, or are refused with what to do.
+//! Hosts with fewer rights than root. Their guests are as isolated as any other, or are refused with advice.
 //!
-//! The built program, in bubblewrap. Only root can take rights from what it starts: elsewhere the host is what runs the tests.
+//! The tests run the built program with bubblewrap. Only root can take rights from a process, so without root they test the
+//! rights of their own user.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
@@ -15,12 +16,12 @@ use sandglass_host::Users;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// The time that anything may take, on a machine that is busy with other things.
+/// The time after which a test gives up, long enough for a busy machine.
 const LONG: Duration = Duration::from_secs(90);
-/// A user that nobody is.
+/// A user id that no account has.
 const PLAIN: &str = "2147400001";
 
-/// Code by which a guest finds out about itself, and tries what no guest may do. All of it is the same in every guest.
+/// Code by which a guest examines itself and tries what guests must not do. Every guest must print the same.
 const PROBE: &str = r#"
 import ctypes, json, os, socket
 libc = ctypes.CDLL(None, use_errno=True)
@@ -81,9 +82,9 @@ fn is_root() -> bool {
 
 /// A host of some kind.
 struct Host {
-    /// The command that takes the rights from the program.
+    /// The command that starts the program with fewer rights.
     prefix: Vec<&'static str>,
-    /// A folder that it can read and its guests must not.
+    /// A folder that the host can read and its guests must not.
     folder: TempDir,
     log: File,
 }
@@ -97,7 +98,7 @@ impl Host {
         Self { prefix, folder, log }
     }
 
-    /// One that is some user.
+    /// A host that is an ordinary user.
     fn plain() -> Self {
         if !is_root() {
             return Self::new(&[]);
@@ -135,12 +136,12 @@ impl Host {
         format!("folder = {:?}\n{PROBE}", self.folder.path())
     }
 
-    /// The text that it has printed so far.
+    /// The text that the host has printed so far.
     fn said(&self) -> String {
         std::fs::read_to_string(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&self.log))).unwrap()
     }
 
-    /// Code that is run in a guest that is started for it; what it printed.
+    /// Runs code in a new guest. Returns true if it succeeded, and what it printed.
     fn run(&self, code: &str) -> (bool, String) {
         let output = self
             .command(&["run", "--backend", "bubblewrap", "--timeout", "60", "-c", code])
@@ -199,7 +200,7 @@ impl Served {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
     }
 
-    /// The text that some code of a session printed.
+    /// The text that code in a session printed.
     async fn printed(&self, session: &str, code: &str) -> String {
         let run = self
             .post(&format!("/v1/sessions/{session}/execute"), json!({ "code": code }))
@@ -213,7 +214,7 @@ impl Served {
         made["id"].as_str().unwrap_or_else(|| panic!("{made}")).to_owned()
     }
 
-    /// The users outside of the guests that a zygote has forked, by the word that each has been told to be called.
+    /// The host's user ids of the guests that a zygote forked. Each guest has a word as its process name.
     fn users(&self, words: &[String]) -> Vec<u32> {
         let named = |word: &String| {
             let processes = std::fs::read_dir("/proc").unwrap().flatten();
@@ -229,7 +230,7 @@ impl Served {
     }
 }
 
-/// The owner of a process, by its folder in `/proc`.
+/// The owner of a process, from the process's folder in `/proc`.
 fn user_of(process: &Path) -> u32 {
     let status = std::fs::read_to_string(process.join("status")).unwrap();
     let users = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap();
@@ -240,7 +241,8 @@ fn install_crypto() {
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
-/// Checks that what a host of this kind starts and forks is as isolated as any guest. Returns the users outside of two, and what it said.
+/// Checks that the guests of such a host are isolated as any guest, started and forked. Returns the host's user ids of two
+/// guests, and the host's output.
 async fn guests_are_isolated(host: &Host) -> (Vec<u32>, String) {
     install_crypto();
     let (succeeded, out) = host.run(&host.probe());
@@ -258,7 +260,7 @@ async fn guests_are_isolated(host: &Host) -> (Vec<u32>, String) {
         let name = format!("open('/proc/self/comm', 'w').write('{word}'); open('/tmp/mine', 'w').write('{word}')");
         server.printed(session, &name).await;
     }
-    // Whoever they are outside: none sees the other.
+    // Neither guest sees the other, whatever their user ids are.
     let others = "import os\nprint(sorted(name for name in os.listdir('/proc') if name.isdigit() and int(name) != os.getpid()), open('/tmp/mine').read())";
     for (session, word) in sessions.iter().zip(&words) {
         assert_eq!(server.printed(session, others).await, format!("[] {word}\n"));
@@ -289,7 +291,7 @@ async fn guests_of_root_without_the_right_to_map_ids_are_as_isolated_as_others()
     }
     let host = Host::new(&["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-all"]);
     let (users, said) = guests_are_isolated(&host).await;
-    // One for all guests of the zygote: neither root nor anybody else's.
+    // All guests of the zygote share one user, who is neither root nor anybody else.
     assert_eq!(users[0], users[1]);
     assert!(Users::default().contains(users[0]), "{users:?}");
     assert!(said.contains("guests of a zygote share one user id"), "{said}");
@@ -318,7 +320,7 @@ fn a_host_that_has_ended_has_no_ids_of_guests() {
     if !is_root() {
         return;
     }
-    // Not those of a test of another checkout that runs at the same time.
+    // This range differs from that of a test which runs in another checkout at the same time.
     let first = 1_600_000_000 + std::process::id() * 10;
     let host = Host::new(&[]);
     let run = || {
@@ -329,7 +331,7 @@ fn a_host_that_has_ended_has_no_ids_of_guests() {
     assert!(run().status.success(), "{}", host.said());
     let left: Vec<_> = locks().filter(|lock| Path::new(lock).exists()).collect();
     assert_eq!(left, [] as [String; 0]);
-    // Those were the ids that it could have.
+    // The host could use these ids only.
     let held: Vec<File> = locks().map(|lock| File::create(lock).unwrap()).collect();
     for lock in &held {
         rustix::fs::flock(lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();

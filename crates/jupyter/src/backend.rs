@@ -1,8 +1,8 @@
-//! Guests in Jupyter kernels: no isolation at all. For trusted code that is to run where a notebook's does.
+//! Guests in Jupyter kernels, without any isolation: for trusted code that must run where a notebook's code runs.
 //!
-//! A kernel that is started here, or one that runs, imports the runtime and connects back to a private socket of ours; from then on it
-//! is a guest like others. What needs its main thread it is asked to run as any front end asks: an `execute_request` per turn. So
-//! others can use the kernel between turns.
+//! A kernel is either started here or already running. It imports the guest's runtime and connects back to a private socket of
+//! the host. From then on it is a guest like others. Work that needs the kernel's main thread is asked for as any front end
+//! asks: by an `execute_request`, which is called a turn in this module. Between turns, other front ends can use the kernel.
 
 mod client;
 mod package;
@@ -38,31 +38,32 @@ use self::spec::Spec;
 use crate::connection;
 use crate::messages::bytes_of;
 
-/// Time that a kernel has to say what it is: this it answers while code runs.
+/// The time for a kernel to answer `kernel_info_request`, which kernels answer even while code runs.
 const INFO_WITHIN: Duration = Duration::from_secs(10);
-/// The time after which a kernel that starts is tried again.
+/// The pause before a starting kernel is asked again.
 const AGAIN: Duration = Duration::from_millis(20);
-/// The time after which a subshell that has not answered is asked again.
+/// The time after which an unanswered subshell is asked again.
 const SUBSHELL_AGAIN: Duration = Duration::from_secs(3);
-/// Time that a kernel which ended has for its process to end as well, so that it can be said how.
+/// The time for the process of an ended kernel to exit, so that the error can say how it ended.
 const END_WITHIN: Duration = Duration::from_secs(2);
-/// Time that a kernel has to tidy up when it is left.
+/// The time for a kernel to tidy up when its guest leaves.
 const LEAVE_WITHIN: Duration = Duration::from_secs(2);
-/// The time after which a kernel that does not begin is sent something else.
+/// The time after which a kernel that does not begin is sent another message, which may wake it.
 const NUDGE: Duration = Duration::from_secs(1);
-/// The number of times that a turn is asked for that was not run.
+/// The most requests for one turn that the kernel did not run.
 const MOST_TRIES: usize = 100;
-/// Bytes of what a kernel lists.
+/// The largest list of variables from a kernel, in bytes.
 const MAX_LIST_BYTES: usize = 4 << 20;
 
-/// Which kernel runs guests.
+/// The kernel that runs guests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelSettings {
-    /// The kernelspec that each guest gets a kernel of: its name, or the folder that it is in. By default `python3`.
+    /// The kernelspec, by name or by folder. Each guest gets a kernel of its own. By default `python3`.
     pub name: Option<String>,
-    /// The connection file of a kernel that runs, in the place of a kernelspec: it gets one guest at a time, and goes on after it.
+    /// The connection file of a running kernel, used instead of a kernelspec. The kernel has one guest at a time, and goes on
+    /// after it.
     pub connection_file: Option<PathBuf>,
-    /// Time that a kernel has to start, or to get to us.
+    /// The time for a kernel to start, or for a running kernel to become free.
     pub boot_timeout: Duration,
 }
 
@@ -94,14 +95,14 @@ impl Kernels for KernelSettings {
     }
 }
 
-/// Starts guests in kernels of a kernelspec, or in a kernel that runs.
+/// Starts guests in kernels of a kernelspec, or in a running kernel.
 pub struct Jupyter {
     kernel: KernelSettings,
     settings: Settings,
     source: From,
-    /// A kernel that runs has one guest at a time.
+    /// The permit of a running kernel, which has one guest at a time.
     free: Arc<Semaphore>,
-    /// The newest guest.
+    /// The kernel of the newest guest.
     newest: Mutex<Weak<Kernel>>,
 }
 
@@ -120,17 +121,17 @@ impl fmt::Debug for Jupyter {
     }
 }
 
-/// A variable as [`Jupyter::inspect`] sees it.
+/// A variable in the answer of [`Jupyter::inspect`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inspected {
-    /// Its name, type and length.
+    /// The variable's name, type and length.
     #[serde(flatten)]
     pub variable: Variable,
-    /// Its `repr`, shortened, where that runs nobody's code; else its type.
+    /// The variable's `repr`, shortened, if it runs no code of the user's. Otherwise the type.
     pub text: String,
 }
 
-/// A kernel that has become a guest, as far as it is talked to.
+/// A kernel that has become a guest, with the connection for its turns.
 struct Kernel {
     client: Client,
     token: String,
@@ -154,7 +155,7 @@ impl Launcher for Jupyter {
 }
 
 impl Jupyter {
-    /// The launcher of guests in kernels. It warns, every time.
+    /// The launcher of guests in kernels. It logs a warning each time, because nothing isolates them.
     ///
     /// # Errors
     /// [`Error::BackendUnavailable`] when there is no such kernelspec or connection file.
@@ -182,10 +183,10 @@ impl Jupyter {
         })
     }
 
-    /// The variables of the newest guest, while code runs in it, where its kernel has subshells (ipykernel 7); else only while none does.
+    /// The variables of the newest guest. While code runs, this needs a kernel with subshells (ipykernel 7).
     ///
     /// # Errors
-    /// [`Error::GuestLost`] when there is no guest, or no answer of its own; [`Error::Timeout`] when there is none in time.
+    /// [`Error::GuestLost`] if there is no guest, or its answer is malformed. [`Error::Timeout`] if no answer comes in time.
     pub async fn inspect(&self, within: Duration) -> Result<Vec<Inspected>, Error> {
         let newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
         let kernel = newest.ok_or_else(|| Error::GuestLost("there is no kernel to look into".to_owned()))?;
@@ -202,12 +203,12 @@ impl Jupyter {
         }
     }
 
-    /// A guest in a kernel of its own.
+    /// Starts a kernel, and makes it a guest.
     async fn start(&self, spec: &Spec) -> Result<Guest, Error> {
         let until = Instant::now() + self.kernel.boot_timeout;
         let failed = |why: String| Error::BootFailed(format!("a kernel could not be started: {why}"));
         let folder = private_folder().map_err(|error| failed(error.to_string()))?;
-        // Not the home: what the kernel itself writes there is none of the code's files.
+        // A folder apart from the kernel's home, because the kernel's own files there are none of the code's files.
         let work = private_folder().map_err(|error| failed(error.to_string()))?;
         let cwd = self.settings.workspace.as_deref().unwrap_or(work.path());
         let home = folder.path().join("home");
@@ -243,7 +244,7 @@ impl Jupyter {
             .keep(work))
     }
 
-    /// A guest in a kernel that runs.
+    /// Makes a running kernel a guest.
     async fn join(&self, path: &Path) -> Result<Guest, Error> {
         let until = Instant::now() + self.kernel.boot_timeout;
         let permit = timeout(INFO_WITHIN, Arc::clone(&self.free).acquire_owned()).await;
@@ -261,7 +262,7 @@ impl Jupyter {
         self.attach(client, life, until).await.map_err(|error| failed(&error))
     }
 
-    /// Has a kernel become a guest.
+    /// Lets a kernel become a guest.
     async fn attach(&self, client: Client, mut life: Life, until: Instant) -> Result<Guest, KernelError> {
         let within = self.kernel.boot_timeout;
         let broken = |error: &dyn fmt::Display| KernelError::Broken(error.to_string());
@@ -281,7 +282,7 @@ impl Jupyter {
             }
             Err(KernelError::Busy(within))
         };
-        // It may be deaf for what came first, until something else comes.
+        // A kernel may miss the first message, and hear it only after another one.
         let shell = &client.shell;
         let again = async {
             loop {
@@ -332,7 +333,7 @@ impl Jupyter {
     }
 }
 
-/// The way a kernel is started: as a plain process, with an environment of its own.
+/// The plan that starts a kernel as a plain process with an environment of its own.
 fn plan(settings: &Settings, spec: &Spec, connection_file: &Path, home: &Path, cwd: &Path) -> Result<Plan, Error> {
     let text = |text: &str| OsString::from(text);
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
@@ -341,7 +342,7 @@ fn plan(settings: &Settings, spec: &Spec, connection_file: &Path, home: &Path, c
         (text("LANG"), text("C.UTF-8")),
         (text("HOME"), home.into()),
         (text("TMPDIR"), home.into()),
-        // With that, a kernel ends when we do.
+        // This variable makes a kernel end when its parent ends.
         (text("JPY_PARENT_PID"), std::process::id().to_string().into()),
     ];
     env.extend(spec.env());
@@ -360,7 +361,7 @@ fn plan(settings: &Settings, spec: &Spec, connection_file: &Path, home: &Path, c
     })
 }
 
-/// A folder that nobody else gets into, whose path kernels can be told in JSON.
+/// A folder that no other user can enter. Its path is UTF-8, because kernels are told the path in JSON.
 fn private_folder() -> std::io::Result<TempDir> {
     let folder = tempfile::Builder::new().prefix("sandglass-kernel-").tempdir()?;
     if folder.path().to_str().is_none() {
@@ -376,7 +377,7 @@ fn told(path: &Path, error: &KernelError) -> String {
     format!("the kernel of {}: {error}", path.display())
 }
 
-/// A connection to a kernel that runs, or is just being restarted.
+/// A connection to a kernel that runs, or that is being restarted.
 async fn connected(path: &Path, within: Duration) -> Result<Client, KernelError> {
     let until = Instant::now() + within;
     loop {
@@ -393,7 +394,7 @@ async fn connected(path: &Path, within: Duration) -> Result<Client, KernelError>
     }
 }
 
-/// Finds out whether a kernel has subshells; it is no use when it speaks no Python. One that has just started answers when it is ready.
+/// Finds out if a kernel has subshells. Fails if the kernel is not a Python kernel. A new kernel answers when it is ready.
 async fn speaks_python(client: &Client, is_new: bool) -> Result<bool, KernelError> {
     let within = if is_new { INFO_WITHIN * 3 } else { INFO_WITHIN };
     let info = client.control.ask_again("kernel_info_request", within).await?;
@@ -408,7 +409,7 @@ async fn speaks_python(client: &Client, is_new: bool) -> Result<bool, KernelErro
     Ok(features.is_some_and(|features| features.iter().any(|feature| feature == "kernel subshells")))
 }
 
-/// The kernel's connection: whoever knows the token, and is the user that we are.
+/// Accepts the kernel's connection. The peer must know the token, and be a process of this user.
 async fn taken(listener: &UnixListener, token: &str) -> UnixStream {
     loop {
         let Ok((mut stream, _)) = listener.accept().await else {
@@ -431,13 +432,13 @@ struct Header<'a> {
     kind: &'a str,
 }
 
-/// Returns true when a request is for the kernel's main thread; what is not is heard by a thread of the guest's.
+/// Returns true when a request needs the kernel's main thread. A thread of the guest reads all other requests.
 fn needs_turn(frame: &Frame) -> bool {
     let header = serde_json::from_slice::<Header<'_>>(&frame.header);
     header.is_ok_and(|header| !matches!(header.kind, "hostReply" | "interrupt" | "credit" | "part"))
 }
 
-/// Has the kernel run a turn for each request. Ends with why it cannot any more.
+/// Lets the kernel run a turn for each request. Returns the reason why no further turn is possible.
 async fn turns(kernel: Arc<Kernel>, mut wanted: mpsc::UnboundedReceiver<()>) -> String {
     let request = execute(&call("turn", &kernel.token));
     let mut tries = 0;
@@ -474,7 +475,7 @@ async fn turns(kernel: Arc<Kernel>, mut wanted: mpsc::UnboundedReceiver<()>) -> 
             }
         }
     };
-    // The end of the connection says more than what could not be had for it.
+    // The end of the connection explains more than the failed request.
     match why {
         KernelError::Broken(why) => timeout(END_WITHIN, kernel.client.ended()).await.unwrap_or(why),
         why => why.to_string(),
@@ -497,7 +498,8 @@ impl Kernel {
         };
         let mut reply = ask().await?;
         let reply = loop {
-            // A subshell of ipykernel may miss a request that comes right after it was made; the next one wakes it.
+            // A subshell of ipykernel may miss a request that comes right after its creation. The next request wakes the
+            // subshell.
             match timeout(SUBSHELL_AGAIN, &mut reply).await {
                 Ok(reply) => break reply.map_err(|_| gone())?,
                 Err(_) if subshell.is_some() => reply = ask().await?,
@@ -525,8 +527,8 @@ impl Kernel {
             .ok_or_else(|| KernelError::Refused("no number of a subshell".to_owned()))
     }
 
-    /// Leaves a kernel that goes on. What runs of ours the guest stops itself when its channel closes: a request to interrupt could hit
-    /// others' code.
+    /// Leaves a running kernel, which goes on. The guest itself stops its own code when its channel closes. An interrupt
+    /// request could stop another user's code.
     async fn leave(&self) {
         if let Some(subshell) = self.subshell.get() {
             let request = json!({ "subshell_id": subshell });
@@ -541,26 +543,26 @@ impl Kernel {
 
 /// The resources of a guest's kernel.
 struct Life {
-    /// Its process, when it was started here.
+    /// The kernel's process, if it was started here.
     started: Option<Box<dyn Process>>,
-    /// The permit by which nobody else uses it, when it was not.
+    /// The permit that keeps other guests out, if the kernel was already running.
     permit: Option<OwnedSemaphorePermit>,
 }
 
-/// A guest's kernel, so far as it can be ended and waited for.
+/// A guest's kernel as a process: it can be ended and waited for.
 struct KernelProcess {
     kernel: Arc<Kernel>,
     life: Life,
     turns: Option<tokio::task::JoinHandle<String>>,
     turning: AbortHandle,
-    /// Why turns cannot be had any more.
+    /// The reason why no further turn is possible.
     failure: Option<String>,
     is_killed: bool,
     exit: Option<Exit>,
 }
 
 impl KernelProcess {
-    /// Waits until no turn can be had any more. Can be dropped and called again.
+    /// Waits until no further turn is possible. Can be dropped and called again.
     async fn failed(turns: &mut Option<tokio::task::JoinHandle<String>>, failure: &mut Option<String>) {
         if let Some(task) = turns {
             let why = pin!(task).await.unwrap_or_default();
@@ -616,7 +618,7 @@ impl Process for KernelProcess {
                         Some(exit) => exit,
                         None => match timeout(END_WITHIN, process.wait()).await {
                             Ok(exit) => exit,
-                            // It lives, and is no guest any more.
+                            // The process lives, and is no guest any more.
                             Err(_) => {
                                 process.kill();
                                 process.wait().await;

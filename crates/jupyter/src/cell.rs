@@ -1,4 +1,4 @@
-//! An execution, as the outputs of a notebook's cell.
+//! One execution, shown as the outputs of a notebook's cell.
 //!
 //! Decisions: `docs/internals/jupyter.md`.
 
@@ -20,33 +20,33 @@ use sandglass_host::sandbox::traceback_with_error;
 use sandglass_host::sandbox::{ExecuteOptions, Execution, Sandbox};
 use sandglass_host::{Outcome, StateStatus, Stream};
 
-/// Variables that a message names.
+/// Most variables that a message names.
 const MOST_NAMES: usize = 50;
-/// Messages that wait for a cell which can show them.
+/// Most messages that wait for the next cell with visible outputs.
 const MOST_NOTES: usize = 50;
 
-/// The place where outputs go.
+/// The cell of a notebook, which receives the outputs of one execution.
 pub(super) struct Cell {
     pub iopub: Publisher,
     pub request: Arc<JupyterMessage>,
-    /// The number that people see.
+    /// The execution number that notebooks show.
     pub count: u32,
-    /// True when nothing is to be seen.
+    /// True when the front end asked for no outputs.
     pub silent: bool,
-    /// True when outputs go to the notebook as the guest has made them.
+    /// True when rich outputs go to the notebook unchanged.
     pub trusted: bool,
 }
 
-/// The way it ended.
+/// The end of a cell.
 #[derive(Default)]
 pub(super) struct Ended {
     pub failure: Option<Failure>,
     pub result: Option<String>,
-    /// Notes that are to be told besides.
+    /// Notes to show beside the outputs.
     pub notes: Vec<String>,
 }
 
-/// An error, as notebooks show it.
+/// An error in the form that notebooks show.
 pub(super) struct Failure {
     name: String,
     value: String,
@@ -54,7 +54,7 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// Of the sandbox, and not of the code.
+    /// An error of the sandbox itself.
     pub(super) fn of_sandbox(error: &str) -> Self {
         Self {
             name: "SandboxError".to_owned(),
@@ -63,7 +63,7 @@ impl Failure {
         }
     }
 
-    /// Of a request that says nothing.
+    /// An error in the request. The cell has no outputs.
     pub(super) fn of_request(why: &str) -> Self {
         Self {
             name: "ValueError".to_owned(),
@@ -98,9 +98,9 @@ impl Failure {
 }
 
 impl Cell {
-    /// Runs code and shows all of it. What the sandbox itself could not do fails as well.
+    /// Runs code and shows all its outputs. A failure of the sandbox ends the cell as an error.
     pub(super) async fn run(&self, sandbox: &Sandbox, code: &str) -> Ended {
-        // Those that come with the result are shown with it, and its text is told at the end.
+        // Rich outputs that belong to the result wait until the end, and are shown with the result's text.
         let late = Arc::new(Mutex::new(Vec::new()));
         let mut options = ExecuteOptions::default();
         if !self.silent {
@@ -139,7 +139,7 @@ impl Cell {
         ended
     }
 
-    /// Says why there is no more of it.
+    /// Shows the error that ended the cell.
     pub(super) fn show_failure(&self, ended: &Ended) {
         if let Some(failure) = ended.failure.as_ref().filter(|_| !self.silent) {
             self.iopub.send("error", failure.content().into(), &self.request);
@@ -176,10 +176,10 @@ impl Cell {
         }
     }
 
-    /// Tells what is to be told, unless nothing is to be seen: then it waits for the next cell.
+    /// Shows the notes. In a silent cell they wait for the next cell.
     pub(super) fn tell(&self, notes: &mut Vec<String>) {
         if self.silent {
-            // So many are no news any more.
+            // Notes beyond this number would tell nothing new.
             notes.truncate(MOST_NOTES);
             return;
         }
@@ -194,7 +194,7 @@ impl Cell {
     }
 }
 
-/// The value of an expression, as the front end has asked for it with a cell, and notes that are to be told besides.
+/// The value of a user expression, which the front end asked for with a cell, and notes to show beside it.
 pub(super) async fn evaluate(sandbox: &Sandbox, expression: &str) -> (Value, Vec<String>) {
     let run = sandbox.execute(expression).await;
     let notes = run.as_ref().map(notes).unwrap_or_default();
@@ -234,10 +234,10 @@ fn show(iopub: &Publisher, data: Map<String, Value>, request: &JupyterMessage) {
     );
 }
 
-/// A rich output as Jupyter writes it: JSON as it is, everything else as text.
+/// A rich output in Jupyter's form: JSON as JSON, everything else as text.
 ///
-/// Notebooks trust what they have just run, and show it in their own page, which may open terminals. So of what is not trusted
-/// here, they get only what cannot reach that page, nor the network that the guest does not have.
+/// Notebooks trust the outputs of a cell that they have just run. They show them in their own page, which can open terminals.
+/// So an untrusted output is reduced to a form that can reach neither that page nor the network.
 fn bundle(display: &Display, trusted: bool) -> Map<String, Value> {
     let Display { mime, data } = display;
     let is_json = mime == "application/json" || mime.ends_with("+json");
@@ -246,7 +246,7 @@ fn bundle(display: &Display, trusted: bool) -> Map<String, Value> {
         _ if trusted && is_json => (mime.as_str(), json_or_text(data)),
         _ if trusted || kind(mime) == Some(Kind::Binary) => (mime.as_str(), json!(data)),
         "text/html" => ("text/html", json!(framed(data))),
-        // As an image, it runs and loads nothing.
+        // As an image, SVG runs no scripts and loads nothing.
         "image/svg+xml" => {
             let data = BASE64_STANDARD.encode(data);
             (
@@ -254,7 +254,7 @@ fn bundle(display: &Display, trusted: bool) -> Map<String, Value> {
                 json!(format!("<img src=\"data:image/svg+xml;base64,{data}\">")),
             )
         }
-        // Markdown and LaTeX are HTML and links by other means.
+        // Markdown and LaTeX can contain HTML and links.
         _ if mime.starts_with("text/") => ("text/plain", json!(data)),
         _ => (
             "text/plain",
@@ -268,20 +268,20 @@ fn json_or_text(data: &str) -> Value {
     serde_json::from_str(data).unwrap_or_else(|_| json!(data))
 }
 
-/// HTML in a page of its own, of no origin, without scripts: one could send away what it knows by leading the frame elsewhere.
-/// Links could as well, and some of them connect by being there: so it holds none.
+/// HTML in a page of its own, without an origin and without scripts. A script could leak data by navigating the frame. A link
+/// could leak data too, and some links connect without a click, so links are removed.
 fn framed(html: &str) -> String {
     let policy = html::policy();
     let html = html::sanitize_html(html);
     let page = format!("<meta http-equiv=\"Content-Security-Policy\" content=\"{policy}\">{html}");
     let page = page.replace('&', "&amp;").replace('"', "&quot;");
-    // Without scripts nobody can tell how high it is. What it is written for is white paper.
+    // Without scripts the page's height is unknown. Such HTML is written for a white background.
     format!(
         "<iframe sandbox=\"\" style=\"width:100%;height:20em;border:0;background:#fff;resize:vertical\" srcdoc=\"{page}\"></iframe>"
     )
 }
 
-/// The fate of the variables, and what was left out: things that a cell's other outputs do not show.
+/// Notes on the variables' fate and on omitted output, which the cell's other outputs do not show.
 fn notes(run: &Execution) -> Vec<String> {
     let mut notes = Vec::new();
     let lost = run.state.lost.as_deref().unwrap_or_default();
@@ -290,7 +290,7 @@ fn notes(run: &Execution) -> Vec<String> {
         let comma = if index > 0 { ", " } else { "" };
         // Writing to a String does not fail.
         let _ = write!(names, "{comma}{}", variable.name);
-        // Mostly there is one reason for all.
+        // Mostly all variables have the same reason.
         if lost.get(index + 1).is_none_or(|next| next.reason != variable.reason) {
             let _ = write!(names, " ({})", variable.reason);
         }
@@ -359,7 +359,7 @@ mod tests {
         assert!(frame.starts_with("<iframe sandbox=\"\" "), "{frame}");
         let (_, page) = frame.split_once(" srcdoc=\"").unwrap();
         let (page, rest) = page.split_once('"').unwrap();
-        // All of it is in the attribute.
+        // The whole document is in the attribute.
         assert_eq!(rest, "></iframe>");
         let page = page.replace("&quot;", "\"").replace("&amp;", "&");
         assert!(page.starts_with("<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none';"));

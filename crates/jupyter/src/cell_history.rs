@@ -1,4 +1,4 @@
-//! The cells of this session, for front ends that let one look through them.
+//! The history of this session's cells, for front ends that search it.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 
 const MOST_CELLS: usize = 1_000;
 const MOST_BYTES: usize = 8 << 20;
-/// There is one session: what ran before this kernel started is not known.
+/// The number of the only session: cells from before this kernel's start are not known.
 const SESSION: i32 = 1;
 
-/// The newest cells.
+/// The newest cells of the session.
 #[derive(Default)]
 pub(super) struct History {
     cells: VecDeque<Cell>,
@@ -37,7 +37,7 @@ impl History {
         }
     }
 
-    /// The cells that were asked for, as Jupyter writes them.
+    /// The cells that a request asks for, in Jupyter's form.
     pub(super) fn find(&self, request: &HistoryRequest) -> Vec<Value> {
         let newest = |cells: Vec<&Cell>, n: i32, output: bool| {
             let skipped = cells.len().saturating_sub(usize::try_from(n).unwrap_or(0));
@@ -52,7 +52,7 @@ impl History {
                 output,
                 ..
             } => {
-                // 0 is the session that runs.
+                // Session 0 means the running session.
                 let is_this = session.is_none_or(|session| session == 0 || session == SESSION);
                 let numbers = i64::from(*start)..if *stop > 0 { i64::from(*stop) } else { i64::MAX };
                 let cells = self.cells.iter();
@@ -92,11 +92,11 @@ impl Cell {
     }
 }
 
-/// Returns true when a text is as a pattern of shells says: `*` is any text, `?` any character.
+/// Returns true when a text matches a shell pattern: `*` is any text, `?` any character.
 fn matches(pattern: &[char], text: &str) -> bool {
     let text: Vec<char> = text.chars().collect();
     let (mut at, mut in_text) = (0, 0);
-    // After the newest star: where the pattern goes on, and what the star has taken the text up to.
+    // After the newest star: the position in the pattern, and the end of the text that the star matched.
     let mut star = None;
     while in_text < text.len() {
         match pattern.get(at) {

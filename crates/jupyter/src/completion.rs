@@ -1,4 +1,4 @@
-//! Completion and inspection. The guest looks; what it says is bounded here.
+//! Completion and inspection. The guest finds the answers, and this module bounds them.
 
 use jupyter_protocol::{CompleteRequest, InspectRequest};
 use sandglass_core::session::Look;
@@ -59,7 +59,7 @@ pub(super) async fn inspect(sandbox: Option<&Sandbox>, request: &InspectRequest)
     json!({ "status": "ok", "found": text.is_some(), "data": data, "metadata": {} })
 }
 
-/// The guest's answer; nothing where that is rubbish.
+/// The guest's answer; `None` if the answer is malformed.
 async fn look<T: DeserializeOwned>(sandbox: Option<&Sandbox>, look: Look, about: &Value) -> Option<T> {
     let answer = sandbox?.look(look, about.to_string().into_bytes()).await;
     let answer = answer.inspect_err(|error| tracing::debug!(%error, "the guest did not look"));

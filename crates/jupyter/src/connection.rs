@@ -1,4 +1,4 @@
-//! Connection files: the addresses of a kernel, and the key by which its messages are signed.
+//! Connection files: a kernel's addresses, and the key that signs its messages.
 
 use std::path::Path;
 
@@ -7,12 +7,12 @@ use serde::de::DeserializeOwned;
 
 use crate::zmtp::Endpoint;
 
-/// Bytes that a file of Jupyter's may have.
+/// The largest file of Jupyter's that is read, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
-/// How messages are signed, as the files name it.
+/// The signature scheme, by the name in connection files.
 const SCHEME: &str = "hmac-sha256";
 
-/// The contents of a file of JSON, which may be anybody's. `kind` is what it is called in an error.
+/// The contents of a JSON file, which may be untrusted. Errors name it as `kind`.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path, kind: &str) -> Result<T, String> {
     let wrong = |why: String| format!("the {kind} {} cannot be used: {why}", path.display());
     let size = std::fs::metadata(path).map_err(|error| wrong(error.to_string()))?;
@@ -36,7 +36,7 @@ pub(crate) fn read(path: &Path) -> Result<ConnectionInfo, String> {
     Ok(info)
 }
 
-/// Sockets in a folder that nobody else gets into.
+/// A connection over sockets in a folder that no other user can enter.
 pub(crate) fn private(folder: &Path, key: String) -> ConnectionInfo {
     ConnectionInfo {
         ip: folder.join("kernel").display().to_string(),
@@ -52,7 +52,7 @@ pub(crate) fn private(folder: &Path, key: String) -> ConnectionInfo {
     }
 }
 
-/// The address that a kernel listens at.
+/// The address at which a kernel listens.
 pub(crate) fn endpoint(info: &ConnectionInfo, port: u16) -> Endpoint {
     match info.transport {
         Transport::TCP => Endpoint::Tcp(info.ip.clone(), port),
@@ -60,7 +60,7 @@ pub(crate) fn endpoint(info: &ConnectionInfo, port: u16) -> Endpoint {
     }
 }
 
-/// The address by which a kernel is reached: one that listens everywhere is here.
+/// The address at which this machine reaches a kernel. A wildcard address becomes loopback.
 pub(crate) fn reached(info: &ConnectionInfo, port: u16) -> Endpoint {
     match endpoint(info, port) {
         Endpoint::Tcp(ip, port) if matches!(ip.as_str(), "" | "*" | "0.0.0.0") => {

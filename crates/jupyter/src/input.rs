@@ -1,4 +1,4 @@
-//! `input()`: the front end that has sent a cell is asked, if it says that it can be.
+//! Python's `input()`: asks the front end that sent the cell, if that front end allows questions.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,17 +10,17 @@ use super::wire::{Sender, made};
 use sandglass_host::sandbox::HostCall;
 use sandglass_host::value::Value;
 
-/// Characters of a prompt.
+/// Most characters of a prompt.
 const MAX_PROMPT_CHARS: usize = 10_000;
 const NOBODY: &str = "input() has nobody to ask: this front end takes no input, or not for this cell";
 
-/// Whom to ask, and the question that is open.
+/// The front end to ask, and the open question.
 pub(super) struct Input {
     sender: Sender,
-    /// The cell that runs, if it may ask.
+    /// The running cell, if its front end allows questions.
     cell: Mutex<Option<Arc<JupyterMessage>>>,
     open: Mutex<Option<Question>>,
-    /// Front ends show one question at a time.
+    /// A lock for one question at a time, because front ends show only one.
     turn: AsyncMutex<()>,
 }
 
@@ -44,13 +44,13 @@ impl Input {
         }
     }
 
-    /// A cell begins, or ended. Who may not be asked is `None`.
+    /// Sets the running cell. `None` means that nobody can be asked.
     pub(super) fn set_cell(&self, cell: Option<Arc<JupyterMessage>>) {
         *lock(&self.cell) = cell;
         lock(&self.open).take();
     }
 
-    /// Answers a call of the guest's.
+    /// Answers the guest's call of `input()`.
     pub(super) async fn ask(&self, call: &HostCall) -> Result<Value, String> {
         let prompt: String = call.text(0)?.chars().take(MAX_PROMPT_CHARS).collect();
         let _turn = self.turn.lock().await;
@@ -59,7 +59,7 @@ impl Input {
         let (answer, answered) = oneshot::channel();
         let question = made("input_request", content, &cell);
         let id = question.header.msg_id.clone();
-        // First, for the answer may come at once.
+        // The question is registered first, because its answer may come at once.
         *lock(&self.open) = Some(Question { id, cell, answer });
         if !self.sender.send_made(&question) {
             lock(&self.open).take();
@@ -67,13 +67,13 @@ impl Input {
         answered.await.map(Value::Str).map_err(|_| NOBODY.to_owned())
     }
 
-    /// Takes an answer. One that nobody has asked for, such as to a question of a cell that was stopped, is dropped.
+    /// Takes an answer. An answer without an open question is dropped, such as after the cell was stopped.
     pub(super) fn answer(&self, message: &JupyterMessage, reply: &InputReply) {
         let mut open = lock(&self.open);
         let fits = |question: &Question| {
             let is_of = |id: &str| id == question.id || id == question.cell.header.msg_id;
             message.zmq_identities == question.cell.zmq_identities
-                // Some front ends say which question they answer.
+                // Some front ends name the question that they answer.
                 && message.parent_header.as_ref().is_none_or(|parent| is_of(&parent.msg_id))
         };
         if let Some(question) = open.take_if(|question| fits(question)) {

@@ -11,33 +11,33 @@ use super::CellsArgs;
 use sandglass_host::args::Secrets;
 
 const FILE: &str = "kernel.json";
-/// The mark that tells kernels of ours from others.
+/// The arguments that mark a kernelspec as one of this program.
 const COMMAND: [&str; 2] = ["kernel", "run"];
 
-/// `sandglass-host kernel install`
+/// Options of `sandglass-host kernel install`.
 #[derive(Debug, Clone, Args)]
 pub struct InstallArgs {
-    /// The place where it goes.
+    /// The folder of the kernelspec.
     #[command(flatten)]
     pub place: PlaceArgs,
-    /// The name that people see.
+    /// The name that notebooks show.
     #[arg(long, value_name = "TEXT", default_value = "Python (Sandglass)")]
     pub display_name: String,
-    /// The sandbox that its cells will run in.
+    /// The sandbox of the kernel's cells.
     #[command(flatten)]
     pub cells: CellsArgs,
 }
 
-/// The place where a kernel is installed.
+/// Options for the place of a kernelspec.
 #[derive(Debug, Clone, Args)]
 pub struct PlaceArgs {
-    /// The name that programs know it by.
+    /// The kernel's name, by which programs find it.
     #[arg(long, default_value = "sandglass", value_parser = kernel_name)]
     pub name: String,
-    /// For this user, which is the default.
+    /// Use this user's Jupyter folder, which is the default.
     #[arg(long, conflicts_with = "prefix")]
     pub user: bool,
-    /// For an environment, such as a virtual one: to DIR/share/jupyter.
+    /// Use an environment, such as a virtual environment: DIR/share/jupyter.
     #[arg(long, value_name = "DIR")]
     pub prefix: Option<PathBuf>,
 }
@@ -62,7 +62,7 @@ impl PlaceArgs {
     }
 }
 
-/// The place where Jupyter looks for what is a user's.
+/// Jupyter's data folder of this user.
 fn user_data(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, String> {
     if let Some(folder) = variable("JUPYTER_DATA_DIR") {
         return Ok(folder.into());
@@ -74,9 +74,9 @@ fn user_data(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, Str
     Ok(PathBuf::from(home).join(".local/share/jupyter"))
 }
 
-/// Installs it, and says where.
+/// Installs the kernelspec, and prints its folder.
 pub(super) fn install(args: &InstallArgs) -> Result<u8, String> {
-    // Rather now than in a log that nobody reads.
+    // Reports a wrong model now, because later the error would only stand in a log.
     args.cells.model.endpoint(Secrets::from_environment()?.llm_key)?;
     let program = std::env::current_exe().map_err(|error| format!("this program's own path is not known: {error}"))?;
     let mut argv = vec![text(program.as_os_str())?];
@@ -99,7 +99,7 @@ pub(super) fn install(args: &InstallArgs) -> Result<u8, String> {
     Ok(0)
 }
 
-/// Removes it, and says from where.
+/// Removes the kernelspec, and prints its folder.
 pub(super) fn uninstall(args: &PlaceArgs) -> Result<u8, String> {
     let folder = args.folder()?;
     let file = folder.join(FILE);
@@ -115,7 +115,7 @@ pub(super) fn uninstall(args: &PlaceArgs) -> Result<u8, String> {
     Ok(0)
 }
 
-/// Writes the file in one step: a notebook may be looking.
+/// Writes the file in one step, because a notebook may read it at any time.
 fn write(folder: &Path, json: &[u8]) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
 
@@ -123,14 +123,14 @@ fn write(folder: &Path, json: &[u8]) -> std::io::Result<()> {
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
     file.write_all(json)?;
     file.write_all(b"\n")?;
-    // A temporary file is its owner's alone, and an environment may be several people's.
+    // A temporary file is readable for its owner only, and an environment can have several users.
     file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))?;
     file.persist(folder.join(FILE))?;
     Ok(())
 }
 
 impl CellsArgs {
-    /// The same as options of a command line that may be run from any folder.
+    /// The options as arguments, with absolute paths, so that they hold in any folder.
     fn argv(&self) -> Result<Vec<String>, String> {
         let mut argv = vec![format!("--backend={}", self.guest.backend)];
         let mut add = |option: &str, value: &str| argv.push(format!("--{option}={value}"));

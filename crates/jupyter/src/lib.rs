@@ -1,14 +1,14 @@
-//! All of Jupyter: a kernel whose cells run in a sandbox (the commands `kernel install` and `kernel run`), and the backend whose guests
-//! run in kernels.
+//! Everything for Jupyter: a kernel whose cells run in a sandbox, and a backend whose guests run in kernels. The kernel is
+//! started by the commands `kernel install` and `kernel run`.
 //!
 //! The kernel speaks version 5.4 of [Jupyter's protocol](https://jupyter-client.readthedocs.io/en/stable/messaging.html).
 //!
 //! | module | holds |
 //! |---|---|
-//! | `install` | the file by which notebooks find it |
-//! | `wire` | a kernel's sockets, and what goes over them |
-//! | `run` | requests, one after the other, and those that may overtake |
-//! | `cell` | an execution, as the outputs of a notebook's cell |
+//! | `install` | the kernelspec, by which notebooks find the kernel |
+//! | `wire` | the kernel's sockets and their messages |
+//! | `run` | the kernel's requests, and their order |
+//! | `cell` | an execution as the outputs of a notebook's cell |
 //! | `input` | `input()`, asked of the front end |
 //! | `completion` | completion and inspection |
 //! | `cell_history` | the cells of this session |
@@ -44,20 +44,21 @@ use sandglass_host::args::{GuestArgs, ModelArgs, Secrets, context, seconds};
 use sandglass_host::sandbox::Sandbox;
 use sandglass_host::{BackendKind, Kernels};
 
-/// The time that a cell may run where nobody says, in seconds: notebooks have a button to stop one.
+/// The default timeout of a cell, in seconds. It is long, because notebooks have a button to stop a cell.
 const TIMEOUT_SECONDS: f64 = 3_600.0;
-/// Characters of each output stream of a cell where nobody says.
+/// The default for most characters of each output stream of a cell.
 const MAX_OUTPUT_CHARS: u32 = 10_000_000;
-/// The time that somebody may think about what to answer to `input()`, in milliseconds.
+/// The time for a user to answer `input()`, in milliseconds.
 const ANSWER_MS: f64 = 24.0 * 3_600_000.0;
 
-/// Which kernel a guest of the backend jupyter lodges in.
+/// The kernel of a guest on the backend jupyter.
 #[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Jupyter backend")]
 pub struct KernelChoice {
-    /// With jupyter, the kernelspec that is started, by its name or its folder; by default python3.
+    /// The kernelspec for backend jupyter, by name or by folder; by default python3.
     #[arg(long, env = "SANDGLASS_KERNEL", value_name = "NAME")]
     pub kernel: Option<String>,
-    /// With jupyter, the connection file of a kernel that runs and is used in the place of one that is started.
+    /// The connection file of a running kernel, for backend jupyter. It is used instead of a new kernel.
     #[arg(
         long,
         env = "SANDGLASS_CONNECTION_FILE",
@@ -68,7 +69,7 @@ pub struct KernelChoice {
 }
 
 impl KernelChoice {
-    /// The same for [`Settings`](sandglass_host::Settings).
+    /// The choice as [`Settings`](sandglass_host::Settings) take it.
     pub fn kernels(&self) -> Option<Arc<dyn Kernels>> {
         Some(Arc::new(KernelSettings {
             name: self.kernel.clone(),
@@ -78,58 +79,64 @@ impl KernelChoice {
     }
 }
 
-/// `sandglass-host kernel …`
+/// The subcommands of `sandglass-host kernel`.
 #[derive(Debug, Subcommand)]
 pub enum KernelCommand {
-    /// Lets notebooks choose the kernel: writes its kernel.json, with the options that are given here.
+    /// Installs the kernel for notebooks: writes its kernel.json, with the options given here.
+    #[command(
+        after_help = "Examples:\n  sandglass-host kernel install\n  sandglass-host kernel install --prefix .venv --python .venv/bin/python --timeout 600"
+    )]
     Install(Box<install::InstallArgs>),
-    /// Takes a kernel away that `install` has made.
+    /// Removes a kernel that `install` made.
+    #[command(after_help = "Example:\n  sandglass-host kernel uninstall --prefix .venv")]
     Uninstall(install::PlaceArgs),
-    /// Runs it. Jupyter does that.
+    /// Runs the kernel. Jupyter calls this command.
+    #[command(after_help = "Example:\n  sandglass-host kernel run --connection-file kernel.json")]
     Run(Box<RunArgs>),
 }
 
-/// Options that run a kernel.
+/// Options of `sandglass-host kernel run`.
 #[derive(Debug, Clone, Args)]
 pub struct RunArgs {
-    /// The file with ports and key that Jupyter has written.
+    /// The file with ports and key, which Jupyter writes.
     #[arg(long, value_name = "FILE")]
     pub connection_file: PathBuf,
-    /// The sandbox that its cells run in.
+    /// The sandbox of the kernel's cells.
     #[command(flatten)]
     pub cells: CellsArgs,
 }
 
-/// Options of the sandbox that the cells of a kernel run in.
+/// Options of the sandbox where a kernel's cells run.
 #[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Cells")]
 pub struct CellsArgs {
-    /// The place where it runs.
-    #[command(flatten)]
-    pub guest: GuestArgs,
-    /// The folder that the code has as /workspace, and works in; without it, an empty one.
+    /// A folder that the code sees as /workspace and works in; by default an empty one.
     #[arg(long, value_name = "DIR")]
     pub workspace: Option<PathBuf>,
-    /// How long a cell may run, in seconds; host calls do not count.
+    /// Seconds that a cell may run. Host calls do not count.
     #[arg(long, value_name = "SECONDS", default_value_t = TIMEOUT_SECONDS, value_parser = seconds)]
     pub timeout: f64,
-    /// The file that the variable `context` holds: what JSON says if it is named *.json, else text.
+    /// A file for the variable `context`. A *.json file is parsed; any other file is text.
     #[arg(long, value_name = "FILE")]
     pub context: Option<PathBuf>,
-    /// Characters of each output stream of a cell; of more, the middle is left out.
+    /// Characters of each output stream of a cell. The middle of longer output is left out.
     #[arg(long, value_name = "CHARACTERS", default_value_t = MAX_OUTPUT_CHARS, value_parser = clap::value_parser!(u32).range(0..=100_000_000))]
     pub max_output: u32,
-    /// Gives HTML, SVG, Markdown, LaTeX and charts to the notebook as code has made them: then code can run scripts in the notebook's page.
+    /// Show HTML, SVG, Markdown, LaTeX and charts unchanged. Then the code can run scripts in the notebook's page.
     #[arg(long)]
     pub trust_output: bool,
+    /// The guests.
+    #[command(flatten)]
+    pub guest: GuestArgs,
     /// The model that answers `llm_query`.
     #[command(flatten)]
     pub model: ModelArgs,
 }
 
-/// The command `kernel`.
+/// Runs the command `kernel`.
 ///
 /// # Errors
-/// What cannot be read or written, or why no notebook can reach the kernel.
+/// A file cannot be read or written, an option does not fit, or notebooks cannot reach the kernel.
 pub async fn kernel(command: KernelCommand) -> Result<u8, String> {
     match command {
         KernelCommand::Install(args) => args.cells.check().and_then(|()| install::install(&args)),
@@ -142,7 +149,7 @@ pub async fn kernel(command: KernelCommand) -> Result<u8, String> {
 }
 
 impl CellsArgs {
-    /// Checks that a kernel's cells can run there.
+    /// Checks that the backend can run a kernel's cells.
     fn check(&self) -> Result<(), String> {
         if self.guest.backend == BackendKind::Jupyter {
             return Err(
@@ -153,10 +160,10 @@ impl CellsArgs {
         Ok(())
     }
 
-    /// A sandbox with its context, whose guest has started.
+    /// A sandbox whose guest has started, with its context.
     ///
     /// # Errors
-    /// What cannot be read, or why there is no guest.
+    /// The context cannot be read, or no guest starts.
     async fn sandbox(&self, input: &Arc<Input>) -> Result<Sandbox, String> {
         let context = self.context.as_deref().map(context).transpose()?.unwrap_or_default();
         let input = Arc::clone(input);

@@ -1,5 +1,5 @@
-//! [Jupyter's messages](https://jupyter-client.readthedocs.io/en/stable/messaging.html#the-wire-protocol) as parts of ZeroMQ's: who
-//! sent it, a delimiter, the signature, and four parts of JSON, which are what is signed.
+//! [Jupyter's messages](https://jupyter-client.readthedocs.io/en/stable/messaging.html#the-wire-protocol) as parts of ZeroMQ
+//! messages: the sender's identities, a delimiter, the signature, and four signed parts of JSON.
 
 use std::fmt::Write;
 
@@ -8,18 +8,18 @@ use ring::hmac;
 
 const DELIMITER: &[u8] = b"<IDS|MSG>";
 
-/// Signs messages, and checks signatures. Copies have the same key.
+/// Signs messages, and checks signatures. Clones have the same key.
 #[derive(Clone)]
 pub struct Signer(Option<hmac::Key>);
 
-/// A message whose signature is right.
+/// A message whose signature is correct.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Opened {
-    /// The path back to its sender.
+    /// The identities of the sender, by which a reply reaches it.
     pub identities: Vec<Bytes>,
-    /// Header, parent's header, metadata and content: JSON that nobody has read yet.
+    /// Header, parent header, metadata and content, as JSON that is not parsed yet.
     pub json: [Bytes; 4],
-    /// Bytes that came along, which are not signed.
+    /// Unsigned bytes that belong to the message.
     pub buffers: Vec<Bytes>,
 }
 
@@ -30,7 +30,7 @@ impl Signer {
         Self((!key.is_empty()).then(|| hmac::Key::new(hmac::HMAC_SHA256, key.as_bytes())))
     }
 
-    /// The parts of a message to the first of these identities.
+    /// The parts of a message to the peer with the first identity.
     #[must_use]
     pub fn seal(&self, identities: Vec<Bytes>, json: [Bytes; 4]) -> Vec<Bytes> {
         let mut parts = identities;
@@ -39,10 +39,10 @@ impl Signer {
         parts
     }
 
-    /// Reads the parts of a message, but not its JSON.
+    /// Opens a message, and leaves its JSON unparsed.
     ///
     /// # Errors
-    /// The name of what came instead.
+    /// The reason: a part is missing, or the signature is wrong.
     pub fn open(&self, mut parts: Vec<Bytes>) -> Result<Opened, &'static str> {
         let delimiter = parts.iter().position(|part| part == DELIMITER);
         let mut rest = delimiter.map(|at| parts.split_off(at)).unwrap_or_default().into_iter();
@@ -75,7 +75,7 @@ impl Signer {
     }
 }
 
-/// The bytes that hexadecimal digits stand for.
+/// The bytes that hexadecimal digits encode.
 pub(super) fn bytes_of(digits: &[u8]) -> Option<Vec<u8>> {
     let digit = |digit: &u8| char::from(*digit).to_digit(16);
     let byte = |pair: &[u8]| match pair {

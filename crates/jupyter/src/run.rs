@@ -1,4 +1,4 @@
-//! The kernel: requests of the shell one after the other, and those of control meanwhile.
+//! The running kernel. Requests on `shell` are handled one after the other, and requests on `control` at any time.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,17 +18,17 @@ use super::{CellsArgs, RunArgs, completion};
 use sandglass_host::complete::{State, state};
 use sandglass_host::sandbox::Sandbox;
 
-/// The variable in which Jupyter says which process has started a kernel.
+/// The variable that tells a kernel the process id of its parent.
 const PARENT: &str = "JPY_PARENT_PID";
-/// The interval at which it is looked whether that process is there.
+/// The interval between two checks for the parent process.
 const LOOK_AT_PARENT: Duration = Duration::from_secs(1);
-/// The time that the end of the sandbox may take.
+/// The time for the sandbox to end.
 const GONE_WITHIN: Duration = Duration::from_secs(10);
 const ENDS: &str = "the kernel is being shut down";
-/// Expressions that are evaluated with a cell.
+/// Most user expressions that are evaluated with a cell.
 const MOST_EXPRESSIONS: usize = 100;
 
-/// Runs a kernel until it is shut down, or the process that has started it is gone.
+/// Runs a kernel until it is shut down, or until its parent process is gone.
 pub(super) async fn run(args: RunArgs) -> Result<u8, String> {
     let mut terminated = signal(SignalKind::terminate()).map_err(|error| error.to_string())?;
     let (wire, channels) = Wire::open(&args.connection_file).await?;
@@ -67,18 +67,18 @@ struct Kernel {
     input: Arc<Input>,
     iopub: Publisher,
     sandbox: Mutex<Option<Sandbox>>,
-    /// Held while one is made.
+    /// A lock, held while a sandbox is made.
     starting: tokio::sync::Mutex<()>,
-    /// True when none may be made any more.
+    /// True when no further sandbox may be made.
     ends: AtomicBool,
 }
 
-/// The shell's state.
+/// The state of the `shell` channel.
 #[derive(Default)]
 struct Session {
     count: u32,
     history: History,
-    /// The fate of the state, where no output of a cell has told it yet.
+    /// Notes on the variables' fate that no cell has shown yet.
     untold: Vec<String>,
 }
 
@@ -86,7 +86,7 @@ struct Session {
 #[derive(PartialEq, Eq)]
 enum Next {
     GoOn,
-    /// Cells that wait already are not run.
+    /// Do not run cells that already wait.
     Abort,
     End,
 }
@@ -97,7 +97,7 @@ impl Kernel {
         sandbox.clone()
     }
 
-    /// The sandbox, which is made when there is none yet: what was missing may be there now.
+    /// The sandbox, made now if there is none: an earlier attempt failed for a reason that may be gone.
     async fn start(&self) -> Result<Sandbox, String> {
         let _starting = self.starting.lock().await;
         if let Some(sandbox) = self.sandbox() {
@@ -121,10 +121,10 @@ impl Kernel {
         }
     }
 
-    /// Ends the sandbox; nothing of it is left, nor of one that is just being made.
+    /// Ends the sandbox, and also one that is being made.
     async fn end(&self) {
         self.ends.store(true, Ordering::SeqCst);
-        // Who makes it ends it.
+        // Waits for a sandbox that is being made. Its maker ends it.
         let _starting = tokio::time::timeout(GONE_WITHIN, self.starting.lock()).await;
         let sandbox = self.sandbox.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(sandbox) = sandbox
@@ -258,7 +258,7 @@ async fn serve_shell(kernel: &Kernel, mut requests: Receiver<JupyterMessage>, re
                 None => return,
             },
         };
-        // What comes after the reply is no longer of those that wait.
+        // Requests that arrive after the reply are not among those that wait.
         let mut collect = || {
             while let Ok(request) = requests.try_recv() {
                 waiting.push_back(request);
@@ -310,7 +310,7 @@ async fn serve_control(kernel: &Kernel, mut requests: Receiver<JupyterMessage>, 
     }
 }
 
-/// Answers a request of the shell. Before it says that a cell has failed, others are collected that wait already.
+/// Answers a request of the `shell` channel. After a failed cell it first collects the requests that already wait.
 async fn answer(
     kernel: &Kernel,
     session: &mut Session,
@@ -342,7 +342,7 @@ async fn answer(
         }
         Content::CommInfoRequest(_) => Some(("comm_info_reply", json!({ "status": "ok", "comms": {} }))),
         Content::CommOpen(opened) => {
-            // There are none, which is told by closing it.
+            // Comms are not supported. Closing the comm tells the front end so.
             let content = json!({ "comm_id": opened.comm_id, "data": {} });
             kernel.iopub.send("comm_close", content, &request);
             None
@@ -362,7 +362,7 @@ async fn answer(
     next
 }
 
-/// Answers what may come on either channel. What is not known has no answer.
+/// Answers a request that may come on either channel. An unknown request gets no answer.
 async fn anywhere(kernel: &Kernel, request: &JupyterMessage, replies: &Sender) -> Next {
     match &request.content {
         Content::KernelInfoRequest(_) => {
@@ -373,7 +373,7 @@ async fn anywhere(kernel: &Kernel, request: &JupyterMessage, replies: &Sender) -
             kernel.end().await;
             let content = json!({ "status": "ok", "restart": asked.restart });
             replies.send("shutdown_reply", content.clone(), request);
-            // For front ends that have not asked.
+            // For front ends that did not send this request.
             kernel.iopub.send("shutdown_reply", content, request);
             Next::End
         }
@@ -395,7 +395,7 @@ async fn anywhere(kernel: &Kernel, request: &JupyterMessage, replies: &Sender) -
     }
 }
 
-/// The kind of the reply to a request that cannot be read, and why.
+/// The type of the reply to a malformed request, and the error.
 fn malformed(request: &UnknownMessage) -> Option<(String, String)> {
     let kind = request.msg_type.strip_suffix("_request")?;
     Some((format!("{kind}_reply"), problem(request)?))
@@ -422,19 +422,19 @@ async fn take_answers(kernel: &Kernel, mut replies: Receiver<JupyterMessage>) {
     }
 }
 
-/// Ctrl-C in the terminal that a notebook was started from reaches its kernels, too.
+/// Interrupts the running cell on SIGINT, because Ctrl-C in a notebook's terminal reaches its kernels too.
 async fn interrupts(kernel: &Kernel) {
     while tokio::signal::ctrl_c().await.is_ok() {
         kernel.interrupt();
     }
 }
 
-/// Waits until the process is gone that has started this one, if it is known.
+/// Waits until the parent process is gone, if its id is known.
 async fn orphaned() {
     let parent = || rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().to_string());
     let first = parent();
     let told = std::env::var(PARENT).ok();
-    // Others than the parent may have been told of: then it is not known what the end of the parent means.
+    // The variable may name a process other than the parent. Then the parent's end means nothing.
     if told.is_none() || told != first {
         return std::future::pending().await;
     }

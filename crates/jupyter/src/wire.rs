@@ -1,4 +1,4 @@
-//! The sockets of a kernel, and what goes over them.
+//! A kernel's sockets, and their messages.
 
 use std::path::Path;
 
@@ -13,15 +13,15 @@ use crate::messages::Signer;
 use crate::zmtp::{self, Listener, Router, Server};
 
 const PROTOCOL_VERSION: &str = "5.4";
-/// Bytes of a message with code, of one with an answer or an order, and of a sign of life.
+/// The largest message, in bytes: of a request with code, of an answer or an order, and of a sign of life.
 const MAX_REQUEST_BYTES: u64 = 8 << 20;
 const MAX_ANSWER_BYTES: u64 = 1 << 20;
 const MAX_SIGN_BYTES: u64 = 64 << 10;
 
-/// The open sockets.
+/// The kernel's open sockets.
 pub(super) struct Wire(Server);
 
-/// The channels that go over them.
+/// The channels of a kernel.
 pub(super) struct Channels {
     pub shell: Channel,
     pub control: Channel,
@@ -36,10 +36,10 @@ pub(super) struct Channel {
 }
 
 impl Wire {
-    /// Opens the addresses in the file that Jupyter has written.
+    /// Opens the sockets at the addresses in Jupyter's connection file.
     ///
     /// # Errors
-    /// An error in the file, or in the addresses.
+    /// The file or an address in it is wrong.
     pub(super) async fn open(file: &Path) -> Result<(Self, Channels), String> {
         let info = connection::read(file)?;
         if info.key.is_empty() {
@@ -92,13 +92,13 @@ impl Wire {
         Ok((Self(server), channels))
     }
 
-    /// Closes them when what was sent has left.
+    /// Closes the sockets after all sent messages have left.
     pub(super) async fn close(self) {
         self.0.close().await;
     }
 }
 
-/// Reads a message whose signature is right. What Jupyter's clients leave out is as its documents say.
+/// Reads a message with a correct signature. Missing fields get the defaults of Jupyter's documents.
 fn read_message(signer: &Signer, parts: Vec<Bytes>) -> Result<JupyterMessage, String> {
     let opened = signer.open(parts)?;
     let [header, parent, metadata, content] = &opened.json;
@@ -120,7 +120,7 @@ fn read_message(signer: &Signer, parts: Vec<Bytes>) -> Result<JupyterMessage, St
     };
     let message = match parsed(header.clone(), content.clone()) {
         Ok(message) => message,
-        // Who has signed it hears what is wrong with its content: see `problem`.
+        // The sender has the key, so the sender is told about an error in the content. See `problem`.
         Err(_) => {
             let kind = kind.to_owned();
             let mut other = header;
@@ -142,7 +142,7 @@ pub(super) fn problem(request: &UnknownMessage) -> Option<String> {
     read.err().map(|error| error.to_string())
 }
 
-/// The default of a field that is not there.
+/// The default of a missing field.
 fn defaults(kind: &str) -> Value {
     match kind {
         "execute_request" => {
@@ -156,7 +156,7 @@ fn defaults(kind: &str) -> Value {
     }
 }
 
-/// Sends to everybody who has subscribed.
+/// Sends to all subscribers.
 #[derive(Clone)]
 pub(super) struct Publisher {
     socket: zmtp::Publisher,
@@ -169,7 +169,7 @@ impl Publisher {
         self.publish(kind, content, Some(parent));
     }
 
-    /// Publishes what no request has led to.
+    /// Publishes a message that answers no request.
     pub(super) fn announce(&self, kind: &str, content: Value) {
         self.publish(kind, content, None);
     }
@@ -189,20 +189,20 @@ pub(super) struct Sender {
 }
 
 impl Sender {
-    /// Sends to who has sent `parent`.
+    /// Sends to the sender of `parent`.
     pub(super) fn send(&self, kind: &str, content: Value, parent: &JupyterMessage) {
         if !self.send_made(&made(kind, content, parent)) {
             tracing::debug!(kind, "nobody is there any more to reply to");
         }
     }
 
-    /// Sends what [`made`] has made. False when its receiver is gone.
+    /// Sends a message that [`made`] built. Returns false when its receiver is gone.
     pub(super) fn send_made(&self, message: &JupyterMessage) -> bool {
         sealed(&self.signer, message).is_some_and(|parts| self.router.send(&parts))
     }
 }
 
-/// The parts of a message. Its first identity is the topic, where it is published.
+/// The parts of a message. A published message has its topic as first identity.
 fn sealed(signer: &Signer, message: &JupyterMessage) -> Option<Vec<Bytes>> {
     fn json(part: &impl Serialize) -> serde_json::Result<Bytes> {
         serde_json::to_vec(part).map(Bytes::from)
@@ -220,7 +220,7 @@ fn sealed(signer: &Signer, message: &JupyterMessage) -> Option<Vec<Bytes>> {
     Some(signer.seal(message.zmq_identities.clone(), parts.ok()?))
 }
 
-/// A message to who has sent `parent`.
+/// A message to the sender of `parent`.
 pub(super) fn made(kind: &str, content: Value, parent: &JupyterMessage) -> JupyterMessage {
     stamped(untyped(kind, content), Some(parent), parent.zmq_identities.clone())
 }

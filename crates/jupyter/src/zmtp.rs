@@ -1,11 +1,11 @@
-//! As much of ZeroMQ as Jupyter needs: [ZMTP 3.1](https://rfc.zeromq.org/spec/37/) and
-//! [3.0](https://rfc.zeromq.org/spec/23/) with the mechanism NULL, which is no encryption.
+//! The part of ZeroMQ that Jupyter needs: [ZMTP 3.1](https://rfc.zeromq.org/spec/37/) and
+//! [3.0](https://rfc.zeromq.org/spec/23/) with the mechanism NULL, which has no encryption.
 //!
-//! A [`Server`] has the sockets of a kernel; a front end [`connect`]s to one. No end trusts the other: whoever reaches an address can
-//! speak before a signature shows who it is, and a kernel runs anybody's code. So a frame's length is checked before its memory is
-//! taken, and a peer that breaks the protocol loses its connection. The crate `zeromq` 0.7 has no such bound.
+//! A [`Server`] owns the sockets of a kernel; a front end [`connect`]s to one. No side trusts the other. Anybody who reaches an
+//! address can send before a signature identifies them, and a kernel runs untrusted code. So a frame's length is checked before
+//! memory is allocated, and a peer that breaks the protocol loses its connection. The crate `zeromq` 0.7 has no such bound.
 //!
-//! A connection that has ended stays so: a kernel that was restarted is another one.
+//! A connection that has ended is not opened again, because a restarted kernel is a different kernel.
 //!
 //! Decisions: `docs/internals/jupyter.md`.
 
@@ -22,17 +22,17 @@ use tokio::net::{TcpStream, UnixStream};
 
 pub use self::server::{Listener, Publisher, Router, Server};
 
-/// Parts of a message: identities, six of Jupyter's own, and its buffers.
+/// Most parts of a message: identities, the six parts of Jupyter, and buffers.
 const MAX_PARTS: usize = 128;
-/// Bytes of a command: a socket's type and identity, or a topic.
+/// The largest command, in bytes: a socket type and an identity, or a topic.
 const MAX_COMMAND_BYTES: u64 = 1 << 10;
 const GREETING_BYTES: usize = 64;
-/// The place of the mechanism's name in a greeting.
+/// The bytes of a greeting that hold the mechanism's name.
 const MECHANISM: std::ops::Range<usize> = 12..32;
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
-/// Bytes before the context of a PING: for how long its sender waits.
+/// The bytes of a PING before its context, which hold the sender's waiting time.
 const PING_TTL_BYTES: usize = 2;
 const MAX_PING_CONTEXT_BYTES: usize = 16;
 
@@ -54,13 +54,13 @@ pub enum ZmtpError {
     /// The peer speaks another protocol.
     #[error("what listens there does not speak ZeroMQ 4")]
     NotZmtp,
-    /// The peer wants an encryption.
+    /// The peer requires encryption.
     #[error("it wants the encryption {0}, which is not supported here")]
     Encrypted(String),
-    /// The peer's socket is none that this one talks to.
+    /// The peer's socket has a type that cannot talk to this one.
     #[error("it is no socket that a {0} talks to")]
     WrongSocket(&'static str),
-    /// The peer announced more than it may send.
+    /// The peer announced a frame or message above its limit.
     #[error("it sent a message of more than {0} bytes or {MAX_PARTS} parts")]
     TooLarge(u64),
     /// The peer broke the protocol.
@@ -69,25 +69,25 @@ pub enum ZmtpError {
     /// The peer did not introduce itself in time.
     #[error("it did not say in time which protocol it speaks")]
     Silent,
-    /// The peer does not read what it is sent.
+    /// The peer does not read its messages.
     #[error("it reads too slowly")]
     TooSlow,
 }
 
-/// One message, or a command that its receiver has to act on.
+/// A received message, or a command for the receiver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Incoming {
-    /// The parts of a message; there is at least one.
+    /// The parts of a message, at least one.
     Message(Vec<Bytes>),
-    /// The peer wants messages whose first part begins so.
+    /// The peer subscribes to messages whose first part begins with these bytes.
     Subscribe(Bytes),
-    /// The peer no longer wants those.
+    /// The peer cancels that subscription.
     Cancel(Bytes),
-    /// The peer wants to hear [`Sender::pong`] with these bytes.
+    /// The peer expects [`Sender::pong`] with these bytes.
     Ping(Bytes),
 }
 
-/// The types of sockets that there are here.
+/// The supported socket types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SocketType {
     Dealer,
@@ -121,22 +121,22 @@ trait Both: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Both for S {}
 type Socket = Box<dyn Both>;
 
-/// The end that messages come from.
+/// The receiving half of a connection.
 pub struct Receiver {
     reads: BufReader<ReadHalf<Socket>>,
     max_bytes: u64,
-    /// The parts of the message under way, and their bytes.
+    /// The parts received of an unfinished message, and their total bytes.
     parts: Vec<Bytes>,
     bytes: u64,
 }
 
-/// The end that messages go to.
+/// The sending half of a connection.
 pub struct Sender(WriteHalf<Socket>);
 
-/// Connects a DEALER to a socket. The caller bounds the time. A message of the peer has at most `max_bytes`.
+/// Connects a DEALER to a socket. The caller sets a timeout. A message of the peer has at most `max_bytes`.
 ///
 /// # Errors
-/// Nobody listens there, or somebody who is no peer of a DEALER.
+/// Nobody listens at the address, or the peer is no socket for a DEALER.
 pub async fn connect(endpoint: &Endpoint, max_bytes: u64) -> Result<(Sender, Receiver), ZmtpError> {
     let socket: Socket = match endpoint {
         Endpoint::Tcp(host, port) => {
@@ -150,7 +150,7 @@ pub async fn connect(endpoint: &Endpoint, max_bytes: u64) -> Result<(Sender, Rec
     Ok((sender, receiver))
 }
 
-/// Introduces both ends to each other. The last of what it returns is the identity that the peer gives itself, mostly none.
+/// Exchanges greetings. The last returned value is the peer's own identity, which is mostly empty.
 async fn shake_hands(socket: Socket, own: SocketType, max_bytes: u64) -> Result<(Sender, Receiver, Bytes), ZmtpError> {
     let (reads, writes) = tokio::io::split(socket);
     let (mut sender, mut receiver) = (Sender(writes), Receiver::new(reads, max_bytes));
@@ -181,7 +181,7 @@ async fn shake_hands(socket: Socket, own: SocketType, max_bytes: u64) -> Result<
     Ok((sender, receiver, Bytes::copy_from_slice(identity)))
 }
 
-/// The frame by which a socket introduces itself.
+/// The READY frame, by which a socket introduces itself.
 fn ready(own: SocketType) -> Bytes {
     let mut body = BytesMut::from(&b"\x05READY"[..]);
     for (name, value) in [("Socket-Type", own.name()), ("Identity", "")] {
@@ -198,7 +198,7 @@ fn ready(own: SocketType) -> Bytes {
     frame.freeze()
 }
 
-/// The socket type and the identity among the properties of a READY.
+/// The socket type and the identity in the properties of a READY.
 fn introduction(mut properties: &[u8]) -> Option<(&[u8], &[u8])> {
     let (mut socket_type, mut identity) = (&b""[..], &b""[..]);
     while let Some((length, rest)) = properties.split_first() {
@@ -215,7 +215,7 @@ fn introduction(mut properties: &[u8]) -> Option<(&[u8], &[u8])> {
     (identity.len() <= usize::from(u8::MAX)).then_some((socket_type, identity))
 }
 
-/// A command's name, and the rest of it.
+/// A command's name and its body.
 fn command(body: &Bytes) -> Option<(&[u8], Bytes)> {
     let (length, rest) = body.split_first()?;
     let name = rest.get(..usize::from(*length))?;
@@ -236,7 +236,7 @@ fn put_frame(into: &mut BytesMut, flags: u8, body: &[u8]) {
     into.put_slice(body);
 }
 
-/// A message as it is sent.
+/// The bytes that send a message.
 fn encode(parts: &[Bytes]) -> Bytes {
     let mut bytes = BytesMut::with_capacity(parts.iter().map(|part| 9 + part.len()).sum());
     for (index, part) in parts.iter().enumerate() {
@@ -246,7 +246,7 @@ fn encode(parts: &[Bytes]) -> Bytes {
     bytes.freeze()
 }
 
-/// The answer to a PING, as it is sent.
+/// The bytes that answer a PING.
 fn encode_pong(context: &[u8]) -> Bytes {
     let mut frame = BytesMut::new();
     put_frame(&mut frame, COMMAND, &[b"\x04PONG", context].concat());
@@ -254,7 +254,7 @@ fn encode_pong(context: &[u8]) -> Bytes {
 }
 
 impl Sender {
-    /// Sends a message, whatever its size.
+    /// Sends a message of any size.
     ///
     /// # Errors
     /// The connection has ended.
@@ -286,15 +286,15 @@ impl Receiver {
         }
     }
 
-    /// The next message, or a command that somebody has to act on. A call that was dropped may have read a part of it: then the
-    /// connection is of no use any more.
+    /// The next message, or a command for the caller. If the call is dropped, it may have read part of a message, and the
+    /// connection is unusable.
     ///
     /// # Errors
     /// The connection has ended, or the peer broke the protocol.
     pub async fn receive(&mut self) -> Result<Incoming, ZmtpError> {
         loop {
             let (flags, body) = self.frame().await?;
-            // Commands may come between the parts of a message, and end none.
+            // Commands may come between the parts of a message, and do not end it.
             if flags & COMMAND != 0 {
                 match command(&body).ok_or(ZmtpError::Malformed("a command without a name"))? {
                     (b"SUBSCRIBE", topic) => return Ok(Incoming::Subscribe(topic)),
@@ -336,7 +336,7 @@ impl Receiver {
         } else if length > self.max_bytes - self.bytes || self.parts.len() == MAX_PARTS {
             return Err(ZmtpError::TooLarge(self.max_bytes));
         }
-        // Memory is taken as bytes arrive.
+        // Memory is allocated as bytes arrive.
         let mut body = Vec::new();
         (&mut self.reads).take(length).read_to_end(&mut body).await?;
         if body.len() as u64 != length {

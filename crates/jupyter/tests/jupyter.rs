@@ -1,4 +1,4 @@
-//! Guests in real Jupyter kernels of two generations (`scripts/setup` installs them), and kernels that fail.
+//! Guests in real Jupyter kernels of two ipykernel generations, which `scripts/setup` installs, and kernels that fail.
 
 #![expect(
     clippy::unwrap_used,
@@ -21,7 +21,7 @@ use sandglass_jupyter::{Jupyter, KernelSettings};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 
-/// Time that anything may take before it counts as never.
+/// The time after which a test gives up.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs every test with both generations of kernels.
@@ -63,7 +63,7 @@ async fn soon<T>(future: impl Future<Output = T>) -> T {
         .expect("it goes on and on")
 }
 
-/// The Python that has a generation of kernels.
+/// The Python with this generation of kernels.
 fn python(generation: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../.setup/jupyter")
@@ -99,14 +99,14 @@ async fn begun(builder: SandboxBuilder) -> Sandbox {
     sandbox
 }
 
-/// Runs code that is to end well.
+/// Runs code that must succeed.
 async fn ran(sandbox: &Sandbox, code: &str) -> Execution {
     let run = sandbox.execute(code).await.expect("an execution");
     assert_eq!(run.error, None, "{code}\n{:?}", run.traceback);
     run
 }
 
-/// Runs code once it has printed something, whatever `then` does meanwhile.
+/// Runs code. Once the code has printed something, runs `then` beside it.
 async fn ran_while(sandbox: &Sandbox, code: &str, then: impl Future<Output = ()>) -> Execution {
     let (printed, mut prints) = mpsc::unbounded_channel();
     let options = ExecuteOptions {
@@ -221,7 +221,7 @@ async fn code_is_interrupted_and_keeps_its_state(generation: &str) {
     sandbox.destroy().await;
 }
 
-/// An interrupt may come between two tries: the next level swallows that one.
+/// Code that swallows interrupts. An interrupt can come between two `try` blocks, so an outer block swallows that one.
 const SWALLOWS: &str = "import time
 def swallow(levels):
     while time.monotonic() < until:
@@ -319,7 +319,7 @@ def sends(stream, kind, content=None, *args, **options):
 session.send = sends"
         );
         ran(&sandbox, &code).await;
-        // The answer of the turn itself comes after its end; then the kernel is ended.
+        // The kernel's own reply comes after the guest's answer, and the kernel is ended then.
         let began = Instant::now();
         let told = loop {
             match sandbox.execute("'sends' in globals()").await {
@@ -385,7 +385,7 @@ async fn variables_can_be_inspected(generation: &str) {
     assert_eq!(look(PATIENCE).await.unwrap_err().code(), "guest_lost");
 }
 
-/// A kernelspec that starts this.
+/// A kernelspec that starts this program.
 fn spec_of(argv: &[&str]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let text = serde_json::json!({ "argv": argv, "display_name": "it", "language": "python" }).to_string();
@@ -432,7 +432,7 @@ async fn kernels_that_do_not_start_are_named() {
 
 // ---- kernels that run ----
 
-/// A kernel that somebody else has started.
+/// A running kernel, started by somebody else.
 struct Running {
     child: Child,
     folder: TempDir,
@@ -477,7 +477,7 @@ impl Running {
         }
     }
 
-    /// As its own manager does it: on the same ports, with the same key.
+    /// Restarts the kernel as its manager does: with the same ports and the same key.
     async fn restart(&mut self) {
         self.end();
         self.child = Self::child(&self.python, self.folder.path());
@@ -502,7 +502,7 @@ impl Running {
         builder.kernel(self.kernel())
     }
 
-    /// Runs code as another front end, and returns what it printed once that has come.
+    /// A command that runs code as another front end, and prints what the code prints.
     fn elsewhere(&self, code: &str) -> Command {
         let program = "import sys
 from jupyter_client import BlockingKernelClient
@@ -559,7 +559,7 @@ async fn a_kernel_that_runs_is_shared(generation: &str) {
     let code =
         "import sys\ntime.sleep(0.01)\nprint(ours, type(sys.stdout).__module__, get_ipython().execution_count - count)";
     assert_eq!(kernel.ran_elsewhere(code).await, "2 ipykernel.iostream 1\nok\n");
-    // One of theirs that fails gives up none of ours, and their long one has ours wait.
+    // A failing cell of theirs drops none of our requests, and a long cell of theirs makes ours wait.
     let mut child = kernel
         .elsewhere("print('slow', flush=True)\ntime.sleep(1)\n1/0")
         .stdout(Stdio::piped())
@@ -573,13 +573,13 @@ async fn a_kernel_that_runs_is_shared(generation: &str) {
     assert_eq!(&said, b"slow");
     assert_eq!(result(&ran(&sandbox, "ours + 1").await), "3");
     assert!(child.wait().unwrap().success());
-    // A second sandbox would share all of it.
+    // A second sandbox would share all variables.
     let other = kernel.builder().build().await.unwrap();
     other.initialize(Value::None).await.unwrap();
     assert_eq!(result(&ran(&other, "ours").await), "2");
     other.destroy().await;
     sandbox.destroy().await;
-    // What is left of ours ends when the guest sees that its host has.
+    // Our leftovers end when the guest sees that its host has left.
     let code = "def is_left(): return 'FINAL' in globals() or len(sys._current_frames()) != threads
 until = time.monotonic() + 30
 while is_left() and time.monotonic() < until: time.sleep(0.01)
@@ -606,7 +606,7 @@ async fn an_interrupt_of_others_ends_our_code(generation: &str) {
             if code == "wait()" {
                 calls.recv().await;
             }
-            // As a notebook's button does.
+            // A notebook's button sends the same signal.
             kill_process(Pid::from_child(&kernel.child), Signal::INT).unwrap();
         })
         .await;
@@ -644,7 +644,7 @@ async fn a_kernel_that_was_restarted_is_another(generation: &str) {
         "{run:?}"
     );
     assert_eq!(result(&ran(&sandbox, "context").await), "'the context'");
-    // One that stays away is named, in time.
+    // A kernel that does not come back is named in the error, within the timeout.
     kernel.end();
     let began = Instant::now();
     let error = loop {
@@ -716,7 +716,7 @@ async fn connection_files_that_lead_nowhere_are_named() {
         let error = wrong.look(&Settings::default()).await.unwrap_err().to_string();
         assert!(error.contains("did not answer") && error.contains("key"), "{error}");
         assert!(began.elapsed() < PATIENCE / 2);
-        // It serves others as before.
+        // The kernel serves others as before.
         assert_eq!(kernel.ran_elsewhere("print(1)").await, "1\nok\n");
     })
     .await;

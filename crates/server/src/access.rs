@@ -1,4 +1,4 @@
-//! Decides who may ask: bearer keys, the `Host` that a keyless server answers, and the origins of pages.
+//! Access to the server: bearer keys, the `Host` that a server without keys accepts, and the origins of pages.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,18 +10,18 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use sha2::{Digest, Sha256};
 
-/// Characters that a key has at least: shorter ones can be guessed.
+/// The shortest key, in characters. A shorter key could be guessed.
 const LEAST_KEY_CHARS: usize = 16;
-/// Characters that a key has at most.
+/// The longest key, in characters.
 const MOST_KEY_CHARS: usize = 512;
-/// Characters of an owner's name.
+/// The longest name of an owner, in characters.
 const MOST_NAME_CHARS: usize = 64;
-/// The beginning of the WebSocket subprotocol that carries a key.
+/// The prefix of the WebSocket subprotocol that carries a key.
 pub const KEY_PROTOCOL: &str = "sandglass.key.";
-/// Whom sessions belong to when there are no keys.
+/// The owner of sessions on a server without keys.
 pub const LOCAL: &str = "local";
 
-/// The keys that the server knows, as hashes.
+/// The server's keys, stored as hashes.
 #[derive(Clone, Default)]
 pub struct Keys(Vec<Key>);
 
@@ -38,11 +38,11 @@ impl fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// Reads keys: one per line (or between commas), as `name key` or as the key alone, whose name then is `key-1`, `key-2` and so on.
-    /// Lines of one name are several keys of one owner. Lines that begin with `#` are comments.
+    /// Reads keys, one per line or separated by commas. A line is `name key`, or only the key, whose name is then `key-1`,
+    /// `key-2` and so on. Several lines of one name are several keys of one owner. Lines that begin with `#` are comments.
     ///
     /// # Errors
-    /// What is wrong, and with which line; never the key.
+    /// The fault and its line, without the key.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut keys = Self::default();
         let lines = text.split(['\n', ',']).map(str::trim).enumerate();
@@ -53,10 +53,10 @@ impl Keys {
         Ok(keys)
     }
 
-    /// Reads the keys of a file.
+    /// Reads the keys in a file.
     ///
     /// # Errors
-    /// The file cannot be read, holds no key, or one that will not do.
+    /// The file cannot be read, holds no key, or holds an invalid one.
     pub fn from_file(path: &Path) -> Result<Self, String> {
         let text = std::fs::read_to_string(path)
             .map_err(|error| format!("the file of keys {} cannot be read: {error}", path.display()))?;
@@ -67,10 +67,10 @@ impl Keys {
         Ok(keys)
     }
 
-    /// The keys of both.
+    /// The keys of both sets.
     ///
     /// # Errors
-    /// A key is there twice under different names.
+    /// One key has two names.
     pub fn and(mut self, other: Self) -> Result<Self, String> {
         for key in other.0 {
             self.insert(key)?;
@@ -78,7 +78,7 @@ impl Keys {
         Ok(self)
     }
 
-    /// Returns true when there are none.
+    /// Returns true when there are no keys.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -91,7 +91,7 @@ impl Keys {
         owners
     }
 
-    /// The key's owner. Takes the same time whatever is asked.
+    /// The key's owner. The search takes the same time for every key.
     pub fn owner_of(&self, key: &[u8]) -> Option<Arc<str>> {
         let digest = digest(key);
         let mut owner = None;
@@ -141,7 +141,7 @@ impl Keys {
     }
 }
 
-/// A name becomes a folder of the workspaces.
+/// Returns true for a valid name. Names become folders of workspaces.
 fn is_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     name.len() <= MOST_NAME_CHARS
@@ -149,7 +149,8 @@ fn is_name(name: &str) -> bool {
         && name.bytes().all(allowed)
 }
 
-/// Looks at all bytes, wherever the first difference is. Time would tell little anyway: whoever asks does not choose digests.
+/// Compares all bytes, wherever the first difference is. Timing would tell little anyway, because a client cannot choose
+/// digests.
 fn are_same(one: &[u8; 32], other: &[u8; 32]) -> bool {
     let difference = one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b));
     std::hint::black_box(difference) == 0
@@ -159,7 +160,7 @@ fn digest(key: &[u8]) -> [u8; 32] {
     Sha256::digest(key).into()
 }
 
-/// The key that a request brings: in `Authorization: Bearer …`, or in a WebSocket's subprotocols.
+/// The key of a request: from `Authorization: Bearer …`, or from a WebSocket's subprotocols.
 pub fn presented_key(headers: &HeaderMap) -> Option<Vec<u8>> {
     if let Some(value) = headers.get(header::AUTHORIZATION) {
         let (scheme, key) = value.as_bytes().split_at_checked(7)?;
@@ -175,8 +176,8 @@ pub fn presented_key(headers: &HeaderMap) -> Option<Vec<u8>> {
         .and_then(|key| URL_SAFE_NO_PAD.decode(key).ok())
 }
 
-/// Returns true when `Host` names this machine: a page of another site that has its name resolved to this machine (DNS rebinding) cannot
-/// make the browser say so.
+/// Returns true when `Host` names this machine. This stops DNS rebinding: a page of another site, whose name resolves to this
+/// machine, sends its own name as `Host`.
 pub fn is_local_host(headers: &HeaderMap, uri: &Uri) -> bool {
     host(headers, uri).and_then(name_of).is_some_and(|name| {
         name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
@@ -189,13 +190,13 @@ fn host<'a>(headers: &'a HeaderMap, uri: &'a Uri) -> Option<&'a str> {
     uri.authority().map(axum::http::uri::Authority::as_str).or(header)
 }
 
-/// The value of a header that is there once. Of several, a proxy in front may have looked at another.
+/// The value of a header that occurs once. If a header occurs twice, a proxy may have checked the other one.
 fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a HeaderValue> {
     let mut values = headers.get_all(name).into_iter();
     values.next().filter(|_| values.next().is_none())
 }
 
-/// The name in a `Host`, without the port. None where anything else is in it.
+/// The name in a `Host` header without its port; `None` for a malformed header.
 fn name_of(host: &str) -> Option<&str> {
     let (name, port) = match host.strip_prefix('[') {
         Some(rest) => rest.split_once(']')?,
@@ -205,7 +206,7 @@ fn name_of(host: &str) -> Option<&str> {
     (port.is_empty() || port.strip_prefix(':').is_some_and(is_port)).then_some(name)
 }
 
-/// The pages that may send requests.
+/// The origins whose pages may send requests.
 #[derive(Debug, Clone, Default)]
 pub struct Origins {
     allowed: Vec<String>,
@@ -216,7 +217,7 @@ impl Origins {
     /// Reads the values of `--allow-origin`: `https://app.example`, `http://localhost:5173`, or `*` for all.
     ///
     /// # Errors
-    /// One is no origin.
+    /// A text is no origin.
     pub fn parse(origins: &[String]) -> Result<Self, String> {
         let mut parsed = Self::default();
         for origin in origins {
@@ -241,7 +242,7 @@ impl Origins {
         Ok(parsed)
     }
 
-    /// Returns true when every page may.
+    /// Returns true when pages of every origin may send requests.
     pub fn any(&self) -> bool {
         self.any
     }
@@ -271,11 +272,11 @@ impl Origins {
 /// The meaning of a request's `Origin`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
-    /// No page of another origin sent it.
+    /// No page of another origin sent the request.
     None,
-    /// A page of this origin did, and may.
+    /// A page of this origin sent the request, and may do so.
     Allowed(String),
-    /// A page did, and may not.
+    /// A page sent the request, and may not do so.
     Forbidden,
 }
 
@@ -307,7 +308,7 @@ mod tests {
         assert_eq!(owners, ["ann", "bob", "key-3"]);
     }
 
-    /// Compares digests of whole keys: how near a guess comes to a key makes no difference that could be measured.
+    /// Keys are compared by digests, so the time of a comparison does not show how close a guess is.
     #[test]
     fn keys_are_known_by_all_of_their_digest() {
         let known = digest(KEY.as_bytes());
@@ -317,7 +318,7 @@ mod tests {
             other[bit / 8] ^= 1 << (bit % 8);
             assert!(!are_same(&known, &other), "{bit}");
         }
-        // Half of the bits are others, wherever the first difference between the keys is.
+        // Half of the bits differ, wherever the first difference between the keys is.
         for at in 0..KEY.len() {
             let mut near = KEY.as_bytes().to_vec();
             near[at] ^= 1;

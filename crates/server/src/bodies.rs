@@ -1,4 +1,4 @@
-//! Bodies: taken as they arrive, within bounds and deadlines; JSON is decoded away from the threads that serve.
+//! Request bodies, read within limits and deadlines. Long JSON is decoded on threads that serve no requests.
 
 use std::time::Duration;
 
@@ -13,35 +13,35 @@ use tokio::time::{Instant, timeout_at};
 use super::errors::{ApiError, Ours};
 use super::quotas::{Account, Held};
 
-/// The size from which bodies are decoded and written on a thread of their own, in bytes.
+/// The size from which a body is decoded or encoded on a thread of its own, in bytes.
 const LONG: usize = 64 << 10;
 
 /// The limits of bodies.
 #[derive(Debug, Clone, Copy)]
 pub struct BodyLimits {
-    /// Bytes of one body.
+    /// The largest body, in bytes.
     pub most_bytes: usize,
-    /// From the head to the body's end.
+    /// The time from the head to the body's end.
     pub total: Duration,
-    /// Between two pieces of it.
+    /// The longest pause between two pieces of a body.
     pub silence: Duration,
 }
 
-/// A body, and the part of the quota that it takes.
+/// A body with its part of the quota.
 #[derive(Debug)]
 pub struct Taken<T> {
-    /// Its value.
+    /// The body, or the value read from it.
     pub value: T,
-    /// Its length, in bytes.
+    /// The body's length, in bytes.
     pub size: usize,
-    /// To be kept for as long as the value, or what is made of it, lives.
+    /// The part of the quota. Keep it as long as the value, or anything made from the value.
     pub held: Vec<Held>,
 }
 
-/// Takes a body whole.
+/// Reads a whole body.
 ///
 /// # Errors
-/// 413, 408, 429, or 400 when it is cut.
+/// 413 when the body is too large, 408 when it is too slow, 429 when the quota is used up, 400 when the body is cut off.
 pub async fn take(
     account: &Account,
     limits: BodyLimits,
@@ -61,7 +61,7 @@ pub async fn take(
     if declared.is_some_and(|bytes| bytes > limits.most_bytes) {
         return Err(too_large());
     }
-    // A declared length is not believed: only what has arrived takes memory and quota.
+    // A declared length is not trusted: only received bytes take memory and quota.
     let (mut bytes, mut held) = (Vec::new(), Vec::new());
     let mut reserved = 0_usize;
     let end = Instant::now() + limits.total;
@@ -89,7 +89,7 @@ pub async fn take(
         }
         let needed = bytes.len() + data.len();
         if needed > reserved {
-            // In growing steps, so that there are few of them.
+            // The steps grow, so that there are few.
             let step = (needed - reserved).max(needed).min(limits.most_bytes - reserved);
             let step = match declared {
                 Some(declared) if declared >= needed => step.min(declared - reserved),
@@ -103,10 +103,10 @@ pub async fn take(
     }
 }
 
-/// Takes a body of JSON.
+/// Reads a body of JSON.
 ///
 /// # Errors
-/// As [`take`]; 415 for another type, and 400 when it is not what is asked for.
+/// As [`take`]. Also 415 for another media type, and 400 for JSON of another shape.
 pub async fn take_json<T: DeserializeOwned + Send + 'static>(
     account: &Account,
     limits: BodyLimits,
@@ -127,7 +127,7 @@ pub async fn take_json<T: DeserializeOwned + Send + 'static>(
         held,
     } = take(account, limits, headers, body).await?;
     let decode = move || {
-        // No body is an object with nothing in it.
+        // A missing body means an empty object.
         let bytes = if bytes.is_empty() { b"{}" } else { bytes.as_slice() };
         serde_json::from_slice(bytes)
             .map_err(|error| ApiError::invalid(format!("the body is not what is asked for: {error}")))
@@ -136,10 +136,10 @@ pub async fn take_json<T: DeserializeOwned + Send + 'static>(
     Ok(Taken { value, size, held })
 }
 
-/// Runs work on so many bytes, away from the threads that serve when it is long.
+/// Runs work on `size` bytes. Long work runs on a thread that serves no requests.
 ///
 /// # Errors
-/// It panicked.
+/// The work panicked.
 pub async fn sized<T: Send + 'static>(size: usize, work: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
     if size > LONG {
         off_the_workers(work).await
@@ -148,20 +148,20 @@ pub async fn sized<T: Send + 'static>(size: usize, work: impl FnOnce() -> T + Se
     }
 }
 
-/// Runs long work on a thread that serves nobody.
+/// Runs long work on a thread that serves no requests.
 ///
 /// # Errors
-/// It panicked.
+/// The work panicked.
 pub async fn off_the_workers<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
     tokio::task::spawn_blocking(work)
         .await
         .map_err(|_| ApiError::internal("work on the request ended unexpectedly; this is a bug"))
 }
 
-/// A response of JSON. `size` is about how long it gets, in bytes.
+/// A response of JSON. `size` is the approximate length of its text, in bytes.
 ///
 /// # Errors
-/// It cannot be written as JSON.
+/// The value cannot be written as JSON.
 pub async fn json<T: Serialize + Send + 'static>(
     status: StatusCode,
     size: usize,
@@ -176,7 +176,7 @@ pub async fn json<T: Serialize + Send + 'static>(
     Ok(response)
 }
 
-/// The media type of a body, without its parameters.
+/// The media type of a request's body, without parameters.
 pub fn media_type(headers: &HeaderMap) -> Option<String> {
     let value = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
     let (media_type, _) = value.split_once(';').unwrap_or((value, ""));

@@ -1,4 +1,4 @@
-//! The WebSocket relay between a supervisor elsewhere (the page's own `Session`) and a guest here.
+//! The WebSocket relay between a remote supervisor (the page's own `Session`) and a guest on this server.
 //!
 //! | message | from | is |
 //! |---|---|---|
@@ -8,8 +8,9 @@
 //! | `{"type":"lost","guest":n,"message":…,"killer":…}` | server | guest `n` ended, or could not start |
 //! | binary | both | `u32 LE` guest number, then a frame without its length and epoch |
 //!
-//! Binary messages of another guest are dropped. The relay reads no more from the guest while the socket is full, and no more from the
-//! socket while the guest takes nothing. A long body comes in pieces (`part` events), so that it does not hold the page up.
+//! Binary messages for another guest are dropped. While the socket is full, the relay stops reading from the guest. While the
+//! guest takes nothing, the relay stops reading from the socket. A long body travels in pieces (`part` events), because a page
+//! that receives one large message can do nothing else meanwhile.
 //!
 //! Decisions: `docs/internals/server.md`.
 
@@ -50,17 +51,17 @@ use sandglass_host::frame::{Frame, FrameReader};
 use sandglass_host::guest::{Exit, Guest, GuestProcess, GuestWriter};
 use sandglass_host::launcher::Launcher;
 
-/// Bytes that a message may have beyond the largest body.
+/// The bytes of a message beyond its largest body.
 const SLACK_BYTES: usize = 1 << 20;
-/// Bytes for the guest that it has not taken yet, beyond which the socket is not read.
+/// Bytes that the guest has not taken. Above this number the socket is not read.
 const MOST_UNTAKEN_BYTES: usize = 64 << 20;
-/// Messages for a client that takes none, beyond which it is not heard: it could ask for ever more.
+/// Messages that the client has not taken. Above this number the client's requests are not read, because each could cause more.
 const MOST_WAITING: usize = 256;
-/// The time that a guest's last frames are waited for when its process has ended.
+/// The time for the last frames of a guest whose process has ended.
 const LAST_FRAMES: Duration = Duration::from_secs(2);
-/// The time that a guest's end is waited for.
+/// The time for a guest to end.
 const ENDING: Duration = Duration::from_secs(10);
-/// The time that a close message is waited for.
+/// The time for a close message to be sent.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// `GET /v1/sessions/{id}/channel`.
@@ -100,7 +101,8 @@ pub async fn channel(
         launcher,
         most_value_bytes,
     };
-    // What ends with the task: the permits among the connections and the key's requests, the count, and the session with its guest.
+    // These end with the task: the permits of the connection and of the key's request, the gauge's count, and the session with
+    // its guest.
     let failed = Arc::clone(&session);
     let upgrade = upgrade
         .protocols([SUBPROTOCOL])
@@ -113,7 +115,7 @@ pub async fn channel(
     }))
 }
 
-/// The way the session's guests are made.
+/// The source of the session's guests.
 struct Guests {
     launcher: Arc<dyn Launcher>,
     most_value_bytes: usize,
@@ -126,7 +128,7 @@ enum Command {
     Kill { guest: Option<u32> },
 }
 
-/// Why the relay ends, as the client is told.
+/// The WebSocket close code and reason that the client gets.
 struct Farewell(u16, &'static str);
 
 const CLIENT_LEFT: Farewell = Farewell(close_code::NORMAL, "");
@@ -148,19 +150,19 @@ struct Relay {
     number: u32,
     booting: Option<BoxFuture<'static, Result<Guest, sandglass_core::Error>>>,
     guest: Option<Running>,
-    /// The exchange under way, by its number.
+    /// The number of the running exchange.
     exchange: Option<u32>,
     heard_at: Instant,
     used_at: Instant,
 }
 
-/// The event that the loop handles next.
+/// The next event of the relay's loop.
 enum Happened {
     Message(Option<Result<Message, axum::Error>>),
     Sent(Result<(), axum::Error>),
     Booted(Result<Guest, sandglass_core::Error>),
     Guest(FromGuest),
-    /// The session's folder holds too much.
+    /// The session's folder exceeds its quota.
     Excess(String),
     Tick,
     End(Farewell),
@@ -188,10 +190,10 @@ impl Relay {
     async fn run(mut self, attached: Attached) {
         let Farewell(code, reason) = self.relay().await;
         tracing::debug!(session = self.session.id, code, reason, "a channel ends");
-        // The guest first: nobody is left who could want it.
+        // The guest ends first, because nobody can use it any more.
         self.end_guest(false).await;
         self.app.sessions.remove(&self.session.id, Fate::Kept).await;
-        // Whoever destroyed it may have left that to this.
+        // A request that destroyed the session may have left this step to the relay.
         self.session.settle().await;
         self.outgoing.push(Message::Close(Some(CloseFrame {
             code,
@@ -303,7 +305,7 @@ impl Relay {
         }
     }
 
-    /// Ends the guest with all its processes, and waits for that.
+    /// Ends the guest with all its processes, and waits for the end.
     async fn end_guest(&mut self, has_closed: bool) -> Option<Exit> {
         self.booting = None;
         self.exchange = None;
@@ -371,7 +373,7 @@ impl Relay {
         self.tell_lost(&message, exit.filter(|_| problem.is_empty()));
     }
 
-    /// The page decides over what runs, and this over the disk.
+    /// Ends the guest when the folder is too large. The page decides about executions, but the server about its disk.
     async fn overflowed(&mut self, why: &str) {
         self.app.metrics.lost_guest();
         self.end_guest(false).await;
@@ -398,7 +400,7 @@ impl Relay {
     }
 }
 
-/// The number of the exchange that a request begins.
+/// The number of the exchange that a request starts.
 fn exchange_of(request: &Request) -> Option<u32> {
     match request {
         Request::Execute { exchange, .. }
@@ -443,19 +445,19 @@ async fn next(guest: Option<&mut Running>, socket_is_free: bool) -> FromGuest {
     }
 }
 
-/// A guest that runs.
+/// A running guest.
 struct Running {
     reader: FrameReader<OwnedReadHalf>,
     writer: GuestWriter,
     process: GuestProcess,
     exited: Option<(Exit, Instant)>,
-    /// Bytes that it has not taken yet, at most, and the quota that they take.
+    /// Upper bound of the bytes that the guest has not taken, and their quota.
     untaken: (usize, Vec<Held>),
 }
 
 enum FromGuest {
     Frame(Frame),
-    /// It took something of what it was sent.
+    /// The guest took some of the bytes sent to it.
     Took,
     Ended,
     Broken(String),
@@ -484,7 +486,7 @@ impl Running {
         Ok(())
     }
 
-    /// The next thing that comes of it. Can be dropped and called again.
+    /// The next event of the guest. Can be dropped and called again.
     async fn next(&mut self, socket_is_free: bool) -> FromGuest {
         loop {
             if self.writer.outbox.is_empty() {
@@ -494,13 +496,13 @@ impl Running {
             tokio::select! {
                 frame = self.reader.next(), if socket_is_free => return match frame {
                     Ok(Some(frame)) => FromGuest::Frame(frame),
-                    // A guest that dies while it writes, or is written to, does not break the protocol.
+                    // A guest that dies in the middle of a frame does not break the protocol.
                     Ok(None) | Err(sandglass_host::frame::FrameError::Io(_) | sandglass_host::frame::FrameError::Truncated) => FromGuest::Ended,
                     Err(error) => FromGuest::Broken(error.to_string()),
                 },
                 written = self.writer.outbox.write_more(&self.writer.stream) => match written {
                     Ok(()) => return FromGuest::Took,
-                    // What it has said before is still to be read.
+                    // The guest's earlier output must still be read.
                     Err(_) => {
                         self.writer.outbox = sandglass_host::frame::Outbox::new(0);
                         self.process.kill();
@@ -512,8 +514,8 @@ impl Running {
         }
     }
 
-    /// Ends it and waits for its end. One that `has_closed` its channel is given the time to end by itself: killed, it could not
-    /// say any more what had ended it.
+    /// Ends the guest and waits for its end. A guest that `has_closed` its channel gets time to exit by itself, because the
+    /// reason of its end would be lost by a kill.
     async fn end(mut self, has_closed: bool) -> Option<Exit> {
         if let Some((exit, _)) = self.exited {
             return Some(exit);
@@ -533,7 +535,7 @@ async fn until(when: Option<Instant>) {
     }
 }
 
-/// Messages on their way to the client.
+/// Messages that wait for the client.
 struct Outgoing {
     sink: SplitSink<WebSocket, Message>,
     messages: VecDeque<Message>,
@@ -553,7 +555,7 @@ impl Outgoing {
         self.messages.push_back(message);
     }
 
-    /// Asks the client for a sign of life, unless it has not even taken what is there.
+    /// Pings the client, unless earlier messages still wait.
     fn ping(&mut self) {
         if self.is_empty() {
             self.push(Message::Ping(Bytes::new()));
@@ -564,7 +566,7 @@ impl Outgoing {
         self.messages.is_empty() && self.is_flushed
     }
 
-    /// Sends everything. Can be dropped and called again.
+    /// Sends all waiting messages. Can be dropped and called again.
     async fn send(&mut self) -> Result<(), axum::Error> {
         poll_fn(|context| self.poll(context)).await
     }

@@ -1,4 +1,5 @@
-//! TCP connections: bounded in number, each with deadlines for its heads, its silence and what it does not take.
+//! TCP connections. Their number is bounded, and deadlines hold for request heads, silence, and responses that the client does
+//! not take.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -26,38 +27,38 @@ use super::metrics::{Gauge, Up};
 use super::quotas::Held;
 use super::write_timeout::WriteTimeout;
 
-/// Bytes of a request's head.
+/// The largest head of a request, in bytes.
 const MOST_HEAD_BYTES: usize = 64 << 10;
-/// Headers of a request.
+/// Most headers of a request.
 const MOST_HEADERS: usize = 64;
 /// The pause after `accept` failed, for example because no file descriptors are left.
 const AFTER_FAILURE: Duration = Duration::from_millis(100);
-/// The interval at which the system asks whether a silent client is still there.
+/// The interval at which the system probes a silent client.
 const ASKING: Duration = Duration::from_secs(15);
 
-/// The times that connections are held to.
+/// The deadlines of connections.
 #[derive(Debug, Clone, Copy)]
 pub struct Deadlines {
-    /// For a head, and for silence between requests.
+    /// The time for a head, and for silence between requests.
     pub head: Duration,
-    /// For a peer that takes nothing.
+    /// The time for which a client may take nothing of a response.
     pub write: Duration,
 }
 
-/// The permit of a connection, one of those that there may be. A WebSocket keeps it when HTTP is done.
+/// The permit of a connection, one of a fixed number. A WebSocket keeps the permit after the HTTP upgrade.
 #[derive(Debug)]
 pub struct ConnectionPermit {
-    /// The address of the other end.
+    /// The client's address.
     pub peer: SocketAddr,
     _permit: OwnedSemaphorePermit,
     _open: Up,
 }
 
-/// The connections without a request under way, the one that has been so for longest first. When there is no place left for another
-/// connection, that one gives way: who opens many and sends little keeps nobody out.
+/// Connections without a running request, the longest idle first. When there are no permits left, the first gives way to a new
+/// connection. So a client with many silent connections keeps nobody out.
 #[derive(Debug, Default)]
 struct Idle {
-    /// By a number that grows.
+    /// The idle connections by a growing number, and the next number.
     connections: Mutex<(u64, BTreeMap<u64, Arc<Notify>>)>,
     one_more: Notify,
 }
@@ -67,7 +68,7 @@ impl Idle {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the one that has been idle for longest to give way; when there is none, the next one that is. Then it never ends.
+    /// Asks the longest idle connection to give way, or else the next one that becomes idle. Then waits forever.
     async fn make_room(&self) -> Infallible {
         loop {
             let one_more = self.one_more.notified();
@@ -81,12 +82,12 @@ impl Idle {
     }
 }
 
-/// One connection, as far as it is [`Idle`].
+/// The activity of one connection, which may be among the [`Idle`].
 #[derive(Debug)]
 struct Activity {
     idle: Arc<Idle>,
     give_way: Arc<Notify>,
-    /// Its number among the idle ones, while it is one.
+    /// The connection's number among the idle ones, while it is idle.
     number: Mutex<Option<u64>>,
 }
 
@@ -118,7 +119,7 @@ impl Activity {
         }
     }
 
-    /// A request has begun; it ends when what is returned is dropped.
+    /// Notes that a request began. The request ends when the returned guard is dropped.
     fn request(self: &Arc<Self>) -> Busy {
         self.stop_resting();
         Busy(Arc::clone(self))
@@ -131,7 +132,7 @@ impl Drop for Activity {
     }
 }
 
-/// A request of a connection, until its answer was sent.
+/// A request of a connection, until its response was sent.
 #[derive(Debug)]
 struct Busy(Arc<Activity>);
 
@@ -141,7 +142,8 @@ impl Drop for Busy {
     }
 }
 
-/// Serves connections until `ending` says so; then those that are open end after the request that they are at. The set is of those.
+/// Serves connections until `ending` is cancelled. Open connections then end after their current request. Returns the open
+/// connections.
 pub async fn accept(
     listener: TcpListener,
     router: Router,
@@ -203,7 +205,7 @@ async fn serve(
         async move {
             let mut answer = answer.await.map_err(|never: Infallible| never)?;
             let held = answer.extensions_mut().remove::<Arc<Held>>();
-            // The request is over when its answer was sent to the end.
+            // The request ends when its response was sent completely.
             Ok::<_, Infallible>(answer.map(|body| {
                 body.map_frame(move |frame| {
                     let _until_then = (&busy, &held);
@@ -236,11 +238,11 @@ async fn serve(
     }
 }
 
-/// Sets options of a connection; those that cannot be set are done without.
+/// Sets options of a connection. A failure is ignored, because the server works without them.
 fn prepare(stream: &TcpStream, write_timeout: Duration) {
-    // Small answers must not wait for more to come.
+    // Small responses are sent at once.
     let _ = stream.set_nodelay(true);
-    // A client whose machine is gone says nothing, and while code runs it is sent nothing: the system has to ask.
+    // The system must probe a client whose machine is gone, because the server sends nothing while code runs.
     let milliseconds = u32::try_from(write_timeout.as_millis()).unwrap_or(u32::MAX);
     let _ = sockopt::set_socket_keepalive(stream, true)
         .and_then(|()| sockopt::set_tcp_keepidle(stream, ASKING))

@@ -1,4 +1,4 @@
-//! Making, listing and destroying sessions.
+//! The routes that create, list and destroy sessions.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use sandglass_host::launcher::Settings;
 use sandglass_host::sandbox::{Answer, Query};
 use sandglass_host::{BackendKind, Resources, Sandbox, Value};
 
-/// The options of a session.
+/// The options in a request for a session.
 struct Wanted {
     backend: BackendKind,
     is_channel: bool,
@@ -60,7 +60,7 @@ pub async fn create(
     };
     let workspace = folder.as_ref().map(|_| format!("{}/{id}", account.owner));
     let warm = match wanted.ahead {
-        // A guest that a zygote has forked is the first process of its namespace: without it there are no copies of it either.
+        // A forked guest is the first process of its PID namespace. Its copies would die with it, so it cannot run code ahead.
         true => None,
         false => {
             let launcher = app.warm.launcher_for(wanted.backend, &settings, workspace.as_deref());
@@ -96,7 +96,7 @@ pub async fn create(
             builder = builder.on_rlm_query(|_| async { Err::<Answer, _>(NO_RECURSION.to_owned()) });
         }
         let sandbox = builder.build().await?;
-        // A client that leaves now drops the sandbox, and the guest with it.
+        // If the client leaves now, the sandbox is dropped, and its guest with it.
         sandbox.initialize(context).await?;
         let capabilities = json!(sandbox.capabilities());
         (Kind::Sandbox(sandbox), capabilities)
@@ -173,7 +173,7 @@ fn wanted(app: &App, fields: Map<String, Json>) -> Result<Wanted, ApiError> {
 fn backend_named(app: &App, value: &Json) -> Result<BackendKind, ApiError> {
     let problem = || ApiError::option("backend", "must be auto, bubblewrap, docker, subprocess or jupyter");
     let kind: BackendKind = value.as_str().ok_or_else(problem)?.parse()?;
-    // The operator who names it has allowed it.
+    // The operator allowed the backend by naming it.
     let is_allowed = app.args.guest.backend == kind || (app.args.allow_subprocess && kind == BackendKind::Subprocess);
     if kind.isolates_nothing() && !is_allowed {
         let problem = match kind {
@@ -242,7 +242,7 @@ fn budget(value: Json) -> Result<BudgetLimits, ApiError> {
     Ok(budget)
 }
 
-/// A session's share of the machine: less than what the server gives, never more.
+/// Reads the session's resources, which cannot exceed the server's.
 fn resources(resources: &mut Resources, value: Json) -> Result<(), ApiError> {
     for (name, value) in object("resources", value)? {
         let full_name = format!("resources.{name}");
@@ -321,7 +321,7 @@ pub async fn show(OwnSession(session): OwnSession) -> Result<Response, ApiError>
 
 /// `DELETE /v1/sessions/{id}`.
 pub async fn destroy(State(app): State<App>, OwnSession(session): OwnSession) -> Result<Response, ApiError> {
-    // Not given up when the client leaves.
+    // The removal goes on when the client leaves.
     let removing = tokio::spawn(async move { app.sessions.remove(&session.id, Fate::Removed).await });
     removing
         .await

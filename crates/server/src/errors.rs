@@ -1,24 +1,24 @@
-//! Failures as a client sees them: `{ "error": { "code", "message" } }`, with a code that never changes.
+//! Errors as clients see them: `{ "error": { "code", "message" } }`, with codes that never change.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
-/// A request that brought no result.
+/// The error of a request.
 #[derive(Debug, Clone)]
 pub struct ApiError {
     /// The HTTP status.
     pub status: StatusCode,
     /// The stable code.
     pub code: &'static str,
-    /// The message: what happened, what became of the state, what to do.
+    /// The message: the event, the fate of the state, and what to do.
     pub message: String,
     retry_after_seconds: Option<u64>,
 }
 
 impl ApiError {
-    /// An error of this status, code and text.
+    /// An error with this status, code and message.
     pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         Self {
             status,
@@ -28,25 +28,25 @@ impl ApiError {
         }
     }
 
-    /// The same request may succeed after this time.
+    /// Adds the time after which the same request may succeed.
     #[must_use]
     pub fn retry_after(mut self, seconds: u64) -> Self {
         self.retry_after_seconds = Some(seconds.max(1));
         self
     }
 
-    /// 400: the request is not one that this server understands.
+    /// 400: the request is malformed.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
     }
 
-    /// 400: a field is unknown, ill-typed or out of range.
+    /// 400: a field is unknown, or its value has a wrong type or range.
     pub fn option(name: &str, problem: impl AsRef<str>) -> Self {
         let message = format!("{name}: {}", problem.as_ref());
         Self::new(StatusCode::BAD_REQUEST, "invalid_option", message)
     }
 
-    /// 404: no such session, or it belongs to another key.
+    /// 404: no session has this id, or it belongs to another key.
     pub fn no_session(id: &str) -> Self {
         let id: String = id.chars().take(64).collect();
         let message = format!(
@@ -55,19 +55,19 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "session_not_found", message)
     }
 
-    /// 503: the server is about to end.
+    /// 503: the server is shutting down.
     pub fn shutting_down() -> Self {
         let message = "the server is shutting down; nothing was done";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message).retry_after(5)
     }
 
-    /// 503: the server ends, and what ran was ended with it.
+    /// 503: the server was shut down, and the execution ended with it.
     pub fn cut_short() -> Self {
         let message = "the server is shutting down: the code was stopped, and its variables are gone";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message).retry_after(5)
     }
 
-    /// 500: something that should not happen.
+    /// 500: a fault of the server.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
     }
@@ -116,7 +116,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// Marks a response whose body is as clients expect it, whatever its status.
+/// Marks a response whose body already has the server's form, whatever its status.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ours;
 

@@ -1,4 +1,4 @@
-//! Running code: one answer at the end, or a stream of what is printed and shown, then the same answer.
+//! Executions: one answer at the end, or a stream of outputs followed by the same answer.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,17 +26,17 @@ use super::sessions::{InUse, OwnSession, Session};
 use sandglass_host::sandbox::{ExecuteOptions, Execution};
 use sandglass_host::{Sandbox, Stream};
 
-/// Bytes of events that wait for a client; more are left out.
+/// Bytes of events that wait for a client. Further events are left out.
 const MOST_WAITING_BYTES: usize = 8 << 20;
-/// The interval at which a stream without news says that it lives.
+/// The interval of signs of life in a stream without events.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// The code that is to be run.
+/// The body of a request to execute code.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Run {
     code: String,
-    /// Milliseconds of guest time.
+    /// The timeout in milliseconds of guest time.
     timeout: Option<f64>,
 }
 
@@ -64,7 +64,7 @@ pub async fn execute(
     if wants_events(&headers) {
         return Ok(execution.stream());
     }
-    // A client that leaves drops this, which interrupts the code.
+    // If the client leaves, this future is dropped, which interrupts the code.
     let execution = execution.run(ExecuteOptions::default()).await?;
     bodies::json(StatusCode::OK, size_of(&execution), execution).await
 }
@@ -81,16 +81,16 @@ fn check_timeout(app: &App, timeout: Option<f64>) -> Result<(), ApiError> {
     }
 }
 
-/// The code that may be run next, as far as anything is known.
+/// The body of a hint: code that the client expects to execute next.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Hint {
-    /// The likeliest first.
+    /// Predictions, the likeliest first.
     codes: Option<Vec<String>>,
-    /// Code that is being written, as far as it is there, and the `timeout` that it will be executed with.
+    /// The complete part of code that is being written, and the `timeout` of its execution.
     written: Option<String>,
     timeout: Option<f64>,
-    /// The newest of what is talked about.
+    /// The newest text of the conversation.
     conversation: Option<String>,
 }
 
@@ -121,7 +121,7 @@ pub async fn hint(
     }
     if let Some(code) = written {
         let complete = Lines::default().complete(&code);
-        // The begin of a line says nothing yet.
+        // The begin of a line predicts nothing yet.
         if code.is_empty() || !complete.is_empty() {
             sandbox.written(complete, timeout);
         }
@@ -155,7 +155,7 @@ fn wants_events(headers: &HeaderMap) -> bool {
 fn size_of(execution: &Execution) -> usize {
     let run = &execution.run;
     let displays: usize = run.displays.iter().map(|display| display.data.len()).sum();
-    // A final value may be of any size.
+    // The final value may have any size.
     let last = if execution.final_answer.is_some() {
         usize::MAX / 2
     } else {
@@ -164,7 +164,7 @@ fn size_of(execution: &Execution) -> usize {
     run.code.len() + run.stdout.len() + run.stderr.len() + displays + last
 }
 
-/// An execution and what it takes.
+/// An execution with its permits.
 struct Running {
     app: App,
     session: Arc<Session>,
@@ -206,7 +206,7 @@ impl Running {
         }
     }
 
-    /// Server-sent events: `stdout`, `stderr` and `display` as they come, then `result`, or `error`.
+    /// Streams server-sent events: `stdout`, `stderr` and `display` as they come, then `result` or `error`.
     fn stream(self) -> Response {
         let (sender, receiver) = unbounded_channel();
         let events = Events {
@@ -229,7 +229,7 @@ impl Running {
             (header::CONTENT_TYPE, "text/event-stream"),
             (header::CACHE_CONTROL, "no-store"),
         ];
-        // Proxies that collect answers would hold the events back.
+        // This header stops proxies from collecting the events.
         (headers, [("x-accel-buffering", "no")], Body::from_stream(body)).into_response()
     }
 
@@ -255,12 +255,12 @@ impl Running {
     }
 }
 
-/// One event. JSON has no line breaks of its own.
+/// One server-sent event. Its JSON has no line breaks.
 fn event(name: &str, data: &Json) -> Bytes {
     format!("event: {name}\ndata: {data}\n\n").into()
 }
 
-/// The place where an execution's events go.
+/// The sender of an execution's events.
 #[derive(Clone)]
 struct Events {
     sender: UnboundedSender<Bytes>,
@@ -302,12 +302,12 @@ impl Events {
 
     fn send(&self, event: Bytes) {
         self.waiting.fetch_add(event.len(), Ordering::Relaxed);
-        // Nobody may be left to hear it.
+        // The client may have left.
         let _ = self.sender.send(event);
     }
 }
 
-/// The stream that the client reads. Dropping it, because the client left, gives the execution up.
+/// The stream that the client reads. Dropping it interrupts the execution, because the client has left.
 struct Source {
     receiver: UnboundedReceiver<Bytes>,
     waiting: Arc<AtomicUsize>,

@@ -17,7 +17,7 @@ use super::errors::ApiError;
 use super::quotas::Account;
 use super::sessions::OwnSession;
 
-/// Which folder is listed.
+/// The query of a listing.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Folder {
@@ -43,7 +43,7 @@ pub async fn read(
 ) -> Result<Response, ApiError> {
     let (sandbox, _in_use) = session.sandbox()?;
     let bytes = sandbox.read_file(path).await?;
-    // Whoever wrote the file is not trusted: no browser may show it as a page of this server.
+    // The file is untrusted, so no browser may show it as a page of this server.
     let headers = [
         (header::CONTENT_TYPE, "application/octet-stream"),
         (header::CONTENT_DISPOSITION, "attachment"),

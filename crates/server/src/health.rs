@@ -1,4 +1,4 @@
-//! For whoever operates the server: whether it lives, what it has, what it has counted.
+//! Routes for operators: health, a detailed trial, and metrics.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -21,14 +21,14 @@ use super::errors::ApiError;
 use sandglass_host::Sandbox;
 use sandglass_host::pool::{PoolStats, WhenEmpty};
 
-/// The time that the result of a trial is told again.
+/// The age up to which the result of a trial is reused.
 const FRESH: Duration = Duration::from_secs(30);
 
-/// Trials of the backend. One at a time; a guest costs something.
+/// Trials of the backend. Only one runs at a time, because a guest takes resources.
 #[derive(Debug, Default)]
 pub struct Checks(Mutex<Option<(Instant, Json)>>);
 
-/// `GET /health`: 200 as long as the server takes requests.
+/// `GET /health`: 200 while the server takes requests.
 pub async fn health(State(app): State<App>) -> Result<Response, ApiError> {
     let (status, word) = if app.ending.is_cancelled() {
         (StatusCode::SERVICE_UNAVAILABLE, "ending")
@@ -43,8 +43,8 @@ pub async fn health(State(app): State<App>) -> Result<Response, ApiError> {
     .await
 }
 
-/// `GET /health/detailed`: 503 when a trial guest does not do its work, or nobody gets one. Where the pool makes none, and guests are
-/// started cold instead, that is told with 200.
+/// `GET /health/detailed`: 503 when a trial guest fails, or when no guest can be had. If the pool makes no guests and the
+/// server starts them one by one, the answer says so with 200.
 pub async fn detailed(State(app): State<App>) -> Result<Response, ApiError> {
     let args = &app.args;
     let trial = trial(&app).await;
@@ -74,7 +74,7 @@ pub async fn detailed(State(app): State<App>) -> Result<Response, ApiError> {
     bodies::json(status, 0, detail).await
 }
 
-/// Starts a guest and runs something in it.
+/// Starts a guest and runs a cell in it.
 async fn trial(app: &App) -> Json {
     let mut last = app.health.0.lock().await;
     if let Some((at, result)) = &*last
@@ -174,7 +174,7 @@ fn register_pool(registry: &mut Registry, stats: PoolStats) {
     registry.register("acquire_seconds", help, Acquisitions(stats));
 }
 
-/// The pool's own histogram of the times that acquiring took.
+/// The pool's own histogram of acquisition times.
 #[derive(Debug)]
 struct Acquisitions(PoolStats);
 
@@ -182,7 +182,7 @@ impl EncodeMetric for Acquisitions {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         let Self(stats) = self;
         let mut buckets = stats.acquire_seconds.clone();
-        // The pool counts what took at most so long. The library wants what each bucket has more than the one before.
+        // The pool counts acquisitions up to each bound. The library wants the difference between neighbouring buckets.
         for at in (1..buckets.len()).rev() {
             buckets[at].1 -= buckets[at - 1].1;
         }

@@ -1,23 +1,23 @@
-//! The HTTP and WebSocket server: sessions for whoever has a key.
+//! The HTTP and WebSocket server, which runs sessions for clients with keys.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`settings`] | what an operator can set |
-//! | [`access`] | keys, and what `Host` and `Origin` may be |
-//! | [`quotas`] | what a key may have, and how often it may ask |
+//! | [`settings`] | the operator's settings |
+//! | [`access`] | keys, and checks of `Host` and `Origin` |
+//! | [`quotas`] | limits of each key, and its request rate |
 //! | [`connections`], [`write_timeout`] | TCP connections and their deadlines |
-//! | [`middleware`] | what every request passes first |
-//! | [`routes`] | the table of routes, and what answers them |
-//! | [`bodies`] | bodies, bounded and in time; JSON |
-//! | [`sessions`] | the sessions that there are, and when they expire |
+//! | [`middleware`] | the checks that every request passes first |
+//! | [`routes`] | the table of routes and their handlers |
+//! | [`bodies`] | request bodies and JSON, with limits and deadlines |
+//! | [`sessions`] | all sessions, and their expiry |
 //! | [`create`], [`execute`], [`variables`], [`files`] | the routes of a session |
 //! | [`channel`], [`pieces`] | the WebSocket relay between a page's supervisor and a guest |
 //! | [`stateless`] | runs that leave nothing behind |
-//! | [`storage`] | the folders of sessions on the disk |
-//! | [`warm`] | guests that are ready before anybody asks |
-//! | [`llm`] | who answers `llm_query` |
-//! | [`health`], [`metrics`] | for who operates it |
-//! | [`errors`] | what failures look like |
+//! | [`storage`] | the folders of sessions on disk |
+//! | [`warm`] | the pool of spares, and cold starts |
+//! | [`llm`] | the model for `llm_query` |
+//! | [`health`], [`metrics`] | routes for operators |
+//! | [`errors`] | the form of errors |
 
 pub mod access;
 pub mod bodies;
@@ -61,18 +61,18 @@ use sandglass_host::log;
 use sessions::Sessions;
 pub use settings::ServeArgs;
 
-/// The status of a program that was interrupted, as shells have it.
+/// The exit status after a second signal, as shells have it after an interrupt.
 const TOLD_TWICE: u8 = 130;
-/// The time that guests that wait may take to end: engines are slow.
+/// The time for spares to end. Docker's engine is slow.
 const SPARES_END: Duration = Duration::from_secs(10);
-/// The time that answers have to leave once everything was ended.
+/// The time for responses to leave after all guests have ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// The state that all requests share.
+/// The state shared by all requests.
 #[derive(Debug, Clone)]
 pub struct App(Arc<Shared>);
 
-/// See [`App`].
+/// The contents of [`App`].
 #[derive(Debug)]
 pub struct Shared {
     args: ServeArgs,
@@ -98,7 +98,7 @@ impl std::ops::Deref for App {
     }
 }
 
-/// A server that listens, and answers when it is [run](Server::run).
+/// A server that listens. It answers once it is [run](Server::run).
 #[derive(Debug)]
 pub struct Server {
     app: App,
@@ -109,7 +109,7 @@ impl Server {
     /// Checks the settings and opens the port.
     ///
     /// # Errors
-    /// What is wrong with the settings, or why the port cannot be opened.
+    /// A setting is wrong, or the port cannot be opened.
     pub async fn bind(args: ServeArgs, secrets: Secrets) -> Result<Self, String> {
         let keys = args.keys(&secrets)?;
         let origins = args.origins(&keys)?;
@@ -141,18 +141,18 @@ impl Server {
         Ok(Self { app, listener })
     }
 
-    /// The address that it listens at.
+    /// The listening address.
     ///
     /// # Errors
-    /// The system does not say.
+    /// The system does not tell the address.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Serves until `ended` is ready; then running requests have some time to end, and all guests are destroyed.
+    /// Serves until `ended` is ready. Then running requests get some time to end, and all guests are destroyed.
     pub async fn run(self, ended: impl Future<Output = ()>) {
         let Self { app, listener } = self;
-        // It ends as well when nobody waits for it any more.
+        // Dropping this future ends the server too.
         let end = app.ending.clone().drop_guard();
         let seconds = Duration::from_secs_f64;
         let deadlines = Deadlines {
@@ -206,10 +206,11 @@ impl Server {
     }
 }
 
-/// The command `serve`: until a signal ends it, and the status to exit with: 0, or 130 when a second signal ended it at once.
+/// Runs the command `serve` until a signal ends it. Returns the exit status: 0, or 130 when a second signal ended the server at
+/// once.
 ///
 /// # Errors
-/// It could not be started.
+/// The server could not start.
 pub async fn serve(args: ServeArgs) -> Result<u8, String> {
     log::of_server(args.log_format);
     let secrets = Secrets::from_environment()?;

@@ -1,4 +1,4 @@
-//! Answers `llm_query` of sessions over HTTP by an OpenAI-compatible endpoint that the operator has chosen.
+//! Answers `llm_query` of sessions over HTTP, by the operator's OpenAI-compatible endpoint.
 
 use sandglass_rlm::openai::Reply;
 use sandglass_rlm::{Message, Role, query};
@@ -7,7 +7,7 @@ use tokio::sync::Semaphore;
 use super::metrics::Metrics;
 use sandglass_host::rlm::Endpoint;
 
-/// Calls of the endpoint at the same time, of all sessions.
+/// Most calls of the endpoint at the same time, from all sessions.
 const MOST_AT_ONCE: usize = 64;
 /// The message to Python when there is no endpoint.
 pub const NO_MODEL: &str = "this server has no model that answers: its operator can name one with --llm-url and --llm-model, \
@@ -16,16 +16,16 @@ pub const NO_MODEL: &str = "this server has no model that answers: its operator 
 pub const NO_RECURSION: &str =
     "sessions over HTTP have no recursion: use llm_query, or run the controller (`sandglass-host rlm`)";
 
-/// The endpoint that answers.
+/// The model for `llm_query`, and the bound on its calls.
 #[derive(Debug)]
 pub struct Llm {
-    /// It, its models, and its key.
+    /// The endpoint with its models and its key.
     pub endpoint: Endpoint,
     at_once: Semaphore,
 }
 
 impl Llm {
-    /// One that is asked for all sessions.
+    /// One endpoint for all sessions.
     pub fn new(endpoint: Endpoint) -> Self {
         Self {
             endpoint,
@@ -33,10 +33,10 @@ impl Llm {
         }
     }
 
-    /// Asks a model. A question that is asked again later keeps its permit meanwhile: the endpoint has enough to do.
+    /// Asks a model. A retried call keeps its permit while it waits, because the endpoint is already busy.
     ///
     /// # Errors
-    /// What Python is told: it may not ask this model, or the endpoint brought no reply.
+    /// The text that Python gets: the model is not allowed, or the endpoint sent no reply.
     pub async fn ask(&self, prompt: &str, model: Option<&str>, metrics: &Metrics) -> Result<Reply, String> {
         query::model_named(model, &self.endpoint.model, &self.endpoint.models)?;
         let _permit = self.at_once.acquire().await;

@@ -1,4 +1,4 @@
-//! Counters, as Prometheus reads them.
+//! The server's counters, in Prometheus' text format.
 //!
 //! Decisions: `docs/internals/server.md`.
 
@@ -14,21 +14,21 @@ use prometheus_client::registry::Registry;
 use sandglass_core::stats::Stats;
 use tokio::sync::watch;
 
-/// Upper bounds of the buckets of durations, in seconds.
+/// Upper bounds of the buckets for durations, in seconds.
 const BUCKETS: [f64; 12] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 120.0,
 ];
 
-/// All that is counted.
+/// All counters of the server.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    /// Connections that are open.
+    /// Open connections.
     pub connections: Gauge,
-    /// WebSockets that are open.
+    /// Open WebSockets.
     pub channels: Gauge,
-    /// Sessions that were created.
+    /// Created sessions.
     pub sessions_created: Counter,
-    /// Sessions that expired.
+    /// Expired sessions.
     pub sessions_expired: Counter,
     guests_lost: Counter,
     requests: Family<Request, Counter>,
@@ -38,7 +38,7 @@ pub struct Metrics {
     ahead: Mutex<Stats>,
 }
 
-/// A label and its value.
+/// A label's name and value.
 type Label = [(&'static str, String); 1];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -57,30 +57,30 @@ impl Default for Executions {
     }
 }
 
-/// A count of what there is now. [`Gauge::up`] counts until its guard is dropped.
+/// A current number. [`Gauge::up`] adds one until its guard is dropped.
 #[derive(Debug, Default, Clone)]
 pub struct Gauge(Arc<watch::Sender<u64>>);
 
-/// Counts one, as long as it lives.
+/// The guard of one unit in a gauge.
 #[derive(Debug)]
 #[must_use = "counts only while it lives"]
 pub struct Up(Gauge);
 
 impl Gauge {
-    /// One more.
+    /// Adds one.
     pub fn up(&self) -> Up {
         self.0.send_modify(|count| *count += 1);
         Up(self.clone())
     }
 
-    /// The number.
+    /// The current number.
     pub fn get(&self) -> u64 {
         *self.0.borrow()
     }
 
-    /// Waits until there are none.
+    /// Waits until the number is 0.
     pub async fn none(&self) {
-        // This one sends: the channel cannot be closed.
+        // The wait cannot fail, because `self` is the sender of this channel.
         let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
     }
 }
@@ -92,45 +92,45 @@ impl Drop for Up {
 }
 
 impl Metrics {
-    /// A request was answered, or given up by its client (status 499). `route` is a pattern of the router's, never the path itself.
+    /// Counts a request that was answered, or left by its client (status 499). `route` is the route's pattern, never the path.
     pub fn request(&self, route: &str, method: &'static str, status: u16) {
         let route = route.to_owned();
         self.requests.get_or_create(&Request { route, method, status }).inc();
     }
 
-    /// A request was refused with this code.
+    /// Counts a refused request by its error code.
     pub fn refusal(&self, code: &str) {
         self.refusals.get_or_create(&[("code", code.to_owned())]).inc();
     }
 
-    /// An execution ended.
+    /// Counts an ended execution.
     pub fn execution(&self, outcome: &str, took: Duration) {
         let outcome = [("outcome", outcome.to_owned())];
         self.executions.0.get_or_create(&outcome).observe(took.as_secs_f64());
     }
 
-    /// A guest was lost while its session lived.
+    /// Counts a guest that was lost while its session lived.
     pub fn lost_guest(&self) {
         self.guests_lost.inc();
     }
 
-    /// A call of the model ended.
+    /// Counts a call of the model.
     pub fn llm_call(&self, result: &str) {
         self.llm_calls.get_or_create(&[("result", result.to_owned())]).inc();
     }
 
-    /// Executions and code that ran ahead, which a session has had since the last time.
+    /// Adds a session's new executions and code that ran ahead.
     pub fn ran_ahead(&self, new: &Stats) {
         self.ahead.lock().unwrap_or_else(PoisonError::into_inner).add(new);
     }
 
-    /// The part of the text about code that ran ahead, of which so much is still under way.
+    /// The metrics text about code that ran ahead. `under_way` is the number of shadows that still run.
     pub fn ahead_text(&self, under_way: u64) -> String {
         let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
         ahead.metrics_with(under_way)
     }
 
-    /// Registers all but what ran ahead.
+    /// Registers all metrics except those about code that ran ahead.
     pub fn register(&self, registry: &mut Registry) {
         for (name, help, gauge) in [
             ("connections", "Open TCP connections", &self.connections),

@@ -1,4 +1,4 @@
-//! Checks that every request passes first: where it comes from, whose it is, whether there are too many; and what every answer has.
+//! The checks that every request passes first: origin, key and quota. Also adds the headers of every response.
 //!
 //! Decisions: `docs/internals/server.md`.
 
@@ -18,10 +18,10 @@ use super::errors::{ApiError, Ours, Refused};
 use super::quotas::{Account, Held};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// The status that is counted when the client has left before the answer.
+/// The status that is counted when the client leaves before the response.
 const CLIENT_LEFT: u16 = 499;
 
-/// Lets a request in, or answers it.
+/// Admits a request, or refuses it.
 pub async fn pass(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let method = known_method(request.method());
     let route = request
@@ -36,7 +36,7 @@ pub async fn pass(State(app): State<App>, mut request: Request, next: Next) -> R
     let response = match admitted {
         Err(error) => {
             let mut response = error.into_response();
-            // Refusals are not counted, so that a connection gets one only.
+            // Refusals are not counted in the quota, so the connection gets only one.
             let close = HeaderValue::from_static("close");
             response.headers_mut().insert(header::CONNECTION, close);
             response
@@ -58,7 +58,7 @@ pub async fn pass(State(app): State<App>, mut request: Request, next: Next) -> R
         }
     };
     let mut response = uniform(response);
-    // Until it was sent.
+    // The quota is held until the response was sent.
     if let Some(held) = held {
         response.extensions_mut().insert(held);
     }
@@ -76,7 +76,7 @@ fn is_preflight(request: &Request) -> bool {
     request.method() == Method::OPTIONS && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
-/// The account of who asks, none where nobody is asked for a key; and the request's place among those that are under way.
+/// Admits a request: returns the key's account (none without keys), and the request's part of the quota.
 fn admit(app: &App, origin: &Origin, request: &Request, route: &str) -> Result<(Option<Arc<Account>>, Held), ApiError> {
     let forbidden = |code, message: &str| Err(ApiError::new(StatusCode::FORBIDDEN, code, message));
     if *origin == Origin::Forbidden {
@@ -110,7 +110,7 @@ fn admit(app: &App, origin: &Origin, request: &Request, route: &str) -> Result<(
     Ok((Some(account), held))
 }
 
-/// Gives failures that the libraries answer (no such route, no such method, an odd path) the form that all have.
+/// Gives errors of the libraries, such as for an unknown route or method, the server's own form.
 fn uniform(response: Response) -> Response {
     let status = response.status();
     let is_failure = status.is_client_error() || status.is_server_error();
@@ -164,14 +164,14 @@ fn add_headers(headers: &mut HeaderMap, id: &str, origin: &Origin) {
         fixed("Retry-After, X-Request-Id"),
     );
     headers.insert(header::ACCESS_CONTROL_MAX_AGE, fixed("600"));
-    // A page of the internet that calls this machine is asked for this, too.
+    // Browsers also ask for this header before a public page calls a local address.
     headers.insert(
         HeaderName::from_static("access-control-allow-private-network"),
         fixed("true"),
     );
 }
 
-/// Methods have any name that a client likes; metrics have few.
+/// The method for metrics. Clients can invent methods, and metrics need few.
 fn known_method(method: &Method) -> &'static str {
     match method.as_str() {
         "GET" => "GET",
@@ -184,7 +184,7 @@ fn known_method(method: &Method) -> &'static str {
     }
 }
 
-/// Logs and counts a request at its end, also when its client leaves.
+/// Logs and counts a request at its end, even if its client leaves.
 struct Watch<'a> {
     app: &'a App,
     id: String,
@@ -230,7 +230,7 @@ impl Drop for Watch<'_> {
         app.metrics.request(route, method, *status);
         let ms = began.elapsed().as_secs_f64() * 1_000.0;
         let owner = owner.as_deref().unwrap_or("");
-        // Paths and bodies are the user's; only the route is told.
+        // Paths and bodies belong to the user, so only the route is logged.
         match *status {
             500.. => tracing::warn!(id, owner, method, route, status, ms, "request"),
             _ if is_open(route) => tracing::debug!(id, owner, method, route, status, ms, "request"),

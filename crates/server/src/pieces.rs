@@ -1,16 +1,17 @@
-//! Long bodies on their way to a page: in pieces, because a browser that takes a large message does nothing else meanwhile.
+//! Splits a long body for a page into pieces. A browser that receives a large message does nothing else meanwhile.
 
 use axum::body::Bytes;
 use sandglass_core::protocol::{Encoding, Event};
 
 use sandglass_host::frame::Frame;
 
-/// Bytes of a piece, at most. A page takes none of less than half of it.
+/// The largest piece, in bytes. Pages refuse pieces below half of this size.
 const PIECE_BYTES: usize = 1 << 20;
-/// Bytes of a character in UTF-8, at most.
+/// Most bytes of one UTF-8 character.
 const CHAR_BYTES: usize = 4;
 
-/// The messages that carry a guest's frame. Only the body of a lone event is cut: in the others nothing is long but by malice.
+/// The messages that carry a guest's frame. Only the body of a single event is split. In other frames, only a hostile guest
+/// sends long bodies.
 pub(super) fn messages(number: u32, events: &[Event], frame: &Frame) -> Vec<Bytes> {
     let mut messages = Vec::new();
     let mut rest = frame.clone();
@@ -37,7 +38,7 @@ fn message(number: u32, frame: &Frame) -> Bytes {
     message.into()
 }
 
-/// The way the body of an event is written, where it can be cut.
+/// The encoding of an event's body, if the body can be split.
 fn encoding(event: &Event) -> Option<Encoding> {
     match event {
         Event::Value { encoding, .. } | Event::HostCall { encoding, .. } | Event::Executed { encoding, .. } => {
@@ -47,7 +48,7 @@ fn encoding(event: &Event) -> Option<Encoding> {
     }
 }
 
-/// The place where a body is cut that is longer than a piece: text is decoded piece by piece, so characters stay together.
+/// The end of a piece in a longer body. Pages decode text piece by piece, so a piece ends between two characters.
 fn piece_end(body: &[u8], encoding: Encoding) -> usize {
     let begins_here = |end: &usize| body.get(*end).is_none_or(|byte| byte & 0xc0 != 0x80);
     match encoding {

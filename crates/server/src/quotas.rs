@@ -1,4 +1,4 @@
-//! Quotas: what each key may have at the same time, and how often it may ask.
+//! Quotas: the resources that each key may use at the same time, and its request rate.
 //!
 //! Decisions: `docs/internals/server.md`.
 
@@ -11,23 +11,23 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::errors::ApiError;
 
-/// The bounds of one key, and of all together.
+/// The bounds of each key, and of all keys together.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Sessions of the server.
+    /// Sessions of all keys.
     pub sessions: u64,
-    /// Sessions of a key.
+    /// Sessions of one key.
     pub sessions_per_key: u64,
-    /// Executions of a key that run or wait for their session.
+    /// Executions of one key that run or wait for their session.
     pub executions_per_key: u64,
-    /// Bytes of request bodies that the server holds.
+    /// Bytes of request bodies in memory, of all keys.
     pub body_bytes: u64,
-    /// The same for one key.
+    /// Bytes of request bodies in memory, of one key.
     pub body_bytes_per_key: u64,
-    /// Requests of a key that are under way, open channels included: each takes a connection until its answer was sent. So many may
-    /// those be, too, that need no key.
+    /// Requests of one key at the same time, including open channels. Each takes a connection until its response was sent.
+    /// Requests that need no key have the same bound together.
     pub requests_per_key: u64,
-    /// Requests of a key per second; twice as many may come at once.
+    /// Requests of one key per second. A burst may have twice as many.
     pub requests_per_second: f64,
 }
 
@@ -39,10 +39,10 @@ pub struct Quotas {
     open_requests: Arc<Counter>,
 }
 
-/// The use that one key makes now.
+/// The current use of one key.
 #[derive(Debug)]
 pub struct Account {
-    /// Its name.
+    /// The owner's name.
     pub owner: Arc<str>,
     sessions: [Arc<Counter>; 2],
     executions: Arc<Counter>,
@@ -75,10 +75,10 @@ impl Quotas {
         }
     }
 
-    /// Counts a request that needs no key, until what is returned is dropped.
+    /// Admits a request that needs no key. Its place is free again when the returned value is dropped.
     ///
     /// # Errors
-    /// 429, when there are too many.
+    /// 429 when there are too many.
     pub fn admit_open(&self) -> Result<Held, ApiError> {
         under_way(&self.open_requests, "without a key")
     }
@@ -88,22 +88,22 @@ impl Quotas {
         self.accounts.get(owner).cloned()
     }
 
-    /// Sessions that there are.
+    /// The number of sessions.
     pub fn sessions(&self) -> u64 {
         self.sessions.now()
     }
 
-    /// Executions that run or wait.
+    /// The number of executions that run or wait.
     pub fn executions(&self) -> u64 {
         self.accounts.values().map(|account| account.executions.now()).sum()
     }
 }
 
 impl Account {
-    /// Counts a request, until what is returned is dropped.
+    /// Admits a request. Its place is free again when the returned value is dropped.
     ///
     /// # Errors
-    /// 429, when there are too many at once or per second.
+    /// 429 when too many run at once, or come per second.
     pub fn admit(&self, now: Instant) -> Result<Held, ApiError> {
         let held = under_way(&self.requests, "of this key")?;
         let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
@@ -117,10 +117,10 @@ impl Account {
         Ok(held)
     }
 
-    /// Takes the place of a session, for as long as what is returned lives.
+    /// Takes the place of a session, until the returned value is dropped.
     ///
     /// # Errors
-    /// 429, when this key has too many; 503, when the server has.
+    /// 429 when this key has too many sessions; 503 when the server has.
     pub fn session(&self) -> Result<Held, ApiError> {
         take_both(&self.sessions, 1).map_err(|(most, of_key)| {
             if of_key {
@@ -133,10 +133,10 @@ impl Account {
         })
     }
 
-    /// Takes the place of an execution.
+    /// Takes the place of an execution, until the returned value is dropped.
     ///
     /// # Errors
-    /// 429, when this key has too many.
+    /// 429 when this key has too many executions.
     pub fn execution(&self) -> Result<Held, ApiError> {
         self.executions.take(1).map(|held| Held(vec![held])).ok_or_else(|| {
             let most = self.executions.most;
@@ -145,10 +145,10 @@ impl Account {
         })
     }
 
-    /// Takes room for a body.
+    /// Takes room for a body, until the returned value is dropped.
     ///
     /// # Errors
-    /// 429, when this key has too many bytes under way; 503, when the server has.
+    /// 429 when this key has too many bytes; 503 when the server has.
     pub fn body(&self, bytes: usize) -> Result<Held, ApiError> {
         take_both(&self.body_bytes, bytes).map_err(|(most, of_key)| {
             if of_key {
@@ -177,14 +177,15 @@ fn under_way(requests: &Arc<Counter>, whose: &str) -> Result<Held, ApiError> {
     })
 }
 
-/// Takes from the key's counter and from the server's; the error says which of them is full, and at what.
+/// Takes from the key's counter and from the server's. The error holds the bound of the full counter, and true if that is the
+/// key's own.
 fn take_both([own, all]: &[Arc<Counter>; 2], amount: usize) -> Result<Held, (usize, bool)> {
     let own = own.take(amount).ok_or((own.most, true))?;
     let all = all.take(amount).ok_or((all.most, false))?;
     Ok(Held(vec![own, all]))
 }
 
-/// A number of units, of which each is with one holder at a time.
+/// A number of units. Each unit belongs to one holder at a time.
 #[derive(Debug)]
 struct Counter {
     free: Arc<Semaphore>,
@@ -202,7 +203,7 @@ impl Counter {
         (self.most - self.free.available_permits()) as u64
     }
 
-    /// Takes some, of at most 4 GiB: a body is bounded below that before it is counted.
+    /// Takes units. Each call takes at most 4 GiB, because bodies are bounded below that.
     fn take(&self, amount: usize) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.free)
             .try_acquire_many_owned(u32::try_from(amount).ok()?)
@@ -210,7 +211,7 @@ impl Counter {
     }
 }
 
-/// A part of a quota, given back when it is dropped.
+/// A part of a quota, given back when dropped.
 #[derive(Debug)]
 #[must_use = "the quota is given back when this is dropped"]
 pub struct Held(#[expect(dead_code, reason = "held for its drop")] Vec<OwnedSemaphorePermit>);
@@ -232,7 +233,7 @@ impl Bucket {
         }
     }
 
-    /// Takes a token, or says how long until there is one.
+    /// Takes a token. The error is the time until the next token.
     fn take(&mut self, now: Instant) -> Result<(), Duration> {
         let passed = now.saturating_duration_since(self.filled_at).as_secs_f64();
         self.filled_at = self.filled_at.max(now);
@@ -246,7 +247,7 @@ impl Bucket {
     }
 }
 
-/// Requests that may come at once.
+/// The largest burst of requests.
 fn most_tokens(per_second: f64) -> f64 {
     (per_second * 2.0).max(1.0)
 }
@@ -312,7 +313,7 @@ mod tests {
         drop(first);
         let third = a.admit(now).unwrap();
         drop((second, third));
-        // What was refused for its place took no token; what is refused for its rate keeps no place.
+        // A request refused for its place takes no token, and one refused for its rate takes no place.
         let fourth = a.admit(now).unwrap();
         assert_eq!(code(a.admit(now)), "too_many_requests");
         let later = now + Duration::from_secs(1);
@@ -335,7 +336,7 @@ mod tests {
             Ok(()),
             "the first request is not too many"
         );
-        // A clock that stands still or goes back brings nothing.
+        // A clock that stands still or goes back adds no tokens.
         assert!(bucket.take(start).is_err());
         let much_later = start + Duration::from_secs(1_000);
         assert!((0..4).all(|_| bucket.take(much_later).is_ok()));

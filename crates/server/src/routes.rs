@@ -1,4 +1,4 @@
-//! The table of routes. The router is made from it, and `openapi.json` describes it (a test compares them).
+//! The table of routes. The router is built from this table, and a test compares it with `openapi.json`.
 
 use axum::Router;
 use axum::http::{StatusCode, header};
@@ -14,7 +14,7 @@ pub const OPENAPI: &str = include_str!("openapi.json");
 
 macro_rules! routes {
     ($($method:ident $path:literal $handler:path;)*) => {
-        /// Every route: its method, its path.
+        /// Every route, as its method and path.
         pub const ROUTES: &[(&str, &str)] = &[$((stringify!($method), $path)),*];
 
         fn handlers() -> Router<App> {

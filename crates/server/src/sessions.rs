@@ -1,4 +1,4 @@
-//! The sessions that there are, whose they are, and when they expire.
+//! All sessions of the server: their owners and their expiry.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +20,7 @@ use super::storage::{Fate, Folder};
 use sandglass_host::Sandbox;
 use sandglass_host::launcher::Launcher;
 
-/// The interval at which expired sessions are looked for, at most and at least.
+/// The interval of the search for expired sessions: at least, and at most.
 const SWEEP: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(15));
 
 /// All sessions, by their ids.
@@ -30,33 +30,33 @@ pub struct Sessions {
     closed: CancellationToken,
 }
 
-/// A session.
+/// A session and its guests.
 #[derive(Debug)]
 pub struct Session {
-    /// Random; knowing it is not enough to use it.
+    /// The random id. The id alone gives no access.
     pub id: String,
-    /// The name of the key that made it.
+    /// The owner: the name of the key that created the session.
     pub owner: Arc<str>,
-    /// Its contents.
+    /// The sandbox or channel.
     pub kind: Kind,
     uses: Mutex<Uses>,
     attached: AtomicBool,
     destroyed: CancellationToken,
     folder: Option<Arc<Folder>>,
-    /// The counts of it that the server's metrics have.
+    /// The session's part of the server's metrics.
     counted: Mutex<Stats>,
     _held: Held,
 }
 
-/// A session's contents.
+/// The kind of a session.
 pub enum Kind {
     /// A sandbox that requests use.
     Sandbox(Sandbox),
-    /// Guests that a client supervises over its channel.
+    /// Guests that a client supervises over a channel.
     Channel {
-        /// The launcher that starts them.
+        /// The launcher of the guests.
         launcher: Arc<dyn Launcher>,
-        /// Bytes of the bodies of a frame from them.
+        /// Bytes of the bodies in one frame from a guest.
         most_value_bytes: usize,
     },
 }
@@ -81,13 +81,13 @@ struct Uses {
 #[must_use = "the session can expire when this is dropped"]
 pub struct InUse(Arc<Session>);
 
-/// The place of the session's only channel. The session cannot expire meanwhile: the relay sees to that.
+/// The session's only channel. The session cannot expire meanwhile, because the relay ends it.
 #[derive(Debug)]
 #[must_use = "another channel can take the place when this is dropped"]
 pub struct Attached(InUse);
 
 impl Session {
-    /// A session that takes this part of the quota.
+    /// A session that holds this part of the quota.
     pub fn new(id: String, owner: Arc<str>, kind: Kind, folder: Option<Arc<Folder>>, held: Held) -> Arc<Self> {
         Arc::new(Self {
             id,
@@ -105,10 +105,10 @@ impl Session {
         })
     }
 
-    /// The sandbox, and what keeps the session alive while it is used.
+    /// The sandbox, and a guard that keeps the session from expiring.
     ///
     /// # Errors
-    /// 409, when it has a channel instead.
+    /// 409 when the session has a channel instead.
     pub fn sandbox(self: &Arc<Self>) -> Result<(&Sandbox, InUse), ApiError> {
         match &self.kind {
             Kind::Sandbox(sandbox) => Ok((sandbox, self.enter())),
@@ -119,14 +119,14 @@ impl Session {
         }
     }
 
-    /// Adds what it has done since the last time to the metrics.
+    /// Adds the session's new counts to the metrics.
     pub fn count(&self, stats: &Stats, metrics: &Metrics) {
         let mut counted = lock(&self.counted);
         metrics.ran_ahead(&stats.since(&counted));
         counted.clone_from(stats);
     }
 
-    /// The backend that runs its guests.
+    /// The backend of the session's guests.
     pub fn backend(&self) -> sandglass_host::BackendKind {
         match &self.kind {
             Kind::Sandbox(sandbox) => sandbox.capabilities().backend,
@@ -134,23 +134,23 @@ impl Session {
         }
     }
 
-    /// Its folder on the disk, where it has one.
+    /// The session's folder on disk, if there is one.
     pub fn folder(&self) -> Option<&Arc<Folder>> {
         self.folder.as_ref()
     }
 
-    /// Takes the place of its channel.
+    /// Takes the place of the session's only channel. `None` when another channel has it.
     pub fn attach(self: &Arc<Self>) -> Option<Attached> {
         let is_free = !self.attached.swap(true, Ordering::AcqRel);
         is_free.then(|| Attached(self.enter()))
     }
 
-    /// Is cancelled when the session is destroyed.
+    /// A token that is cancelled when the session is destroyed.
     pub fn destroyed(&self) -> CancellationToken {
         self.destroyed.clone()
     }
 
-    /// The time since it was last used.
+    /// The time since the last use; `None` while the session is used.
     pub fn idle_for(&self) -> Option<Duration> {
         let uses = lock(&self.uses);
         (uses.now == 0).then(|| uses.last.elapsed())
@@ -168,14 +168,14 @@ impl Session {
         self.destroyed.cancel();
         match &self.kind {
             Kind::Sandbox(sandbox) => sandbox.destroy().await,
-            // Its relay ends the guest first, and settles then.
+            // The relay ends the guest first, and then settles.
             Kind::Channel { .. } if self.attached.load(Ordering::Acquire) => return,
             Kind::Channel { .. } => {}
         }
         self.settle().await;
     }
 
-    /// Does what is to be done when its guest is gone.
+    /// Removes or keeps the folder, after the guest is gone.
     pub async fn settle(&self) {
         if let Some(folder) = &self.folder {
             folder.settle().await;
@@ -197,7 +197,7 @@ impl Drop for Attached {
     }
 }
 
-/// The session that a request's path names, which is of the request's key.
+/// The session in a request's path, which belongs to the request's key.
 #[derive(Debug)]
 pub struct OwnSession(pub Arc<Session>);
 
@@ -221,11 +221,11 @@ impl Sessions {
     /// Adds a session.
     ///
     /// # Errors
-    /// 503, when the server is about to end; the session is destroyed then.
+    /// 503 when the server is shutting down; the session is then destroyed.
     pub async fn add(&self, session: Arc<Session>) -> Result<(), ApiError> {
         let id = session.id.clone();
         lock(&self.all).insert(id.clone(), session);
-        // Looked at after it was added: either this sees the end, or the end sees the session.
+        // This check comes after the insertion: either it sees the shutdown, or the shutdown sees the session.
         if self.are_closed() {
             self.remove(&id, Fate::Removed).await;
             return Err(ApiError::shutting_down());
@@ -236,7 +236,7 @@ impl Sessions {
     /// A session of this owner.
     ///
     /// # Errors
-    /// 404: it is not there, or somebody else's.
+    /// 404: no session has this id, or it belongs to another key.
     pub fn of(&self, owner: &str, id: &str) -> Result<Arc<Session>, ApiError> {
         let session = lock(&self.all).get(id).cloned();
         session
@@ -244,7 +244,7 @@ impl Sessions {
             .ok_or_else(|| ApiError::no_session(id))
     }
 
-    /// All sessions of this owner, by their ids.
+    /// All sessions of this owner, ordered by id.
     pub fn all_of(&self, owner: &str) -> Vec<Arc<Session>> {
         let all = lock(&self.all);
         let mut own: Vec<_> = all
@@ -256,8 +256,8 @@ impl Sessions {
         own
     }
 
-    /// Removes a session and destroys what is in it. When it returns, nothing of its guest is left (a channel's relay sees to
-    /// its own).
+    /// Removes a session and destroys its contents. Its guest is gone when this returns; the guest of a channel is ended by the
+    /// relay.
     pub async fn remove(&self, id: &str, fate: Fate) {
         let session = lock(&self.all).remove(id);
         if let Some(session) = session {
@@ -265,24 +265,24 @@ impl Sessions {
         }
     }
 
-    /// Destroys all; no more can be added.
+    /// Destroys all sessions, and refuses new ones.
     pub async fn destroy_all(&self) {
         self.closed.cancel();
         let all: Vec<_> = lock(&self.all).drain().map(|(_, session)| session).collect();
         join_all(all.iter().map(|session| session.destroy(Fate::Kept))).await;
     }
 
-    /// Returns true when all are being destroyed, because the server ends.
+    /// Returns true when all sessions are being destroyed, because the server shuts down.
     pub fn are_closed(&self) -> bool {
         self.closed.is_cancelled()
     }
 
-    /// Waits until that is so.
+    /// Waits until the sessions are being destroyed.
     pub async fn closed(&self) {
         self.closed.cancelled().await;
     }
 
-    /// The amount of code that runs ahead in them, as of their last executions.
+    /// The number of shadows that run, as of each session's last execution.
     pub fn under_way(&self) -> u64 {
         lock(&self.all)
             .values()
@@ -299,7 +299,7 @@ impl Sessions {
     }
 }
 
-/// Destroys sessions that nobody has used for too long.
+/// Destroys sessions that have been unused for too long.
 pub(super) async fn expire(app: App) {
     let most = Duration::from_secs_f64(app.args.session_idle_seconds);
     loop {
@@ -313,7 +313,7 @@ pub(super) async fn expire(app: App) {
     }
 }
 
-/// Watches the folder of a session, which is ended when it writes while nobody uses it.
+/// Watches the folder of a session. Destroys a session whose folder grows while nobody uses the session.
 pub(super) async fn watch_folder(app: App, folder: Arc<Folder>, session: Weak<Session>) {
     let is_idle = || session.upgrade().is_none_or(|session| session.idle_for().is_some());
     if let Some(why) = folder.watch(is_idle).await {

@@ -1,4 +1,4 @@
-//! Settings of an operator, from the command line or the environment.
+//! The server's settings, from the command line or from variables of the environment.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -16,8 +16,7 @@ use sandglass_host::log::LogFormat;
 use sandglass_host::pool::WhenEmpty;
 use sandglass_host::{Kernels, Resources, Settings};
 
-/// The modules that are imported before anybody asks where the settings do not say: what data science begins with. What is
-/// not installed is left out.
+/// The modules that guests preload by default: those that data science uses most. Modules that are not installed are left out.
 const PRELOAD: &str = "numpy,pandas,scipy.stats,scipy.optimize,scipy.interpolate,sklearn.linear_model,sklearn.tree,\
     sklearn.ensemble,sklearn.cluster,sklearn.preprocessing,sklearn.model_selection,sklearn.metrics,statsmodels.api,\
     matplotlib.pyplot,seaborn,cloudpickle,lz4.frame,\
@@ -27,138 +26,167 @@ const PRELOAD: &str = "numpy,pandas,scipy.stats,scipy.optimize,scipy.interpolate
 /// Bytes of a MiB.
 const MIB: u64 = 1 << 20;
 
-/// `sandglass-host serve`: sessions over HTTP and WebSocket.
+/// Options of `sandglass-host serve`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ServeArgs {
-    /// Address and port; port 0 takes a free one. Elsewhere than on loopback, keys are needed.
+    /// Address and port. Port 0 takes a free one. Any address except loopback needs keys.
     #[arg(long, env = "SANDGLASS_LISTEN", default_value = "127.0.0.1:8788")]
     pub listen: SocketAddr,
-    /// The place where guests run when a session does not say.
+    /// The guests of sessions that name no backend.
     #[command(flatten)]
     pub guest: GuestArgs,
-    /// The starter of guests in Jupyter kernels, which is handed in by the program.
+    /// The starter of guests in Jupyter kernels, handed in by the program.
     #[arg(skip)]
     pub kernels: Option<Arc<dyn Kernels>>,
-    /// Let sessions run in plain processes, which isolate nothing: only for code that you trust.
-    #[arg(long, env = "SANDGLASS_ALLOW_SUBPROCESS", action = ArgAction::SetTrue, value_parser = BoolishValueParser::new())]
+    /// Let sessions choose plain processes, which isolate nothing. Use this for trusted code only.
+    #[arg(long, env = "SANDGLASS_ALLOW_SUBPROCESS", action = ArgAction::SetTrue, value_parser = BoolishValueParser::new(), help_heading = "Guests")]
     pub allow_subprocess: bool,
-    /// Have each session's files on the disk, in DIR/KEY NAME/SESSION; without it they are in memory, and gone with the guest.
-    #[arg(long, env = "WORKSPACE_DIR", value_name = "DIR")]
+    /// Keep each session's files on disk, in DIR/KEY NAME/SESSION. Without DIR, files are in memory and gone with the guest.
+    #[arg(long, env = "WORKSPACE_DIR", value_name = "DIR", help_heading = "Files on disk")]
     pub workspace_dir: Option<PathBuf>,
-    /// Folders of expired and otherwise ended sessions that are kept for each key, in DIR; older ones are removed, and those of
-    /// sessions that a client deletes at once. 0: none.
-    #[arg(long, env = "SANDGLASS_KEPT_WORKSPACES", default_value_t = 20, value_name = "NUMBER")]
+    /// Folders of ended sessions kept in DIR for each key; older ones are removed. A session that its client deletes is removed
+    /// at once. 0 keeps none.
+    #[arg(
+        long,
+        env = "SANDGLASS_KEPT_WORKSPACES",
+        default_value_t = 20,
+        value_name = "NUMBER",
+        help_heading = "Files on disk"
+    )]
     pub kept_workspaces: usize,
-    /// Whether guests wait before anybody asks. If not, each is started when it is wanted, with the same answers.
-    #[arg(long, env = "REPL_ENABLED", action = ArgAction::Set, default_value = "true", value_parser = BoolishValueParser::new(), value_name = "BOOL")]
+    /// Keep spares: guests that start before a request needs them. Without spares, each request starts its own guest, with the
+    /// same results.
+    #[arg(long, env = "REPL_ENABLED", action = ArgAction::Set, default_value = "true", value_parser = BoolishValueParser::new(), value_name = "BOOL", help_heading = "Spares")]
     pub enabled: bool,
-    /// How long a guest may take to start.
-    #[arg(long, env = "REPL_WARMUP_TIMEOUT_SECONDS", default_value = "120", value_parser = seconds)]
+    /// Seconds that a guest may take to start.
+    #[arg(long, env = "REPL_WARMUP_TIMEOUT_SECONDS", default_value = "120", value_parser = seconds, help_heading = "Guests")]
     pub boot_timeout_seconds: f64,
-    /// How long the trial of /health/detailed may take.
-    #[arg(long, env = "REPL_HEALTH_CHECK_TIMEOUT_SECONDS", default_value = "10", value_parser = seconds)]
+    /// Seconds that the trial run of /health/detailed may take.
+    #[arg(long, env = "REPL_HEALTH_CHECK_TIMEOUT_SECONDS", default_value = "10", value_parser = seconds, help_heading = "Guests")]
     pub health_timeout_seconds: f64,
 
-    /// Guests that wait before anybody asks.
+    /// Spares, and stateless runs.
     #[command(flatten)]
     pub warm: WarmArgs,
 
-    /// Keys, one per line: `name key`, or the key alone. SANDGLASS_KEYS in the environment may hold the same.
-    #[arg(long, env = "SANDGLASS_KEYS_FILE", value_name = "FILE")]
+    /// A file with one key per line: `name key`, or only the key. The variable SANDGLASS_KEYS takes the same text.
+    #[arg(long, env = "SANDGLASS_KEYS_FILE", value_name = "FILE", help_heading = "Access")]
     pub keys_file: Option<PathBuf>,
-    /// An origin whose pages may send requests (https://app.example); may be given several times, `*` is every page and needs keys.
-    #[arg(long, env = "SANDGLASS_ALLOW_ORIGIN", value_delimiter = ',', value_name = "ORIGIN")]
+    /// An origin whose pages may send requests, such as https://app.example. Can be given several times. `*` means every page,
+    /// and needs keys.
+    #[arg(
+        long,
+        env = "SANDGLASS_ALLOW_ORIGIN",
+        value_delimiter = ',',
+        value_name = "ORIGIN",
+        help_heading = "Access"
+    )]
     pub allow_origin: Vec<String>,
 
     /// Sessions at the same time.
-    #[arg(long, env = "SANDGLASS_MAX_SESSIONS", default_value_t = 100)]
+    #[arg(long, env = "SANDGLASS_MAX_SESSIONS", default_value_t = 100, help_heading = "Limits")]
     pub max_sessions: u64,
-    /// Sessions of one key.
-    #[arg(long, env = "SANDGLASS_MAX_SESSIONS_PER_KEY", default_value_t = 50)]
+    /// Sessions of one key at the same time.
+    #[arg(
+        long,
+        env = "SANDGLASS_MAX_SESSIONS_PER_KEY",
+        default_value_t = 50,
+        help_heading = "Limits"
+    )]
     pub max_sessions_per_key: u64,
-    /// Executions of one key that run or wait.
-    #[arg(long, env = "SANDGLASS_MAX_EXECUTIONS_PER_KEY", default_value_t = 32)]
+    /// Executions of one key that run or wait for their session.
+    #[arg(
+        long,
+        env = "SANDGLASS_MAX_EXECUTIONS_PER_KEY",
+        default_value_t = 32,
+        help_heading = "Limits"
+    )]
     pub max_executions_per_key: u64,
-    /// Requests of one key per second; twice as many may come at once.
-    #[arg(long, env = "SANDGLASS_REQUESTS_PER_SECOND", default_value = "500", value_parser = rate)]
+    /// Requests of one key per second. A burst may have twice as many.
+    #[arg(long, env = "SANDGLASS_REQUESTS_PER_SECOND", default_value = "500", value_parser = rate, help_heading = "Limits")]
     pub requests_per_second: f64,
-    /// Size of one request's body, in MiB.
-    #[arg(long, env = "SANDGLASS_MAX_BODY_MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=1024))]
+    /// Largest body of a request, in MiB.
+    #[arg(long, env = "SANDGLASS_MAX_BODY_MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=1024), help_heading = "Limits")]
     pub max_body_mib: u64,
-    /// Size of the bodies under way of one key, in MiB.
-    #[arg(long, env = "SANDGLASS_MAX_BODY_MIB_PER_KEY", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    /// Bodies that arrive at the same time for one key, in MiB together.
+    #[arg(long, env = "SANDGLASS_MAX_BODY_MIB_PER_KEY", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=1 << 20), help_heading = "Limits")]
     pub max_body_mib_per_key: u64,
-    /// Size of all bodies under way, in MiB.
-    #[arg(long, env = "SANDGLASS_MAX_BODY_MIB_IN_ALL", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    /// Bodies that arrive at the same time, in MiB together.
+    #[arg(long, env = "SANDGLASS_MAX_BODY_MIB_IN_ALL", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 20), help_heading = "Limits")]
     pub max_body_mib_in_all: u64,
-    /// TCP connections at the same time. One more takes the place of the one that has been without a request for longest; when all
-    /// have one, it waits.
-    #[arg(long, env = "SANDGLASS_MAX_CONNECTIONS", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    /// TCP connections at the same time. A new one replaces the connection that has been idle longest. If none is idle, it
+    /// waits.
+    #[arg(long, env = "SANDGLASS_MAX_CONNECTIONS", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1 << 20), help_heading = "Limits")]
     pub max_connections: u32,
-    /// Memory that a session may ask for, in MiB.
-    #[arg(long, env = "SANDGLASS_MAX_MEMORY_MIB", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(64..=4096))]
+    /// Most memory that a session can ask for, in MiB.
+    #[arg(long, env = "SANDGLASS_MAX_MEMORY_MIB", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(64..=4096), help_heading = "Limits")]
     pub max_memory_mib: u64,
-    /// Time of an execution that a session may ask for.
-    #[arg(long, env = "SANDGLASS_MAX_TIMEOUT_SECONDS", default_value = "3600", value_parser = seconds)]
+    /// Longest execution timeout that a session can ask for, in seconds.
+    #[arg(long, env = "SANDGLASS_MAX_TIMEOUT_SECONDS", default_value = "3600", value_parser = seconds, help_heading = "Limits")]
     pub max_timeout_seconds: f64,
 
-    /// How long a session lives that nobody uses.
-    #[arg(long, env = "SANDGLASS_SESSION_IDLE_SECONDS", default_value = "1800", value_parser = seconds)]
+    /// Seconds after which an unused session ends.
+    #[arg(long, env = "SANDGLASS_SESSION_IDLE_SECONDS", default_value = "1800", value_parser = seconds, help_heading = "Times")]
     pub session_idle_seconds: f64,
-    /// How long a client may take to send a request's head, and how long a connection may be silent between requests.
-    #[arg(long, env = "SANDGLASS_HEAD_TIMEOUT_SECONDS", default_value = "15", value_parser = seconds)]
+    /// Seconds for a client to send a request's head, and for a connection to stay silent between requests.
+    #[arg(long, env = "SANDGLASS_HEAD_TIMEOUT_SECONDS", default_value = "15", value_parser = seconds, help_heading = "Times")]
     pub head_timeout_seconds: f64,
-    /// How long a client may take to send a request's body; a third of it may pass in silence.
-    #[arg(long, env = "SANDGLASS_BODY_TIMEOUT_SECONDS", default_value = "90", value_parser = seconds)]
+    /// Seconds for a client to send a request's body. At most a third of them may pass without a byte.
+    #[arg(long, env = "SANDGLASS_BODY_TIMEOUT_SECONDS", default_value = "90", value_parser = seconds, help_heading = "Times")]
     pub body_timeout_seconds: f64,
-    /// How long a client may take nothing of a response.
-    #[arg(long, env = "SANDGLASS_WRITE_TIMEOUT_SECONDS", default_value = "60", value_parser = seconds)]
+    /// Seconds for which a client may take nothing of a response.
+    #[arg(long, env = "SANDGLASS_WRITE_TIMEOUT_SECONDS", default_value = "60", value_parser = seconds, help_heading = "Times")]
     pub write_timeout_seconds: f64,
-    /// How long a WebSocket may be silent; it is pinged three times in that time.
-    #[arg(long, env = "SANDGLASS_CHANNEL_SILENCE_SECONDS", default_value = "90", value_parser = seconds)]
+    /// Seconds for which a WebSocket may be silent. The server pings three times within them.
+    #[arg(long, env = "SANDGLASS_CHANNEL_SILENCE_SECONDS", default_value = "90", value_parser = seconds, help_heading = "Times")]
     pub channel_silence_seconds: f64,
-    /// How long running requests have to end when the server is told to (SIGTERM, SIGINT).
-    #[arg(long, env = "SANDGLASS_SHUTDOWN_SECONDS", default_value = "20", value_parser = seconds)]
+    /// Seconds for running requests to end after SIGTERM or SIGINT.
+    #[arg(long, env = "SANDGLASS_SHUTDOWN_SECONDS", default_value = "20", value_parser = seconds, help_heading = "Times")]
     pub shutdown_seconds: f64,
 
     /// The model that answers `llm_query`.
     #[command(flatten)]
     pub model: ModelArgs,
 
-    /// How the log is written: text or json. RUST_LOG chooses what is in it.
-    #[arg(long, env = "SANDGLASS_LOG_FORMAT", default_value = "text")]
+    /// The form of the log. The variable RUST_LOG chooses its contents.
+    #[arg(long, env = "SANDGLASS_LOG_FORMAT", default_value = "text", help_heading = "Log")]
     pub log_format: LogFormat,
 }
 
-/// Guests that wait before anybody asks, and `POST /execute`.
+/// Options of spares and of stateless runs (`POST /execute`).
 #[derive(Debug, Clone, clap::Args)]
 pub struct WarmArgs {
-    /// Modules that guests have imported; by default what data science begins with, as far as it is installed.
-    #[arg(long, env = "PRELOAD_MODULES", value_delimiter = ',', default_value = PRELOAD, hide_default_value = true, value_name = "MODULE")]
+    /// Modules that guests import before they are needed; by default those that data science uses most, if installed.
+    #[arg(long, env = "PRELOAD_MODULES", value_delimiter = ',', default_value = PRELOAD, hide_default_value = true, value_name = "MODULE", help_heading = "Spares")]
     pub preload: Vec<String>,
-    /// Guests that wait at least.
-    #[arg(long, env = "SANDGLASS_SPARES", default_value_t = 2)]
+    /// Fewest spares.
+    #[arg(long, env = "SANDGLASS_SPARES", default_value_t = 2, help_heading = "Spares")]
     pub spares: usize,
-    /// Guests that wait at most; how many they are follows demand. 0: none ever.
-    #[arg(long, env = "SANDGLASS_MAX_SPARES", default_value_t = 20)]
+    /// Most spares. Their number follows demand. 0 disables spares.
+    #[arg(long, env = "SANDGLASS_MAX_SPARES", default_value_t = 20, help_heading = "Spares")]
     pub max_spares: usize,
-    /// What to do when none waits: wait for one, start one cold, or refuse (429).
-    #[arg(long, env = "SANDGLASS_WHEN_EMPTY", default_value = "wait")]
+    /// The answer to a request if there is no spare: wait for one, start a guest for it, or refuse with status 429.
+    #[arg(long, env = "SANDGLASS_WHEN_EMPTY", default_value = "wait", help_heading = "Spares")]
     pub when_empty: WhenEmpty,
-    /// How old the process may get that guests are forked from.
-    #[arg(long, env = "SANDGLASS_ZYGOTE_MAX_AGE_SECONDS", default_value = "3600", value_parser = seconds)]
+    /// Seconds after which the zygote is replaced. A zygote is the process that forks guests.
+    #[arg(long, env = "SANDGLASS_ZYGOTE_MAX_AGE_SECONDS", default_value = "3600", value_parser = seconds, help_heading = "Spares")]
     pub zygote_max_age_seconds: f64,
-    /// How many guests are forked from one process.
-    #[arg(long, env = "SANDGLASS_ZYGOTE_MAX_FORKS", default_value_t = 10_000)]
+    /// Forks after which the zygote is replaced.
+    #[arg(
+        long,
+        env = "SANDGLASS_ZYGOTE_MAX_FORKS",
+        default_value_t = 10_000,
+        help_heading = "Spares"
+    )]
     pub zygote_max_forks: u64,
-    /// Start every guest as a process of its own instead of forking it: slower, but no two share the layout of their memory.
-    #[arg(long, env = "SANDGLASS_FRESH_EXEC", action = ArgAction::SetTrue, value_parser = BoolishValueParser::new())]
+    /// Start every guest as a new process instead of a fork. This is slower, but no two guests share a memory layout.
+    #[arg(long, env = "SANDGLASS_FRESH_EXEC", action = ArgAction::SetTrue, value_parser = BoolishValueParser::new(), help_heading = "Spares")]
     pub fresh_exec: bool,
-    /// Guest time of a `POST /execute` that does not say.
-    #[arg(long, env = "SANDGLASS_RUN_TIMEOUT_SECONDS", default_value = "30", value_parser = seconds)]
+    /// Seconds of guest time for a `POST /execute` that names no timeout.
+    #[arg(long, env = "SANDGLASS_RUN_TIMEOUT_SECONDS", default_value = "30", value_parser = seconds, help_heading = "Stateless runs")]
     pub run_timeout_seconds: f64,
-    /// Size of a state of `POST /execute`, in MiB: unpacked on the way in, and before it is packed on the way out.
-    #[arg(long, env = "STATE_MAX_SIZE_MB", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=1024))]
+    /// Largest state of a `POST /execute`, in MiB before compression.
+    #[arg(long, env = "STATE_MAX_SIZE_MB", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=1024), help_heading = "Stateless runs")]
     pub state_max_size_mb: u64,
 }
 
@@ -180,7 +208,7 @@ impl ServeArgs {
     /// The keys of the file and of the environment, if any.
     ///
     /// # Errors
-    /// A key will not do; or the server would be open to others without one.
+    /// A key is invalid, or the server would be open to other machines without keys.
     pub fn keys(&self, secrets: &Secrets) -> Result<Keys, String> {
         let from_file = self.keys_file.as_deref().map(Keys::from_file).transpose()?;
         let from_environment = secrets
@@ -204,7 +232,7 @@ impl ServeArgs {
     /// The origins whose pages may send requests.
     ///
     /// # Errors
-    /// One is no origin, or all pages could use a server without keys.
+    /// A text is no origin, or `*` is given without keys.
     pub fn origins(&self, keys: &Keys) -> Result<Origins, String> {
         let origins = Origins::parse(&self.allow_origin)?;
         if origins.any() && keys.is_empty() {
@@ -215,7 +243,7 @@ impl ServeArgs {
         Ok(origins)
     }
 
-    /// The settings that every session's backend plans from.
+    /// The settings from which every session's backend plans.
     pub fn guest_settings(&self) -> Settings {
         Settings {
             allow_subprocess: self.allow_subprocess,
@@ -224,7 +252,7 @@ impl ServeArgs {
         }
     }
 
-    /// A session's share of the machine when it does not say.
+    /// A session's resources when its client names none.
     pub fn resources(&self) -> Resources {
         Resources {
             memory_bytes: self.max_memory_mib << 20,

@@ -1,4 +1,4 @@
-//! `POST /execute`: runs that leave nothing behind, and for a while the files that they made.
+//! The route `POST /execute`: stateless runs. Only the files of a run are kept, for a short time.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,14 +19,14 @@ use super::storage::new_id;
 use sandglass_host::Limits;
 use sandglass_host::stateless::{self, Bounds, Request, RunFile};
 
-/// The time that the files of a run can be fetched.
+/// The time for which a run's files are kept.
 const KEPT: Duration = Duration::from_secs(300);
-/// Bytes of the files of one run that are kept, and of all runs.
+/// The most bytes of files that are kept of one run.
 const RUN_BYTES: u64 = 16 << 20;
 const ALL_BYTES: usize = 256 << 20;
-/// The time for the state and the files of a run to be fetched.
+/// The time to fetch the state and files after a run.
 const AFTERWARDS: Duration = Duration::from_secs(20);
-/// The bytes that a run's files count beyond their contents.
+/// The bytes that each kept file counts beyond its contents.
 const FILE_BYTES: usize = 512;
 
 /// The files of runs, oldest first.
@@ -72,7 +72,7 @@ impl Files {
     }
 }
 
-/// Drops what is old, and what is too much.
+/// Drops the oldest runs, and runs beyond the bounds.
 fn drop_old(runs: &mut VecDeque<Run>) {
     let mut bytes: usize = runs.iter().map(Run::bytes).sum();
     while let Some(run) = runs.front()
@@ -86,7 +86,7 @@ fn drop_old(runs: &mut VecDeque<Run>) {
 /// The answer to a run.
 #[derive(Serialize)]
 struct Answer {
-    /// The place where its files are: `GET /execute/{id}/files/{path}`. Nothing when there are none.
+    /// The id of the run's files: `GET /execute/{id}/files/{path}`. `None` when the run left no files.
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<String>,
     #[serde(flatten)]
@@ -164,7 +164,7 @@ pub async fn file(
         let message = format!("no run {id} has left a file {path:?} within the last {seconds} s");
         ApiError::new(StatusCode::NOT_FOUND, "file_not_found", message)
     })?;
-    // Whoever wrote the file is not trusted: no browser may show it as a page of this server.
+    // The file is untrusted, so no browser may show it as a page of this server.
     let headers = [
         (header::CONTENT_TYPE, "application/octet-stream"),
         (header::CONTENT_DISPOSITION, "attachment"),

@@ -1,8 +1,8 @@
-//! The folders of sessions on the disk: made and held, watched for as long as there is a session, removed or kept when it ends.
+//! The folders of sessions on disk: created, locked and measured while their session lives, then removed or kept.
 //!
-//! A guest's memory, processes and temporary files are bounded by the kernel; a folder on the disk is not. So it is measured again and
-//! again, and what makes it too large is stopped. A guest can write more than its quota until the next look, which comes within about
-//! [`LOOK`].
+//! The kernel bounds a guest's memory, processes and temporary files, but not a folder on disk. So each folder is measured
+//! repeatedly, and code that makes it too large is stopped. A guest can exceed its quota until the next measurement, about
+//! [`LOOK`] later.
 
 use std::future::pending;
 use std::pin::pin;
@@ -21,21 +21,21 @@ use super::settings::ServeArgs;
 use sandglass_host::workspace::{Quota, Usage, Workspace, WorkspaceError, Workspaces};
 use sandglass_host::{Execution, Outcome, Sandbox, StateStatus};
 
-/// Files and folders that a session's folder may hold.
+/// Most files and folders in a session's folder.
 const MOST_FILES: u64 = 100_000;
-/// The time that is waited between two looks at the folder of a session that is used, at least.
+/// The shortest pause between two measurements of a used session's folder.
 const LOOK: Duration = Duration::from_secs(1);
-/// The same for one that nobody uses: threads can be left that write.
+/// The shortest pause for an unused session, whose leftover threads may still write.
 const IDLE_LOOK: Duration = Duration::from_secs(10);
-/// The pause until the next look, as a multiple of the time that a look takes.
+/// The pause after a measurement, as a multiple of its duration.
 const REST: u32 = 20;
 
-/// The fate of the folder of a session that ends.
+/// The fate of a folder when its session ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// It is removed.
+    /// The folder is removed.
     Removed,
-    /// It is kept, among as many as the settings say.
+    /// The folder is kept, up to the number in the settings.
     Kept,
 }
 
@@ -49,7 +49,7 @@ pub fn new_id() -> Result<String, ApiError> {
     Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
 }
 
-/// Returns true when a folder may be that of a session: other folders are not removed.
+/// Returns true when a folder's name is a session id. Other folders are never removed.
 fn is_id(name: &str) -> bool {
     name.len() == 32 && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
@@ -63,10 +63,10 @@ pub struct Storage {
 }
 
 impl Storage {
-    /// As the settings say; nothing without a folder for them.
+    /// The folders that the settings ask for; `None` without a folder for workspaces.
     ///
     /// # Errors
-    /// The folder cannot be made or read.
+    /// The folder cannot be created or read.
     pub fn open(args: &ServeArgs) -> Result<Option<Arc<Self>>, String> {
         let Some(path) = &args.workspace_dir else {
             return Ok(None);
@@ -80,7 +80,7 @@ impl Storage {
         })))
     }
 
-    /// All of them.
+    /// The workspaces of all sessions.
     pub fn workspaces(&self) -> &Workspaces {
         &self.workspaces
     }
@@ -125,31 +125,31 @@ impl Storage {
     }
 }
 
-/// The folder of one session. One that is dropped before it was [settled](Folder::settle) is removed.
+/// The folder of one session. If it is dropped before it was [settled](Folder::settle), it is removed.
 #[derive(Debug)]
 pub struct Folder {
     storage: Arc<Storage>,
     workspace: Arc<Workspace>,
-    /// A text that says what there is too much of, as of the last look.
+    /// The excess found by the last measurement, as a text.
     over: watch::Sender<Option<String>>,
-    /// Somebody begins to use it.
+    /// Notified when the session is used.
     used: Notify,
     is_forgotten: AtomicBool,
     is_settled: AtomicBool,
 }
 
 impl Folder {
-    /// The place where it is.
+    /// The workspace in this folder.
     pub fn workspace(&self) -> &Workspace {
         &self.workspace
     }
 
-    /// Decides what becomes of it at the end.
+    /// Decides the folder's fate at the end.
     pub fn decide(&self, fate: Fate) {
         self.is_forgotten.store(fate == Fate::Removed, Ordering::Release);
     }
 
-    /// Removes it or keeps it, as was decided. Only when its guest is gone.
+    /// Removes or keeps the folder, as decided. The guest must be gone.
     pub async fn settle(&self) {
         if let Some(work) = self.last_work() {
             let _ = off_the_workers(work).await;
@@ -180,18 +180,18 @@ impl Folder {
         Err(ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "quota", message))
     }
 
-    /// Sees whether code may be run in it. From now on it is looked at often.
+    /// Checks that code may run in the folder, and lets the watcher measure more often.
     ///
     /// # Errors
-    /// 507, when it holds too much.
+    /// 507 when the folder exceeds its quota.
     pub async fn room(&self) -> Result<(), ApiError> {
         self.used.notify_one();
         let was_over = self.over.borrow().is_some();
-        // It may have been emptied since the last look.
+        // The folder may have been emptied since the last measurement.
         if was_over { self.room_for(0).await } else { Ok(()) }
     }
 
-    /// Measures it: the bytes that it holds, and what there would be too much of with so many more.
+    /// Measures the folder. Returns its bytes, and the excess if `more` bytes were added.
     async fn look(&self, more: u64) -> Result<(u64, Option<String>), ApiError> {
         let workspace = Arc::clone(&self.workspace);
         let excess = |workspace: &Workspace, usage: &Usage| workspace.quota().and_then(|quota| quota.exceeded(usage));
@@ -211,10 +211,10 @@ impl Folder {
         Ok((bytes, with_more))
     }
 
-    /// Looks at it again and again, until it is settled. Ends early with what there is too much of, when there is more and more of it while
-    /// nobody uses it: something is left in the guest that writes.
+    /// Measures the folder repeatedly until it is settled. Returns early with the excess if the folder grows while nobody uses
+    /// the session, because a leftover of the guest writes then.
     pub async fn watch(&self, is_idle: impl Fn() -> bool) -> Option<String> {
-        // What it held at the last look, if nobody used the session since.
+        // The bytes at the last measurement, if the session was not used since.
         let mut before = None;
         while !self.is_settled.load(Ordering::Acquire) {
             let began = Instant::now();
@@ -233,7 +233,7 @@ impl Folder {
         None
     }
 
-    /// Hears of each look that finds too much.
+    /// A receiver of each measurement that finds an excess.
     pub fn excess(&self) -> Excess {
         Excess(Some(self.over.subscribe()))
     }
@@ -247,7 +247,7 @@ impl Folder {
         let mut excess = self.excess();
         let mut running = pin!(running);
         let mut reason = None;
-        // Each look that still finds too much stops what runs then: it may have been another's code before.
+        // Each measurement that finds an excess stops the running code: the earlier one may have stopped other code.
         let mut execution = loop {
             tokio::select! {
                 biased;
@@ -286,7 +286,7 @@ impl Drop for Folder {
     }
 }
 
-/// Tells of looks that find too much.
+/// Receives measurements that find an excess.
 #[derive(Debug)]
 pub struct Excess(Option<watch::Receiver<Option<String>>>);
 
@@ -296,7 +296,7 @@ impl Excess {
         Self(None)
     }
 
-    /// The finding of the next look that finds too much. Can be dropped and called again.
+    /// The excess of the next such measurement. Can be dropped and called again.
     pub async fn next(&mut self) -> String {
         let Some(over) = &mut self.0 else {
             return pending().await;

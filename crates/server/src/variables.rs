@@ -52,14 +52,14 @@ pub async fn get(
     bodies::json(StatusCode::OK, usize::MAX, json).await
 }
 
-/// The value that a variable is set to.
+/// The new value of a variable.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Set {
     value: Json,
 }
 
-/// `PUT /v1/sessions/{id}/variables/{name}`: JSON `{ "value": … }`, text as it is, or bytes as they are.
+/// `PUT /v1/sessions/{id}/variables/{name}`: takes JSON `{ "value": … }`, text as a str, or bytes.
 pub async fn set(
     State(app): State<App>,
     Extension(account): Extension<Arc<Account>>,

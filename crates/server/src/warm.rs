@@ -1,4 +1,4 @@
-//! Guests that are ready before anybody asks, as the settings want them.
+//! Spares: guests that start before requests need them, as the settings say.
 //!
 //! Decisions: `docs/internals/server.md`.
 
@@ -18,7 +18,7 @@ use sandglass_host::launcher::Launcher;
 use sandglass_host::pool::{Pool, PoolSettings, PoolStats, Source, Unavailable};
 use sandglass_host::{BackendKind, Guest, Settings};
 
-/// The server's pool, and what starts guests without it.
+/// The server's pool, and the launchers for cold starts.
 pub struct Warm {
     settings: Settings,
     backend: BackendKind,
@@ -39,7 +39,8 @@ impl std::fmt::Debug for Warm {
 }
 
 impl Warm {
-    /// As the settings say, for guests with folders in `workspaces`; it starts when [`Warm::begin`] is called or a guest is wanted.
+    /// Makes the pool of the settings, for guests with folders in `workspaces`. The pool starts with [`Warm::begin`], or when a
+    /// guest is first needed.
     pub fn new(args: &ServeArgs, workspaces: Option<&Path>) -> Self {
         let mut settings = args.guest_settings();
         settings.resources = args.resources();
@@ -65,10 +66,10 @@ impl Warm {
         made.await.map(Arc::clone)
     }
 
-    /// A guest for one run, from the pool where there is one.
+    /// A launcher with the guest for one stateless run, from the pool if there is one.
     ///
     /// # Errors
-    /// 429 when the pool is empty and that is not to be waited for; 503 when there are no guests at all.
+    /// 429 when the pool is empty and the settings refuse to wait; 503 when no guest can be had.
     pub async fn guest(&self) -> Result<Arc<dyn Launcher>, ApiError> {
         let Some(pool) = self.pool().await? else {
             return Ok(self.cold().await?);
@@ -85,8 +86,8 @@ impl Warm {
         }))
     }
 
-    /// The same for a session with these settings and this workspace: a folder `USER/SESSION` in the folder of all of them. Nothing
-    /// where the pool has no such guests.
+    /// A launcher for a session with these settings and this workspace, a folder `USER/SESSION` below the pool's workspaces.
+    /// `None` when the pool has no such guests.
     ///
     /// # Errors
     /// As [`Warm::cold`].
@@ -111,14 +112,14 @@ impl Warm {
         })
     }
 
-    /// Starts the pool, so that it is warm when it is wanted.
+    /// Starts the pool, so that it is filled before the first request.
     pub async fn begin(&self) {
         if let Err(error) = self.pool().await {
             tracing::warn!(%error, "there is no pool of guests");
         }
     }
 
-    /// Ends the guests that wait.
+    /// Ends all spares.
     pub async fn end(&self) {
         if let Some(Some(pool)) = self.pool.get() {
             pool.end().await;
@@ -166,7 +167,7 @@ impl Warm {
     }
 }
 
-/// A guest that was taken out of a pool, and what replaces it should it be dead already.
+/// A guest from a pool, and the launcher of its replacement if it is already dead.
 struct Claimed {
     guest: Mutex<Option<Guest>>,
     pool: Arc<Pool>,
@@ -188,7 +189,7 @@ impl Launcher for Claimed {
     }
 }
 
-/// A pool, for a session with a workspace; and the settings of a guest that does without it.
+/// A launcher for a session with a workspace: the pool, and the settings of a guest without the pool.
 struct WithWorkspace {
     pool: Arc<Pool>,
     workspace: String,

@@ -1,5 +1,5 @@
-//! A connection that does not wait for ever: a peer that takes nothing for too long loses it, and at its end the peer has a moment
-//! to read what it was told before the socket is closed.
+//! A connection with a write timeout. A peer that takes nothing for too long loses the connection. Before the socket closes,
+//! the peer gets a moment to read the last response.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -9,9 +9,9 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Bytes that are read and thrown away at the end.
+/// Most bytes that are read and dropped before the socket closes.
 const MOST_LINGERING_BYTES: usize = 64 << 20;
-/// The time that reading them may take.
+/// The time to read them.
 const LINGERING: Duration = Duration::from_secs(5);
 
 /// Adds deadlines to a stream.
@@ -30,7 +30,7 @@ struct Ending {
 }
 
 impl<S> WriteTimeout<S> {
-    /// `write_timeout`: how long the peer may take nothing of what it is sent.
+    /// Wraps a stream. The peer may take nothing for at most `write_timeout`.
     pub fn new(stream: S, write_timeout: Duration) -> Self {
         Self {
             stream,
@@ -40,7 +40,7 @@ impl<S> WriteTimeout<S> {
         }
     }
 
-    /// Turns a write that waits for too long into an error.
+    /// Turns a too long wait into an error.
     fn watch<T>(&mut self, polled: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         if polled.is_ready() {
             self.stalled = None;
@@ -92,8 +92,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
         self.watch(polled, context)
     }
 
-    /// Sends the end, then reads what is still under way: closing a socket with unread bytes makes the peer's system throw away
-    /// the response that it has not read yet.
+    /// Shuts down the write side, then reads the peer's last bytes. If a socket closes with unread bytes, the peer's system
+    /// drops the response that the peer has not read.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Self { stream, ending, .. } = &mut *self;
         if ending.is_none() {

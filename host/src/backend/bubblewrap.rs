@@ -23,27 +23,29 @@ use crate::zygote::ZygoteLauncher;
 use crate::zygote::{self, GuestUsers, Zygote};
 use futures_util::future::BoxFuture;
 
-/// The place where it finds the package.
+/// The folder where guests find the package.
 const PACKAGE: &str = "/run/sandglass";
-/// The folder in which a zygote sees the workspaces of its guests, and only it; `python/sandglass/native/zygote.py` has the same.
+/// The folder where a zygote sees its guests' workspaces. Only the zygote sees it. `python/sandglass/native/zygote.py` has the
+/// same path.
 const WORKSPACES: &str = "/run/workspaces";
-/// The folders that guests have of their own: of the host's, they see nothing.
+/// The folders that are the guest's own, and never the host's.
 const OWN: [&str; 5] = ["/tmp", "/workspace", "/etc", "/dev", "/proc"];
-/// The folder in which they find a Python that the host has below one of those.
+/// The folder where guests find a Python that the host has below one of the own folders.
 const ELSEWHERE: &str = "/run/python";
 /// Bytes of the workspace of a zygote, which has nothing to write there.
 const ZYGOTE_BYTES: u64 = 1 << 20;
-/// Processes of a zygote. A guest leaves its group at once.
+/// Processes in a zygote's control group. A guest leaves this group at once.
 const ZYGOTE_PIDS: u32 = 512;
-/// Open files of a zygote, and so descriptors that its user may have on their way: guests that share its user have fewer.
+/// Open files of a zygote. The kernel allows its user as many descriptors in flight. Guests that share the user have a lower
+/// limit.
 const ZYGOTE_FILES: u32 = 1 << 16;
-/// The time that it may take to say whether bubblewrap works here.
+/// The time for the trial run that shows if bubblewrap works.
 const TRIAL: Duration = Duration::from_secs(30);
 
-/// The launcher of guests in bubblewrap here.
+/// The launcher of bubblewrap guests on this machine.
 ///
 /// # Errors
-/// [`Error::BackendUnavailable`] says what is missing.
+/// [`Error::BackendUnavailable`] names what is missing.
 pub async fn launcher(settings: &Settings) -> Result<Arc<dyn Launcher>, Error> {
     let (view, runtime) = look(settings).await?;
     let owner = owner(settings)?;
@@ -56,11 +58,11 @@ pub async fn launcher(settings: &Settings) -> Result<Arc<dyn Launcher>, Error> {
     }))
 }
 
-/// The launcher of zygotes in bubblewrap here, whose guests are as isolated as those of [`launcher`]. The workspaces that its guests
-/// can have are the folders in `workspaces`.
+/// The launcher of zygotes in bubblewrap, whose guests are as isolated as those of [`launcher`]. Its guests can use the
+/// workspaces below `workspaces`.
 ///
 /// # Errors
-/// [`Error::BackendUnavailable`] says what is missing.
+/// [`Error::BackendUnavailable`] names what is missing.
 pub async fn zygote_launcher(
     settings: &Settings,
     preload: Vec<String>,
@@ -92,7 +94,7 @@ pub async fn zygote_launcher(
     }))
 }
 
-/// Finds what there is here, and whether it works.
+/// Finds the parts of this machine, and tests if bubblewrap works.
 async fn look(settings: &Settings) -> Result<(View, Arc<Runtime>), Error> {
     let bwrap = which("bwrap")
         .ok_or_else(|| Error::BackendUnavailable("bubblewrap is not installed: apt install bubblewrap".to_owned()))?;
@@ -118,7 +120,7 @@ async fn look(settings: &Settings) -> Result<(View, Arc<Runtime>), Error> {
     Ok((view, runtime))
 }
 
-/// The user that a guest has to be in order to work in the folder of the workspace.
+/// The user that a guest must be to work in the workspace's folder.
 pub(super) fn owner(settings: &Settings) -> Result<Option<Arc<User>>, Error> {
     let Some(folder) = &settings.workspace else {
         return Ok(None);
@@ -130,7 +132,7 @@ pub(super) fn owner(settings: &Settings) -> Result<Option<Arc<User>>, Error> {
 struct Zygotes {
     plan: Plan,
     user: Users,
-    /// The users that the zygote's guests can be, when they are not the zygote's own user.
+    /// The users of the zygote's guests, if they differ from the zygote's own user.
     users: Option<GuestUsers>,
     filter: Option<Vec<u8>>,
     preload: Vec<String>,
@@ -156,7 +158,7 @@ impl ZygoteLauncher for Zygotes {
     }
 
     fn has_workspaces(&self) -> bool {
-        // A workspace is another user's, who a guest cannot be then.
+        // A workspace belongs to another user, and a guest without users of its own cannot become that user.
         self.users.is_some() || self.user.here().is_none()
     }
 }
@@ -196,7 +198,8 @@ impl Launcher for Bubblewrap {
     }
 }
 
-/// Goes on with a start although nobody may wait for it any more: a process is made all the same, and its user is taken until it has ended.
+/// Lets a start finish even if its caller has gone. The process is made anyway, and its user id is in use until the process
+/// ends.
 async fn to_the_end<T: Send + 'static>(
     start: impl Future<Output = Result<T, Error>> + Send + 'static,
 ) -> Result<T, Error> {
@@ -204,7 +207,7 @@ async fn to_the_end<T: Send + 'static>(
     started.unwrap_or_else(|error| Err(Error::BootFailed(format!("starting a process was given up: {error}"))))
 }
 
-/// The parts of this machine to plan from.
+/// The parts of this machine from which a plan is made.
 #[derive(Debug, Clone)]
 pub struct View {
     /// bubblewrap itself.
@@ -213,26 +216,26 @@ pub struct View {
     pub python: Python,
     /// The folder that holds the package.
     pub package: PathBuf,
-    /// The folder that guests have as `/etc`.
+    /// The folder that guests see as `/etc`.
     pub etc: PathBuf,
     /// The folders, and links, of programs and libraries.
     pub roots: Vec<Root>,
     /// The filter of system calls.
     pub filter: Option<Vec<u8>>,
-    /// The user and group that bubblewrap is tried out as, when they are not the host's.
+    /// The user and group of bubblewrap's trial run, if they differ from the host's.
     pub user: Option<(u32, u32)>,
 }
 
 /// A folder of programs or libraries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Root {
-    /// A folder, which the guest sees as it is.
+    /// A folder that the guest sees unchanged.
     Folder(PathBuf),
-    /// A link, such as `/lib` on most systems, and where it leads.
+    /// A symbolic link such as `/lib`, and its target.
     Link(PathBuf, PathBuf),
 }
 
-/// `/usr` and what stands for parts of it, and the Python's own folders where they are elsewhere.
+/// `/usr` with the links into it, and the Python's folders if they are elsewhere.
 fn roots(python: &Python) -> Vec<Root> {
     let mut roots = vec![Root::Folder("/usr".into())];
     for path in ["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"].map(PathBuf::from) {
@@ -248,7 +251,7 @@ fn roots(python: &Python) -> Vec<Root> {
         .flatten()
     {
         let is_there = |root: &Root| matches!(root, Root::Folder(folder) if prefix.starts_with(folder));
-        // A prefix of `/` would be everything, and one of `/tmp` everybody's.
+        // A prefix of `/` would contain everything, and a prefix of `/tmp` files of all users.
         let is_all = prefix.components().count() < 2 || OWN.iter().any(|own| prefix == Path::new(own));
         if !is_all && !roots.iter().any(is_there) {
             roots.push(Root::Folder(prefix));
@@ -265,7 +268,7 @@ fn seen_at(path: &Path) -> PathBuf {
     }
 }
 
-/// The way a guest is started in namespaces of its own.
+/// The plan of a guest in namespaces of its own.
 pub fn plan(view: &View, settings: &Settings) -> Plan {
     let resources = &settings.resources;
     let mut args = Args::around(view, settings);
@@ -285,20 +288,21 @@ pub fn plan(view: &View, settings: &Settings) -> Plan {
     if view.filter.is_some() {
         args.add(["--seccomp", &FILTER_FD.to_string()]);
     }
-    // Descendants are not all: a guest can leave orphans to the first process of its namespace.
+    // Reaps all processes, not only descendants: a guest can leave orphans to the first process of its namespace.
     finish(args, view, settings, &["--reap", "all", "--confine"])
 }
 
-/// The plan of a zygote. It starts as a guest does, but in a user namespace of its own. There it can give each of its guests
-/// namespaces of its own. It runs nothing but the modules that it preloads. It has no filter of system calls: its guests get that.
-/// When each guest is to be a user of its own, the host says which ids the zygote's namespace has. Then a guest has yet another
-/// namespace of users, and itself sees to it that there are none below.
+/// The plan of a zygote. A zygote starts as a guest does, but in a user namespace of its own, where it can give its guests
+/// namespaces too. It runs only the modules that it preloads. It has no filter of system calls; its guests get the filter.
+///
+/// If each guest has a user id of its own, the host sets the ids of the zygote's namespace. Then each guest has a further user
+/// namespace, and forbids user namespaces below that.
 pub fn zygote_plan(view: &View, settings: &Settings, workspaces: Option<&Path>, has_users: bool) -> Plan {
     let mut args = Args::around(view, settings);
     if has_users {
         let (info, go_on) = (INFO_FD.to_string(), MAPPED_FD.to_string());
         args.add(["--info-fd", &info, "--userns-block-fd", &go_on]);
-        // To become them, and to end one that cannot be isolated.
+        // The zygote needs these to become its guests' users, and to kill a guest that cannot be isolated.
         args.add([
             "--cap-add",
             "CAP_SETUID",
@@ -310,7 +314,8 @@ pub fn zygote_plan(view: &View, settings: &Settings, workspaces: Option<&Path>, 
     } else {
         args.add(["--disable-userns"]);
     }
-    // CAP_SYS_ADMIN is for namespaces and mounts, CAP_NET_ADMIN for the loopback in one, CAP_SETPCAP to give up all of them for good.
+    // CAP_SYS_ADMIN is for namespaces and mounts, CAP_NET_ADMIN for their loopback, and CAP_SETPCAP to drop all capabilities
+    // for good.
     for capability in ["CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SETPCAP"] {
         args.add(["--cap-add", capability]);
     }
@@ -328,7 +333,7 @@ pub fn zygote_plan(view: &View, settings: &Settings, workspaces: Option<&Path>, 
     }
     args.close();
     let mut plan = finish(args, view, settings, &["--zygote"]);
-    // What is preloaded is shared, and its guests have groups of their own.
+    // Guests share the preloaded memory, and have control groups of their own.
     plan.bounds.memory_bytes = plan.bounds.memory_bytes.saturating_mul(4);
     plan.bounds.pids = ZYGOTE_PIDS;
     plan.open_files = ZYGOTE_FILES;
@@ -400,9 +405,9 @@ impl Args {
         args
     }
 
-    /// Ends the list of what is mounted.
+    /// Ends the list of mounts.
     fn close(&mut self) {
-        // These hold no more than they need to; what the guest could write there would count nowhere.
+        // These mounts become read-only, because files that the guest writes there would count nowhere.
         self.add(["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/workspace"]);
     }
 
@@ -414,8 +419,8 @@ impl Args {
         self.0.extend([how.into(), from.into(), to.into()]);
     }
 
-    /// Makes the folders around this one such that all users may enter them. By itself bubblewrap 0.8 makes them for its own user alone, and a
-    /// forked guest is another: it could import nothing more from a virtual environment.
+    /// Lets all users enter the folders around a mount. By itself, bubblewrap 0.8 makes them for its own user only. A forked
+    /// guest is another user, and could then import nothing more from a virtual environment.
     fn enterable_parents(&mut self, path: &Path) {
         let parents: Vec<_> = path
             .ancestors()
@@ -428,14 +433,14 @@ impl Args {
         }
     }
 
-    /// An empty folder of its own that holds so many bytes.
+    /// Adds an empty folder of the guest's own, with room for `bytes`.
     fn folder(&mut self, path: &str, bytes: u64) {
         self.add(["--size", &bytes.to_string(), "--tmpfs", path]);
     }
 }
 
 impl View {
-    /// Sees whether bubblewrap can do here what a guest needs.
+    /// Tests if bubblewrap can do here what a guest needs.
     async fn try_out(&self) -> Result<(), Error> {
         let key = (self.bwrap.clone(), self.python.executable.clone());
         if let Some(known) = trials().get(&key) {

@@ -1,7 +1,8 @@
 //! Guests in containers of Docker's engine.
 //!
-//! The engine starts a container whose first process connects to a socket in a folder that only this process and the
-//! container can reach, confines itself further and becomes the guest's parent (`container.py`). Nothing that matters goes
+//! The engine starts a container whose first process connects to a socket. The socket is in a folder that only this process and
+//! the container can reach. The first process then confines itself further and becomes the guest's parent (`container.py`). The
+//! engine's own streams carry nothing important.
 //! through the engine's own streams.
 //!
 //! Decisions: `docs/internals/guests-on-hosts.md`.
@@ -39,13 +40,13 @@ pub use supervisor::Supervisor;
 use container::Container;
 use plan::{EMPTY, FILTER, GROUP, PASSWD, SOCKET, SUPERVISOR_LABEL};
 
-/// For how long a guest may take to connect. Engines are slow on busy machines; one that never will is noticed sooner.
+/// The time for a guest to connect. Engines are slow on busy machines, and a guest that has ended is noticed earlier.
 const CONNECTING: Duration = Duration::from_secs(120);
 
-/// The launcher of guests in Docker here.
+/// The launcher of Docker guests on this machine.
 ///
 /// # Errors
-/// [`Error::BackendUnavailable`] when there is no engine or no image, and how to get it.
+/// [`Error::BackendUnavailable`] when the engine or the image is missing, with the way to get it.
 pub async fn launcher(settings: &Settings) -> Result<Arc<dyn Launcher>, Error> {
     let docker = engine::connect().await?;
     let name = settings.image.as_deref().unwrap_or(image::IMAGE);
@@ -75,7 +76,7 @@ pub async fn launcher(settings: &Settings) -> Result<Arc<dyn Launcher>, Error> {
             "Docker's engine has no runtime {runtime}: install it, and name it in /etc/docker/daemon.json"
         )));
     }
-    // An engine in a user namespace has ids of its own, and only so many.
+    // An engine in a user namespace has its own, limited range of ids.
     let has_users = !info.security_options.iter().flatten().any(|option| {
         ["name=userns", "name=rootless"]
             .iter()
@@ -84,7 +85,7 @@ pub async fn launcher(settings: &Settings) -> Result<Arc<dyn Launcher>, Error> {
     let owner = owner(settings)?;
     let supervisor = Supervisor::own().ok_or_else(|| unavailable("this process cannot read what /proc says of it"))?;
     supervisor::sweep(&docker, &supervisor).await;
-    // Its number, so that a name that is given to another image does not change what this launcher starts.
+    // The image's id, because the name may be given to another image later.
     let image = image.id.unwrap_or_else(|| name.to_owned());
     let runtime = Runtime::prepare_elsewhere(Path::new(&image))?;
     Ok(Arc::new(Containers(Arc::new(Shared {
@@ -125,8 +126,8 @@ impl Launcher for Containers {
 
     fn launch(&self) -> BoxFuture<'_, Result<Guest, Error>> {
         let shared = Arc::clone(&self.0);
-        // A task, because a request to the engine that is given up half-way may still make a container. The task knows of
-        // that one and removes it, when it sees that nobody waits for the guest any more.
+        // The launch is a task of its own, because a cancelled request to the engine may still make a container. The task knows
+        // that container, and removes it when nobody waits for the guest.
         let launching = tokio::spawn(async move { shared.launch().await });
         Box::pin(async move {
             launching
@@ -173,7 +174,7 @@ impl Shared {
             .keep(user))
     }
 
-    /// The user that a guest is to be; nothing when it is the user of this process.
+    /// The user of a guest; `None` means the user of this process.
     fn user(&self) -> Result<Option<Arc<User>>, Error> {
         match &self.owner {
             Some(owner) => Ok(Some(Arc::clone(owner))),
@@ -200,8 +201,8 @@ impl Shared {
             .map_err(|error| Error::BootFailed(format!("Docker did not start the container: {}", said(&error))))
     }
 
-    /// Has the image's Python compile the package, once, so that the guests after the first one start faster. It writes
-    /// beside the sources, where guests can only read.
+    /// Lets the image's Python compile the package once, so that later guests start faster. The compiled files stand beside the
+    /// sources, where guests can only read.
     fn compile_later(self: &Arc<Self>) {
         if self.is_compiled.swap(true, Ordering::Relaxed) || self.runtime.is_compiled() {
             return;
@@ -240,7 +241,7 @@ impl Shared {
             host_config: Some(HostConfig {
                 network_mode: Some("none".to_owned()),
                 readonly_rootfs: Some(true),
-                // This process may be gone before it is done.
+                // This process may end before the container does.
                 auto_remove: Some(true),
                 cap_drop: Some(vec!["ALL".to_owned()]),
                 security_opt: Some(vec!["no-new-privileges:true".to_owned()]),
@@ -266,10 +267,10 @@ impl Shared {
     }
 }
 
-/// The name of the part of a channel's folder that the container sees.
+/// The name of the folder inside the channel's folder that the container sees.
 const SHARED: &str = "shared";
 
-/// A socket that waits for one guest, and the folder that it is in. Nobody else can pass through the folder.
+/// A socket for one guest, in a folder that no other user can enter.
 struct Channel {
     listener: UnixListener,
     folder: TempDir,
@@ -297,13 +298,13 @@ impl Channel {
         Ok(Self { listener, folder })
     }
 
-    /// The guest's connection, and that of the first process, in the order in which it makes them (`container.py`).
+    /// Accepts the guest's connection and that of the container's first process, in this order (`container.py`).
     async fn accept(&self) -> std::io::Result<(UnixStream, UnixStream)> {
         Ok((self.listener.accept().await?.0, self.listener.accept().await?.0))
     }
 }
 
-/// The user that a guest has to be in order to work in the folder of the workspace: its owner, but never root.
+/// The user that a guest must be to work in the workspace's folder: the folder's owner, but never root.
 fn owner(settings: &Settings) -> Result<Option<Arc<User>>, Error> {
     let folder = settings.workspace.as_deref().and_then(|folder| folder.metadata().ok());
     match folder.map(|data| (data.uid(), data.gid())) {

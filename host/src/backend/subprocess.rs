@@ -22,7 +22,7 @@ pub async fn launcher(settings: &Settings) -> Result<Arc<dyn Launcher>, Error> {
     look(settings).await
 }
 
-/// The same without the warning: for who only asks whether there could be guests.
+/// Like [`launcher`], without the warning: for callers that only ask if guests are possible.
 ///
 /// # Errors
 /// As [`launcher`].
@@ -53,7 +53,7 @@ impl Launcher for Subprocess {
 
     fn launch(&self) -> BoxFuture<'_, Result<Guest, Error>> {
         Box::pin(async move {
-            // A folder of its own, not the host's, even though nothing keeps the guest from leaving it.
+            // A folder that is not the host's own, although nothing keeps the guest in it.
             let home = tempfile::Builder::new()
                 .prefix("sandglass-guest-")
                 .tempdir()
@@ -70,7 +70,7 @@ impl Launcher for Subprocess {
     }
 }
 
-/// The way a guest is started that may do whatever the host may; `home` is a folder of its own.
+/// The plan of a guest without isolation. `home` is a folder for this guest only.
 pub fn plan(settings: &Settings, python: &Path, package: &Path, home: &Path) -> Plan {
     let cwd = settings.workspace.clone().unwrap_or_else(|| home.to_owned());
     let text = OsString::from;

@@ -1,4 +1,4 @@
-//! Where a control group is, what is written there and what is read.
+//! The folders of a control group, and the texts that are written there and read.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -8,7 +8,7 @@ use super::{Bounds, Events};
 
 /// Microseconds in which a share of the processors is measured out.
 const CPU_PERIOD_US: u64 = 100_000;
-/// Bytes that may wait in sockets of TCP, where they do not count as memory. The machine has a bound of its own for all of them.
+/// Bytes that may wait in TCP sockets, which do not count as memory. The machine also has one bound for all of them.
 const SOCKET_BYTES: u64 = 64 << 20;
 /// The kernel takes no less.
 const MIN_CPU_QUOTA_US: u64 = 1_000;
@@ -18,20 +18,20 @@ const MIN_CPU_QUOTA_US: u64 = 1_000;
 pub enum Version {
     /// A tree per controller.
     V1,
-    /// One tree.
+    /// Version 2, with one tree for all controllers.
     V2,
 }
 
-/// The folders of one group: with version 2 they are the same one.
+/// The folders of one group. With version 2 they are the same folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CgroupPath {
     /// Which interface.
     pub version: Version,
-    /// The group that counts memory.
+    /// The folder of the memory controller.
     pub memory: PathBuf,
-    /// The group that counts processes and threads.
+    /// The folder of the controller for processes and threads.
     pub pids: PathBuf,
-    /// The group that shares out the processors, where there is one.
+    /// The folder of the CPU controller, if there is one.
     pub cpu: Option<PathBuf>,
 }
 
@@ -40,14 +40,14 @@ pub struct CgroupPath {
 pub struct Setting {
     /// The file.
     pub file: PathBuf,
-    /// What is written to it.
+    /// The text to write.
     pub value: String,
-    /// Whether a kernel may lack the file.
+    /// True if some kernels lack the file.
     pub optional: bool,
 }
 
 impl CgroupPath {
-    /// The group of that name beneath this one.
+    /// The group with this name below the group.
     pub fn child(&self, name: &str) -> Self {
         Self {
             version: self.version,
@@ -68,7 +68,7 @@ impl CgroupPath {
         folders
     }
 
-    /// What makes these bounds hold, in the order in which the kernel takes it.
+    /// The writes that set these bounds, in the order that the kernel needs.
     pub fn settings(&self, bounds: &Bounds) -> Vec<Setting> {
         let setting = |folder: &Path, file: &str, value: String, optional: bool| Setting {
             file: folder.join(file),
@@ -81,7 +81,8 @@ impl CgroupPath {
         match self.version {
             Version::V1 => {
                 settings.push(setting(&self.memory, "memory.limit_in_bytes", memory.clone(), false));
-                // Memory and swap together, so that there is no swap; absent where swap is not counted.
+                // The bound of memory and swap together, equal to that of memory, so there is no swap. The file is missing if
+                // swap is not counted.
                 settings.push(setting(&self.memory, "memory.memsw.limit_in_bytes", memory, true));
                 settings.extend(self.sockets());
             }
@@ -104,7 +105,7 @@ impl CgroupPath {
         settings
     }
 
-    /// The bound on data that waits in sockets of TCP, where the kernel counts it apart. Without a bound, it counts none.
+    /// The bound on data in TCP sockets, if the kernel counts such data separately. Without a bound, the kernel counts nothing.
     pub fn sockets(&self) -> Option<Setting> {
         let file = self.memory.join("memory.kmem.tcp.limit_in_bytes");
         (self.version == Version::V1).then(|| Setting {
@@ -114,7 +115,7 @@ impl CgroupPath {
         })
     }
 
-    /// The file that counts kills for want of memory.
+    /// The file with the count of kills for lack of memory.
     pub fn memory_events(&self) -> PathBuf {
         self.memory.join(match self.version {
             Version::V1 => "memory.oom_control",
@@ -122,7 +123,7 @@ impl CgroupPath {
         })
     }
 
-    /// What has happened in the group since it was made.
+    /// The counts of events since the group was made.
     pub fn events(&self) -> Events {
         let read = |file: PathBuf, key| {
             let text = std::fs::read_to_string(file).ok();
@@ -153,7 +154,7 @@ fn cpu_quota_us(cpus: f64) -> u64 {
     }
 }
 
-/// The number that follows `key` on a line of its own, as in `memory.events` and `pids.events`.
+/// The number after `key` on its line, as in `memory.events` and `pids.events`.
 pub fn count(text: &str, key: &str) -> Option<u64> {
     text.lines()
         .filter_map(|line| line.split_once(' '))
@@ -161,9 +162,9 @@ pub fn count(text: &str, key: &str) -> Option<u64> {
         .and_then(|(_, number)| number.trim().parse().ok())
 }
 
-/// The groups beneath which this process may make others, the nearest first, from `/proc/self/mountinfo` and
-/// `/proc/self/cgroup`. Version 1 where it has the controllers of memory and processes, else version 2: there a group
-/// that holds processes can have no groups with limits beneath it, so that those further up are candidates as well.
+/// The groups below which this process may make others, the nearest first. The inputs are `/proc/self/mountinfo` and
+/// `/proc/self/cgroup`. Version 1 is used if it controls memory and processes, else version 2. In version 2, a group with
+/// processes cannot have bounded groups below it, so its ancestors are candidates too.
 pub fn candidates(mountinfo: &str, own: &str) -> Vec<CgroupPath> {
     let mounts: Vec<Mount> = mountinfo.lines().filter_map(Mount::parse).collect();
     let v1 = |controller: &str| {
@@ -210,7 +211,7 @@ struct Mount {
 }
 
 impl Mount {
-    /// One line: `36 31 0:33 / /sys/fs/cgroup/devices rw,relatime shared:1 - cgroup cgroup rw,devices`.
+    /// Parses a line such as `36 31 0:33 / /sys/fs/cgroup/devices rw,relatime shared:1 - cgroup cgroup rw,devices`.
     fn parse(line: &str) -> Option<Self> {
         let (before, after) = line.split_once(" - ")?;
         let mut before = before.split(' ').skip(3);
@@ -348,7 +349,7 @@ mod tests {
             candidates(mounts, "0::/docker/ab/job")[0].memory,
             Path::new("/sys/fs/cgroup/job")
         );
-        // Outside of what can be seen.
+        // The group lies outside the visible part of the tree.
         assert_eq!(
             candidates(mounts, "0::/../other")[0].memory,
             Path::new("/sys/fs/cgroup")

@@ -1,5 +1,5 @@
-//! On the machine's own control groups. Where none can be made (no root, a container without them), these tests say so
-//! and end: there is nothing to test then.
+//! Tests with the machine's own control groups. If none can be made (no root, or a container without them), the tests print
+//! this and end.
 
 use std::process::{Child, Command, Stdio};
 
@@ -25,7 +25,7 @@ fn group() -> Option<Cgroup> {
     }
 }
 
-/// A shell that does `script` once it is told to.
+/// A shell that waits for a word, and then runs `script`.
 fn shell(script: &str) -> Child {
     let script = format!("read -r go || exit 9\n{script}");
     let mut command = Command::new("/bin/sh");
@@ -53,7 +53,7 @@ fn wait_for(what: &str, condition: impl Fn() -> bool) {
 fn a_group_is_gone_with_everything_in_it_when_it_is_dropped() {
     let Some(group) = group() else { return };
     assert_eq!(group.events(), Events::default());
-    // The grandchild has left its session, and has not been added by hand.
+    // The grandchild has left its session, and nobody added it to the group.
     let mut child = shell("setsid sleep 1000 & sleep 1000");
     group.add(child.id()).unwrap();
     go(&mut child);
@@ -68,7 +68,7 @@ fn a_group_is_gone_with_everything_in_it_when_it_is_dropped() {
 #[test]
 fn too_many_processes_are_refused_and_counted() {
     let Some(group) = group() else { return };
-    // dash stops at the first fork that fails.
+    // dash stops at the first failing fork.
     let mut child = shell("for n in $(seq 100); do sleep 1000 & done; wait");
     group.add(child.id()).unwrap();
     go(&mut child);
@@ -134,7 +134,7 @@ fn path_of(folder: &Path, version: Version) -> CgroupPath {
 
 #[test]
 fn what_was_left_in_a_sibling_is_removed_as_well() {
-    // Plain folders do: what is in them has no members.
+    // Plain folders serve as groups here, because such groups have no members.
     let all = tempfile::tempdir().unwrap();
     let (own, other) = (all.path().join("own"), all.path().join("other"));
     fs::create_dir(&own).unwrap();
@@ -153,7 +153,7 @@ fn whoever_waits_for_removals_sees_the_group_gone() {
     let mut child = shell("sleep 1000");
     group.add(child.id()).unwrap();
     let folder = group.folder().to_owned();
-    // Not waited for yet: the group is not empty when it is dropped.
+    // The child has not been waited for, so the group is not empty when dropped.
     drop(group);
     assert!(!child.wait().unwrap().success());
     settle(Duration::from_secs(20));

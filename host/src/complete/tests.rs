@@ -5,8 +5,8 @@ use proptest::prelude::*;
 
 use super::goes_on;
 
-/// Reads sources of this Python, and those of the folder that it is given. Says of the first lines of each statement, of each number of
-/// them, with and without an empty one, whether they go on: true, false, or null for what is wrong.
+/// Python that reads the given sources and those of a folder. For the first lines of each statement, with and without an empty
+/// line after them, it prints codeop's verdict: true, false, or null for invalid source.
 const CODEOP: &str = r#"
 import ast, codeop, glob, itertools, json, sys, sysconfig, warnings
 
@@ -33,7 +33,7 @@ texts = json.load(sys.stdin) + list(itertools.chain.from_iterable(map(starts, fi
 json.dump([[text, verdict(text)] for text in texts], sys.stdout)
 "#;
 
-/// Compares with what Python itself says of these, and of sources that there are on any machine.
+/// Compares with Python's verdicts on these texts, and on sources that every machine has.
 fn verdicts(texts: &[String]) -> Vec<(String, Option<bool>)> {
     let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/../pyodide-glue/python/sandglass");
     let mut python = Command::new("python3")

@@ -20,7 +20,7 @@ fn run<T>(future: impl Future<Output = T>) -> T {
     runtime.block_on(future)
 }
 
-/// What an outbox writes.
+/// The bytes that an outbox writes for these frames.
 fn written(frames: &[Frame]) -> Vec<u8> {
     let mut outbox = Outbox::new(EPOCH);
     frames.iter().for_each(|frame| outbox.push(frame).unwrap());
@@ -67,7 +67,7 @@ proptest! {
                 let mut reader = FrameReader::new(ours, EPOCH, 1 << 20);
                 let mut frames = Vec::new();
                 loop {
-                    // A call that is given up loses nothing.
+                    // A dropped call loses nothing.
                     let next = tokio::select! {
                         biased;
                         next = reader.next() => next,

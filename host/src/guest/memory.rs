@@ -1,11 +1,11 @@
-//! The memory that processes take together, some of which they share.
+//! The memory of processes together, which may share pages.
 
 use std::fs;
 use std::io::{self, ErrorKind};
 
 /// Returns true when these processes take more than so many bytes together, as far as the system tells.
 pub(crate) fn take_more(processes: &[u32], bytes: f64) -> bool {
-    // Counts what copies share with each other once for each, so it is at least as much as they take: most often that is enough to know.
+    // This sum counts shared pages once per process, so it is an upper bound. Most often the bound is enough.
     let at_most: u64 = processes.iter().filter_map(|id| own_bytes(*id).ok()).sum();
     #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
     if at_most as f64 <= bytes {
@@ -24,18 +24,19 @@ pub(crate) fn take_more(processes: &[u32], bytes: f64) -> bool {
     shares > bytes
 }
 
-/// Bytes in memory that are no file's: the process may share them with those that it was copied from, or that are copies of it.
+/// Bytes in memory that belong to no file. The process may share them with the process it was forked from, and with its own
+/// forks.
 fn own_bytes(process: u32) -> io::Result<u64> {
     field(&format!("/proc/{process}/status"), "RssAnon:")
 }
 
-/// Bytes in memory, what is shared among others divided by their number. The kernel looks at all pages for that. Nobody but root may ask
-/// it about a process with another user, or with more rights.
+/// Bytes in memory, with each shared page divided by its number of users. The kernel looks at every page for this. Only root
+/// may ask it about a process with another user or with more rights.
 fn proportional_bytes(process: u32) -> io::Result<u64> {
     field(&format!("/proc/{process}/smaps_rollup"), "Pss:")
 }
 
-/// A number of kilobytes that a file of the kernel's tells, in bytes.
+/// A field of one of the kernel's files, converted from kilobytes to bytes.
 fn field(path: &str, name: &str) -> io::Result<u64> {
     let text = fs::read_to_string(path)?;
     let value = text

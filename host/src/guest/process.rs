@@ -1,4 +1,4 @@
-//! A guest that is a child of this process.
+//! A guest that is a child process of the host.
 
 use std::ffi::OsString;
 use std::fs;
@@ -30,17 +30,17 @@ use super::{CHANNEL_FD, CONTROL_FD, Exit, FILTER_FD, GATE_FD, Guest, Hits, INFO_
 use crate::cgroup::Cgroup;
 use futures_util::future::BoxFuture;
 
-/// Bytes of a guest's own output that are kept, to say why it ended.
+/// Bytes of a guest's stray output that are kept, for the error after its end.
 const KEPT_BYTES: usize = 4 << 10;
 /// The score by which a guest is killed sooner than others when the machine itself has no memory left.
 pub(crate) const OOM_SCORE: i64 = 500;
 /// `SIGKILL`.
 const KILLED: i32 = 9;
-/// Time that killed processes have to be gone.
+/// The time for killed processes to end.
 const GONE_WITHIN: Duration = Duration::from_secs(5);
-/// Time that bubblewrap has to make its namespaces.
+/// The time for bubblewrap to make its namespaces.
 const NAMESPACE_WITHIN: Duration = Duration::from_secs(20);
-/// In the environment of guests, and so of what they start: by it that is found where there are no control groups.
+/// The variable that marks a guest's processes. Without control groups, they are found by this mark.
 const MARK: &str = "SANDGLASS_GUEST";
 
 /// Starts a process as planned.
@@ -66,8 +66,7 @@ pub(super) async fn spawn(plan: Plan) -> Result<Guest, Error> {
     })
 }
 
-/// Starts a process as planned, with the other end of something as its channel, and of something as its control socket; without
-/// one it is told of none.
+/// Starts the planned process with its channel and its control socket. Without a control socket, the process is told of none.
 pub(crate) async fn run(
     plan: Plan,
     epoch: u32,
@@ -89,7 +88,7 @@ pub(crate) async fn run(
     }))
 }
 
-/// Keeps the end of what a guest writes where nobody looks, and reads on, so that it never waits.
+/// Keeps the end of a guest's stray output. Reads on, so that the guest never waits.
 async fn listen(mut reads: pipe::Receiver, said: Arc<Mutex<Vec<u8>>>) {
     let mut buffer = vec![0; 4 << 10];
     while let Ok(read @ 1..) = reads.read(&mut buffer).await {
@@ -102,8 +101,8 @@ async fn listen(mut reads: pipe::Receiver, said: Arc<Mutex<Vec<u8>>>) {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The thread that starts all guests. They end with their parent, and for the kernel that is a thread: so it has to be one that
-/// never ends. Starting a process also takes longer than a task may.
+/// The thread that starts all guests. A guest ends with its parent, and the kernel means the parent thread, so that thread must
+/// never end. Starting a process also blocks longer than a task may.
 static STARTER: LazyLock<Option<Mutex<mpsc::Sender<Job>>>> = LazyLock::new(|| {
     let (jobs, work) = mpsc::channel::<Job>();
     let thread = std::thread::Builder::new().name("sandglass-start".to_owned());
@@ -126,7 +125,7 @@ async fn start(plan: Plan, epoch: u32, ends: [Option<OwnedFd>; 2], output: Owned
     started.await.map_err(|_| io::Error::other("it was given up"))?
 }
 
-/// A child with what belongs to it. Dropping it kills all of that.
+/// A child process with its control group and its mark. Dropping it kills all its processes.
 struct Started {
     child: Child,
     group: Option<Pid>,
@@ -134,7 +133,8 @@ struct Started {
     cgroup: Option<Cgroup>,
 }
 
-/// Waits for a word before it becomes the program: until then the child can be put under limits, and starts nothing itself.
+/// Waits for a word before the shell becomes the program. Until then the host can set the child's limits, and the child starts
+/// nothing.
 const GATE: &str = "read -r word <&5 && exec 5<&- && exec \"$@\"";
 
 fn start_here(plan: Plan, epoch: u32, ends: [Option<OwnedFd>; 2], output: OwnedFd) -> io::Result<Started> {
@@ -227,8 +227,8 @@ struct Info {
     child: u32,
 }
 
-/// Gives the user namespace that bubblewrap makes its ids, when it says in which process that is. It says nothing when it has failed:
-/// why is what it has written.
+/// Sets the ids of bubblewrap's user namespace, after bubblewrap has named its process. A failed bubblewrap names none, and its
+/// output says why.
 fn give_ids(mut info: io::PipeReader, mut go_on: io::PipeWriter, map: &str) -> io::Result<()> {
     let mut told = String::new();
     let deadline = Timespec::try_from(NAMESPACE_WITHIN).ok();
@@ -267,7 +267,7 @@ pub(crate) fn process_of(pidfd: &OwnedFd) -> Option<u32> {
     pid.trim().parse().ok()
 }
 
-/// A file without a name that holds these bytes, to be read from its beginning.
+/// An unnamed file with these bytes, open at its beginning.
 pub(crate) fn file_of(bytes: &[u8]) -> io::Result<OwnedFd> {
     let mut file = tempfile::tempfile()?;
     file.write_all(bytes)?;
@@ -277,7 +277,7 @@ pub(crate) fn file_of(bytes: &[u8]) -> io::Result<OwnedFd> {
 
 impl Started {
     fn kill(&mut self) {
-        // Its number is its own for as long as it was not waited for.
+        // The process id cannot be used again before the child is waited for.
         if let (Some(_), Some(group)) = (self.child.id(), self.group) {
             let _ = kill_process_group(group, Signal::KILL);
         }
@@ -307,8 +307,8 @@ impl Drop for Started {
     }
 }
 
-/// Kills whatever has the mark in its environment: what a guest has started and sent away from itself. One that clears its
-/// environment gets away; only control groups hold it, or namespaces.
+/// Kills all processes with the mark in their environment, even in other sessions. A process that clears its environment
+/// escapes this; only control groups or namespaces hold it.
 fn kill_marked(mark: &OsString) {
     let wanted = format!("{MARK}={}", mark.display());
     let pids = || {
@@ -321,7 +321,7 @@ fn kill_marked(mark: &OsString) {
             .split(|byte| *byte == 0)
             .any(|entry| entry == wanted.as_bytes())
     };
-    // Again, for what one had started in the meantime; a few times, for what starts without end is nothing to wait for.
+    // Repeated for processes that were started meanwhile, but only a few times, because a fork bomb never ends.
     for _ in 0..10 {
         let found: Vec<_> = pids().filter(marked).filter_map(Pid::from_raw).collect();
         if found.is_empty() {
@@ -333,11 +333,11 @@ fn kill_marked(mark: &OsString) {
     }
 }
 
-/// A child, and what it wrote.
+/// A child process, and its output.
 struct Native {
     started: Started,
     said: Arc<Mutex<Vec<u8>>>,
-    /// Ends when nobody is left who could write.
+    /// Ends when no process can write the output any more.
     listening: JoinHandle<()>,
     exit: Option<Exit>,
 }
@@ -362,10 +362,10 @@ impl Native {
         }
     }
 
-    /// Waits until all its processes are gone, for a while.
+    /// Waits for a short time until all its processes are gone.
     async fn emptied(&mut self) {
         let gone = async {
-            // It is not to be asked again once it has said that it ended.
+            // The task must not be polled again after its end.
             if !self.listening.is_finished() {
                 let _ = (&mut self.listening).await;
             }
@@ -390,7 +390,7 @@ impl Process for Native {
                 return exit.clone();
             }
             let status = self.started.child.wait().await;
-            // What it has left behind goes with it.
+            // The child's leftovers are killed too.
             self.started.kill();
             if !self.listening.is_finished() || !self.started.is_empty() {
                 self.emptied().await;

@@ -1,5 +1,5 @@
-//! Limits of each process of a guest, which hold without control groups too. The shell that guests start from takes them
-//! upon itself: another process could only do that with rights that a host in a container may lack.
+//! Limits of each process of a guest, which also hold without control groups. The shell that starts a guest sets them for
+//! itself. Another process would need rights that a host in a container may lack.
 
 use std::fmt::Write;
 
@@ -13,19 +13,19 @@ const BLOCK_BYTES: u64 = 512;
 pub(super) struct Rlimits {
     /// Open files.
     pub open_files: u64,
-    /// Bytes of each file that it writes.
+    /// The largest file that a process can write, in bytes.
     pub file_bytes: u64,
-    /// Bytes of memory of its own, where no control group counts that of all together. Not the address space: libraries
-    /// such as OpenBLAS reserve more of that than they ever use.
+    /// Bytes of private memory per process, if no control group counts all memory together. This is not the address space,
+    /// because libraries such as OpenBLAS reserve more of that than they use.
     pub memory_bytes: Option<u64>,
 }
 
 impl Rlimits {
-    /// The commands that set these limits; they fail when one cannot be set.
+    /// The shell commands that set the limits. They fail when a limit cannot be set.
     pub(super) fn commands(&self) -> String {
         let mut commands = "ulimit -c 0".to_owned();
         let mut limit = |option: char, resource: Resource, most: u64, unit: u64| {
-            // Nobody may have more than is allowed to whoever starts it.
+            // No process may have a higher limit than its parent.
             let most = getrlimit(resource).maximum.map_or(most, |own| own.min(most));
             let _ = write!(commands, " && ulimit -{option} {}", most.div_ceil(unit));
         };

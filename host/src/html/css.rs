@@ -1,4 +1,4 @@
-//! CSS without addresses: token by token, so that no spelling of one gets by.
+//! Removes addresses from CSS, token by token, so that no unusual spelling gets through.
 
 use std::fmt::Write;
 
@@ -6,12 +6,12 @@ use cssparser::{ParseError, Parser, ToCss, Token, serialize_string};
 
 use super::{ALLOWED, is_data};
 
-/// The same CSS, whose addresses, unknown functions and unknown at-rules have become words that mean nothing. A browser drops
-/// the declarations and rules with these.
+/// The same CSS with addresses, unknown functions and unknown at-rules replaced by meaningless words. A browser drops the
+/// declarations and rules around these words.
 pub(super) fn filter(css: &str) -> String {
     let mut filtered = String::with_capacity(css.len());
     block(&mut Parser::new(css), &mut filtered, 0);
-    // It could end the element that the text stands in.
+    // A `<` could end the element around the text.
     filtered.replace('<', "\\3c ")
 }
 
@@ -31,7 +31,7 @@ fn block(parser: &mut Parser<'_>, out: &mut String, depth: usize) {
             }
             Token::Function(name) => {
                 if ALLOWED.functions.contains(&name.to_ascii_lowercase()) {
-                    // As it is meant, without escapes.
+                    // The name without escapes.
                     out.push_str(name);
                     out.push('(');
                 } else {
@@ -94,7 +94,7 @@ fn single(token: &Token<'_>, text: &str, out: &mut String) {
         Token::QuotedString(_) => {
             let _ = token.to_css(out);
         }
-        // The parts that it separates stay apart.
+        // The comment keeps its neighbours apart.
         Token::Comment(_) => out.push_str("/**/"),
         Token::CDO | Token::CDC => out.push(' '),
         _ => out.push_str(text),

@@ -1,8 +1,8 @@
-//! HTML as tags that are known, each of them closed, and not too deep.
+//! Reduces HTML to known tags, each of them closed, and not too deep.
 //!
-//! A parser of HTML can make far more elements than there are tags. A tag that was not closed is opened again in each paragraph
-//! that follows. Of tags that are closed, in bounded depth, it makes as many elements as there are tags. Pages do the same
-//! (`pyodide-glue/tidy-html.js`), by the same lists (`display/html.json` of the core).
+//! An HTML parser can make far more elements than there are tags, because it opens an unclosed tag again in each following
+//! paragraph. For closed tags of bounded depth, it makes as many elements as there are tags. Pages do the same
+//! (`pyodide-glue/tidy-html.js`), with the same lists (`display/html.json` of the core).
 
 use html5gum::{DefaultEmitter, HtmlString, StartTag, Token, Tokenizer};
 
@@ -37,9 +37,9 @@ struct Tidier {
     html: String,
     styles: Vec<String>,
     elements: usize,
-    /// Those that are open.
+    /// The open elements.
     open: Vec<String>,
-    /// The element whose content is not HTML, and that content where it is a style sheet.
+    /// The open element whose content is not HTML, with the content if it is a style sheet.
     hidden: Option<(String, Option<String>)>,
 }
 
@@ -109,7 +109,7 @@ impl Tidier {
     }
 
     fn end(&mut self, name: &str) {
-        // A table's cell keeps what belongs to others from being closed.
+        // The cell of a table keeps outer elements from being closed.
         let walls = if ALLOWED.table.contains(name) {
             "table"
         } else {
@@ -118,7 +118,7 @@ impl Tidier {
         self.end_within(|open| open == name, |open| has(walls, open));
     }
 
-    /// Ends the elements that a tag ends without saying so.
+    /// Ends the elements that a tag ends implicitly.
     fn end_implied(&mut self, name: &str) {
         if let Some(ends) = ALLOWED.source.ends.iter().find(|ends| has(&ends.tags, name)) {
             self.end_within(|open| has(&ends.end, open), |open| has(&ends.within, open));
@@ -127,7 +127,7 @@ impl Tidier {
         }
     }
 
-    /// Ends the innermost element that is to be ended, and what is in it, unless a wall lies between.
+    /// Ends the innermost element for which `is_ended` holds, with all elements inside, unless a wall lies between.
     fn end_within(&mut self, is_ended: impl Fn(&str) -> bool, is_wall: impl Fn(&str) -> bool) {
         for at in (0..self.open.len()).rev() {
             let name = self.open[at].as_str();
@@ -155,7 +155,7 @@ fn has(words: &str, name: &str) -> bool {
     words.split(' ').any(|word| word == name)
 }
 
-/// True for a style sheet that browsers apply to what is on a screen.
+/// Returns true for a style sheet that browsers apply on screens.
 fn applies(style: &StartTag<()>) -> bool {
     let is = |name: &str, values: &[&str]| {
         let value = style.attributes.get(name.as_bytes()).map(|value| lower(value));

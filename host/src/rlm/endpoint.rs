@@ -1,4 +1,4 @@
-//! The models that a run asks.
+//! The models of a run, and requests to them.
 
 use std::time::Duration;
 
@@ -17,15 +17,15 @@ pub struct Endpoint {
     completions: Completions,
     /// The model that is asked.
     pub model: String,
-    /// Other models that Python may name.
+    /// Further models that Python can name.
     pub models: Vec<String>,
     /// Fields that are added to every request.
     pub body: Map<String, Value>,
-    /// True when replies are asked for as they come, so that their code runs ahead.
+    /// True when replies are streamed, so that their code can run ahead.
     pub stream: bool,
     /// Attempts after the first.
     pub max_retries: u32,
-    /// Milliseconds of one attempt.
+    /// The most milliseconds of one attempt.
     pub timeout_ms: f64,
     /// Cost of a token of the prompt, and of the answer.
     pub price: Option<[f64; 2]>,
@@ -51,10 +51,10 @@ impl From<Reply> for Answer {
 }
 
 impl Endpoint {
-    /// One with this address, such as `https://api.example.com/v1`.
+    /// An endpoint with this address, such as `https://api.example.com/v1`.
     ///
     /// # Errors
-    /// [`Error::InvalidOption`] for what is no address, or a key that no request can have.
+    /// [`Error::InvalidOption`] for an invalid address, or a key that cannot be sent in a request.
     pub fn new(base_url: &str, key: Option<String>, model: &str) -> Result<Self, Error> {
         if model.is_empty() {
             return Err(Error::invalid("model", "must be the name of a model"));
@@ -72,13 +72,13 @@ impl Endpoint {
         })
     }
 
-    /// Returns true when it is the same model at the same place.
+    /// Returns true for the same model at the same address.
     pub(crate) fn is(&self, other: &Self) -> bool {
         self.model == other.model && self.completions.url() == other.completions.url()
     }
 
-    /// Asks, again where that may help. `on_text` is told the reply as it comes, where somebody listens and the endpoint streams; `on_retry`
-    /// each attempt that failed, whose text does not count.
+    /// Asks a model, with retries. `on_text` receives a streamed reply as it comes. `on_retry` is called for each failed
+    /// attempt, whose text does not count.
     pub async fn ask(
         &self,
         messages: &[Message],

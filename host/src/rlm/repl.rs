@@ -1,4 +1,4 @@
-//! The sandbox of one run.
+//! The sandbox of a run.
 
 use std::sync::{Arc, Weak};
 
@@ -17,16 +17,16 @@ use super::run::Run;
 use crate::sandbox::{Answer, ExecuteOptions, Query, Sandbox};
 use crate::value::Value;
 
-/// A sandbox that ends with this, whatever it does.
+/// The sandbox of a run, which ends with this value.
 pub(super) struct Repl {
     sandbox: Sandbox,
 }
 
-/// A block's execution, and the value that it declared final, or why that is none.
+/// A block's execution, and its final value, or the reason why that value is invalid.
 type Executed = (CodeExecution, Option<Result<serde_json::Value, String>>);
 
 impl Repl {
-    /// Makes one whose queries the run answers.
+    /// Makes a sandbox whose queries the run answers.
     pub(super) async fn new(run: &Arc<Run>) -> Result<Self, String> {
         let (llm, rlm) = (Arc::downgrade(run), Arc::downgrade(run));
         let sandbox = Sandbox::builder()
@@ -43,7 +43,7 @@ impl Repl {
         Ok(Self { sandbox })
     }
 
-    /// Starts it and gives it its contexts; says what they are.
+    /// Starts the sandbox with its contexts. Returns their descriptions.
     pub(super) async fn begin(&self, run: &Arc<Run>, contexts: Vec<Value>) -> Result<Vec<ContextFacts>, String> {
         self.sandbox.start().await.map_err(|error| error.to_string())?;
         let mut contexts = contexts.into_iter();
@@ -53,7 +53,7 @@ impl Repl {
             let added = self.sandbox.add_context(Series::Context, context).await;
             added.map_err(|error| error.to_string())?;
         }
-        // A guest whose contexts cannot be described works all the same.
+        // A guest works even if its contexts cannot be described.
         let (_, facts) = self.execute(run, describe_code(), false).await?;
         Ok(read_facts(facts.and_then(Result::ok)))
     }
@@ -82,7 +82,8 @@ impl Repl {
         Ok((executed.run, declared))
     }
 
-    /// Does what can be done while a reply comes. Native guests have all the packages that they will ever have.
+    /// Prepares for the next block while a reply comes. Packages need no preparation here, because native guests have all from
+    /// the start.
     pub(super) fn prepare(&self, step: Step) {
         match step {
             Step::Prepare(_) => {}
@@ -102,7 +103,7 @@ impl Repl {
         self.sandbox.written("", None);
     }
 
-    /// Ends it; when this returns, nothing of it is left.
+    /// Ends the sandbox. Nothing of it is left when this returns.
     pub(super) async fn close(self, run: &Run) {
         if let Ok(stats) = self.sandbox.stats().await {
             run.tree.count(&stats);
@@ -111,7 +112,7 @@ impl Repl {
     }
 }
 
-/// A value that Python declared, as JSON for people and models.
+/// The JSON of a value that Python declared as final.
 fn json(value: Value) -> Result<serde_json::Value, String> {
     let mut to = ToJson::default();
     let json = build(value, &mut to);

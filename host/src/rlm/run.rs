@@ -1,4 +1,4 @@
-//! One run of the tree: carries out what [`sandglass_rlm::tree`] wants.
+//! One run of the tree: carries out the steps of [`sandglass_rlm::tree`].
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,15 +27,15 @@ use crate::sandbox::{Answer, Query};
 use crate::value::Value;
 use futures_util::future::BoxFuture;
 
-/// The part that all runs of a tree share.
+/// The state that all runs of a tree share.
 pub(super) struct Tree {
     pub(super) options: RlmOptions,
     pub(super) launcher: Arc<dyn Launcher>,
-    /// Knows the rules of its runs, and why they are ended.
+    /// The rules of the runs, and the reasons why they end.
     pub(super) runs: Arc<tree::Tree>,
-    /// Permits for the runs of one depth, from 1: each depth waits for the next one only.
+    /// Permits for the runs of each depth, from 1. A run waits only for runs of the next depth, so there is no deadlock.
     permits: Vec<Semaphore>,
-    /// The counts of the sandboxes that are gone.
+    /// The counts of ended sandboxes.
     stats: Mutex<Stats>,
 }
 
@@ -51,7 +51,7 @@ impl Tree {
         })
     }
 
-    /// A sandbox that is about to go has done this.
+    /// Adds the counts of a sandbox that is about to end.
     pub(super) fn count(&self, stats: &Stats) {
         self.stats.lock().unwrap_or_else(PoisonError::into_inner).add(stats);
     }
@@ -62,13 +62,13 @@ impl Tree {
     }
 }
 
-/// One run of a tree, with what carries it out.
+/// One run of a tree, with its sandbox and models.
 pub(super) struct Run {
     pub(super) tree: Arc<Tree>,
-    /// Decides what the run does.
+    /// The state that decides the run's steps.
     state: Mutex<tree::Run>,
     stop: Stop,
-    /// Its next step; the notification is for who waits for that.
+    /// The next step, and a notification for its waiter.
     step: Mutex<Option<Step>>,
     has_step: Notify,
 }
@@ -82,9 +82,9 @@ pub(super) enum NoAnswer {
 /// The purpose of a question to a model.
 #[derive(Clone, Copy)]
 enum Ask<'a> {
-    /// A reply: who hears it as it comes, and what is to be done when it begins again.
+    /// A reply: the listener to its text, and the callback for a new attempt.
     Turn(OnText<'a>, &'a (dyn Fn() + Send + Sync)),
-    /// The answer to this call of Python's, by the model that it named.
+    /// The answer to this call of Python, by the model that the call named.
     Query(u32, Option<&'a str>),
 }
 
@@ -117,7 +117,7 @@ impl Run {
         self.state().depth()
     }
 
-    /// Does its task with contexts. A boxed future, because a run contains runs.
+    /// Works on the task with contexts. The future is boxed, because a run contains runs.
     pub(super) fn work(self: Arc<Self>, contexts: Vec<Value>) -> BoxFuture<'static, Finish> {
         Box::pin(async move {
             let permits = self.depth().checked_sub(1);
@@ -159,7 +159,7 @@ impl Run {
         })
     }
 
-    /// Waits for what follows from an input.
+    /// Gives the state an input, and waits for the next step.
     async fn next_step(&self, input: Input) -> Step {
         let next = self.state().handle(now(), input);
         self.follow(next);
@@ -221,7 +221,7 @@ impl Run {
         };
         begin_again();
         let drafting = async {
-            // Nor is a model asked for a draft of its own reply, or any where it could not run.
+            // A draft is useless if the same model would write it, or if its code could not run ahead.
             let is_of_use = |draft: &&Endpoint| self.tree.launcher.forks() && !draft.is(model);
             let Some(endpoint) = options.draft.as_ref().filter(is_of_use) else {
                 return;
@@ -249,7 +249,7 @@ impl Run {
         }
     }
 
-    /// The code in a draft of a turn's reply. It has none where the budget has no call left for one.
+    /// The code in a draft of this turn's reply; empty if the budget has no call left for a draft.
     async fn draft(&self, endpoint: &Endpoint, messages: &[Message], turn: u32) -> Vec<String> {
         let most = self.tree.options.max_iterations;
         let Some(draft) = Draft::admit(self.budget(), messages, endpoint.price, turn, most, now()) else {
@@ -259,7 +259,7 @@ impl Run {
         let written = || draft.lock().unwrap_or_else(PoisonError::into_inner);
         let (on_text, on_retry) = (|text: &str| written().hear(text), |_| written().begin_again());
         let answered = endpoint.ask(messages, None, Some(&on_text), &on_retry).await;
-        // A draft that fails is not the run's failure.
+        // A failed draft does not fail the run.
         draft
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner)
@@ -305,8 +305,8 @@ impl Run {
 
     // ---- what Python asks ----
 
-    /// Answers `llm_query`, or `rlm_query`. The work ends in its own time: when nobody waits for the answer any more, it is told to stop,
-    /// and what it did is in the trajectory before the run goes on.
+    /// Answers `llm_query` or `rlm_query`. The work has a task of its own. If the caller stops waiting, the work is told to
+    /// stop, and its events are in the trajectory before the run goes on.
     pub(super) async fn answer(self: Arc<Self>, query: Query, is_recursive: bool) -> Result<Answer, String> {
         let Query {
             prompt,
@@ -367,7 +367,7 @@ impl Run {
     }
 }
 
-/// A context as text, if that is no longer than `most` bytes.
+/// A context as text, if it has at most `most` bytes.
 fn context_text(context: &Value, most: usize) -> Result<Option<String>, String> {
     match context {
         Value::Str(text) => Ok((text.len() <= most).then(|| text.clone())),

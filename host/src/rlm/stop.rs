@@ -1,28 +1,28 @@
-//! How runs are ended from outside.
+//! The handle that ends runs from outside.
 
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// Ends work, and all work below it. Clones are the same one.
+/// Ends a run and all its child runs. Clones are the same handle.
 #[derive(Debug, Clone, Default)]
 pub struct Stop(CancellationToken);
 
 impl Stop {
-    /// One that also ends when this one does.
+    /// A handle that also ends when this one does.
     pub(super) fn below(&self) -> Self {
         Self(self.0.child_token())
     }
 
-    /// Ends it.
+    /// Ends the run.
     pub fn end(&self) {
         self.0.cancel();
     }
 
-    /// Ends it when this is dropped.
+    /// Ends the run when the guard is dropped.
     pub(super) fn on_drop(&self) -> DropGuard {
         self.0.clone().drop_guard()
     }
 
-    /// Returns true when it was ended.
+    /// Returns true after the end.
     pub(super) fn is_ended(&self) -> bool {
         self.0.is_cancelled()
     }

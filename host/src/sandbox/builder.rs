@@ -17,7 +17,7 @@ use crate::users::Users;
 use crate::value::Value;
 use crate::workspace::Workspace;
 
-/// Describes a sandbox; [`SandboxBuilder::build`] makes it.
+/// The options of a sandbox. [`SandboxBuilder::build`] makes the sandbox.
 #[derive(Clone, Default)]
 pub struct SandboxBuilder {
     backend: BackendKind,
@@ -46,7 +46,7 @@ impl fmt::Debug for SandboxBuilder {
 }
 
 impl SandboxBuilder {
-    /// Sets the backend that runs the guest; by default the best that there is.
+    /// Sets the backend of the guest; by default the best that works here.
     #[must_use]
     pub fn backend(mut self, kind: BackendKind) -> Self {
         self.backend = kind;
@@ -60,7 +60,7 @@ impl SandboxBuilder {
         self
     }
 
-    /// The Python that runs the guest: a path such as a virtual environment's `bin/python`. Not for Docker.
+    /// Sets the Python of the guest, such as a virtual environment's `bin/python`. Not for Docker.
     #[must_use]
     pub fn python(mut self, path: impl Into<PathBuf>) -> Self {
         self.settings.python = Some(path.into());
@@ -88,16 +88,17 @@ impl SandboxBuilder {
         self
     }
 
-    /// Sets whether code that is hinted, or still being written, may run before it is asked for: see [`Sandbox::hint`]. Off by default, and only
-    /// in bubblewrap and plain processes, on Linux 5.11 and newer on `x86_64`; elsewhere nothing runs ahead. With a [launcher](SandboxBuilder::launcher), that one's [settings](Settings::ahead) say so.
+    /// Lets predicted or unfinished code run ahead; see [`Sandbox::hint`]. Off by default. Needs bubblewrap or plain processes
+    /// on Linux 5.11 or newer on `x86_64`; otherwise nothing runs ahead. A [launcher](SandboxBuilder::launcher) has this in its
+    /// own [settings](Settings::ahead).
     #[must_use]
     pub fn ahead(mut self, ahead: bool) -> Self {
         self.settings.ahead = ahead;
         self
     }
 
-    /// Sets whether code is guessed, by the variables and columns that there are, by the code before and by what is talked about
-    /// ([`Sandbox::update_conversation`]), where code can run [ahead](SandboxBuilder::ahead). Off by default.
+    /// Lets the session guess code from variables, columns, earlier code and the conversation
+    /// ([`Sandbox::update_conversation`]). Needs [`ahead`](SandboxBuilder::ahead). Off by default.
     #[must_use]
     pub fn predictions(mut self, predictions: bool) -> Self {
         self.predictions = predictions;
@@ -111,21 +112,21 @@ impl SandboxBuilder {
         self
     }
 
-    /// The user ids that guests get, one each, where the host is root: by default 2100000000 to 2100065535.
+    /// Sets the user ids for guests, one each, if the host is root; by default 2100000000 to 2100065535.
     #[must_use]
     pub fn guest_users(mut self, users: Users) -> Self {
         self.settings.guest_users = users;
         self
     }
 
-    /// The folder that the guest has as `/workspace`, and works in.
+    /// Sets the folder that the guest sees as `/workspace` and works in.
     #[must_use]
     pub fn workspace(mut self, folder: impl Into<PathBuf>) -> Self {
         self.settings.workspace = Some(folder.into());
         self
     }
 
-    /// The same with a workspace of a server's: what in it is the host's is hidden from the guest.
+    /// Sets a server's workspace as the folder. The host's files in it are hidden from the guest.
     #[must_use]
     pub fn in_workspace(mut self, workspace: &Workspace) -> Self {
         self.settings.workspace = Some(workspace.path().to_owned());
@@ -133,7 +134,7 @@ impl SandboxBuilder {
         self
     }
 
-    /// All that a backend plans from.
+    /// Sets all settings from which a backend plans.
     #[must_use]
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = settings;
@@ -154,14 +155,14 @@ impl SandboxBuilder {
         self
     }
 
-    /// The profile whose names and texts Python gets.
+    /// Sets the profile, which gives Python its names and help texts.
     #[must_use]
     pub fn profile(mut self, profile: Profile) -> Self {
         self.profile = profile;
         self
     }
 
-    /// The names of the values that `SUBMIT` takes.
+    /// Sets the names of the values that `SUBMIT` takes.
     #[must_use]
     pub fn output_fields(mut self, fields: Vec<String>) -> Self {
         self.output_fields = fields;
@@ -175,21 +176,21 @@ impl SandboxBuilder {
         self
     }
 
-    /// Sets the budget of all its executions together.
+    /// Sets the budget of all executions together.
     #[must_use]
     pub fn budget(mut self, limits: BudgetLimits) -> Self {
         self.budget_limits = limits;
         self
     }
 
-    /// The same, as a part of a budget that others share; its times are on the clock of [`now`].
+    /// Sets a budget that the sandbox shares with others. Its times are on the clock of [`now`].
     #[must_use]
     pub fn shared_budget(mut self, budget: Budget) -> Self {
         self.budget = Some(budget);
         self
     }
 
-    /// A function that Python can call by `name`.
+    /// Adds a host function, which Python calls by `name`.
     #[must_use]
     pub fn host_function<F, R>(mut self, name: impl Into<String>, function: F) -> Self
     where
@@ -226,21 +227,21 @@ impl SandboxBuilder {
         self
     }
 
-    /// Is shown what is printed, as it comes.
+    /// Sets the receiver of printed text.
     #[must_use]
     pub fn on_stdout(mut self, callback: impl Fn(&str) + Send + Sync + 'static) -> Self {
         self.callbacks.on_stdout = Some(Arc::new(callback));
         self
     }
 
-    /// Is shown what is written to `sys.stderr`, as it comes.
+    /// Sets the receiver of text on `sys.stderr`.
     #[must_use]
     pub fn on_stderr(mut self, callback: impl Fn(&str) + Send + Sync + 'static) -> Self {
         self.callbacks.on_stderr = Some(Arc::new(callback));
         self
     }
 
-    /// Makes the sandbox. The guest starts when it is first needed, or by [`Sandbox::start`].
+    /// Makes the sandbox. Its guest starts when first needed, or by [`Sandbox::start`].
     ///
     /// # Errors
     /// [`Error::InvalidOption`], or [`Error::BackendUnavailable`].

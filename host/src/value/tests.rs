@@ -6,7 +6,7 @@ fn encoded(encoding: Encoding, body: Vec<u8>) -> Encoded<Payload> {
     Encoded { encoding, body }
 }
 
-/// Values that go into Python and come out again as they were.
+/// Values that return from Python unchanged.
 fn values() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::None),
@@ -16,7 +16,7 @@ fn values() -> impl Strategy<Value = Value> {
             .prop_filter("equal to itself", |value| !value.is_nan())
             .prop_map(Value::Float),
         ".*".prop_map(Value::Str),
-        // Half of them surrogates.
+        // Half of the units are surrogates.
         prop::collection::vec(prop_oneof![any::<u16>(), 0xD800..=0xDFFF_u16], 0..6).prop_map(|utf16| text_of(&utf16)),
         prop::collection::vec(any::<u8>(), 0..20).prop_map(Value::Bytes),
         (any::<bool>(), "[1-9][0-9]{19,60}").prop_filter_map("more than 64 bits", |(negative, digits)| {
@@ -36,7 +36,7 @@ fn values() -> impl Strategy<Value = Value> {
     })
 }
 
-/// What a value is after JSON, which has one kind of list and no doubt about keys.
+/// The value after a conversion to JSON and back: lists and tuples both become lists.
 fn listed(value: Value) -> Value {
     let all = |items: Vec<Value>| items.into_iter().map(listed).collect();
     match value {
@@ -158,7 +158,7 @@ fn json_is_as_documented() {
         assert_eq!(value.to_json(), json);
         assert_eq!(Value::from_json(json).unwrap(), value);
     }
-    // Somebody else's objects stay what they are.
+    // Objects with other `$` keys stay unchanged.
     let schema = json!({ "$ref": "#/definitions/a" });
     let dict = Value::Dict(vec![("$ref".into(), "#/definitions/a".into())]);
     assert_eq!(Value::from_json(schema).unwrap(), dict);

@@ -13,7 +13,7 @@ use super::files::make_folder;
 use super::{MAX_NAME, Quota, Workspace, WorkspaceError};
 use crate::users::Users;
 
-/// Times that a workspace is looked up again because it was removed meanwhile.
+/// Most tries to claim a workspace that was removed meanwhile.
 const ATTEMPTS: u32 = 8;
 
 /// All workspaces of a server: `WORKSPACE_DIR`.
@@ -26,11 +26,11 @@ pub struct Workspaces {
 }
 
 impl Workspaces {
-    /// Those in a folder, which is made when there is none. With `users`, each workspace that somebody has belongs to another one of them;
-    /// others than root leave it out.
+    /// The workspaces in a folder, which is made if it is missing. With `users`, each claimed workspace belongs to another of
+    /// these ids; hosts without root pass `None`.
     ///
     /// # Errors
-    /// [`WorkspaceError::System`], when it cannot be made.
+    /// [`WorkspaceError::System`] when the folder cannot be made.
     pub fn open(path: &Path, users: Option<Users>, quota: Option<Quota>) -> Result<Self, WorkspaceError> {
         let fail = |error: io::Error| WorkspaceError::system(path.display().to_string(), error);
         std::fs::create_dir_all(path).map_err(fail)?;
@@ -44,17 +44,17 @@ impl Workspaces {
         })
     }
 
-    /// Takes a workspace, and makes it when there is none. Nobody else gets it until it is dropped.
+    /// Claims a workspace, and makes it if it is missing. Other claims fail until the returned value is dropped.
     ///
     /// # Errors
-    /// [`WorkspaceError::InUse`] when somebody has it, [`WorkspaceError::Name`] for a name that is none.
+    /// [`WorkspaceError::InUse`] when the workspace is claimed; [`WorkspaceError::Name`] for an invalid name.
     pub fn claim(&self, user: &str, session: &str) -> Result<Workspace, WorkspaceError> {
         check_name("the user", user)?;
         check_name("the session", session)?;
         let label = format!("{user}/{session}");
         let fail = |error: Errno| WorkspaceError::at(&label, error);
         for _ in 0..ATTEMPTS {
-            // Others than the owner may pass through it, but not see what is there.
+            // Other users can pass through the folder, but not list it.
             let parent = make_folder(&self.folder, user, Mode::from_raw_mode(0o711), None).map_err(fail)?;
             let folder = match make_folder(&parent, session, Mode::RWXU, None) {
                 Err(Errno::NOENT) => continue, // the user's folder was removed just now
@@ -64,7 +64,7 @@ impl Workspaces {
                 Err(Errno::AGAIN) => return Err(WorkspaceError::InUse(label)),
                 locked => locked.map_err(fail)?,
             }
-            // Whoever had it until now may have removed it.
+            // The previous holder may have removed the workspace.
             let there = statat(&parent, session, AtFlags::SYMLINK_NOFOLLOW);
             let same =
                 |stat: &Stat| fstat(&folder).is_ok_and(|mine| (mine.st_dev, mine.st_ino) == (stat.st_dev, stat.st_ino));
@@ -85,16 +85,16 @@ impl Workspaces {
         Err(WorkspaceError::InUse(label))
     }
 
-    /// Their folder.
+    /// The path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Removes a user's workspaces that nobody has, all but the `kept` ones that were changed last. `is_meant` says of a name whether it is
-    /// of those that this is about.
+    /// Removes a user's unclaimed workspaces, except the `kept` ones that changed last. Only names for which `is_meant` returns
+    /// true count.
     ///
     /// # Errors
-    /// [`WorkspaceError`], when one cannot be read or removed; then there may be more than `kept`.
+    /// [`WorkspaceError`] when a workspace cannot be read or removed; then more than `kept` may remain.
     pub fn prune(&self, user: &str, kept: usize, is_meant: impl Fn(&str) -> bool) -> Result<(), WorkspaceError> {
         check_name("the user", user)?;
         let fail = |error: Errno| WorkspaceError::at(user, error);

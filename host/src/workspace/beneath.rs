@@ -1,5 +1,5 @@
-//! Paths beneath a folder that somebody hostile writes to. Nothing here follows a link, crosses into another file system or leaves the
-//! folder, whatever changes meanwhile: the kernel sees to it (`openat2`), and file descriptors are what is worked with.
+//! Paths below a folder to which a hostile process writes. Functions here follow no link, cross into no other file system, and
+//! never leave the folder, whatever changes meanwhile. The kernel ensures this (`openat2`), and all work uses file descriptors.
 
 use std::ffi::{CStr, OsStr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -8,14 +8,14 @@ use std::os::unix::ffi::OsStrExt;
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Stat, chmod, fchmod, fstat, openat, openat2};
 use rustix::io::{Errno, Result};
 
-/// Bytes of a path.
+/// The longest path, in bytes.
 const MAX_PATH_BYTES: usize = 4_096;
-/// The longest name that file systems take.
+/// The longest name of file systems, in bytes.
 const MAX_NAME_BYTES: usize = 255;
-/// Times that a path is looked up again because somebody renamed folders meanwhile.
+/// Most tries to open a path while folders are being renamed.
 const ATTEMPTS: u32 = 16;
 
-/// Splits a path that somebody gave into names, none of which leads anywhere but down.
+/// Splits an untrusted path into names that only lead down.
 pub(super) fn names(path: &[u8]) -> std::result::Result<Vec<&OsStr>, &'static str> {
     if path.len() > MAX_PATH_BYTES {
         return Err("the path is too long");
@@ -39,7 +39,7 @@ pub(super) fn names(path: &[u8]) -> std::result::Result<Vec<&OsStr>, &'static st
     Ok(names)
 }
 
-/// Opens what `path` leads to without following anything. The empty path is the folder itself.
+/// Opens `path` without following links. The empty path is the folder itself.
 pub(super) fn open(folder: impl AsFd, path: impl AsRef<OsStr>, flags: OFlags) -> Result<OwnedFd> {
     let resolve =
         ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
@@ -49,21 +49,21 @@ pub(super) fn open(folder: impl AsFd, path: impl AsRef<OsStr>, flags: OFlags) ->
     let mut attempt = 0;
     loop {
         match openat2(&folder, path, flags, Mode::empty(), resolve) {
-            // The kernel cannot be sure that nothing was renamed.
+            // The kernel cannot exclude a rename during the lookup.
             Err(Errno::AGAIN) if attempt < ATTEMPTS => attempt += 1,
             opened => return opened,
         }
     }
 }
 
-/// The place that a path in bytes leads to, a link itself included; nothing else is followed.
+/// A descriptor of the place at a path in bytes. The last name may be a link, which is not followed.
 pub(super) fn place(folder: impl AsFd, path: &[u8]) -> Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat2(folder, path, flags, Mode::empty(), resolve)
 }
 
-/// A folder that is open; it gets its mode back when it had to be changed.
+/// An open folder. When dropped, it gets its mode back if the mode was changed.
 #[derive(Debug)]
 pub(super) struct Folder {
     file: OwnedFd,
@@ -84,7 +84,7 @@ impl AsFd for Folder {
     }
 }
 
-/// Opens a folder, whatever its mode: its owner may have taken the right to look into it from itself, and so from us.
+/// Opens a folder of any mode. A guest may have removed its own right to read the folder, and with it the host's.
 pub(super) fn open_folder(parent: impl AsFd, name: &CStr, access: Access) -> Result<Folder> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let needed = Mode::RUSR | Mode::XUSR;
@@ -92,7 +92,7 @@ pub(super) fn open_folder(parent: impl AsFd, name: &CStr, access: Access) -> Res
         Err(Errno::ACCESS) => {
             let place = openat(&parent, name, flags | OFlags::PATH, Mode::empty())?;
             let mode = Mode::from_raw_mode(fstat(&place)?.st_mode);
-            // A descriptor that only names a place has no `fchmod`; its entry in /proc leads to exactly this folder.
+            // `fchmod` does not work on an `O_PATH` descriptor. Its entry in /proc leads to exactly this folder.
             let itself = format!("/proc/self/fd/{}", place.as_raw_fd());
             chmod(&itself, mode | Mode::RWXU)?;
             match openat(&parent, name, flags, Mode::empty()) {
@@ -105,35 +105,35 @@ pub(super) fn open_folder(parent: impl AsFd, name: &CStr, access: Access) -> Res
         }
         Ok(file) => {
             let mode = Mode::from_raw_mode(fstat(&file)?.st_mode);
-            // One can be read, but not looked things up in.
+            // A folder that can be read, but not entered.
             let lacking = !mode.contains(needed) && fchmod(&file, mode | Mode::RWXU).is_ok();
             (file, lacking.then_some(mode))
         }
         Err(error) => return Err(error),
     };
     if access == Access::Empty {
-        // Not everything that needs it says so at once; who may not do it, may not remove anything either.
+        // A missing right may show only later. A host that may not change the mode may not remove the contents either.
         let _ = fchmod(&file, Mode::RWXU);
         return Ok(Folder { file, mode: None });
     }
     Ok(Folder { file, mode })
 }
 
-/// What a folder is opened for.
+/// The purpose of opening a folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
-    /// To see what is in it; it stays as it is.
+    /// Read the contents, and leave them unchanged.
     Look,
-    /// To remove what is in it.
+    /// Remove the contents.
     Empty,
 }
 
-/// What kind of thing it is.
+/// The kind of an entry.
 pub(super) fn kind(stat: &Stat) -> FileType {
     FileType::from_raw_mode(stat.st_mode)
 }
 
-/// Opens a file to read it. Nothing but a file: a device may act when it is opened, and a pipe may block.
+/// Opens a file to read it. Returns `None` for anything else, because opening a device may act, and opening a pipe may block.
 pub(super) fn open_file(folder: impl AsFd, path: &OsStr) -> Result<Option<(OwnedFd, Stat)>> {
     let place = fstat(open(&folder, path, OFlags::PATH)?)?;
     if kind(&place) != FileType::RegularFile {

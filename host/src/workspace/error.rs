@@ -1,4 +1,4 @@
-//! What can be wrong with a workspace, and what it may hold.
+//! The errors of workspaces, and their quotas.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use super::MAX_NAME;
 use super::tree::Usage;
 
-/// Why something cannot be done with a workspace or a file of it. Nothing was changed.
+/// The reason why an operation on a workspace or its file failed. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkspaceError {
     /// A user or session cannot have this name.
@@ -15,26 +15,26 @@ pub enum WorkspaceError {
         "{what} {name:?} cannot be a folder's name: 1 to {MAX_NAME} letters, digits, \"_\", \"-\", \".\" or \"@\", the first none of the last three"
     )]
     Name {
-        /// Which of the two.
+        /// Either "user" or "session".
         what: &'static str,
-        /// Its name.
+        /// The invalid name.
         name: String,
     },
-    /// Another session has it.
+    /// Another session has claimed the workspace.
     #[error("the workspace {0} is in use: end the session that has it, or take another name")]
     InUse(String),
     /// There is no such file or folder.
     #[error("there is no file or folder {0:?}")]
     NotFound(String),
-    /// A path leads to something that is refused.
+    /// The path leads to something that must not be used.
     #[error("{path}: {problem}")]
     Refused {
-        /// The path as it was given.
+        /// The path as given.
         path: String,
-        /// A text that says what is wrong with it.
+        /// The reason.
         problem: String,
     },
-    /// There is no room for it.
+    /// The quota is used up.
     #[error("the workspace has no room for it: {0}")]
     Quota(String),
     /// The system failed.
@@ -48,7 +48,7 @@ pub enum WorkspaceError {
 }
 
 impl WorkspaceError {
-    /// The stable code that callers may branch on.
+    /// The stable code, on which callers can branch.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Name { .. } => "invalid_option",
@@ -73,7 +73,7 @@ impl WorkspaceError {
         }
     }
 
-    /// The meaning of a failure at a path within a workspace.
+    /// The error of a failure at a path within a workspace.
     pub(super) fn at(path: &str, error: Errno) -> Self {
         match error {
             Errno::NOENT | Errno::NOTDIR => Self::NotFound(path.to_owned()),
@@ -95,7 +95,7 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// Names what there is too much of, if anything.
+    /// The exceeded bound as a text, if any.
     pub fn exceeded(&self, usage: &Usage) -> Option<String> {
         if usage.in_flight {
             let why = "code has sent file descriptors that nobody has received, and what they keep on the disk cannot be counted";

@@ -1,4 +1,4 @@
-//! Making folders and files: by descriptors of the folders that they are in.
+//! Makes folders and files, through descriptors of the folders above.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -12,7 +12,7 @@ use super::beneath;
 use super::owner::give;
 use crate::users::User;
 
-/// Opens a folder, and makes it first when there is none.
+/// Opens a folder, and makes it if it is missing.
 pub(super) fn make_folder(
     parent: impl AsFd,
     name: impl AsRef<OsStr>,
@@ -27,7 +27,7 @@ pub(super) fn make_folder(
     };
     let folder = beneath::open(&parent, name, OFlags::RDONLY | OFlags::DIRECTORY)?;
     if made {
-        // Not what the host's umask left of it: guests have to get in.
+        // The mode ignores the host's umask, because guests must be able to enter.
         fchmod(&folder, mode)?;
         if let Some(owner) = owner {
             give(&folder, owner)?;
@@ -36,8 +36,8 @@ pub(super) fn make_folder(
     Ok(folder)
 }
 
-/// Makes `bytes` the contents of a file of a folder, all of them or none. A file that was there is replaced, not written to: it may
-/// have other names.
+/// Writes a file with these bytes into a folder, completely or not at all. An existing file is replaced instead of written to,
+/// because it may have other names.
 pub(crate) fn put(
     folder: &OwnedFd,
     name: impl AsRef<OsStr>,

@@ -1,5 +1,6 @@
-//! Names of files as text. `python/sandglass/runtime/files.py` has the same rule: names are bytes to the system and text to whoever asks. A byte
-//! that is not UTF-8 is `\udcff`, as Python escapes it in a str; a backslash that would be read as one of these is `\x5c`.
+//! File names as text. A name is bytes for the system, and text for everybody else. A byte that is not UTF-8 is `\udcff`, as
+//! Python escapes it in a str. A backslash that could be read as such an escape is `\x5c`. `python/sandglass/runtime/files.py`
+//! has the same rule.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -8,7 +9,7 @@ use std::fmt::Write as _;
 const BYTE: usize = 6;
 const BACKSLASH: usize = 4;
 
-/// A path as text, which [`meant`] turns into the path again.
+/// A path as text, from which [`meant`] makes the path again.
 pub(super) fn shown(path: &[u8]) -> String {
     let mut text = String::with_capacity(path.len());
     for chunk in path.utf8_chunks() {
@@ -27,7 +28,7 @@ pub(super) fn shown(path: &[u8]) -> String {
     text
 }
 
-/// The path that [`shown`] made this text of.
+/// The path from which [`shown`] made this text.
 pub(super) fn meant(text: &str) -> Cow<'_, [u8]> {
     let mut rest = text.as_bytes();
     if !rest.contains(&b'\\') {
@@ -45,7 +46,7 @@ pub(super) fn meant(text: &str) -> Cow<'_, [u8]> {
     Cow::Owned(path)
 }
 
-/// The byte that an escape at the beginning of a text stands for, and how long it is.
+/// The byte of an escape at the begin of a text, and the escape's length.
 fn escape(text: &[u8]) -> Option<(u8, usize)> {
     let digit = |digit: u8, among: &[u8]| among.iter().position(|known| *known == digit);
     match text {

@@ -1,4 +1,4 @@
-//! The user whom a workspace belongs to.
+//! The user who owns a workspace.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,16 +13,17 @@ use super::tree::{self, Walked};
 use crate::users::{NOBODY, User, Users};
 
 impl Users {
-    /// The one that the files in a folder belong to, so that a guest can write to them; otherwise as [`Users::take`]. A folder that is
-    /// root's is given to the guest, with nothing in it, and one that is `nobody`'s with all in it that is. Others stay whose they are.
+    /// The id that owns the files in a folder, so that a guest can write to them. A folder of root is given to a new id without
+    /// its contents. A folder of `nobody` is given with all contents that `nobody` owns. Other folders keep their owner.
+    /// Otherwise as [`Users::take`].
     ///
     /// # Errors
-    /// The folder cannot be given away, or there is no id.
+    /// The folder cannot be given away, or no id is free.
     pub fn of_folder(self, folder: &Path) -> io::Result<Option<Arc<User>>> {
         let owner = fs::metadata(folder)?.uid();
         let user = match self.here() {
             Some(users) if users.contains(owner) => {
-                // Whoever has it works in the same folder.
+                // Another guest with this id works in the same folder.
                 return Ok(Some(
                     users.claim_again(owner).unwrap_or_else(|| User::shared(owner, owner)),
                 ));
@@ -38,7 +39,7 @@ impl Users {
         Ok(user)
     }
 
-    /// The one that the files of a workspace belong to; or another one, which they are given to, when somebody else has that.
+    /// The id that owns the files of a workspace. If another holder has that id, the files are given to a new one.
     pub(crate) fn of_workspace(self, folder: &OwnedFd) -> io::Result<Option<Arc<User>>> {
         let owner = fstat(folder)?.st_uid;
         let user = match self.here() {
@@ -58,12 +59,12 @@ impl Users {
     }
 }
 
-/// Gives a folder, and what in it belongs to the same user, to another one. What is root's in it stays root's.
+/// Gives a folder, and its contents of the same owner, to another user. Root's files stay root's.
 fn give_folder(folder: &OwnedFd, from: u32, to: u32) -> io::Result<()> {
     if from != 0 {
         give_all(folder.as_fd(), from, to)?;
     }
-    // At last: until then whoever comes next sees that not all is given, and goes on with it.
+    // The folder itself comes last. Until then, the next claim sees that the work is unfinished, and goes on with it.
     std::os::unix::fs::fchown(folder, Some(to), Some(to))
 }
 
@@ -72,10 +73,10 @@ pub(super) fn give(file: &OwnedFd, owner: &User) -> rustix::io::Result<()> {
     fchown(file, Some(Uid::from_raw(owner.id())), Some(Gid::from_raw(owner.id())))
 }
 
-/// Gives what in a folder belongs to one user to another. Takes as long as the disk does.
+/// Gives a folder's contents of one user to another. Blocks as long as the disk does.
 ///
 /// # Errors
-/// Not all could be given.
+/// Not everything could be given.
 pub(super) fn give_all(folder: BorrowedFd<'_>, from: u32, to: u32) -> io::Result<()> {
     match tree::give(folder, from, to)? {
         Walked::Beyond => Err(io::Error::other(

@@ -1,4 +1,4 @@
-//! Tests what somebody hostile can do in a workspace, and what the host makes of it.
+//! Hostile contents of workspaces, and the host's handling of them.
 
 use std::fs::{self, create_dir, hard_link, read_link, rename, symlink_metadata};
 use std::io::Write;
@@ -21,7 +21,7 @@ fn workspaces() -> (TempDir, Workspaces) {
     (folder, all)
 }
 
-/// A workspace, and a folder beside all of them with a secret in it.
+/// A workspace, and next to all workspaces a folder with a secret.
 struct World {
     folder: TempDir,
     workspace: Workspace,
@@ -45,7 +45,7 @@ impl World {
         self.folder.path().join("secret")
     }
 
-    /// A place in the workspace, for what the guest would do there.
+    /// A path in the workspace, to do as the guest would do.
     fn at(&self, path: &str) -> std::path::PathBuf {
         self.workspace.path().join(path)
     }
@@ -192,7 +192,7 @@ fn links_are_neither_followed_nor_written_through() {
     assert!(workspace.write("folder/new", b"x").is_err());
     assert!(workspace.list("folder").is_err());
     assert!(workspace.remove("folder/secret").is_err());
-    // As links, they are seen, measured and removed.
+    // Links themselves are listed, measured and removed.
     assert_eq!(
         workspace
             .list("")
@@ -231,7 +231,7 @@ fn only_files_are_opened() {
         names.push("zero");
     }
     for name in names {
-        // A pipe without a writer would keep whoever opens it.
+        // Opening a pipe without a writer would block.
         assert!(world.refused(name).contains("is no file"), "{name}");
         assert!(world.workspace.write(name, b"x").is_err(), "{name}");
         world.workspace.remove(name).unwrap();
@@ -244,11 +244,11 @@ fn a_file_with_a_name_outside_is_not_read_and_never_written_to() {
     let world = World::new();
     hard_link(world.secret(), world.at("secret")).unwrap();
     assert!(world.refused("secret").contains("another name outside"));
-    // Writing makes a file of its own.
+    // A write makes a new file.
     world.workspace.write("secret", b"mine").unwrap();
     assert_eq!(fs::read(world.secret()).unwrap(), b"secret");
     assert_eq!(world.workspace.read("secret", 100).unwrap(), b"mine");
-    // Names within the workspace are as good as any.
+    // Another name within the workspace is allowed.
     create_dir(world.at("b")).unwrap();
     hard_link(world.at("secret"), world.at("b/same")).unwrap();
     assert_eq!(world.workspace.read("b/same", 100).unwrap(), b"mine");
@@ -328,7 +328,7 @@ fn changes_are_found_whatever_times_a_file_is_given() {
     assert_eq!((none.files.len(), none.complete), (0, true));
 
     fs::write(world.at("grown"), "abcd").unwrap();
-    // The same size, and the same time of the last change that anybody can set.
+    // The size and the settable times are unchanged.
     fs::write(world.at("touched"), "abd").unwrap();
     File::options()
         .write(true)
@@ -402,7 +402,7 @@ fn a_workspace_that_is_removed_while_somebody_waits_for_it_is_a_new_one() {
     while claimed < 200 {
         if let Ok(workspace) = all.claim("ann", "one") {
             claimed += 1;
-            // Whoever had it has left nothing, and it is where its path says.
+            // The previous holder has left nothing, and the workspace is at its path.
             assert!(workspace.list("").unwrap().entries.is_empty());
             assert!(workspace.path().is_dir());
             workspace.destroy().unwrap();
@@ -492,7 +492,7 @@ fn a_workspace_stays_its_users_unless_somebody_else_is_that_user_by_then() {
     let first = owner_of("").0;
     drop(all.claim("ann", "one").unwrap());
     assert_eq!(owner_of("").0, first);
-    // Taken by a guest, and so not the workspace's any more.
+    // Guests have taken these ids, so the workspace cannot get them again.
     let guests: Vec<_> = std::iter::from_fn(|| users.take().ok()).collect();
     assert_eq!(guests.len(), 7);
     assert_eq!(all.claim("ann", "one").unwrap_err().code(), "file_error"); // there is none left
@@ -503,7 +503,7 @@ fn a_workspace_stays_its_users_unless_somebody_else_is_that_user_by_then() {
     for path in ["", "a", "a/b", "a/link"] {
         assert_eq!(owner_of(path), (second, second), "{path}");
     }
-    // The host's own, and what a link leads to, stay whose they are.
+    // The host's own files and a link's target keep their owner.
     assert_eq!(owner_of(".repl"), (0, 0));
     assert_eq!(symlink_metadata(other.path().join("file")).unwrap().uid(), 0);
     drop((workspace, guests));
@@ -515,7 +515,7 @@ fn the_newest_workspaces_that_nobody_has_are_kept() {
     let meant = |name: &str| name != "other";
     for name in ["first", "held", "second", "other", "third"] {
         all.claim("ann", name).unwrap().write("a/b", b"x").unwrap();
-        // The file system's clock ticks slower than this goes on.
+        // The file system's clock has coarser ticks than this test.
         let changed = |path: &Path| symlink_metadata(path).map(|it| (it.ctime(), it.ctime_nsec())).unwrap();
         let before = changed(&folder.path().join("ann").join(name));
         while changed(&{
@@ -552,7 +552,7 @@ fn a_guest_is_measured_with_all_that_it_has() {
     assert!(world.workspace.measure().unwrap().bytes >= 500_000);
 }
 
-/// Folders in each other, deeper than any path can be.
+/// Nested folders, deeper than any path can be.
 fn dig(top: &Path, depth: usize) {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut folder = openat(CWD, top, flags, Mode::empty()).unwrap();
@@ -613,7 +613,7 @@ fn folders_that_nobody_may_read_are_measured_and_stay_as_they_are() {
     );
 }
 
-/// A thread plays what a guest would, as fast as it can: it swaps folders and files for links while the host works.
+/// A thread acts as a hostile guest: it swaps folders and files for links while the host works.
 #[test]
 fn games_with_links_lead_nowhere() {
     let world = World::new();
@@ -649,7 +649,7 @@ fn games_with_links_lead_nowhere() {
         let _ = world.workspace.write("it/file", b"written");
         let _ = world.workspace.list("it");
         let _ = world.workspace.usage().map(|usage| assert!(usage.files < 100));
-        // Both ends of the game were seen, or a round that is very long is over.
+        // Both outcomes were seen, or there were very many rounds.
         if (read > 20 && refused > 20 && round > 300) || round > 2_000 {
             break;
         }

@@ -1,4 +1,4 @@
-//! Trees of files that somebody hostile made: walked, measured, compared and removed, with a bounded number of open files.
+//! Trees of hostile files: walked, measured, compared and removed, with a bounded number of open files.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::{CStr, CString};
@@ -9,43 +9,43 @@ use rustix::io::{Errno, Result};
 
 use super::beneath::{Access, Folder, kind, open_folder, place};
 
-/// Folders within folders that are looked into; each one on the way is an open file.
+/// The deepest level of folders that is entered. Each level above takes an open file.
 const MAX_DEPTH: usize = 64;
-/// Things in a tree that are looked at.
+/// Most entries of a tree that are visited.
 pub(super) const MAX_ENTRIES: usize = 1_000_000;
-/// Bytes of the names that are remembered of one folder at a time.
+/// Bytes of names that are remembered of one folder at a time.
 const MAX_BATCH: usize = 4_096;
 
-/// A walk's view of the next thing.
+/// The visitor's decision at an entry.
 pub(super) enum Next {
-    /// Go on, into it if it is a folder.
+    /// Go on, and enter the entry if it is a folder.
     On,
     /// Stop here.
     Stop,
 }
 
-/// The way a walk ended.
+/// The end of a walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Walked {
-    /// Everything was seen.
+    /// Every entry was visited.
     All,
-    /// It was told to stop.
+    /// The visitor stopped the walk.
     Stopped,
-    /// The tree has more in it, or is deeper, than is looked at.
+    /// The tree has more entries or levels than are visited.
     Beyond,
 }
 
-/// Something that a walk comes by.
+/// An entry that a walk visits.
 struct Found<'a> {
-    /// Its path below the folder that is walked. It may be longer than any that the kernel takes.
+    /// The path below the top folder. It may be longer than the kernel allows.
     path: &'a [u8],
-    /// The folder that it is in, and its name there.
+    /// The entry's folder, and its name there.
     place: (BorrowedFd<'a>, &'a CStr),
     stat: &'a Stat,
 }
 
-/// Calls `visit` with path and status of everything in a folder. What vanishes meanwhile is passed over. At the top, `hidden` is left
-/// out.
+/// Calls `visit` with the path and status of each entry. An entry that vanishes meanwhile is skipped. `hidden` is left out at
+/// the top.
 pub(super) fn walk(
     folder: impl AsFd,
     hidden: Option<&CStr>,
@@ -54,12 +54,12 @@ pub(super) fn walk(
     walk_places(folder, hidden, &mut |found| visit(found.path, found.stat))
 }
 
-/// The same, for who has to do something there.
+/// Walks as `walk` does, for visitors that act on entries.
 fn walk_places(folder: impl AsFd, hidden: Option<&CStr>, visit: &mut dyn FnMut(&Found<'_>) -> Next) -> Result<Walked> {
     let mut seen = 0;
     let mut path = Vec::new();
     let device = rustix::fs::fstat(&folder)?.st_dev;
-    // The folder itself is not ours to close, so the first level has none.
+    // The caller owns the top folder, so the first level has none to close.
     let mut levels: Vec<(Dir, usize, Option<Folder>)> = vec![(Dir::read_from(&folder)?, 0, None)];
     let mut beyond = false;
     while let Some((level, length, _)) = levels.last_mut() {
@@ -100,7 +100,7 @@ fn walk_places(folder: impl AsFd, hidden: Option<&CStr>, visit: &mut dyn FnMut(&
         if let Next::Stop = visit(&found) {
             return Ok(Walked::Stopped);
         }
-        // What is mounted there is not of this tree.
+        // A mount is not part of this tree.
         if kind(&stat) != FileType::Directory || stat.st_dev != device {
             continue;
         }
@@ -115,7 +115,7 @@ fn walk_places(folder: impl AsFd, hidden: Option<&CStr>, visit: &mut dyn FnMut(&
     Ok(if beyond { Walked::Beyond } else { Walked::All })
 }
 
-/// Nothing, where something was a moment ago, or where it is something else now.
+/// `None` for an entry that has vanished, or was replaced.
 fn vanished<T>(found: Result<T>) -> Result<Option<T>> {
     match found {
         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
@@ -123,24 +123,24 @@ fn vanished<T>(found: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// The space that a tree takes on its disk.
+/// The space that a tree takes on disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Bytes on the disk: holes in files take none, and a file with several names is counted once.
+    /// Bytes on disk: holes in files take none, and a file with several names counts once.
     pub bytes: u64,
-    /// Files, folders, links and whatever else has a name.
+    /// Files, folders, links and other entries with a name.
     pub files: u64,
-    /// True when descriptors wait in sockets of guests. They may keep files on the disk that have no names any more. Such files
-    /// cannot be counted, so that a guest with waiting descriptors is over any quota.
+    /// True when descriptors wait in guests' sockets. They may keep unnamed files on disk, which cannot be counted. So a guest
+    /// with such descriptors exceeds every quota.
     pub in_flight: bool,
-    /// True when all was seen: a tree can be deeper, or have more in it, than is looked at. One like that is over any quota.
+    /// True when everything was counted. A tree that is too deep or too large is not counted fully, and exceeds every quota.
     pub complete: bool,
 }
 
-/// Bytes of a block in a status.
+/// Bytes of a block in a file's status.
 const BLOCK_BYTES: u64 = 512;
 
-/// The space that something takes on its disk.
+/// The space that an entry takes on disk, in bytes.
 pub(super) fn disk_bytes(stat: &Stat) -> u64 {
     u64::try_from(stat.st_blocks).unwrap_or_default() * BLOCK_BYTES
 }
@@ -160,7 +160,7 @@ pub(super) fn usage(folder: &OwnedFd, hidden: Option<&CStr>) -> Result<Usage> {
     Ok(usage)
 }
 
-/// Gives what in a tree belongs to one user to another, who is the group as well. `Beyond` when that is not all.
+/// Gives a tree's entries of one user to another, who also becomes the group. Returns `Beyond` when entries may be left.
 pub(super) fn give(folder: BorrowedFd<'_>, from: u32, to: u32) -> Result<Walked> {
     let mut failed = Ok(());
     let walked = walk_places(folder, None, &mut |found| {
@@ -169,7 +169,7 @@ pub(super) fn give(folder: BorrowedFd<'_>, from: u32, to: u32) -> Result<Walked>
         }
         let (parent, name) = found.place;
         let given = vanished(place(parent, name.to_bytes())).and_then(|place| match place {
-            // Somebody may have put another one in its place.
+            // Another entry may have come in its place.
             Some(place) if fstat(&place)?.st_uid == from => {
                 let (user, group) = (Some(Uid::from_raw(to)), Some(Gid::from_raw(to)));
                 chownat(&place, c"", user, group, AtFlags::EMPTY_PATH)
@@ -187,7 +187,7 @@ pub(super) fn give(folder: BorrowedFd<'_>, from: u32, to: u32) -> Result<Walked>
     failed.map(|()| walked)
 }
 
-/// Returns true when all names of a file lie in the tree: another one may be anywhere on the disk.
+/// Returns true when all names of a file are in the tree. Another name could be anywhere on the disk.
 pub(super) fn has_all_names(folder: &OwnedFd, hidden: Option<&CStr>, file: &Stat) -> Result<bool> {
     let most = u64::from(u32::try_from(file.st_nlink).unwrap_or(u32::MAX));
     let mut found = 0;
@@ -198,7 +198,7 @@ pub(super) fn has_all_names(folder: &OwnedFd, hidden: Option<&CStr>, file: &Stat
     Ok(found >= most)
 }
 
-/// The marks that tell one state of a file from another: who writes to it can set its times, but for the last of these.
+/// The facts that tell one version of a file from another. Its writer can set all times except the last one here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Version {
     inode: u64,
@@ -224,7 +224,7 @@ pub(super) fn size(stat: &Stat) -> u64 {
     u64::try_from(stat.st_size).unwrap_or_default()
 }
 
-/// The files of a tree, by path. Of more than `most`, some.
+/// The files of a tree by path, at most `most` of them.
 pub(super) fn versions(
     folder: &OwnedFd,
     hidden: Option<&CStr>,
@@ -244,7 +244,7 @@ pub(super) fn versions(
     Ok((versions, walked == Walked::All))
 }
 
-/// Removes something with all that is in it, whatever that is: folders that nobody may read, and any number of folders in each other.
+/// Removes an entry with all its contents: unreadable folders too, and any depth of folders.
 pub(super) fn remove(parent: impl AsFd, name: &CStr) -> Result<()> {
     match unlinkat(&parent, name, AtFlags::empty()) {
         Err(Errno::ISDIR | Errno::PERM) => {}
@@ -256,12 +256,12 @@ pub(super) fn remove(parent: impl AsFd, name: &CStr) -> Result<()> {
     unlinkat(&parent, name, AtFlags::REMOVEDIR)
 }
 
-/// Removes all that is in a folder, but for what is named `kept`.
+/// Removes all contents of a folder, except the entry `kept`.
 pub(super) fn empty(top: BorrowedFd<'_>, kept: Option<&CStr>) -> Result<()> {
     empty_level(top, top, 0, kept, &mut 0)
 }
 
-/// Folders that lie too deep are moved to the top, and their turn comes later: paths and open files stay few.
+/// Moves too deep folders to the top, where they are emptied later. So paths stay short, and open files few.
 fn empty_level(
     folder: BorrowedFd<'_>,
     top: BorrowedFd<'_>,
@@ -297,14 +297,14 @@ fn empty_level(
             }
             any = true;
         }
-        // Everything there comes and goes: somebody is still at work.
+        // All entries vanish as they are read, so another process is still at work.
         if !any {
             return Err(Errno::BUSY);
         }
     }
 }
 
-/// Some of the names in a folder; none when it has none.
+/// Some names in a folder; empty when the folder is empty.
 fn some_names(folder: BorrowedFd<'_>, kept: Option<&CStr>) -> Result<Vec<CString>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(folder)? {

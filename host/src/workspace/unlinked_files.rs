@@ -1,6 +1,7 @@
-//! Files that have no name any more, but that processes still hold: they take their place on the disk until then.
+//! Removed files that processes still hold. Such files take space on disk until they are closed.
 //!
-//! A process is looked at by its threads: each may have open files of its own, and go on when the main one has ended. Files whose
+//! A process is examined by its threads, because each may have open files of its own, and may outlive the main thread. Files
+//! whose descriptors wait in a socket are listed nowhere, but the number of such descriptors is known.
 //! descriptors are on their way in a socket are in no list; that there are some shows.
 
 use std::collections::HashSet;
@@ -13,21 +14,21 @@ use rustix::fs::{FileType, fstat, stat};
 use super::beneath::kind;
 use super::tree::disk_bytes;
 
-/// Open files that are looked at in all.
+/// Most open files that are examined.
 const MOST: usize = 1_000_000;
-/// The place where a process sees its workspace, from its folder in `/proc` on.
+/// The path from a process's folder in `/proc` to its view of the workspace.
 const SEEN_AS: &str = "root/workspace";
 
-/// A measure of the files that processes hold.
+/// The files that processes hold.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Held {
     /// Bytes of files without a name.
     pub(super) bytes: u64,
-    /// True when descriptors are on their way between the processes. They may be of any files.
+    /// True when descriptors are in flight between the processes. They may belong to any file.
     pub(super) in_flight: bool,
 }
 
-/// The numbers that a folder in `/proc` names.
+/// The numbers among the names in a folder of `/proc`.
 fn numbers(folder: &str) -> impl Iterator<Item = u32> + use<> {
     let entries = read_dir(folder).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
@@ -37,31 +38,31 @@ fn threads(process: u32) -> impl Iterator<Item = u32> + use<> {
     numbers(&format!("/proc/{process}/task"))
 }
 
-/// The processes of this machine that have `folder` as their `/workspace`, as far as that can be seen.
+/// The visible processes on this machine that have `folder` as their `/workspace`.
 pub(super) fn guests(folder: &OwnedFd) -> Vec<u32> {
     let Ok(ours) = fstat(folder) else { return Vec::new() };
-    // Nothing is opened by this, whatever it is.
+    // This lookup opens no file.
     let is_there = |thread: u32| {
         stat(format!("/proc/{thread}/{SEEN_AS}"))
             .is_ok_and(|theirs| (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino))
     };
     let is_guest = |process: &u32| {
-        // A main thread that has ended sees nothing.
+        // A main thread that has ended has no root.
         let has_root = Path::new(&format!("/proc/{process}/root")).exists();
         is_there(*process) || (!has_root && threads(*process).any(is_there))
     };
     numbers("/proc").filter(is_guest).collect()
 }
 
-/// Measures the files without a name, on the disk of `folder`, that one of the processes has open or mapped. Files do not count
-/// that cannot be known, for want of rights or because the process is gone.
+/// Measures the unnamed files on the disk of `folder` that the processes have open or mapped. A process that is gone or cannot
+/// be examined counts nothing.
 pub(super) fn look(folder: &OwnedFd, processes: &[u32]) -> Held {
     let mut held = Held::default();
     let Ok(device) = fstat(folder).map(|stat| stat.st_dev) else {
         return held;
     };
     let lists = processes.iter().flat_map(|process| {
-        // Memory is the same for all threads of a process.
+        // All threads of a process share its memory.
         let maps = threads(*process).map(|thread| format!("/proc/{thread}/map_files"));
         let maps = maps.filter(|list| read_dir(list).is_ok_and(|mut list| list.next().is_some()));
         threads(*process)
@@ -74,7 +75,7 @@ pub(super) fn look(folder: &OwnedFd, processes: &[u32]) -> Held {
     });
     let mut known = HashSet::new();
     for (list, name) in entries.take(MOST) {
-        // Nothing is opened by this, whatever it is.
+        // This lookup opens no file.
         let path = Path::new(&list).join(&name);
         let Ok(stat) = stat(&path) else { continue };
         if stat.st_nlink == 0 && stat.st_dev == device && known.insert(stat.st_ino) {
@@ -88,7 +89,7 @@ pub(super) fn look(folder: &OwnedFd, processes: &[u32]) -> Held {
     held
 }
 
-/// The number of descriptors that wait in a socket, by what `/proc` says of it.
+/// The number of descriptors that wait in a socket, from its text in `/proc`.
 fn in_flight(info: &str) -> u64 {
     let count = info.lines().find_map(|line| line.strip_prefix("scm_fds:"));
     count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)

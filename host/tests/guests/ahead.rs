@@ -40,7 +40,7 @@ pub(crate) async fn tally(sandbox: &Sandbox, source: Source) -> Tally {
         .unwrap_or_default()
 }
 
-/// Waits until so many copies have come to the end of their code, for a while: one that has to wait for something goes on when it is
+/// Waits until this many copies have run to the end of their code. A copy that has to wait for something goes on when it is
 /// asked for.
 pub(crate) async fn finished(sandbox: &Sandbox, source: Source, count: u32) {
     let ended = async {
@@ -170,7 +170,7 @@ async fn a_copy_that_became_the_guest_ends_as_one(kind: BackendKind) {
     sandbox.destroy().await;
 }
 
-/// With a real table of pandas', which no guest in bubblewrap can be given where only root can read the Python that has it.
+/// Guesses over a real pandas table. In bubblewrap this is impossible if only root can read the Python that has pandas.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_guessed_of_a_table_is_served() {
     let kind = BackendKind::Subprocess;
@@ -211,7 +211,7 @@ print(len(df))";
     plain.destroy().await;
 }
 
-/// The guest's answer when it is asked for a copy: pidfds of whoever made its control socket, which is the host.
+/// Code that answers a request for a copy falsely: with pidfds of the process that made its control socket, which is the host.
 const LIE: &str = "
 import gc, socket, struct
 Forks = next(type(o) for o in gc.get_objects() if type(o).__name__ == 'Forks')
@@ -239,7 +239,7 @@ async fn a_guest_has_nobody_killed_but_itself(kind: BackendKind) {
 async fn an_effect_happens_once(kind: BackendKind) {
     let sandbox = sandbox(kind).await;
     prints(&sandbox, "import os").await;
-    // C code that keeps the interpreter's lock for long, and one that there is no memory for, after something has happened.
+    // C code that holds the interpreter's lock for long, and code without enough memory, each after a visible effect.
     for (name, rest) in [("a", "sum(range(4 * 10**7)) > 0"), ("b", "[0] * 10**15")] {
         let code =
             format!("fd = os.open('{name}', os.O_WRONLY | os.O_CREAT | os.O_APPEND)\nos.write(fd, b'x')\n{rest}");
@@ -259,7 +259,7 @@ async fn code_that_waits_has_its_time(kind: BackendKind) {
         timeout_ms: Some(60_000.0),
         ..ExecuteOptions::default()
     };
-    // What it waits with before it was asked for is nobody's time.
+    // The wait before the code is asked for counts for no timeout.
     let code = "open('made', 'w').close()\nend = time.monotonic() + 0.5\nwhile time.monotonic() < end: pass\n'done'";
     sandbox.hint([code]);
     tokio::time::sleep(Duration::from_millis(700)).await;

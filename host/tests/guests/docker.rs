@@ -1,6 +1,6 @@
-//! Guests in Docker's containers.
+//! Guests in Docker containers.
 //!
-//! They need an engine, and an image with Python: `scripts/setup` sees to both. Code that means harm is in `hostile`.
+//! The tests need an engine, and an image with Python; `scripts/setup` installs both. Hostile code is in `hostile`.
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
@@ -18,7 +18,7 @@ use sandglass_host::{
 
 use crate::support::docker_engine;
 
-/// Python that finds the number of the container that it runs in.
+/// Python that finds the id of its container.
 const ID: &str = r"
 import re
 container = re.search('containers/([0-9a-f]{64})/', open('/proc/self/mountinfo').read())[1]
@@ -36,14 +36,14 @@ fn sandbox() -> SandboxBuilder {
         .without_context()
 }
 
-/// Runs code that has to end well, and returns what it printed.
+/// Runs code that must succeed. Returns what it printed.
 async fn printed(sandbox: &Sandbox, code: &str) -> String {
     let run = sandbox.execute(code).await.unwrap();
     assert_eq!(run.error, None, "{run:?}");
     run.stdout.clone()
 }
 
-/// The number of a sandbox's container.
+/// The id of a sandbox's container.
 async fn container_of(sandbox: &Sandbox) -> String {
     printed(sandbox, ID).await;
     match sandbox.get_variable("container").await.unwrap() {
@@ -164,7 +164,7 @@ refused(lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1), errno.EPERM)
 print('held')
 ";
     assert_eq!(printed(&sandbox, code).await, "held\n");
-    // And it is still the same guest.
+    // The guest is still the same.
     assert_eq!(printed(&sandbox, "print(status['CapEff'])").await, "0000000000000000\n");
 }
 
@@ -183,7 +183,7 @@ async fn files_are_made_in_the_workspace_by_who_it_belongs_to() {
     assert_eq!(std::fs::read_to_string(&made).unwrap(), "given back");
     assert_ne!(made.metadata().unwrap().uid(), 0);
     assert_eq!(made.metadata().unwrap().uid(), folder.path().metadata().unwrap().uid());
-    // The guest's own files are not the host's.
+    // The guest has its own files there, not the host's.
     let names = printed(&sandbox, "print(open('/etc/passwd').read())").await;
     assert!(names.contains("guest:x:"), "{names}");
 }
@@ -203,7 +203,7 @@ async fn what_has_no_workspace_is_bounded_too() {
             .await
             .unwrap();
         let error = run.error.clone().unwrap_or_default();
-        // Past what the folder holds, or past what a file may have, whichever comes first.
+        // Exceeds the folder's size or a file's limit, whichever comes first.
         assert!(
             error.contains("[Errno 28]") || error.contains("[Errno 27]"),
             "{folder}: {error}"

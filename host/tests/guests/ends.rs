@@ -13,7 +13,7 @@ on_both!(
     what_a_dead_guest_started_is_ended,
 );
 
-/// Runs code that ends the guest, and sees that another one takes its place.
+/// Runs code that ends the guest. Checks that another guest takes its place.
 async fn dies(backend: BackendKind, code: &str) -> sandglass_host::Execution {
     let sandbox = sandbox(backend).await;
     ran(&sandbox, "x = 1").await;
@@ -36,7 +36,7 @@ async fn dies(backend: BackendKind, code: &str) -> sandglass_host::Execution {
 
 async fn a_guest_that_exits_is_replaced(backend: BackendKind) {
     let run = dies(backend, "import os\nos._exit(3)").await;
-    // What was printed is not lost: the guest sees to it when it exits.
+    // Printed text is not lost, because the guest writes it when it exits.
     assert_eq!(run.stdout, "before\n");
     assert_eq!((run.error_type.as_deref(), run.killer), (Some("GuestCrashed"), None));
     assert!(
@@ -48,7 +48,7 @@ async fn a_guest_that_exits_is_replaced(backend: BackendKind) {
 }
 
 async fn a_guest_that_is_killed_is_replaced(backend: BackendKind) {
-    // In a namespace of its own a guest may be the first process, which no signal of its own reaches: a child may not be either.
+    // The first process of a namespace cannot kill itself by a signal, so this fails if the guest is that process.
     let code = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\nsignal.pause()";
     let run = dies(backend, code).await;
     assert_eq!(run.killer, Some(Killer::Signal));

@@ -1,4 +1,4 @@
-//! Guests that are none of ours: whatever they send ends them, and the error says why.
+//! Programs in place of guests. Whatever they send ends them, and the error says why.
 
 use std::path::PathBuf;
 use std::sync::Arc;

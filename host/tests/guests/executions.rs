@@ -1,4 +1,4 @@
-//! Executions that go well, and what Python code does wrong.
+//! Executions that succeed, and errors of Python code.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,4 +1,4 @@
-//! Tests what a guest in bubblewrap does not see, and cannot do.
+//! Things that a guest in bubblewrap cannot see or do.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -20,7 +20,7 @@ async fn the_hosts_environment_and_files_are_not_there() {
         "there is something to hide"
     );
     let sandbox = sandbox(BackendKind::Bubblewrap).await;
-    // Where the kernel has Landlock, it hides those of processes that are not the guest's own.
+    // With Landlock, the kernel hides the files of processes that are not the guest's own.
     let code = "import os, glob
 environments = []
 for path in glob.glob('/proc/[0-9]*/environ'):
@@ -113,7 +113,7 @@ async fn sandboxes_do_not_see_each_other() {
     );
 }
 
-/// What the cells of a notebook began with and came to is the host's.
+/// The files that describe a notebook's cells belong to the host.
 async fn the_files_of_cells_are_not_there(builder: SandboxBuilder) {
     let root = tempfile::tempdir().unwrap();
     fs::set_permissions(root.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -160,7 +160,7 @@ async fn the_files_of_cells_are_not_there_in_docker() {
     the_files_of_cells_are_not_there(builder(BackendKind::Docker).image(image::BASE)).await;
 }
 
-/// As in a clone that lies in the temporary folder, where guests have files of their own.
+/// As with a clone in the temporary folder, where guests have files of their own.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_virtual_environment_in_the_temporary_folder_is_there_and_nothing_beside_it() {
     let folder = tempfile::Builder::new()
@@ -190,7 +190,7 @@ async fn a_virtual_environment_in_the_temporary_folder_is_there_and_nothing_besi
     );
     sandbox.destroy().await;
 
-    // A virtual environment of that one's Python leads to a path that guests do not have.
+    // A virtual environment of that Python leads to a path that guests lack.
     let second = folder.path().join("second");
     let real = fs::canonicalize(venv.join("bin/python")).unwrap();
     let copy = folder.path().join("bin");

@@ -1,4 +1,4 @@
-//! Python asks, the host answers.
+//! Host functions: Python calls, the host answers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -39,7 +39,7 @@ async fn functions_are_called_with_values(backend: BackendKind) {
         Value::BigInt((1_u128 << 70).to_string()),
     ];
     assert_eq!(variable(&sandbox, "back").await, Value::List(values));
-    // Where it counts: in the middle of other code.
+    // A call in the middle of other code.
     let run = ran(
         &sandbox,
         "sorted([3, 1, 2], key=lambda item: add(0, -item)), [add(i, 1) for i in range(3)]",
@@ -53,7 +53,7 @@ async fn queries_run_at_the_same_time(backend: BackendKind) {
     let sandbox = with_context(builder(backend).on_llm_query(move |query: Query| {
         let barrier = Arc::clone(&barrier);
         async move {
-            // Nobody is answered before all have asked.
+            // No call is answered before all calls have come.
             barrier.wait().await;
             Ok(query.prompt.to_uppercase())
         }
@@ -110,7 +110,7 @@ async fn failures_are_exceptions(backend: BackendKind) {
     assert_eq!(ran(&sandbox, "panics()").await.state.status, StateStatus::Kept);
 }
 
-/// Says when it is dropped.
+/// Notes its own drop.
 struct Dropped(Arc<AtomicBool>);
 
 impl Drop for Dropped {
@@ -119,7 +119,7 @@ impl Drop for Dropped {
     }
 }
 
-/// A function `forever` that says when it began, and when it was given up.
+/// A host function `forever` that tells when it begins and when it is dropped.
 fn forever(builder: sandglass_host::SandboxBuilder) -> (sandglass_host::SandboxBuilder, Arc<Notify>, Arc<AtomicBool>) {
     let (began, dropped) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(false)));
     let (begins, drops) = (Arc::clone(&began), Arc::clone(&dropped));

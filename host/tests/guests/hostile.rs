@@ -1,4 +1,4 @@
-//! Code that means harm. Each list runs on every backend that isolates.
+//! Hostile code. Each list runs on every isolating backend.
 
 mod exhaust;
 mod forge;
@@ -17,7 +17,7 @@ use sandglass_host::{
 
 use crate::support::docker_engine;
 
-/// For as long as a loaded machine may need.
+/// The time after which a test gives up, long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Tests of these names, on a backend.
@@ -35,7 +35,7 @@ macro_rules! on {
 }
 use on;
 
-/// Little of everything, so that it is soon used up.
+/// Small resources, so that they are soon used up.
 fn small() -> Resources {
     Resources {
         memory_bytes: 256 << 20,
@@ -47,14 +47,14 @@ fn small() -> Resources {
     }
 }
 
-/// The place where the guest comes from.
+/// The way in which the guest was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// It is started in bubblewrap.
+    /// Started in bubblewrap.
     Bubblewrap,
-    /// It is forked from a zygote in bubblewrap.
+    /// Forked from a zygote in bubblewrap.
     Forked,
-    /// It is started in a container of Docker's.
+    /// Started in a Docker container.
     Docker,
 }
 
@@ -92,14 +92,14 @@ async fn sandbox(kind: Kind) -> Sandbox {
     sandbox
 }
 
-/// No process is there but the guest, and the first one where that is another.
+/// Checks that there is no process except the guest and the first process of its namespace.
 async fn assert_alone(sandbox: &Sandbox) {
     let others =
         "import os\n[name for name in os.listdir('/proc') if name.isdigit() and int(name) not in (1, os.getpid())]";
     assert_eq!(text(sandbox, others).await, "[]");
 }
 
-/// Runs code with so much time, and the grace period.
+/// Runs code with this timeout, and the grace period.
 async fn run_for(sandbox: &Sandbox, timeout_ms: f64, code: &str) -> Execution {
     let options = ExecuteOptions {
         timeout_ms: Some(timeout_ms),
@@ -108,14 +108,14 @@ async fn run_for(sandbox: &Sandbox, timeout_ms: f64, code: &str) -> Execution {
     sandbox.execute_with(code, options).await.unwrap()
 }
 
-/// Runs code that has to end well; what its last expression is, as text.
+/// Runs code that must succeed. Returns its last expression as text.
 async fn text(sandbox: &Sandbox, code: &str) -> String {
     let run = sandbox.execute(code).await.unwrap();
     assert_eq!(run.outcome, Outcome::Ok, "{code}: {run:?}");
     run.run.result.unwrap_or_default()
 }
 
-/// The sandbox works as if nothing had been.
+/// Checks that the sandbox works as before.
 async fn assert_works(sandbox: &Sandbox) {
     let run = sandbox.execute("import sys\nprint('here')\n20 + 22").await.unwrap();
     assert_eq!(
@@ -126,7 +126,7 @@ async fn assert_works(sandbox: &Sandbox) {
     assert_eq!(run.state.status, StateStatus::Kept);
 }
 
-/// Waits for something that comes true by itself.
+/// Waits until a condition holds by itself.
 async fn eventually(what: &str, condition: impl Fn() -> bool) {
     let begin = Instant::now();
     while !condition() {

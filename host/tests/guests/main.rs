@@ -1,4 +1,4 @@
-//! Real guests, on the backends that need nothing but programs: what every sandbox promises, and what is hidden from bubblewrap's.
+//! Real guests on backends that need no services: the behaviour of every sandbox, and bubblewrap's isolation.
 
 #![expect(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! Several copies of the guest, one for each code of a hint.
+//! Several copies of one guest: each runs one code of a hint.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ async fn started(builder: SandboxBuilder) -> Sandbox {
     sandbox
 }
 
-/// Prints how many processes but the guest have the parent that it has, when there are none or a while has passed.
+/// Prints the number of other processes with the guest's parent, once there are none or some time has passed.
 const SIBLINGS: &str = "
 import os, time
 def siblings():
@@ -88,7 +88,7 @@ async fn as_many_are_prepared_at_a_time_as_there_are_processors(kind: BackendKin
     sandbox.destroy().await;
 }
 
-/// Takes so much memory, and writes to all of it.
+/// Code that takes this much memory and writes to all of it.
 fn fills(mib: usize, name: &str) -> String {
     format!("x = bytearray({mib} << 20)\nx[::4096] = b'x' * ({mib} << 8)\nprint('{name}')")
 }
@@ -168,7 +168,7 @@ async fn what_they_say_is_bounded_together(kind: BackendKind) {
     )
     .await;
     prints(&sandbox, "x = 1").await;
-    // An argument of a host call is kept until its code comes.
+    // A host call's argument is kept until its code is asked for.
     let codes = ["a", "b", "c", "d"].map(|letter| format!("llm_query('{letter}' * (6 << 20))"));
     sandbox.hint(codes.iter().map(String::as_str));
     let full = async {

@@ -1,11 +1,11 @@
-//! What the tests share.
+//! Helpers that the tests share.
 
 use std::time::{Duration, Instant};
 
 use bollard::Docker;
 use sandglass_host::{BackendKind, Execution, Limits, Sandbox, SandboxBuilder, Value, engine, image};
 
-/// Time that anything may take before it counts as never.
+/// The time after which a test gives up.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs every test on both backends.
@@ -27,19 +27,19 @@ macro_rules! on_both {
 }
 pub(crate) use on_both;
 
-/// The result of something that must come to an end.
+/// The result of a future that must end.
 pub async fn soon<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE * 2, future)
         .await
         .expect("it goes on and on")
 }
 
-/// A sandbox in the making, with times that a busy machine keeps.
+/// A sandbox builder whose timeouts suit a busy machine.
 pub fn builder(backend: BackendKind) -> SandboxBuilder {
     Sandbox::builder().backend(backend).limits(limits())
 }
 
-/// Docker's engine, which has to be there with the image that guests of these tests run in.
+/// Docker's engine, which must have the image of these tests' guests.
 pub async fn docker_engine() -> Docker {
     let docker = engine::connect().await;
     let docker = docker.expect("these tests need Docker's engine: scripts/setup installs and starts it");
@@ -62,7 +62,7 @@ pub fn limits() -> Limits {
     }
 }
 
-/// A sandbox that has the context "the context".
+/// A sandbox with the context "the context".
 pub async fn sandbox(backend: BackendKind) -> Sandbox {
     with_context(builder(backend)).await
 }
@@ -73,14 +73,14 @@ pub async fn with_context(builder: SandboxBuilder) -> Sandbox {
     sandbox
 }
 
-/// Runs code that is to end well.
+/// Runs code that must succeed.
 pub async fn ran(sandbox: &Sandbox, code: &str) -> Execution {
     let run = sandbox.execute(code).await.expect("an execution");
     assert_eq!(run.error, None, "{code}\n{:?}", run.traceback);
     run
 }
 
-/// A variable that there is.
+/// The value of a variable, which must exist.
 pub async fn variable(sandbox: &Sandbox, name: &str) -> Value {
     sandbox
         .get_variable(name)
@@ -89,7 +89,7 @@ pub async fn variable(sandbox: &Sandbox, name: &str) -> Value {
         .expect("a variable")
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 pub async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_so() {
@@ -98,7 +98,7 @@ pub async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// A word that no other process has on its command line.
+/// A word that no other process has in its command line.
 pub fn token() -> String {
     format!("{}{:09}", std::process::id(), getrandom())
 }
@@ -107,7 +107,7 @@ fn getrandom() -> u32 {
     sandglass_host::guest::epoch().expect("random numbers") % 1_000_000_000
 }
 
-/// How many processes of this machine have the word on their command line.
+/// The number of processes on this machine with the word in their command line.
 pub fn processes_with(token: &str) -> usize {
     let processes = std::fs::read_dir("/proc").expect("/proc").flatten();
     let lines = processes.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
@@ -116,7 +116,7 @@ pub fn processes_with(token: &str) -> usize {
         .count()
 }
 
-/// Code that starts a process that would run for hours, and one more that has left its parents.
+/// Code that starts a process that would run for hours, and another one that has left its parents.
 pub fn starts_processes(token: &str) -> String {
     format!(
         "import os, subprocess, sys, time

@@ -57,7 +57,7 @@ async fn a_timeout_that_is_not_heard_ends_the_guest(backend: BackendKind) {
     let sandbox = with_context(builder(backend).limits(limits)).await;
     ran(&sandbox, "x = 1").await;
     let token = token();
-    // One call that looks at no signal.
+    // A single call that checks for no signals.
     let code = starts_processes(&token) + "print('before', flush=True)\ntime.sleep(0.3)\nsum(range(10 ** 13))";
     let run = sandbox.execute_with(code, timeout(2_000.0)).await.unwrap();
     assert_eq!(

@@ -1,4 +1,4 @@
-//! The image that guests in Docker run in, built by the program as its user does.
+//! The image of Docker guests, built by the program as a user builds it.
 
 use std::path::{Path, PathBuf};
 
@@ -36,7 +36,7 @@ fn listed() -> Vec<(String, String, String)> {
         .collect()
 }
 
-/// An index of packages, as pip asks for it. Its address.
+/// Serves an index of packages as pip asks for it. Returns its address.
 async fn index() -> String {
     let page = async |Name(name): Name<String>| {
         let links = listed().into_iter().filter(|(known, ..)| *known == name);
@@ -59,7 +59,7 @@ async fn index() -> String {
     format!("http://{address}/simple/")
 }
 
-/// The status that `image build` ends with, and what it says.
+/// The exit status of `image build`, and its output.
 async fn built(index: &str, requirements: &str) -> (Option<i32>, String) {
     let folder = tempfile::tempdir().unwrap();
     let list = folder.path().join("requirements.txt");
@@ -84,7 +84,7 @@ async fn an_image_has_the_packages_that_were_listed() {
     let index = index().await;
     let all = listed();
     let (_, version, _) = all.iter().find(|(name, ..)| name == "email-validator").unwrap();
-    // It needs two others, which the list does not name.
+    // The package needs two others, which the list does not name.
     let (status, said) = built(&index, &format!("# a list\nemail_validator=={version}\n")).await;
     assert_eq!(status, Some(0), "{said}");
     assert!(said.contains("1 packages, 1 modules imported"), "{said}");

@@ -1,4 +1,4 @@
-//! The parts of the program's commands, with real guests: images, notebooks and the controller; and the commands themselves.
+//! Commands of the program with real guests: images, notebooks and RLM runs.
 
 #![expect(
     clippy::unwrap_used,

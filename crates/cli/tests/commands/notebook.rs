@@ -1,4 +1,4 @@
-//! Notebooks: cells, their files, and the command that shows those.
+//! Notebooks: their cells, the files of cells, and the command `cell` that shows these files.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ on_both!(
     files_of_cells_are_opened_by_nobody_who_is_not_asked_to,
 );
 
-/// A folder of workspaces. Others than the host may pass through it.
+/// A folder of workspaces that guests' users may enter.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -47,7 +47,7 @@ fn files(notebook: &Notebook) -> Vec<String> {
     names
 }
 
-/// `sandglass-host cell FILE`: whether it succeeded, standard output and standard error.
+/// Runs `sandglass-host cell FILE`. Returns true if it succeeded, standard output and standard error.
 fn shown(file: &Path, backend: &str) -> (bool, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_sandglass-host"))
         .args(["cell", "--backend", backend])
@@ -173,7 +173,7 @@ async fn a_guest_that_dies_costs_the_variables_only(backend: BackendKind) {
         (Outcome::Crashed, StateStatus::Lost)
     );
     assert_eq!(files(&notebook).len(), 4);
-    // Of what it changed, nobody can know.
+    // The guest crashed in between, so the changes of the cell are not known.
     let output = show(file(&notebook, "cell_2_output.pkl"), backend).await;
     assert!(
         output.contains("changed: None") && output.contains("outcome: 'crashed'"),
@@ -254,7 +254,7 @@ os.listdir('.repl'), refused('.repl/cell_1_input.pkl'), refused('.repl/new'), 'c
     notebook.close().await;
 }
 
-/// Makes a file of a cell at `path` that runs code when it is opened, which leaves a trace.
+/// Makes a cell's file at `path`. Opening the file runs code that leaves a trace.
 fn make_evil(path: &Path, trace: &Path) {
     let make = format!(
         "import pickle, sys
@@ -268,8 +268,8 @@ pickle.dump({{'outcome': Evil(), 'code': '\\x1b]0;title\\x07'}}, open(sys.argv[1
     assert!(made.success());
 }
 
-/// Neither the host nor a guest of the notebook opens them, whatever is done with the cells. On plain processes whoever did would leave
-/// the trace.
+/// Neither the host nor a guest opens a cell's file, whatever a user does with the cells. On plain processes an opened file
+/// would leave its trace on the host.
 async fn files_of_cells_are_opened_by_nobody_who_is_not_asked_to(backend: BackendKind) {
     let folder = folder();
     let mut first = notebook(&folder, backend);
@@ -297,7 +297,7 @@ async fn files_of_cells_are_opened_by_nobody_who_is_not_asked_to(backend: Backen
     second.clear().await.unwrap();
     second.close().await;
     assert!(!trace.exists());
-    // It was a file that does something.
+    // The file does something when opened: a plain process shows so below.
     make_evil(&trace.with_extension("pkl"), &trace);
     let open = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))";
     let opened = Command::new("python3")
@@ -318,7 +318,7 @@ fn a_file_is_opened_where_it_can_do_no_harm() {
         "{err}"
     );
     assert!(!trace.exists());
-    // A plain process isolates nothing: the same file leaves its trace, and still does not control the terminal.
+    // A plain process isolates nothing, so the same file leaves its trace. The file still does not control the terminal.
     let (succeeded, out, err) = shown(&path, "subprocess");
     assert!(succeeded && trace.exists(), "{err}");
     assert!(out.contains("\u{fffd}[2Jhello") && !out.contains('\u{1b}'), "{out:?}");

@@ -48,7 +48,7 @@ impl Asked {
         }
     }
 
-    /// The number of times that the model has replied already.
+    /// The number of replies that the model has given in this conversation.
     fn turn(&self) -> usize {
         self.messages.iter().filter(|(role, _)| role == "assistant").count()
     }
@@ -59,14 +59,14 @@ impl Asked {
     }
 }
 
-/// An endpoint, and all that it was asked.
+/// A model's endpoint, which keeps all requests.
 struct Model {
     url: String,
     asked: Arc<Mutex<Vec<Asked>>>,
 }
 
 impl Model {
-    /// One that answers by a script, which is told how many requests there were before.
+    /// An endpoint that answers by a script. The script gets the request, and the number of requests before it.
     async fn new(script: impl Fn(&Asked, usize) -> Response + Send + Sync + 'static) -> Self {
         let asked: Arc<Mutex<Vec<Asked>>> = Arc::default();
         let (all, script) = (Arc::clone(&asked), Arc::new(script));
@@ -127,7 +127,7 @@ fn runs(code: &str) -> Response {
     says(format!("I shall run this.\n\n```repl\n{code}\n```\n"))
 }
 
-/// Runs it to its end; what it came to, and all that happened.
+/// Runs to the end. Returns the outcome and all events.
 async fn finish(mut options: RlmOptions, backend: BackendKind) -> (Rlm, Vec<RlmEvent>) {
     let events: Arc<Mutex<Vec<RlmEvent>>> = Arc::default();
     let all = Arc::clone(&events);
@@ -142,7 +142,8 @@ async fn finish(mut options: RlmOptions, backend: BackendKind) -> (Rlm, Vec<RlmE
     (done, events)
 }
 
-/// A model whose runs ask runs, which ask runs, which ask it. Its endpoint is busy at first, and breaks off a reply later.
+/// A model whose runs start child runs, whose child runs ask the model. Its endpoint is busy at first, and breaks off a reply
+/// later.
 async fn two_levels() -> Model {
     let broken = Mutex::new(false);
     Model::new(move |asked, before| {
@@ -184,7 +185,7 @@ async fn a_question_goes_two_levels_down(backend: BackendKind) {
     assert_eq!(finish.iterations, 2);
 
     let asked = model.asked();
-    // Two turns of the first run, one of each of the four others, two queries; and two attempts that failed.
+    // Two turns of the first run, one turn of each of the four others, two queries, and two attempts that failed.
     assert_eq!(asked.len(), 2 + 4 + 2 + 2);
     // Whoever was to be asked again is no further call.
     let used = (usage.calls, usage.input_tokens, usage.output_tokens);
@@ -223,7 +224,7 @@ async fn a_question_goes_two_levels_down(backend: BackendKind) {
     assert!(!serde_json::to_string(&events).unwrap().contains(KEY));
 }
 
-/// A reply that comes in these pieces; each after its pause, in which a copy of the guest can be made.
+/// A reply that comes in these pieces. The pause before a piece leaves time to copy the guest.
 fn writes(pieces: &[(u64, &str)]) -> Response {
     let pieces = pieces.iter().map(|(pause, text)| (*pause, (*text).to_owned()));
     let pieces: Vec<_> = pieces.collect();
@@ -238,7 +239,7 @@ fn writes(pieces: &[(u64, &str)]) -> Response {
     ([("content-type", "text/event-stream")], body).into_response()
 }
 
-/// The amount of code that ran ahead, and of that which was used.
+/// The number of cells that ran ahead, and of those that were used.
 fn tally(done: &Rlm, source: Source) -> (u32, u32) {
     done.ahead
         .get(&source)
@@ -304,7 +305,7 @@ async fn a_draft_runs_ahead_and_pays() {
     assert_eq!(done.finish.answer, Some("5".into()), "{:?}", done.finish.error);
     assert_eq!(tally(&done, Source::Model), (1, 1), "{:?}", done.ahead);
     assert_eq!((done.usage.calls, model.asked().len()), (2.0, 2));
-    // The other's reply told nobody what it used.
+    // The other endpoint's reply had no usage.
     assert!(done.usage.output_tokens > 10.0 && done.usage.input_tokens > 100.0);
 
     // The calls are for the run itself.
@@ -364,7 +365,7 @@ async fn a_budget_of_calls_holds_for_the_whole_tree() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn time_ends_a_run_whose_model_is_silent() {
-    // It listens, and answers nobody.
+    // A server that listens and never answers.
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/v1", silent.local_addr().unwrap());
     let mut options = RlmOptions::new("wait", "c", Endpoint::new(&url, None, "m").unwrap()).unwrap();
@@ -441,7 +442,7 @@ async fn the_command_prints_the_answer_and_tells_what_happens() {
 #[tokio::test(flavor = "multi_thread")]
 async fn several_files_are_several_contexts() {
     let model = Model::new(|asked, _| match asked.task() {
-        // The variables outlive the guest that they were given to.
+        // The variables outlive the guest to which they were given.
         "join" if asked.turn() == 0 => runs("import os; os._exit(1)"),
         _ => runs("FINAL([context, context_1, context_2.decode('utf-16'), 'context_3' in globals()])"),
     })

@@ -1,7 +1,7 @@
-//! Requests to a kernel, and its replies: signed messages on its channels `shell` and `control`.
+//! Requests to a kernel and its replies, as signed messages on its channels `shell` and `control`.
 //!
-//! Nothing else of a kernel is listened to. What a guest says comes through its own channel; so there is no `iopub` that could be
-//! flooded, and no reply that anybody else could forge without the key.
+//! No other channel of the kernel is read. The guest's output comes through its own channel, so nobody can flood `iopub`. A
+//! reply cannot be forged without the key.
 //!
 //! Decisions: `docs/internals/jupyter.md`.
 
@@ -22,12 +22,12 @@ use crate::connection::reached;
 use crate::messages::Signer;
 use crate::zmtp::{self, Endpoint, Incoming, Receiver, Sender, ZmtpError};
 
-/// Bytes of a message. The answers that are waited for have a few hundred.
+/// The largest message, in bytes. Expected answers have a few hundred bytes.
 const MAX_MESSAGE_BYTES: u64 = 8 << 20;
 const PROTOCOL: &str = "5.3";
-/// The time after which a request is sent again.
+/// The time after which an unanswered request is sent again.
 const AGAIN: Duration = Duration::from_millis(300);
-/// Bytes of what a kernel says that go into an error.
+/// Characters of a kernel's error that are quoted in errors.
 const MAX_TOLD_CHARS: usize = 2_000;
 
 /// An error of a kernel.
@@ -41,23 +41,23 @@ pub(super) enum KernelError {
     /// The connection is of no use.
     #[error("{0}")]
     Broken(String),
-    /// It is there and says nothing.
+    /// The kernel's sockets are open, and it sends no answer.
     #[error(
         "it did not answer a {0} within {1:?}: it hangs, or it takes this for a forgery because the key of the connection file is not its own"
     )]
     Silent(&'static str, Duration),
-    /// Somebody else's code runs in it.
+    /// The kernel runs code of another front end.
     #[error(
         "it is busy with other code, and did not get to ours within {0:?}: wait until that has ended, or interrupt or restart the kernel \
          where it was started"
     )]
     Busy(Duration),
-    /// It has answered that it cannot.
+    /// The kernel answered with an error.
     #[error("it answered {0}")]
     Refused(String),
 }
 
-/// A kernel's two channels, and its end.
+/// The two channels to a kernel, and the end of its connection.
 pub(super) struct Client {
     pub(super) shell: Channel,
     pub(super) control: Channel,
@@ -86,7 +86,7 @@ impl Client {
         Ok(Self { shell, control, ended })
     }
 
-    /// Why there is no talking to it any more, when that is so. Can be dropped and called again.
+    /// Waits until the kernel cannot be reached any more. Returns the reason. Can be dropped and called again.
     pub(super) async fn ended(&self) -> String {
         let mut ended = self.ended.clone();
         let why = match ended.wait_for(Option::is_some).await {
@@ -97,7 +97,7 @@ impl Client {
     }
 }
 
-/// A word that nobody guesses.
+/// A random word that nobody can guess.
 pub(super) fn random() -> Result<String, KernelError> {
     let number =
         || getrandom::u64().map_err(|error| KernelError::Broken(format!("there are no random numbers: {error}")));
@@ -106,7 +106,7 @@ pub(super) fn random() -> Result<String, KernelError> {
 
 type Waiting = Arc<Mutex<HashMap<String, oneshot::Sender<Value>>>>;
 
-/// One of its channels. It ends when it is dropped.
+/// One channel to a kernel. Dropping it closes the channel.
 pub(super) struct Channel {
     sender: Arc<tokio::sync::Mutex<(Sender, u64)>>,
     waiting: Waiting,
@@ -172,12 +172,12 @@ impl Channel {
             lock(&self.waiting).remove(&id);
             return Err(KernelError::Broken(format!("its connection has ended: {error}")));
         }
-        // What nobody waits for any more is forgotten with the next request.
+        // Waiting requests that were dropped are forgotten with the next request.
         lock(&self.waiting).retain(|_, answer| !answer.is_closed());
         Ok(answered)
     }
 
-    /// The same, again and again: a kernel that has just begun to listen may not hear what came first.
+    /// Like `ask`, and repeats the request: a kernel that has just started may miss the first message.
     pub(super) async fn ask_again(&self, kind: &'static str, within: Duration) -> Result<Value, KernelError> {
         let answer = async {
             let mut answers = FuturesUnordered::new();
@@ -193,7 +193,7 @@ impl Channel {
         answer.unwrap_or(Err(KernelError::Silent(kind, within)))
     }
 
-    /// Sends a request and waits for its reply, for a while.
+    /// Sends a request, and waits for the reply for at most `within`.
     pub(super) async fn ask(
         &self,
         kind: &'static str,
@@ -217,7 +217,7 @@ pub(super) fn gone() -> KernelError {
     KernelError::Broken("it has ended, or was restarted".to_owned())
 }
 
-/// The request to a kernel to run code: for nobody to see, and nothing else is given up when it fails.
+/// The content of a request to run code. Front ends do not see it, and its failure drops no other request.
 pub(super) fn execute(code: &str) -> Value {
     json!({
         "code": code, "silent": true, "store_history": false, "user_expressions": {}, "allow_stdin": false,
@@ -225,11 +225,11 @@ pub(super) fn execute(code: &str) -> Value {
     })
 }
 
-/// The way an execution has ended.
+/// The end of an execution.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Ran {
     Well,
-    /// It was not run: other code had failed before it, or somebody has interrupted the kernel meanwhile.
+    /// The code was not run: other code had failed before it, or somebody had interrupted the kernel.
     Not,
 }
 
@@ -263,7 +263,7 @@ async fn listen(
                 Ok(()) => continue,
                 Err(error) => break format!("the kernel has died or was restarted ({error})"),
             },
-            // To a socket that publishes nothing.
+            // A subscription to a socket that publishes nothing.
             Ok(Incoming::Subscribe(_) | Incoming::Cancel(_)) => continue,
             Err(ZmtpError::Io(error)) => break format!("the kernel has died or was restarted ({error})"),
             Err(error) => break format!("the kernel broke the protocol: {error}"),
@@ -291,7 +291,7 @@ struct Parent {
     msg_id: String,
 }
 
-/// To which request a message replies, and what.
+/// The id of the request that a message replies to, and the reply's content.
 fn reply(parts: Vec<Bytes>, signer: &Signer) -> Result<(String, Value), &'static str> {
     let [_, parent, _, content] = signer.open(parts)?.json;
     let parent: Parent = serde_json::from_slice(&parent).map_err(|_| "a message with an odd parent")?;

@@ -1,4 +1,4 @@
-//! The runtime as a package that is imported into somebody else's Python.
+//! The guest's runtime as a package that a kernel's Python imports.
 
 use std::path::Path;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
@@ -9,7 +9,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
-/// The package's name there: there may be a `sandglass` that is another version, or the user's.
+/// The package's name in the kernel, which differs from `sandglass`: the user may have imported another version of that.
 pub(super) static NAME: LazyLock<String> = LazyLock::new(|| {
     let mut hash = Sha256::new();
     for (name, text) in FILES {
@@ -23,7 +23,7 @@ pub(super) static NAME: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// The code that the kernel runs to become a guest's; the names that it uses are given.
+/// The code that makes a kernel a guest. `attach` fills in its names.
 const ATTACH: &str = "
 import importlib, sys
 if sys.version_info < (3, 11):
@@ -73,7 +73,7 @@ impl Package {
         Ok(Self(folder))
     }
 
-    /// Code that makes a kernel a guest of the host that listens at `socket`. It leaves no name behind.
+    /// Code that makes a kernel the guest of the host that listens at `socket`. It leaves no name behind in the kernel.
     pub(super) fn attach(&self, socket: &Path, token: &str, epoch: u32) -> String {
         let text = |path: &Path| path.display().to_string();
         // Text in JSON is a literal in Python too.
@@ -82,7 +82,7 @@ impl Package {
     }
 }
 
-/// Code that has a kernel do something for the guest with this token.
+/// Code that lets a kernel call a function for the guest with this token.
 pub(super) fn call(function: &str, token: &str) -> String {
     format!(
         "__import__(\"sys\").modules[\"{}.native.kernel_guest\"].{function}(\"{token}\")",
@@ -90,7 +90,7 @@ pub(super) fn call(function: &str, token: &str) -> String {
     )
 }
 
-/// A file of the package by its name there.
+/// The text of a package file with the package's name replaced.
 fn renamed(text: &str) -> String {
     text.replace("from sandglass", &format!("from {}", *NAME))
         .replace("\"sandglass.", &format!("\"{}.", *NAME))

@@ -1,4 +1,4 @@
-//! Kernelspecs, as `jupyter_client` finds them.
+//! Kernelspecs, found as `jupyter_client` finds them.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,13 +15,13 @@ use crate::connection::read_json;
 /// The kernelspec where none is named.
 const DEFAULT_NAME: &str = "python3";
 
-/// The way a kernel is started.
+/// A kernelspec, which describes how to start a kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct Spec {
     pub(super) argv: Vec<String>,
     #[serde(default)]
     env: BTreeMap<String, String>,
-    /// The folder that it was found in.
+    /// The folder of the kernelspec.
     #[serde(skip)]
     folder: PathBuf,
     #[serde(skip)]
@@ -33,7 +33,7 @@ fn unusable(why: String) -> Error {
 }
 
 impl Spec {
-    /// The kernelspec that the settings name: by its name, or by its folder.
+    /// Finds the kernelspec of the settings, by its name or by its folder.
     pub(super) fn find(kernel: &KernelSettings, settings: &Settings) -> Result<Self, Error> {
         let name = kernel.name.as_deref().unwrap_or(DEFAULT_NAME);
         let folders = if name.contains('/') {
@@ -53,14 +53,14 @@ impl Spec {
             )));
         };
         let mut spec: Self = read_json(&folder.join("kernel.json"), "kernelspec").map_err(unusable)?;
-        // It is started in another folder than ours.
+        // The kernel starts in another folder than the host's.
         spec.folder = std::path::absolute(folder).map_err(|error| unusable(error.to_string()))?;
         name.clone_into(&mut spec.name);
         spec.program()?;
         Ok(spec)
     }
 
-    /// The prefix of the Python that it was installed with, if it was.
+    /// The prefix of the Python that installed the kernelspec, if the folder is below one.
     fn prefix(&self) -> Option<&Path> {
         self.folder
             .to_str()?
@@ -68,7 +68,7 @@ impl Spec {
             .map(|(prefix, _)| Path::new(prefix))
     }
 
-    /// The program that it names: a plain `python` is the one that it was installed with.
+    /// The kernelspec's program. A plain `python` means the Python that installed the kernelspec.
     pub(super) fn program(&self) -> Result<PathBuf, Error> {
         let wrong = |why: String| unusable(format!("the kernelspec \"{}\" cannot be started: {why}", self.name));
         let named = self
@@ -88,7 +88,7 @@ impl Spec {
             .ok_or_else(|| wrong(format!("there is no program {named} on PATH")))
     }
 
-    /// Its arguments after the program.
+    /// The kernelspec's arguments after the program.
     pub(super) fn args(&self, connection_file: &Path) -> Vec<OsString> {
         let args = self.argv.iter().skip(1);
         args.map(|arg| self.filled(arg, connection_file).into()).collect()
@@ -101,7 +101,7 @@ impl Spec {
             .replace("{prefix}", &prefix.display().to_string())
     }
 
-    /// The environment that it asks for, where `${NAME}` stands for a variable of ours.
+    /// The kernelspec's environment, with each `${NAME}` replaced by the host's variable of that name.
     pub(super) fn env(&self) -> impl Iterator<Item = (OsString, OsString)> {
         self.env
             .iter()
@@ -109,7 +109,7 @@ impl Spec {
     }
 }
 
-/// Text with `${NAME}` replaced by what the environment has; what it has not stays.
+/// Text with each `${NAME}` replaced by a variable of the host's environment. An unknown name stays unchanged.
 fn expanded(text: &str) -> String {
     let mut parts = text.split("${");
     let mut whole = parts.next().unwrap_or_default().to_owned();
@@ -122,7 +122,7 @@ fn expanded(text: &str) -> String {
     whole
 }
 
-/// The place where a program is: a mere name is looked for on PATH, and `./python` is in this folder.
+/// The path of a program: a plain name is searched on PATH, and `./python` is in the kernelspec's folder.
 fn located(program: &Path) -> Option<PathBuf> {
     match program.components().count() {
         1 if !program.to_str()?.contains('/') => which(program.to_str()?),
@@ -130,7 +130,7 @@ fn located(program: &Path) -> Option<PathBuf> {
     }
 }
 
-/// The place where kernelspecs are, the nearest first.
+/// The folders where kernelspecs are searched, the nearest first.
 fn data_folders(settings: &Settings) -> impl Iterator<Item = PathBuf> {
     let of = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     let python = settings.python.as_deref().and_then(located);

@@ -1,6 +1,7 @@
-//! The sockets of a kernel: each a listener, whose peers are bounded in number, in what they may send, and in what waits for them.
+//! The sockets of a kernel. Each socket is a listener. Bounds limit the number of its peers, the messages that they send, and
+//! the messages that wait for them.
 //!
-//! Nobody waits for a peer. What is sent is put into the peer's own queue; a peer that lets too much wait is cut.
+//! Sending never waits for a peer. Each peer has a queue of its own, and a peer with a too long queue is disconnected.
 
 use std::io;
 use std::path::PathBuf;
@@ -19,31 +20,31 @@ use super::{Endpoint, Incoming, Sender, Socket, SocketType, ZmtpError, encode, e
 
 /// Connections of a socket at a time.
 const MAX_CONNECTIONS: usize = 32;
-/// Time that a peer has to introduce itself.
+/// The time for a peer to introduce itself.
 const INTRODUCED_WITHIN: Duration = Duration::from_secs(10);
-/// Time that a peer has to read a piece of what it is sent.
+/// The time for a peer to read a piece of its messages.
 const READS_WITHIN: Duration = Duration::from_secs(60);
 const PIECE_BYTES: usize = 64 << 10;
-/// Bytes that wait for a peer which reads slower than they are sent.
+/// Most bytes that wait for a slow peer.
 const MAX_BEHIND: usize = 64 << 20;
-/// The same for echoes, which anybody can ask for.
+/// Most bytes that wait for a slow peer of an echo, which anybody can ask for.
 const MAX_ECHOES_BEHIND: usize = 1 << 20;
-/// Bytes that a message takes in a queue besides its own.
+/// Bytes of memory that a queued message takes beside its contents.
 const ENTRY_BYTES: usize = 64;
-/// Messages that wait to be taken. The peers of a socket with more are not read.
+/// Messages that wait for the receiver of a socket. Above this number, the socket's peers are not read.
 const MAX_WAITING: usize = 1_000;
-/// Subscriptions over one connection, cancelled ones included: each is welcomed, and looked at for every message.
+/// Most subscriptions of one connection, cancelled ones included. Each is welcomed, and checked for every message.
 const MAX_SUBSCRIPTIONS: usize = 256;
 /// Bytes of a subscription.
 const MAX_TOPIC_BYTES: u64 = 1 << 10;
-/// The pause after a message that was dropped, so that its sender keeps no processor busy.
+/// The pause after a dropped message, so that its sender cannot keep a processor busy.
 const AFTER_DROPPED: Duration = Duration::from_millis(10);
-/// The pause after a connection that could not be accepted, such as for want of descriptors.
+/// The pause after a connection that could not be accepted, such as for lack of file descriptors.
 const AFTER_REFUSED: Duration = Duration::from_millis(100);
-/// Time that the end has to send what is on its way.
+/// The time at the end to send queued messages.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// An address that is listened to. A Unix socket's file goes with it.
+/// A listening address. Dropping it removes a Unix socket's file.
 pub struct Listener(Listens);
 
 enum Listens {
@@ -67,7 +68,7 @@ impl Listener {
         match &self.0 {
             Listens::Tcp(listener) => {
                 let (stream, _) = listener.accept().await?;
-                // Replies are small, and somebody waits for them.
+                // Replies are small and urgent.
                 stream.set_nodelay(true)?;
                 Ok(Box::new(stream))
             }
@@ -79,13 +80,13 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Listens::Unix(_, path) = &self.0 {
-            // Somebody may have removed it already.
+            // The file may be gone already.
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-/// The sockets of a kernel. They end when it is dropped.
+/// The sockets of a kernel. Dropping it closes them.
 pub struct Server {
     listeners: JoinSet<()>,
     close: watch::Sender<bool>,
@@ -114,8 +115,8 @@ impl Server {
 
     /// Serves a ROUTER, whose peers send messages of at most `max_bytes`.
     ///
-    /// `read` gets a message with the sender's identity as its first part, and drops it by returning `None`. It runs before
-    /// anything is kept, so that messages without a right signature never wait.
+    /// `read` gets a message with the sender's identity as first part. It returns `None` to drop the message. It runs before
+    /// the message is queued, so messages with a wrong signature never wait.
     pub fn router<T: Send + 'static>(
         &mut self,
         listener: Listener,
@@ -127,7 +128,7 @@ impl Server {
         (Router(peers), messages)
     }
 
-    /// Serves a PUB. `welcome` makes the message that a peer gets for each of its subscriptions.
+    /// Serves a PUB. `welcome` makes the message that a peer gets for each subscription.
     pub fn publisher(
         &mut self,
         listener: Listener,
@@ -136,12 +137,12 @@ impl Server {
         Publisher(self.serve(listener, MAX_TOPIC_BYTES, Publishing { welcome }))
     }
 
-    /// Serves a REP that answers every message by the same one: a sign of life.
+    /// Serves a REP that sends every message back as a sign of life.
     pub fn echo(&mut self, listener: Listener, max_bytes: u64) {
         self.serve(listener, max_bytes, Echoing);
     }
 
-    /// Ends the sockets when everything that was sent has left, or after a while. What is sent meanwhile may be lost.
+    /// Closes the sockets after all queued messages have left, or after a short time. Messages sent meanwhile may be lost.
     pub async fn close(mut self) {
         self.close.send_replace(true);
         while self.listeners.join_next().await.is_some() {}
@@ -165,8 +166,8 @@ impl Server {
 pub struct Router(Arc<Peers>);
 
 impl Router {
-    /// Sends to the peer whose identity is the first part: the one that connected last, if several call themselves so. False when
-    /// there is none.
+    /// Sends to the peer whose identity is the first part. Of several peers with that identity, the newest gets it. Returns
+    /// false when there is none.
     pub fn send(&self, parts: &[Bytes]) -> bool {
         let Some((identity, parts)) = parts.split_first() else {
             return false;
@@ -177,7 +178,7 @@ impl Router {
         peer.is_some_and(|peer| peer.outbox.push(bytes))
     }
 
-    /// Connections that have introduced themselves.
+    /// The number of peers that have introduced themselves.
     #[cfg(test)]
     pub(super) fn connections(&self) -> usize {
         self.0.lock().entries.len()
@@ -189,7 +190,7 @@ impl Router {
 pub struct Publisher(Arc<Peers>);
 
 impl Publisher {
-    /// Sends to every peer that has subscribed to what the first part begins with.
+    /// Sends to every peer that has subscribed to a prefix of the first part.
     pub fn send(&self, parts: &[Bytes]) {
         let Some(subject) = parts.first() else { return };
         let bytes = encode(parts);
@@ -200,14 +201,14 @@ impl Publisher {
         }
     }
 
-    /// Connections that have introduced themselves.
+    /// The number of peers that have introduced themselves.
     #[cfg(test)]
     pub(super) fn connections(&self) -> usize {
         self.0.lock().entries.len()
     }
 }
 
-/// The connections of a socket that have introduced themselves, in the order in which they did.
+/// The peers of a socket that have introduced themselves, oldest first.
 #[derive(Default)]
 struct Peers(Mutex<Entries>);
 
@@ -237,7 +238,7 @@ impl Peers {
         peers.next = number.wrapping_add(1);
         let identity = match identity.first() {
             None => [&[0], &number.to_be_bytes()[..]].concat().into(),
-            // Those are the socket's own to give.
+            // Only the socket itself gives such identities.
             Some(0) => return Err(ZmtpError::Malformed("an identity that begins with 0")),
             Some(_) => identity,
         };
@@ -257,7 +258,7 @@ impl Peers {
     }
 }
 
-/// A connection among those of its socket.
+/// One peer of a socket.
 struct Peer {
     peers: Arc<Peers>,
     number: u32,
@@ -294,7 +295,7 @@ impl Drop for Peer {
     }
 }
 
-/// The messages that wait for a peer.
+/// The queue of a peer.
 #[derive(Clone)]
 struct Outbox {
     queue: mpsc::UnboundedSender<Bytes>,
@@ -315,8 +316,8 @@ impl Outbox {
         (outbox, waiting)
     }
 
-    /// Puts a message into the queue. False when the connection has ended, or ends because this is too much. If nothing waits yet, any
-    /// size is taken: the caller bounds it.
+    /// Queues a message. Returns false when the connection has ended, or ends now because the queue is too long. An empty queue
+    /// takes a message of any size, because the caller bounds it.
     fn push(&self, bytes: Bytes) -> bool {
         let size = bytes.len() + ENTRY_BYTES;
         let before = self.behind.fetch_add(size, Ordering::Relaxed);
@@ -327,7 +328,7 @@ impl Outbox {
         self.queue.send(bytes).is_ok()
     }
 
-    /// Answers a PING, if nothing else is about to show that this end is alive.
+    /// Answers a PING, unless a queued message will show soon that this side is alive.
     fn pong(&self, context: &[u8]) {
         if self.behind.load(Ordering::Relaxed) == 0 {
             self.push(encode_pong(context));
@@ -339,12 +340,12 @@ impl Outbox {
     }
 }
 
-/// The use that a socket makes of the messages of its peers.
+/// The handling of peers' messages by one kind of socket.
 trait Role: Send + Sync + 'static {
     const TYPE: SocketType;
     const MAX_BEHIND: usize = MAX_BEHIND;
 
-    /// Takes a message of a peer, whose connection ends by an error.
+    /// Handles a message of a peer. An error ends the peer's connection.
     fn take(&self, peer: &Peer, incoming: Incoming) -> impl Future<Output = Result<(), ZmtpError>> + Send;
 }
 
@@ -366,7 +367,7 @@ impl<T: Send + 'static, F: Fn(Vec<Bytes>) -> Option<T> + Send + Sync + 'static> 
             return Ok(());
         };
         if self.queue.send(message).await.is_err() {
-            // Nobody takes it any more. What was sent to the peer still has to leave.
+            // Nobody receives messages any more, but queued messages still have to leave.
             std::future::pending::<()>().await;
         }
         Ok(())
@@ -441,7 +442,7 @@ async fn listen<R: Role>(listener: Listener, socket: Arc<Served<R>>) {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok(stream) => {
-                    // Without room, it is closed at once.
+                    // If there is no room, the connection is closed at once.
                     if let Ok(permit) = Arc::clone(&room).try_acquire_owned() {
                         let socket = Arc::clone(&socket);
                         connections.spawn(async move {
@@ -465,7 +466,7 @@ async fn listen<R: Role>(listener: Listener, socket: Arc<Served<R>>) {
     let _ = timeout(LINGER, async { while connections.join_next().await.is_some() {} }).await;
 }
 
-/// Talks to a peer until one end closes.
+/// Serves one peer until one side closes.
 async fn converse<R: Role>(stream: Socket, socket: &Served<R>) -> Result<(), ZmtpError> {
     let introduced = tokio::select! {
         introduced = timeout(socket.introduced_within, shake_hands(stream, R::TYPE, socket.max_bytes)) => introduced,
@@ -489,7 +490,7 @@ async fn converse<R: Role>(stream: Socket, socket: &Served<R>) -> Result<(), Zmt
     }
 }
 
-/// Writes what waits for a peer; all of it, when the socket closes.
+/// Writes a peer's queue. When the socket closes, it writes the whole queue first.
 async fn write(
     mut waiting: mpsc::UnboundedReceiver<Bytes>,
     mut sender: Sender,

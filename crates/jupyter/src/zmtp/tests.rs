@@ -36,7 +36,7 @@ fn parts(message: &[&str]) -> Vec<Bytes> {
 
 // ---- what is read ----
 
-/// The messages that a DEALER hears of a peer that says this.
+/// The first message that a DEALER receives from a peer that sends these bytes.
 async fn hears(introduction: Vec<u8>, rest: &[u8]) -> Result<Incoming, ZmtpError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
@@ -77,7 +77,7 @@ async fn a_length_is_not_believed() {
         let rest = [&[LONG | COMMAND][..], &length.saturating_add(24).to_be_bytes(), b"x"].concat();
         assert!(matches!(hears(router(), &rest).await, Err(ZmtpError::Malformed(_))));
     }
-    // A message of many parts, each of which would do, with commands between them.
+    // A message of many parts with commands between them. Each part alone is small enough.
     let part = [&[MORE, 250][..], &[0; 250], b"\x04\x02\x01X"].concat();
     let rest = [part.repeat(4), b"\x00\x01x".to_vec()].concat();
     assert!(matches!(hears(router(), &rest).await, Err(ZmtpError::TooLarge(_))));
@@ -99,7 +99,7 @@ async fn peers_of_another_kind_are_named() {
     assert!(error.to_string().contains("DEALER"), "{error}");
 }
 
-/// All that is read of these bytes, as they come in pieces of a size; and the end of it.
+/// All that is read from these bytes when they arrive in pieces of `size`, and the final error.
 fn read(bytes: &[u8], size: usize, max_bytes: u64) -> (Vec<Incoming>, ZmtpError, Receiver) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {
@@ -128,7 +128,7 @@ fn read(bytes: &[u8], size: usize, max_bytes: u64) -> (Vec<Incoming>, ZmtpError,
 
 #[test]
 fn memory_is_taken_as_bytes_arrive() {
-    // More than there is of it, and more than may be asked for.
+    // Lengths beyond all memory, and beyond the limit.
     for length in [1_u64 << 50, u64::MAX] {
         let claims = [&[LONG][..], &length.to_be_bytes(), b"x"].concat();
         let (all, error, _) = read(&claims, 100, u64::MAX);
@@ -136,12 +136,12 @@ fn memory_is_taken_as_bytes_arrive() {
     }
 }
 
-/// A short or a long one.
+/// A short or a long body.
 fn body() -> impl Strategy<Value = Vec<u8>> {
     (any::<u8>(), 0..330_usize).prop_map(|(byte, length)| vec![byte; length])
 }
 
-/// Something like a frame: mostly with a length of its own, and flags that there are.
+/// Random bytes similar to a frame: mostly with a length that fits and valid flags.
 fn frame() -> impl Strategy<Value = Vec<u8>> {
     let flags = prop_oneof![4 => 0_u8..8, 1 => any::<u8>()];
     let body = prop_oneof![
@@ -216,7 +216,7 @@ fn path(endpoint: &Endpoint) -> &Path {
     }
 }
 
-/// A peer that calls itself so.
+/// A peer with this identity.
 async fn peer(endpoint: &Endpoint, socket_type: &str, identity: &str) -> io::Result<(Sender, Receiver)> {
     let mut stream = UnixStream::connect(path(endpoint)).await?;
     let introduction = introduced_as(GREETING, socket_type, identity.as_bytes());
@@ -253,7 +253,7 @@ async fn replies_go_to_who_has_asked() {
     let mut links = Vec::new();
     for name in ["a", "b"] {
         let (mut sender, receiver) = connect(&endpoint, MAX_BYTES).await.unwrap();
-        // Those before and after it are heard.
+        // The messages before and after the wrong one arrive.
         sender.send(&parts(&["wrong"])).await.unwrap();
         sender.send(&parts(&[name, "?"])).await.unwrap();
         let asked = messages.recv().await.unwrap();
@@ -362,12 +362,12 @@ async fn subscribers_get_what_they_want() {
     let (_server, publisher, endpoint) = published(&folder).await;
     let publish = |subject: &str| publisher.send(&parts(&[subject, "!"]));
     let (mut sender, mut receiver) = peer(&endpoint, "SUB", "").await.unwrap();
-    // As 3.0 says it.
+    // The subscription as ZMTP 3.0 sends it.
     sender.send(&parts(&["\x01a"])).await.unwrap();
     assert_eq!(message(&mut receiver).await, parts(&["welcome", "a"]));
     ["b", "abc"].into_iter().for_each(publish);
     assert_eq!(message(&mut receiver).await, parts(&["abc", "!"]));
-    // As 3.1 says it.
+    // The subscription as ZMTP 3.1 sends it.
     let command = async |sender: &mut Sender, body: &[u8]| {
         let mut frame = BytesMut::new();
         put_frame(&mut frame, COMMAND, body);
@@ -390,7 +390,7 @@ async fn subscribers_get_what_they_want() {
     command(&mut sender, b"\x04PING\0\x01context").await;
     let (flags, pong) = receiver.frame().await.unwrap();
     assert_eq!((flags, pong), (COMMAND, "\x04PONGcontext".into()));
-    // More than anybody needs.
+    // More subscriptions than any front end needs.
     for _ in 0..300 {
         let _ = sender.send(&parts(&["\x01x"])).await;
     }
@@ -436,7 +436,7 @@ async fn signs_of_life_come_back() {
         sender.send(&parts(&["", sign])).await.unwrap();
         assert_eq!(message(&mut receiver).await, parts(&["", sign]));
     }
-    // Who takes none has no more than a few waiting.
+    // A peer that takes no answers is disconnected, because few of them may wait.
     let sign = Bytes::from(vec![7; 900]);
     while sender.send(std::slice::from_ref(&sign)).await.is_ok() {}
     let (mut sender, mut receiver) = peer(&endpoint, "REQ", "").await.unwrap();

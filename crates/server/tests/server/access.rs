@@ -1,4 +1,4 @@
-//! Tests of who may ask: keys, other keys' sessions, names of the host, origins of pages.
+//! Access to the server: keys, sessions of other keys, host names, and origins of pages.
 
 use reqwest::{Method, StatusCode};
 use sandglass_server::{Secrets, Server};
@@ -113,7 +113,7 @@ async fn a_keyless_server_is_called_by_a_local_name() {
     }
     server.stop().await;
 
-    // With keys, a proxy may give it any name.
+    // A server with keys accepts any name, because a proxy may have another one.
     let server = TestServer::with_keys(&[]).await;
     let named = server.get("/v1/sessions").header("host", "sandboxes.example");
     assert_eq!(answer(named).await.0, StatusCode::OK);

@@ -1,4 +1,4 @@
-//! Clients that mean harm, on real sockets. Deadlines are short by the server's options, or so long that nothing can hide behind them.
+//! Hostile clients on real sockets. The server's deadlines are either short, or so long that no test can pass by waiting.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ impl Raw {
         Self(TcpStream::connect(server.address()).await.unwrap())
     }
 
-    /// One that takes little of what it does not read.
+    /// A client with a small receive buffer that reads nothing.
     async fn deaf(server: &TestServer) -> Self {
         let socket = TcpSocket::new_v4().unwrap();
         socket.set_recv_buffer_size(4 << 10).unwrap();
@@ -42,17 +42,17 @@ impl Raw {
         self.0.write_all(text.as_bytes()).await.unwrap();
     }
 
-    /// All that comes until the server closes the connection.
+    /// All bytes until the server closes the connection.
     pub async fn rest(&mut self) -> String {
         let mut bytes = Vec::new();
-        // How it is closed makes no difference.
+        // The connection may end by a close or by a reset.
         let _ = timeout(LONG, self.0.read_to_end(&mut bytes))
             .await
             .expect("the server keeps the connection");
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Sends the same piece again and again, as long as the server takes it, and returns what that says at its end.
+    /// Sends the same piece repeatedly until the server stops taking it. Returns the server's last bytes.
     async fn drip(self, piece: &str) -> String {
         let (reader, mut writer) = self.0.into_split();
         let mut rest = tokio::spawn(async move {
@@ -93,7 +93,8 @@ async fn connections_without_a_request_keep_nobody_out() {
     }
     let id = server.session(json!({})).await;
     assert_eq!(server.execute(&id, "6 * 7").await["result"], "42");
-    // Which ones are left depends on when the server got to what they said: an answer makes a connection one of the newest.
+    // The closed connections depend on the order in which the server saw the requests, because an answer makes a connection
+    // newer.
     let mut closing: FuturesUnordered<_> = held.iter_mut().map(Raw::rest).collect();
     for _ in 0..54 {
         closing.next().await;
@@ -188,7 +189,7 @@ async fn slow_bodies_of_one_key_keep_nobody_else_out() {
 async fn reads_of_one_key_keep_nobody_else_out() {
     let mut server = TestServer::with_keys(&["--max-connections", "8", "--max-timeout-seconds", "100000"]).await;
     let id = server.session(json!({ "timeout": 100_000_000 })).await;
-    // A pipe is not read, however long nobody writes to it, nor is one that never ends.
+    // The server reads no pipe, whether it is silent or never ends.
     let made = "import os, threading\nos.mkfifo('silent'); os.mkfifo('endless')\n\
                 def write():\n\
                 \x20   with open('endless', 'wb') as pipe:\n\
@@ -203,7 +204,7 @@ async fn reads_of_one_key_keep_nobody_else_out() {
             "{name}"
         );
     }
-    // What is asked of a session that is busy waits.
+    // A request for a busy session waits.
     let body = json!({ "code": "while True: pass" }).to_string();
     let more = format!("content-type: application/json\r\ncontent-length: {}\r\n", body.len());
     let execute = head("POST", &format!("/v1/sessions/{id}/execute"), &more) + &body;
@@ -226,7 +227,7 @@ async fn reads_of_one_key_keep_nobody_else_out() {
     server.key = Some(BOB);
     let others = server.session(json!({})).await;
     assert_eq!(server.execute(&others, "6 * 7").await["result"], "42");
-    // Who leaves gives the place back.
+    // A client that leaves frees its place.
     drop(held);
     server.key = Some(ANN);
     let path = format!("/v1/sessions/{id}");
@@ -331,7 +332,7 @@ async fn a_channel_that_sends_nonsense_is_closed() {
     ] {
         let id = server.session(json!({ "channel": true })).await;
         let mut socket = server.channel(&id).await.unwrap();
-        // A guest has to be there: what is for none is dropped.
+        // The test needs a guest, because messages for no guest are dropped.
         socket.send(Message::text(r#"{"type":"boot"}"#)).await.unwrap();
         while !matches!(socket.next().await.unwrap().unwrap(), Message::Text(_)) {}
         socket.send(nonsense.clone()).await.unwrap();
@@ -352,7 +353,7 @@ async fn a_channel_that_sends_nonsense_is_closed() {
     server.stop().await;
 }
 
-/// The header fields that ask for a channel.
+/// The header fields of a request for a channel.
 fn upgrade() -> String {
     format!(
         "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
@@ -364,7 +365,7 @@ fn upgrade() -> String {
 async fn a_huge_message_ends_a_channel() {
     let server = TestServer::with_keys(&["--max-body-mib", "1"]).await;
     let pieces = [
-        // A frame that claims 2^62 bytes, one of a reserved kind, one that is not masked.
+        // A frame that claims 2^62 bytes, a frame of a reserved kind, and a frame without a mask.
         &[0x82, 0xff, 0x40, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4][..],
         &[0x83, 0x80, 1, 2, 3, 4],
         &[0x81, 0x01, b'x'],
@@ -382,7 +383,7 @@ async fn a_huge_message_ends_a_channel() {
         })
         .await;
     }
-    // One that is just too long.
+    // A message that is one byte too long.
     let id = server.session(json!({ "channel": true })).await;
     let mut socket = server.channel(&id).await.unwrap();
     let _ = socket.send(Message::binary(vec![0; 3 << 20])).await;
@@ -456,7 +457,7 @@ async fn a_client_that_vanishes_in_the_middle_of_a_stream_gives_its_code_up() {
         let bytes = timeout(LONG, raw.0.read(&mut piece)).await.unwrap().unwrap();
         said.push_str(std::str::from_utf8(&piece[..bytes]).unwrap());
     }
-    // As when its program crashes: a reset, and no end.
+    // A crashed client resets the connection instead of closing it.
     rustix::net::sockopt::set_socket_linger(&raw.0, Some(Duration::ZERO)).unwrap();
     drop(raw);
     eventually("the execution is given up", || async {
@@ -504,7 +505,7 @@ async fn no_path_leads_out_of_a_sessions_files() {
                 .rest()
                 .await;
             let status = said.split(' ').nth(1).unwrap();
-            // What only looks like a way out may be written to the session's own files.
+            // A name that only looks like a way out is an ordinary name in the session's own files.
             is_own |= method == "PUT" && status == "204";
             if !is_own {
                 assert!(status.starts_with('4'), "{method} {path}: {said}");
@@ -530,7 +531,7 @@ async fn no_path_leads_out_of_a_sessions_files() {
     server.stop().await;
 }
 
-/// Archives of others are unpacked with links in them, and links are made by hand: those that lead out, whatever they are called.
+/// No link leads out of a session's files, whatever its name: neither a link from a foreign archive nor one made by hand.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_link_leads_out_of_a_sessions_files() {
     let (folder, server) = with_folder(&["--backend", "bubblewrap", "--max-spares", "0"]).await;
@@ -593,7 +594,7 @@ hard
         let path = format!("/v1/sessions/{id}/files/{path}");
         let read = server.get(&path).send().await.unwrap();
         assert!(read.status().is_client_error(), "{path}: {}", read.status());
-        // A file may take the place of the link itself, and a link may be removed; what it leads to stays.
+        // A write replaces the link itself, and a removal removes it. The link's target stays.
         server.request(Method::PUT, &path).body("pwned").send().await.unwrap();
         server.request(Method::DELETE, &path).send().await.unwrap();
     }

@@ -1,4 +1,4 @@
-//! Requests that pretend: to be two, to be for this machine, to have a key, to know a session.
+//! Forged requests: two requests in one, a false host, a false key, a guessed session.
 
 use std::collections::HashSet;
 
@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::attacks::{Raw, head};
 use crate::support::{ANN, BOB, TestServer, answer, refusal};
 
-/// Heads whose body a proxy in front may see end elsewhere; a `DELETE` stands where one of both ends is.
+/// Request heads whose body may end elsewhere for a proxy. A `DELETE` stands at one of the two ends.
 const AMBIGUOUS: &[&str] = &[
     "content-length: 3\r\ntransfer-encoding: chunked\r\n",
     "transfer-encoding: chunked\r\ncontent-length: 3\r\n",
@@ -37,7 +37,7 @@ async fn no_request_hides_within_another() {
     let path = format!("/v1/sessions/{id}");
     let hidden = head("DELETE", &path, "connection: close\r\n");
     for more in AMBIGUOUS {
-        // Read as chunks its body is empty, read by the length it is three bytes.
+        // Read as chunks, the body is empty. Read by its length, it has three bytes.
         let seen = head("POST", &format!("{path}/interrupt"), more) + "0\r\n\r\n" + &hidden;
         let said = Raw::with(&server, &seen).await.rest().await;
         assert_eq!(answer(server.get(&path)).await.0, StatusCode::OK, "{more:?}: {said}");
@@ -137,7 +137,7 @@ async fn a_key_counts_in_its_place_only() {
             "/v1/sessions".to_owned(),
             format!("authorization: Bearer x\r\nauthorization: Bearer {ANN}\r\n"),
         ),
-        // What is open is so by its route, not by the look of its path.
+        // A route decides if a request is open, not the look of its path.
         ("/health/../v1/sessions".to_owned(), String::new()),
         ("/health/%2e%2e/v1/sessions".to_owned(), String::new()),
         ("/health%2f..%2fv1/sessions".to_owned(), String::new()),
@@ -170,7 +170,7 @@ async fn the_id_of_a_session_cannot_be_guessed_or_bent() {
         ids.insert(server.session(json!({ "channel": true })).await);
     }
     assert_eq!(ids.len(), 8);
-    // No two begin or end alike: nothing in them is a number, a time or a process.
+    // No two ids begin or end alike, so they contain no number, time or process id.
     for part in [0..8, 24..32] {
         let parts: HashSet<_> = ids.iter().map(|id| &id[part.clone()]).collect();
         assert_eq!(parts.len(), 8, "{ids:?}");

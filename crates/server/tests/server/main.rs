@@ -1,4 +1,4 @@
-//! The server as its clients and its operator have it: a real one, on a port of its own, with real guests.
+//! The server as clients and operators see it: a real one, on its own port, with real guests.
 
 #![expect(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! The model's endpoint, as a script of what it does: refuses, stays silent, breaks off, and quotes what it should not.
+//! A model's endpoint that follows a script: it refuses, stays silent, breaks off, or quotes secrets.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ const KEY: &str = "sk-operators-key-0123456789";
 
 /// The endpoint's way with a request.
 enum Step {
-    /// Writes this and closes the connection. `{authorization}` is what the request had.
+    /// Writes this text and closes the connection. `{authorization}` stands for the request's header.
     Say(String),
     /// Writes nothing, until the client closes the connection.
     Wait,
@@ -29,7 +29,7 @@ enum Seen {
         head: String,
         body: Value,
     },
-    /// The client has closed a connection on which it waited.
+    /// The client closed a connection on which it waited.
     Left,
 }
 
@@ -61,7 +61,7 @@ impl Endpoint {
             .unwrap()
     }
 
-    /// The number of requests that came and were not looked at, when all of the script was played.
+    /// The number of requests after the end of the script.
     fn requests(&mut self) -> usize {
         assert!(
             self.script.lock().unwrap().is_empty(),
@@ -260,7 +260,7 @@ async fn recursion_falls_back_to_the_model_where_the_profile_says_so() {
         assert_eq!(endpoint.requests(), 3);
         server.stop().await;
     }
-    // Not so in others: their prompts say that it recurses.
+    // Other profiles behave differently, because their prompts mention recursion.
     let mut endpoint = Endpoint::with([]).await;
     let server = server(&endpoint).await;
     for profile in ["default", "rlm-core"] {
@@ -291,14 +291,14 @@ async fn a_reply_without_end_is_given_up() {
 async fn a_silent_endpoint_is_left_when_nobody_waits_for_it() {
     let mut endpoint = Endpoint::with([Step::Wait, Step::Wait, said("later")]).await;
     let server = server(&endpoint).await;
-    // A call has its time.
+    // A call of the model has a timeout.
     let id = server.session(json!({ "hostCallTimeout": 300 })).await;
     let error = asked(&server, &id, "ask('x')").await;
     assert!(error.contains("300 ms"), "{error}");
     assert!(matches!(endpoint.next().await, Seen::Request { .. }));
     assert!(matches!(endpoint.next().await, Seen::Left));
 
-    // Somebody stops the code that waits.
+    // An interrupt stops the waiting code.
     let id = server.session(json!({})).await;
     let interrupting = async {
         assert!(matches!(endpoint.next().await, Seen::Request { .. }));
@@ -336,7 +336,7 @@ async fn the_key_never_reaches_a_guest() {
         let told = asked(&server, &id, "ask('x')").await;
         assert!(told.contains(expected) && !told.contains(KEY), "{told}");
     }
-    // It was there to be quoted.
+    // The key was in the request, so the endpoint could quote it.
     assert_eq!(endpoint.requests(), 3);
     // Nor does the address, which is the operator's as well.
     drop(endpoint);

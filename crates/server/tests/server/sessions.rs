@@ -71,7 +71,7 @@ async fn hinted_code_runs_ahead() {
     let id = server.session(json!({ "ahead": true, "predictions": "auto" })).await;
     let hint = format!("/v1/sessions/{id}/hint");
     server.execute(&id, "x = []").await;
-    // With more than one of a kind in a row, one that comes too late for its copy makes no difference.
+    // Several rounds in a row, so that one hint that comes too late does not matter.
     for round in 1..=5 {
         let (status, _) = answer(server.post(&hint, &json!({ "codes": ["x.append(1); len(x)", "x"] }))).await;
         assert_eq!(status, StatusCode::NO_CONTENT);
@@ -79,7 +79,7 @@ async fn hinted_code_runs_ahead() {
         let run = server.execute(&id, "x.append(1); len(x)").await;
         assert_eq!(run["result"], round.to_string(), "{run}");
     }
-    // Code as it is written: what is not whole yet waits.
+    // Code as it is being written. An incomplete statement waits.
     for round in 6..=10 {
         for written in ["x.append(1)\nlen(", "x.append(1)\nlen(x)\n"] {
             let (status, _) = answer(server.post(&hint, &json!({ "written": written, "conversation": "x" }))).await;
@@ -161,7 +161,7 @@ async fn variables_are_listed_read_and_set() {
         .await;
     assert_eq!(run["outcome"], "ok", "{run}");
     assert_eq!(run["final"]["value"], json!({ "$str": r#""\ud802""# }), "{run}");
-    // Text that is told and not kept has them as Python escapes them.
+    // Text for people, which is not kept, has lone surrogates as Python escapes them.
     let failed = server
         .execute(&id, "print('\\udc80')\nraise ValueError('\\ud803')")
         .await;
@@ -232,7 +232,7 @@ async fn files_go_in_and_out() {
     let (_, listed) = answer(server.get(&format!("/v1/sessions/{id}/files?path=in"))).await;
     assert_eq!(listed["files"][0]["size"], 100_000, "{listed}");
 
-    // Names that are not UTF-8 are found by the text that stands for them.
+    // A name that is not UTF-8 is found by its escaped text.
     let run = server
         .execute(
             &id,
@@ -312,7 +312,7 @@ async fn a_session_is_shown_and_destroyed_with_its_guest() {
 async fn running_code_is_interrupted() {
     let server = TestServer::start(&[]).await;
     let id = server.session(json!({})).await;
-    // The interrupt may come before the code runs: it is sent until it helps.
+    // The interrupt may come before the code runs, so it is repeated until it helps.
     let running = server.execute(&id, "open('runs', 'w').close()\nwhile True: pass");
     let interrupting = async {
         loop {
@@ -459,7 +459,7 @@ async fn a_trial_that_fails_says_why() {
     );
     server.stop().await;
 
-    // A Python that is one until it is to be a guest.
+    // A program that answers as Python, and fails as a guest.
     let folder = tempfile::tempdir().unwrap();
     let python = folder.path().join("python3");
     let script = "#!/bin/sh\ncase \"$*\" in *--epoch*) echo broken >&2; exit 3;; esac\nexec /usr/bin/python3 \"$@\"\n";
@@ -473,7 +473,7 @@ async fn a_trial_that_fails_says_why() {
     let (status, detail) = answer(server.get("/health/detailed")).await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{detail}");
     assert!(says_why(&detail["backend"]["trial"]["problem"]), "{detail}");
-    // Nobody waits for a guest that cannot be made.
+    // Requests do not wait for guests that cannot be made.
     for (path, body) in [("/v1/sessions", json!({})), ("/execute", json!({ "code": "1" }))] {
         let (status, refused) = answer(server.post(path, &body)).await;
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{path}: {refused}");
@@ -552,7 +552,7 @@ fn the_description_has_the_routes_that_there_are() {
     assert_eq!(described, routes);
 }
 
-/// The description sends readers of it there.
+/// The OpenAPI description refers its readers to these docs.
 #[test]
 fn the_docs_have_the_messages_of_channels() {
     let channels = include_str!("../../../../docs/server/channel.md");

@@ -1,4 +1,4 @@
-//! States of stateless runs that mean harm.
+//! Hostile states of stateless runs.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::support::{TestServer, answer};
 
-/// A state of a stateless run whose pickle evaluates Python: it is what comes of that.
+/// A state whose pickle evaluates a Python expression.
 fn state_that_evaluates(expression: &str) -> String {
     let pickle = format!("cbuiltins\neval\n(V{}\ntR.", expression.replace('\n', "\\u000a"));
     // A frame of LZ4 with one block, which is not compressed.
@@ -19,10 +19,10 @@ fn state_that_evaluates(expression: &str) -> String {
     STANDARD.encode(frame)
 }
 
-/// A state is a pickle of whoever sends it: opening it runs code. That happens in the run's own guest, and costs no more than that.
+/// A hostile state is a pickle that runs code when opened. It is opened in the run's own guest, so it can hurt only that guest.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hostile_state_hurts_its_own_guest_only() {
-    // One that has what states are made of.
+    // A state made with the library that real states are made with.
     let python = concat!(env!("CARGO_MANIFEST_DIR"), "/../../.venv/bin/python");
     let server = TestServer::start(&["--python", python, "--spares", "1", "--preload", "wave"]).await;
     let id = server.session(json!({})).await;
@@ -33,7 +33,7 @@ async fn a_hostile_state_hurts_its_own_guest_only() {
         assert_eq!(status, StatusCode::OK, "{body}");
         body
     };
-    // Whoever opens it is whoever runs the code.
+    // The process that opens the state is the one that runs the code.
     let who = "{'who': [__import__('os').getpid(), __import__('sys').orig_argv[0]]}";
     let opened = run(who, "import os, sys\nprint(who == [os.getpid(), sys.orig_argv[0]])").await;
     assert_eq!(
@@ -58,11 +58,11 @@ async fn a_hostile_state_hurts_its_own_guest_only() {
             "{expression}: {refused}"
         );
     }
-    // One that stays where it is has its time, and no more.
+    // A state that never finishes loading ends at the timeout.
     let body = json!({ "code": "1", "state": state_that_evaluates("exec('while True: pass')"), "timeout": 0.5 });
     let (_, late) = answer(server.post("/execute", &body)).await;
     assert!([124, 137].contains(&late["exit_code"].as_i64().unwrap()), "{late}");
-    // What one changes is gone with its guest.
+    // A change by a state is gone with its guest.
     let changes = "exec('import builtins, sandglass as s; builtins.left = s.left = 1') or {}";
     assert_eq!(run(changes, "print(left)").await["stdout"], "1\n");
     let next = run(

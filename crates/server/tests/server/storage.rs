@@ -1,4 +1,4 @@
-//! The folders of sessions on the disk: whose they are, what they may hold, what becomes of them.
+//! The folders of sessions on disk: their owners, their bounds and their fate.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use tokio_tungstenite::tungstenite::Message;
 
 use crate::support::{TestServer, answer, eventually, gone, refusal};
 
-/// A folder that guests of a host that is root can pass through, and a server that has its workspaces in it.
+/// A server with workspaces in a folder that guests of a root host can enter.
 pub async fn with_folder(more: &[&str]) -> (TempDir, TestServer) {
     let folder = TempDir::new().unwrap();
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
@@ -21,12 +21,12 @@ pub async fn with_folder(more: &[&str]) -> (TempDir, TestServer) {
     (folder, server)
 }
 
-/// The place where a session's files are.
+/// The folder of a session's files.
 fn place(folder: &TempDir, id: &str) -> PathBuf {
     folder.path().join("workspaces/local").join(id)
 }
 
-/// The sessions that have folders.
+/// The ids of the sessions that have folders.
 fn left(folder: &TempDir) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(folder.path().join("workspaces/local")) else {
         return Vec::new();
@@ -37,18 +37,18 @@ fn left(folder: &TempDir) -> Vec<String> {
     names
 }
 
-/// A session that may have 8 MiB on the disk.
+/// A session with 8 MiB on disk.
 fn small(backend: &str) -> Value {
     json!({ "backend": backend, "timeout": 3_000_000, "resources": { "diskBytes": 8 << 20, "tmpBytes": 1 << 20 } })
 }
 
-/// `made`: what is to be removed afterwards, if it has a name.
+/// Checks that code is stopped while it writes. `made` names a file to remove afterwards.
 async fn is_stopped_while_it_writes(backend: &str, code: &str, made: Option<&str>) {
     let (folder, server) = with_folder(&["--backend", backend, "--preload", "wave", "--spares", "1"]).await;
     let id = server.session(small(backend)).await;
     let run = server.execute(&id, "kept = 1").await;
     assert_eq!(run["outcome"], "ok", "{run}");
-    // It ends only because somebody looks at the disk meanwhile.
+    // The code ends only because the server measures the disk meanwhile.
     let run = server.execute(&id, code).await;
     assert_eq!(
         (&run["outcome"], &run["killer"], &run["errorType"]),
@@ -60,7 +60,7 @@ async fn is_stopped_while_it_writes(backend: &str, code: &str, made: Option<&str
         error.contains("bytes of 8388608") && error.contains("variables are kept"),
         "{error}"
     );
-    // It may be seen before it has written all.
+    // The folder may be measured before the code has written all.
     assert!(["", "written\n"].contains(&run["stdout"].as_str().unwrap()), "{run}");
     assert_eq!(run["state"]["status"], "kept");
     if rustix::process::geteuid().is_root() {
@@ -84,7 +84,7 @@ async fn is_stopped_while_it_writes(backend: &str, code: &str, made: Option<&str
 
 const FILES: &str = "import os\nos.mkdir('data')\nfor number in range(24):\n    with open(f'data/{number}', 'wb') as file: file.write(bytes(1 << 20))\n\
                      print('written')\nwhile True: pass";
-/// The same in files that have no names any more.
+/// Writes the same amount into files without names.
 const HELD: &str = "import os\nheld = []\nfor number in range(24):\n    held.append(open('held', 'wb'))\n    held[-1].write(bytes(1 << 20))\n    \
                     held[-1].flush()\n    os.unlink('held')\nprint('written')\nwhile True: pass";
 
@@ -103,7 +103,7 @@ async fn files_that_have_no_names_any_more_count() {
     is_stopped_while_it_writes("bubblewrap", HELD, None).await;
 }
 
-/// In files that only a process holds whose main thread has ended, and that a thread alone has open.
+/// Files count that only a process without its main thread holds, or only one thread.
 #[tokio::test(flavor = "multi_thread")]
 async fn files_that_a_thread_holds_count() {
     let code = r#"
@@ -125,12 +125,12 @@ while True: pass
     is_stopped_while_it_writes("bubblewrap", code, None).await;
 }
 
-/// Files without names whose descriptors are on their way are in no list of any process.
+/// No process lists files without names while their descriptors are in a socket.
 #[tokio::test(flavor = "multi_thread")]
 async fn files_that_are_on_their_way_end_what_runs() {
     let (_folder, server) = with_folder(&["--backend", "bubblewrap", "--preload", "wave", "--spares", "1"]).await;
     let id = server.session(small("bubblewrap")).await;
-    // Those that are received do no harm.
+    // Received descriptors do no harm.
     let code = "
 import os, socket
 ours, theirs = socket.socketpair()
@@ -185,7 +185,7 @@ async fn a_guest_that_writes_while_nobody_uses_it_is_ended() {
     server.stop().await;
 }
 
-/// Whatever guest it is: all of a session are the same user outside, and no two sessions are.
+/// All guests of one session have the same user id on the host, and no two sessions share one.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_guest_after_a_crash_owns_the_files_of_the_one_before() {
     let (folder, server) = with_folder(&["--backend", "bubblewrap", "--preload", "wave", "--spares", "1"]).await;
@@ -237,7 +237,7 @@ async fn a_session_that_is_deleted_takes_its_folder_along() {
     let delete = server.request(Method::DELETE, &format!("/v1/sessions/{id}"));
     assert_eq!(answer(delete).await.0, StatusCode::NO_CONTENT);
     assert_eq!(left(&folder), std::slice::from_ref(&other));
-    // One that nobody has deleted is kept when the server ends.
+    // A session that nobody deleted keeps its folder when the server ends.
     server.execute(&other, "open('kept.txt', 'w').write('1')").await;
     server.stop().await;
     assert!(place(&folder, &other).join("kept.txt").exists());
@@ -248,7 +248,7 @@ async fn so_many_folders_of_ended_sessions_are_kept() {
     let expire = ["--session-idle-seconds", "0.2", "--kept-workspaces"];
     for kept in [0, 2] {
         let (folder, server) = with_folder(&[&expire[..], &[&kept.to_string()]].concat()).await;
-        // What is there and is no session's is nobody's business.
+        // A folder that is no session's is left alone.
         std::fs::create_dir_all(place(&folder, "mine")).unwrap();
         let mut made = Vec::new();
         for _ in 0..4 {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::support::{LONG, TestServer, answer, eventually, refusal};
 
-/// A stream's events as they come.
+/// The events of a stream, in order.
 struct Events {
     response: reqwest::Response,
     text: String,
@@ -92,7 +92,7 @@ async fn output_comes_before_the_result_in_its_order() {
 async fn streams_at_once_hear_of_their_own_code_only() {
     let server = TestServer::start(&[]).await;
     let (one, other) = (server.session(json!({})).await, server.session(json!({})).await);
-    // Three of one session, which run one after the other, and three of another.
+    // Three executions of one session, which run one after the other, and three of another session.
     let streams = (0..6).map(|number| {
         let id = if number % 2 == 0 { &one } else { &other };
         let code = format!("for _ in range(200): print('mark{number}', flush=True)\n'mark{number}'");
@@ -115,7 +115,7 @@ async fn streams_at_once_hear_of_their_own_code_only() {
 async fn output_comes_while_the_code_runs() {
     let server = TestServer::start(&[]).await;
     let id = server.session(json!({})).await;
-    // It ends only because somebody who has read its output stops it.
+    // The code ends only because a client who has read its output stops it.
     let mut events = Events::of(&server, &id, "print('waiting')\nwhile True: pass").await;
     let (name, data) = events.next().await.unwrap();
     assert_eq!((name.as_str(), &data["text"]), ("stdout", &json!("waiting\n")));
@@ -171,7 +171,7 @@ async fn a_client_that_leaves_gives_its_code_up() {
     let id = server.session(json!({ "timeout": 3_000_000 })).await;
     let executions = || async { answer(server.get("/health/detailed")).await.1["executions"] == 0 };
 
-    // One that reads events.
+    // A client that reads events.
     let mut events = Events::of(&server, &id, "kept = 1\nprint('here')\nwhile True: pass").await;
     assert_eq!(events.next().await.unwrap().0, "stdout");
     let second = server.post(&format!("/v1/sessions/{id}/execute"), &json!({ "code": "1" }));
@@ -180,7 +180,7 @@ async fn a_client_that_leaves_gives_its_code_up() {
     eventually("the execution is given up", executions).await;
     assert_eq!(server.execute(&id, "kept").await["result"], "1");
 
-    // One that waits for the answer. Whether the code has begun by then makes no difference to what has to become of it.
+    // A client that waits for the answer. The outcome is the same whether the code has begun or not.
     let code = json!({ "code": "while True: pass" });
     let waiting = server
         .post(&format!("/v1/sessions/{id}/execute"), &code)
@@ -194,7 +194,7 @@ async fn a_client_that_leaves_gives_its_code_up() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_while_a_session_is_made_leaves_nothing() {
     let server = TestServer::start(&["--max-sessions", "4"]).await;
-    // Clients leave at various moments of the guest's start; a session that was finished before is there, any other is not.
+    // Clients leave at various moments of a guest's start. Only a session that was finished before exists.
     let leaving = (1..=8).map(|step| {
         let request = server
             .post("/v1/sessions", &json!({}))

@@ -1,4 +1,4 @@
-//! A server, and what clients need.
+//! A test server, and requests of its clients.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tokio_tungstenite::tungstenite::{self, client::IntoClientRequest};
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
-/// The time that anything may take, on a machine that is busy with other things.
+/// The time after which a test gives up, long enough for a busy machine.
 pub const LONG: Duration = Duration::from_secs(90);
 
 /// Keys of the tests, and the names of their owners.
@@ -27,13 +27,13 @@ struct Cli {
     serve: ServeArgs,
 }
 
-/// The server's arguments, on a free port, with guests that are plain processes.
+/// The server's arguments: a free port, and plain processes as guests.
 pub fn args(more: &[&str]) -> ServeArgs {
     let own = ["serve", "--listen", "127.0.0.1:0", "--backend", "subprocess"];
     Cli::parse_from(own.iter().chain(more)).serve
 }
 
-/// A server that runs in this process.
+/// A server in this process.
 pub struct TestServer {
     pub url: String,
     pub key: Option<&'static str>,
@@ -43,12 +43,12 @@ pub struct TestServer {
 }
 
 impl TestServer {
-    /// One without keys.
+    /// Starts a server without keys.
     pub async fn start(more: &[&str]) -> Self {
         Self::with(args(more), Secrets::default()).await
     }
 
-    /// One with Ann's and Bob's keys; requests have Ann's.
+    /// Starts a server with Ann's and Bob's keys. Requests use Ann's.
     pub async fn with_keys(more: &[&str]) -> Self {
         let secrets = Secrets {
             keys: Some(format!("ann {ANN}\nbob {BOB}")),
@@ -76,7 +76,7 @@ impl TestServer {
         }
     }
 
-    /// Tells the server to end, and waits for that.
+    /// Ends the server, and waits for its end.
     pub async fn stop(mut self) {
         self.tell_to_end();
         self.ended().await;
@@ -117,7 +117,7 @@ impl TestServer {
         body["id"].as_str().unwrap().to_owned()
     }
 
-    /// The value that an execution resolves to.
+    /// The response of an execution.
     pub async fn execute(&self, id: &str, code: &str) -> Value {
         let (status, body) = answer(self.post(&format!("/v1/sessions/{id}/execute"), &json!({ "code": code }))).await;
         assert_eq!(status, StatusCode::OK, "{body}");
@@ -131,7 +131,7 @@ impl TestServer {
     }
 }
 
-/// The status and the JSON that came.
+/// The status and the JSON of a response.
 pub async fn answer(request: RequestBuilder) -> (StatusCode, Value) {
     let response = request.send().await.unwrap();
     let status = response.status();
@@ -144,7 +144,7 @@ pub async fn answer(request: RequestBuilder) -> (StatusCode, Value) {
     (status, body)
 }
 
-/// The status and the code of a refusal, which has to be one.
+/// The status and the error code of a request that must be refused.
 pub async fn refusal(request: RequestBuilder) -> (u16, String) {
     let (status, body) = answer(request).await;
     let message = body["error"]["message"].as_str().unwrap_or_default();
@@ -152,7 +152,7 @@ pub async fn refusal(request: RequestBuilder) -> (u16, String) {
     (status.as_u16(), body["error"]["code"].as_str().unwrap().to_owned())
 }
 
-/// Waits for something that has to happen.
+/// Waits until a condition holds.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut happened: impl FnMut() -> F) {
     let began = Instant::now();
     while !happened().await {
@@ -171,7 +171,7 @@ pub async fn gone(pid: i64) {
 pub type Channel = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
 impl TestServer {
-    /// The address that it listens at.
+    /// The listening address.
     pub fn address(&self) -> &str {
         self.url.trim_start_matches("http://")
     }

@@ -23,20 +23,21 @@ use futures_util::future::BoxFuture;
 
 /// SIGKILL.
 const KILLED: i32 = 9;
-/// The number of times, and the pauses after which, an engine that does not answer is asked again how a container ended.
+/// The tries and pauses when a silent engine is asked for the end of a container.
 const ASKING: (u32, Duration) = (40, Duration::from_millis(250));
-/// The same, for whether a container was killed for want of memory, where its control group cannot be seen: the engine may hear of
-/// that a little later, or never.
+/// The tries and pauses when the engine is asked if a container was killed for lack of memory. Needed if its control group
+/// cannot be seen. The engine may know this later than the end, or never.
 const LOOKING: (u32, Duration) = (10, Duration::from_millis(50));
-/// Lines of what a guest wrote where nobody looks that are told when it ends.
+/// Lines of a guest's stray output that are quoted when the guest ends.
 const TOLD_LINES: &str = "40";
 
-/// A container that was made. It is removed when this is dropped, whatever runs in it.
+/// A container. Dropping it removes the container with all its processes.
 pub(super) struct Container {
     docker: Docker,
     id: String,
     limits: Option<Watched>,
-    /// The first process closes its side when the guest has ended, and ends itself when ours is closed.
+    /// The connection to the first process. That process closes its side when the guest has ended, and exits when the host's
+    /// side closes.
     watcher: Option<UnixStream>,
     /// The counts of the control group by then.
     counted: Option<Events>,
@@ -61,7 +62,7 @@ impl Container {
         &self.id
     }
 
-    /// Its guest runs. From now on its end shows on `watcher`, and what its limits refuse in its control group.
+    /// Notes that the guest runs. From now on `watcher` shows the guest's end, and the control group shows refused resources.
     pub(super) async fn runs(&mut self, watcher: UnixStream) {
         self.watcher = Some(watcher);
         let state = self
@@ -75,13 +76,13 @@ impl Container {
         }
     }
 
-    /// The way it ended, when it has. Can be dropped and called again.
+    /// The end of the container. Can be dropped and called again.
     pub(super) async fn ended(&mut self) -> Exit {
         if let Some(exit) = &self.exit {
             return exit.clone();
         }
         if let Some(watcher) = &mut self.watcher {
-            // Nothing is ever said on it but its end.
+            // The first process sends nothing on this connection, and only closes it.
             let _ = watcher.read(&mut [0]).await;
             self.counted = self.limits.as_ref().and_then(Watched::events);
             self.watcher = None;
@@ -101,7 +102,7 @@ impl Container {
         exit
     }
 
-    /// Its exit status, when it has one. None when nobody knows it any more.
+    /// The container's exit status; `None` when the engine does not know the container any more.
     async fn status(&self) -> Option<i64> {
         let (times, pause) = ASKING;
         for _ in 0..times {
@@ -110,7 +111,7 @@ impl Container {
                 Some(Ok(end)) => return Some(end.status_code),
                 Some(Err(EngineError::DockerContainerWaitError { code, .. })) => return Some(code),
                 Some(Err(error)) if is_missing(&error) => return None,
-                // A long silence is no reason to believe that it has ended.
+                // An engine's long silence does not mean that the container has ended.
                 Some(Err(EngineError::RequestTimeoutError)) | None => {}
                 Some(Err(error)) => tracing::debug!(%error, "the engine does not say how a container ended"),
             }
@@ -134,7 +135,7 @@ impl Container {
         false
     }
 
-    /// The end of what it wrote on its own streams.
+    /// The last lines of the container's own output.
     async fn said(&self) -> String {
         let options = LogsOptionsBuilder::default()
             .stdout(true)
@@ -149,10 +150,10 @@ impl Container {
         text
     }
 
-    /// Does something with the engine that nobody waits for.
+    /// Starts a request to the engine without waiting for its end.
     fn aside<F: Future<Output = ()> + Send + 'static>(&self, act: impl FnOnce(Docker, String) -> F) {
-        // Without a runtime the process is ending: the channel closes, which ends the guest, and the next supervisor
-        // removes what is left.
+        // Without a runtime the process is ending. Then the channel closes, which ends the guest. The next supervisor removes
+        // the container.
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(act(self.docker.clone(), self.id.clone()));
         }
@@ -167,7 +168,7 @@ impl Process for Container {
         self.was_killed = true;
         self.aside(|docker, id| async move {
             let signal = KillContainerOptionsBuilder::default().signal("SIGKILL").build();
-            // It may have ended by itself.
+            // The container may have ended by itself.
             if let Err(error) = docker.kill_container(&id, Some(signal)).await {
                 tracing::debug!(%error, "a container was not killed");
             }
@@ -192,7 +193,7 @@ impl Process for Container {
     }
 
     fn exit_timeout(&self) -> Duration {
-        // The engine takes its time to see that a container has ended, and to say so.
+        // The engine notices and reports the end of a container slowly.
         Duration::from_secs(10)
     }
 }

@@ -1,4 +1,4 @@
-//! The way a guest's container is made, as data.
+//! The request that makes a guest's container, as data.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,26 +13,27 @@ use crate::launcher::{Resources, Settings};
 use crate::runtime::guest_args;
 use crate::workspace::CELLS_FOLDER;
 
-/// The label of every container of ours; its value is the supervisor that it belongs to.
+/// The label of all containers of Sandglass. Its value names the supervisor of the container.
 pub const SUPERVISOR_LABEL: &str = "sandglass.supervisor";
-/// The place where the guest finds the package, as in bubblewrap.
+/// The folder where the guest finds the package, as in bubblewrap.
 const PACKAGE: &str = "/run/sandglass";
-/// The place where it finds the socket to the host, and the filter of system calls.
+/// The folder where the guest finds the socket to the host, and the filter of system calls.
 const CHANNEL: &str = "/run/sandglass-host";
-/// The socket's name in its folder.
+/// The socket's name in that folder.
 pub const SOCKET: &str = "host.sock";
 /// The filter's name there.
 pub const FILTER: &str = "filter";
-/// The users and groups that the guest knows: files there.
+/// The guest's list of users, and its list of groups, as file names.
 pub const PASSWD: &str = "passwd";
-/// See [`PASSWD`].
+/// The file name of the guest's groups; see [`PASSWD`].
 pub const GROUP: &str = "group";
 /// A folder without anything, for where the guest shall see nothing.
 pub const EMPTY: &str = "empty";
-/// Bytes of what a guest writes where nobody looks that the engine keeps.
+/// Bytes of a guest's stray output that the engine keeps.
 const KEPT_LOG: &str = "64k";
 
-/// The paths that the engine hides from containers anyway, and with it all of `/sys`: it tells of the machine, and nothing needs it.
+/// The paths that engines hide from containers by default, and all of `/sys`, which describes the machine and which guests do
+/// not need.
 const HIDDEN: [&str; 12] = [
     "/dev/mqueue",
     "/proc/asound",
@@ -48,24 +49,24 @@ const HIDDEN: [&str; 12] = [
     "/sys",
 ];
 
-/// The parts that a container is made of, besides the settings.
+/// The inputs of a container's plan, beside the settings.
 #[derive(Debug, Clone, Copy)]
 pub struct ContainerParts<'a> {
     /// The image.
     pub image: &'a str,
-    /// The number of processors that the engine has.
+    /// The number of the engine's processors.
     pub processors: f64,
     /// The folder that holds the package.
     pub package: &'a Path,
-    /// The folder with the socket, the filter and what stands in for some of `/etc`.
+    /// The folder with the socket, the filter, and the files that replace some of `/etc`.
     pub channel: &'a Path,
     /// True when there is a filter.
     pub is_filtered: bool,
-    /// By which number the guest knows its frames.
+    /// The epoch that marks the guest's frames.
     pub epoch: u32,
-    /// The supervisor that answers for the container.
+    /// The supervisor responsible for the container.
     pub supervisor: &'a str,
-    /// The user and group that it runs as.
+    /// The user and group of the container's processes.
     pub user: (u32, u32),
 }
 
@@ -85,7 +86,7 @@ pub fn container(settings: &Settings, parts: &ContainerParts<'_>) -> ContainerCr
         image: Some(parts.image.to_owned()),
         entrypoint: Some(vec!["python3".to_owned()]),
         cmd: Some(command),
-        // What the image sets, such as its PATH, stays.
+        // Other variables of the image, such as PATH, stay.
         env: Some(vec![
             "LANG=C.UTF-8".to_owned(),
             "HOME=/workspace".to_owned(),
@@ -155,7 +156,7 @@ fn host_config(settings: &Settings, parts: &ContainerParts<'_>) -> HostConfig {
         ipc_mode: Some("private".to_owned()),
         cgroupns_mode: Some(HostConfigCgroupnsModeEnum::PRIVATE),
         memory: Some(signed(memory_bytes)),
-        // Memory and swap together, so that there is no swap.
+        // The bound of memory and swap together, equal to that of memory, so there is no swap.
         memory_swap: Some(signed(memory_bytes)),
         pids_limit: Some(i64::from(pids)),
         nano_cpus: Some(nano_cpus(cpus, parts.processors)),
@@ -169,7 +170,7 @@ fn host_config(settings: &Settings, parts: &ContainerParts<'_>) -> HostConfig {
         tmpfs: Some(tmpfs),
         mounts: Some(mounts),
         runtime: settings.runtime.clone(),
-        // Its end is looked at before it is removed: how, and whether for want of memory.
+        // The host removes the container itself, after it has read the reason of its end.
         auto_remove: Some(false),
         log_config: Some(HostConfigLogConfig {
             typ: Some("json-file".to_owned()),
@@ -189,7 +190,7 @@ fn bind(source: &Path, target: &str, read_only: bool) -> Mount {
         target: Some(target.to_owned()),
         read_only: Some(read_only),
         bind_options: Some(MountBindOptions {
-            // Nothing that is mounted later on either side shows on the other.
+            // Later mounts on one side do not show on the other.
             propagation: Some(MountBindOptionsPropagationEnum::RPRIVATE),
             ..MountBindOptions::default()
         }),

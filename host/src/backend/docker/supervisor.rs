@@ -1,4 +1,4 @@
-//! Who answers for a container, and what becomes of those that nobody answers for any more.
+//! Supervisors: the process responsible for each container, and the removal of containers whose supervisor is gone.
 
 use std::collections::HashMap;
 use std::fs;
@@ -8,15 +8,15 @@ use bollard::query_parameters::{ListContainersOptionsBuilder, RemoveContainerOpt
 
 use super::plan::SUPERVISOR_LABEL;
 
-/// A process, so that it can be told from all others that there ever are: its number is used again some day.
+/// A process, told apart from all others ever: process ids are used again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Supervisor {
     /// This start of the machine.
     boot: String,
-    /// Whose process numbers.
+    /// The PID namespace of the process id.
     namespace: String,
     pid: u32,
-    /// When it started, in ticks since the machine did.
+    /// The start of the process, in clock ticks since the machine booted.
     started: u64,
 }
 
@@ -32,7 +32,7 @@ impl Supervisor {
         })
     }
 
-    /// Its label.
+    /// The value of the supervisor's label.
     pub fn label(&self) -> String {
         format!("{} {} {} {}", self.boot, self.namespace, self.pid, self.started)
     }
@@ -48,8 +48,8 @@ impl Supervisor {
         parts.next().is_none().then_some(supervisor)
     }
 
-    /// Whether it has certainly ended. Of processes that `own` cannot see nothing is known, unless the machine has been
-    /// started again since.
+    /// Returns true if the supervisor has certainly ended. `own` cannot see processes of another namespace, so they count as
+    /// alive until the machine has booted again.
     fn is_gone(&self, own: &Self) -> bool {
         self.boot != own.boot || (self.namespace == own.namespace && started(self.pid) != Some(self.started))
     }
@@ -70,14 +70,14 @@ fn started(pid: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name is in brackets and may hold anything.
     let mut fields = status.rsplit_once(')')?.1.split_whitespace();
-    // One that has ended and was not yet waited for answers for nothing.
+    // An ended process that nobody has collected is responsible for nothing.
     if matches!(fields.next()?, "Z" | "X") {
         return None;
     }
     fields.nth(18)?.parse().ok()
 }
 
-/// Removes the containers whose supervisor has ended, with whatever runs in them.
+/// Removes the containers whose supervisor has ended, with all their processes.
 pub async fn sweep(docker: &Docker, own: &Supervisor) {
     let ours = HashMap::from([("label", vec![SUPERVISOR_LABEL])]);
     let options = ListContainersOptionsBuilder::default().all(true).filters(&ours).build();
@@ -99,7 +99,7 @@ pub async fn sweep(docker: &Docker, own: &Supervisor) {
     }
 }
 
-/// Removes a container, with whatever runs in it.
+/// Removes a container with all its processes.
 pub async fn remove(docker: &Docker, id: &str) {
     let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
     if let Err(error) = docker.remove_container(id, Some(options)).await

@@ -1,11 +1,11 @@
-//! Trees that are given to another user.
+//! Trees of files that are given to another user.
 
 use rustix::fs::{Uid, symlinkat};
 
 use super::super::owner::give_all;
 use super::*;
 
-/// Folders with long names in each other, and a file and a link in each: all that there is, from the top on.
+/// Nested folders with long names, with a file and a link in each. Returns all, from the top down.
 fn dig_long(top: &Path, depth: usize, target: &Path) -> Vec<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut folder = openat(CWD, top, flags, Mode::empty()).unwrap();
@@ -27,7 +27,7 @@ fn dig_long(top: &Path, depth: usize, target: &Path) -> Vec<OwnedFd> {
 #[test]
 fn what_no_path_leads_to_is_given_away_like_all_else() {
     let world = World::new();
-    // No path of more than 4096 bytes can be opened.
+    // A path of more than 4096 bytes cannot be opened.
     let made = dig_long(world.workspace.path(), 60, &world.secret());
     let owners = || -> Vec<u32> { made.iter().map(|found| fstat(found).unwrap().st_uid).collect() };
     let (own, other) = (fstat(&world.workspace.folder).unwrap().st_uid, 1_234);

@@ -1,4 +1,4 @@
-//! Code that uses up what there is: processes, memory, disks, output, file descriptors, time.
+//! Code that uses up resources: processes, memory, disks, output, file descriptors, time.
 
 use sandglass_host::Killer;
 
@@ -73,7 +73,7 @@ on!(
     depth
 );
 
-/// Every process makes others until none can be made.
+/// Every process starts others until the bound is reached.
 async fn processes(kind: Kind) {
     let sandbox = sandbox(kind).await;
     let run = run_for(&sandbox, 30_000.0, "import os\nwhile True:\n    os.fork()").await;
@@ -88,7 +88,7 @@ async fn processes(kind: Kind) {
     assert_works(&sandbox).await;
 }
 
-/// The same, but each in a session of its own, deaf to whatever can be ignored, and never giving up.
+/// As `processes`, with each process in its own session, ignoring all signals it can, and never giving up.
 async fn processes_that_run_away(kind: Kind) {
     let sandbox = sandbox(kind).await;
     let code = "
@@ -129,7 +129,7 @@ while True:
         "{run:?}"
     );
     assert_works(&sandbox).await;
-    // Not the earlier execution's fault any more.
+    // The earlier execution is no longer the cause.
     let run = sandbox.execute("1 / 0").await.unwrap();
     assert_eq!((run.outcome, run.killer), (Outcome::Error, None));
 }
@@ -148,7 +148,7 @@ async fn memory(kind: Kind) {
     assert_works(&sandbox).await;
 }
 
-/// Only the child is killed, and a crash later is not put down to that.
+/// Only the child is killed, and a later crash is not explained by that kill.
 async fn memory_of_a_child(kind: Kind) {
     let sandbox = sandbox(kind).await;
     let code = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'b\"x\" * (1 << 30)'], check=True)";
@@ -188,7 +188,7 @@ while True:
     assert_works(&sandbox).await;
 }
 
-/// Data that waits in sockets takes the kernel's memory, of which the machine has a limited amount for all sockets.
+/// Data that waits in sockets takes kernel memory, of which the machine has one bound for all sockets.
 async fn memory_in_sockets(kind: Kind) {
     let sandbox = sandbox(kind).await;
     let code = "
@@ -228,7 +228,7 @@ async fn disks(kind: Kind) {
         assert_works(&sandbox).await;
         text(&sandbox, &format!("import os; os.remove('{folder}/full')")).await;
     }
-    // Many empty ones are bounded by memory: that of the kernel counts as well.
+    // Many empty files are bounded by memory, because the kernel's memory counts too.
     let many = "
 import itertools
 for number in itertools.count():
@@ -239,7 +239,7 @@ for number in itertools.count():
     assert_works(&sandbox).await;
 }
 
-/// A hole costs nothing, but is no way around the bound.
+/// A hole takes no space, but the file's length is bounded all the same.
 async fn one_large_file(kind: Kind) {
     let sandbox = sandbox(kind).await;
     let run = sandbox
@@ -254,13 +254,13 @@ async fn one_large_file(kind: Kind) {
     assert_works(&sandbox).await;
 }
 
-/// Ten gigabytes, or as many as there is time for.
+/// The timeout of code that prints ten gigabytes, in milliseconds.
 const FLOOD_MS: f64 = 2_000.0;
 
 async fn flood(kind: Kind, code: &str) {
     let sandbox = sandbox(kind).await;
     let run = run_for(&sandbox, FLOOD_MS, code).await;
-    // It is either stopped in time, or is too quick for it.
+    // The code is stopped in time, or finishes first.
     assert!(
         matches!(run.outcome, Outcome::Timeout | Outcome::Limit | Outcome::Ok),
         "{:?} {:?}",
@@ -309,7 +309,7 @@ while True:
         run.error.as_deref().unwrap().starts_with("OSError: [Errno 24]"),
         "{run:?}"
     );
-    // With none left the guest still does what it has to, and a cell that leaves processes behind is cleaned up after.
+    // Without free descriptors the guest still works, and the cell's leftover processes are ended.
     assert_works(&sandbox).await;
     assert_eq!(text(&sandbox, "len(held) < 256").await, "True");
     text(&sandbox, "import time\nif os.fork() == 0:\n    time.sleep(1000)").await;
@@ -318,7 +318,7 @@ while True:
     assert_works(&sandbox).await;
 }
 
-/// The kernel bounds by user what has been sent and not been received.
+/// The kernel bounds sent but unreceived descriptors by user.
 async fn descriptors_on_their_way(kind: Kind) {
     let (sandbox, other) = (sandbox(kind).await, super::sandbox(kind).await);
     let code = "
@@ -342,7 +342,7 @@ def send(times):
     assert_works(&sandbox).await;
 }
 
-/// A timer needs a signal that could wait, which are bounded.
+/// Each timer reserves a signal, and the kernel bounds waiting signals.
 async fn timers(kind: Kind) {
     let sandbox = sandbox(kind).await;
     let code = "
@@ -359,7 +359,7 @@ count()
     assert_works(&sandbox).await;
 }
 
-/// For the system a process is over when its main thread is, as far as its state says, and its other threads go on.
+/// By its state, a process has ended when its main thread has, although its other threads go on.
 async fn processes_without_a_main_thread(kind: Kind) {
     let sandbox = sandbox(kind).await;
     let code = r#"
@@ -401,7 +401,7 @@ while True:
     assert_works(&sandbox).await;
 }
 
-/// It hears nothing any more, not even the host.
+/// The guest is stopped, and hears not even the host.
 async fn time_while_stopped(kind: Kind) {
     let sandbox = sandbox(kind).await;
     let run = run_for(

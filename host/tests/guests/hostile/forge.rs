@@ -1,4 +1,4 @@
-//! Code that speaks for the guest, or breaks it from within. It gains nothing: at worst the guest is ended.
+//! Code that forges the guest's messages, or breaks the guest from within. It gains nothing: at worst its guest ends.
 
 use sandglass_host::Killer;
 
@@ -38,7 +38,7 @@ on!(
     its_own_runtime
 );
 
-/// `frame(header, body…)` is one as the guest sends it; `sockets()` are its descriptors that are sockets.
+/// Defines `frame(header, body…)`, a frame as the guest sends it, and `sockets()`, the guest's descriptors that are sockets.
 const PRELUDE: &str = r#"
 import json, os, stat, struct
 
@@ -79,11 +79,11 @@ async fn armed(kind: Kind) -> Sandbox {
     sandbox
 }
 
-/// Whatever came of it: no other execution is answered by it, and the sandbox goes on.
+/// Checks that no other execution is answered by this code, and that the sandbox goes on.
 async fn assert_harmless(sandbox: &Sandbox, code: &str) {
     let run = run_for(sandbox, 10_000.0, code).await;
     assert_ne!(run.outcome, Outcome::Timeout, "{code}: {run:?}");
-    // A guest may end after its code has been told of: the next execution says so.
+    // A guest may end after the result of its code was sent. The next execution then says so.
     let next = sandbox.execute("print('here')").await.unwrap();
     assert_eq!(
         (next.outcome, next.stdout.as_str()),
@@ -132,7 +132,7 @@ async fn frames_that_are_too_long(kind: Kind) {
     }
 }
 
-/// The answer of an execution that comes is not there before it.
+/// A forged answer of a later execution is not used.
 async fn frames_for_another_turn(kind: Kind) {
     let sandbox = armed(kind).await;
     let code = r#"
@@ -147,7 +147,7 @@ for exchange in range(1000):
     }
 }
 
-/// Standard output and error are no channel, and neither are pipes and files.
+/// Standard output and error are no channel, nor are pipes and files.
 async fn what_is_written_where_nobody_looks(kind: Kind) {
     let sandbox = armed(kind).await;
     let code = "forged = frame([{'type': 'fatal', 'message': 'forged'}])\nkept = 1\nos.write(1, forged)\nos.write(2, forged)\nos.system('head -c 100000 /dev/zero')";
@@ -178,7 +178,7 @@ async fn a_channel_that_is_closed(kind: Kind) {
     }
 }
 
-/// Through a file that knows no pages that are read-only.
+/// Through a file that ignores read-only pages.
 async fn its_own_memory(kind: Kind) {
     let sandbox = sandbox(kind).await;
     let code = r#"
@@ -197,7 +197,7 @@ with open("/proc/self/mem", "r+b", buffering=0) as memory:
         "{run:?}"
     );
     assert_works(&sandbox).await;
-    // The first process of the namespace is of the same kind: without it all the others end.
+    // The first process of the namespace is a parent of the same kind. Without it, all others end.
     let code = code.replace("/proc/self/", "/proc/1/");
     let run = run_for(&sandbox, 10_000.0, &code).await;
     assert!(
@@ -208,7 +208,7 @@ with open("/proc/self/mem", "r+b", buffering=0) as memory:
     assert_works(&sandbox).await;
 }
 
-/// All of the guest's own code is within reach of the user's.
+/// The user's code can reach all of the guest's own code.
 async fn its_own_runtime(kind: Kind) {
     let sandbox = sandbox(kind).await;
     let code = "
@@ -225,7 +225,7 @@ for found in gc.get_objects():
 ";
     let run = run_for(&sandbox, 10_000.0, code).await;
     assert_ne!(run.outcome, Outcome::Interrupted, "{run:?}");
-    // It may be beyond use; then another one takes its place.
+    // The guest may be broken, and is then replaced.
     let _ = run_for(&sandbox, 1_000.0, "pass").await;
     assert_works(&sandbox).await;
 }

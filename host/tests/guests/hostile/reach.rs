@@ -1,4 +1,4 @@
-//! What a guest must not reach: the kernel's doors, other processes, the network, the host's files.
+//! Things that a guest must not reach: the kernel's interfaces, other processes, the network, the host's files.
 
 use std::collections::HashSet;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -7,7 +7,7 @@ use sandglass_host::Users;
 
 use super::*;
 
-/// `refused(call)` is the name of the error that a call ends in.
+/// Defines `refused(call)`, the name of the error with which a call fails.
 const PRELUDE: &str = r#"
 import ctypes, errno, fcntl, os, resource, socket, sys
 
@@ -66,7 +66,7 @@ def links(folder):
     return found
 "#;
 
-/// Calls that have to end in one of these errors.
+/// Calls that must fail with one of these errors.
 const REFUSED: &[(&str, &[&str])] = &[
     // Mounts and namespaces.
     (r#"syscall, "mount", b"none", b"/tmp", b"tmpfs", 0, 0"#, &["EPERM"]),
@@ -100,7 +100,7 @@ const REFUSED: &[(&str, &[&str])] = &[
     (r#"syscall, "userfaultfd", 0"#, &["EPERM"]),
     (r#"syscall, "memfd_secret", 0"#, &["EPERM", "ENOSYS"]),
     (r#"syscall, "unheard_of""#, &["ENOSYS"]),
-    // What the machine has only so many of, and what tells of the host's work.
+    // Resources that the machine has few of, and sources of facts about the host's work.
     (r#"lambda: syscall("io_setup", 1, bytes(8))"#, &["ENOSYS"]),
     (r#"syscall, "inotify_init1", 0"#, &["ENOSYS"]),
     (
@@ -263,8 +263,8 @@ const REFUSED: &[(&str, &[&str])] = &[
     (r#"os.rename, "/etc", "/etc2""#, &["EROFS", "EBUSY"]),
 ];
 
-/// What comes of some of them in a container: it has the image's folders, which are nobody's secrets, and the engine hides a
-/// file behind an empty one.
+/// Other results in a container. It has the image's folders, which hold no secrets, and the engine hides some files behind an
+/// empty one.
 const IN_A_CONTAINER: &[(&str, &[&str])] = &[
     (r#"size, "/proc/kcore""#, &["done: 0", "ENOENT"]),
     (r#"os.open, "/etc/shadow", os.O_RDONLY"#, &["EACCES"]),
@@ -333,18 +333,18 @@ async fn doors_are_shut(kind: Kind) {
     assert_works(&sandbox).await;
 }
 
-/// The same calls by the numbers of other machines, which a filter that looks at numbers alone lets through.
+/// The same calls by other architectures' numbers, which a filter by numbers alone lets through.
 async fn other_ways_into_the_kernel_are_shut(kind: Kind) {
     if std::env::consts::ARCH != "x86_64" {
         return;
     }
     let sandbox = attacked(kind).await;
-    // x32: `mount`, `unshare` and `ptrace`, by their own numbers and by those that x32 adds 64 bits to.
+    // x32: `mount`, `unshare` and `ptrace`, by their 64-bit numbers and by the numbers from 512 on that only x32 has.
     for number in [165, 272, 101, 521, 539] {
         let call = format!("numbers['x32'] = 0x40000000 | {number}; refused(syscall, 'x32', 0, 0, 0, 0)");
         assert_eq!(text(&sandbox, &call).await, "'ENOSYS'", "{number}");
     }
-    // i386, by `int 0x80`: `mount` has number 21 there, and `getpid` 20. A child tries, which the kernel ends.
+    // i386, by `int 0x80`, where `mount` is 21 and `getpid` is 20. The kernel ends the child that tries this.
     let child = r#"
 import mmap, signal
 def int80(number):
@@ -374,7 +374,7 @@ def int80(number):
 async fn nothing_is_inherited(kind: Kind) {
     let sandbox = attacked(kind).await;
     assert_alone(&sandbox).await;
-    // The first process of a container is not to be looked into at all.
+    // The first process of a container cannot be examined at all.
     if kind == Kind::Docker {
         for (call, path) in [("os.listdir", "fd"), ("open", "environ"), ("open", "mem")] {
             let came_to = text(&sandbox, &format!("refused({call}, '/proc/1/{path}')")).await;
@@ -391,7 +391,7 @@ async fn nothing_is_inherited(kind: Kind) {
             "[link for link in links('/proc/{process}/fd') if link.startswith('/') and link != '/dev/null' and not link.startswith('/proc/')]"
         );
         assert_eq!(text(&sandbox, &code).await, "[]", "file descriptors of {process}");
-        // Of what cargo gives to tests nothing is there, and so nothing of the host's.
+        // No variable that cargo gives to tests is there, and so none of the host's.
         let code = format!(
             "def environ(path):\n    try:\n        return open(path, 'rb').read().split(b'\\0')\n    \
              except PermissionError:\n        assert path == '/proc/1/environ' and os.getpid() != 1\n        return []\n\
@@ -408,7 +408,7 @@ async fn nothing_is_inherited(kind: Kind) {
         .await,
         "['lo']"
     );
-    // The guest of a container comes to its channel by a name, which is that of nothing any more.
+    // A container's guest connects to its channel by a name, which no longer exists.
     let own = match kind {
         Kind::Docker => "len(line.split()) == 7 or line.rstrip().endswith('/host.sock')",
         _ => "False",
@@ -440,7 +440,7 @@ async fn rights_are_none(kind: Kind) {
         .map(|id| id.parse().unwrap())
         .collect();
     assert_eq!(users.len(), 1, "{users:?}");
-    // In a container its number is that outside as well: it is never root's, and no other guest's.
+    // In a container the user id is the same outside. It is never root's, and differs from other guests'.
     assert!(
         users
             .iter()
@@ -460,7 +460,7 @@ async fn rights_are_none(kind: Kind) {
         text(&sandbox, "resource.getrlimit(resource.RLIMIT_NOFILE)").await,
         "(256, 256)"
     );
-    // Its first process, which it could write to, has no more of them.
+    // The first process has no more capabilities, although the guest could write to it.
     let first = "dict(line.split(':\\t', 1) for line in open('/proc/1/status').read().splitlines() if ':\\t' in line)";
     assert_eq!(
         text(
@@ -480,14 +480,14 @@ async fn the_file_system_is_its_own(kind: Kind) {
     let sandbox = described(kind).await.workspace(folder.path()).build().await.unwrap();
     sandbox.initialize(Value::None).await.unwrap();
     text(&sandbox, PRELUDE).await;
-    // What can be written to. (Terminals are only made by opening /dev/ptmx.)
+    // The writable mounts. (Opening /dev/ptmx is the only use of the terminals' mount.)
     let mounts =
         "sorted({line.split()[1] for line in open('/proc/self/mounts') if 'rw' in line.split()[3].split(',')})";
     let code = format!(
         "[path for path in {mounts} if path not in ('/proc', '/dev/pts') and os.access(path, os.W_OK) and os.path.isdir(path)]"
     );
     assert_eq!(text(&sandbox, &code).await, "['/dev/shm', '/tmp', '/workspace']");
-    // The kernel's settings are its own ones where there are any, which reach no further than its namespaces.
+    // Some writable kernel settings belong to the guest's namespaces, and reach no further.
     let own = "('/proc/sys/fs/mqueue/', '/proc/sys/kernel/msg', '/proc/sys/kernel/shm', '/proc/sys/kernel/sem', '/proc/sys/kernel/auto_msgmni', '/proc/sys/kernel/ns_last_pid', '/proc/sys/kernel/pid_max')";
     let writable = &format!(
         "[path for folder, folders, files in os.walk('/proc/sys') for path in (f'{{folder}}/{{name}}' for name in files) if os.access(path, os.W_OK) and not path.startswith({own})]"
@@ -499,7 +499,7 @@ async fn the_file_system_is_its_own(kind: Kind) {
     let before = most();
     text(&sandbox, "for name in ('pid_max', 'shmmax', 'msgmax'): refused(lambda: open(f'/proc/sys/kernel/{name}', 'w').write('500'))").await;
     assert_eq!(most(), before);
-    // A way out is none from inside, and none that the host would follow.
+    // A link out of the guest leads nowhere from inside, and the host does not follow it.
     let secret = secret.path().display().to_string();
     assert_eq!(
         text(
@@ -516,12 +516,12 @@ async fn the_file_system_is_its_own(kind: Kind) {
         "os.symlink('/proc/self/environ', 'environ'); len(open('environ').read())",
     );
     assert!(own.await.parse::<usize>().is_ok());
-    // Whose files are its files? Nobody's who could do more than it.
+    // The guest's files belong to a user without more rights than the guest.
     text(&sandbox, "open('mine', 'w').close()").await;
     let owner = std::fs::metadata(folder.path().join("mine")).unwrap().uid();
     assert_ne!(owner, 0, "the guest is root outside of its namespace");
-    // A program that is somebody else's when it runs is not, and a device is none. In what a container has of an image and of the
-    // host, it is `no_new_privs` and the missing capabilities that see to that.
+    // A set-user-id program does not change its user, and a device file is useless. For files of a container's image and of the
+    // host, this follows from `no_new_privs` and missing capabilities.
     let places = if kind == Kind::Docker {
         "'/tmp', '/dev/shm'"
     } else {
@@ -536,7 +536,7 @@ async fn the_file_system_is_its_own(kind: Kind) {
 async fn signals_stay_inside(kind: Kind) {
     let sandbox = sandbox(kind).await;
     text(&sandbox, "import os, signal").await;
-    // Where the kernel can confine signals (Landlock, version 6), the guest cannot even send them.
+    // With Landlock version 6, the kernel confines signals, and the guest cannot even send them.
     text(
         &sandbox,
         "kept = 1\nimport sys\nfrom sandglass.native.landlock import version\ndef send(to, signal):\n\
@@ -549,7 +549,7 @@ async fn signals_stay_inside(kind: Kind) {
     let run = sandbox.execute("os.kill(-1, signal.SIGKILL)").await.unwrap();
     assert!(matches!(run.outcome, Outcome::Ok | Outcome::Error), "{run:?}");
     assert_eq!(text(&sandbox, "kept").await, "1");
-    // To all that the host has in this group, itself included: the guest dies of it, nobody else.
+    // The signal goes to the guest's process group. The guest dies, and nothing of the host does.
     let run = sandbox.execute("os.killpg(0, signal.SIGKILL)").await.unwrap();
     assert_eq!(
         (run.outcome, run.state.status),

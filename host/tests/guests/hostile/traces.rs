@@ -1,4 +1,4 @@
-//! Traces that are left of guests: none, neither after an execution nor after all of them.
+//! Traces of guests: none remain, neither after an execution nor after all of them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,7 +27,7 @@ on!(
     sandboxes_end_with_their_handle
 );
 
-/// The number of processes of this machine that have this in their command line.
+/// The number of processes on this machine with `mark` in their command line.
 fn with_argument(mark: &str) -> usize {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let lines = processes.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
@@ -40,14 +40,14 @@ fn with_argument(mark: &str) -> usize {
         .count()
 }
 
-/// A number of seconds to sleep that nobody else sleeps.
+/// A number of seconds that no other process sleeps.
 fn mark() -> String {
     let mut random = [0; 4];
     getrandom::fill(&mut random).unwrap();
     format!("100000.{:010}", u32::from_ne_bytes(random))
 }
 
-/// Starts a process that has left its parent, its session and its group behind.
+/// Code that starts a process outside of its parent, session and group.
 fn daemon(mark: &str) -> String {
     format!(
         "
@@ -71,8 +71,8 @@ async fn daemons_end_with_their_cell(kind: Kind) {
         move |_| {
             let mark = mark.clone();
             async move {
-                // A program that has just begun has no arguments yet: the kernel sets them after it has closed the file by whose end its
-                // parent knows that it has begun.
+                // A new program has no arguments yet when its parent goes on. The kernel sets them after it has closed the file
+                // whose end tells the parent of the start.
                 eventually("it is seen while its cell runs", || with_argument(&mark) == 1).await;
                 Ok(Value::None)
             }
@@ -89,7 +89,7 @@ async fn daemons_end_with_their_cell(kind: Kind) {
     assert_eq!((run.outcome, run.stderr.as_str()), (Outcome::Ok, ""), "{run:?}");
     assert_eq!(with_argument(&mark), 0);
     assert_works(&sandbox).await;
-    // One that the guest cannot adopt, because it was told not to (`PR_SET_CHILD_SUBREAPER`).
+    // A process that the guest cannot adopt, because the code has switched off `PR_SET_CHILD_SUBREAPER`.
     let code = format!(
         "import ctypes\nctypes.CDLL(None).prctl(36, 0, 0, 0, 0)\n{}\nlook()",
         daemon(&mark)
@@ -103,7 +103,7 @@ async fn daemons_end_with_their_cell(kind: Kind) {
 async fn sandboxes_end_with_their_handle(kind: Kind) {
     let mark = mark();
     let sandbox = sandbox(kind).await;
-    // Destroyed in the middle of an execution.
+    // A sandbox destroyed in the middle of an execution.
     let running = {
         let (sandbox, code) = (sandbox.clone(), format!("{}\nwhile True: pass", daemon(&mark)));
         tokio::spawn(async move { sandbox.execute(code).await })
@@ -112,7 +112,7 @@ async fn sandboxes_end_with_their_handle(kind: Kind) {
     sandbox.destroy().await;
     assert_eq!(with_argument(&mark), 0, "nothing is left when destroy returns");
     assert!(running.await.unwrap().is_err());
-    // Dropped in the middle of one.
+    // A sandbox dropped in the middle of an execution.
     let sandbox = super::sandbox(kind).await;
     let mut running = Box::pin(sandbox.execute(format!("{}\nwhile True: pass", daemon(&mark))));
     let begin = Instant::now();
@@ -150,14 +150,14 @@ fn holds() -> Holds {
     }
 }
 
-/// The mounts in this process's folder for temporary files. There are others, of programs that come and go.
+/// The mounts in this process's temporary folder. Mounts elsewhere come and go with other programs.
 fn mounts() -> usize {
     let folder = std::env::temp_dir().display().to_string();
     let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
     text.lines().filter(|line| line.contains(&folder)).count()
 }
 
-/// The files that the descriptors of this process lead to, but for the folder that is read for it.
+/// The targets of this process's descriptors, except the folder that is read for this list.
 fn links() -> Vec<String> {
     let entries = fs::read_dir("/proc/self/fd").unwrap().flatten();
     let links = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
@@ -167,7 +167,7 @@ fn links() -> Vec<String> {
         .collect()
 }
 
-/// The folders of this supervisor's control groups: it holds them open.
+/// The folders of this supervisor's control groups, which it holds open.
 fn groups() -> Vec<String> {
     links()
         .into_iter()
@@ -180,7 +180,7 @@ fn resident_bytes() -> usize {
     text.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
 }
 
-/// In a process of its own, because the other tests of this one have guests as well.
+/// Runs in a process of its own, because other tests of this one have guests too.
 #[test]
 fn the_host_is_afterwards_as_it_was_before() {
     let temporary = tempfile::tempdir().unwrap();
@@ -207,12 +207,12 @@ fn the_host_is_afterwards_as_it_was_before() {
 #[ignore = "it is run by the one above"]
 async fn alone_with_its_guests() {
     let kind = Kind::Bubblewrap;
-    // What is made once.
+    // Makes the parts that are made once.
     let first = sandbox(kind).await;
     assert_works(&first).await;
     first.destroy().await;
     drop(first);
-    // Its user id is given back a little after its end.
+    // The user id is given back a little after the guest's end.
     let has_id = || links().iter().any(|link| link.contains("/sandglass/users/"));
     eventually("the end of the first", || {
         holds().children == 0 && groups().is_empty() && !has_id()

@@ -23,7 +23,7 @@ use serde_json::json;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Characters of a token. A reply grows by one token at a time; the last token may be shorter.
+/// Characters of a token. A reply grows by one token at a time; its end counts as one more token.
 const TOKEN: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(120);
 

@@ -21,7 +21,7 @@ use serde_json::json;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Characters of a token. A reply grows by one token at a time; the last token may be shorter.
+/// Characters of a token. A reply grows by one token at a time; its end counts as one more token.
 const TOKEN: usize = 4;
 /// Runs first in each session. By itself NumPy starts threads when it is imported, and a guest that has any is not copied: nothing but the cell
 /// with the import would run ahead.

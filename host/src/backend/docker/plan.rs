@@ -23,9 +23,9 @@ const CHANNEL: &str = "/run/sandglass-host";
 pub const SOCKET: &str = "host.sock";
 /// The filter's name there.
 pub const FILTER: &str = "filter";
-/// The guest's list of users, and its list of groups, as file names.
+/// The file name of the guest's users.
 pub const PASSWD: &str = "passwd";
-/// The file name of the guest's groups; see [`PASSWD`].
+/// The file name of the guest's groups.
 pub const GROUP: &str = "group";
 /// A folder without anything, for where the guest shall see nothing.
 pub const EMPTY: &str = "empty";

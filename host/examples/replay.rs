@@ -23,10 +23,6 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Characters of a token. A reply grows by one token at a time; its end counts as one more token.
 const TOKEN: usize = 4;
-/// Runs first in each session. By itself NumPy starts threads when it is imported, and a guest that has any is not copied: nothing but the cell
-/// with the import would run ahead.
-const ONE_THREAD: &str = "import os\nos.environ.update(OPENBLAS_NUM_THREADS='1', OMP_NUM_THREADS='1')";
-
 /// One session to replay, and the help for its sandbox.
 #[derive(Deserialize)]
 struct Order {
@@ -133,7 +129,6 @@ async fn replay(launcher: &Arc<dyn Launcher>, Order { turns, way, pace }: Order)
 
 async fn run_all(sandbox: &Sandbox, turns: &[Turn], way: Way, pace: &Pace) -> Result<Vec<Operation>, Failure> {
     let mut operations = Vec::new();
-    sandbox.execute(ONE_THREAD).await?;
     for turn in turns {
         match way {
             Way::Five => sandbox.hint(turn.candidates.iter().map(String::as_str)),

@@ -138,6 +138,9 @@ impl Resources {
     }
 }
 
+/// Variables by which NumPy's libraries start no threads. A process that has several cannot be forked.
+pub const ONE_THREAD: [(&str, &str); 2] = [("OPENBLAS_NUM_THREADS", "1"), ("OMP_NUM_THREADS", "1")];
+
 /// The settings from which a backend makes its plans.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
@@ -158,7 +161,8 @@ pub struct Settings {
     /// True when the workspace's folder [`CELLS_FOLDER`](crate::workspace::CELLS_FOLDER) belongs to the host. Guests see an
     /// empty folder in its place, and cannot write there.
     pub hides_cells: bool,
-    /// True when guests can fork copies that run code ahead. Only in bubblewrap and plain processes.
+    /// True when guests can fork copies that run code ahead. Only in bubblewrap and plain processes. Such guests have
+    /// [`ONE_THREAD`] in their environment.
     pub ahead: bool,
     /// True when `auto` may come down to a plain process.
     pub allow_subprocess: bool,

@@ -13,7 +13,7 @@ use sandglass_core::Error;
 use tokio::process::Command;
 
 use crate::guest::{FILTER_FD, Guest, GuestProcess, INFO_FD, MAPPED_FD, Plan};
-use crate::launcher::{BackendKind, Launcher, Settings};
+use crate::launcher::{BackendKind, Launcher, ONE_THREAD, Settings};
 use crate::runtime::{Python, Runtime, guest_args, which};
 use crate::seccomp;
 pub use crate::users::NOBODY;
@@ -319,14 +319,7 @@ pub fn zygote_plan(view: &View, settings: &Settings, workspaces: Option<&Path>, 
     for capability in ["CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SETPCAP"] {
         args.add(["--cap-add", capability]);
     }
-    args.add([
-        "--setenv",
-        "OPENBLAS_NUM_THREADS",
-        "1",
-        "--setenv",
-        "OMP_NUM_THREADS",
-        "1",
-    ]);
+    args.set(ONE_THREAD);
     args.folder("/workspace", ZYGOTE_BYTES);
     if let Some(folder) = workspaces {
         args.bind("--bind", folder, Path::new(WORKSPACES));
@@ -374,7 +367,7 @@ impl Args {
         args.add(["--unshare-all", "--unshare-user", "--uid", &id, "--gid", &id]);
         args.add(["--cap-drop", "ALL", "--new-session", "--die-with-parent"]);
         args.add(["--hostname", "sandglass", "--clearenv"]);
-        for (name, value) in [
+        args.set([
             ("PATH", "/usr/local/bin:/usr/bin:/bin"),
             ("LANG", "C.UTF-8"),
             ("HOME", "/workspace"),
@@ -384,8 +377,9 @@ impl Args {
             ("MPLCONFIGDIR", "/tmp/matplotlib"),
             ("FONTCONFIG_FILE", "/etc/fonts.conf"),
             ("LOKY_MAX_CPU_COUNT", &resources.processors()),
-        ] {
-            args.add(["--setenv", name, value]);
+        ]);
+        if settings.ahead {
+            args.set(ONE_THREAD);
         }
         for root in &view.roots {
             match root {
@@ -409,6 +403,12 @@ impl Args {
     fn close(&mut self) {
         // These mounts become read-only, because files that the guest writes there would count nowhere.
         self.add(["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/workspace"]);
+    }
+
+    fn set<const N: usize>(&mut self, variables: [(&str, &str); N]) {
+        for (name, value) in variables {
+            self.add(["--setenv", name, value]);
+        }
     }
 
     fn add<const N: usize>(&mut self, args: [&str; N]) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use sandglass_core::Error;
 
 use crate::guest::{Guest, Plan};
-use crate::launcher::{BackendKind, Launcher, Settings};
+use crate::launcher::{BackendKind, Launcher, ONE_THREAD, Settings};
 use crate::runtime::{Python, Runtime, guest_args};
 use futures_util::future::BoxFuture;
 
@@ -75,17 +75,21 @@ pub fn plan(settings: &Settings, python: &Path, package: &Path, home: &Path) -> 
     let cwd = settings.workspace.clone().unwrap_or_else(|| home.to_owned());
     let text = OsString::from;
     let path = |path: &Path| path.as_os_str().to_owned();
+    let mut env = vec![
+        (text("PATH"), text("/usr/local/bin:/usr/bin:/bin")),
+        (text("LANG"), text("C.UTF-8")),
+        (text("HOME"), path(home)),
+        (text("TMPDIR"), path(home)),
+        (text("PYTHONDONTWRITEBYTECODE"), text("1")),
+        (text("MPLBACKEND"), text("agg")),
+    ];
+    if settings.ahead {
+        env.extend(ONE_THREAD.map(|(name, value)| (text(name), text(value))));
+    }
     Plan {
         program: python.to_owned(),
         args: guest_args(package, &settings.preload),
-        env: vec![
-            (text("PATH"), text("/usr/local/bin:/usr/bin:/bin")),
-            (text("LANG"), text("C.UTF-8")),
-            (text("HOME"), path(home)),
-            (text("TMPDIR"), path(home)),
-            (text("PYTHONDONTWRITEBYTECODE"), text("1")),
-            (text("MPLBACKEND"), text("agg")),
-        ],
+        env,
         cwd: Some(cwd),
         user: None,
         bounds: settings.resources.bounds(),

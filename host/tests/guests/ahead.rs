@@ -19,6 +19,7 @@ on_both!(
     what_it_does_to_the_world_happens_when_its_code_comes,
     code_runs_while_it_is_written,
     a_copy_that_became_the_guest_ends_as_one,
+    libraries_start_no_threads,
 );
 
 async fn sandbox(kind: BackendKind) -> Sandbox {
@@ -79,6 +80,13 @@ async fn a_hint_that_comes_true_is_served_by_the_copy(kind: BackendKind) {
     let tally = tally(&sandbox, Source::Explicit).await;
     assert_eq!((tally.started, tally.used, tally.wasted), (5, 5, 0), "{kind}");
     assert!(tally.time_saved > 0.0);
+    sandbox.destroy().await;
+}
+
+async fn libraries_start_no_threads(kind: BackendKind) {
+    let sandbox = sandbox(kind).await;
+    let code = "import os\nprint([os.environ.get(f'{name}_NUM_THREADS') for name in ('OPENBLAS', 'OMP')])";
+    assert_eq!(prints(&sandbox, code).await, "['1', '1']\n");
     sandbox.destroy().await;
 }
 

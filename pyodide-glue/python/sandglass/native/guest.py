@@ -84,7 +84,7 @@ class Guest:
         namespace: Namespace | None = None,
         control: tuple[int, int] | None = None,
     ) -> None:
-        """`control`: the descriptor on which the host asks for copies, and the one that reports them to `stand_over`."""
+        """`control`: the descriptor on which the host asks for copies, and one to report them to `stand_over`."""
         self._socket = Socket(fileno=move_up(fd))
         self._forks = Forks(control[0], self._socket.fileno(), control[1]) if control else None
         self._gate: SyscallGate | None = None  # the gate of a shadow until promotion

@@ -106,9 +106,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def serve(fd: int) -> NoReturn:
-    """Imports the modules of its order, then forks a guest for each request on the socket `fd`, until the host closes
-    it.
-    """
+    """Imports the modules of its order, then forks a guest for each request on the socket `fd`. Never returns."""
     control = socket.socket(fileno=fd)
     order = _first_order(control)
     missing: dict[str, str] = order["missing"]

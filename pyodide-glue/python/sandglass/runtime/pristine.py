@@ -18,10 +18,10 @@ _scan = JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
 def to_json(value: object) -> str:
-    """Does what `json.dumps` does, which uses what cells may have changed in its module. No spaces, no escapes."""
+    """Stands for `json.dumps`, without spaces and escapes. Cells may have changed what the original uses."""
     return "".join(_pieces(value, 0))
 
 
 def from_json(text: str) -> Any:
-    """Does what `json.loads` does, of a text without space around it."""
+    """Stands for `json.loads`, for text without space around it."""
     return _scan(text, 0)[0]

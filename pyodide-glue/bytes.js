@@ -9,8 +9,7 @@ const [buffer, offset, length, kind] = ["buffer", "byteOffset", "byteLength", Sy
 );
 
 /**
- * Returns the same bytes as a plain array, without anything of the guest's. Throws a TypeError for anything but a
- * `Uint8Array`.
+ * Copies bytes into a `Uint8Array` without anything of the guest's. Throws a TypeError for anything but a `Uint8Array`.
  * @param {unknown} bytes
  * @returns {Uint8Array<ArrayBuffer>}
  */

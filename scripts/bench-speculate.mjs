@@ -45,7 +45,7 @@ import { CROSS_ORIGIN_ISOLATED, serve } from "./serve.mjs";
  * @type {Pace}
  */
 const PACE = { think: 800, charsPerSecond: 240, answer: 700 };
-/** The wait in milliseconds below which nobody notices it. */
+/** Shorter waits, in milliseconds, are not noticed. */
 const NOTICED = 20;
 
 const { values } = parseArgs({

@@ -175,7 +175,7 @@ impl Driver {
         self.submit_for(command, options, Self::present)
     }
 
-    /// The same; `present` makes the value that the promise resolves to.
+    /// A promise of a command's outcome. `present` makes the value that the promise resolves to.
     pub(super) fn submit_for(
         &self,
         command: Command<JsBody>,
@@ -254,7 +254,7 @@ impl Driver {
         ticket
     }
 
-    /// The same for a command whose value is still being written.
+    /// Adds a caller that waits for a command whose value is still being written.
     pub(super) fn submit_later(
         &self,
         command: Command<JsBody>,

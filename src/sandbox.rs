@@ -52,8 +52,9 @@ export interface SandboxOptions {
   /** Bytes of all files in the sandbox together. Beyond this, writing is an `OSError` in Python. Default 256 MiB. */
   maxFileBytes?: number;
   /**
-   * The share of the sandbox's time, from 0 to 1, that may be spent on code that ran ahead and was then not asked for. Every sandbox starts
-   * with an allowance of a minute. Beyond the share, only code that is being written runs ahead. Default 0.05.
+   * The share of the sandbox's time, from 0 to 1, that may be spent on code that ran ahead and was then not asked for. A minute is added
+   * to the sandbox's time, so that a new sandbox may run code ahead. Beyond the share, only code that is being written runs ahead.
+   * Default 0.05.
    */
   maxAheadShare?: number;
   /**

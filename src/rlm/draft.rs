@@ -44,8 +44,8 @@ impl Listener for Draft {
 }
 
 impl Run {
-    /// Asks for a draft of this turn's reply. There is none without a drafting model, when the budget has no more calls than the run itself
-    /// may need, or when the drafting model also writes the reply.
+    /// Asks for a draft of this turn's reply. There is none without a drafting model, or when this model writes the reply itself. There is
+    /// none either when the run itself may need all calls that the budget has left.
     pub(super) fn draft(self: &Rc<Self>, asked: &Model, messages: &[Message], turn: u32) -> Option<Rc<Draft>> {
         let model = self.tree.options.draft.clone().filter(|model| !model.is(asked))?;
         let draft = Rc::new(Draft {

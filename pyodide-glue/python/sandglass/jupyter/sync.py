@@ -1,7 +1,7 @@
 """Shares variables between code and notebook. Values are shared, never copied.
 
-Some names are never shared: names that begin with `_`, helpers and `answer`, IPython's own (`In`, `Out`, …), and the
-values that the REPL was given (`context`, `history`, …).
+Some names are never shared: names that begin with `_`, helpers and `answer`, and IPython's own (`In`, `Out`, …). Nor
+are the values that the REPL was given (`context`, `history`, …).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 For each stream, the first `limit` characters of an execution are sent in full. The rest goes through a tail buffer of
 `limit` characters, which keeps the newest between two flushes and counts the dropped ones. So a host that keeps the
-first and the last `limit / 2` characters always gets the right ones, and endless output costs bounded memory and a
-bounded rate of messages. The order between streams is exact until one of them exceeds its limit.
+first and the last `limit / 2` characters always gets the right ones. Endless output costs bounded memory and a bounded
+rate of messages. The order between streams is exact until one of them exceeds its limit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Copies that are taken before any user code ran: a private copy of the builtins, and JSON.
+"""Builtins and JSON as they were before any user code ran, for the runtime itself.
 
-A module that begins with `from sandglass.runtime.pristine import BUILTINS as __builtins__` gets it for all its
-functions (a function takes its builtins from `__builtins__` of its globals when it is defined). So
-`builtins.len = None` in a cell breaks the cell, and not the runtime, at no cost.
+A module uses this copy when it begins with `from sandglass.runtime.pristine import BUILTINS as __builtins__`. A
+function takes its builtins from `__builtins__` of its globals when it is defined. So `builtins.len = None` in a cell
+breaks only the cell, and the protection costs nothing.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ pub(super) struct Driver {
     /// Parked guests.
     parked: RefCell<Vec<Parked>>,
     last_parked: Cell<u32>,
-    /// The first messages to a new shadow.
+    /// The first message to a new shadow.
     shadow_init: RefCell<Option<Request>>,
     /// The server that runs the guests; `None` when the page does.
     server: Option<Rc<Server>>,

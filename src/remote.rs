@@ -104,9 +104,9 @@ pub(super) struct Server {
 /// A connection to a server, for all guests of a session.
 struct Line {
     socket: Socket,
-    /// The guests that were asked for.
+    /// The number of guests that were asked for.
     guests: Cell<u32>,
-    /// The number of the newest guest.
+    /// The seat of the newest guest.
     seat: RefCell<Weak<Seat>>,
 }
 

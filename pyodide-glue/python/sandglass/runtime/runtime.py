@@ -133,7 +133,7 @@ class Runtime:
         self._described = False
         self._last = LastResult()
         self._shown: object = None  # the last expression's value, if it was shown as more than its repr
-        self._open: int | None = None  # the current execution
+        self._open: int | None = None  # the execution that has begun and not ended
         self._current: int | None = None  # the execution whose code runs now
         #: A hint below the traceback of a missing module `{name}`. A backend that has packages sets it.
         self.package_hint = ""
@@ -167,11 +167,11 @@ class Runtime:
     def enter(self) -> None:
         """Takes over the same as `install`, for one turn in an interpreter that others use as well."""
         self._recursion.enter()
-        if not self.is_lodger:  # as a lodger, others may patch the classes as well
+        if not self.is_lodger:  # in an interpreter of others, they may patch the classes too
             for kind in self._loops.kind.__mro__[:-1]:
                 self._guards.own_class(kind)
         self._guards.install()
-        if not self.is_lodger:  # as a lodger, `_` is IPython's
+        if not self.is_lodger:  # in an interpreter of others, `_` is IPython's
             self._last.enter()
         self._figures.install()
         self._ipython.install()
@@ -289,7 +289,7 @@ class Runtime:
                 return None
             if isinstance(self._error, Submitted):
                 self._error = None
-            if not isinstance(self._error, KeyboardInterrupt):  # the cell has to stop now
+            if not isinstance(self._error, KeyboardInterrupt):  # an interrupted cell has to stop now
                 self._context.run(self._figures.show_open, self._shown)
             return self._context.run(self._finish)
         except BaseException as late:  # an interrupt that came at the end, or a fault of ours
@@ -404,8 +404,7 @@ class Runtime:
         return self._current == self._open
 
     def pause(self) -> tuple[int | None, Any]:
-        """Pauses the execution. For a backend that suspends Python, so that other Python code can run, such as
-        callbacks.
+        """Pauses the execution, so that other Python code can run, such as callbacks, while a backend suspends Python.
 
         Until `resume`, output belongs to no execution, and no final answer counts.
         """
